@@ -1,0 +1,38 @@
+# The two commands of the README; each does its own set-up and is quick when nothing is missing.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INPUTS := pyproject.toml constraints.txt
+# Two workers with one BLAS thread each beat two threads fighting over small matrices.
+THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: reproduce test lint clean
+.DELETE_ON_ERROR:
+
+reproduce: $(VENV)/.run
+	$(PY) -m nucleon reproduce fig-ripples
+
+test: $(VENV)/.dev
+	$(THREADS) $(PY) -m pytest -n auto --dist worksteal
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nucleon needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(INPUTS) | $(PY)
+	$(PIP) --editable '.[cli]'
+	touch $@
+
+$(VENV)/.dev: $(INPUTS) | $(PY)
+	$(PIP) --editable '.[dev]'
+	touch $(VENV)/.run $@
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .ruff_cache .import_linter_cache

@@ -1,0 +1,189 @@
+"""Argument checks shared by every public function.
+
+Each check raises before anything is computed or changed, and its message names the argument, the
+value that was given and what to do instead. Checks that look at tensor values synchronize with the
+device, so they belong to the checked public functions, never to an optimizer's step.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+FULL_DTYPES = (torch.float32, torch.float64)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+REAL_DTYPES = FULL_DTYPES + HALF_DTYPES
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype an iteration works in: float32 for half precision, else `dtype` itself."""
+    return torch.float32 if dtype in HALF_DTYPES else dtype
+
+
+def matrix(name: str, value: object, *, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> Tensor:
+    """Return `value` if it is a dense, finite, real tensor (…, m, n) of one of `dtypes`."""
+    tensor = _dense(name, value)
+    if tensor.ndim < 2:
+        raise ValueError(
+            f"{name} must have at least two dimensions (…, m, n), got shape {tuple(tensor.shape)}; "
+            f"reshape a vector to (1, n) or (m, 1)"
+        )
+    if tensor.dtype not in dtypes:
+        raise TypeError(
+            f"{name} must have a dtype among {_names(dtypes)}, got {tensor.dtype}; "
+            f"convert it first, e.g. {name}.to(torch.float32)"
+        )
+    return finite(name, tensor)
+
+
+def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
+    """Return `value` if it is a finite symmetric matrix (…, m, m), of side `size` when given."""
+    tensor = matrix(name, value)
+    rows, columns = tensor.shape[-2:]
+    if rows != columns:
+        raise ValueError(
+            f"{name} must be square, got shape {tuple(tensor.shape)}; pass a Gram matrix such as "
+            f"L @ L.mT"
+        )
+    if size is not None and rows != size:
+        raise ValueError(
+            f"{name} must be {size}×{size} to act on the rows, got shape {tuple(tensor.shape)}"
+        )
+    if tensor.numel() and not _is_symmetric(tensor):
+        raise ValueError(
+            f"{name} must be symmetric up to rounding, its largest asymmetry is "
+            f"{(tensor - tensor.mT).abs().max().item():.3g}; pass ({name} + {name}.mT) / 2"
+        )
+    return tensor
+
+
+def smoothing(value: object, s: Tensor) -> Tensor:
+    """Return `value` if it can be the smoothing Λ of the matrices `s`: symmetric, diagonal ≥ 0."""
+    tensor = symmetric("smoothing", value, size=s.shape[-2])
+    same("smoothing", tensor, "s", s)
+    broadcastable("smoothing", tensor.shape[:-2], "s", s.shape[:-2])
+    if tensor.numel() and (tensor.diagonal(dim1=-2, dim2=-1) < 0).any():
+        raise ValueError(
+            "smoothing must be positive semidefinite, but it has a negative diagonal entry; "
+            "pass a Gram matrix such as L @ L.mT"
+        )
+    return tensor
+
+
+def finite(name: str, tensor: Tensor) -> Tensor:
+    """Return `tensor` if it holds no NaN and no infinity."""
+    if not torch.isfinite(tensor).all():
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise ValueError(
+            f"{name} must be finite, got {bad} NaN or infinite entries of {tensor.numel()}; "
+            f"find where they arise (torch.autograd.set_detect_anomaly) or mask them first"
+        )
+    return tensor
+
+
+def same(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise unless the two tensors share dtype and device."""
+    if tensor.dtype != other.dtype:
+        raise TypeError(
+            f"{name} has dtype {tensor.dtype} but {other_name} has {other.dtype}; "
+            f"convert one: {name}.to({other.dtype})"
+        )
+    if tensor.device != other.device:
+        raise ValueError(
+            f"{name} is on {tensor.device} but {other_name} is on {other.device}; "
+            f"move one: {name}.to({str(other.device)!r})"
+        )
+
+
+def broadcastable(name: str, shape: torch.Size, other_name: str, other: torch.Size) -> None:
+    """Raise unless the batch shapes broadcast to the second one."""
+    try:
+        joint = torch.broadcast_shapes(shape, other)
+    except RuntimeError:
+        joint = None
+    if joint != other:
+        raise ValueError(
+            f"the batch shape {tuple(shape)} of {name} does not broadcast to {tuple(other)}, that "
+            f"of {other_name}; give both the same leading dimensions"
+        )
+
+
+def choice(name: str, value: object, options: Collection[str]) -> str:
+    """Return `value` if it is one of `options`."""
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"{name} must be one of {_names(options)}, got {value!r}")
+    return value
+
+
+def positive(name: str, value: float) -> float:
+    """Return `value` as a float if it is finite and > 0."""
+    number = _number(name, value)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+    return number
+
+
+def nonnegative(name: str, value: float) -> float:
+    """Return `value` as a float if it is finite and ≥ 0."""
+    number = _number(name, value)
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
+    return number
+
+
+def fraction(name: str, value: float, *, closed: str = "") -> float:
+    """Return `value` as a float if it lies in (0, 1); `closed` may add the ends "0" and "1"."""
+    number = _number(name, value)
+    if not (0 < number < 1 or (number == 0 and "0" in closed) or (number == 1 and "1" in closed)):
+        interval = f"{'[' if '0' in closed else '('}0, 1{']' if '1' in closed else ')'}"
+        raise ValueError(f"{name} must lie in {interval}, got {value!r}")
+    return number
+
+
+def count(name: str, value: int, *, minimum: int = 1) -> int:
+    """Return `value` if it is an integer ≥ `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer ≥ {minimum}, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be an integer ≥ {minimum}, got {value}")
+    return value
+
+
+def _dense(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__}; "
+            f"convert it with torch.as_tensor({name})"
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be dense, got layout {value.layout}; call {name}.to_dense()")
+    if value.is_complex():
+        raise TypeError(
+            f"{name} must be real, got {value.dtype}; complex matrices are not supported, "
+            f"pass {name}.real or stack the real and imaginary parts"
+        )
+    if not value.is_floating_point():
+        raise TypeError(
+            f"{name} must hold floating-point numbers, got {value.dtype}; "
+            f"convert it with {name}.to(torch.get_default_dtype())"
+        )
+    return value
+
+
+def _is_symmetric(a: Tensor) -> bool:
+    # A Gram product accumulates about √m rounding errors per entry; eight m of them is generous
+    # and still refuses anything a person would call asymmetric.
+    eps = torch.finfo(a.dtype).eps
+    scale = a.abs().amax(dim=(-2, -1), keepdim=True)
+    return bool(((a - a.mT).abs() <= 8 * a.shape[-1] * eps * scale).all())
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def _names(options: Collection[object]) -> str:
+    return ", ".join(repr(o) if isinstance(o, str) else str(o) for o in options)

@@ -1,0 +1,37 @@
+"""Exact rescaling by powers of two, so that no Gram product overflows or underflows."""
+
+import torch
+from torch import Tensor
+
+
+def exponent(x: Tensor) -> Tensor:
+    """The integer e, (…, 1, 1), with 2^(e-1) ≤ max|x| < 2^e; 0 for a zero or empty matrix."""
+    if x.shape[-1] == 0 or x.shape[-2] == 0:
+        return torch.zeros((*x.shape[:-2], 1, 1), dtype=torch.int32, device=x.device)
+    return torch.frexp(x.abs().amax(dim=(-2, -1), keepdim=True)).exponent
+
+
+def shift(x: Tensor, e: Tensor) -> Tensor:
+    """x·2^e, exact unless the result is subnormal; two halves, because 2^e alone may overflow."""
+    half = torch.div(e, 2, rounding_mode="floor")
+    return torch.ldexp(torch.ldexp(x, half), e - half)
+
+
+def unit_scale(s: Tensor) -> Tensor:
+    """`s` times the power of two that brings its largest entry into [½, 1)."""
+    return shift(s, -exponent(s))
+
+
+def joint_unit_scale(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
+    """(s·2^-e, Λ·4^-e) with the smallest e that brings both largest entries under 1."""
+    e_smoothing = torch.div(exponent(smoothing) + 1, 2, rounding_mode="floor")  # ceil of the half
+    # A zero matrix has no scale of its own: it must not pin the exponent at 0.
+    e_s = torch.where(_is_zero(s), e_smoothing, exponent(s))
+    e = torch.maximum(e_s, torch.where(_is_zero(smoothing), e_s, e_smoothing))
+    return shift(s, -e), shift(smoothing, -2 * e)
+
+
+def _is_zero(x: Tensor) -> Tensor:
+    if x.shape[-1] == 0 or x.shape[-2] == 0:
+        return torch.ones((*x.shape[:-2], 1, 1), dtype=torch.bool, device=x.device)
+    return x.abs().amax(dim=(-2, -1), keepdim=True) == 0

@@ -1,0 +1,187 @@
+"""aug(S, Λ) = (SSᵀ + Λ)^(-1/2) S, the primitive behind Muon, Leon and one-sided Shampoo.
+
+With Λ = LLᵀ it is the leading m×n block of the polar factor of [S L], so ‖aug‖_op ≤ 1; Λ = 0 gives
+the polar factor of S, and a large Λ the unconstrained FTRL direction Λ^(-1/2) S.
+"""
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg import coefficients
+from nucleon.linalg._scaling import joint_unit_scale
+from nucleon.linalg.coefficients import Quintic
+from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, psd_eigh
+
+AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
+METHODS: tuple[AugmentedMethod, ...] = ("eigh", "newton-schulz", "polar-express", "coupled")
+
+# What `"eigh"` promises over the ball, ‖P‖_op ≤ 1 + this, by the dtype of the input.
+_PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+
+
+@overload
+def augmented_polar(
+    s: Tensor,
+    smoothing: Tensor,
+    method: AugmentedMethod = "eigh",
+    *,
+    steps: int | None = None,
+    rank_tolerance: float | None = None,
+    report: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def augmented_polar(
+    s: Tensor,
+    smoothing: Tensor,
+    method: AugmentedMethod = "eigh",
+    *,
+    steps: int | None = None,
+    rank_tolerance: float | None = None,
+    report: Literal[True],
+) -> tuple[Tensor, Convergence]: ...
+def augmented_polar(
+    s: Tensor,
+    smoothing: Tensor,
+    method: AugmentedMethod = "eigh",
+    *,
+    steps: int | None = None,
+    rank_tolerance: float | None = None,
+    report: bool = False,
+) -> Tensor | tuple[Tensor, Convergence]:
+    """(SSᵀ + Λ)^(-1/2) S for a batch of matrices S (…, m, n) and smoothings Λ (…, m, m).
+
+    Both are rescaled together by an exact power of two, so every S and Λ that the dtype can hold
+    works. Directions in which SSᵀ + Λ vanishes give 0, and S = 0 gives 0.
+
+    Args:
+        s: the matrices; half precision is computed in float32, by `"eigh"` in float64.
+        smoothing: Λ, symmetric positive semidefinite, acting on the rows of `s`.
+        method: `"eigh"`, the reference: the float64 Gram SSᵀ + Λ where its condition number κ
+            leaves the promise ‖P‖_op ≤ 1 + 1e-9 (1e-5 in float32) intact, else the SVD of [S L].
+            `"newton-schulz"`: the paper's recursion on (X, B), Appendix F.3, restarted;
+            `"polar-express"`: the same recursion with the optimal quintics.
+            `"coupled"`: the coupled inverse root of SSᵀ + Λ, times S; it adds a floor of
+            16 eps·‖SSᵀ + Λ‖_F to the smoothing.
+        steps: of the iteration; None takes enough for singular values of [S L] down to
+            `rank_tolerance` times the largest.
+        rank_tolerance: relative singular value of [S L] that still counts; None is m·eps for
+            `"eigh"` and √eps for the iterations. Smaller ones end between 0 and 1.
+        report: also return a `Convergence` with the residual ‖P − (SSᵀ+Λ)^(-1/2) S‖_op, measured
+            against the SVD of [S L] in float64.
+    """
+    _checks.matrix("s", s)
+    _checks.smoothing(smoothing, s)
+    _checks.choice("method", method, METHODS)
+    if steps is not None:
+        _checks.count("steps", steps, minimum=0)
+        if method == "eigh":
+            raise ValueError("steps applies to the iterative methods only, not to method='eigh'")
+    if rank_tolerance is not None:
+        _checks.fraction("rank_tolerance", rank_tolerance, closed="0" if method == "eigh" else "")
+    dtype = torch.float64 if method == "eigh" else _checks.work_dtype(s.dtype)
+    unit_s, unit_smoothing = joint_unit_scale(s.to(dtype), smoothing.to(dtype))
+    eps = torch.finfo(s.dtype if method == "eigh" else dtype).eps
+    cut = (s.shape[-2] * eps if method == "eigh" else math.sqrt(eps))
+    cut = cut if rank_tolerance is None else rank_tolerance
+    direction, taken = _solve(unit_s, unit_smoothing, method, steps, cut, s.dtype)
+    result = direction.to(s.dtype)
+    if not report:
+        return result
+    exact = augmented_svd(unit_s.double(), unit_smoothing.double(), cut, dtype=s.dtype)
+    residual = torch.linalg.matrix_norm(result.double() - exact, ord=2) if s.numel() else (
+        exact.new_zeros(s.shape[:-2])
+    )
+    return result, Convergence(residual, math.sqrt(eps), taken)
+
+
+def _solve(
+    s: Tensor,
+    smoothing: Tensor,
+    method: AugmentedMethod,
+    steps: int | None,
+    cut: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, int]:
+    if s.numel() == 0:
+        return torch.zeros_like(s), 0
+    if method == "eigh":
+        return augmented_eigh(s, smoothing, cut, dtype=dtype), 0
+    if method == "coupled":
+        taken = coupled_steps(s.dtype) if steps is None else steps
+        return augmented_coupled(s, smoothing, taken), taken
+    start = cut / math.sqrt(s.shape[-2])  # the recursion divides by ‖[S L]‖_F ≤ √m σ_max
+    tolerance = torch.finfo(s.dtype).eps
+    if method == "newton-schulz":
+        taken = coefficients.newton_schulz_steps(start, tolerance) if steps is None else steps
+        sequence, every = (coefficients.newton_schulz(),) * taken, 5
+    else:
+        taken = coefficients.polar_express_steps(start, tolerance) if steps is None else steps
+        sequence, every = coefficients.polar_express(start, taken), 2
+    return augmented_polynomial(s, smoothing, sequence, restart_every=every), taken
+
+
+def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtype) -> Tensor:
+    """The reference: through the eigendecomposition of SSᵀ + Λ, or the SVD of [S L] if ill-posed.
+
+    The Gram route errs by about eps·κ, κ = cond(SSᵀ + Λ). Where four times that exceeds what the
+    input's dtype promises, and only there, the SVD of [S L] is taken, which errs by eps·√κ and
+    leaves the ball by eps at most. Float64 throughout; synchronizes to choose.
+    """
+    values, vectors = torch.linalg.eigh(s @ s.mT + smoothing)
+    safe = values[..., 0] * _PROMISE[dtype] > 4 * torch.finfo(s.dtype).eps * values[..., -1]
+    if not safe.all():
+        return augmented_svd(s, smoothing, cut, dtype=dtype)
+    return (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
+
+
+def augmented_svd(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtype) -> Tensor:
+    """The leading block of the polar factor of [S L], by QR and SVD: feasible at any condition.
+
+    [S L]ᵀ = QR gives polar([S L]) = polar(Rᵀ) Qᵀ with R only m×m. Singular values up to
+    cut·σ_max count as zero. `dtype` is the one Λ was given in, see `psd_eigh`.
+    """
+    values, vectors = psd_eigh(smoothing.expand(*s.shape[:-1], s.shape[-2]), dtype)
+    factor = vectors * values.sqrt().unsqueeze(-2)
+    q, r = torch.linalg.qr(torch.cat([s, factor], dim=-1).mT)
+    u, sigma, vh = torch.linalg.svd(r.mT)
+    kept = (sigma > cut * sigma[..., :1]).to(s.dtype)
+    return (u * kept.unsqueeze(-2)) @ vh @ q[..., : s.shape[-1], :].mT
+
+
+def augmented_polynomial(
+    s: Tensor, smoothing: Tensor, sequence: tuple[Quintic, ...], *, restart_every: int
+) -> Tensor:
+    """The (X, B) recursion of Appendix F.3 for any odd polynomials; unchecked, no sync.
+
+    On [X Y] = [S L]/‖[S L]‖_F a step is T = aI + bB + cB², X ← TX, B ← TBT with B = XXᵀ + YYᵀ.
+    The products with X are postponed in Q ← TQ, and every `restart_every` steps carried out:
+    X ← QX, YYᵀ ← Q YYᵀ Qᵀ, B ← XXᵀ + YYᵀ. Without that the rounding errors of B, which T
+    amplifies with it, part B from X: float32 leaves the ball at condition 1e3 and then diverges.
+    """
+    eye = torch.eye(s.shape[-2], dtype=s.dtype, device=s.device)
+    squared = s.square().sum(dim=(-2, -1)) + smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    norm = squared.sqrt().clamp_min(torch.finfo(s.dtype).tiny)[..., None, None]
+    x, rest = s / norm, smoothing / norm / norm
+    b, q = x @ x.mT + rest, eye
+    for i, (c1, c3, c5) in enumerate(sequence):
+        if i and i % restart_every == 0:
+            x, rest = q @ x, q @ rest @ q.mT
+            b, q = x @ x.mT + rest, eye
+        t = c1 * eye + c3 * b
+        if c5:
+            t = t + c5 * (b @ b)
+        q, b = t @ q, t @ b @ t
+    return q @ x
+
+
+def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
+    """(A + δI)^(-1/2) S with A = SSᵀ + Λ by the coupled iteration; unchecked, no sync.
+
+    The floor δ bounds the root by (16 eps)^(-1/2), so its product with S keeps half the digits.
+    """
+    return coupled_inverse_sqrt(s @ s.mT + smoothing, steps) @ s
