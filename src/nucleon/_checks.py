@@ -59,9 +59,12 @@ def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
 
 
 def smoothing(value: object, s: Tensor) -> Tensor:
-    """Return `value` if it can be the smoothing Λ of the matrices `s`: symmetric, diagonal ≥ 0."""
+    """Return `value` if it can be the smoothing Λ of the matrices `s`: symmetric, diagonal ≥ 0.
+
+    Half-precision matrices take a float32 smoothing: half precision cannot hold a Gram matrix.
+    """
     tensor = symmetric("smoothing", value, size=s.shape[-2])
-    same("smoothing", tensor, "s", s)
+    same("smoothing", tensor, "s", s, dtype=work_dtype(s.dtype))
     broadcastable("smoothing", tensor.shape[:-2], "s", s.shape[:-2])
     if tensor.numel() and (tensor.diagonal(dim1=-2, dim2=-1) < 0).any():
         raise ValueError(
@@ -82,12 +85,15 @@ def finite(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def same(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Raise unless the two tensors share dtype and device."""
-    if tensor.dtype != other.dtype:
+def same(
+    name: str, tensor: Tensor, other_name: str, other: Tensor, *, dtype: torch.dtype | None = None
+) -> None:
+    """Raise unless the two tensors share the device and the dtype, or the first has `dtype`."""
+    wanted = other.dtype if dtype is None else dtype
+    if tensor.dtype != wanted:
         raise TypeError(
-            f"{name} has dtype {tensor.dtype} but {other_name} has {other.dtype}; "
-            f"convert one: {name}.to({other.dtype})"
+            f"{name} has dtype {tensor.dtype} but {other_name} has {other.dtype}, which needs "
+            f"{wanted}; convert it: {name}.to({wanted})"
         )
     if tensor.device != other.device:
         raise ValueError(

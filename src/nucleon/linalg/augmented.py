@@ -5,6 +5,7 @@ the polar factor of S, and a large Λ the unconstrained FTRL direction Λ^(-1/2)
 """
 
 import math
+from collections.abc import Container, Sequence
 from typing import Literal, overload
 
 import torch
@@ -19,6 +20,10 @@ from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, psd_eigh
 
 AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
 METHODS: tuple[AugmentedMethod, ...] = ("eigh", "newton-schulz", "polar-express", "coupled")
+
+FLOOR = 8
+"""The recursion adds FLOOR·eps·‖Λ‖_F·I to Λ: the rounding of Λ itself may make it indefinite, and a
+negative eigenvalue would grow with every step."""
 
 # What `"eigh"` promises over the ball, ‖P‖_op ≤ 1 + this, by the dtype of the input.
 _PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
@@ -84,19 +89,14 @@ def augmented_polar(
     if rank_tolerance is not None:
         _checks.fraction("rank_tolerance", rank_tolerance, closed="0" if method == "eigh" else "")
     dtype = torch.float64 if method == "eigh" else _checks.work_dtype(s.dtype)
-    unit_s, unit_smoothing = joint_unit_scale(s.to(dtype), smoothing.to(dtype))
     eps = torch.finfo(s.dtype if method == "eigh" else dtype).eps
-    cut = (s.shape[-2] * eps if method == "eigh" else math.sqrt(eps))
-    cut = cut if rank_tolerance is None else rank_tolerance
-    direction, taken = _solve(unit_s, unit_smoothing, method, steps, cut, s.dtype)
+    default = s.shape[-2] * eps if method == "eigh" else math.sqrt(eps)
+    cut = default if rank_tolerance is None else rank_tolerance
+    direction, taken = _solve(s.to(dtype), smoothing.to(dtype), method, steps, cut, s.dtype)
     result = direction.to(s.dtype)
     if not report:
         return result
-    exact = augmented_svd(unit_s.double(), unit_smoothing.double(), cut, dtype=s.dtype)
-    residual = torch.linalg.matrix_norm(result.double() - exact, ord=2) if s.numel() else (
-        exact.new_zeros(s.shape[:-2])
-    )
-    return result, Convergence(residual, math.sqrt(eps), taken)
+    return result, Convergence(_residual(result, s, smoothing, cut), math.sqrt(eps), taken)
 
 
 def _solve(
@@ -121,20 +121,24 @@ def _solve(
         sequence, every = (coefficients.newton_schulz(),) * taken, 5
     else:
         taken = coefficients.polar_express_steps(start, tolerance) if steps is None else steps
-        sequence, every = coefficients.polar_express(start, taken), 2
-    return augmented_polynomial(s, smoothing, sequence, restart_every=every), taken
+        sequence, every = coefficients.contracted(coefficients.polar_express(start, taken)), 2
+    return augmented_polynomial(s, smoothing, sequence, restarts=range(every, taken, every)), taken
 
 
 def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtype) -> Tensor:
     """The reference: through the eigendecomposition of SSᵀ + Λ, or the SVD of [S L] if ill-posed.
 
-    The Gram route errs by about eps·κ, κ = cond(SSᵀ + Λ). Where four times that exceeds what the
-    input's dtype promises, and only there, the SVD of [S L] is taken, which errs by eps·√κ and
+    The Gram route errs by about eps·κ, κ = cond(SSᵀ + Λ), and leaves the ball where rounding made Λ
+    indefinite. It is taken where 4 eps·κ is within the promise of the input's dtype and Λ + εI has
+    a Cholesky factor, ε = ¼ promise·λ_min; elsewhere the SVD of [S L], which errs by eps·√κ and
     leaves the ball by eps at most. Float64 throughout; synchronizes to choose.
     """
+    s, smoothing = joint_unit_scale(s, smoothing)
     values, vectors = torch.linalg.eigh(s @ s.mT + smoothing)
-    safe = values[..., 0] * _PROMISE[dtype] > 4 * torch.finfo(s.dtype).eps * values[..., -1]
-    if not safe.all():
+    room = 0.25 * _PROMISE[dtype] * values[..., 0]
+    eye = torch.eye(s.shape[-2], dtype=s.dtype, device=s.device)
+    _, indefinite = torch.linalg.cholesky_ex(smoothing + room[..., None, None] * eye)
+    if not ((room > torch.finfo(s.dtype).eps * values[..., -1]) & (indefinite == 0)).all():
         return augmented_svd(s, smoothing, cut, dtype=dtype)
     return (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
 
@@ -145,6 +149,7 @@ def augmented_svd(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtyp
     [S L]ᵀ = QR gives polar([S L]) = polar(Rᵀ) Qᵀ with R only m×m. Singular values up to
     cut·σ_max count as zero. `dtype` is the one Λ was given in, see `psd_eigh`.
     """
+    s, smoothing = joint_unit_scale(s, smoothing)
     values, vectors = psd_eigh(smoothing.expand(*s.shape[:-1], s.shape[-2]), dtype)
     factor = vectors * values.sqrt().unsqueeze(-2)
     q, r = torch.linalg.qr(torch.cat([s, factor], dim=-1).mT)
@@ -154,28 +159,38 @@ def augmented_svd(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtyp
 
 
 def augmented_polynomial(
-    s: Tensor, smoothing: Tensor, sequence: tuple[Quintic, ...], *, restart_every: int
+    s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic], *, restarts: Container[int]
 ) -> Tensor:
     """The (X, B) recursion of Appendix F.3 for any odd polynomials; unchecked, no sync.
 
     On [X Y] = [S L]/‖[S L]‖_F a step is T = aI + bB + cB², X ← TX, B ← TBT with B = XXᵀ + YYᵀ.
-    The products with X are postponed in Q ← TQ, and every `restart_every` steps carried out:
+    The products with X are postponed in Q ← TQ and carried out before each step in `restarts`:
     X ← QX, YYᵀ ← Q YYᵀ Qᵀ, B ← XXᵀ + YYᵀ. Without that the rounding errors of B, which T
     amplifies with it, part B from X: float32 leaves the ball at condition 1e3 and then diverges.
+
+    Flops: 4m²n + 2m³ for the first Gram and the last product, 8m³ a quintic and 6m³ a cubic step,
+    4m²n + 4m³ a restart; the steps before a restart and at the end need no B and save 4m³.
     """
+    s, smoothing = joint_unit_scale(s, smoothing)
     eye = torch.eye(s.shape[-2], dtype=s.dtype, device=s.device)
     squared = s.square().sum(dim=(-2, -1)) + smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    norm = squared.sqrt().clamp_min(torch.finfo(s.dtype).tiny)[..., None, None]
-    x, rest = s / norm, smoothing / norm / norm
+    norm = squared.sqrt().clamp_min(0.25)[..., None, None]  # only a zero [S L] is smaller
+    x, rest = s / norm, smoothing / norm**2
+    rest = (
+        rest + FLOOR * torch.finfo(s.dtype).eps * torch.linalg.matrix_norm(rest, keepdim=True) * eye
+    )
     b, q = x @ x.mT + rest, eye
+    last = len(sequence) - 1
     for i, (c1, c3, c5) in enumerate(sequence):
-        if i and i % restart_every == 0:
+        if i in restarts:
             x, rest = q @ x, q @ rest @ q.mT
             b, q = x @ x.mT + rest, eye
         t = c1 * eye + c3 * b
         if c5:
             t = t + c5 * (b @ b)
-        q, b = t @ q, t @ b @ t
+        q = t if q is eye else t @ q
+        if i < last and i + 1 not in restarts:
+            b = t @ b @ t
     return q @ x
 
 
@@ -184,4 +199,12 @@ def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
 
     The floor δ bounds the root by (16 eps)^(-1/2), so its product with S keeps half the digits.
     """
+    s, smoothing = joint_unit_scale(s, smoothing)
     return coupled_inverse_sqrt(s @ s.mT + smoothing, steps) @ s
+
+
+def _residual(p: Tensor, s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
+    if s.numel() == 0:
+        return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
+    exact = augmented_svd(s.double(), smoothing.double(), cut, dtype=s.dtype)
+    return torch.linalg.matrix_norm(p.double() - exact, ord=2)

@@ -1,0 +1,24 @@
+"""Matrix functions of the theory: checked public functions over unchecked, fixed-step ones."""
+
+from nucleon.linalg.augmented import augmented_polar
+from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.norms import nuclear_norm, operator_norm
+from nucleon.linalg.polar import polar
+from nucleon.linalg.projections import (
+    QuadraticSolution,
+    project_operator_ball,
+    quadratic_projection,
+)
+from nucleon.linalg.roots import inverse_sqrt
+
+__all__ = [
+    "Convergence",
+    "QuadraticSolution",
+    "augmented_polar",
+    "inverse_sqrt",
+    "nuclear_norm",
+    "operator_norm",
+    "polar",
+    "project_operator_ball",
+    "quadratic_projection",
+]

@@ -1,0 +1,226 @@
+"""The scalar sequences behind the polar iterations, computed on the host in float64.
+
+An odd polynomial acts on a matrix through its singular values, p(X) = U p(Σ) Vᵀ, so an iteration
+for the polar factor is designed on the interval of the singular values alone. Every odd polynomial
+here is a triple (a, b, c), p(x) = ax + bx³ + cx⁵, and every interval starts as [lower_bound, 1].
+
+Sources: Newton–Schulz as in the paper; Polar Express: Amsel, Persson, Musco, Gower, "The Polar
+Express" (arXiv 2505.16932); Muon: Jordan et al., "Muon: an optimizer for hidden layers in neural
+networks" (2024); scaled Newton: Byers, Xu, "A new scaling for Newton's iteration for the polar
+decomposition" (SIAM J. Matrix Anal. Appl. 30, 2008); QDWH: Nakatsukasa, Bai, Gygi, "Optimizing
+Halley's iteration for computing the matrix polar decomposition" (ibid. 31, 2010).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import count
+
+from nucleon import _checks
+
+Quintic = tuple[float, float, float]
+"""(a, b, c), the odd polynomial ax + bx³ + cx⁵."""
+
+SAFETY = 0.01
+"""Polar Express leaves this relative room above each interval for rounding errors."""
+
+CUSHION = 0.02407327424182761
+"""Polar Express designs for [CUSHION·u, u] where l/u is smaller. The least value of that minimax
+quintic is a tenth of its largest; a smaller l would let it push middle singular values to 0."""
+
+
+def newton_schulz() -> Quintic:
+    """The cubic 3x/2 − x³/2: increasing on [0, 1], with 1 − p = (1−x)²(2+x)/2."""
+    return (1.5, -0.5, 0.0)
+
+
+def muon() -> Quintic:
+    """Jordan's quintic, the default of `torch.optim.Muon`: fast growth, but no convergence to 1."""
+    return (3.4445, -4.7750, 2.0315)
+
+
+@lru_cache
+def polar_express(
+    lower_bound: float, steps: int, *, safety: float = SAFETY, cushion: float = CUSHION
+) -> tuple[Quintic, ...]:
+    """The quintics p₁, …, p_K whose composition is closest to 1 on [lower_bound, 1].
+
+    Each p_k is the minimax approximation of 1 on the image [l, u] of the ones before, and u = 2 − l
+    after every step. With `safety` and `cushion` 0 the composition is optimal among all of its
+    kind; `safety` s designs every step but the last for [l, (1+s)u], so that rounding errors stay
+    inside; `cushion` designs for [cushion·u, u] while l is smaller, then recentres the image on 1.
+    """
+    _checks.fraction("lower_bound", lower_bound, closed="1")
+    _checks.count("steps", steps)
+    _checks.nonnegative("safety", safety)
+    _checks.fraction("cushion", cushion, closed="0")
+    if max(lower_bound, cushion) < 1e-12:  # p(l) = 1 − E would be lost to rounding
+        raise ValueError(f"cushion must be ≥ 1e-12 when lower_bound is smaller, got {cushion!r}")
+    lower, upper = lower_bound, 1.0
+    sequence: list[Quintic] = []
+    for remaining in reversed(range(steps)):
+        upper *= 1 + safety if remaining else 1
+        p = _minimax_quintic(max(lower, cushion * upper), upper)
+        p = _scaled(p, 2 / sum(image([p], lower, upper)))
+        lower, upper = image([p], lower, upper)
+        sequence.append(p)
+    return tuple(sequence)
+
+
+def contracted(coefficients: Iterable[Quintic]) -> tuple[Quintic, ...]:
+    """The sequence with its last polynomial divided by its largest value, so that [0, 1] → [0, 1].
+
+    Polar Express approaches 1 from both sides; contracted, it does so from below, and no singular
+    value leaves the unit ball however few the steps.
+    """
+    *first, last = coefficients
+    return (*first, _scaled(last, 1 / image([*first, last], 0.0, 1.0)[1]))
+
+
+def image(coefficients: Iterable[Quintic], lower: float, upper: float) -> tuple[float, float]:
+    """The least and the largest value of the composition on [lower, upper], 0 ≤ lower ≤ upper."""
+    for p in coefficients:
+        points = [lower, upper, *(x for x in _turning_points(p) if lower < x < upper)]
+        values = [_evaluate(p, x) for x in points]
+        lower, upper = min(values), max(values)
+    return lower, upper
+
+
+@lru_cache
+def scaled_newton(lower_bound: float, steps: int) -> tuple[tuple[float, ...], float]:
+    """Byers and Xu's factors γ_k of x ← (γx + 1/(γx))/2 on [lower_bound, 1], and the final bound.
+
+    γ₀ centres the interval on 1 geometrically, its image is [1, b], and γ = 1/√b does the same
+    again. The second result is the last b: all singular values end in [1, b].
+    """
+    bound = 1 / lower_bound
+    factors: list[float] = []
+    for step in range(steps):
+        factors.append(math.sqrt(bound) if step == 0 else 1 / math.sqrt(bound))
+        bound = (math.sqrt(bound) + 1 / math.sqrt(bound)) / 2
+    return tuple(factors), bound
+
+
+@lru_cache
+def qdwh(lower_bound: float, steps: int) -> tuple[tuple[Quintic, ...], float]:
+    """The dynamic weights (a, b, c) of x ← x(a + bx²)/(1 + cx²), and the lower bound reached.
+
+    Each step maps [l, 1] into [l', 1] with the largest l' that such a map can have; l = 1 gives
+    Halley's (3, 1, 3).
+    """
+    lower = lower_bound
+    weights: list[Quintic] = []
+    for _ in range(steps):
+        d = math.cbrt(4 * (1 - lower**2) / lower**4)
+        root = math.sqrt(1 + d)
+        a = root + math.sqrt(8 - 4 * d + 8 * (2 - lower**2) / (lower**2 * root)) / 2
+        b = (a - 1) ** 2 / 4
+        c = a + b - 1
+        weights.append((a, b, c))
+        lower = min(1.0, lower * (a + b * lower**2) / (1 + c * lower**2))
+    return tuple(weights), lower
+
+
+@lru_cache
+def newton_schulz_steps(lower_bound: float, tolerance: float) -> int:
+    """How many cubics take [lower_bound, 1] into [1 − tolerance, 1]."""
+    return _steps(lambda k: image([newton_schulz()] * k, lower_bound, 1.0)[0], tolerance)
+
+
+@lru_cache
+def polar_express_steps(
+    lower_bound: float, tolerance: float, *, safety: float = SAFETY, cushion: float = CUSHION
+) -> int:
+    """How many quintics, contracted, take [lower_bound, 1] into [1 − tolerance, 1]."""
+
+    def reached(steps: int) -> float:
+        sequence = contracted(polar_express(lower_bound, steps, safety=safety, cushion=cushion))
+        return image(sequence, lower_bound, 1.0)[0]
+
+    return _steps(reached, tolerance)
+
+
+@lru_cache
+def scaled_newton_steps(lower_bound: float, tolerance: float) -> int:
+    """How many scaled Newton steps take [lower_bound, 1] into [1, 1/(1 − tolerance)]."""
+    return _steps(lambda k: 1 / scaled_newton(lower_bound, k)[1], tolerance)
+
+
+@lru_cache
+def qdwh_steps(lower_bound: float, tolerance: float) -> int:
+    """How many weighted Halley steps take [lower_bound, 1] into [1 − tolerance, 1]."""
+    return _steps(lambda k: qdwh(lower_bound, k)[1], tolerance)
+
+
+def _steps(reached: Callable[[int], float], tolerance: float) -> int:
+    """The least k ≥ 1 with 1 − reached(k) ≤ tolerance, or where rounding ends the progress."""
+    previous = 0.0
+    for k in count(1):
+        value = reached(k)
+        if 1 - value <= tolerance or value <= previous:
+            return k
+        previous = value
+    raise AssertionError("count() does not end")
+
+
+def _minimax_quintic(lower: float, upper: float) -> Quintic:
+    """The odd quintic nearest to 1 on [lower, upper]: 1 − p takes ±E in turn at four points.
+
+    With t = x² and q(t) = p(x)/x a quadratic, q(t_i) = (1 − s_iE)/x_i, s = (1, −1, 1, −1), at the
+    ends and two inner points; the third divided difference of q vanishes, which gives E. Remez
+    exchange moves the inner points to the turning points of p until E no longer grows.
+    """
+    l = lower / upper
+    if l > 1 - 1e-5:  # the limit l → 1; its error 5(1−l)³/16 is below rounding
+        return _scaled((1.875, -1.25, 0.375), 1.0, 1 / upper)
+    points, level = (l, (3 * l + 1) / 4, (l + 3) / 4, 1.0), 0.0
+    while True:
+        p, new_level = _level(points)
+        if new_level <= level:
+            break
+        level = new_level
+        if l > 1 - 1e-3:  # the first points are right to O((1−l)²), rounding moves them more
+            break
+        points = (l, *_turning_points(p), 1.0)
+    return _scaled(p, 1.0, 1 / upper)
+
+
+def _level(points: tuple[float, ...]) -> tuple[Quintic, float]:
+    """The odd quintic with 1 − p = (E, −E, E, −E) at four points, and E."""
+    t = [x * x for x in points]
+    signs = (1, -1, 1, -1)
+    weights = [
+        1 / (x * math.prod(t_i - t_j for j, t_j in enumerate(t) if j != i))
+        for i, (x, t_i) in enumerate(zip(points, t, strict=True))
+    ]
+    level = sum(weights) / sum(s * w for s, w in zip(signs, weights, strict=True))
+    # Newton's form of q through the last three points: the first may be tiny, and (1−E)/l cancels.
+    (t1, q1), (t2, q2), (t3, q3) = (
+        (t[i], (1 - signs[i] * level) / points[i]) for i in range(1, len(points))
+    )
+    slope = (q2 - q1) / (t2 - t1)
+    c = ((q3 - q2) / (t3 - t2) - slope) / (t3 - t1)
+    b = slope - c * (t1 + t2)
+    a = q1 - slope * t1 + c * t1 * t2
+    return (a, b, c), level
+
+
+def _turning_points(p: Quintic) -> tuple[float, ...]:
+    """The positive zeros of p' = a + 3bt + 5ct², t = x², in increasing order."""
+    a, b, c = p
+    root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
+    pivot = -(3 * b + math.copysign(root, b)) / 2  # no cancellation: the zeros' product is a/5c
+    zeros = sorted(top / bottom for top, bottom in ((pivot, 5 * c), (a, pivot)) if bottom)
+    return tuple(math.sqrt(t) for t in zeros if t > 0)
+
+
+def _scaled(p: Quintic, factor: float, argument: float = 1.0) -> Quintic:
+    """The coefficients of factor·p(argument·x)."""
+    a, b, c = p
+    return (factor * a * argument, factor * b * argument**3, factor * c * argument**5)
+
+
+def _evaluate(p: Quintic, x: float) -> float:
+    a, b, c = p
+    t = x * x
+    return x * (a + t * (b + t * c))

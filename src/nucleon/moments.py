@@ -1,0 +1,44 @@
+"""The two moments of a gradient sequence and the smoothing they make: sums, never averages.
+
+Pure functions on stacks (…, m, n), shared by learners and optimizers: no checks, no
+synchronization. A scalar argument is a float, a 0-d tensor, or a tensor with one entry per matrix
+of the stack; discount 1 is the plain game.
+"""
+
+import torch
+from torch import Tensor
+
+Scalar = float | Tensor
+
+
+def accumulate_total(total: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
+    """Ĝ ← γĜ + G, in the dtype of `total`; the sum is formed in the wider of the two dtypes."""
+    wide = torch.promote_types(total.dtype, gradient.dtype)
+    return (_per_matrix(discount) * total.to(wide) + gradient).to(total.dtype)
+
+
+def accumulate_gram(gram: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
+    """M̂ ← γ²M̂ + GGᵀ, with the product formed in the dtype of `gram`."""
+    g = gradient.to(gram.dtype)
+    return (_per_matrix(discount) ** 2 * gram + g @ g.mT).to(gram.dtype)
+
+
+def smoothing(
+    gram: Tensor, *, gradient_bound: Scalar, eta: Scalar = 1.0, discount: Scalar = 1.0
+) -> Tensor:
+    """Λ = (G²γ⁻²I + M̂)/η², the smoothing of Theorem 3.2 and of its discounted form (Section 5.2).
+
+    Args:
+        gram: M̂, (…, m, m).
+        gradient_bound: G; 0 leaves the Gram alone, and then the theorem does not apply.
+        eta: η = √(α/β) of the potential.
+        discount: γ.
+    """
+    bound, root, rate = map(_per_matrix, (gradient_bound, eta, discount))
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return ((bound / rate / root) ** 2 * eye + gram / root**2).to(gram.dtype)
+
+
+def _per_matrix(scalar: Scalar) -> Scalar:
+    """One entry per matrix, lined up with the leading dimensions of the stack."""
+    return scalar[..., None, None] if isinstance(scalar, Tensor) and scalar.ndim else scalar

@@ -1,0 +1,206 @@
+"""Counter-based noise: every number is a function of (seed, stream, step, sample) and nothing else.
+
+A 64-bit key is hashed from the four words and from the name of the distribution; the words that
+follow are hashes of that key and a counter, through the finalizer of splitmix64 (Steele, Lea and
+Flood, OOPSLA 2014). There is no state: a resumed run repeats bit for bit, and matrices drawn in one
+stack equal the same matrices drawn one by one.
+
+Each value uses 32 random bits whatever the dtype, so float32 noise is float64 noise up to rounding,
+normals end at √(64 ln 2) ≈ 6.66 and exponentials at 32 ln 2 ≈ 22.2. The random words are the same
+on every device; logarithms and cosines differ between devices by a few units in the last place.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2⁶⁴/φ, odd, as a signed word
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
+_NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN = 1, 2, 3, 4  # first word of a key: never the same bits
+
+
+def normal(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Standard normal noise: √(−2 ln u)·(cos θ, sin θ), u and θ uniform.
+
+    Integer tensors among `stream`, `step` and `sample` broadcast to a batch shape that must be the
+    leading dimensions of `shape`; each of its entries has its own sequence, which fills the
+    remaining dimensions. So `normal((b, m, n), seed=s, stream=ids)` with `ids` of shape (b,) stacks
+    the b matrices `normal((m, n), seed=s, stream=id)`, and `sample=arange(k)` adds an axis of k
+    draws, each independent of k. Tensors are never read back: the call is free of host
+    synchronization and can be compiled or captured in a CUDA graph.
+
+    Args:
+        shape: shape of the result.
+        seed: any integer (modulo 2⁶⁴).
+        stream: identity of the parameter or game (default 0).
+        step: round or optimizer step (default 0).
+        sample: which of several draws (default 0).
+        dtype: float16, bfloat16, float32 or float64 (default: torch's).
+        device: of the result (default: torch's); the tensors above must be on it, or 0-d.
+    """
+    dtype = _real(dtype)
+    words = _words(_NORMAL, shape, seed, stream, step, sample, device)
+    pairs = words.shape[-1] // 2
+    values = words.to(_working(dtype))
+    radius = _unit(values[..., :pairs]).log_().mul_(-2).sqrt_()
+    angle = values[..., pairs:].mul_(math.pi * 2.0**-31)
+    noise = torch.cat((angle.cos().mul_(radius), angle.sin().mul_(radius)), dim=-1)
+    return _shaped(noise, shape).to(dtype)
+
+
+def exponential(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Exponential noise of mean one: −ln u. Arguments as for `normal`."""
+    dtype = _real(dtype)
+    words = _words(_EXPONENTIAL, shape, seed, stream, step, sample, device)
+    return _shaped(_unit(words.to(_working(dtype))).log_().neg_(), shape).to(dtype)
+
+
+def uniform(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Uniform noise on (0, 1]: multiples of 2⁻³¹ plus 2⁻³². Arguments as for `normal`."""
+    dtype = _real(dtype)
+    words = _words(_UNIFORM, shape, seed, stream, step, sample, device)
+    return _shaped(_unit(words.to(_working(dtype))), shape).to(dtype)
+
+
+def signs(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Fair signs ±1. Arguments as for `normal`."""
+    dtype = _real(dtype)
+    words = _words(_SIGN, shape, seed, stream, step, sample, device)
+    return _shaped((words >> 31).bitwise_or_(1).to(dtype), shape)  # −1 or 0, then −1 or 1
+
+
+def _words(
+    distribution: int,
+    shape: tuple[int, ...],
+    seed: int,
+    stream: int | Tensor,
+    step: int | Tensor,
+    sample: int | Tensor,
+    device: torch.device | str | None,
+) -> Tensor:
+    """Random int32 words (*batch, 2·pairs), at least one for each entry of a block of `shape`.
+
+    The w-th 64-bit word of a key is mix((key ⊕ w)·golden + mix(key + golden)). The second term
+    keeps keys apart that differ in their low bits only, whose words would be the same, permuted.
+    """
+    key: int | Tensor = distribution
+    # Plain integers first: they are hashed on the host, and only what follows a tensor on device.
+    for name, word in (("seed", seed), ("step", step), ("sample", sample), ("stream", stream)):
+        key = _absorb(key, _integer(name, word))
+    batch = tuple(key.shape) if isinstance(key, Tensor) else ()
+    if tuple(shape[: len(batch)]) != batch:
+        raise ValueError(
+            f"shape must begin with {batch}, the shape that stream, step and sample broadcast to, "
+            f"got {tuple(shape)}"
+        )
+    pairs = (math.prod(shape[len(batch) :]) + 1) // 2
+    other = _absorb(key, 0)
+    if isinstance(key, Tensor) and isinstance(other, Tensor):
+        key, other = key.unsqueeze(-1), other.unsqueeze(-1)
+    # Not w·golden alone: a compiler may assume that a multiple of a loop index never overflows.
+    counter = torch.arange(pairs, device=device)
+    return _mix((counter ^ key).mul_(_GOLDEN).add_(other)).view(torch.int32)
+
+
+def _absorb(key: int | Tensor, word: int | Tensor) -> int | Tensor:
+    """mix((key ⊕ word) + golden): for each key a bijection of `word`, and the other way round."""
+    mixed = (key ^ word) + _GOLDEN
+    return _mix(mixed) if isinstance(mixed, Tensor) else _mix_int(mixed)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finalizer, in place on an int64 tensor."""
+    for shift, factor in _ROUNDS:
+        # torch shifts arithmetically: the mask clears the copies of the sign bit.
+        z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))
+        if factor != 1:
+            z.mul_(factor)
+    return z
+
+
+def _mix_int(z: int) -> int:
+    """splitmix64's finalizer on a Python integer, as a signed 64-bit word."""
+    z &= (1 << 64) - 1
+    for shift, factor in _ROUNDS:
+        z = ((z ^ (z >> shift)) * factor) & ((1 << 64) - 1)
+    return _signed(z)
+
+
+def _signed(word: int) -> int:
+    """The signed 64-bit word congruent to `word` modulo 2⁶⁴."""
+    return ((word + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+def _unit(values: Tensor) -> Tensor:
+    """In place, |x + ½|·2⁻³¹ ∈ (0, 1]: a float near 0 keeps all bits of x, so the tail is exact."""
+    return values.add_(0.5).abs_().mul_(2.0**-31)
+
+
+def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The leading entries of each block, without the one that pads an odd block."""
+    batch = values.ndim - 1
+    return values[..., : math.prod(shape[batch:])].reshape(shape)
+
+
+def _integer(name: str, word: int | Tensor) -> int | Tensor:
+    if isinstance(word, Tensor):
+        if word.is_floating_point() or word.is_complex():
+            raise TypeError(
+                f"{name} must hold integers, got {word.dtype}; convert it: {name}.to(torch.int64)"
+            )
+        return word.to(torch.int64)
+    if isinstance(word, bool) or not isinstance(word, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be an integer or an integer tensor, got {word!r}")
+    return _signed(word)
+
+
+def _real(dtype: torch.dtype | None) -> torch.dtype:
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in _checks.REAL_DTYPES:
+        raise TypeError(
+            f"dtype must be one of {', '.join(map(str, _checks.REAL_DTYPES))}, got {dtype}"
+        )
+    return dtype
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

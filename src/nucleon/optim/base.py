@@ -1,0 +1,290 @@
+"""The optimizer behind Muon, Pion and Leon: moments of the gradient, one hook, a weight update.
+
+For each matrix W (m×n, transposed when tall) and its gradient G, a step is
+
+    Ĝ ← β₁Ĝ + G          M̂ ← β₂M̂ + GGᵀ          (sums, not averages)
+    S = Ĝ, or β₁Ĝ + G with `nesterov`
+    P = direction(S, Λ),   Λ = c(G_max² β₁⁻² I + M̂),   c = `smoothing_scale`
+    W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
+
+and the three methods differ only in `direction`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nucleon import _checks, moments, noise
+from nucleon.optim import options, stacks
+from nucleon.optim.stacks import Stack
+
+SCHEMA = 1
+LARGEST_STACK = 2**26
+"""Entries of the largest stack: 256 MiB a float32 copy."""
+_EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
+_SLICES = 1 << 20  # streams are parameter·2²⁰ + slice
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a direction may depend on besides the moments."""
+
+    group: Mapping[str, Any]
+    """The options of the parameter group."""
+    stream: Tensor
+    """(b,) int64: the identity of each matrix, for noise."""
+    step: Tensor
+    """0-d int64: the number of this step."""
+
+
+class MatrixOptimizer(Optimizer, ABC):
+    """Options, state and weight update shared by the three methods; see the module's equations."""
+
+    name: ClassVar[str]
+    has_gram: ClassVar[bool]
+
+    def __init__(
+        self, params: Any, largest_stack: int, given: Mapping[str, Any], **own: Any
+    ) -> None:
+        self.largest_stack = _checks.count("largest_stack", largest_stack)
+        tag = f"{self.name}/{SCHEMA}"
+        super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
+
+    @abstractmethod
+    def _direction(self, total: Tensor, gram: Tensor | None, situation: Situation) -> Tensor:
+        """P (b, m, n) from S (b, m, n) and M̂ (b, m, m), m ≤ n: the hook, free of host syncs."""
+
+    @abstractmethod
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise on a bad option of the method itself; the shared ones are checked before."""
+
+    # ------------------------------------------------------------------ parameters and state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Check the options and parameters of a group, then add it with its state, created now."""
+        group = {**self.defaults, **param_group}
+        options.check(group)
+        self._check_options(group)
+        params = group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        _check_params(params)
+        param_group["params"] = params
+        super().add_param_group(param_group)
+        first = sum(len(g["params"]) for g in self.param_groups[:-1])
+        for index, param in enumerate(self.param_groups[-1]["params"], start=first):
+            self.state[param] = self._new_state(param, index, self.param_groups[-1])
+
+    def _new_state(self, param: Tensor, index: int, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        count, short = stacks.matrix_count(param), min(param.shape[-2:])
+        wide = _checks.work_dtype(param.dtype)
+        slices = torch.arange(count, device=param.device)
+        # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
+        steps = (s["step"].to(param.device, copy=True) for s in self.state.values() if "step" in s)
+        state: dict[str, Tensor] = {
+            "step": next(steps, torch.zeros((), dtype=torch.int64, device=param.device)),
+            "skipped": torch.zeros_like(slices),
+            "stream": slices + index * _SLICES,
+            "total": torch.zeros_like(param, dtype=group["momentum_dtype"] or wide).detach(),
+        }
+        if self.has_gram:
+            state["gram"] = torch.zeros((count, short, short), device=param.device, dtype=wide)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of the same method, shapes and schema; refuse any other, changing nothing.
+
+        State keeps the dtype it was saved in: torch's cast to the parameter's dtype would round
+        the float32 moments of a bf16 parameter.
+        """
+        self._check_state_dict(state_dict)
+        super().load_state_dict(state_dict)
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for key, param in zip(saved["params"], group["params"], strict=True):
+                for name, value in state_dict["state"][key].items():
+                    self.state[param][name] = value.to(device=param.device, copy=True)
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        saved_groups, saved_state = state_dict["param_groups"], state_dict["state"]
+        tag = f"{self.name}/{SCHEMA}"
+        for saved, group in zip(saved_groups, self.param_groups, strict=False):
+            if saved.get("nucleon") != tag:
+                raise ValueError(
+                    f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
+                    f"{tag!r}; load it into the optimizer that wrote it, or convert it"
+                )
+            for key, param in zip(saved["params"], group["params"], strict=False):
+                expected = self.state[param]
+                found = saved_state.get(key, {})
+                for name, value in expected.items():
+                    shape = tuple(found[name].shape) if name in found else None
+                    if shape != tuple(value.shape):
+                        raise ValueError(
+                            f"state_dict holds {name!r} of shape {shape} for parameter {key}, "
+                            f"expected {tuple(value.shape)}; the models differ"
+                        )
+
+    # ------------------------------------------------------------------ the step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns the closure's loss, if given one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_gradients()
+        for group in self.param_groups:
+            if not group["params"]:
+                continue
+            device = group["params"][0].device
+            torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
+            with torch.autocast(device.type, enabled=False):
+                active = (p for p in group["params"] if p.grad is not None)
+                for stack in stacks.build(active, self.largest_stack):
+                    self._update(stack, group)
+        return loss
+
+    def _update(self, stack: Stack, group: dict[str, Any]) -> None:
+        params = [piece.param for piece in stack.pieces]
+        states = [cast(dict[str, Tensor], self.state[p]) for p in params]
+        dtype = _checks.work_dtype(params[0].dtype)
+        gradient = stack.gather((cast(Tensor, p.grad) for p in params), dtype)
+        if group["maximize"]:
+            gradient = -gradient
+        finite = gradient.isfinite().all(dim=-1).all(dim=-1)  # (b,)
+        keep = finite[:, None, None]
+        gradient = torch.where(keep, gradient, 0.0)
+
+        momentum: float = group["momentum"]
+        old = stack.gather((s["total"] for s in states), dtype)
+        total = torch.where(keep, moments.accumulate_total(old, gradient, momentum), old)
+        gram = self._advance_gram(stack, states, gradient, keep, group)
+        situation = Situation(
+            group, stack.gather_own(s["stream"] for s in states), states[0]["step"]
+        )
+        ahead = momentum * total + gradient if group["nesterov"] else total
+        direction = torch.where(keep, self._direction(ahead, gram, situation), 0.0)
+
+        for piece, state, new in zip(stack.pieces, states, stack.split(total), strict=True):
+            piece.view(state["total"]).copy_(new)
+        for piece, state, ok in zip(stack.pieces, states, stack.split(finite), strict=True):
+            piece.own(state["skipped"]).add_(~ok)
+        self._write(stack, direction, finite, situation)
+
+    def _advance_gram(
+        self,
+        stack: Stack,
+        states: list[dict[str, Tensor]],
+        gradient: Tensor,
+        keep: Tensor,
+        group: dict[str, Any],
+    ) -> Tensor | None:
+        if not self.has_gram:
+            return None
+        old = stack.gather_own(s["gram"] for s in states)
+        discount = group["momentum"] if group["beta2"] is None else math.sqrt(group["beta2"])
+        gram = torch.where(keep, moments.accumulate_gram(old, gradient, discount), old)
+        for piece, state, new in zip(stack.pieces, states, stack.split(gram), strict=True):
+            piece.own(state["gram"]).copy_(new)
+        return gram
+
+    def _write(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
+        """W ← W − lr·s·scale·P − lr·wd·W, the decay only where the step was not skipped."""
+        group, lr = at.group, at.group["lr"]
+        size = lr
+        if group["steps"] == "exponential":
+            size = lr * self._random_length(at, direction)
+        change = direction * size
+        weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
+        for piece, part in zip(stack.pieces, stack.split(change), strict=True):
+            part.mul_(options.scale_factor(group["scale"], *piece.param.shape[-2:]))
+        if group["weight_decay"]:
+            decay = lr * group["weight_decay"] * weights * finite[:, None, None]
+            if group["cautious"]:
+                decay = decay * (weights * direction > 0)
+            change = change + decay
+        new = weights - change
+        dtype = stack.pieces[0].param.dtype
+        if group["stochastic_rounding"] and dtype == torch.bfloat16:
+            new = self._round_stochastically(new, at)
+        for piece, part in zip(stack.pieces, stack.split(new), strict=True):
+            piece.view(piece.param).copy_(part)
+
+    def _random_length(self, at: Situation, like: Tensor) -> Tensor:
+        """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
+        return noise.exponential(
+            (),
+            seed=at.group["seed"],
+            stream=_EXPONENTIAL_STREAM,
+            step=at.step,
+            dtype=like.dtype,
+            device=like.device,
+        )
+
+    def _round_stochastically(self, weights: Tensor, at: Situation) -> Tensor:
+        """float32 → bf16, up or down with probabilities that make the mean exact."""
+        dither = noise.uniform(
+            tuple(weights.shape),
+            seed=at.group["seed"] ^ _ROUNDING_SEED,
+            stream=at.stream,
+            step=at.step,
+            device=weights.device,
+            dtype=torch.float32,
+        )
+        bits = weights.view(torch.int32) + (dither * 65535.0).to(torch.int32)
+        return (bits & -65536).view(torch.float32)
+
+    def _check_gradients(self) -> None:
+        for param in chain.from_iterable(g["params"] for g in self.param_groups):
+            gradient = param.grad
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{self.name} takes dense gradients, a parameter of shape "
+                    f"{tuple(param.shape)} has layout {gradient.layout}; "
+                    f"use sparse=False or another optimizer for it"
+                )
+        strict = [g for g in self.param_groups if g["nonfinite"] == "raise"]
+        for param in chain.from_iterable(g["params"] for g in strict):
+            if param.grad is not None and not torch.isfinite(param.grad).all():
+                raise ValueError(
+                    f"the gradient of a parameter of shape {tuple(param.shape)} is not finite; "
+                    f"nonfinite='skip' would leave it out of this step"
+                )
+
+
+def _check_params(params: Iterable[object]) -> None:
+    devices: set[torch.device] = set()
+    for item in params:
+        name, param = (
+            cast(tuple[str, object], item) if isinstance(item, tuple) else ("params", item)
+        )
+        if not isinstance(param, Tensor):
+            raise TypeError(f"{name} must hold tensors, got {type(param).__name__}")
+        if param.is_complex() or not param.is_floating_point():
+            raise TypeError(
+                f"{name} has dtype {param.dtype}; only real floating point is supported"
+            )
+        if param.ndim not in (2, 3):
+            raise ValueError(
+                f"{name} has shape {tuple(param.shape)}; only 2-D matrices and 3-D stacks of "
+                f"matrices are supported, give the others to AdamW"
+            )
+        devices.add(param.device)
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters of one group are on several devices ({sorted(map(str, devices))}); "
+            f"make one group per device"
+        )

@@ -1,0 +1,94 @@
+"""Leon: the O2NC optimizer of FAML (Algorithm 3), Muon with a smoothed direction."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Unpack, cast, final
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, moments
+from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
+from nucleon.optim.base import LARGEST_STACK, MatrixOptimizer, Situation
+from nucleon.optim.muon import polynomials
+from nucleon.optim.options import Options
+
+LeonMethod = Literal["polar-express", "newton-schulz", "coupled", "eigh"]
+LEON_METHODS: tuple[LeonMethod, ...] = ("polar-express", "newton-schulz", "coupled", "eigh")
+
+
+@final
+class Leon(MatrixOptimizer):
+    """P = (ĜĜᵀ + Λ)^(-1/2) Ĝ with Λ = c(G²β₁⁻²I + M̂): FAML over the operator-norm ball.
+
+    Args:
+        params: 2-D parameters and 3-D stacks of matrices, or groups of them.
+        lr: learning rate, a number or a one-element tensor (0.02).
+        momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
+        beta2: β₂ of M̂ ← β₂M̂ + GGᵀ; None is β₁² at every step, the theory's (None).
+        smoothing_scale: c = 1/η²; the theorem's is 1, more smooths more, 0 is Muon (1.0).
+        gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 3 as printed (0.0).
+        method: "polar-express", the augmented recursion with optimal quintics (default);
+            "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root;
+            "eigh", exact and slow.
+        largest_stack: matrices with at most this many entries together go through one batched
+            call (2²⁶); bounds the extra memory of a step.
+        options: see `nucleon.optim.Options`.
+    """
+
+    name: ClassVar[str] = "leon"
+    has_gram: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.02,
+        momentum: float = 0.95,
+        *,
+        beta2: float | None = None,
+        smoothing_scale: float = 1.0,
+        gradient_bound: float = 0.0,
+        method: LeonMethod = "polar-express",
+        largest_stack: int = LARGEST_STACK,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            params,
+            largest_stack,
+            options,
+            lr=lr,
+            momentum=momentum,
+            beta2=beta2,
+            smoothing_scale=smoothing_scale,
+            gradient_bound=gradient_bound,
+            method=method,
+        )
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        _checks.choice("method", group["method"], LEON_METHODS)
+        _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
+
+    def _direction(self, total: Tensor, gram: Tensor | None, situation: Situation) -> Tensor:
+        group = situation.group
+        smoothing = group["smoothing_scale"] * moments.smoothing(
+            cast(Tensor, gram),
+            gradient_bound=group["gradient_bound"],
+            discount=group["momentum"] or 1.0,
+        )
+        return augmented_direction(total, smoothing, group["method"], group["iterations"])
+
+
+def augmented_direction(
+    total: Tensor, smoothing: Tensor, method: LeonMethod, iterations: int
+) -> Tensor:
+    """(SSᵀ + Λ)^(-1/2) S by one of the fixed-step methods of the optimizers."""
+    if method == "eigh":
+        cut = total.shape[-2] * torch.finfo(total.dtype).eps
+        exact = augmented_svd(total.double(), smoothing.double(), cut, dtype=total.dtype)
+        return exact.to(total.dtype)
+    if method == "coupled":
+        return augmented_coupled(total, smoothing, 3 * iterations)
+    # One restart after the second quintic is where the rounding errors of B would begin to show.
+    restarts = range(2, iterations, 3) if method == "polar-express" else range(5, iterations, 5)
+    return augmented_polynomial(
+        total, smoothing, polynomials(method, iterations), restarts=restarts
+    )

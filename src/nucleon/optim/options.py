@@ -1,0 +1,126 @@
+"""The options that Muon, Pion and Leon share, their defaults and their checks."""
+
+import math
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+
+Scale = Literal["spectral", "match-adamw", "none"]
+SCALES: tuple[Scale, ...] = ("spectral", "match-adamw", "none")
+Steps = Literal["constant", "exponential"]
+STEPS: tuple[Steps, ...] = ("constant", "exponential")
+NonFinite = Literal["skip", "raise"]
+NON_FINITE: tuple[NonFinite, ...] = ("skip", "raise")
+
+
+class Options(TypedDict, total=False):
+    """Keyword options of every optimizer, each settable per parameter group."""
+
+    nesterov: bool
+    """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
+    way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
+    weight_decay: float
+    """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
+    cautious: bool
+    """Decay only the entries of W whose sign agrees with the update's (default False)."""
+    scale: Scale
+    """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
+    practice; the theory's is "none")."""
+    steps: Steps
+    """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) a step for
+    all matrices together, the random scaling of the theory."""
+    iterations: int
+    """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
+    nonfinite: NonFinite
+    """"skip": a matrix whose gradient has a NaN or Inf keeps its weights and state, without a host
+    synchronization, and is counted (default). "raise": raise before anything changes."""
+    maximize: bool
+    """Climb instead of descend (default False)."""
+    momentum_dtype: torch.dtype | None
+    """Of Ĝ: None is float32, or float64 for float64 parameters (default); bfloat16 halves it."""
+    stochastic_rounding: bool
+    """Round bf16 weights up or down at random so that the mean is exact (default False)."""
+    seed: int
+    """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
+
+
+DEFAULTS = Options(
+    nesterov=False,
+    weight_decay=0.0,
+    cautious=False,
+    scale="spectral",
+    steps="constant",
+    iterations=5,
+    nonfinite="skip",
+    maximize=False,
+    momentum_dtype=None,
+    stochastic_rounding=False,
+    seed=0,
+)
+
+
+def scale_factor(scale: Scale, rows: int, columns: int) -> float:
+    """The factor on the direction P for a rows×columns weight.
+
+    `"spectral"`: √max(1, rows/columns), as in Muon. `"match-adamw"`: 0.2·√max(rows, columns),
+    which gives an orthogonal P a root mean square of 0.2, usual for AdamW. `"none"`: 1.
+    """
+    if scale == "spectral":
+        return math.sqrt(max(1.0, rows / columns))
+    if scale == "match-adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return 1.0
+
+
+def check(group: dict[str, Any]) -> None:
+    """Raise on a bad value among the options of a group, the method's own ones excepted."""
+    unknown = set(group) - _KNOWN
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(sorted(map(repr, unknown)))}; "
+            f"the options are {', '.join(sorted(_KNOWN - _INTERNAL))}"
+        )
+    check_lr(group["lr"])
+    _checks.fraction("momentum", group["momentum"], closed="0")
+    if group.get("beta2") is not None:
+        _checks.fraction("beta2", group["beta2"], closed="0")
+    if "gradient_bound" in group:
+        _checks.nonnegative("gradient_bound", group["gradient_bound"])
+        if group["gradient_bound"] and not group["momentum"]:
+            raise ValueError(
+                "gradient_bound enters as gradient_bound²/momentum², so it needs momentum > 0; "
+                "pass gradient_bound=0.0 or a positive momentum"
+            )
+    _checks.nonnegative("weight_decay", group["weight_decay"])
+    _checks.choice("scale", group["scale"], SCALES)
+    _checks.choice("steps", group["steps"], STEPS)
+    _checks.choice("nonfinite", group["nonfinite"], NON_FINITE)
+    _checks.count("iterations", group["iterations"])
+    for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding"):
+        if not isinstance(group[flag], bool):
+            raise TypeError(f"{flag} must be True or False, got {group[flag]!r}")
+    if group["momentum_dtype"] not in (None, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(
+            f"momentum_dtype must be None, torch.bfloat16, torch.float32 or torch.float64, "
+            f"got {group['momentum_dtype']!r}"
+        )
+
+
+def check_lr(lr: object) -> None:
+    """Raise unless `lr` is a finite number ≥ 0 or a one-element tensor, whose value is not read."""
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(
+                f"lr must be a number or a one-element tensor, got {lr.numel()} values"
+            )
+    else:
+        _checks.nonnegative("lr", lr)  # pyright: ignore[reportArgumentType]
+
+
+_INTERNAL = {"params", "param_names", "nucleon", "initial_lr", "foreach", "differentiable"}
+_METHODS = {"method", "beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
+_SCHEDULERS = {"swa_lr", "min_lr", "max_lr", "max_momentum", "base_momentum", "betas"}
+_KNOWN = {"lr", "momentum", *DEFAULTS, *_METHODS, *_INTERNAL, *_SCHEDULERS}

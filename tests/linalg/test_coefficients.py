@@ -1,0 +1,261 @@
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from nucleon.linalg.coefficients import (
+    contracted,
+    image,
+    muon,
+    newton_schulz,
+    newton_schulz_steps,
+    polar_express,
+    polar_express_steps,
+    qdwh,
+    qdwh_steps,
+    scaled_newton,
+    scaled_newton_steps,
+)
+
+INTERVALS = [1e-6, 1e-3, 0.0241, 0.1, 0.5, 0.9, 0.99, 0.9985, 0.9995, 0.99995]
+
+# The figures printed in "The Polar Express" (arXiv 2505.16932), Algorithm 1: lower bound 1e-3,
+# cushion 0.0240…, before its safety factor.
+PUBLISHED = [
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+]
+
+lower_bounds = st.floats(-14, -0.001).map(lambda e: 10.0**e)
+
+
+def evaluate(p, x):
+    a, b, c = p
+    return x * (a + x**2 * (b + x**2 * c))
+
+
+def compose(sequence, x):
+    for p in sequence:
+        x = evaluate(p, x)
+    return x
+
+
+def grid(lower, upper, size=20_001):
+    """Dense near both ends, in every decade between."""
+    even = np.linspace(lower, upper, size)
+    return np.union1d(even, np.geomspace(lower, upper, size)) if lower > 0 else even
+
+
+@pytest.mark.parametrize("lower", INTERVALS)
+def test_single_quintic_equioscillates(lower):
+    """Chebyshev: four alternating extremes of equal size make an odd quintic the best one."""
+    (p,) = polar_express(lower, 1, safety=0.0, cushion=0.0)
+    x = grid(lower, 1.0)
+    error = 1 - evaluate(p, x)
+    level = abs(error).max()
+    # Rounding in p is a few eps times its largest coefficient.
+    rounding = 8 * 2.0**-52 * max(map(abs, p))
+    signs = np.sign(error[abs(error) > level * (1 - 1e-5) - rounding])
+    alternations = 1 + np.count_nonzero(np.diff(signs))
+    assert alternations >= 4
+    assert error[0] == pytest.approx(level, rel=1e-9, abs=rounding)
+    assert error[-1] == pytest.approx(-level, rel=1e-9, abs=rounding)
+
+
+@pytest.mark.parametrize("lower", [1e-3, 0.0241, 0.1, 0.5, 0.9])
+def test_single_quintic_is_minimax(lower):
+    """The linear program min E, |1 − p(x)| ≤ E on a grid, which can only be better by O(h²)."""
+    (p,) = polar_express(lower, 1, safety=0.0, cushion=0.0)
+    x = np.linspace(lower, 1.0, 2001)
+    powers = np.stack([x, x**3, x**5], axis=1)
+    ones = np.ones((len(x), 1))
+    program = linprog(
+        [0, 0, 0, 1],
+        A_ub=np.block([[powers, -ones], [-powers, -ones]]),
+        b_ub=np.concatenate([np.ones(len(x)), -np.ones(len(x))]),
+        bounds=[(None, None)] * 3 + [(0, None)],
+    )
+    level = abs(1 - evaluate(p, grid(lower, 1.0))).max()
+    # Between grid points p differs from its nearest sample by |p''|h²/8 at a turning point.
+    curvature = 6 * abs(p[1]) + 20 * abs(p[2])
+    slack = curvature * (x[1] - x[0]) ** 2 / 8 + 1e-7  # the solver's own feasibility tolerance
+    assert program.fun - 1e-7 <= level <= program.fun + slack
+
+
+def test_published_figures():
+    ours = polar_express(1e-3, len(PUBLISHED), safety=0.0, cushion=0.02407327424182761)
+    np.testing.assert_allclose(ours, PUBLISHED, rtol=1e-12)
+
+
+def test_default_cushion_keeps_a_tenth():
+    (p,) = polar_express(1e-9, 1)
+    x = grid(0.02407327424182761, 1.0)
+    assert evaluate(p, x).min() / evaluate(p, x).max() == pytest.approx(0.1, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(lower=lower_bounds, steps=st.integers(1, 12))
+def test_interval_shrinks_to_one(lower, steps):
+    """p(l) ≥ l, u = 2 − l after each step, and the grid never leaves the announced image."""
+    bounds = [image(polar_express(lower, steps)[:k], lower, 1.0) for k in range(1, steps + 1)]
+    lows = [lower, *(low for low, _ in bounds)]
+    rounding = 1e-13
+    assert all(later >= earlier * (1 - rounding) for earlier, later in pairwise(lows))
+    for k, (low, high) in enumerate(bounds, start=1):
+        values = compose(polar_express(lower, steps)[:k], grid(lower, 1.0, 2001))
+        assert values.min() >= low - rounding
+        assert values.max() <= high + rounding
+        assert high <= 2 - low + rounding
+    assert bounds[-1][1] <= 2 - bounds[-1][0] + rounding
+
+
+@settings(deadline=None, max_examples=50)
+@given(lower=lower_bounds, steps=st.integers(1, 12), excess=st.floats(0, 0.01))
+def test_safety_leaves_room_for_rounding(lower, steps, excess):
+    """Every value may be up to 1% too large before each step and none grows beyond 2.02."""
+    x = grid(0.0, 1.0, 2001)
+    for p in polar_express(lower, steps)[:-1]:
+        x = evaluate(p, x * (1 + excess))
+        assert x.max() <= 2 + 1e-9
+        assert x.min() >= -1e-9
+
+
+@settings(deadline=None, max_examples=50)
+@given(lower=lower_bounds, steps=st.integers(1, 12))
+def test_contracted_stays_in_the_unit_interval(lower, steps):
+    sequence = contracted(polar_express(lower, steps))
+    values = compose(sequence, grid(0.0, 1.0, 4001))
+    assert values.max() <= 1 + 1e-13
+    assert values.min() >= -1e-13
+    assert image(sequence, 0.0, 1.0)[1] == pytest.approx(1.0, abs=1e-14)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    p=st.tuples(*[st.floats(-5, 5)] * 3),
+    ends=st.tuples(st.floats(0, 2), st.floats(0, 2)).map(sorted),
+)
+def test_image_of_any_quintic(p, ends):
+    low, high = image([p], *ends)
+    values = evaluate(p, np.linspace(*ends, 4001))
+    # A turning point may fall between grid points: |p''|h²/8 with |p''| ≤ 6|b|u + 20|c|u³.
+    slack = (6 * abs(p[1]) * 2 + 20 * abs(p[2]) * 8) * ((ends[1] - ends[0]) / 4000) ** 2 / 8 + 1e-12
+    assert values.min() - slack <= low <= values.min() + 1e-12
+    assert values.max() - 1e-12 <= high <= values.max() + slack
+
+
+def test_newton_schulz_is_tangent_at_one():
+    x = np.linspace(0, 1.7, 1001)
+    np.testing.assert_allclose(
+        1 - evaluate(newton_schulz(), x), (1 - x) ** 2 * (2 + x) / 2, atol=1e-15
+    )
+
+
+def test_muon_is_torchs_default():
+    torch_muon = pytest.importorskip("torch.optim._muon")
+    assert muon() == (torch_muon.DEFAULT_A, torch_muon.DEFAULT_B, torch_muon.DEFAULT_C)
+
+
+@settings(deadline=None, max_examples=30)
+@given(lower=lower_bounds, tolerance=st.floats(-12, -1).map(lambda e: 10.0**e))
+def test_steps_are_enough_and_one_fewer_is_not(lower, tolerance):
+    x = grid(lower, 1.0, 1001)
+
+    def newton_schulz_error(k):
+        return abs(1 - compose([newton_schulz()] * k, x)).max()
+
+    def polar_express_error(k):
+        return abs(1 - compose(contracted(polar_express(lower, k)), x)).max()
+
+    def qdwh_error(k):
+        y = x
+        for a, b, c in qdwh(lower, k)[0]:
+            y = y * (a + b * y**2) / (1 + c * y**2)
+        return abs(1 - y).max()
+
+    def scaled_newton_error(k):
+        y = x
+        for factor in scaled_newton(lower, k)[0]:
+            y = (factor * y + 1 / (factor * y)) / 2
+        return (1 - 1 / y).max()
+
+    for error, steps in (
+        (newton_schulz_error, newton_schulz_steps(lower, tolerance)),
+        (polar_express_error, polar_express_steps(lower, tolerance)),
+        (qdwh_error, qdwh_steps(lower, tolerance)),
+        (scaled_newton_error, scaled_newton_steps(lower, tolerance)),
+    ):
+        assert error(steps) <= tolerance + 1e-13
+        # The ends belong to the grid, so the worst point of each method but Polar Express is seen;
+        # its contracted worst point is the lower end up to equioscillation.
+        assert steps == 1 or error(steps - 1) > tolerance * (1 - 1e-3)
+
+
+def test_step_counts_of_the_literature():
+    """Condition 1e16: six QDWH steps (Nakatsukasa et al.), nine scaled Newton (Byers, Xu)."""
+    assert qdwh_steps(1e-16, 2.0**-52) == 6
+    assert scaled_newton_steps(1e-16, 2.0**-52) == 9
+
+
+def test_steps_end_when_rounding_does():
+    for steps in (newton_schulz_steps, polar_express_steps, scaled_newton_steps, qdwh_steps):
+        assert steps(1e-4, 0.0) <= 40
+
+
+@pytest.mark.parametrize("lower", [1e-8, 1e-3, 0.1, 0.5])
+def test_qdwh_weights_are_the_best(lower):
+    """No map x(a + bx²)/(1 + cx²) with f(1) = 1 has a larger min/max on [lower, 1]."""
+    (weights,), reached = qdwh(lower, 1)
+    x = grid(lower, 1.0, 2001)
+
+    def quality(a, b, c):
+        y = x * (a + b * x**2) / (1 + c * x**2)
+        return y.min() / y.max()
+
+    assert quality(*weights) == pytest.approx(reached, rel=1e-6)
+    generator = np.random.default_rng(0)
+    for width in (1.0, 0.1, 0.01):
+        for a, c in np.array(weights)[[0, 2]] * np.exp(width * generator.normal(size=(300, 2))):
+            assert quality(a, 1 + c - a, c) <= reached * (1 + 1e-5)
+
+
+def test_halley_is_the_limit_of_qdwh():
+    assert qdwh(1.0, 1)[0][0] == (3.0, 1.0, 3.0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(lower=lower_bounds, steps=st.integers(1, 9))
+def test_scaled_newton_bound(lower, steps):
+    factors, bound = scaled_newton(lower, steps)
+    x = grid(lower, 1.0, 1001)
+    for factor in factors:
+        x = (factor * x + 1 / (factor * x)) / 2
+    assert x.min() >= 1 - 1e-14
+    assert x.max() == pytest.approx(bound, rel=1e-12)
+    assert math.isfinite(bound)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "name"),
+    [
+        ((0.0, 3), {}, "lower_bound"),
+        ((-1e-3, 3), {}, "lower_bound"),
+        ((2.0, 3), {}, "lower_bound"),
+        ((1e-3, 0), {}, "steps"),
+        ((1e-3, -1), {}, "steps"),
+        ((1e-3, 3), {"safety": -0.1}, "safety"),
+        ((1e-3, 3), {"cushion": 1.0}, "cushion"),
+        ((1e-15, 3), {"cushion": 0.0}, "cushion"),
+    ],
+)
+def test_bad_input(arguments, options, name):
+    with pytest.raises(ValueError, match=name):
+        polar_express(*arguments, **options)

@@ -1,0 +1,535 @@
+"""Projections onto the operator-norm ball against NumPy, cvxpy and duality.
+
+The oracles share nothing with the code: NumPy's SVD for the ball; for the quadratic projection a
+conic solver at small sizes and, at any size, the Lagrangian dual, whose value lies below the
+minimum whatever the multiplier.
+"""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nucleon.linalg.projections import (
+    clip_singular_values,
+    project_operator_ball,
+    quadratic_projection,
+)
+
+SOLVERS = ["projected-gradient", "frank-wolfe", "douglas-rachford"]
+FAST = ["projected-gradient", "douglas-rachford"]  # those that reach small gaps
+SHAPES = [(1, 1), (1, 5), (5, 1), (4, 4), (3, 7), (7, 3)]
+FEASIBLE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def spectral(shape, condition=10.0, rank=None, seed=0):
+    """A matrix with geometric singular values from 1 down to 1/condition, then zeros."""
+    m, n = shape
+    size = min(shape)
+    u = torch.linalg.qr(gaussian(m, size, seed=seed)).Q
+    v = torch.linalg.qr(gaussian(n, size, seed=seed + 1)).Q
+    sigma = torch.logspace(0, -np.log10(condition), size, dtype=torch.float64)
+    sigma[size if rank is None else rank :] = 0
+    return (u * sigma) @ v.mT
+
+
+def semidefinite(size, condition=10.0, rank=None, seed=0):
+    """A symmetric matrix with geometric eigenvalues from 1 down to 1/condition, then zeros."""
+    q = torch.linalg.qr(gaussian(size, size, seed=seed)).Q
+    eigenvalues = torch.logspace(0, -np.log10(condition), size, dtype=torch.float64)
+    eigenvalues[size if rank is None else rank :] = 0
+    a = (q * eigenvalues) @ q.mT
+    return (a + a.mT) / 2
+
+
+def operator_norm(x):
+    return np.linalg.norm(x.double().numpy(), 2, axis=(-2, -1))
+
+
+# --- the ball ------------------------------------------------------------------------------------
+
+
+def clipped_by_numpy(x, radius):
+    u, sigma, vt = np.linalg.svd(x.double().numpy(), full_matrices=False)
+    return torch.from_numpy((u * np.minimum(sigma, radius)[..., None, :]) @ vt)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.sampled_from(SHAPES),
+    condition=st.sampled_from([1.0, 1e3, 1e8]),
+    deficient=st.booleans(),
+    ratio=st.floats(-3, 12),
+    scale=st.integers(-60, 60),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 50),
+)
+def test_the_ball_projection_is_the_clipped_svd(
+    shape, condition, deficient, ratio, scale, dtype, seed
+):
+    rank = max(1, min(shape) - 1) if deficient else None
+    radius = 2.0**scale
+    x = (spectral(shape, condition, rank, seed) * 10.0**ratio * radius).to(dtype)
+    projected = project_operator_ball(x, radius)
+    assert projected.dtype == dtype
+    assert operator_norm(projected) <= radius * (1 + FEASIBLE[dtype])
+    # An SVD moves σ by about eps·‖x‖, and so does the clipped part; ten of them for these sizes.
+    # The Gram matrix serves up to ‖x‖_F = 100·radius, where σ = radius is off by 100² eps/2.
+    size = float(torch.linalg.matrix_norm(x.double(), 2))
+    error = torch.linalg.matrix_norm(projected.double() - clipped_by_numpy(x, radius))
+    gram = 1e4 * radius * 2.3e-16
+    assert error <= 10 * (2.3e-16 * size + gram + torch.finfo(dtype).eps * radius)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("factor", [1.5, 300.0])
+def test_every_dtype_lands_in_the_ball(dtype, factor):
+    x = (factor * gaussian(3, 12, 20)).to(dtype)
+    assert (operator_norm(project_operator_ball(x, 0.5)) <= 0.5 * (1 + FEASIBLE[dtype])).all()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e-20, 1.0, 1e150, 1e300])
+@pytest.mark.parametrize("radius", [1e-290, 1e-150, 1.0, 1e200, 1e300])
+def test_any_representable_scale_and_radius(scale, radius):
+    x = scale * spectral((3, 4), 1e2)
+    projected = project_operator_ball(x, radius)
+    if scale <= radius:
+        assert torch.equal(projected, x)
+    else:
+        assert operator_norm(projected / radius) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_matrix_inside_comes_back_unchanged_and_unaliased():
+    x = spectral((6, 4), 1e5)
+    projected = project_operator_ball(x, 1.0 + 1e-12)
+    assert torch.equal(projected, x)
+    assert projected.data_ptr() != x.data_ptr()
+
+
+@settings(deadline=None, max_examples=25)
+@given(shape=st.sampled_from(SHAPES), size=st.floats(0.1, 1e4), seed=st.integers(0, 50))
+def test_the_projection_is_the_nearest_point(shape, size, seed):
+    # The variational inequality ⟨x − p, z − p⟩ ≤ 0 over the ball: the support function of the ball
+    # at x − p is its nuclear norm, attained at p.
+    x = size * gaussian(*shape, seed=seed)
+    p = project_operator_ball(x)
+    normal = (x - p).numpy()
+    support = np.linalg.norm(normal, "nuc")
+    assert support - np.sum(normal * p.numpy()) <= 1e-11 * (1 + size) * 30
+
+
+def test_unchecked_clip_agrees_and_never_waits_for_the_device():
+    x = 3 * gaussian(2, 4, 6)
+    torch.testing.assert_close(
+        clip_singular_values(x, 0.7), project_operator_ball(x, 0.7), rtol=0, atol=1e-13
+    )
+    with FakeTensorMode() as mode:  # refuses every data-dependent value
+        assert clip_singular_values(mode.from_tensor(x), 0.7).shape == x.shape
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty_matrices(shape):
+    x = torch.zeros(shape)
+    assert project_operator_ball(x).shape == shape
+    left = torch.eye(shape[-2]).expand(*shape[:-2], shape[-2], shape[-2])
+    solution = quadratic_projection(x, left)
+    assert solution.x.shape == shape
+    assert solution.gap.shape == shape[:-2]
+    assert solution.converged.all()
+
+
+def test_radius_zero_is_the_origin():
+    assert torch.equal(project_operator_ball(gaussian(2, 3), 0.0), torch.zeros(2, 3).double())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (([[1.0]],), TypeError, "x must be a torch.Tensor"),
+        ((torch.ones(3),), ValueError, "x must have at least two dimensions"),
+        ((torch.ones(2, 2, dtype=torch.long),), TypeError, "x must hold floating-point"),
+        ((torch.full((2, 2), torch.nan),), ValueError, "x must be finite"),
+        ((torch.ones(2, 2), -1.0), ValueError, "radius must be a finite number ≥ 0"),
+        ((torch.ones(2, 2), float("inf")), ValueError, "radius must be a finite number ≥ 0"),
+    ],
+)
+def test_bad_input_of_the_ball(arguments, error, words):
+    with pytest.raises(error, match=words):
+        project_operator_ball(*arguments)
+
+
+# --- the quadratic projection --------------------------------------------------------------------
+
+
+def objective(s, left, right, x):
+    """f(x) in NumPy, from the problem as it was given."""
+    s, left, x = (t.double().numpy() for t in (s, left, x))
+    quadratic = left @ x if right is None else left @ x @ right.double().numpy()
+    return np.sum(s * x) + 0.5 * np.sum(x * quadratic)
+
+
+def duality_gap(s, left, right, x):
+    s, left, x = (t.double().numpy() for t in (s, left, x))
+    gradient = s + (left @ x if right is None else left @ x @ right.double().numpy())
+    return np.sum(gradient * x) + np.linalg.norm(gradient, "nuc")
+
+
+def root(a):
+    eigenvalues, vectors = np.linalg.eigh(a.numpy())
+    return (vectors * np.sqrt(np.clip(eigenvalues, 0, None))) @ vectors.T
+
+
+def solved_by_cvxpy(s, left, right):
+    right = torch.eye(s.shape[1]).double() if right is None else right
+    x = cp.Variable(s.shape)
+    quadratic = cp.sum_squares(root(left) @ x @ root(right))
+    problem = cp.Problem(
+        cp.Minimize(cp.sum(cp.multiply(s.numpy(), x)) + 0.5 * quadratic), [cp.sigma_max(x) <= 1]
+    )
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
+    return problem.value, torch.from_numpy(x.value)
+
+
+CONES = [
+    # shape, size of S, condition of L and of R (None: identity)
+    ((3, 4), 1.0, 5.0, None),
+    ((3, 4), 0.7, 50.0, 20.0),
+    ((4, 3), 0.4, 30.0, 3.0),
+    ((4, 3), 1.5, 1e3, None),
+    ((1, 4), 1.0, 1.0, 40.0),
+]
+
+
+@pytest.mark.parametrize(("shape", "size", "left_condition", "right_condition"), CONES)
+def test_values_and_minimizers_of_a_conic_solver(shape, size, left_condition, right_condition):
+    s = size * gaussian(*shape, seed=3)
+    left = semidefinite(shape[0], left_condition, seed=4)
+    right = None if right_condition is None else semidefinite(shape[1], right_condition, seed=5)
+    value, minimizer = solved_by_cvxpy(s, left, right)
+    convexity = 1 / left_condition / (right_condition or 1.0)
+    for solver in SOLVERS:
+        tolerance = 1e-3 if solver == "frank-wolfe" else 1e-9
+        solution = quadratic_projection(s, left, right, solver=solver, tolerance=tolerance)
+        assert solution.converged
+        # The oracle meets the constraint and its own gap to 1e-9; the multiplier, at most ‖S‖_*,
+        # turns the former into an error of the value.
+        slack = 1e-9 * (1 + float(torch.linalg.matrix_norm(s, "nuc")))
+        assert -slack <= float(solution.value) - value <= float(solution.gap) + slack
+        # ½·convexity·‖X − X*‖² ≤ f(X) − min f, for our point and for the oracle's.
+        distance = float(torch.linalg.matrix_norm(solution.x - minimizer))
+        radii = [(2 * excess / convexity) ** 0.5 for excess in (float(solution.gap), slack)]
+        assert distance <= sum(radii)
+
+
+def dual_value(s, left, x):
+    """−½Tr Sᵀ(L+M)⁻¹S − ½Tr M ≤ min f (right = I) for any M ⪰ 0; M from the optimality of x."""
+    s, left, x = (t.numpy() for t in (s, left, x))
+    m = -(s + left @ x) @ x.T
+    eigenvalues, vectors = np.linalg.eigh((m + m.T) / 2)
+    m = (vectors * np.clip(eigenvalues, 0, None)) @ vectors.T
+    return -0.5 * np.sum(s * np.linalg.solve(left + m, s)) - 0.5 * np.trace(m)
+
+
+@pytest.mark.parametrize("solver", FAST)
+@pytest.mark.parametrize("shape", [(20, 32), (24, 24), (30, 18)])
+@pytest.mark.parametrize(("size", "condition"), [(0.3, 1e2), (1.0, 1e4)])
+def test_strong_duality_at_larger_sizes(solver, shape, size, condition):
+    s = size * gaussian(*shape, seed=1) / shape[1] ** 0.5
+    left = semidefinite(shape[0], condition, seed=2)
+    solution = quadratic_projection(s, left, solver=solver, tolerance=1e-9)
+    assert solution.converged
+    value, dual = float(solution.value), dual_value(s, left, solution.x)
+    assert operator_norm(solution.x) <= 1 + 1e-9
+    assert value == pytest.approx(objective(s, left, None, solution.x), rel=1e-11)
+    # The multiplier inherits the square root of the gap at worst, so this is a check of the order
+    # of magnitude from above and of weak duality from below.
+    assert -1e-12 * abs(value) <= value - dual <= 1e-4 * abs(value)
+
+
+problems = st.fixed_dictionaries(
+    {
+        "shape": st.sampled_from(SHAPES),
+        "size": st.floats(-2, 2),
+        "condition": st.sampled_from([1.0, 10.0, 1e3]),
+        "rank": st.sampled_from([None, 1, 2]),
+        "weighted": st.booleans(),
+        "seed": st.integers(0, 100),
+    }
+)
+
+
+def build(shape, size, condition, rank, weighted, seed):
+    s = 10.0**size * gaussian(*shape, seed=seed)
+    left = semidefinite(shape[0], condition, rank, seed=seed + 1)
+    right = semidefinite(shape[1], condition, seed=seed + 2) if weighted else None
+    return s, left, right
+
+
+@settings(deadline=None, max_examples=40)
+@given(problem=problems, solver=st.sampled_from(SOLVERS), steps=st.integers(1, 30))
+def test_the_gap_is_honest_whatever_the_iteration_reached(problem, solver, steps):
+    s, left, right = build(**problem)
+    solution = quadratic_projection(
+        s, left, right, solver=solver, tolerance=1e-6, max_iterations=steps
+    )
+    accurate = quadratic_projection(s, left, right, solver="douglas-rachford", tolerance=1e-10)
+    assert operator_norm(solution.x) <= 1 + 1e-9
+    scale = float(torch.linalg.matrix_norm(s, "nuc")) + float(torch.linalg.matrix_norm(left)) * 5
+    rounding = 1e-14 * scale
+    assert float(solution.value) == pytest.approx(
+        objective(s, left, right, solution.x), rel=1e-10, abs=rounding
+    )
+    # Never more than the Frank–Wolfe gap; and that itself, unless f is bounded below by its
+    # unconstrained minimum, which is the sharper bound where the constraint does not bind.
+    frank_wolfe = duality_gap(s, left, right, solution.x)
+    assert float(solution.gap) <= frank_wolfe * (1 + 1e-6) + rounding
+    if problem["rank"] is not None and problem["rank"] < problem["shape"][0]:
+        assert float(solution.gap) == pytest.approx(frank_wolfe, rel=1e-6, abs=rounding)
+    assert solution.value - accurate.value <= solution.gap + rounding
+    assert solution.relative_gap * -solution.value == pytest.approx(
+        float(solution.gap), rel=1e-12, abs=rounding
+    )
+    assert bool(solution.converged) == bool(solution.relative_gap <= 1e-6)
+    assert solution.iterations <= steps
+
+
+@settings(deadline=None, max_examples=25)
+@given(problem=problems)
+def test_solvers_agree_within_their_gaps(problem):
+    s, left, right = build(**problem)
+    loose = quadratic_projection(
+        s, left, right, solver="frank-wolfe", tolerance=1e-2, max_iterations=300
+    )
+    exact = [quadratic_projection(s, left, right, solver=solver) for solver in FAST]
+    assert all(bool(solution.converged) for solution in exact)
+    for one, other in [(exact[0], exact[1]), (exact[1], exact[0]), (loose, exact[0])]:
+        assert one.value - other.value <= one.gap * (1 + 1e-6) + 1e-14
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("shape", SHAPES)
+class TestClosedCases:
+    def test_without_a_quadratic_term_it_is_minus_the_polar_factor(self, solver, shape):
+        s = spectral(shape, 1e6)
+        solution = quadratic_projection(s, torch.zeros(shape[0], shape[0]).double(), solver=solver)
+        u, _, vt = np.linalg.svd(s.numpy(), full_matrices=False)
+        # Polar factors move by eps·‖s‖/σ_min: 1e-10 at this condition number.
+        assert np.allclose(solution.x.numpy(), -u @ vt, rtol=0, atol=1e-8)
+        assert solution.iterations == 0
+        assert solution.value == pytest.approx(-np.linalg.norm(s.numpy(), "nuc"), rel=1e-13)
+
+    def test_a_multiple_of_the_identity_clips(self, solver, shape):
+        s = 2 * gaussian(*shape)
+        solution = quadratic_projection(s, 0.7 * torch.eye(shape[0]).double(), solver=solver)
+        assert solution.converged
+        assert solution.iterations == 0
+        expected = clipped_by_numpy(-s / 0.7, 1.0)
+        torch.testing.assert_close(solution.x, expected, rtol=0, atol=1e-12)
+
+    def test_a_feasible_unconstrained_minimizer_is_returned(self, solver, shape):
+        left, right = semidefinite(shape[0], 100.0), semidefinite(shape[1], 10.0, seed=3)
+        inside = 0.9 * spectral(shape, 4.0)
+        s = -left @ inside @ right
+        solution = quadratic_projection(s, left, right, solver=solver)
+        assert solution.converged
+        assert solution.iterations == 0
+        torch.testing.assert_close(solution.x, inside, rtol=0, atol=1e-11)
+
+    def test_zero_gives_zero(self, solver, shape):
+        solution = quadratic_projection(
+            torch.zeros(shape).double(), semidefinite(shape[0], rank=1), solver=solver
+        )
+        assert not solution.x.any()
+        assert solution.gap == solution.value == solution.relative_gap == 0
+        assert solution.converged
+
+
+@pytest.mark.parametrize("solver", FAST)
+def test_diagonal_problems_are_coordinatewise(solver):
+    s, weights = torch.tensor([3.0, -0.2, 0.01, 0.0]).double(), torch.tensor([1.0, 0.5, 0.1, 2.0])
+    solution = quadratic_projection(
+        torch.diag(s), torch.diag(weights.double()), solver=solver, tolerance=1e-12
+    )
+    torch.testing.assert_close(
+        solution.x, torch.diag((-s / weights).clamp(-1, 1)), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("solver", FAST)
+def test_one_row_with_a_metric_on_the_columns(solver):
+    # min ⟨s,x⟩ + ½xRxᵀ over ‖x‖₂ ≤ 1: x = −(R + μI)⁻¹s with the μ ≥ 0 at which ‖x‖ = 1.
+    s, right = 2 * gaussian(1, 6), semidefinite(6, 100.0)
+    low, high = 0.0, 100.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        x = -np.linalg.solve(right.numpy() + middle * np.eye(6), s.numpy()[0])
+        low, high = (middle, high) if np.linalg.norm(x) > 1 else (low, middle)
+    solution = quadratic_projection(
+        s, torch.ones(1, 1).double(), right, solver=solver, tolerance=1e-13
+    )
+    assert np.allclose(solution.x.numpy()[0], x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_singular_left_leaves_the_gap_honest(solver):
+    s = gaussian(6, 8)
+    left = semidefinite(6, 10.0, rank=3)
+    solution = quadratic_projection(s, left, solver=solver, tolerance=1e-3)
+    assert solution.converged
+    assert operator_norm(solution.x) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_batch_equals_its_loop(solver):
+    s = gaussian(2, 3, 4, 6) * torch.tensor([0.0, 0.01, 1.0]).double()[:, None, None]
+    left = torch.stack([semidefinite(4, c, seed=7) for c in (1.0, 10.0, 100.0)])
+    right = semidefinite(6, 5.0)
+    tolerance = 1e-2 if solver == "frank-wolfe" else 1e-8
+    together = quadratic_projection(s, left, right, solver=solver, tolerance=tolerance)
+    assert together.converged.all()
+    for i in range(2):
+        for j in range(3):
+            alone = quadratic_projection(
+                s[i, j], left[j], right, solver=solver, tolerance=tolerance
+            )
+            torch.testing.assert_close(together.x[i, j], alone.x, rtol=0, atol=1e-9)
+            assert together.iterations[i, j] == alone.iterations
+            assert together.value[i, j] == pytest.approx(float(alone.value), rel=1e-9)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("power", [-700, -300, 300, 700])
+def test_any_common_scale_gives_the_same_point_bit_for_bit(solver, power):
+    s, left, right = gaussian(4, 6), semidefinite(4, 50.0), semidefinite(6, 3.0)
+    scale = 2.0**power
+    base = quadratic_projection(s, left, right, solver=solver, tolerance=1e-2)
+    for arguments in [
+        (scale * s, scale * left, right),
+        (scale * s, left, scale * right),
+        (scale * s, scale**2 * left, right / scale) if abs(power) < 500 else (s, left, right),
+    ]:
+        scaled = quadratic_projection(*arguments, solver=solver, tolerance=1e-2)
+        assert torch.equal(scaled.x, base.x)
+        assert torch.equal(scaled.relative_gap, base.relative_gap)
+    scaled = quadratic_projection(scale * s, scale * left, right, solver=solver, tolerance=1e-2)
+    assert float(scaled.value) == scale * float(base.value)
+    assert float(scaled.gap) == scale * float(base.gap)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(("linear", "quadratic"), [(1e-250, 1e-3), (1e-3, 1e250), (1e250, 1e-3)])
+def test_terms_of_very_different_scale(solver, linear, quadratic):
+    s, left = linear * gaussian(3, 5), quadratic * semidefinite(3, 10.0)
+    solution = quadratic_projection(s, left, solver=solver)
+    assert solution.converged
+    if linear < quadratic:
+        expected = -torch.linalg.solve(left / quadratic, s / linear)
+        torch.testing.assert_close(
+            solution.x * (quadratic / linear), expected, rtol=1e-12, atol=1e-12
+        )
+    else:
+        assert operator_norm(solution.x) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_one_direction_much_stiffer_than_the_rest(solver):
+    # The first row is pinned at 0 in all digits: what remains is the polar factor of the others.
+    s, left = gaussian(3, 5), torch.diag(torch.tensor([1e300, 0.0, 0.0], dtype=torch.float64))
+    solution = quadratic_projection(s, left, solver=solver, max_iterations=200)
+    assert torch.isfinite(solution.x).all()
+    assert operator_norm(solution.x) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_warm_start_helps_and_a_bad_one_does_no_harm(solver):
+    s, left = gaussian(8, 12), semidefinite(8, 1e3)
+    tolerance = 1e-2 if solver == "frank-wolfe" else 1e-8
+    cold = quadratic_projection(s, left, solver=solver, tolerance=tolerance)
+    warm = quadratic_projection(s, left, solver=solver, tolerance=tolerance, start=cold.x)
+    assert cold.iterations > 0
+    assert warm.iterations == 0
+    assert warm.converged
+    bad = quadratic_projection(s, left, solver=solver, tolerance=tolerance, start=-100 * cold.x)
+    assert bad.converged
+    assert bad.iterations <= cold.iterations + 1
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_running_out_of_iterations_is_said_with_a_valid_gap(solver):
+    s, left = 0.3 * gaussian(8, 12), semidefinite(8, 1e3)
+    short = quadratic_projection(s, left, solver=solver, tolerance=1e-10, max_iterations=2)
+    assert not short.converged
+    assert short.relative_gap > 1e-10
+    exact = quadratic_projection(s, left, tolerance=1e-10)
+    assert 0 < short.value - exact.value <= short.gap
+
+
+@pytest.mark.parametrize("solver", FAST)
+def test_more_iterations_never_give_a_worse_certificate(solver):
+    s, left = 0.3 * gaussian(8, 12), semidefinite(8, 1e3)
+    gaps = [
+        float(quadratic_projection(s, left, solver=solver, max_iterations=k).gap)
+        for k in (1, 8, 400)
+    ]
+    assert gaps[0] > gaps[1] > gaps[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_lower_precision_is_the_double_solution_rounded(dtype):
+    s, left = gaussian(4, 7).to(dtype), semidefinite(4, 20.0).to(dtype)
+    left = ((left + left.mT) / 2).to(dtype)
+    solution = quadratic_projection(s, left)
+    double = quadratic_projection(s.double(), left.double())
+    assert solution.x.dtype == dtype
+    assert solution.value.dtype == solution.gap.dtype == torch.float64
+    assert torch.equal(solution.x, double.x.to(dtype))
+    assert operator_norm(solution.x) <= 1 + FEASIBLE[dtype]
+
+
+def test_no_graph_is_recorded():
+    s = gaussian(3, 4).requires_grad_()
+    assert not quadratic_projection(s, semidefinite(3)).x.requires_grad
+
+
+EYE = torch.eye(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"s": torch.ones(2)}, ValueError, "s must have at least two dimensions"),
+        ({"s": torch.full((2, 3), torch.nan)}, ValueError, "s must be finite"),
+        ({"left": torch.full((2, 2), torch.inf)}, ValueError, "left must be finite"),
+        ({"left": torch.ones(2, 3)}, ValueError, "left must be square"),
+        ({"left": torch.eye(3)}, ValueError, "left must be 2×2 to act on the rows"),
+        ({"left": EYE.double()}, TypeError, "left has dtype"),
+        ({"left": torch.eye(2).expand(3, 2, 2)}, ValueError, "batch shape .* of left"),
+        ({"left": torch.tensor([[1.0, 1.0], [0.0, 1.0]])}, ValueError, "left must be symmetric"),
+        ({"left": torch.diag(torch.tensor([1.0, -0.1]))}, ValueError, "left must be positive"),
+        ({"right": EYE}, ValueError, "right must be 3×3 to act on the columns"),
+        ({"right": -torch.eye(3)}, ValueError, "right must be positive semidefinite"),
+        ({"solver": "newton"}, ValueError, "solver must be one of"),
+        ({"tolerance": 0.0}, ValueError, "tolerance must be a finite number > 0"),
+        ({"tolerance": "small"}, TypeError, "tolerance must be a number"),
+        ({"max_iterations": 0}, ValueError, "max_iterations must be an integer ≥ 1"),
+        ({"max_iterations": 2.0}, TypeError, "max_iterations must be an integer"),
+        ({"start": torch.ones(3, 2)}, ValueError, "start must have the shape"),
+        ({"start": torch.ones(2, 3).double()}, TypeError, "start has dtype"),
+        ({"start": torch.full((2, 3), torch.nan)}, ValueError, "start must be finite"),
+    ],
+)
+def test_bad_input_of_the_quadratic_projection(change, error, words):
+    arguments = {"s": torch.ones(2, 3), "left": EYE} | change
+    with pytest.raises(error, match=words):
+        quadratic_projection(**arguments)
