@@ -39,13 +39,19 @@ def orthogonal(size: int, seed: int = 0) -> Tensor:
     return torch.linalg.qr(normal(size, size, seed=seed)).Q
 
 
-def spd(*batch_and_size: int, seed: int = 1, low: float = 0.5, high: float = 4.0) -> Tensor:
+def spd(
+    *batch_and_size: int,
+    seed: int = 1,
+    low: float = 0.5,
+    high: float = 4.0,
+    dtype: torch.dtype = F64,
+) -> Tensor:
     """A symmetric matrix with eigenvalues between `low` and `high`, geometrically spaced."""
     *batch, size = batch_and_size
     q = torch.linalg.qr(normal(*batch, size, size, seed=seed)).Q
     values = torch.logspace(math.log10(low), math.log10(high), size, dtype=F64)
     a = (q * values) @ q.mT
-    return (a + a.mT) / 2
+    return ((a + a.mT) / 2).to(dtype)
 
 
 def smoothing_for(s: Tensor, seed: int = 1) -> Tensor:
@@ -62,7 +68,7 @@ def singular_values(x: Tensor) -> Tensor:
 
 
 def rounding(potential: Potential, s: Tensor, value: Tensor) -> Tensor:
-    """What an SVD in the dtype of `s` may add to a sum of min(m, n) singular values, and the gap."""
+    """What an SVD in the dtype of `s` may add to a sum of singular values, and the gap."""
     eps = torch.finfo(s.dtype).eps * 10 * (s.shape[-1] + s.shape[-2])
     gap = potential.tolerance if isinstance(potential, Regularized) else 0.0
     return (eps + gap) * value.double().abs()
@@ -148,7 +154,7 @@ def test_regularized_is_the_maximum_that_cvxpy_finds(shape: tuple[int, int], sol
     objective = cvxpy.sum(cvxpy.multiply(s.numpy(), x)) - cvxpy.sum_squares(chol @ x) / 2
     problem = cvxpy.Problem(cvxpy.Maximize(objective), [cvxpy.sigma_max(x) <= 1])
     problem.solve(solver=cvxpy.CLARABEL)
-    tolerance = 1e-5 if solver == "frank-wolfe" else 1e-10
+    tolerance = 1e-4 if solver == "frank-wolfe" else 1e-10  # its gap falls as 1/K only
     potential = Regularized(solver=solver, tolerance=tolerance)  # type: ignore[arg-type]
     assert potential.solve(s, smoothing).converged
     expected = problem.value + root.trace().item() / 2
@@ -186,7 +192,7 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     dtype = draw(st.sampled_from([torch.float32, F64]))
     m, n = draw(st.sampled_from([(1, 1), (1, 5), (5, 1), (3, 3), (2, 6), (6, 2)]))
     batch = draw(st.sampled_from([(), (2,), (0,)]))
-    limit = 8 if dtype == torch.float32 else 60
+    limit = 12 if dtype == torch.float32 else 140
     seed = draw(st.integers(0, 2**16))
 
     def part(rows: int, columns: int, offset: int) -> Tensor:
@@ -293,13 +299,17 @@ def test_a_batch_is_its_matrices_and_the_smoothing_broadcasts(potential: Potenti
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("potential", POTENTIALS, **BY_NAME)
 def test_lower_precision_agrees_with_float64(potential: Potential, dtype: torch.dtype) -> None:
-    s, smoothing = normal(3, 5, dtype=dtype), spd(3).to(dtype)
-    smoothing = (smoothing + smoothing.mT) / 2
+    m, n = 3, 5
+    s, smoothing = normal(m, n, dtype=dtype), spd(m, dtype=torch.float32)
     value, gradient = potential.value(s, smoothing), potential.gradient(s, smoothing)
+    assert value.dtype == gradient.dtype == dtype
     wide = s.double(), smoothing.double()
-    eps = max(torch.finfo(dtype).eps, 1e-6)  # one rounding, or condition 10 times float32's eps
+    # The result is rounded once to `dtype`. Before that, float32: the jitter of Cholesky changes Λ
+    # by 8m·eps, hence Ψ by half of that, and the SVD adds a few eps; a gradient moves by the
+    # change of S and L times 1/σ_min, here below 10.
+    eps = torch.finfo(dtype).eps / 2 + (4 * m + 10) * torch.finfo(torch.float32).eps
     torch.testing.assert_close(value.double(), potential.value(*wide), rtol=eps, atol=0)
-    torch.testing.assert_close(gradient.double(), potential.gradient(*wide), rtol=0, atol=2 * eps)
+    torch.testing.assert_close(gradient.double(), potential.gradient(*wide), rtol=0, atol=10 * eps)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0), (2, 2, 0)])
@@ -431,7 +441,7 @@ def test_padded_gaussian_tends_to_hyperbolic() -> None:
     s, smoothing = normal(2, 3), spd(2)
     limit = Hyperbolic().value(s, smoothing), Hyperbolic().gradient(s, smoothing)
     errors = []
-    for width, samples in ((8, 4000), (80, 2000), (800, 400)):
+    for width, samples in ((8, 4000), (80, 4000), (800, 4000)):
         potential = Gaussian(samples=samples, antithetic=True, width=width)
         found = potential.value(s, smoothing / width), potential.gradient(s, smoothing / width)
         errors.append(max((a - b).abs().max().item() for a, b in zip(found, limit, strict=True)))

@@ -79,7 +79,7 @@ def search_admissibility(
     *,
     starts: int = 8,
     steps: int = 100,
-    replicates: int = 256,
+    replicates: int = 128,
     confidence: float = 0.999,
     seed: int = 0,
 ) -> AdmissibilitySearch:
@@ -92,7 +92,7 @@ def search_admissibility(
         starts: random starting points, of many scales, for each of the two ratios (default 8).
         steps: of gradient ascent (default 100); each draws new samples.
         replicates: independent draws of the potential's samples in the final measurement, a quarter
-            of them to choose among the points (default 256; one if nothing is random).
+            of them to choose among the points (default 128; one if nothing is random).
         confidence: of the interval, which takes the mean over replicates for normal (0.999).
         seed: of the starting points.
     """

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -41,42 +41,54 @@ class Options(TypedDict, total=False):
     device: torch.device | str | None  # of the gradients (default: torch's)
 
 
-@dataclass(frozen=True, eq=False)
-class Stream:
+class Stream(Protocol):
     """A sequence of gradients G_1, G_2, … with ‖G_t‖_op ≤ `gradient_bound`.
 
     `oblivious` says that the sequence is fixed in advance, whatever the learner plays; `rounds` is
-    its length, None when it never ends.
+    its length, None when it never ends. Any object with these members can be played.
     """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> Shape: ...  # noqa: D102
+    @property
+    def gradient_bound(self) -> float: ...  # noqa: D102
+    @property
+    def oblivious(self) -> bool: ...  # noqa: D102
+    @property
+    def rounds(self) -> int | None: ...  # noqa: D102
+    def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
+        """G_t for t ≥ 1; `action` is X_t, which an oblivious stream ignores."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Generated:
+    """The stream of gradients unit(t, X_t)·scale, where `unit` is a float64 stack of norm ≤ 1."""
 
     name: str
     shape: Shape
     gradient_bound: float
     dtype: torch.dtype
     device: torch.device
-    oblivious: bool = True
-    rounds: int | None = None
-    _unit: Callable[[int, Tensor | None], Tensor] = field(repr=False, kw_only=True)
-    _scale: float = field(repr=False, kw_only=True)
+    oblivious: bool
+    rounds: int | None
+    scale: float = field(repr=False)
+    unit: Callable[[int, Tensor | None], Tensor] = field(repr=False)
 
     def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
-        """G_t for t ≥ 1; `action` is X_t, which an oblivious stream ignores."""
         _checks.count("t", t)
         if self.rounds is not None and t > self.rounds:
             raise IndexError(
                 f"t = {t} is past the end of the stream {self.name!r}, which has {self.rounds} "
                 f"rounds; play at most that many"
             )
-        scaled = (self._unit(t, action) * self._scale).to(self.dtype)
+        scaled = (self.unit(t, action) * self.scale).to(self.dtype)
         return _oriented(scaled, self.shape).reshape(self.shape)
 
 
-def alternating(
-    shape: Shape,
-    *,
-    rank: int | None = None,
-    **options: Unpack[Options],
-) -> Stream:
+def alternating(shape: Shape, *, rank: int | None = None, **options: Unpack[Options]) -> Stream:
     """½E, then −E, +E, −E, …: the total is ±½E, and a learner that follows it is always wrong.
 
     E has `rank` (default min(m, n)) singular values equal to the bound, the others 0: the leading
@@ -91,10 +103,7 @@ def alternating(
     return s.stream("alternating", unit, exact=s.seed is None)
 
 
-def gaussian(
-    shape: Shape,
-    **options: Unpack[Options],
-) -> Stream:
+def gaussian(shape: Shape, **options: Unpack[Options]) -> Stream:
     """Independent normal entries of deviation G/(√m + √n + 3).
 
     The few matrices whose norm exceeds the bound, at most 12 in 1000, are scaled back to it.
@@ -103,12 +112,7 @@ def gaussian(
     return s.stream("gaussian", lambda t, _: s.gaussian(t))
 
 
-def low_rank(
-    shape: Shape,
-    *,
-    rank: int = 1,
-    **options: Unpack[Options],
-) -> Stream:
+def low_rank(shape: Shape, *, rank: int = 1, **options: Unpack[Options]) -> Stream:
     """U Z_t Vᵀ, Z_t Gaussian of side `rank` (default 1): all share one row and one column space.
 
     U and V have orthonormal columns, drawn once; Z_t is scaled and clipped as in `gaussian`.
@@ -119,12 +123,7 @@ def low_rank(
     return s.stream("low-rank", lambda t, _: left @ s.gaussian(t, rank, rank) @ right.mT)
 
 
-def ill_conditioned(
-    shape: Shape,
-    *,
-    condition: float = 1e3,
-    **options: Unpack[Options],
-) -> Stream:
+def ill_conditioned(shape: Shape, *, condition: float = 1e3, **options: Unpack[Options]) -> Stream:
     """U diag(σ) Z_t, Z_t Gaussian, σ geometric from 1 to 1/condition (default 1000), U fixed.
 
     U is a random basis of the shorter side, on which E[G_tG_tᵀ] has the condition number
@@ -135,19 +134,17 @@ def ill_conditioned(
         raise ValueError(f"condition must be a finite number ≥ 1, got {condition!r}")
     decay = torch.linspace(0, -1, s.short, dtype=torch.float64, device=s.device)
     basis, spectrum = s.orthonormal(s.short, s.short, 0), (condition**decay).unsqueeze(-1)
-    spectrum_norm = float(spectrum.norm())  # E‖diag(σ)Z‖_op ≤ √n·max σ + ‖σ‖ (Chevet)
-    scale = spectrum / (math.sqrt(s.long) + spectrum_norm + _TAIL)
-    return s.stream(
-        "ill-conditioned", lambda t, _: basis @ _clipped(scale * s.draw(noise.normal, t))
-    )
+    # E‖diag(σ)Z‖_op ≤ √n·max σ + ‖σ‖ (Chevet)
+    scale = spectrum / (math.sqrt(s.long) + spectrum.norm() + _TAIL)
+
+    def unit(t: int, action: Tensor | None) -> Tensor:
+        return basis @ _clipped(scale * s.draw(noise.normal, t))
+
+    return s.stream("ill-conditioned", unit)
 
 
 def drifting(
-    shape: Shape,
-    *,
-    period: float = 1000.0,
-    noise_level: float = 0.5,
-    **options: Unpack[Options],
+    shape: Shape, *, period: float = 1000.0, noise_level: float = 0.5, **options: Unpack[Options]
 ) -> Stream:
     """−(1−ν)·Q_t + ν·N_t: the best action is a partial isometry Q_t that turns with the rounds.
 
@@ -169,12 +166,7 @@ def drifting(
     return s.stream("drifting", unit)
 
 
-def sparse(
-    shape: Shape,
-    *,
-    density: float = 0.1,
-    **options: Unpack[Options],
-) -> Stream:
+def sparse(shape: Shape, *, density: float = 0.1, **options: Unpack[Options]) -> Stream:
     """Normal entries, each kept with probability `density` in (0, 1] (default 0.1), the rest 0.
 
     Their deviation is G/(√density·(√m + √n) + 3); larger norms are scaled back to the bound.
@@ -190,12 +182,7 @@ def sparse(
     return s.stream("sparse", unit)
 
 
-def heavy_tailed(
-    shape: Shape,
-    *,
-    degrees: float = 2.0,
-    **options: Unpack[Options],
-) -> Stream:
+def heavy_tailed(shape: Shape, *, degrees: float = 2.0, **options: Unpack[Options]) -> Stream:
     """Independent Student t entries with `degrees` of freedom > 0 (default 2), clipped in norm.
 
     Entries are scaled as in `gaussian`, and a matrix whose norm then exceeds the bound is scaled
@@ -216,10 +203,7 @@ def heavy_tailed(
 
 
 def adversary(
-    shape: Shape,
-    *,
-    kind: Literal["greedy", "orthogonal"] = "greedy",
-    **options: Unpack[Options],
+    shape: Shape, *, kind: Literal["greedy", "orthogonal"] = "greedy", **options: Unpack[Options]
 ) -> Stream:
     """An adaptive opponent, which answers the action X_t = U Σ Vᵀ that it sees.
 
@@ -282,7 +266,7 @@ def replay(
         return _oriented(recorded, s.shape).reshape(-1, s.short, s.long)
 
     stream = s.stream("replay", unit, rounds=len(recording))
-    return stream if bound is not None else replace(stream, _scale=1.0)
+    return stream if bound is not None else replace(stream, scale=1.0)
 
 
 class Entry(NamedTuple):
@@ -358,14 +342,14 @@ class _Setting:
         exact: bool = False,
         oblivious: bool = True,
         rounds: int | None = None,
-    ) -> Stream:
+    ) -> _Generated:
         """The stream of gradients `unit` of norm ≤ 1; `exact` if the dtype holds their entries."""
         # Rounding moves each entry by eps/2 of itself, the norm by eps·√short/2, and as much again
         # covers entries that become subnormal.
         slack = torch.finfo(self.dtype).eps * math.sqrt(self.short) + self.long * _ROUNDING
         scale = _rounded_down(self.bound, self.dtype) * (1 if exact else 1 - slack)
-        options = (name, self.shape, self.bound, self.dtype, self.device, oblivious, rounds)
-        return Stream(*options, _unit=unit, _scale=scale)
+        setting = (self.shape, self.bound, self.dtype, self.device)
+        return _Generated(name, *setting, oblivious, rounds, scale, unit)
 
     def draw(
         self,
@@ -414,9 +398,10 @@ class _Setting:
     def quarter_turn(self) -> Tensor:
         """[I 0]J, J = −Jᵀ: coordinate i of the longer side goes to i + ⌊n/2⌋, that one to −i."""
         half = self.long // 2
-        j = torch.diag(torch.ones(self.long - half, dtype=torch.float64), half)
+        ones = torch.ones(self.long - half, dtype=torch.float64, device=self.device)
+        j = ones.diag(half)
         j[:, 2 * half :] = 0  # the coordinate without a partner
-        return (j - j.mT)[: self.short].to(self.device)
+        return (j - j.mT)[: self.short]
 
     @property
     def _games(self) -> int:
@@ -457,7 +442,7 @@ def _oriented(x: Tensor, shape: Shape) -> Tensor:
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:
     """The largest number of `dtype` that is at most `value`."""
-    nearest = torch.tensor(value, dtype=dtype)
+    nearest = torch.tensor(value, dtype=dtype, device="cpu")
     if float(nearest) > value:
         nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
     return float(nearest)

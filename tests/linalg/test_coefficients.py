@@ -70,6 +70,14 @@ def test_single_quintic_equioscillates(lower):
     assert error[-1] == pytest.approx(-level, rel=1e-9, abs=rounding)
 
 
+@pytest.mark.parametrize("lower", [0.999989, 0.999991, 0.9999999, 1.0])
+def test_narrow_interval_is_flat_to_rounding(lower):
+    """A quintic that agrees with 1 to third order at the centre errs by 5(1−l)³/16 at the ends."""
+    (p,) = polar_express(lower, 1, safety=0.0, cushion=0.0)
+    error = abs(1 - evaluate(p, np.linspace(lower, 1.0, 1001))).max()
+    assert error <= 5 * (1 - lower) ** 3 / 16 + 4 * 2.0**-52 * max(map(abs, p))
+
+
 @pytest.mark.parametrize("lower", [1e-3, 0.0241, 0.1, 0.5, 0.9])
 def test_single_quintic_is_minimax(lower):
     """The linear program min E, |1 − p(x)| ≤ E on a grid, which can only be better by O(h²)."""

@@ -85,6 +85,15 @@ def test_full_rank_against_the_svd(method, shape, dtype, fraction, seed):
     assert error <= eps(dtype) ** 0.75 + rounding(s, sigma.min().item())
 
 
+@pytest.mark.parametrize("log_cond", [0, 2, 4])
+def test_reference_errs_by_the_last_rounding_only(log_cond):
+    """In float32 at any condition number: ‖ΔP‖_F ≤ eps/2·‖P‖_F, as if the SVD were exact."""
+    s = with_spectrum((96, 128), spectrum((96, 128), log_cond))[0].float()
+    u, _, vh = torch.linalg.svd(s.double(), full_matrices=False)
+    error = torch.linalg.matrix_norm(polar(s).double() - u @ vh)
+    assert error <= eps(torch.float32) / 2 * math.sqrt(96) * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @examples
 @given(shape=shapes, dtype=st.sampled_from(FULL), data=st.data(), seed=seeds)

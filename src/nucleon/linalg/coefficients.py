@@ -171,8 +171,8 @@ def _minimax_quintic(lower: float, upper: float) -> Quintic:
     exchange moves the inner points to the turning points of p until E no longer grows.
     """
     l = lower / upper
-    if l > 1 - 1e-5:  # the limit l → 1; its error 5(1−l)³/16 is below rounding
-        return _scaled((1.875, -1.25, 0.375), 1.0, 1 / upper)
+    if l > 1 - 1e-5:  # the limit, centred: its error 5(1−l)³/16 is below rounding
+        return _scaled((1.875, -1.25, 0.375), 1.0, 2 / (lower + upper))
     points, level = (l, (3 * l + 1) / 4, (l + 3) / 4, 1.0), 0.0
     while True:
         p, new_level = _level(points)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon import _checks, moments, noise
-from nucleon.optim import options, stacks
+from nucleon.optim import diagnostics, options, stacks
 from nucleon.optim.stacks import Stack
 
 SCHEMA = 1
@@ -30,6 +30,9 @@ LARGEST_STACK = 2**26
 """Entries of the largest stack: 256 MiB a float32 copy."""
 _EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
 _SLICES = 1 << 20  # streams are parameter·2²⁰ + slice
+
+
+States = list[dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,15 @@ class MatrixOptimizer(Optimizer, ABC):
         super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
 
     @abstractmethod
-    def _direction(self, total: Tensor, gram: Tensor | None, situation: Situation) -> Tensor:
-        """P (b, m, n) from S (b, m, n) and M̂ (b, m, m), m ≤ n: the hook, free of host syncs."""
+    def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
+        """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n: the hook, free of host syncs.
+
+        A method without a Gram is given an empty smoothing.
+        """
+
+    def _smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+        """The factor c in Λ = c(G²β₁⁻²I + M̂)."""
+        return group["smoothing_scale"]
 
     @abstractmethod
     def _check_options(self, group: Mapping[str, Any]) -> None:
@@ -130,6 +140,35 @@ class MatrixOptimizer(Optimizer, ABC):
                             f"expected {tuple(value.shape)}; the models differ"
                         )
 
+    # ------------------------------------------------------------------ looking at it
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, float]:
+        """What the optimizer is doing to each matrix, as a flat dict; synchronizes once.
+
+        Keys are "{optimizer}/{parameter}/{quantity}", with the parameter's name where it was given
+        one, else its index; for a 3-D parameter "{parameter}.{slice}". The direction P is that of
+        the present state, S = Ĝ. Quantities: `update_norm` ‖P‖_op, `smoothing_share`
+        Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F,
+        `skipped` steps.
+        """
+        return diagnostics.collect(self)
+
+    def stacks_of(self, params: Iterable[Tensor]) -> list[tuple[Stack, States]]:
+        """Stacks of parameters of one group, each with the state of its pieces, in order."""
+        built = stacks.build(params, self.largest_stack)
+        return [(stack, [self.state[piece.param] for piece in stack.pieces]) for stack in built]
+
+    def directions(
+        self, stack: Stack, states: States, group: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(S, Λ, P) of the present state, S = Ĝ, each (b, …); Λ is empty without a Gram."""
+        dtype = _checks.work_dtype(stack.pieces[0].param.dtype)
+        total = stack.gather((s["total"] for s in states), dtype)
+        smoothing = self._smoothing(stack, states, group)
+        situation = _situation(stack, states, group)
+        return total, smoothing, self._direction(total, smoothing, situation)
+
     # ------------------------------------------------------------------ the step
 
     @overload
@@ -151,30 +190,30 @@ class MatrixOptimizer(Optimizer, ABC):
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
             with torch.autocast(device.type, enabled=False):
                 active = (p for p in group["params"] if p.grad is not None)
-                for stack in stacks.build(active, self.largest_stack):
-                    self._update(stack, group)
+                for stack, states in self.stacks_of(active):
+                    self._update(stack, states, group)
         return loss
 
-    def _update(self, stack: Stack, group: dict[str, Any]) -> None:
+    def _update(self, stack: Stack, states: States, group: dict[str, Any]) -> None:
         params = [piece.param for piece in stack.pieces]
-        states = [cast(dict[str, Tensor], self.state[p]) for p in params]
         dtype = _checks.work_dtype(params[0].dtype)
         gradient = stack.gather((cast(Tensor, p.grad) for p in params), dtype)
         if group["maximize"]:
             gradient = -gradient
-        finite = gradient.isfinite().all(dim=-1).all(dim=-1)  # (b,)
-        keep = finite[:, None, None]
-        gradient = torch.where(keep, gradient, 0.0)
+        # Skipping is arithmetic, not a branch: the host never learns which matrices it concerns.
+        finite = torch.linalg.vector_norm(gradient, ord=torch.inf, dim=(-2, -1)).isfinite()  # (b,)
+        gradient = torch.where(finite[:, None, None], gradient, 0.0)
 
         momentum: float = group["momentum"]
-        old = stack.gather((s["total"] for s in states), dtype)
-        total = torch.where(keep, moments.accumulate_total(old, gradient, momentum), old)
-        gram = self._advance_gram(stack, states, gradient, keep, group)
-        situation = Situation(
-            group, stack.gather_own(s["stream"] for s in states), states[0]["step"]
+        total = stack.gather((s["total"] for s in states), dtype)
+        total = moments.accumulate_total(total, gradient, _unless_skipped(momentum, finite, dtype))
+        self._advance_gram(stack, states, gradient, finite, group)
+        smoothing, situation = (
+            self._smoothing(stack, states, group),
+            _situation(stack, states, group),
         )
         ahead = momentum * total + gradient if group["nesterov"] else total
-        direction = torch.where(keep, self._direction(ahead, gram, situation), 0.0)
+        direction = self._direction(ahead, smoothing, situation)
 
         for piece, state, new in zip(stack.pieces, states, stack.split(total), strict=True):
             piece.view(state["total"]).copy_(new)
@@ -185,41 +224,47 @@ class MatrixOptimizer(Optimizer, ABC):
     def _advance_gram(
         self,
         stack: Stack,
-        states: list[dict[str, Tensor]],
+        states: States,
         gradient: Tensor,
-        keep: Tensor,
-        group: dict[str, Any],
-    ) -> Tensor | None:
+        finite: Tensor,
+        group: Mapping[str, Any],
+    ) -> None:
         if not self.has_gram:
-            return None
-        old = stack.gather_own(s["gram"] for s in states)
+            return
         discount = group["momentum"] if group["beta2"] is None else math.sqrt(group["beta2"])
-        gram = torch.where(keep, moments.accumulate_gram(old, gradient, discount), old)
+        old = stack.gather_own(s["gram"] for s in states)
+        gram = moments.accumulate_gram(old, gradient, _unless_skipped(discount, finite, old.dtype))
         for piece, state, new in zip(stack.pieces, states, stack.split(gram), strict=True):
             piece.own(state["gram"]).copy_(new)
-        return gram
+
+    def _smoothing(self, stack: Stack, states: States, group: Mapping[str, Any]) -> Tensor:
+        if not self.has_gram:
+            return torch.empty(0, device=states[0]["total"].device)
+        m, n = sorted(stack.pieces[0].param.shape[-2:])
+        plain = moments.smoothing(
+            stack.gather_own(s["gram"] for s in states),
+            gradient_bound=group["gradient_bound"],
+            discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
+        )
+        return self._smoothing_scale(group, m, n) * plain
 
     def _write(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
-        """W ← W − lr·s·scale·P − lr·wd·W, the decay only where the step was not skipped."""
+        """W ← W − lr·s·scale·P − lr·wd·W, where the step was not skipped."""
         group, lr = at.group, at.group["lr"]
-        size = lr
-        if group["steps"] == "exponential":
-            size = lr * self._random_length(at, direction)
-        change = direction * size
-        weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+        length = self._random_length(at, direction) if group["steps"] == "exponential" else 1.0
+        change = direction * (lr * length * finite.to(direction.dtype))[:, None, None]
         for piece, part in zip(stack.pieces, stack.split(change), strict=True):
             part.mul_(options.scale_factor(group["scale"], *piece.param.shape[-2:]))
         if group["weight_decay"]:
+            weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
             decay = lr * group["weight_decay"] * weights * finite[:, None, None]
-            if group["cautious"]:
-                decay = decay * (weights * direction > 0)
-            change = change + decay
-        new = weights - change
-        dtype = stack.pieces[0].param.dtype
-        if group["stochastic_rounding"] and dtype == torch.bfloat16:
-            new = self._round_stochastically(new, at)
-        for piece, part in zip(stack.pieces, stack.split(new), strict=True):
-            piece.view(piece.param).copy_(part)
+            change = change + (decay * (weights * direction > 0) if group["cautious"] else decay)
+        if group["stochastic_rounding"] and stack.pieces[0].param.dtype == torch.bfloat16:
+            weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
+            change = weights - self._round_stochastically(weights - change, at)
+        for piece, part in zip(stack.pieces, stack.split(change), strict=True):
+            piece.view(piece.param).sub_(part)
 
     def _random_length(self, at: Situation, like: Tensor) -> Tensor:
         """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
@@ -263,6 +308,15 @@ class MatrixOptimizer(Optimizer, ABC):
                     f"the gradient of a parameter of shape {tuple(param.shape)} is not finite; "
                     f"nonfinite='skip' would leave it out of this step"
                 )
+
+
+def _situation(stack: Stack, states: States, group: Mapping[str, Any]) -> Situation:
+    return Situation(group, stack.gather_own(s["stream"] for s in states), states[0]["step"])
+
+
+def _unless_skipped(rate: float, finite: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rate (b,), but 1 where the gradient was not finite, so that the moment stays as it is."""
+    return torch.where(finite, rate, 1.0).to(dtype)
 
 
 def _check_params(params: Iterable[object]) -> None:

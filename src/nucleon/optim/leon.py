@@ -1,12 +1,12 @@
 """Leon: the O2NC optimizer of FAML (Algorithm 3), Muon with a smoothed direction."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, cast, final
+from typing import Any, ClassVar, Literal, Unpack, final
 
 import torch
 from torch import Tensor
 
-from nucleon import _checks, moments
+from nucleon import _checks
 from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
 from nucleon.optim.base import LARGEST_STACK, MatrixOptimizer, Situation
 from nucleon.optim.muon import polynomials
@@ -67,13 +67,8 @@ class Leon(MatrixOptimizer):
         _checks.choice("method", group["method"], LEON_METHODS)
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
-    def _direction(self, total: Tensor, gram: Tensor | None, situation: Situation) -> Tensor:
+    def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
         group = situation.group
-        smoothing = group["smoothing_scale"] * moments.smoothing(
-            cast(Tensor, gram),
-            gradient_bound=group["gradient_bound"],
-            discount=group["momentum"] or 1.0,
-        )
         return augmented_direction(total, smoothing, group["method"], group["iterations"])
 
 
@@ -87,8 +82,11 @@ def augmented_direction(
         return exact.to(total.dtype)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
-    # One restart after the second quintic is where the rounding errors of B would begin to show.
-    restarts = range(2, iterations, 3) if method == "polar-express" else range(5, iterations, 5)
+    # Five quintics amplify the rounding of B too little to matter; more of them need restarts.
+    every = 5 if method == "newton-schulz" or iterations <= 5 else 2
     return augmented_polynomial(
-        total, smoothing, polynomials(method, iterations), restarts=restarts
+        total,
+        smoothing,
+        polynomials(method, iterations),
+        restarts=range(every, iterations, every),
     )

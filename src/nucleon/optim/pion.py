@@ -4,12 +4,12 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, cast, final
+from typing import Any, ClassVar, Literal, Unpack, final
 
 import torch
 from torch import Tensor
 
-from nucleon import _checks, moments, noise
+from nucleon import _checks, noise
 from nucleon.optim.base import LARGEST_STACK, MatrixOptimizer, Situation
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
 from nucleon.optim.options import Options
@@ -81,14 +81,12 @@ class Pion(MatrixOptimizer):
             _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
         Gaussian(samples=group["samples"], antithetic=group["antithetic"])  # checks the pair
 
-    def _direction(self, total: Tensor, gram: Tensor | None, situation: Situation) -> Tensor:
+    def _smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+        return perturbation(group["smoothing_scale"], m, n)[0]
+
+    def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
         group, (m, n) = situation.group, total.shape[-2:]
-        scale, width = perturbation(group["smoothing_scale"], m, n)
-        smoothing = scale * moments.smoothing(
-            cast(Tensor, gram),
-            gradient_bound=group["gradient_bound"],
-            discount=group["momentum"] or 1.0,
-        )
+        width = perturbation(group["smoothing_scale"], m, n)[1]
         root, _ = cholesky_root(smoothing)
         padded = torch.nn.functional.pad(total, (0, width - n))
         samples, mean = group["samples"], torch.zeros_like(total)

@@ -1,0 +1,190 @@
+"""What every learner is: a player of the online game, with a state, a bound and a certificate."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.regret import Certificate, Ledger, Shape, game_shape, saved
+
+SCHEMA = 1
+
+
+class Learner(ABC):
+    """Plays X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` gives X_t, `observe` takes its answer G_t.
+
+    A final class says how to absorb a gradient (`_absorb`), how to act on what was absorbed
+    (`_act`), which tensors hold it (`state_names`) and what its theorem promises (`bound`).
+    """
+
+    name: ClassVar[str]
+    theorem: ClassVar[str]
+    state_names: ClassVar[tuple[str, ...]]
+    """Attributes that hold the state, all tensors."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        radius: float = 1.0,
+        discount: float = 1.0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        validate: bool = True,
+    ) -> None:
+        self.shape = game_shape(shape)
+        self.radius = _checks.positive("radius", radius)
+        self.discount = _checks.fraction("discount", discount, closed="1")
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        if self.dtype not in _checks.FULL_DTYPES:
+            raise TypeError(
+                f"dtype must be torch.float32 or torch.float64, got {self.dtype}; the sums of a "
+                f"long game do not fit half precision"
+            )
+        device = torch.get_default_device() if device is None else device
+        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        self.validate = validate
+        self.rounds = 0
+        """Gradients observed so far."""
+        self.unplayed = 0
+        """Those among them that answered no action."""
+        self._action: Tensor | None = None
+
+    # ------------------------------------------------------------------ what a final class says
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The options that decide what is played, as plain values."""
+
+    @abstractmethod
+    def bound(self) -> Tensor:
+        """The theorem's bound on the regret so far, float64, () or (b,); infinite without one."""
+
+    @abstractmethod
+    def _act(self) -> Tensor:
+        """X_t from the state."""
+
+    @abstractmethod
+    def _absorb(self, gradient: Tensor) -> None:
+        """Enter G_t into the state, all of it or, on an error, nothing."""
+
+    def _conditions(self) -> tuple[str, ...]:
+        """What the bound is conditional on."""
+        unchecked = "every gradient was finite and within the bound, which validate=False left open"
+        played = f"an action was also played in the {self.unplayed} rounds observed without one"
+        return (unchecked,) * (not self.validate) + (played,) * bool(self.unplayed)
+
+    def _refusal(self, oblivious: bool) -> str | None:
+        """Why no theorem applies, if none does."""
+        return None
+
+    # ------------------------------------------------------------------ the game
+
+    @torch.no_grad()
+    def play(self) -> Tensor:
+        """X_t, the same until the next gradient; X_1 = 0."""
+        if self._action is None:
+            self._action = self._act()
+        return self._action.clone()
+
+    @torch.no_grad()
+    def observe(self, gradient: Tensor, *, unplayed: bool = False) -> None:
+        """Take G_t, the answer to X_t; on an error nothing changes.
+
+        Args:
+            gradient: of the learner's shape, dtype and device.
+            unplayed: True says that this gradient answers no action, so that `play` need not come
+                first (default False).
+        """
+        if self._action is None and not unplayed:
+            raise RuntimeError(
+                "observe() needs the action that its gradient answers; call play() first, or pass "
+                "unplayed=True for a gradient that answers none"
+            )
+        if self.validate:
+            self._check(gradient)
+        self._absorb(gradient)
+        self._action = None
+        self.rounds += 1
+        self.unplayed += unplayed
+
+    def certificate(self, ledger: Ledger, *, oblivious: bool = False) -> Certificate:
+        """The ledger's regret beside `bound`, with what it is conditional on.
+
+        Args:
+            ledger: the record of this learner's game.
+            oblivious: whether all gradients were fixed before the game (default False).
+        """
+        mine = (self.shape, self.radius, self.discount, self.rounds - self.unplayed)
+        if mine != (ledger.shape, ledger.radius, ledger.discount, ledger.rounds):
+            raise ValueError(
+                f"the ledger is of another game: its shape, radius, discount and rounds are "
+                f"{(ledger.shape, ledger.radius, ledger.discount, ledger.rounds)}, the learner's "
+                f"{mine}"
+            )
+        return Certificate(
+            ledger.regret(),
+            self.bound(),
+            self.theorem,
+            self._conditions(),
+            self._refusal(oblivious),
+        )
+
+    def _check(self, gradient: object) -> None:
+        tensor = _checks.matrix("gradient", gradient, dtypes=(self.dtype,))
+        if tuple(tensor.shape) != self.shape:
+            raise ValueError(
+                f"gradient must have the learner's shape {self.shape}, got {tuple(tensor.shape)}"
+            )
+        if tensor.device != self.device:
+            raise ValueError(
+                f"gradient is on {tensor.device} but the learner is on {self.device}; move one: "
+                f"gradient.to({str(self.device)!r})"
+            )
+
+    # ------------------------------------------------------------------ the state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the rest of the game depends on, as copies: tensors and plain values."""
+        action = None if self._action is None else self._action.clone()
+        return {
+            **self._identity(),
+            "rounds": self.rounds,
+            "unplayed": self.unplayed,
+            "action": action,
+            **{name: getattr(self, name).clone() for name in self.state_names},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same learner, shape and options; refuse any other."""
+        for name, own in self._identity().items():
+            if state.get(name) != own:
+                raise ValueError(
+                    f"the state has {name}={state.get(name)!r}, this learner {own!r}; "
+                    f"load it into a learner built like the one that saved it"
+                )
+        rounds = _checks.count("rounds", state.get("rounds", None), minimum=0)
+        unplayed = _checks.count("unplayed", state.get("unplayed", None), minimum=0)
+        action = state.get("action")
+        if action is not None:
+            action = saved(
+                state, "action", torch.empty(self.shape, dtype=self.dtype).to(self.device)
+            )
+        tensors = {name: saved(state, name, getattr(self, name)) for name in self.state_names}
+        self.rounds, self.unplayed, self._action = rounds, unplayed, action
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must agree for a state to be this learner's."""
+        own = {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
+        return {
+            "learner": self.name,
+            "schema": SCHEMA,
+            "dtype": str(self.dtype),
+            **own,
+            "options": self.options(),
+        }

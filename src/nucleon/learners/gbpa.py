@@ -1,0 +1,385 @@
+"""The gradient-based prediction algorithm: one learner, four potentials (Sections 3 to 5).
+
+    X_1 = 0,  X_{t+1} = −D ∇Ψ(S_t; Λ_t),  Λ_t = (G²I + M_t)/η²,  η = √(α/β)
+
+with S_t = ΣG_s and M_t = ΣG_sG_sᵀ. The discounted game is the plain one on γ^{-t}G_t with the bound
+Gγ^{-(t+1)}; ∇Ψ does not change when S and Λ^{1/2} are scaled alike, so it is played on the sums
+Ĝ_t = Σγ^{t-s}G_s and M̂_t = Σγ^{2(t-s)}G_sG_sᵀ with Λ̂_t = (G²γ^{-2}I + M̂_t)/η², which never
+overflow. The sums are float64 and live on the short side: tall matrices are transposed.
+"""
+
+from abc import abstractmethod
+from dataclasses import asdict
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, final
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, moments, theory
+from nucleon.learners.base import Learner
+from nucleon.linalg.augmented import AugmentedMethod
+from nucleon.linalg.norms import nuclear_norm, operator_norm
+from nucleon.linalg.polar import Method as PolarMethod
+from nucleon.linalg.projections import Solver
+from nucleon.potentials import Gaussian, Hyperbolic, Nuclear, Potential, Regularized
+from nucleon.regret import Shape
+
+OnExcess = Literal["raise", "clip", "grow"]
+
+
+class GameOptions(TypedDict, total=False):
+    """Keyword options of every GBPA learner."""
+
+    radius: float
+    """D of the ball ‖X‖_op ≤ D (default 1.0)."""
+    gradient_bound: float | Tensor | None
+    """G ≥ ‖G_t‖_op, one for all games or one for each, (b,). None: not known, see `on_excess`
+    (default 1.0)."""
+    discount: float
+    """γ in (0, 1] (default 1.0, the plain game)."""
+    eta: float | None
+    """η; None is √(α/β) of the potential, 1 where it has no constants (default None)."""
+    on_excess: OnExcess | None
+    """What to do with a gradient above the bound. "raise" (default for a stated bound): refuse it.
+    "clip": feed its projection onto the ball of that bound; where `gradient_bound` is None the
+    bound is the largest norm of the earlier rounds (Remark B.1, after Cutkosky 2019). "grow": take
+    it and its norm for the bound from now on (default for None: the running maximum). Either way
+    the regret bound grows by 2D·Σγ^{T-t}‖E_t‖_*, E_t the part above the bound in force."""
+    dtype: torch.dtype | None
+    """Of gradients and actions, float32 or float64 (default: torch's)."""
+    device: torch.device | str | None
+    """Of gradients and actions (default: torch's)."""
+    validate: bool
+    """False trusts that gradients have the right shape, are finite and, with "raise", are within
+    the bound; the certificate says so (default True)."""
+
+
+class GBPA(Learner):
+    """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for the potential Ψ that a final class chooses."""
+
+    state_names: ClassVar[tuple[str, ...]] = (
+        *("total", "gram", "level", "excess", "first_nuclear", "first_round"),
+    )
+
+    def __init__(
+        self,
+        shape: Shape,
+        potential: Potential,
+        *,
+        gradient_bound: float | Tensor | None = 1.0,
+        eta: float | None = None,
+        on_excess: OnExcess | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(shape, **options)
+        *batch, rows, columns = self.shape
+        self.tall = rows > columns
+        self.potential = potential
+        self.constants = potential.admissibility(*sorted((rows, columns)))
+        theory_eta = 1.0 if self.constants is None else self.constants.eta
+        self.eta = theory_eta if eta is None else _checks.positive("eta", eta)
+        if on_excess is None:
+            on_excess = "grow" if gradient_bound is None else "raise"
+        _checks.choice("on_excess", on_excess, ("raise", "clip", "grow"))
+        if gradient_bound is None and on_excess == "raise":
+            raise ValueError(
+                "on_excess='raise' needs a gradient_bound to hold gradients to; pass one, or "
+                "on_excess='grow' or 'clip'"
+            )
+        self.on_excess: OnExcess = on_excess
+        zero = torch.zeros(batch, dtype=torch.float64, device=self.device)
+        short, long = sorted((rows, columns))
+        self.total = zero.new_zeros(*batch, short, long)
+        self.gram = zero.new_zeros(*batch, short, short)
+        self.stated_bound = None if gradient_bound is None else self._bound_of(gradient_bound, zero)
+        self.level = zero if self.stated_bound is None else self.stated_bound
+        """The bound in force, G of Λ."""
+        self.excess = zero
+        """Σγ^{T-t}‖E_t‖_*, the nuclear norms of what lay above the bound in force."""
+        self.first_nuclear = zero
+        """‖G_1‖_* of the first gradient that is not zero: before it X = 0 and nothing is lost."""
+        self.first_round = zero.long()
+        """The round it came in, 0 before."""
+
+    @abstractmethod
+    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
+        """∇Ψ(S; Λ) from float64 moments."""
+
+    def options(self) -> dict[str, Any]:
+        """The options that decide what is played, as plain values."""
+        bound = None if self.stated_bound is None else self.stated_bound.tolist()
+        own = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
+        return {**own, **asdict(self.potential)}  # pyright: ignore[reportArgumentType]
+
+    def bound(self) -> Tensor:
+        """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
+        if self.constants is None:
+            return torch.full_like(self.excess, torch.inf)
+        alpha, beta = self.constants.alpha, self.constants.beta
+        return theory.gbpa_bound(alpha=alpha, beta=beta, **self._statistics())
+
+    def _statistics(self) -> dict[str, Any]:
+        """What the bounds of this family take; the first gradient is discounted here already."""
+        age = self.rounds - self.first_round
+        return {
+            **{"gram": self.gram, "gradient_bound": self.level, "radius": self.radius},
+            **{"eta": self.eta, "discount": self.discount, "rounds": 1},
+            "first_nuclear": self.first_nuclear * self.discount**age,
+            "excess": self.excess,
+        }
+
+    def smoothing(self) -> Tensor:
+        """Λ_t = (G²γ^{-2}I + M̂_t)/η² of the rounds so far, on the short side, float64."""
+        return moments.smoothing(
+            self.gram, gradient_bound=self.level, eta=self.eta, discount=self.discount
+        )
+
+    def _act(self) -> Tensor:
+        if self.rounds == 0:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        action = -self.radius * self._direction(self.total, self.smoothing()).to(self.dtype)
+        return action.mT if self.tall else action
+
+    def _absorb(self, gradient: Tensor) -> None:
+        gradient = gradient.mT if self.tall else gradient
+        gradient = gradient.to(torch.float64).contiguous()
+        fed, level, excess = self._within_bound(gradient)
+        gram = moments.accumulate_gram(self.gram, fed, self.discount)
+        if self.validate:
+            _checks.finite("the Gram matrix of the gradients", gram)
+        self.total = moments.accumulate_total(self.total, fed, self.discount)
+        self.gram, self.level = gram, level
+        self.excess = self.discount * self.excess + excess
+        if not self._begun:
+            fresh = (self.first_round == 0) & (fed != 0).any(-1).any(-1)
+            self.first_nuclear = torch.where(fresh, nuclear_norm(fed), self.first_nuclear)
+            self.first_round = torch.where(fresh, self.rounds + 1, self.first_round)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether every game has had a gradient that is not zero."""
+        return bool((self.first_round > 0).all())
+
+    def _within_bound(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is fed for G_t, the bound in force from now on, and ‖E_t‖_* above the old one."""
+        inside = gradient, self.level, torch.zeros_like(self.excess)
+        if self.on_excess == "raise" and not self.validate:
+            return inside
+        if bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):  # ‖G‖_op ≤ ‖G‖_F
+            return inside
+        norm = operator_norm(gradient)
+        rounding = 8 * self.gram.shape[-1] * torch.finfo(self.dtype).eps
+        if bool((norm <= self.level * (1 + rounding)).all()):
+            return inside
+        if self.on_excess == "raise":
+            raise ValueError(
+                f"gradient has operator norm {norm.max().item():.6g}, above gradient_bound="
+                f"{self.level.max().item():.6g}; state a larger bound, or pass on_excess='clip' or "
+                f"'grow'"
+            )
+        fixed = self.on_excess == "clip" and self.stated_bound is not None
+        # The first gradient of a game answers X_1 = 0: it enters L_1 whole and costs nothing more.
+        limit = torch.where(self.first_round > 0, self.level, self.level if fixed else norm)
+        excess = theory.spectral_excess(gradient, limit)
+        fed = _clipped(gradient, limit) if self.on_excess == "clip" else gradient
+        return fed, self.level if fixed else torch.maximum(self.level, norm), excess
+
+    def _conditions(self) -> tuple[str, ...]:
+        grew = self.on_excess == "grow" and (
+            self.stated_bound is None or bool((self.level > self.stated_bound).any())
+        )
+        condition = (
+            f"no gradient exceeds the largest so far, of norm {self.level.max().item():.6g}, which "
+            f"was not known beforehand; the bound moves with it"
+        )
+        return super()._conditions() + (condition,) * grew
+
+    def _bound_of(self, gradient_bound: float | Tensor, batch: Tensor) -> Tensor:
+        """G of every game; its square, which is Λ of the first round, must fit the dtype."""
+        if isinstance(gradient_bound, Tensor):
+            _checks.broadcastable("gradient_bound", gradient_bound.shape, "shape", batch.shape)
+            level = gradient_bound.to(batch).expand_as(batch).clone()
+        else:
+            level = torch.full_like(batch, _checks.positive("gradient_bound", gradient_bound))
+        square, info = (level / self.discount / self.eta) ** 2, torch.finfo(self.dtype)
+        if not bool(((square >= info.tiny) & (square <= info.max)).all()):
+            raise ValueError(
+                f"gradient_bound must be > 0 with a square that {self.dtype} can hold, got "
+                f"{gradient_bound!r}; rescale the gradients or use torch.float64"
+            )
+        return level
+
+
+@final
+class FTL(GBPA):
+    """Follow the leader, Ψ = ‖S‖_*: X_{t+1} = −D·polar(S_t). Its regret can be linear.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games at once.
+        method: of the polar factor (default "svd").
+        options: see `GameOptions`; the bound only enters the reports.
+    """
+
+    name: ClassVar[str] = "ftl"
+    theorem: ClassVar[str] = "none"
+
+    def __init__(
+        self, shape: Shape, *, method: PolarMethod = "svd", **options: Unpack[GameOptions]
+    ) -> None:
+        super().__init__(shape, Nuclear(method), **options)
+
+    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
+        return self.potential.gradient(total.to(self.dtype), smoothing.to(self.dtype))
+
+    def _refusal(self, oblivious: bool) -> str | None:
+        return "the nuclear norm is not smooth, and following the leader can lose linearly"
+
+
+@final
+class FTRL(GBPA):
+    """Follow the regularized leader: X_{t+1} = D·argmin ⟨S, X⟩ + ½Tr XᵀΛ^{1/2}X on the unit ball.
+
+    Each round is solved to a duality gap from the previous solution; the gaps are in the bound.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games at once.
+        solver: of the quadratic projection (default "projected-gradient").
+        tolerance: on the relative gap (default 1e-8).
+        max_iterations: of the solver (default 5000).
+        options: see `GameOptions`.
+    """
+
+    name: ClassVar[str] = "ftrl"
+    theorem: ClassVar[str] = "Theorem 3.2 with Proposition 3.3, and the solver's gaps"
+    state_names: ClassVar[tuple[str, ...]] = (*GBPA.state_names, "start", "gap", "gaps")
+    potential: Regularized
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        solver: Solver = "projected-gradient",
+        tolerance: float = 1e-8,
+        max_iterations: int = 5000,
+        **options: Unpack[GameOptions],
+    ) -> None:
+        super().__init__(shape, Regularized(solver, tolerance, max_iterations), **options)
+        self.start = torch.zeros_like(self.total)
+        """The solution of the previous round, where the next one starts."""
+        self.gap = torch.zeros_like(self.excess)
+        """Of X_t, waiting for G_t."""
+        self.gaps = torch.zeros_like(self.excess)
+        """Σγ^{T-t+1}·gap of X_t, over the rounds observed."""
+
+    def bound(self) -> Tensor:
+        """Theorem 3.2 with α = ½, β = 1, plus D times the solver's gaps."""
+        return theory.ftrl_bound(**self._statistics(), gaps=self.gaps)
+
+    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
+        solution = self.potential.solve(total, smoothing, self.start)
+        self.start, self.gap = solution.x, solution.gap
+        return solution.x
+
+    def _absorb(self, gradient: Tensor) -> None:
+        super()._absorb(gradient)
+        # X_t solves the problem of S_{t-1}, which is one discount older than the gradient.
+        self.gaps = self.discount * (self.gaps + self.gap)
+        self.gap = torch.zeros_like(self.gap)
+
+
+@final
+class FTPL(GBPA):
+    """Follow the perturbed leader: X_{t+1} = −D·mean of polar([S_t 0] + LZ)'s leading block.
+
+    The theorem is on the mean over Z against gradients fixed before Z is drawn. Against one that
+    answers the sampled action the regret is linear: nothing is certified then.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games at once, each with its own noise.
+        samples: draws of Z a round (default 16).
+        seed: of the noise, a function of (seed, stream, round, sample) alone (default 0).
+        stream: identity of the (first) game in the noise (default 0).
+        redraw: a new Z every round; False keeps one for the whole game (default True).
+        antithetic: draw Z in pairs Z, −Z; needs an even number of samples (default False).
+        width: n′ of the perturbed matrix; None is max(n, 2m, m+2), see `potentials.Gaussian`.
+        method: of the polar factors (default "svd").
+        options: see `GameOptions`.
+    """
+
+    name: ClassVar[str] = "ftpl"
+    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1"
+    potential: Gaussian
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        samples: int = 16,
+        seed: int = 0,
+        stream: int = 0,
+        redraw: bool = True,
+        antithetic: bool = False,
+        width: int | None = None,
+        method: PolarMethod = "svd",
+        **options: Unpack[GameOptions],
+    ) -> None:
+        super().__init__(shape, Gaussian(samples, seed, antithetic, width, method), **options)
+        self.stream = stream
+        self.redraw = redraw
+
+    def options(self) -> dict[str, Any]:
+        """The options that decide what is played, as plain values."""
+        return {**super().options(), "stream": self.stream, "redraw": self.redraw}
+
+    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
+        step = self.rounds if self.redraw else 0
+        s, smoothing = total.to(self.dtype), smoothing.to(self.dtype)
+        return self.potential.gradient(s, smoothing, step=step, stream=self.stream)
+
+    def _conditions(self) -> tuple[str, ...]:
+        mean = "the regret is the mean over the noise; this is one draw"
+        return (*super()._conditions(), mean, *_exact(self.potential.method, "svd"))
+
+    def _refusal(self, oblivious: bool) -> str | None:
+        if self.constants is None:
+            return "the perturbed matrix needs at least m+2 columns; pass a larger width"
+        if not oblivious:
+            return "the gradients were not fixed before the noise was drawn"
+        return None
+
+
+@final
+class FAML(GBPA):
+    """Follow the augmented matrix leader: X_{t+1} = −D(S_tS_tᵀ + Λ_t)^{-1/2} S_t.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games at once.
+        method: of the augmented polar factor (default "eigh", the reference).
+        options: see `GameOptions`.
+    """
+
+    name: ClassVar[str] = "faml"
+    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.2"
+    potential: Hyperbolic
+
+    def __init__(
+        self, shape: Shape, *, method: AugmentedMethod = "eigh", **options: Unpack[GameOptions]
+    ) -> None:
+        super().__init__(shape, Hyperbolic(method), **options)
+
+    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
+        return self.potential.gradient(total.to(self.dtype), smoothing.to(self.dtype))
+
+    def _conditions(self) -> tuple[str, ...]:
+        return (*super()._conditions(), *_exact(self.potential.method, "eigh"))
+
+
+def _exact(method: str, reference: str) -> tuple[str, ...]:
+    """The condition that an iterative method adds."""
+    return () if method == reference else (f"the iterations of method={method!r} have converged",)
+
+
+def _clipped(gradient: Tensor, limit: Tensor) -> Tensor:
+    """The nearest matrix of operator norm ≤ limit, one limit for each matrix."""
+    u, sigma, vt = torch.linalg.svd(gradient, full_matrices=False)
+    return (u * torch.minimum(sigma, limit.unsqueeze(-1)).unsqueeze(-2)) @ vt

@@ -1,0 +1,293 @@
+"""Regret as it is, the terms it is made of, and the certificate that puts it beside its bound."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, moments, theory
+from nucleon.linalg.norms import nuclear_norm
+from nucleon.potentials import Potential, Regularized
+
+Shape = tuple[int, ...]
+
+
+class Ledger:
+    """Reg_T = Σ_t γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*, exact and incremental.
+
+    The second term is −min_{‖X‖_op ≤ D} ⟨Ĝ_T, X⟩, the best fixed action in hindsight; its nuclear
+    norm is computed only when `regret` asks for it. Sums are float64 whatever the game's dtype.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games.
+        radius: D (default 1.0).
+        discount: γ in (0, 1]; 1.0 is the plain regret (default).
+        device: of the sums (default: torch's).
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        radius: float = 1.0,
+        discount: float = 1.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.shape = game_shape(shape)
+        self.radius = _checks.positive("radius", radius)
+        self.discount = _checks.fraction("discount", discount, closed="1")
+        self.rounds = 0
+        self.total = torch.zeros(self.shape, dtype=torch.float64, device=device)
+        self.loss = torch.zeros(self.shape[:-2], dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def record(self, gradient: Tensor, action: Tensor) -> None:
+        """Enter the round (G_t, X_t), two tensors of the ledger's shape."""
+        for name, tensor in (("gradient", gradient), ("action", action)):
+            if tuple(tensor.shape) != self.shape:
+                raise ValueError(
+                    f"{name} must have the ledger's shape {self.shape}, got {tuple(tensor.shape)}"
+                )
+        gradient = gradient.double()
+        loss = self.discount * self.loss + (gradient * action).sum((-2, -1))
+        # A NaN or infinite entry makes the sum of products NaN or infinite, even against a zero.
+        _checks.finite("the loss ⟨gradient, action⟩", loss)
+        self.total = moments.accumulate_total(self.total, gradient, self.discount)
+        self.loss = loss
+        self.rounds += 1
+
+    def regret(self) -> Tensor:
+        """Reg_T of every game, shape () or (b,)."""
+        return self.loss + self.radius * nuclear_norm(self.total)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on: plain values and two tensors."""
+        return {**self._options(), "rounds": self.rounds, "total": self.total, "loss": self.loss}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same shape, radius and discount; refuse any other."""
+        for name, own in self._options().items():
+            if state.get(name) != own:
+                raise ValueError(f"the state has {name}={state.get(name)!r}, this ledger {own!r}")
+        total, loss = saved(state, "total", self.total), saved(state, "loss", self.loss)
+        self.rounds = _checks.count("rounds", state["rounds"], minimum=0)
+        self.total, self.loss = total, loss
+
+    def _options(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """A regret beside the bound that a theorem puts on it."""
+
+    regret: Tensor
+    """Reg_T in float64, shape () or (b,)."""
+    bound: Tensor
+    """The theorem's bound, of the same shape; infinite where there is none."""
+    theorem: str
+    """The theorem and, where it matters, the form of it."""
+    conditional_on: tuple[str, ...] = ()
+    """What has to be true besides what was checked, in words."""
+    refusal: str | None = None
+    """Why the theorem does not apply to this game; None where it does."""
+
+    @property
+    def slack(self) -> Tensor:
+        """bound − regret."""
+        return self.bound - self.regret
+
+    @property
+    def holds(self) -> bool:
+        """Whether the theorem applies and every game is within its bound."""
+        return self.refusal is None and bool((self.slack >= 0).all())
+
+    def __str__(self) -> str:
+        """One line on the game with the least slack."""
+        worst = int(self.slack.argmin())
+        regret, bound = self.regret.flatten()[worst].item(), self.bound.flatten()[worst].item()
+        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} {bound:.6g} ({self.theorem})"
+        if self.refusal is not None:
+            return f"{line}; not certified: {self.refusal}"
+        return "; ".join([line, *(f"if {condition}" for condition in self.conditional_on)])
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """Lemma 3.1: Reg_T = underestimation + Σ bregman + Σ stability + first_round.
+
+    The sum telescopes for any numbers Ψ_t; what can fail is that the actions are −D times the
+    derivatives of these Ψ_t, which makes `mismatch` zero, and that each term is within its bound.
+    All terms carry D and their discount. Tensors of one entry a round are (T-1, …), others (…).
+    """
+
+    regret: Tensor
+    """Σ γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*, from the actions."""
+    underestimation: Tensor
+    """D(‖Ĝ_T‖_* − Ψ_T(Ĝ_T)); dominance bounds it by 0."""
+    bregman: Tensor
+    """D·B(S_t + G_{t+1}‖S_t) of Ψ_t, a term a round, from values and their autograd."""
+    bregman_bound: Tensor
+    """D·β/2·Tr GᵀΛ^{-1/2}G."""
+    stability: Tensor
+    """D(Ψ_{t+1}(S_{t+1}) − Ψ_t(S_{t+1})), a term a round."""
+    stability_bound: Tensor
+    """D·α(Tr√Λ_{t+1} − Tr√Λ_t)."""
+    first_round: Tensor
+    """D·Ψ_1(G_1)."""
+    first_round_bound: Tensor
+    """D(‖G_1‖_* + α Tr√Λ_1)."""
+    gap: Tensor
+    """D times the largest duality gap of a value: what a solver may add to any term."""
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms."""
+        rounds = self.bregman.sum(0) + self.stability.sum(0)
+        return self.underestimation + rounds + self.first_round
+
+    @property
+    def mismatch(self) -> Tensor:
+        """regret − total: Σ⟨G_t, X_t + D∇Ψ⟩, zero where the actions are the derivatives."""
+        return self.regret - self.total
+
+    @property
+    def excess(self) -> dict[str, Tensor]:
+        """How far each kind of term leaves its bound, over all rounds and games; ≤ `gap` is right."""
+        return {
+            "underestimation": self.underestimation.amax(),
+            "bregman": (self.bregman - self.bregman_bound).amax(),
+            "stability": (self.stability - self.stability_bound).amax(),
+            "first_round": (self.first_round - self.first_round_bound).amax(),
+        }
+
+
+def decompose(
+    potential: Potential,
+    gradients: Tensor,
+    actions: Tensor,
+    *,
+    radius: float = 1.0,
+    gradient_bound: float = 1.0,
+    eta: float | None = None,
+    discount: float = 1.0,
+) -> Decomposition:
+    """Lemma 3.1's terms of a recorded game, in float64.
+
+    In the discounted game they are those of the plain one on γ^{-t}G_t, times γ^T; every potential
+    is homogeneous, so with Ĝ, Λ̂ the round's terms are γB(Ĝ + G/γ‖Ĝ; Λ̂) and
+    Ψ(Ĝ'; Λ̂') − Ψ(Ĝ'; γ²Λ̂). A random potential uses one Z in all rounds: its terms stay within
+    their bounds in the mean, and the actions must come from that Z.
+
+    Args:
+        potential: Ψ.
+        gradients: G_1 … G_T, (T, …, m, n) with T ≥ 2; tall ones are transposed.
+        actions: X_1 … X_T, of the same shape.
+        radius: D (default 1.0).
+        gradient_bound: G (default 1.0).
+        eta: η; None is √(α/β) of the potential, 1 where it has none.
+        discount: γ (default 1.0).
+    """
+    gradients, actions = _checks.matrix("gradients", gradients), _checks.matrix("actions", actions)
+    if gradients.ndim < 3 or gradients.shape != actions.shape or len(gradients) < 2:
+        raise ValueError(
+            f"gradients and actions must both be (T, …, m, n) with T ≥ 2, got "
+            f"{tuple(gradients.shape)} and {tuple(actions.shape)}; use torch.stack"
+        )
+    if gradients.shape[-2] > gradients.shape[-1]:
+        gradients, actions = gradients.mT, actions.mT
+    ledger = Ledger(tuple(gradients.shape[1:]), radius=radius, discount=discount)
+    for gradient, action in zip(gradients, actions, strict=True):
+        ledger.record(gradient, action)
+    terms = _Terms(potential, tuple(gradients.shape[-2:]))
+    step = terms.eta if eta is None else _checks.positive("eta", eta)
+
+    def smoothing(gram: Tensor) -> Tensor:
+        return moments.smoothing(gram, gradient_bound=gradient_bound, eta=step, discount=discount)
+
+    total = gradients[0].double()
+    gram = total @ total.mT
+    level = smoothing(gram)
+    first, first_bound = terms.first_round(total, level)
+    rounds: list[tuple[Tensor, ...]] = []
+    for gradient in gradients[1:].double():
+        bregman = terms.bregman(total, gradient / discount, level)
+        total = moments.accumulate_total(total, gradient, discount)
+        gram = moments.accumulate_gram(gram, gradient, discount)
+        before, level = discount**2 * level, smoothing(gram)
+        stability = terms.stability(total, before, level)
+        rounds.append((discount * bregman[0], discount * bregman[1], *stability))
+    ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=total.device)
+    weights = radius * discount ** ages.reshape(-1, *(1 for _ in total.shape[:-2]))
+    series = [weights * torch.stack(term) for term in zip(*rounds, strict=True)]
+    oldest = radius * discount ** len(rounds)
+    return Decomposition(
+        ledger.regret(),
+        radius * (nuclear_norm(total) - terms.value(total, level)),
+        *series,
+        oldest * first,
+        oldest * first_bound,
+        radius * terms.gap,
+    )
+
+
+def game_shape(shape: Shape) -> Shape:
+    """`shape` as a tuple if it is (m, n), or (b, m, n) for b games."""
+    shape = tuple(shape)
+    if len(shape) not in (2, 3):
+        raise ValueError(f"shape must be (m, n) or (b, m, n), got {shape}")
+    for side in shape:
+        _checks.count("every side of shape", side)
+    return shape
+
+
+def saved(state: Mapping[str, Any], name: str, own: Tensor) -> Tensor:
+    """A copy of the tensor `name` of a saved state, if it is like `own`, on the device of `own`."""
+    tensor = state.get(name)
+    if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+        raise ValueError(
+            f"the state's {name} must be a tensor {tuple(own.shape)} of {own.dtype}, got "
+            f"{getattr(tensor, 'shape', tensor)!r}; it is of another game or damaged"
+        )
+    return tensor.to(own.device, copy=True)
+
+
+class _Terms:
+    """The terms of one potential with their bounds, undiscounted, for D = 1."""
+
+    def __init__(self, potential: Potential, shape: Shape) -> None:
+        self.potential = potential
+        self.constants = potential.admissibility(*shape)
+        self.eta = 1.0 if self.constants is None else self.constants.eta
+        self.gap = torch.zeros((), dtype=torch.float64)
+
+    def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        if isinstance(self.potential, Regularized):
+            gap = self.potential.solve(s.detach(), smoothing).gap
+            self.gap = torch.maximum(self.gap.to(gap.device), gap.amax())
+        return self.potential.value(s, smoothing)
+
+    def first_round(self, gradient: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
+        bound = self._stability_bound(torch.zeros_like(smoothing), smoothing)
+        return self.value(gradient, smoothing), nuclear_norm(gradient) + bound
+
+    def bregman(self, s: Tensor, step: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = s.detach().requires_grad_()
+            value = self.value(leaf, smoothing)
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+        divergence = self.value(s + step, smoothing) - value.detach() - (slope * step).sum((-2, -1))
+        if self.constants is None:
+            return divergence, torch.full_like(divergence, torch.inf)
+        return divergence, theory.bregman_bound(step, smoothing, beta=self.constants.beta)
+
+    def stability(self, s: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        change = self.value(s, after) - self.value(s, before)
+        return change, self._stability_bound(before, after)
+
+    def _stability_bound(self, before: Tensor, after: Tensor) -> Tensor:
+        if self.constants is None:
+            return torch.full(after.shape[:-2], torch.inf, dtype=after.dtype, device=after.device)
+        return theory.stability_bound(before, after, alpha=self.constants.alpha)
