@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -146,6 +146,8 @@ def test_no_two_keys_share_a_shifted_sequence():
     assert drawn.view(torch.int64).unique().numel() == 64 * 64
 
 
+@example(1, 1, [], 1, 0, torch.float32, noise.normal)
+@example(0, 3, [4], 1, 0, torch.float32, noise.normal)
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(0, 9),

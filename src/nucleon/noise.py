@@ -138,7 +138,8 @@ def _words(
         key, other = key.unsqueeze(-1), other.unsqueeze(-1)
     # Not w·golden alone: a compiler may assume that a multiple of a loop index never overflows.
     counter = torch.arange(pairs, device=device)
-    return _mix((counter ^ key).mul_(_GOLDEN).add_(other)).view(torch.int32)
+    words = _mix((counter ^ key).mul_(_GOLDEN).add_(other))
+    return words.unsqueeze(-1).view(torch.int32).flatten(-2)  # an empty stack may have stride 0
 
 
 def _absorb(key: int | Tensor, word: int | Tensor) -> int | Tensor:

@@ -96,7 +96,7 @@ class Certificate:
 
     @property
     def slack(self) -> Tensor:
-        """bound − regret."""
+        """Bound − regret."""
         return self.bound - self.regret
 
     @property
@@ -150,12 +150,12 @@ class Decomposition:
 
     @property
     def mismatch(self) -> Tensor:
-        """regret − total: Σ⟨G_t, X_t + D∇Ψ⟩, zero where the actions are the derivatives."""
+        """Regret − total = Σ⟨G_t, X_t + D∇Ψ⟩, zero where the actions are the derivatives."""
         return self.regret - self.total
 
     @property
     def excess(self) -> dict[str, Tensor]:
-        """How far each kind of term leaves its bound, over all rounds and games; ≤ `gap` is right."""
+        """The most by which a term of each kind exceeds its bound; right where ≤ `gap`."""
         return {
             "underestimation": self.underestimation.amax(),
             "bregman": (self.bregman - self.bregman_bound).amax(),
@@ -221,15 +221,20 @@ def decompose(
         rounds.append((discount * bregman[0], discount * bregman[1], *stability))
     ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=total.device)
     weights = radius * discount ** ages.reshape(-1, *(1 for _ in total.shape[:-2]))
-    series = [weights * torch.stack(term) for term in zip(*rounds, strict=True)]
+    bregman, bregman_bound, stability, stability_bound = (
+        weights * torch.stack(term) for term in zip(*rounds, strict=True)
+    )
     oldest = radius * discount ** len(rounds)
     return Decomposition(
-        ledger.regret(),
-        radius * (nuclear_norm(total) - terms.value(total, level)),
-        *series,
-        oldest * first,
-        oldest * first_bound,
-        radius * terms.gap,
+        regret=ledger.regret(),
+        underestimation=radius * (nuclear_norm(total) - terms.value(total, level)),
+        bregman=bregman,
+        bregman_bound=bregman_bound,
+        stability=stability,
+        stability_bound=stability_bound,
+        first_round=oldest * first,
+        first_round_bound=oldest * first_bound,
+        gap=radius * terms.gap,
     )
 
 

@@ -273,6 +273,21 @@ def test_report_ignores_rank_noise():
         assert polar(s.float(), method, report=True)[1].converged
 
 
+@pytest.mark.parametrize(
+    ("method", "least", "most"),
+    [("newton-schulz", 4, 9), ("polar-express", 3, 8), ("scaled-newton", 10, 15), ("qdwh", 4, 20)],
+)
+@pytest.mark.parametrize("dtype", FULL)
+@pytest.mark.parametrize("size", [2, 16, 128])
+def test_growth_far_below_the_rank_tolerance(method, least, most, dtype, size):
+    """A tiny σ ends at κ√min(m, n)·σ/(rank_tolerance‖S‖_F), with the κ of the docstring ± ½."""
+    diagonal = torch.ones(size, dtype=dtype)
+    diagonal[-1] = tiny = eps(dtype) / 4
+    p = polar(torch.diag(diagonal), method)
+    kappa = p[-1, -1].item() * eps(dtype) ** 0.5 * (size - 1) ** 0.5 / (tiny * size**0.5)
+    assert least - 0.5 <= kappa <= most + 0.5
+
+
 def test_rank_tolerance_cuts_the_svd():
     s, _ = with_spectrum((5, 7), [1, 0.5, 1e-2, 1e-4, 1e-6])
     for rank_tolerance, rank in ((1e-7, 5), (1e-5, 4), (1e-3, 3), (0.1, 2), (0.7, 1)):

@@ -218,6 +218,10 @@ def test_gbpa_forms_are_never_above_the_printed_ones(seed, rows, extra):
     assert faml <= theory.faml_bound(gram, **shared) * (1 + RELATIVE)
 
 
+def test_ftpl_constants_by_hand():
+    assert theory.ftpl_constants(3, 20) == pytest.approx((math.sqrt(3) + math.sqrt(20), 1 / 4))
+
+
 def test_padding_brings_ftpl_to_twice_the_trace_slowly():
     products = [math.prod(theory.ftpl_constants(8, width)) for width in (16, 64, 10**4, 10**8)]
     assert products == sorted(products, reverse=True)

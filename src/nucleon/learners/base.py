@@ -134,15 +134,15 @@ class Learner(ABC):
         )
 
     def _check(self, gradient: object) -> None:
+        if isinstance(gradient, Tensor) and gradient.device != self.device:
+            raise ValueError(
+                f"gradient is on {gradient.device} but the learner is on {self.device}; move one: "
+                f"gradient.to({str(self.device)!r})"
+            )
         tensor = _checks.matrix("gradient", gradient, dtypes=(self.dtype,))
         if tuple(tensor.shape) != self.shape:
             raise ValueError(
                 f"gradient must have the learner's shape {self.shape}, got {tuple(tensor.shape)}"
-            )
-        if tensor.device != self.device:
-            raise ValueError(
-                f"gradient is on {tensor.device} but the learner is on {self.device}; move one: "
-                f"gradient.to({str(self.device)!r})"
             )
 
     # ------------------------------------------------------------------ the state

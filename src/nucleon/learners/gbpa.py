@@ -8,6 +8,7 @@ Gγ^{-(t+1)}; ∇Ψ does not change when S and Λ^{1/2} are scaled alike, so it 
 overflow. The sums are float64 and live on the short side: tall matrices are transposed.
 """
 
+import math
 from abc import abstractmethod
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, final
@@ -58,7 +59,12 @@ class GBPA(Learner):
     """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for the potential Ψ that a final class chooses."""
 
     state_names: ClassVar[tuple[str, ...]] = (
-        *("total", "gram", "level", "excess", "first_nuclear", "first_round"),
+        "total",
+        "gram",
+        "level",
+        "excess",
+        "first_nuclear",
+        "first_round",
     )
 
     def __init__(
@@ -122,8 +128,12 @@ class GBPA(Learner):
         """What the bounds of this family take; the first gradient is discounted here already."""
         age = self.rounds - self.first_round
         return {
-            **{"gram": self.gram, "gradient_bound": self.level, "radius": self.radius},
-            **{"eta": self.eta, "discount": self.discount, "rounds": 1},
+            "gram": self.gram,
+            "gradient_bound": self.level,
+            "radius": self.radius,
+            "eta": self.eta,
+            "discount": self.discount,
+            "rounds": 1,
             "first_nuclear": self.first_nuclear * self.discount**age,
             "excess": self.excess,
         }
@@ -168,21 +178,27 @@ class GBPA(Learner):
         if bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):  # ‖G‖_op ≤ ‖G‖_F
             return inside
         norm = operator_norm(gradient)
-        rounding = 8 * self.gram.shape[-1] * torch.finfo(self.dtype).eps
-        if bool((norm <= self.level * (1 + rounding)).all()):
-            return inside
         if self.on_excess == "raise":
-            raise ValueError(
-                f"gradient has operator norm {norm.max().item():.6g}, above gradient_bound="
-                f"{self.level.max().item():.6g}; state a larger bound, or pass on_excess='clip' or "
-                f"'grow'"
-            )
+            self._refuse_above(norm)
+            return inside
         fixed = self.on_excess == "clip" and self.stated_bound is not None
         # The first gradient of a game answers X_1 = 0: it enters L_1 whole and costs nothing more.
         limit = torch.where(self.first_round > 0, self.level, self.level if fixed else norm)
         excess = theory.spectral_excess(gradient, limit)
         fed = _clipped(gradient, limit) if self.on_excess == "clip" else gradient
         return fed, self.level if fixed else torch.maximum(self.level, norm), excess
+
+    def _refuse_above(self, norm: Tensor) -> None:
+        """Raise on a norm above the bound by more than entries rounded to the dtype explain."""
+        rounding = 8 * math.sqrt(self.gram.shape[-1]) * torch.finfo(self.dtype).eps
+        ratio = norm / self.level
+        if bool((ratio > 1 + rounding).any()):
+            game = int(ratio.argmax())
+            raise ValueError(
+                f"gradient has operator norm {norm.flatten()[game].item():.9g}, above "
+                f"gradient_bound={self.level.flatten()[game].item():.9g}; state a larger bound, or "
+                f"pass on_excess='clip' or 'grow'"
+            )
 
     def _conditions(self) -> tuple[str, ...]:
         grew = self.on_excess == "grow" and (

@@ -107,12 +107,18 @@ def polar(
 
 
 def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
-    """U Vᵀ over the singular values above rank_tolerance·σ_max, default max(m, n)·eps."""
+    """U Vᵀ over the singular values above rank_tolerance·σ_max, default max(m, n)·eps.
+
+    GPU solvers return U and V orthogonal to 1e-11 only (float64, side 1024); one Newton–Schulz step
+    squares that error.
+    """
+    if _is_tall(s):
+        return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
         rank_tolerance = max(s.shape[-2:]) * _eps(s)
     u, sigma, vh = torch.linalg.svd(unit_scale(s), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
-    return (u * keep.unsqueeze(-2)) @ vh
+    return _compose((u * keep.unsqueeze(-2)) @ vh, [coefficients.newton_schulz()])
 
 
 def polar_polynomial(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
@@ -196,9 +202,10 @@ def _residual(s: Tensor, p: Tensor, rank_tolerance: float) -> Tensor:
     if s.numel() == 0:
         return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
     u, sigma, _ = torch.linalg.svd(unit_scale(s.double()), full_matrices=False)
+    u = torch.linalg.qr(u).Q  # orthogonal to rounding, which GPU solvers do not give
     keep = sigma > rank_tolerance * sigma[..., :1]  # descending: the first rank(S) ones
     block = (u * keep.unsqueeze(-2)).mT @ p.double()
-    values = torch.linalg.svdvals(block)
+    values = torch.linalg.eigvalsh(block @ block.mT).flip(-1).clamp_min(0).sqrt()
     return torch.where(keep, (1 - values).abs(), 0.0).amax(dim=-1)
 
 

@@ -69,8 +69,8 @@ def _clip(x: Tensor, radius: float = 1.0) -> Tensor:
 class QuadraticSolution:
     """A feasible point of the quadratic projection with a proof of how good it is.
 
-    `value`, `gap` and `relative_gap` are float64 and speak of the solution before it is rounded to
-    the dtype of `s`.
+    `value`, `gap` and `relative_gap` are float64, exact up to its rounding, and speak of the
+    solution before it is rounded to the dtype of `s`.
     """
 
     x: Tensor

@@ -26,8 +26,6 @@ from nucleon.optim import diagnostics, options, stacks
 from nucleon.optim.stacks import Stack
 
 SCHEMA = 1
-LARGEST_STACK = 2**26
-"""Entries of the largest stack: 256 MiB a float32 copy."""
 _EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
 _SLICES = 1 << 20  # streams are parameter·2²⁰ + slice
 
@@ -53,10 +51,7 @@ class MatrixOptimizer(Optimizer, ABC):
     name: ClassVar[str]
     has_gram: ClassVar[bool]
 
-    def __init__(
-        self, params: Any, largest_stack: int, given: Mapping[str, Any], **own: Any
-    ) -> None:
-        self.largest_stack = _checks.count("largest_stack", largest_stack)
+    def __init__(self, params: Any, given: Mapping[str, Any], **own: Any) -> None:
         tag = f"{self.name}/{SCHEMA}"
         super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
 
@@ -154,9 +149,11 @@ class MatrixOptimizer(Optimizer, ABC):
         """
         return diagnostics.collect(self)
 
-    def stacks_of(self, params: Iterable[Tensor]) -> list[tuple[Stack, States]]:
-        """Stacks of parameters of one group, each with the state of its pieces, in order."""
-        built = stacks.build(params, self.largest_stack)
+    def stacks_of(
+        self, group: Mapping[str, Any], params: Iterable[Tensor]
+    ) -> list[tuple[Stack, States]]:
+        """Stacks of some parameters of a group, each with the state of its pieces, in order."""
+        built = stacks.build(params, group["largest_stack"])
         return [(stack, [self.state[piece.param] for piece in stack.pieces]) for stack in built]
 
     def directions(
@@ -190,7 +187,7 @@ class MatrixOptimizer(Optimizer, ABC):
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
             with torch.autocast(device.type, enabled=False):
                 active = (p for p in group["params"] if p.grad is not None)
-                for stack, states in self.stacks_of(active):
+                for stack, states in self.stacks_of(group, active):
                     self._update(stack, states, group)
         return loss
 
@@ -316,11 +313,13 @@ def _situation(stack: Stack, states: States, group: Mapping[str, Any]) -> Situat
 
 def _unless_skipped(rate: float, finite: Tensor, dtype: torch.dtype) -> Tensor:
     """The rate (b,), but 1 where the gradient was not finite, so that the moment stays as it is."""
-    return torch.where(finite, rate, 1.0).to(dtype)
+    # A Python number in `where` would be rounded to the default dtype first.
+    return torch.where(finite, torch.full((), rate, dtype=dtype, device=finite.device), 1.0)
 
 
 def _check_params(params: Iterable[object]) -> None:
     devices: set[torch.device] = set()
+    seen: set[int] = set()
     for item in params:
         name, param = (
             cast(tuple[str, object], item) if isinstance(item, tuple) else ("params", item)
@@ -336,6 +335,9 @@ def _check_params(params: Iterable[object]) -> None:
                 f"{name} has shape {tuple(param.shape)}; only 2-D matrices and 3-D stacks of "
                 f"matrices are supported, give the others to AdamW"
             )
+        if id(param) in seen:
+            raise ValueError(f"{name} is given twice in one group; pass each parameter once")
+        seen.add(id(param))
         devices.add(param.device)
     if len(devices) > 1:
         raise ValueError(

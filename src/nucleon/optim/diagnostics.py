@@ -24,7 +24,7 @@ def collect(optimizer: "MatrixOptimizer") -> dict[str, float]:
     tables: list[Tensor] = []
     names = _names(optimizer.param_groups)
     for group in optimizer.param_groups:
-        for stack, states in optimizer.stacks_of(group["params"]):
+        for stack, states in optimizer.stacks_of(group, group["params"]):
             total, smoothing, direction = optimizer.directions(stack, states, group)
             weights = stack.gather((p.param for p in stack.pieces), total.dtype)
             skipped = stack.gather_own(s["skipped"] for s in states)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
-from nucleon.optim.base import LARGEST_STACK, MatrixOptimizer, Situation
+from nucleon.optim.base import MatrixOptimizer, Situation
 from nucleon.optim.muon import polynomials
 from nucleon.optim.options import Options
 
@@ -30,8 +30,6 @@ class Leon(MatrixOptimizer):
         method: "polar-express", the augmented recursion with optimal quintics (default);
             "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root;
             "eigh", exact and slow.
-        largest_stack: matrices with at most this many entries together go through one batched
-            call (2²⁶); bounds the extra memory of a step.
         options: see `nucleon.optim.Options`.
     """
 
@@ -48,12 +46,10 @@ class Leon(MatrixOptimizer):
         smoothing_scale: float = 1.0,
         gradient_bound: float = 0.0,
         method: LeonMethod = "polar-express",
-        largest_stack: int = LARGEST_STACK,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(
             params,
-            largest_stack,
             options,
             lr=lr,
             momentum=momentum,

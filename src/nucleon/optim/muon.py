@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Unpack, final
 
+import torch
 from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.polar import polar_polynomial, polar_svd
-from nucleon.optim.base import LARGEST_STACK, MatrixOptimizer, Situation
+from nucleon.optim.base import MatrixOptimizer, Situation
 from nucleon.optim.options import Options
 
 PolarMethod = Literal["polar-express", "newton-schulz", "muon", "svd"]
@@ -32,8 +33,6 @@ class Muon(MatrixOptimizer):
         method: of the polar factor: "polar-express", the optimal quintics (default);
             "newton-schulz", the paper's cubic; "muon", Jordan's quintic, which leaves the ball;
             "svd", exact and slow.
-        largest_stack: matrices with at most this many entries together go through one batched
-            call (2²⁶); bounds the extra memory of a step.
         options: see `nucleon.optim.Options`.
     """
 
@@ -47,10 +46,9 @@ class Muon(MatrixOptimizer):
         momentum: float = 0.95,
         *,
         method: PolarMethod = "polar-express",
-        largest_stack: int = LARGEST_STACK,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(params, largest_stack, options, lr=lr, momentum=momentum, method=method)
+        super().__init__(params, options, lr=lr, momentum=momentum, method=method)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         _checks.choice("method", group["method"], POLAR_METHODS)
@@ -66,9 +64,14 @@ def polar_direction(total: Tensor, method: PolarMethod, iterations: int) -> Tens
     return polar_polynomial(total, polynomials(method, iterations))
 
 
-@lru_cache
+@torch.compiler.assume_constant_result  # or the compiler would trace the Remez exchange
 def polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
     """The odd polynomials of a method; their composition maps [0, 1] into itself but for "muon"."""
+    return _polynomials(method, iterations)
+
+
+@lru_cache
+def _polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
     if method == "muon":
         return (coefficients.muon(),) * iterations
     if method == "newton-schulz":

@@ -45,6 +45,9 @@ class Options(TypedDict, total=False):
     """Round bf16 weights up or down at random so that the mean is exact (default False)."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
+    largest_stack: int
+    """Same-shape matrices of at most this many entries together go through one batched call, one
+    matrix at least; it bounds the extra memory of a step (default 2²⁶, 256 MiB a float32 copy)."""
 
 
 DEFAULTS = Options(
@@ -59,6 +62,7 @@ DEFAULTS = Options(
     momentum_dtype=None,
     stochastic_rounding=False,
     seed=0,
+    largest_stack=2**26,
 )
 
 
@@ -99,6 +103,7 @@ def check(group: dict[str, Any]) -> None:
     _checks.choice("steps", group["steps"], STEPS)
     _checks.choice("nonfinite", group["nonfinite"], NON_FINITE)
     _checks.count("iterations", group["iterations"])
+    _checks.count("largest_stack", group["largest_stack"])
     for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding"):
         if not isinstance(group[flag], bool):
             raise TypeError(f"{flag} must be True or False, got {group[flag]!r}")

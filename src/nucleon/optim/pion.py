@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon.optim.base import LARGEST_STACK, MatrixOptimizer, Situation
+from nucleon.optim.base import MatrixOptimizer, Situation
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
 from nucleon.optim.options import Options
 from nucleon.potentials import Gaussian, cholesky_root
@@ -36,8 +36,6 @@ class Pion(MatrixOptimizer):
         samples: k (1); the theorem takes the mean over infinitely many.
         antithetic: draw Z in pairs Z, −Z; needs an even k (False).
         method: of the polar factors, as for `Muon` ("polar-express").
-        largest_stack: matrices with at most this many entries together go through one batched
-            call (2²⁶); bounds the extra memory of a step.
         options: see `nucleon.optim.Options`.
     """
 
@@ -56,12 +54,10 @@ class Pion(MatrixOptimizer):
         samples: int = 1,
         antithetic: bool = False,
         method: PolarMethod = "polar-express",
-        largest_stack: int = LARGEST_STACK,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(
             params,
-            largest_stack,
             options,
             lr=lr,
             momentum=momentum,

@@ -1,0 +1,173 @@
+"""What a claim of the paper is, what a run of it returns, and the data its figures are made of.
+
+A claim is one file with one `CLAIM`. Its `run` measures and returns plain data; nothing here draws,
+prints or writes, so that a table, a figure and a page are made in one place for all claims.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Relation = Literal["<", "≤", "≥", ">"]
+_HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "≤": operator.le,
+    "≥": operator.ge,
+    ">": operator.gt,
+}
+Scale = Literal["linear", "log"]
+Cell = str | float
+
+
+@dataclass(frozen=True)
+class Check:
+    """`measured relation threshold`, which holds or does not; a NaN never holds."""
+
+    name: str
+    measured: float
+    relation: Relation
+    threshold: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the relation holds."""
+        return _HOLDS[self.relation](self.measured, self.threshold)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words and numbers under a row of column names."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line y(x), with a band from `low` to `high` where given.
+
+    Series of one `style` look alike in every panel and figure of a claim.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    style: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series over the same axes; `marked` puts a marker on every point."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels under one title and one legend; `name` becomes the name of the file."""
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run measured.
+
+    Args:
+        checks: the claim holds when all of them pass.
+        tables: the figures in words and numbers.
+        figures: the data of the figures.
+        records: what was measured, in full, one JSON object a line of the trace.
+        notes: what the reader must know: choices that are ours, departures from the paper.
+    """
+
+    checks: tuple[Check, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    records: tuple[Mapping[str, object], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed, and there was one."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user may choose of a run.
+
+    Args:
+        quick: seconds instead of minutes, with fewer repetitions (False).
+        seeds: number of repetitions; None is the claim's own number (None).
+        first_seed: the seeds are `first_seed`, `first_seed` + 1, … (0).
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    first_seed: int = 0
+
+    def seed_range(self, full: int, quick: int) -> range:
+        """The seeds of the run, of which the claim wants `full`, or `quick` when that is asked."""
+        count = self.seeds or (quick if self.quick else full)
+        return range(self.first_seed, self.first_seed + count)
+
+
+class Progress(Protocol):
+    """Told by a run how far it is."""
+
+    def begin(self, total: int, unit: str) -> None:
+        """There are `total` units of work, of about equal time, called `unit` in the plural."""
+        ...
+
+    def advance(self, amount: int, stage: str) -> None:
+        """Another `amount` units are done, the last ones in `stage`."""
+        ...
+
+
+class Silent:
+    """The progress that nobody watches."""
+
+    def begin(self, total: int, unit: str) -> None:
+        """Say nothing."""
+
+    def advance(self, amount: int, stage: str) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper and how it is checked.
+
+    Args:
+        id: what `nucleon reproduce` calls it; the name of its file, with hyphens.
+        title: a few words.
+        statement: the claim in one sentence.
+        place: where the paper makes it.
+        tolerance: when it counts as reproduced, in one sentence, fixed before measuring.
+        run: measures, and returns the result; determined by the settings.
+        seconds: about how long a run takes on two cores.
+        quick_seconds: the same with `quick`.
+    """
+
+    id: str
+    title: str
+    statement: str
+    place: str
+    tolerance: str
+    run: Callable[[Settings, Progress], Result] = field(repr=False)
+    seconds: float
+    quick_seconds: float

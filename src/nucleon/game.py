@@ -1,0 +1,227 @@
+"""The online game: a learner against a stream of gradients, its regret beside its bound."""
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.learners import Learner
+from nucleon.linalg.norms import operator_norm
+from nucleon.regret import Certificate, Ledger, Shape
+from nucleon.streams import Stream
+
+FORMAT, VERSION = "nucleon-trace", 1
+_SERIES = ("regret", "bound", "norm")
+_PER_DECADE = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a game was, and what was recorded of it; series have one row a recorded round."""
+
+    learner: str
+    """The learner's name."""
+    options: dict[str, Any]
+    """Its options, as plain values."""
+    stream: str
+    """The stream's name."""
+    oblivious: bool
+    """Whether the gradients were fixed before the game."""
+    shape: Shape
+    """(m, n), or (b, m, n) for b games."""
+    dtype: str
+    """Of gradients and actions."""
+    radius: float
+    """D."""
+    discount: float
+    """γ."""
+    theorem: str
+    """Whose bound it is."""
+    conditional_on: tuple[str, ...]
+    """What the certificate is conditional on."""
+    refusal: str | None
+    """Why there is none, if so."""
+    rounds: tuple[int, ...]
+    """The rounds recorded, (R,), the last one included."""
+    regret: Tensor
+    """Reg_t after these rounds, (R,) or (R, b), float64."""
+    bound: Tensor
+    """The theorem's bound after them, infinite without one."""
+    norm: Tensor
+    """‖X_t‖_op in them."""
+
+    @property
+    def certificate(self) -> Certificate:
+        """The regret after the last round beside its bound."""
+        return Certificate(
+            self.regret[-1], self.bound[-1], self.theorem, self.conditional_on, self.refusal
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values that JSON can hold; an infinite bound is None."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        series = {name: _plain(plain[name].tolist()) for name in _SERIES}
+        lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
+        return {**plain, **lists, **series}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The trace that `to_dict` came from."""
+        typed = dict(values)
+        for name in ("shape", "conditional_on", "rounds"):
+            typed[name] = tuple(values[name])
+        for name in _SERIES:
+            typed[name] = _tensor(values[name])
+        return cls(**typed)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON lines: a header, a line a recorded round, a last line with their SHA-256.
+
+        The file appears whole or not at all: it is written under a temporary name and renamed.
+        """
+        path, values = Path(path), self.to_dict()
+        columns = {name: values.pop(name) for name in ("rounds", *_SERIES)}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        header = {"format": FORMAT, "version": VERSION, **values}
+        lines = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in [header, *rows]]
+        lines.append(json.dumps({"rows": len(rows), "sha256": _digest(lines)}))
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; a file that is cut off, altered or of another kind is refused."""
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            header, *rows, last = (json.loads(line) for line in lines)
+            found = header.pop("format"), header.pop("version")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a whole trace: {error}; play the game again"
+            ) from error
+        if found != (FORMAT, VERSION):
+            raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {found}")
+        if last != {"rows": len(rows), "sha256": _digest(lines[:-1])}:
+            raise ValueError(f"{path} is cut off or was altered: its checksum does not agree")
+        columns = {name: [row[name] for row in rows] for name in ("rounds", *_SERIES)}
+        return cls.from_dict({**header, **columns})
+
+
+def play(
+    learner: Learner,
+    stream: Stream,
+    rounds: int,
+    *,
+    record: Literal["log"] | int = "log",
+    ledger: Ledger | None = None,
+) -> Trace:
+    """Play `rounds` rounds: X_t from the learner, G_t from the stream, both into the ledger.
+
+    Args:
+        learner: of the stream's shape, dtype and device. One that has played before goes on with
+            the stream's next round, and then needs the ledger of its game so far.
+        stream: of gradients.
+        rounds: how many, ≥ 1.
+        record: the rounds whose regret, bound and action norm are kept: "log", about 20 a decade
+            (default), or every so many; the last one always.
+        ledger: of the game so far, which is continued in place (default: a new one).
+    """
+    _checks.count("rounds", rounds)
+    if record != "log":
+        _checks.count("record", record)
+    if tuple(stream.shape) != learner.shape:
+        raise ValueError(
+            f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
+            f"build both alike"
+        )
+    if ledger is None:
+        ledger = _new_ledger(learner)
+    learner.certificate(ledger)  # refuses the ledger of another game
+    first, last = learner.rounds + 1, learner.rounds + rounds
+    if stream.rounds is not None and last > stream.rounds:
+        raise ValueError(
+            f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
+            f"rounds={rounds} from round {first} on"
+        )
+    kept: list[int] = []
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    for t in range(first, last + 1):
+        action = learner.play()
+        gradient = stream.gradient(t, action)
+        learner.observe(gradient)
+        ledger.record(gradient, action)
+        if t == last or _is_due(t, record):
+            kept.append(t)
+            rows.append((ledger.regret(), learner.bound(), operator_norm(action).double()))
+    regret, bound, norm = (torch.stack(column).cpu() for column in zip(*rows, strict=True))
+    certificate = learner.certificate(ledger, oblivious=stream.oblivious)
+    return Trace(
+        learner=learner.name,
+        options=learner.options(),
+        stream=stream.name,
+        oblivious=stream.oblivious,
+        shape=learner.shape,
+        dtype=str(learner.dtype),
+        radius=learner.radius,
+        discount=learner.discount,
+        theorem=certificate.theorem,
+        conditional_on=certificate.conditional_on,
+        refusal=certificate.refusal,
+        rounds=tuple(kept),
+        regret=regret,
+        bound=bound,
+        norm=norm,
+    )
+
+
+def _new_ledger(learner: Learner) -> Ledger:
+    if learner.rounds:
+        raise ValueError(
+            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
+            f"game, or a new learner"
+        )
+    return Ledger(
+        learner.shape, radius=learner.radius, discount=learner.discount, device=learner.device
+    )
+
+
+def _is_due(t: int, record: Literal["log"] | int) -> bool:
+    """Whether round t is recorded: every so many, or where ⌊20·log₁₀ t⌋ steps up."""
+    if record != "log":
+        return t % record == 0
+    return t == 1 or _decade(t) > _decade(t - 1)
+
+
+def _decade(t: int) -> int:
+    return math.floor(_PER_DECADE * math.log10(t) + 1e-9)
+
+
+def _plain(values: Any) -> Any:
+    """Nested lists with None for an infinite number, which JSON cannot hold."""
+    if isinstance(values, list):
+        return [_plain(value) for value in values]  # pyright: ignore[reportUnknownVariableType]
+    return values if math.isfinite(values) else None
+
+
+def _tensor(values: Any) -> Tensor:
+    def numbers(value: Any) -> Any:
+        if isinstance(value, list):
+            return [numbers(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+        return math.inf if value is None else value
+
+    return torch.tensor(numbers(values), dtype=torch.float64)
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,120 @@
+"""Robust matrix sensing with nonconvex ripples (Appendix H), many instances at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, noise
+
+DEPTH, FREQUENCY, MINIMUM = 0.9, 3.0, 0.5
+
+_NOISE_SEED = 0x726970706C6573  # apart from Pion's noise, which users also seed from 0 up
+_MEASUREMENTS, _START = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Ripples:
+    """f(X) = ½ + mean over k of |r_k|·(1 − 0.9 cos 3r_k), with the residuals r_k = ⟨A_k, X⟩.
+
+    A V-shaped valley with a kink at every r_k = 0 and ripples all over it. The minimum is ½, at
+    X = 0 and wherever all residuals vanish. All methods are plain torch, so autograd works too.
+
+    Args:
+        measurements: the matrices A_k, (…, k, m, n); leading dimensions are separate instances.
+    """
+
+    measurements: Tensor
+
+    def __post_init__(self) -> None:
+        _checks.matrix("measurements", self.measurements, dtypes=_checks.FULL_DTYPES)
+        if self.measurements.ndim < 3 or not self.measurements.shape[-3]:
+            raise ValueError(
+                f"measurements must have shape (…, k, m, n) with k ≥ 1, got "
+                f"{tuple(self.measurements.shape)}; one measurement is measurements.unsqueeze(-3)"
+            )
+
+    def value(self, x: Tensor) -> Tensor:
+        """f(X) of each instance: (…, m, n) → (…)."""
+        residual = self.residuals(x)
+        return (residual.abs() * (1 - DEPTH * torch.cos(FREQUENCY * residual))).mean(-1) + MINIMUM
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """∇f(X) of each instance; at a kink the subgradient that takes sign(0) = 0.
+
+        ∇f = mean over k of (sign(r_k)·(1 − 0.9 cos 3r_k) + 2.7 |r_k| sin 3r_k)·A_k
+        """
+        residual = self.residuals(x)
+        phase = FREQUENCY * residual
+        slope = residual.sign() * (1 - DEPTH * torch.cos(phase))
+        slope = slope + DEPTH * FREQUENCY * residual.abs() * torch.sin(phase)
+        count, rows, columns = self.measurements.shape[-3:]
+        total = slope.unsqueeze(-2) @ self.measurements.flatten(-2)  # (…, 1, mn)
+        return total.unflatten(-1, (rows, columns)).squeeze(-3) / count
+
+    def residuals(self, x: Tensor) -> Tensor:
+        """r_k = ⟨A_k, X⟩ of each instance: (…, m, n) → (…, k)."""
+        if x.shape[-2:] != self.measurements.shape[-2:]:
+            raise ValueError(
+                f"x must hold {tuple(self.measurements.shape[-2:])} matrices like the "
+                f"measurements, got shape {tuple(x.shape)}"
+            )
+        _checks.same("x", x, "measurements", self.measurements)
+        return (self.measurements.flatten(-2) @ x.flatten(-2).unsqueeze(-1)).squeeze(-1)
+
+
+def random_ripples(
+    seeds: Sequence[int],
+    *,
+    shape: tuple[int, int] = (20, 20),
+    measurements: int = 100,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Ripples:
+    """One instance for each seed, with independent standard normal measurements.
+
+    An instance is a function of its seed alone, whatever the others are.
+
+    Args:
+        seeds: one integer an instance.
+        shape: of X; the paper's is 20×20 (default).
+        measurements: how many; the paper has 100 (default).
+        dtype: float32 or float64 (default: torch's).
+        device: (default: torch's).
+    """
+    _checks.count("measurements", measurements)
+    stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
+    drawn = noise.normal(
+        (len(seeds), measurements, *_shape(shape)),
+        seed=_NOISE_SEED,
+        stream=stream,
+        step=_MEASUREMENTS,
+        dtype=dtype,
+        device=device,
+    )
+    return Ripples(drawn)
+
+
+def random_start(
+    seeds: Sequence[int],
+    *,
+    shape: tuple[int, int] = (20, 20),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Standard normal matrices (i, m, n), one for each seed; arguments as for `random_ripples`."""
+    stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
+    return noise.normal(
+        (len(seeds), *_shape(shape)),
+        seed=_NOISE_SEED,
+        stream=stream,
+        step=_START,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _shape(shape: tuple[int, int]) -> tuple[int, int]:
+    rows, columns = shape
+    return _checks.count("shape[0]", rows), _checks.count("shape[1]", columns)

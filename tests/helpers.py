@@ -1,0 +1,88 @@
+"""The learners, streams and shapes whose cross products the tests play, and their oracles."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nucleon import streams
+from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
+from nucleon.regret import Ledger
+from nucleon.streams import Stream
+
+Array = NDArray[np.float64]
+Shape = tuple[int, ...]
+
+# A row, a column, a single number, square, wide, tall, and two games at once.
+SHAPES: tuple[Shape, ...] = ((1, 1), (1, 5), (5, 1), (3, 3), (3, 7), (7, 3), (2, 3, 5))
+
+LEARNERS: dict[str, Callable[..., GBPA]] = {
+    "ftl": FTL,
+    "ftrl": FTRL,
+    "ftpl": lambda shape, **options: FTPL(shape, **{"samples": 4, **options}),
+    "faml": FAML,
+}
+CERTIFIED = ("ftrl", "ftpl", "faml")
+
+
+def _recorded(shape: Shape, **options: Any) -> Stream:
+    source = streams.gaussian(shape, dtype=torch.float64, seed=11)
+    recording = torch.stack([source.gradient(t) + 0.02 for t in range(1, 61)])
+    return streams.replay(recording, **{"bound": 1.0, **options})
+
+
+STREAMS: dict[str, Callable[..., Stream]] = {
+    "alternating": streams.alternating,
+    "gaussian": streams.gaussian,
+    "low-rank": streams.low_rank,
+    "ill-conditioned": streams.ill_conditioned,
+    "drifting": lambda shape, **options: streams.drifting(shape, period=20, **options),
+    "sparse": streams.sparse,
+    "heavy-tailed": streams.heavy_tailed,
+    "greedy": streams.adversary,
+    "orthogonal": lambda shape, **options: streams.adversary(shape, kind="orthogonal", **options),
+    "replay": _recorded,
+}
+OBLIVIOUS = tuple(name for name in STREAMS if name not in ("greedy", "orthogonal"))
+
+
+def rounds_of(learner: GBPA, stream: Stream, rounds: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(G_t, X_t) of a game, the learner observing each gradient as it is yielded."""
+    for t in range(learner.rounds + 1, learner.rounds + rounds + 1):
+        action = learner.play()
+        gradient = stream.gradient(t, action)
+        learner.observe(gradient)
+        yield gradient, action
+
+
+def ledger_of(learner: GBPA, stream: Stream, rounds: int) -> Ledger:
+    """The ledger of a game played from its beginning."""
+    ledger = Ledger(learner.shape, radius=learner.radius, discount=learner.discount)
+    for gradient, action in rounds_of(learner, stream, rounds):
+        ledger.record(gradient, action)
+    return ledger
+
+
+def root(smoothing: Array) -> Array:
+    """Λ^(1/2) by NumPy's eigendecomposition."""
+    values, vectors = np.linalg.eigh(smoothing)
+    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+
+
+def polar(x: Array) -> Array:
+    """The polar factor by NumPy's SVD."""
+    u, _, vt = np.linalg.svd(x, full_matrices=False)
+    return u @ vt
+
+
+def nuclear(x: Array) -> Array:
+    """‖x‖_* by NumPy's SVD."""
+    return np.linalg.svd(x, compute_uv=False).sum(-1)
+
+
+def operator(x: Tensor) -> float:
+    """The largest operator norm of a batch, by NumPy's SVD in float64."""
+    return float(np.linalg.svd(x.double().numpy(), compute_uv=False).max())

@@ -1,0 +1,113 @@
+"""Matrices with chosen spectra, and hypothesis strategies over everything a caller may pass."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+F64 = torch.float64
+FULL = (torch.float64, torch.float32)
+HALF = (torch.bfloat16, torch.float16)
+SHAPES = ((1, 1), (1, 7), (6, 1), (5, 5), (4, 9), (12, 3), (17, 17))
+EMPTY = ((0, 3, 4), (2, 0, 4), (2, 4, 0), (0, 0), (0, 5), (5, 0), (3, 0, 2, 2))
+
+shapes = st.sampled_from(SHAPES)
+seeds = st.integers(0, 2**31)
+
+
+def eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def orthogonal(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.linalg.qr(normal(rows, columns, seed=seed)).Q
+
+
+def geometric(size: int, log_cond: float, rank: int | None = None) -> Tensor:
+    """1 down to 10^-log_cond in equal ratios, the entries after the first `rank` zero."""
+    values = torch.logspace(0, -log_cond, size, dtype=F64)
+    values[size if rank is None else rank :] = 0
+    return values
+
+
+def with_singular_values(shape: tuple[int, int], sigma: Tensor, seed: int = 0) -> Tensor:
+    u, v = (orthogonal(side, len(sigma), seed + i) for i, side in enumerate(shape))
+    return (u * sigma) @ v.mT
+
+
+def symmetrized(a: Tensor) -> Tensor:
+    return (a + a.mT) / 2
+
+
+def with_eigenvalues(values: Tensor, seed: int = 0) -> Tensor:
+    q = orthogonal(len(values), len(values), seed)
+    return symmetrized((q * values) @ q.mT)
+
+
+def gram(factor: Tensor) -> Tensor:
+    """LLᵀ in the dtype of L: a semidefinite matrix that rounding may have made indefinite."""
+    return symmetrized(factor @ factor.mT)
+
+
+def times_power_of_two(x: Tensor, power: int) -> Tensor:
+    """x·2^power without an intermediate overflow, exact while the result is normal."""
+    half = power // 2
+    return ((x.double() * 2.0**half) * 2.0 ** (power - half)).to(x.dtype)
+
+
+def operator_norms(x: Tensor) -> Tensor:
+    """Largest singular values in float64, 0 for matrices without entries."""
+    return torch.linalg.matrix_norm(x.double(), 2) if x.numel() else x.new_zeros(x.shape[:-2])
+
+
+class Problem(NamedTuple):
+    """S and Λ as a caller would hand them over."""
+
+    s: Tensor
+    smoothing: Tensor
+
+
+def exponents(dtype: torch.dtype, *, spare: int = 0) -> st.SearchStrategy[int]:
+    """Powers of two that keep numbers of at most 2^3, of relative size ≥ 2^-spare, normal."""
+    info = torch.finfo(dtype)
+    return st.integers(math.ceil(math.log2(info.tiny)) + spare, math.floor(math.log2(info.max)) - 3)
+
+
+@st.composite
+def problems(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = FULL) -> Problem:
+    """Any shape, rank, condition number (S to 1e12, Λ to 1e16) and scale; Λ zero, tiny or huge.
+
+    Λ is LLᵀ formed in the working dtype, so a rank-deficient one is indefinite by rounding; L is
+    unrelated to S or shares its left singular vectors, small where S is large or the other way.
+    """
+    dtype, (m, n), seed = draw(st.sampled_from(dtypes)), draw(shapes), draw(seeds)
+    work = work_dtype(dtype)
+    sigma = geometric(min(m, n), draw(st.floats(0, 12)), draw(st.integers(0, min(m, n))))
+    s = with_singular_values((m, n), sigma, seed)
+    root = geometric(m, draw(st.floats(0, 8)), draw(st.integers(0, m)))
+    kind = draw(st.sampled_from(["unrelated", "aligned", "opposed"]))
+    basis = orthogonal(m, m, seed + 2) if kind == "unrelated" else torch.linalg.svd(s).U
+    factor = basis * (root.flip(0) if kind == "opposed" else root)
+    smoothing = gram(factor.to(work))
+    if draw(st.booleans()):  # comparable scales, where the two interact
+        power = draw(st.integers(-8, 8))
+        tilt = draw(st.integers(-30, 30))
+        return Problem(
+            times_power_of_two(s.to(dtype), power), times_power_of_two(smoothing, 2 * power + tilt)
+        )
+    # Unrelated scales over the whole range. Λ keeps 2^-30 of its largest entry above the
+    # subnormal numbers: their rounding is absolute and would make it indefinite for good.
+    return Problem(
+        times_power_of_two(s.to(dtype), draw(exponents(dtype))),
+        times_power_of_two(smoothing, draw(exponents(work, spare=30))),
+    )
