@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from helpers import LEARNERS, nuclear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import LEARNERS, nuclear
 from nucleon.learners import FTPL, FTRL
 from nucleon.potentials import Hyperbolic
 from nucleon.regret import Certificate, Ledger, decompose

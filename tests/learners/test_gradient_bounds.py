@@ -1,10 +1,10 @@
-"""Gradients above the bound: refused, clipped or followed, and what each adds to the regret bound."""
+"""Gradients above the bound: refused, clipped or followed, and what that adds to the regret."""
 
 import numpy as np
 import pytest
 import torch
-from helpers import LEARNERS, ledger_of, root
 
+from helpers import LEARNERS, ledger_of, root
 from nucleon import streams, theory
 from nucleon.learners import FAML, FTRL
 from nucleon.regret import Ledger

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import LEARNERS, rounds_of
 
+from helpers import LEARNERS, rounds_of
 from nucleon import streams
 from nucleon.learners import FAML, FTPL, FTRL
 from nucleon.regret import Ledger

@@ -29,7 +29,7 @@ LINE_EVERY = 5.0
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-class Failure(Exception):
+class CommandError(Exception):
     """A sentence on what went wrong and a hint at what to do."""
 
     def __init__(self, sentence: str, hint: str) -> None:
@@ -58,7 +58,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, Failure):
+        if isinstance(error, CommandError):
             _say(str(error), error.hint)
         elif isinstance(error, OSError) and error.strerror:
             place = f"{error.filename}: " if error.filename else ""

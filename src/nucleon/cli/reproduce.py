@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon.cli.console import Debug, Failure, console, plain_errors, progress
+from nucleon.cli.console import CommandError, Debug, console, plain_errors, progress
 from nucleon.experiments import CLAIMS, Cell, Claim, Result, Settings, Table
 from nucleon.report import REPORT, Run, draft, number, publish
 
@@ -21,7 +21,7 @@ MARKS = {True: "[bold green]PASS[/]", False: "[bold red]FAIL[/]"}
 
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]…", help="Claims, by id; see `nucleon list`.")
+        list[str] | None, typer.Argument(metavar="ID", help="Claims, by id; see `nucleon list`.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Check all claims.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes.")] = False,
@@ -41,7 +41,9 @@ def reproduce(
     with plain_errors(debug):
         claims = list(CLAIMS.values()) if every else [_find(name) for name in ids or ()]
         if not claims:
-            raise Failure("no claim was named", f"name one of {', '.join(CLAIMS)}, or pass --all")
+            raise CommandError(
+                "no claim was named", f"name one of {', '.join(CLAIMS)}, or pass --all"
+            )
         settings = Settings(quick=quick, seeds=seeds, first_seed=first_seed)
         passed = [_check(claim, settings, output) for claim in dict.fromkeys(claims)]
         raise typer.Exit(0 if all(passed) else 1)
@@ -52,16 +54,17 @@ def _find(name: str) -> Claim:
         return CLAIMS[name]
     near = difflib.get_close_matches(name, CLAIMS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the claims are {', '.join(CLAIMS)}"
-    raise Failure(f"there is no claim {name!r}", hint)
+    raise CommandError(f"there is no claim {name!r}", hint)
 
 
 def _check(claim: Claim, settings: Settings, output: Path) -> bool:
     out = console()
     expected = claim.quick_seconds if settings.quick else claim.seconds
     out.print(f"[bold]{escape(claim.id)}[/]  {escape(claim.title)} [dim](about {expected:g} s)[/]")
-    out.print(f"claim      {escape(claim.statement)}")
-    out.print(f"place      {escape(claim.place)}")
-    out.print(f"tolerance  {escape(claim.tolerance)}")
+    facts = Grid.grid(padding=(0, 2))
+    for name in ("statement", "place", "tolerance"):
+        facts.add_row(name, escape(getattr(claim, name)))
+    out.print(facts)
     with draft(output, claim) as folder:  # first: a folder that cannot be written is no surprise
         started, clock = datetime.now().astimezone(), time.perf_counter()
         with progress(claim.id) as bar:

@@ -74,12 +74,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels under one title and one legend; `name` becomes the name of the file."""
+    """Panels under one title and one legend; `name` becomes the name of the file.
+
+    `shared_axes` gives all panels the same limits, so that they can be compared by eye.
+    """
 
     name: str
     title: str
     caption: str
     panels: tuple[Panel, ...]
+    shared_axes: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ def exponent(x: Tensor) -> Tensor:
 def shift(x: Tensor, e: Tensor) -> Tensor:
     """x·2^e, exact unless the result is subnormal; two halves, because 2^e alone may overflow."""
     half = torch.div(e, 2, rounding_mode="floor")
-    return torch.ldexp(torch.ldexp(x, half), e - half)
+    # As floats: with integer exponents ldexp has no gradient for e < 0 and broadcasts one way only.
+    return torch.ldexp(torch.ldexp(x, half.to(x.dtype)), (e - half).to(x.dtype))
 
 
 def unit_scale(s: Tensor) -> Tensor:

@@ -22,8 +22,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon import _checks, moments, noise
-from nucleon.optim import diagnostics, options, stacks
+from nucleon.optim import certify, diagnostics, options, stacks
 from nucleon.optim.stacks import Stack
+from nucleon.potentials import Admissibility
+from nucleon.regret import Certificate
 
 SCHEMA = 1
 _EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
@@ -50,6 +52,9 @@ class MatrixOptimizer(Optimizer, ABC):
 
     name: ClassVar[str]
     has_gram: ClassVar[bool]
+    theorem: ClassVar[str]
+    uncertified: ClassVar[str | None]
+    """Why no run of the method can be certified; None where it can."""
 
     def __init__(self, params: Any, given: Mapping[str, Any], **own: Any) -> None:
         tag = f"{self.name}/{SCHEMA}"
@@ -62,8 +67,12 @@ class MatrixOptimizer(Optimizer, ABC):
         A method without a Gram is given an empty smoothing.
         """
 
-    def _smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
-        """The factor c in Λ = c(G²β₁⁻²I + M̂)."""
+    @abstractmethod
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """(α, β) of the method's potential for m×n matrices; None where it has none."""
+
+    def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+        """The factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices."""
         return group["smoothing_scale"]
 
     @abstractmethod
@@ -100,7 +109,7 @@ class MatrixOptimizer(Optimizer, ABC):
         }
         if self.has_gram:
             state["gram"] = torch.zeros((count, short, short), device=param.device, dtype=wide)
-        return state
+        return state | (certify.new_state(param, wide) if group["certify"] else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same method, shapes and schema; refuse any other, changing nothing.
@@ -148,6 +157,14 @@ class MatrixOptimizer(Optimizer, ABC):
         `skipped` steps.
         """
         return diagnostics.collect(self)
+
+    @torch.no_grad()
+    def certificates(self) -> dict[str, Certificate]:
+        """The discounted regret of each parameter beside its bound, radius 1; synchronizes.
+
+        Only groups with certify=True keep what is needed. A 3-D parameter has one entry a matrix.
+        """
+        return certify.certificates(self)
 
     def stacks_of(
         self, group: Mapping[str, Any], params: Iterable[Tensor]
@@ -212,6 +229,8 @@ class MatrixOptimizer(Optimizer, ABC):
         ahead = momentum * total + gradient if group["nesterov"] else total
         direction = self._direction(ahead, smoothing, situation)
 
+        if group["certify"]:
+            certify.record(stack, states, gradient, direction, finite, momentum)
         for piece, state, new in zip(stack.pieces, states, stack.split(total), strict=True):
             piece.view(state["total"]).copy_(new)
         for piece, state, ok in zip(stack.pieces, states, stack.split(finite), strict=True):
@@ -243,7 +262,7 @@ class MatrixOptimizer(Optimizer, ABC):
             gradient_bound=group["gradient_bound"],
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
         )
-        return self._smoothing_scale(group, m, n) * plain
+        return self.smoothing_scale(group, m, n) * plain
 
     def _write(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
         """W ← W − lr·s·scale·P − lr·wd·W, where the step was not skipped."""

@@ -1,6 +1,6 @@
 """What an optimizer does to each matrix: a flat dict of floats, one synchronization."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from nucleon.linalg import coefficients
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
 from nucleon.optim.options import scale_factor
-from nucleon.optim.stacks import Piece
+from nucleon.optim.stacks import Piece, parameter_names
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
@@ -22,7 +22,7 @@ def collect(optimizer: "MatrixOptimizer") -> dict[str, float]:
     keys: list[str] = []
     factors: list[float] = []
     tables: list[Tensor] = []
-    names = _names(optimizer.param_groups)
+    names = parameter_names(optimizer.param_groups)
     for group in optimizer.param_groups:
         for stack, states in optimizer.stacks_of(group, group["params"]):
             total, smoothing, direction = optimizer.directions(stack, states, group)
@@ -65,17 +65,6 @@ def _measure(
         skipped.to(total.dtype),
     )
     return torch.stack(columns, dim=1)
-
-
-def _names(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
-    """The name of each parameter: as given, else its index over all groups."""
-    names: dict[Tensor, str] = {}
-    for group in groups:
-        given = group.get("param_names") or map(
-            str, range(len(names), len(names) + len(group["params"]))
-        )
-        names |= dict(zip(group["params"], given, strict=True))
-    return names
 
 
 def _matrices(name: str, piece: Piece) -> list[str]:

@@ -11,6 +11,7 @@ from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, au
 from nucleon.optim.base import MatrixOptimizer, Situation
 from nucleon.optim.muon import polynomials
 from nucleon.optim.options import Options
+from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal["polar-express", "newton-schulz", "coupled", "eigh"]
 LEON_METHODS: tuple[LeonMethod, ...] = ("polar-express", "newton-schulz", "coupled", "eigh")
@@ -35,6 +36,8 @@ class Leon(MatrixOptimizer):
 
     name: ClassVar[str] = "leon"
     has_gram: ClassVar[bool] = True
+    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.2, discounted"
+    uncertified: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -58,6 +61,10 @@ class Leon(MatrixOptimizer):
             gradient_bound=gradient_bound,
             method=method,
         )
+
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """(1, 1), Theorem 4.2."""
+        return Hyperbolic().admissibility(m, n)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         _checks.choice("method", group["method"], LEON_METHODS)

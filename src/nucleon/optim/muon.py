@@ -38,6 +38,8 @@ class Muon(MatrixOptimizer):
 
     name: ClassVar[str] = "muon"
     has_gram: ClassVar[bool] = False
+    theorem: ClassVar[str] = "none"
+    uncertified: ClassVar[str | None] = "the nuclear norm is not smooth, the regret can be linear"
 
     def __init__(
         self,
@@ -49,6 +51,9 @@ class Muon(MatrixOptimizer):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(params, options, lr=lr, momentum=momentum, method=method)
+
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> None:
+        """None: the nuclear norm is not smooth."""
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         _checks.choice("method", group["method"], POLAR_METHODS)

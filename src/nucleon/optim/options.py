@@ -43,6 +43,9 @@ class Options(TypedDict, total=False):
     """Of Ĝ: None is float32, or float64 for float64 parameters (default); bfloat16 halves it."""
     stochastic_rounding: bool
     """Round bf16 weights up or down at random so that the mean is exact (default False)."""
+    certify: bool
+    """Keep the discounted regret of each matrix, for `certificates()`: the last direction, mn more
+    numbers a matrix, and one more product GGᵀ a step (default False)."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int
@@ -61,6 +64,7 @@ DEFAULTS = Options(
     maximize=False,
     momentum_dtype=None,
     stochastic_rounding=False,
+    certify=False,
     seed=0,
     largest_stack=2**26,
 )
@@ -104,9 +108,13 @@ def check(group: dict[str, Any]) -> None:
     _checks.choice("nonfinite", group["nonfinite"], NON_FINITE)
     _checks.count("iterations", group["iterations"])
     _checks.count("largest_stack", group["largest_stack"])
-    for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding"):
+    for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding", "certify"):
         if not isinstance(group[flag], bool):
             raise TypeError(f"{flag} must be True or False, got {group[flag]!r}")
+    if group["certify"] and not group["momentum"]:
+        raise ValueError(
+            "certify=True measures the regret discounted by momentum; pass momentum > 0"
+        )
     if group["momentum_dtype"] not in (None, torch.bfloat16, torch.float32, torch.float64):
         raise TypeError(
             f"momentum_dtype must be None, torch.bfloat16, torch.float32 or torch.float64, "

@@ -13,7 +13,7 @@ from nucleon import _checks, noise
 from nucleon.optim.base import MatrixOptimizer, Situation
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
 from nucleon.optim.options import Options
-from nucleon.potentials import Gaussian, cholesky_root
+from nucleon.potentials import Admissibility, Gaussian, cholesky_root
 
 
 @final
@@ -41,6 +41,8 @@ class Pion(MatrixOptimizer):
 
     name: ClassVar[str] = "pion"
     has_gram: ClassVar[bool] = True
+    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1, discounted"
+    uncertified: ClassVar[str | None] = "the gradients of a run depend on the noise that was drawn"
 
     def __init__(
         self,
@@ -77,7 +79,13 @@ class Pion(MatrixOptimizer):
             _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
         Gaussian(samples=group["samples"], antithetic=group["antithetic"])  # checks the pair
 
-    def _smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """Theorem 4.1 at the padded width; None as printed, where that is below m+2."""
+        width = perturbation(group["smoothing_scale"], m, n)[1]
+        return Gaussian(width=width).admissibility(m, n)
+
+    def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+        """1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
         return perturbation(group["smoothing_scale"], m, n)[0]
 
     def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:

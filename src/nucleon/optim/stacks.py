@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,16 @@ def short_side_first(x: Tensor) -> Tensor:
 def matrix_count(param: Tensor) -> int:
     """How many matrices a parameter holds: 1 when 2-D, its leading size when 3-D."""
     return param.shape[0] if param.ndim == 3 else 1
+
+
+def parameter_names(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
+    """The name of each parameter of an optimizer: as given, else its index over all groups."""
+    names: dict[Tensor, str] = {}
+    for group in groups:
+        params = group["params"]
+        given = group.get("param_names") or map(str, range(len(names), len(names) + len(params)))
+        names |= dict(zip(params, given, strict=True))
+    return names
 
 
 def build(params: Iterable[Tensor], largest: int) -> list[Stack]:

@@ -66,9 +66,12 @@ def _canvas(figure: Figure) -> Canvas:
     layout = ConstrainedLayoutEngine(rect=room, hspace=0.06, wspace=0.04)
     canvas = Canvas(figsize=(WIDTH, height), layout=layout)
     FigureCanvasAgg(canvas)  # a canvas of its own: no global state, no window, safe in threads
-    axes = canvas.subplots(rows, columns, squeeze=False).flatten()
+    shared = figure.shared_axes
+    axes = canvas.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flatten()
     for panel, axis in zip(figure.panels, axes, strict=False):
         _draw_panel(panel, axis)
+        if shared:
+            axis.label_outer()
     for axis in axes[len(figure.panels) :]:
         axis.set_axis_off()
     canvas.text(0.012, 1 - 0.1 / height, figure.title, weight="bold", size=12.5, va="top")
@@ -114,7 +117,7 @@ def _draw_series(series: Series, axis: Axes, marked: bool) -> None:
         series.y,
         color=colour,
         linestyle=dash,
-        linewidth=1.7,
+        linewidth=1.5,
         label=series.name,
         marker=marker if marked else None,
         markersize=5.5,

@@ -1,0 +1,198 @@
+"""Per-round time and regret of the learners, side by side in one run: python benchmarks/learners.py.
+
+Times are of play() and observe() alone, without validation, each learner in turn within a round so
+that all see the same machine. Overheads and growth compare minima over repetitions, which other
+processes disturb least. About two minutes on one core.
+"""
+
+import argparse
+import math
+import os
+import platform
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nucleon import streams
+from nucleon.learners import FAML, FTL, FTPL, FTRL, Learner
+from nucleon.linalg import augmented_polar
+from nucleon.regret import Ledger
+
+GAP = 1e-6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="128x256", help="m x n (default 128x256)")
+    parser.add_argument("--rounds", type=int, default=60, help="of each game (default 60)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    m, n = map(int, arguments.shape.split("x"))
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.get_num_threads()} of {os.cpu_count()} threads, {m}×{n}, float64 unless said"
+    )
+    for name in ("ill_conditioned", "gaussian"):
+        side_by_side(name, (m, n), arguments.rounds)
+    overhead((m, n), torch.float64)
+    overhead((m, n), torch.float32)
+    growth()
+
+
+def side_by_side(stream_name: str, shape: tuple[int, int], rounds: int) -> None:
+    stream = getattr(streams, stream_name)(shape, dtype=torch.float64)
+    options = {"dtype": torch.float64, "validate": False}
+    learners: dict[str, Learner] = {
+        "FTL": FTL(shape, **options),
+        "FTRL, projected gradient": FTRL(shape, tolerance=GAP, **options),
+        "FTRL, Douglas-Rachford": FTRL(shape, solver="douglas-rachford", tolerance=GAP, **options),
+        "FTPL, k = 1": FTPL(shape, samples=1, **options),
+        "FAML": FAML(shape, **options),
+        "FAML, polar-express": FAML(shape, method="polar-express", **options),
+    }
+    times: dict[str, list[float]] = {label: [] for label in learners}
+    ledgers = {label: Ledger(shape) for label in learners}
+    for t in range(1, rounds + 1):
+        gradient = stream.gradient(t)
+        for label, learner in learners.items():
+            start = time.perf_counter()
+            action = learner.play()
+            learner.observe(gradient)
+            times[label].append(time.perf_counter() - start)
+            ledgers[label].record(gradient, action)
+    print(f"\n{stream.name}, {rounds} rounds; FTRL to a relative gap of {GAP:g}")
+    print(f"{'learner':26}{'ms a round':>12}{'/ FAML':>9}{'regret':>12}{'/ FAML':>9}{'bound':>12}")
+    # The first rounds are easy for a solver and warm the caches: leave them out.
+    cost = {label: 1e3 * statistics.median(series[5:]) for label, series in times.items()}
+    regret = {label: ledger.regret().item() for label, ledger in ledgers.items()}
+    for label, learner in learners.items():
+        print(
+            f"{label:26}{cost[label]:12.2f}{cost[label] / cost['FAML']:9.1f}"
+            f"{regret[label]:12.2f}{regret[label] / regret['FAML']:9.3f}"
+            f"{learner.bound().item():12.2f}"
+        )
+    fastest = min((label for label in learners if label.startswith("FTRL")), key=cost.__getitem__)
+    verdict(
+        "FTRL (its faster solver) costs at least 20 FAML", cost[fastest] / cost["FAML"], 20, ">="
+    )
+    verdict("FAML's regret over FTRL's", regret["FAML"] / regret[fastest], 1.1, "<=")
+
+
+def overhead(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """A FAML round beside augmented_polar on the same S and Λ, alternately."""
+    stream = streams.ill_conditioned(shape, dtype=dtype)
+    learner = FAML(shape, dtype=dtype, validate=False)
+    rounds: list[float] = []
+    bare: list[float] = []
+    for t in range(1, 201):
+        gradient = stream.gradient(t)
+        s, smoothing = learner.total.to(dtype), learner.smoothing().to(dtype)
+        for repetition in range(2):  # whichever comes first finds colder caches: take turns
+            if repetition == t % 2:
+                bare.append(timed(lambda s=s, smoothing=smoothing: augmented_polar(s, smoothing)))
+            else:
+                rounds.append(timed(lambda g=gradient: (learner.play(), learner.observe(g))))
+    ratio = min(rounds[5:]) / min(bare[5:])
+    print(
+        f"\n{dtype}: FAML {1e3 * min(rounds[5:]):.3f} ms a round, augmented_polar "
+        f"{1e3 * min(bare[5:]):.3f} ms (medians {1e3 * statistics.median(rounds[5:]):.3f}, "
+        f"{1e3 * statistics.median(bare[5:]):.3f})"
+    )
+    verdict("overhead over a bare augmented_polar", ratio - 1, 0.15, "<")
+
+
+def growth() -> None:
+    """Exponents of a FAML round in n at fixed m, and in m at fixed n/m: m²n and m³."""
+    wide = [(64, n) for n in (2048, 4096, 8192, 16384)]
+    square = [(m, 2 * m) for m in (128, 256, 512)]
+    print(f"\n{'m×n':>12}{'ms a round':>12}{'state KiB':>12}{'peak KiB':>12}{'bytes/(mn+m²)':>16}")
+    measured = {shape: _round_cost(shape) for shape in (*wide, *square)}
+    for (m, n), (seconds, state, peak) in measured.items():
+        row = f"{f'{m}×{n}':>12}{1e3 * seconds:12.3f}{state / 1024:12.0f}{peak / 1024:12.0f}"
+        print(f"{row}{peak / (m * n + m * m):16.1f}")
+    for label, shapes, axis, expected in (
+        ("n, m = 64", wide, 1, "time 1 (m²n), memory 1 (mn)"),
+        ("m, n = 2m", square, 0, "time 3 (m²n + m³), memory 2 (mn + m²)"),
+    ):
+        sizes = [shape[axis] for shape in shapes]
+        exponents = [slope(sizes, [measured[shape][i] for shape in shapes]) for i in range(3)]
+        print(
+            f"exponents in {label}: time {exponents[0]:.2f}, state {exponents[1]:.2f}, "
+            f"peak {exponents[2]:.2f}; expected {expected}"
+        )
+
+
+def _round_cost(shape: tuple[int, int]) -> tuple[float, int, int]:
+    """Seconds of a round, bytes of the state, and the most bytes of tensors alive in a round."""
+    learner = FAML(shape, dtype=torch.float64, validate=False)
+    stream = streams.gaussian(shape, dtype=torch.float64)
+    gradient = stream.gradient(1)
+
+    def one_round() -> None:
+        learner.play()
+        learner.observe(gradient)
+
+    one_round()
+    seconds = min(timed(one_round) for _ in range(7))
+    tensors = [v for v in learner.state_dict().values() if isinstance(v, torch.Tensor)]
+    state = sum(v.numel() * v.element_size() for v in tensors)
+    with Peak() as peak:
+        one_round()
+    return seconds, state, state + peak.most
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors created inside that were alive at once (no LAPACK workspace)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        inputs = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self._enter(tensor.untyped_storage(), inputs)
+        return result
+
+    def _enter(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not size or address in inputs or address in self.seen:
+            return
+        self.seen.add(address)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._leave, address, size)
+
+    def _leave(self, address: int, size: int) -> None:
+        self.seen.discard(address)
+        self.now -= size
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def slope(sizes: list[int], values: list[float]) -> float:
+    """The least-squares exponent p of value = c·size^p."""
+    return statistics.linear_regression(
+        [math.log(size) for size in sizes], [math.log(value) for value in values]
+    ).slope
+
+
+def verdict(claim: str, measured: float, limit: float, relation: str) -> None:
+    holds = {"<": measured < limit, "<=": measured <= limit, ">=": measured >= limit}[relation]
+    print(f"{'PASS' if holds else 'FAIL'}  {claim}: {measured:.3f} {relation} {limit:g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Regret certificates of a training run: each matrix is a game that its gradients play.
+
+At step t the action is X_t = −P_{t-1}, X_1 = 0, of radius one, and the discounted regret is
+
+    Reg_t = Σ_s γ^{t-s}⟨G_s, X_s⟩ + ‖Ĝ_t‖_*,   γ = momentum
+
+The sum is kept in the optimizer's state; the nuclear norm is computed when a certificate is asked
+for.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, theory
+from nucleon.linalg.norms import nuclear_norm
+from nucleon.optim.stacks import Stack, matrix_count, parameter_names
+from nucleon.regret import Certificate
+
+if TYPE_CHECKING:
+    from nucleon.optim.base import MatrixOptimizer
+
+
+def new_state(param: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a certificate needs of a parameter: the last direction, and three numbers a matrix."""
+    zeros = torch.zeros(matrix_count(param), dtype=torch.float64, device=param.device)
+    return {
+        "played": torch.zeros_like(param, dtype=dtype).detach(),
+        "loss": zeros,
+        "largest": zeros.clone(),
+        "first": zeros.clone(),
+    }
+
+
+def record(
+    stack: Stack,
+    states: list[dict[str, Tensor]],
+    gradient: Tensor,
+    direction: Tensor,
+    finite: Tensor,
+    discount: float,
+) -> None:
+    """Enter one round of every matrix of a stack, the skipped ones excepted; no sync."""
+    played = stack.gather((s["played"] for s in states), gradient.dtype)
+    loss = -(gradient.double() * played).sum(dim=(-2, -1))
+    gram = gradient @ gradient.mT
+    # The Schatten 4-norm: at least the operator norm, at most m^¼ times it, and no decomposition.
+    norm = torch.linalg.matrix_norm(gram).sqrt().double()
+    frobenius = torch.linalg.matrix_norm(gradient).double() * math.sqrt(gradient.shape[-2])
+    for name, new in (("loss", loss), ("largest", norm), ("first", frobenius)):
+        old = stack.gather_own(s[name] for s in states)
+        if name == "loss":
+            new = discount * old + new
+        elif name == "largest":
+            new = torch.maximum(old, new)
+        else:
+            new = torch.where(old > 0, discount * old, new)
+        new = torch.where(finite, new, old)
+        for piece, state, part in zip(stack.pieces, states, stack.split(new), strict=True):
+            piece.own(state[name]).copy_(part)
+    kept = torch.where(finite[:, None, None], direction, played)
+    for piece, state, part in zip(stack.pieces, states, stack.split(kept), strict=True):
+        piece.view(state["played"]).copy_(part)
+
+
+def certificates(optimizer: "MatrixOptimizer") -> dict[str, Certificate]:
+    """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
+    names = parameter_names(optimizer.param_groups)
+    return {
+        names[param]: _certificate(optimizer, param, group)
+        for group in optimizer.param_groups
+        if group["certify"]
+        for param in group["params"]
+        if param.numel()
+    }
+
+
+class CertificateLog:
+    """Certificates every N steps of a run, kept by a step hook: rows (step, {name: certificate}).
+
+    Args:
+        optimizer: with certify=True in some group.
+        every: N, how many steps pass between two rows; each costs a nuclear norm a matrix (100).
+    """
+
+    def __init__(self, optimizer: "MatrixOptimizer", every: int = 100) -> None:
+        self.every = _checks.count("every", every)
+        if not any(group["certify"] for group in optimizer.param_groups):
+            raise ValueError(
+                f"no parameter group keeps its regret; pass certify=True to {optimizer.name}"
+            )
+        self.rows: list[tuple[int, dict[str, Certificate]]] = []
+        self._steps = 0
+        self._handle = optimizer.register_step_post_hook(self._record)
+
+    def remove(self) -> None:
+        """Stop recording."""
+        self._handle.remove()
+
+    def _record(self, optimizer: Any, *_: object) -> None:
+        self._steps += 1
+        if self._steps % self.every == 0:
+            self.rows.append((self._steps, certificates(optimizer)))
+
+
+def _certificate(
+    optimizer: "MatrixOptimizer", param: Tensor, group: Mapping[str, Any]
+) -> Certificate:
+    state: dict[str, Tensor] = optimizer.state[param]
+    regret = state["loss"] + nuclear_norm(state["total"].double()).reshape(-1)
+    largest = state["largest"].max().item()
+    return Certificate(
+        regret=regret,
+        bound=_bound(optimizer, state, group, regret, *sorted(param.shape[-2:])),
+        theorem=optimizer.theorem,
+        conditional_on=_conditions(group),
+        refusal=optimizer.uncertified or _refusal(group, largest),
+    )
+
+
+def _bound(
+    optimizer: "MatrixOptimizer",
+    state: Mapping[str, Tensor],
+    group: Mapping[str, Any],
+    regret: Tensor,
+    m: int,
+    n: int,
+) -> Tensor:
+    constants = optimizer.admissibility(group, m, n)
+    if (
+        constants is None
+        or not group["gradient_bound"]
+        or not optimizer.smoothing_scale(group, m, n)
+    ):
+        return torch.full_like(regret, torch.inf)
+    eta = optimizer.smoothing_scale(group, m, n) ** -0.5
+    return theory.gbpa_bound(
+        state["gram"].double(),
+        radius=1.0,
+        gradient_bound=group["gradient_bound"],
+        alpha=constants.alpha,
+        beta=constants.beta,
+        # √m‖G_1‖_F ≥ ‖G_1‖_*, discounted already; its factor 1 − βη is negative for larger η.
+        first_nuclear=state["first"] if constants.beta * eta < 1 else 0.0,
+        discount=group["momentum"],
+        rounds=1,
+        eta=eta,
+    )
+
+
+def _conditions(group: Mapping[str, Any]) -> tuple[str, ...]:
+    conditions = ["momentum and the other options stayed as they are", "skipped steps do not count"]
+    if group["method"] not in ("eigh", "svd"):
+        conditions.append(f"method={group['method']!r} is as good as exact")
+    return tuple(conditions)
+
+
+def _refusal(group: Mapping[str, Any], largest: float) -> str | None:
+    if not group["gradient_bound"]:
+        return "the theorem needs gradient_bound > 0"
+    if group["nesterov"]:
+        return "the theorem is on the direction of Ĝ; pass nesterov=False"
+    if group["beta2"] is not None and group["beta2"] != group["momentum"] ** 2:
+        return "the theorem needs beta2 = momentum²; pass beta2=None"
+    if not group["smoothing_scale"]:
+        return "the theorem needs smoothing_scale > 0"
+    if largest > group["gradient_bound"] * (1 + 1e-6):
+        return f"a gradient of norm up to {largest:.6g} exceeded the gradient_bound"
+    return None

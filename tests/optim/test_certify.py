@@ -1,0 +1,144 @@
+"""Certificates of training runs: regret against its definition, bound against the theory."""
+
+import pytest
+import torch
+
+import nucleon
+from nucleon.learners import FAML
+from nucleon.optim import CertificateLog
+from nucleon.regret import Ledger
+
+
+def bounded_gradients(shape, rounds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    g = torch.randn(rounds, *shape, generator=generator, dtype=torch.float64)
+    # Schatten-4 norm at most 1: what the optimizer checks the bound by.
+    return g / torch.linalg.svdvals(g).pow(4).sum(-1).pow(0.25)[..., None, None]
+
+
+def exact_leon(params, **options):
+    given = {"gradient_bound": 1.0, "method": "eigh", "momentum": 0.9, "certify": True}
+    return nucleon.Leon(params, lr=0.1, **(given | options))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (1, 4), (2, 3, 4)])
+def test_the_regret_is_that_of_the_directions_played(shape):
+    param = torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    optimizer = exact_leon([param], scale="none")
+    ledger = Ledger(shape, radius=1.0, discount=0.9)
+    action = torch.zeros(shape, dtype=torch.float64)
+    for gradient in bounded_gradients(shape, 20):
+        ledger.record(gradient, action)
+        before = param.detach().clone()
+        param.grad = gradient.clone()
+        optimizer.step()
+        action = (param.detach() - before) / 0.1  # X_{t+1} = −P_t, read off the weights
+    (certificate,) = optimizer.certificates().values()
+    expected = ledger.regret().reshape(-1)
+    torch.testing.assert_close(certificate.regret, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 4.0])
+def test_leons_certificate_is_famls(scale):
+    """The optimizer and the learner play the same game: same regret, same bound."""
+    shape = (4, 6)
+    param = torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    optimizer = exact_leon([param], smoothing_scale=scale)
+    learner = FAML(shape, discount=0.9, eta=scale**-0.5, dtype=torch.float64)
+    ledger = Ledger(shape, discount=0.9)
+    for gradient in bounded_gradients(shape, 30):
+        ledger.record(gradient, learner.play())
+        learner.observe(gradient)
+        param.grad = gradient.clone()
+        optimizer.step()
+    (certificate,) = optimizer.certificates().values()
+    assert certificate.regret.item() == pytest.approx(ledger.regret().item(), abs=1e-9)
+    # Equal at η = 1; elsewhere ours bounds ‖G_1‖_* from above, discounted by 0.9^29.
+    assert certificate.bound.item() == pytest.approx(learner.bound().item(), rel=1e-2)
+    assert certificate.bound.item() >= learner.bound().item() - 1e-9
+    assert certificate.holds
+
+
+@pytest.mark.parametrize(
+    "options,why",
+    [
+        ({"gradient_bound": 0.0}, "gradient_bound"),
+        ({"gradient_bound": 0.5}, "exceeded"),
+        ({"nesterov": True}, "nesterov"),
+        ({"beta2": 0.5}, "beta2"),
+        ({"smoothing_scale": 0.0}, "smoothing_scale"),
+    ],
+)
+def test_what_the_theorem_does_not_cover_is_refused(options, why):
+    param = torch.nn.Parameter(torch.zeros((3, 5), dtype=torch.float64))
+    optimizer = exact_leon([param], **options)
+    for gradient in bounded_gradients((3, 5), 3):
+        param.grad = gradient.clone()
+        optimizer.step()
+    (certificate,) = optimizer.certificates().values()
+    assert not certificate.holds and why in certificate.refusal
+
+
+@pytest.mark.parametrize("method", [nucleon.Muon, nucleon.Pion])
+def test_muon_and_pion_keep_their_regret_without_a_certificate(method):
+    param = torch.nn.Parameter(torch.zeros((3, 5)))
+    optimizer = method([param], certify=True)
+    for gradient in bounded_gradients((3, 5), 5):
+        param.grad = gradient.float()
+        optimizer.step()
+    (certificate,) = optimizer.certificates().values()
+    assert certificate.regret.isfinite().all() and certificate.refusal is not None
+
+
+def test_a_skipped_step_is_no_round():
+    plain, skipping = (torch.nn.Parameter(torch.zeros((3, 5), dtype=torch.float64)) for _ in "ab")
+    one, two = exact_leon([plain]), exact_leon([skipping])
+    for step, gradient in enumerate(bounded_gradients((3, 5), 6)):
+        plain.grad, skipping.grad = gradient.clone(), gradient.clone()
+        if step == 3:
+            skipping.grad = torch.full_like(gradient, torch.nan)
+            two.step()
+            skipping.grad = gradient.clone()
+        one.step()
+        two.step()
+    (a,), (b,) = one.certificates().values(), two.certificates().values()
+    assert a.regret.item() == b.regret.item() and a.bound.item() == b.bound.item()
+
+
+def test_certificates_survive_a_resume_and_are_logged_by_a_hook():
+    gradients = bounded_gradients((3, 5), 10)
+    straight, resumed = (torch.nn.Parameter(torch.zeros((3, 5))) for _ in "ab")
+    one, two = exact_leon([("w", straight)]), exact_leon([("w", resumed)])
+    log = CertificateLog(one, every=4)
+    for step, gradient in enumerate(gradients.float()):
+        straight.grad, resumed.grad = gradient.clone(), gradient.clone()
+        one.step()
+        two.step()
+        if step == 5:
+            state, two = two.state_dict(), exact_leon([("w", resumed)])
+            two.load_state_dict(state)
+    assert one.certificates()["w"].regret.equal(two.certificates()["w"].regret)
+    assert [step for step, _ in log.rows] == [4, 8]
+    assert all(row["w"].holds for _, row in log.rows)
+    log.remove()
+    straight.grad = gradients[0].float()
+    for _ in range(4):
+        one.step()
+    assert len(log.rows) == 2
+
+
+def test_without_certify_there_is_nothing_to_log():
+    optimizer = nucleon.Leon([torch.nn.Parameter(torch.zeros(2, 3))])
+    assert optimizer.certificates() == {}
+    with pytest.raises(ValueError, match="certify=True"):
+        CertificateLog(optimizer)
+
+
+def test_certify_reads_nothing_back_in_the_step():
+    from optim.test_contract import NoHostRead
+
+    param = torch.nn.Parameter(torch.zeros(3, 5))
+    optimizer = nucleon.Leon([param], gradient_bound=1.0, certify=True)
+    param.grad = bounded_gradients((3, 5), 1)[0].float()
+    with NoHostRead():
+        optimizer.step()
