@@ -134,16 +134,23 @@ def test_every_bit_of_the_key_changes_half_the_output():
             assert abs(rate - 0.5) < SIGMAS * 0.5 / math.sqrt(64 * pairs)
 
 
-def test_no_two_keys_share_a_shifted_sequence():
-    """Keys that differ by multiples of the increment of the counter, set by hand."""
+def test_close_keys_share_no_word():
+    """Keys one apart, or one increment apart, would otherwise permute or shift one sequence."""
     start = 987654321
-    blocks = [
-        noise._mix((torch.arange(64) ^ k).mul_(noise._GOLDEN).add_(noise._absorb(k, 0)))
-        for k in [start + i for i in range(8)] + [noise._signed(start + noise._GOLDEN)]
-    ]
-    assert torch.cat(blocks).unique().numel() == 9 * 64
+    keys = [start + i for i in range(8)] + [noise._signed(start + noise._GOLDEN)]
+    drawn = torch.stack([noise._sequence(key, 64, None) for key in keys])
+    assert drawn.unique().numel() == len(keys) * 64
+    assert torch.equal(drawn, noise._sequence(torch.tensor(keys), 64, None))
     drawn = torch.stack([words((128,), step=t) for t in range(64)])
     assert drawn.view(torch.int64).unique().numel() == 64 * 64
+
+
+def test_words_count_modulo_two_to_the_64():
+    ids = torch.arange(3)
+    for word in (2**63, 2**64 + 5, -1):
+        got = words((3, 4), seed=word, step=torch.tensor(1), sample=word, stream=ids)
+        small = (word + 2**63) % 2**64 - 2**63
+        assert torch.equal(got, words((3, 4), seed=small, step=1, sample=small, stream=ids))
 
 
 @example(1, 1, [], 1, 0, torch.float32, noise.normal)

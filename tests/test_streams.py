@@ -183,6 +183,8 @@ def test_low_rank_shares_its_spaces():
     for x in (g[0], torch.cat(g, dim=0), torch.cat(g, dim=1)):
         s = torch.linalg.svdvals(x)
         assert float(s[3]) < 1e-13 < 1e-4 < float(s[2])
+    u, _, vh = torch.linalg.svd(streams.low_rank((6, 6), dtype=torch.float64).gradient(1))
+    assert abs(float(u[:, 0] @ vh[0])) < 0.99  # two spaces, not one
 
 
 def test_ill_conditioned_spectrum():

@@ -15,6 +15,10 @@ FULL_DTYPES = (torch.float32, torch.float64)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 REAL_DTYPES = FULL_DTYPES + HALF_DTYPES
 
+ROUNDING = 32
+"""A sum of Gram matrices may have eigenvalues down to −ROUNDING·eps·‖A‖_F by rounding alone: twenty
+thousand rank-one rounds in float32 leave half of that."""
+
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype an iteration works in: float32 for half precision, else `dtype` itself."""
@@ -59,17 +63,36 @@ def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
 
 
 def smoothing(value: object, s: Tensor) -> Tensor:
-    """Return `value` if it can be the smoothing Λ of the matrices `s`: symmetric, diagonal ≥ 0.
+    """Return `value` if it can be the smoothing Λ of the matrices `s`: symmetric, Λ ⪰ 0.
 
     Half-precision matrices take a float32 smoothing: half precision cannot hold a Gram matrix.
     """
     tensor = symmetric("smoothing", value, size=s.shape[-2])
     same("smoothing", tensor, "s", s, dtype=work_dtype(s.dtype))
     broadcastable("smoothing", tensor.shape[:-2], "s", s.shape[:-2])
-    if tensor.numel() and (tensor.diagonal(dim1=-2, dim2=-1) < 0).any():
+    return positive_semidefinite("smoothing", tensor)
+
+
+def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:
+    """Return the symmetric `tensor` if no eigenvalue is more negative than rounding explains."""
+    if tensor.numel() == 0:
+        return tensor
+    largest = tensor.abs().amax(dim=(-2, -1), keepdim=True).double()
+    wide = tensor.double() / torch.where(largest > 0, largest, 1.0)
+    rounding = (
+        ROUNDING * torch.finfo(tensor.dtype).eps * torch.linalg.matrix_norm(wide, keepdim=True)
+    )
+    eye = torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
+    # Cholesky wants a positive definite matrix even where the given one is zero.
+    _, failed = torch.linalg.cholesky_ex(
+        wide + rounding.clamp_min(torch.finfo(wide.dtype).eps) * eye
+    )
+    if failed.any():
+        values = torch.linalg.eigvalsh(wide)
+        worst = (values[..., 0] / values.abs().amax(-1)).min().item()
         raise ValueError(
-            "smoothing must be positive semidefinite, but it has a negative diagonal entry; "
-            "pass a Gram matrix such as L @ L.mT"
+            f"{name} must be positive semidefinite, its smallest relative eigenvalue is "
+            f"{worst:.3g}; pass a Gram matrix such as L @ L.mT"
         )
     return tensor
 
@@ -149,7 +172,7 @@ def fraction(name: str, value: float, *, closed: str = "") -> float:
 
 def count(name: str, value: int, *, minimum: int = 1) -> int:
     """Return `value` if it is an integer ≥ `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer ≥ {minimum}, got {value!r}")
     if value < minimum:
         raise ValueError(f"{name} must be an integer ≥ {minimum}, got {value}")
@@ -179,10 +202,10 @@ def _dense(name: str, value: object) -> Tensor:
 
 def _is_symmetric(a: Tensor) -> bool:
     # A Gram product accumulates about √m rounding errors per entry; eight m of them is generous
-    # and still refuses anything a person would call asymmetric.
-    eps = torch.finfo(a.dtype).eps
-    scale = a.abs().amax(dim=(-2, -1), keepdim=True)
-    return bool(((a - a.mT).abs() <= 8 * a.shape[-1] * eps * scale).all())
+    # and still refuses anything a person would call asymmetric. Subnormals round by more.
+    info = torch.finfo(a.dtype)
+    scale = a.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(info.smallest_normal)
+    return bool(((a - a.mT).abs() <= 8 * a.shape[-1] * info.eps * scale).all())
 
 
 def _number(name: str, value: object) -> float:

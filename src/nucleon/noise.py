@@ -117,11 +117,7 @@ def _words(
     sample: int | Tensor,
     device: torch.device | str | None,
 ) -> Tensor:
-    """Random int32 words (*batch, 2·pairs), at least one for each entry of a block of `shape`.
-
-    The w-th 64-bit word of a key is mix((key ⊕ w)·golden + mix(key + golden)). The second term
-    keeps keys apart that differ in their low bits only, whose words would be the same, permuted.
-    """
+    """Random int32 words (*batch, 2·pairs), at least one for each entry of a block of `shape`."""
     key: int | Tensor = distribution
     # Plain integers first: they are hashed on the host, and only what follows a tensor on device.
     for name, word in (("seed", seed), ("step", step), ("sample", sample), ("stream", stream)):
@@ -133,13 +129,22 @@ def _words(
             f"got {tuple(shape)}"
         )
     pairs = (math.prod(shape[len(batch) :]) + 1) // 2
+    words = _sequence(key, pairs, device)
+    return words.unsqueeze(-1).view(torch.int32).flatten(-2)  # an empty stack may have stride 0
+
+
+def _sequence(key: int | Tensor, length: int, device: torch.device | str | None) -> Tensor:
+    """The 64-bit words mix((key ⊕ w)·golden + mix(key + golden)), w = 0, …, length − 1.
+
+    The second term keeps keys apart that differ in their low bits only, whose words would be the
+    same, permuted.
+    """
     other = _absorb(key, 0)
     if isinstance(key, Tensor) and isinstance(other, Tensor):
         key, other = key.unsqueeze(-1), other.unsqueeze(-1)
     # Not w·golden alone: a compiler may assume that a multiple of a loop index never overflows.
-    counter = torch.arange(pairs, device=device)
-    words = _mix((counter ^ key).mul_(_GOLDEN).add_(other))
-    return words.unsqueeze(-1).view(torch.int32).flatten(-2)  # an empty stack may have stride 0
+    counter = torch.arange(length, device=device)
+    return _mix((counter ^ key).mul_(_GOLDEN).add_(other))
 
 
 def _absorb(key: int | Tensor, word: int | Tensor) -> int | Tensor:

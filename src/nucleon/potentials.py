@@ -275,7 +275,7 @@ class Gaussian(Potential):
     def _checked_root(self, s: Tensor, smoothing: Tensor) -> Tensor:
         """A root of Λ in the working dtype: Cholesky's, or where that breaks down, by `eigh`."""
         _check(s, smoothing)
-        values, vectors = psd_eigh(smoothing.double(), smoothing.dtype)
+        values, vectors = psd_eigh(smoothing.double())
         root, failed = cholesky_root(smoothing.to(_checks.work_dtype(s.dtype)))
         other = (vectors * values.sqrt().unsqueeze(-2)).to(root.dtype)
         return torch.where(failed[..., None, None], other, root)
@@ -338,7 +338,7 @@ def cholesky_root(smoothing: Tensor) -> tuple[Tensor, Tensor]:
 
 def _symmetric_root(smoothing: Tensor) -> Tensor:
     """Λ^(1/2) in float64."""
-    values, vectors = psd_eigh(smoothing.double(), smoothing.dtype)
+    values, vectors = psd_eigh(smoothing.double())
     return (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT
 
 

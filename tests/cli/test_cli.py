@@ -124,9 +124,10 @@ def test_one_failing_claim_of_several_sets_the_exit_code(command, tmp_path):
         (["fig-riples"], ["no claim 'fig-riples'", "hint: did you mean fig-ripples?"]),
         (["zzz"], ["no claim 'zzz'", "hint: the claims are fig-ripples"]),
         (["--quick"], ["no claim was named", "hint: name one of"]),
-        (["fig-ripples", "--seeds", "0"], ["--seeds", "0 is not in the range"]),
-        (["fig-ripples", "--seeds", "many"], ["--seeds", "many"]),
-        (["fig-ripples", "--bogus"], ["--bogus"]),
+        (["fig-ripples", "--seeds", "0"], ["--seeds is 0", "hint: pass a number from 1"]),
+        (["fig-ripples", "--seeds", "1001"], ["--seeds is 1001", "to 1000"]),
+        (["fig-ripples", "--seeds", "many"], ["seeds"]),
+        (["fig-ripples", "--bogus"], ["bogus"]),
     ],
 )
 def test_usage_errors_are_a_sentence_and_exit_code_2(command, tmp_path, arguments, words):

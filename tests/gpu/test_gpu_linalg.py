@@ -61,16 +61,16 @@ def test_augmented_polar(method, zero, condition, dtype):
     exact = {torch.float64: 1e-9, torch.float32: 1e-5}[dtype]
     limit = exact if method == "eigh" else {torch.float64: 1e-9, torch.float32: 1e-3}[dtype]
     assert norm(p) <= 1 + limit
-    same = linalg.augmented_polar(s, smoothing, method=method)
-    reference = linalg.augmented_polar(s.double(), smoothing.double())
-    # The two devices round apart; each is as near to the float64 reference as the other.
     eps = torch.finfo(dtype).eps
-    if condition < 0.1 * eps**-0.5:
+    if condition < 0.1 * eps**-0.5:  # beyond it, the rounding of Λ decides
+        same = linalg.augmented_polar(s, smoothing, method=method)
+        reference = linalg.augmented_polar(s.double(), smoothing.double())
+        # The two devices round apart; each is as near to the float64 reference as the other.
         assert norm(p.cpu().double() - reference) <= 4 * norm(same.double() - reference) + 1e3 * eps
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e5])  # below 1/(m·eps), where "eigh" cuts
 @pytest.mark.parametrize("method", ["eigh", "newton-schulz"])
 def test_inverse_sqrt(method, condition, dtype):
     s = with_condition(20, 20, math.sqrt(condition))

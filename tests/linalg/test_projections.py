@@ -416,6 +416,28 @@ def test_a_singular_left_leaves_the_gap_honest(solver):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
+def test_an_eigenvalue_below_zero_by_rounding_counts_as_zero(solver):
+    s, left = gaussian(2, 3), torch.diag(torch.tensor([1.0, -1e-16], dtype=torch.float64))
+    solution = quadratic_projection(s, left, solver=solver, tolerance=1e-3)
+    singular = quadratic_projection(s, left.clamp(min=0), solver=solver, tolerance=1e-3)
+    assert solution.converged
+    torch.testing.assert_close(solution.x, singular.x, rtol=0, atol=1e-12)
+
+
+def test_the_line_search_is_exact():
+    problem = _Problem(gaussian(8, 3, 4), gaussian(8, 3, 4, seed=1) ** 2)
+    x, target = 0.3 * gaussian(2, 8, 3, 4, seed=2)
+    best = problem.value(problem.line_search(x, target))
+    grid = torch.linspace(0, 1, 101, dtype=torch.float64)[:, None, None, None]
+    values = (problem.linear + 0.5 * problem.weight * (points := x + grid * (target - x))) * points
+    # The best of the grid is at most half a cell from the best of the segment.
+    spare = 0.5 * 0.005**2 * (problem.weight * (target - x) ** 2).sum((-2, -1))
+    least = values.sum((-2, -1)).amin(0)
+    assert (best <= least + 1e-14).all()
+    assert (best >= least - spare - 1e-14).all()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_a_batch_equals_its_loop(solver):
     s = gaussian(2, 3, 4, 6) * torch.tensor([0.0, 0.01, 1.0]).double()[:, None, None]
     left = torch.stack([semidefinite(4, c, seed=7) for c in (1.0, 10.0, 100.0)])

@@ -122,7 +122,7 @@ def test_zero_gives_zero_within_a_stack(method, dtype):
     found, convergence = inverse_sqrt(a, method, report=True)
     assert torch.equal(found[0], torch.zeros(3, 3, dtype=dtype))
     # The floor 16·√3·eps on a unit eigenvalue costs half of it.
-    assert operator_norms(found[1] - a[1]) <= 16 * eps(dtype)
+    assert operator_norms(found[1] - a[1]) <= 32 * eps(dtype)
     assert convergence.converged.all()
 
 

@@ -127,7 +127,7 @@ class Lines:
         left = seconds * (self.total - self.done) / self.done
         print(
             f"{self.what}  {100 * self.done / self.total:3.0f} %  "
-            f"{self.done / max(seconds, 1e-9):.0f} {self.unit}/s  {left:.0f} s left  ({stage})",
+            f"{self.done / max(seconds, 1e-9):.3g} {self.unit}/s  {left:.0f} s left  ({stage})",
             file=sys.stderr,
             flush=True,
         )
@@ -136,5 +136,5 @@ class Lines:
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         fields: dict[str, Any] = task.fields
-        speed = f"{task.speed:.0f}" if task.speed else "–"
+        speed = f"{task.speed:.3g}" if task.speed else "–"
         return Text(f"{speed} {fields['unit']}/s", style="cyan")

@@ -1,6 +1,6 @@
 """fig-ripples: Muon, Pion and Leon on a rippled, kinked objective (Section 5.3, Appendix H)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,19 +95,33 @@ class Path:
 
 
 def descend(
-    problem: Ripples, start: Tensor, make: Make, rate: float, seed: int, tick: Callable[[], None]
+    problem: Ripples,
+    start: Tensor,
+    make: Make,
+    rates: Sequence[float],
+    seed: int,
+    tick: Callable[[], None],
 ) -> Tensor:
-    """The losses along `STEPS` steps from `start`, all instances in one optimizer step."""
-    x = torch.nn.Parameter(start.clone())
-    optimizer = make([x], rate, seed)
+    """The losses (T+1, instances, rates) along `STEPS` steps from `start`, all in one stack.
+
+    A direction depends on the gradients alone. So the optimizer runs at rate 1 on Y, and
+    X = X₀ + rate·Y moves by −rate·P at each step: what it does at that rate on X itself.
+    """
+    instances, rows, columns = start.shape
+    y = torch.nn.Parameter(start.new_zeros(instances * len(rates), rows, columns))
+    optimizer = make([y], 1.0, seed)
+    each = Ripples(problem.measurements.unsqueeze(1))  # (instances, 1, k, m, n)
+    rate = start.new_tensor(rates)[:, None, None]
     losses: list[Tensor] = []
     with torch.no_grad():
-        for _ in range(STEPS):
-            losses.append(problem.value(x))
-            x.grad = problem.gradient(x)
-            optimizer.step()
-            tick()
-        return torch.stack([*losses, problem.value(x)])
+        for step in range(STEPS + 1):
+            x = start.unsqueeze(1) + rate * y.unflatten(0, (instances, len(rates)))
+            losses.append(each.value(x))
+            if step < STEPS:
+                y.grad = each.gradient(x).flatten(0, 1)
+                optimizer.step()
+                tick()
+    return torch.stack(losses)
 
 
 def run(settings: Settings, progress: Progress) -> Result:
@@ -116,17 +130,16 @@ def run(settings: Settings, progress: Progress) -> Result:
     problem = random_ripples(seeds, dtype=torch.float64)
     start = random_start(seeds, dtype=torch.float64)
     methods = {n: m for n, m in METHODS.items() if m.samples == 1 or not settings.quick}
-    progress.begin(sum(m.samples for m in methods.values()) * len(RATES) * STEPS, "polar factors")
+    progress.begin(sum(m.samples for m in methods.values()) * STEPS, "stacks")
 
     paths: list[Path] = []
-    for rate in RATES:
-        for name, method in methods.items():
+    for name, method in methods.items():
 
-            def tick(amount: int = method.samples, stage: str = f"{name}, rate {rate:g}") -> None:
-                progress.advance(amount, stage)
+        def tick(amount: int = method.samples, stage: str = name) -> None:
+            progress.advance(amount, stage)
 
-            losses = descend(problem, start, method.make, rate, settings.first_seed, tick)
-            paths.append(Path(name, rate, losses))
+        losses = descend(problem, start, method.make, RATES, settings.first_seed, tick)
+        paths += [Path(name, rate, losses[..., i]) for i, rate in enumerate(RATES)]
     return Result(
         checks=_checks(paths),
         tables=(

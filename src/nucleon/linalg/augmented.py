@@ -16,14 +16,10 @@ from nucleon.linalg import coefficients
 from nucleon.linalg._scaling import joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
-from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, psd_eigh
+from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, floor, psd_eigh
 
 AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
 METHODS: tuple[AugmentedMethod, ...] = ("eigh", "newton-schulz", "polar-express", "coupled")
-
-FLOOR = 8
-"""The recursion adds FLOOR·eps·‖Λ‖_F·I to Λ: the rounding of Λ itself may make it indefinite, and a
-negative eigenvalue would grow with every step."""
 
 # What `"eigh"` promises over the ball, ‖P‖_op ≤ 1 + this, by the dtype of the input.
 _PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
@@ -70,8 +66,9 @@ def augmented_polar(
             leaves the promise ‖P‖_op ≤ 1 + 1e-9 (1e-5 in float32) intact, else the SVD of [S L].
             `"newton-schulz"`: the paper's recursion on (X, B), Appendix F.3, restarted;
             `"polar-express"`: the same recursion with the optimal quintics.
-            `"coupled"`: the coupled inverse root of SSᵀ + Λ, times S; it adds a floor of
-            16 eps·‖SSᵀ + Λ‖_F to the smoothing.
+            `"coupled"`: the coupled inverse root of SSᵀ + Λ, times S. The recursions add a floor
+            of 32 eps·‖Λ‖_F to Λ, which rounding may have made indefinite, and `"coupled"` one of
+            32 eps·‖SSᵀ + Λ‖_F.
         steps: of the iteration; None takes enough for singular values of [S L] down to
             `rank_tolerance` times the largest.
         rank_tolerance: relative singular value of [S L] that still counts; None is m·eps for
@@ -83,7 +80,7 @@ def augmented_polar(
     _checks.smoothing(smoothing, s)
     _checks.choice("method", method, METHODS)
     if steps is not None:
-        _checks.count("steps", steps, minimum=0)
+        _checks.count("steps", steps)
         if method == "eigh":
             raise ValueError("steps applies to the iterative methods only, not to method='eigh'")
     if rank_tolerance is not None:
@@ -93,10 +90,11 @@ def augmented_polar(
     default = s.shape[-2] * eps if method == "eigh" else math.sqrt(eps)
     cut = default if rank_tolerance is None else rank_tolerance
     direction, taken = _solve(s.to(dtype), smoothing.to(dtype), method, steps, cut, s.dtype)
-    result = direction.to(s.dtype)
     if not report:
-        return result
-    return result, Convergence(_residual(result, s, smoothing, cut), math.sqrt(eps), taken)
+        return direction.to(s.dtype)
+    # Of the direction before it is rounded: that rounding is the dtype's, not the iteration's.
+    residual = _residual(direction, s, smoothing, cut)
+    return direction.to(s.dtype), Convergence(residual, math.sqrt(eps), taken)
 
 
 def _solve(
@@ -139,18 +137,18 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
     eye = torch.eye(s.shape[-2], dtype=s.dtype, device=s.device)
     _, indefinite = torch.linalg.cholesky_ex(smoothing + room[..., None, None] * eye)
     if not ((room > torch.finfo(s.dtype).eps * values[..., -1]) & (indefinite == 0)).all():
-        return augmented_svd(s, smoothing, cut, dtype=dtype)
+        return augmented_svd(s, smoothing, cut)
     return (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
 
 
-def augmented_svd(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtype) -> Tensor:
+def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
     """The leading block of the polar factor of [S L], by QR and SVD: feasible at any condition.
 
     [S L]ᵀ = QR gives polar([S L]) = polar(Rᵀ) Qᵀ with R only m×m. Singular values up to
-    cut·σ_max count as zero. `dtype` is the one Λ was given in, see `psd_eigh`.
+    cut·σ_max count as zero.
     """
     s, smoothing = joint_unit_scale(s, smoothing)
-    values, vectors = psd_eigh(smoothing.expand(*s.shape[:-1], s.shape[-2]), dtype)
+    values, vectors = psd_eigh(smoothing.expand(*s.shape[:-1], s.shape[-2]))
     factor = vectors * values.sqrt().unsqueeze(-2)
     q, r = torch.linalg.qr(torch.cat([s, factor], dim=-1).mT)
     u, sigma, vh = torch.linalg.svd(r.mT)
@@ -176,9 +174,7 @@ def augmented_polynomial(
     squared = s.square().sum(dim=(-2, -1)) + smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     norm = squared.sqrt().clamp_min(0.25)[..., None, None]  # only a zero [S L] is smaller
     x, rest = s / norm, smoothing / norm**2
-    rest = (
-        rest + FLOOR * torch.finfo(s.dtype).eps * torch.linalg.matrix_norm(rest, keepdim=True) * eye
-    )
+    rest = rest + floor(s.dtype) * torch.linalg.matrix_norm(rest, keepdim=True) * eye
     b, q = x @ x.mT + rest, eye
     last = len(sequence) - 1
     for i, (c1, c3, c5) in enumerate(sequence):
@@ -197,7 +193,7 @@ def augmented_polynomial(
 def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
     """(A + δI)^(-1/2) S with A = SSᵀ + Λ by the coupled iteration; unchecked, no sync.
 
-    The floor δ bounds the root by (16 eps)^(-1/2), so its product with S keeps half the digits.
+    The floor δ bounds the root by (32 eps)^(-1/2), so its product with S keeps half the digits.
     """
     s, smoothing = joint_unit_scale(s, smoothing)
     return coupled_inverse_sqrt(s @ s.mT + smoothing, steps) @ s
@@ -206,5 +202,5 @@ def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
 def _residual(p: Tensor, s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
     if s.numel() == 0:
         return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
-    exact = augmented_svd(s.double(), smoothing.double(), cut, dtype=s.dtype)
+    exact = augmented_svd(s.double(), smoothing.double(), cut)
     return torch.linalg.matrix_norm(p.double() - exact, ord=2)

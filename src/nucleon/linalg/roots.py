@@ -54,18 +54,20 @@ def inverse_sqrt(
         report: also return a `Convergence` with the residual ‖ZAZ − I‖_F/√r over the r
             eigenvectors of A above the rank tolerance.
     """
-    _checks.symmetric("a", a)
+    _checks.positive_semidefinite("a", _checks.symmetric("a", a))
     _checks.choice("method", method, METHODS)
     if steps is not None:
         _checks.count("steps", steps, minimum=0)
+        if method == "eigh":
+            raise ValueError("steps applies to method='newton-schulz' only, not to 'eigh'")
     if rank_tolerance is not None:
         _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
-    even = 2 * torch.div(exponent(a) + 1, 2, rounding_mode="floor")
     wide = torch.float64 if method == "eigh" else _checks.work_dtype(a.dtype)
-    unit = shift(a, -even).to(wide)
+    even = 2 * torch.div(exponent(a.to(wide)) + 1, 2, rounding_mode="floor")
+    unit = shift(a.to(wide), -even)
     tolerance = a.shape[-1] * torch.finfo(a.dtype).eps if rank_tolerance is None else rank_tolerance
     if method == "eigh":
-        values, vectors = psd_eigh(unit, a.dtype)
+        values, vectors = psd_eigh(unit)
         root = (vectors * _inverse_sqrt_values(values, tolerance).unsqueeze(-2)) @ vectors.mT
         taken = 0
     else:
@@ -79,12 +81,11 @@ def inverse_sqrt(
 
 
 def floor(dtype: torch.dtype) -> float:
-    """The relative floor δ/‖A‖_F of the coupled iteration: 16 rounding errors of a Gram product.
+    """The relative floor δ/‖A‖_F of the coupled iteration: what rounding may take from A.
 
-    A product of float matrices carries an error of a few eps·‖A‖_F; the floor keeps every
-    eigenvalue of A + δI positive, and so the iteration bounded.
+    It keeps every eigenvalue of A + δI positive, and so the iteration bounded.
     """
-    return 16 * torch.finfo(dtype).eps
+    return _checks.ROUNDING * torch.finfo(dtype).eps
 
 
 def coupled_steps(dtype: torch.dtype) -> int:
@@ -102,7 +103,8 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
     With A normalized by its Frobenius norm: T = ZY, Y ← Y(3I − T)/2, Z ← (3I − T)Z/2 from Y = A,
     Z = I; Y tends to A^(1/2), Z to A^(-1/2). Three m×m products, 6m³ flops, a step.
     """
-    norm = torch.linalg.matrix_norm(a).clamp_min(torch.finfo(a.dtype).tiny)[..., None, None]
+    norm = torch.linalg.matrix_norm(a, keepdim=True)
+    norm = torch.where(norm > 0, norm, torch.inf)  # so that 0 gives 0
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     y = a / norm + floor(a.dtype) * eye
     z = eye.expand_as(a)
@@ -112,20 +114,9 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
     return z * norm.rsqrt()
 
 
-def psd_eigh(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Eigenvalues clipped at 0 and eigenvectors of float64 `a`; raises if `a` is not PSD.
-
-    `dtype` is the one the matrix was given in: it says which negative eigenvalues are rounding.
-    """
+def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, those that rounding made negative set to 0, and eigenvectors; unchecked."""
     values, vectors = torch.linalg.eigh(a)
-    if values.numel():
-        rounding = 8 * a.shape[-1] * torch.finfo(dtype).eps * values.abs().amax(-1)
-        if (values[..., 0] < -rounding).any():
-            raise ValueError(
-                f"the matrix must be positive semidefinite, its smallest relative eigenvalue is "
-                f"{(values[..., 0] / values.abs().amax(-1)).min().item():.3g}; "
-                f"pass a Gram matrix such as L @ L.mT"
-            )
     return values.clamp_min(0), vectors
 
 

@@ -81,8 +81,7 @@ def augmented_direction(
     """(SSᵀ + Λ)^(-1/2) S by one of the fixed-step methods of the optimizers."""
     if method == "eigh":
         cut = total.shape[-2] * torch.finfo(total.dtype).eps
-        exact = augmented_svd(total.double(), smoothing.double(), cut, dtype=total.dtype)
-        return exact.to(total.dtype)
+        return augmented_svd(total.double(), smoothing.double(), cut).to(total.dtype)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
     # Five quintics amplify the rounding of B too little to matter; more of them need restarts.

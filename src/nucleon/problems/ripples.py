@@ -50,8 +50,8 @@ class Ripples:
         slope = residual.sign() * (1 - DEPTH * torch.cos(phase))
         slope = slope + DEPTH * FREQUENCY * residual.abs() * torch.sin(phase)
         count, rows, columns = self.measurements.shape[-3:]
-        total = slope.unsqueeze(-2) @ self.measurements.flatten(-2)  # (…, 1, mn)
-        return total.unflatten(-1, (rows, columns)).squeeze(-3) / count
+        total = torch.einsum("...k,...ke->...e", slope, self.measurements.flatten(-2))  # (…, mn)
+        return total.unflatten(-1, (rows, columns)) / count
 
     def residuals(self, x: Tensor) -> Tensor:
         """r_k = ⟨A_k, X⟩ of each instance: (…, m, n) → (…, k)."""
@@ -61,7 +61,8 @@ class Ripples:
                 f"measurements, got shape {tuple(x.shape)}"
             )
         _checks.same("x", x, "measurements", self.measurements)
-        return (self.measurements.flatten(-2) @ x.flatten(-2).unsqueeze(-1)).squeeze(-1)
+        # Unlike matmul, einsum copies no measurements when x has more leading dimensions.
+        return torch.einsum("...ke,...e->...k", self.measurements.flatten(-2), x.flatten(-2))
 
 
 def random_ripples(
