@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 import torch
-from _timing import environment, medians, seconds
 from torch import Tensor
 
+from _timing import environment, medians, seconds
 from nucleon import linalg, theory
 from nucleon.linalg import augmented, coefficients, projections, roots
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
@@ -69,23 +69,28 @@ class Spectra:
         self.smoothing = 1e-2 * self.a
 
     def orthogonal(self, rows: int, columns: int) -> Tensor:
+        """Orthonormal columns."""
         options = {"dtype": torch.float64, "device": self.device, "generator": self.generator}
         return torch.linalg.qr(torch.randn(rows, columns, **options)).Q
 
     def geometric(self, size: int) -> Tensor:
+        """1 down to 1/condition."""
         last = -math.log10(self.condition)
         return torch.logspace(0, last, size, dtype=torch.float64, device=self.device)
 
     def polar(self) -> Tensor:
+        """The polar factor of S."""
         u, _, vh = torch.linalg.svd(self.s.double(), full_matrices=False)
         return u @ vh
 
     def inverse_root(self) -> Tensor:
+        """A^(-1/2), with what is below the rounding of float64 lifted to it."""
         values, q = torch.linalg.eigh(self.a.double())
         least = torch.finfo(torch.float64).eps * values[-1]
         return (q * values.clamp_min(least).rsqrt()) @ q.mT
 
     def augmented(self) -> Tensor:
+        """The leading block of polar([S L])."""
         values, q = torch.linalg.eigh(self.smoothing.double())
         root = q * values.clamp_min(0).sqrt()
         u, _, vh = torch.linalg.svd(torch.cat([self.s.double(), root], -1), full_matrices=False)
@@ -167,6 +172,8 @@ class Oracle:
     value: Tensor | None = None
 
     def distance(self, call: Callable[[], Tensor]) -> Callable[[], float]:
+        """How far the result of a call is from it."""
+
         def error() -> float:
             if self.value is None:
                 self.value = self.compute()
@@ -192,9 +199,11 @@ class Table:
         self.rates: dict[tuple[str, str], float] = {}
 
     def predicted(self, group: Group, case: str) -> float:
+        """Seconds, from the last size that was measured; 0 for the first."""
         return self.rates.get((group.title, case), 0.0) * group.work
 
     def print(self, group: Group, shape: str, condition: float) -> None:
+        """One line a method."""
         slow = {c.name: self.predicted(group, c.name) for c in group.cases}
         chosen = [c for c in group.cases if slow[c.name] <= self.limit]
         times = medians({c.name: c.call for c in chosen}, self.device)
@@ -213,6 +222,7 @@ class Table:
             print(f"{start}{1e3 * time:11.2f}{ratio}{steps}{rate}{self.error(group, case):>10}")
 
     def error(self, group: Group, case: Case) -> str:
+        """The error of a method, or — where its oracle would take too long."""
         if case.error is None:
             return "·"
         oracle = self.rates.get((group.title, "oracle"), 0.0) * group.work

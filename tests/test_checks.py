@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import FULL, HALF, eps, gram, normal, seeds
 
 from nucleon import _checks
+from strategies import FULL, HALF, eps, gram, normal, seeds
 
 ONES = torch.ones(2, 3)
 EYE = torch.eye(2)

@@ -132,6 +132,23 @@ def test_the_tolerance_says_what_is_checked(short):
     assert len(checks) == 5
 
 
+def test_a_run_leaves_the_number_of_threads_as_it_was(short):
+    seen = []
+
+    class Watch(Silent):
+        def advance(self, amount, stage):
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        CLAIM.run(Settings(seeds=1, quick=True), Watch())
+        assert torch.get_num_threads() == 2
+        assert set(seen) == {1}
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_every_claim_is_filed_under_its_id():
     for name, claim in CLAIMS.items():
         assert claim.id == name

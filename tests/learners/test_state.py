@@ -46,6 +46,17 @@ def test_a_resumed_game_repeats_bit_for_bit(name, shape, mid_round, tmp_path):
     assert torch.equal(learner.bound(), resumed.bound())
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_action_that_waits_for_its_gradient_is_saved(name):
+    learner = played(name)
+    action = learner.play()
+    resumed = LEARNERS[name]((3, 5), discount=0.9, dtype=F64)
+    resumed.load_state_dict(learner.state_dict())
+    resumed.observe(torch.zeros(3, 5, dtype=F64))  # no play() in between
+    resumed.load_state_dict(learner.state_dict())
+    assert torch.equal(resumed.play(), action)
+
+
 def test_a_state_is_a_copy():
     learner = played("faml")
     state = learner.state_dict()

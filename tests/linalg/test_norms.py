@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from nucleon.linalg import nuclear_norm, operator_norm
 from strategies import (
     EMPTY,
     F64,
@@ -23,8 +25,6 @@ from strategies import (
     with_singular_values,
     work_dtype,
 )
-
-from nucleon.linalg import nuclear_norm, operator_norm
 
 NORMS = {operator_norm: 2, nuclear_norm: "nuc"}
 norms = pytest.mark.parametrize("norm", NORMS)
@@ -86,7 +86,7 @@ def test_powers_of_two_come_out_exactly(norm, shape, dtype, k, seed):
 @settings(max_examples=30)
 @given(shape=shapes, seed=seeds)
 def test_duality_and_invariance(shape, seed):
-    """‖X‖_* = ⟨X, UVᵀ⟩ ≥ ⟨X, Y⟩ for ‖Y‖_op ≤ 1, ‖X‖_op ≤ ‖X‖_F ≤ ‖X‖_*, rotations and transposes."""
+    """‖X‖_* = ⟨X, UVᵀ⟩ ≥ ⟨X, Y⟩ for ‖Y‖_op ≤ 1, ‖X‖_op ≤ ‖X‖_F ≤ ‖X‖_*, rotations, transposes."""
     x, y = normal(*shape, seed=seed), normal(*shape, seed=seed + 1)
     nuclear, operator = nuclear_norm(x), operator_norm(x)
     slack = 1e-13 * min(shape) * nuclear

@@ -9,6 +9,10 @@ import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nucleon.linalg import inverse_sqrt
+from nucleon.linalg.roots import METHODS, coupled_inverse_sqrt, coupled_steps, floor, psd_eigh
 from strategies import (
     F64,
     FULL,
@@ -26,10 +30,6 @@ from strategies import (
     with_eigenvalues,
     work_dtype,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-from nucleon.linalg import inverse_sqrt
-from nucleon.linalg.roots import METHODS, coupled_inverse_sqrt, coupled_steps, floor, psd_eigh
 
 sizes = st.sampled_from([1, 2, 5, 17])
 full = st.sampled_from(FULL)
@@ -47,12 +47,12 @@ def bound(method, dtype, m, condition):
     """To first order A + E changes A^(-1/2) by at most ½‖E‖/λ_min·‖A^(-1/2)‖ up to log m.
 
     "eigh" errs by E = m·eps·‖A‖ of float64 and rounds the result; the coupled iteration adds
-    δ = 16 eps·‖A‖_F on purpose and rounds a few m·eps·‖A‖ in its products.
+    δ = 32 eps·‖A‖_F on purpose and rounds a few m·eps·‖A‖ in its products.
     """
     if method == "eigh":
         return 2 * m * eps(F64) * condition + math.sqrt(m) * eps(dtype)
     work = work_dtype(dtype)
-    return (8 * math.sqrt(m) + 4 * m) * eps(work) * condition + math.sqrt(m) * eps(dtype)
+    return (16 * math.sqrt(m) + 4 * m) * eps(work) * condition + math.sqrt(m) * eps(dtype)
 
 
 @by_method
@@ -121,7 +121,7 @@ def test_zero_gives_zero_within_a_stack(method, dtype):
     a = torch.stack([torch.zeros(3, 3), torch.eye(3)]).to(dtype)
     found, convergence = inverse_sqrt(a, method, report=True)
     assert torch.equal(found[0], torch.zeros(3, 3, dtype=dtype))
-    # The floor 16·√3·eps on a unit eigenvalue costs half of it.
+    # The floor 32·√3·eps on a unit eigenvalue costs half of it.
     assert operator_norms(found[1] - a[1]) <= 32 * eps(dtype)
     assert convergence.converged.all()
 
@@ -153,7 +153,7 @@ def test_half_precision_is_widened_before_anything_is_rounded(method, dtype):
     found = inverse_sqrt(a, method, rank_tolerance=0.0)
     assert found.dtype == dtype
     expected = a.double().diagonal().rsqrt()
-    floor_effect = 8 * eps(torch.float32) * 60000 / 0.3 if method == "newton-schulz" else 0.0
+    floor_effect = 16 * eps(torch.float32) * 60000 / 0.3 if method == "newton-schulz" else 0.0
     torch.testing.assert_close(
         found.double().diagonal(), expected, rtol=eps(dtype) + floor_effect, atol=0
     )
@@ -262,8 +262,7 @@ def test_input_is_not_changed():
 def test_rounding_is_forgiven_and_a_negative_eigenvalue_is_not(dtype):
     m = 5
     slightly = with_eigenvalues(torch.tensor([1, 0.5, 0.1, 0, -m * eps(dtype)], dtype=F64))
-    values, _ = psd_eigh(slightly, dtype)
-    assert (values >= 0).all()
+    assert (psd_eigh(slightly)[0] >= 0).all()
     for method in METHODS:
         assert torch.isfinite(inverse_sqrt(slightly.to(dtype), method)).all()
     clearly = with_eigenvalues(torch.tensor([1, 0.5, 0.1, 0, -0.01], dtype=F64)).to(dtype)

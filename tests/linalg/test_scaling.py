@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import EMPTY, F64, FULL, HALF, exponents, normal, seeds, times_power_of_two
 
 from nucleon.linalg._scaling import exponent, joint_unit_scale, shift, unit_scale
+from strategies import EMPTY, F64, FULL, HALF, exponents, normal, seeds, times_power_of_two
 
 dtypes = st.sampled_from(FULL)
 

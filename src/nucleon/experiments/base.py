@@ -5,9 +5,12 @@ prints or writes, so that a table, a figure and a page are made in one place for
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import torch
 
 Relation = Literal["<", "≤", "≥", ">"]
 _HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
@@ -150,6 +153,17 @@ class Silent:
 
     def advance(self, amount: int, stage: str) -> None:
         """Say nothing."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: on small matrices, threads cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
+from nucleon.linalg._precision import full_float32
 from nucleon.linalg._scaling import joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
@@ -45,6 +46,7 @@ def augmented_polar(
     rank_tolerance: float | None = None,
     report: Literal[True],
 ) -> tuple[Tensor, Convergence]: ...
+@full_float32()
 def augmented_polar(
     s: Tensor,
     smoothing: Tensor,

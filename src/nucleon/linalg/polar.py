@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
+from nucleon.linalg._precision import full_float32
 from nucleon.linalg._scaling import unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
@@ -52,6 +53,7 @@ def polar(
 ) -> tuple[Tensor, Convergence]: ...
 
 
+@full_float32()
 def polar(
     s: Tensor,
     method: Method = "svd",

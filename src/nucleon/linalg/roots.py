@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg._precision import full_float32
 from nucleon.linalg._scaling import exponent, shift
 from nucleon.linalg.convergence import Convergence
 
@@ -32,6 +33,7 @@ def inverse_sqrt(
     rank_tolerance: float | None = None,
     report: Literal[True],
 ) -> tuple[Tensor, Convergence]: ...
+@full_float32()
 def inverse_sqrt(
     a: Tensor,
     method: RootMethod = "eigh",

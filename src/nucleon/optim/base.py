@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon import _checks, moments, noise
+from nucleon.linalg._precision import full_float32
 from nucleon.optim import certify, diagnostics, options, stacks
 from nucleon.optim.stacks import Stack
 from nucleon.potentials import Admissibility
@@ -202,7 +203,8 @@ class MatrixOptimizer(Optimizer, ABC):
                 continue
             device = group["params"][0].device
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
-            with torch.autocast(device.type, enabled=False):
+            # Float32 products are full float32 ones: no autocast, no TF32 (see `full_float32`).
+            with torch.autocast(device.type, enabled=False), full_float32():
                 active = (p for p in group["params"] if p.grad is not None)
                 for stack, states in self.stacks_of(group, active):
                     self._update(stack, states, group)
@@ -222,10 +224,8 @@ class MatrixOptimizer(Optimizer, ABC):
         total = stack.gather((s["total"] for s in states), dtype)
         total = moments.accumulate_total(total, gradient, _unless_skipped(momentum, finite, dtype))
         self._advance_gram(stack, states, gradient, finite, group)
-        smoothing, situation = (
-            self._smoothing(stack, states, group),
-            _situation(stack, states, group),
-        )
+        smoothing = self._smoothing(stack, states, group)
+        situation = _situation(stack, states, group)
         ahead = momentum * total + gradient if group["nesterov"] else total
         direction = self._direction(ahead, smoothing, situation)
 
@@ -278,7 +278,10 @@ class MatrixOptimizer(Optimizer, ABC):
             change = change + (decay * (weights * direction > 0) if group["cautious"] else decay)
         if group["stochastic_rounding"] and stack.pieces[0].param.dtype == torch.bfloat16:
             weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
-            change = weights - self._round_stochastically(weights - change, at)
+            new = self._round_stochastically(weights - change, at)
+            for piece, part in zip(stack.pieces, stack.split(new), strict=True):
+                piece.view(piece.param).copy_(part)
+            return
         for piece, part in zip(stack.pieces, stack.split(change), strict=True):
             piece.view(piece.param).sub_(part)
 

@@ -120,7 +120,6 @@ def _manifest(run: Run) -> dict[str, object]:
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
         },
     }
 

@@ -1,0 +1,510 @@
+"""The optimizers against exact decompositions, torch's Muon, closed forms and limits."""
+
+import math
+
+import pytest
+import torch
+
+import nucleon
+
+PLAIN = {"lr": 1.0, "momentum": 0.0, "scale": "none"}
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def with_spectrum(m, n, spectrum, seed=0):
+    """A float64 m×n matrix with the given singular values, m ≤ n."""
+    u = torch.linalg.qr(draw(m, m, seed=seed)).Q
+    v = torch.linalg.qr(draw(n, m, seed=seed + 1)).Q
+    return (u * torch.as_tensor(spectrum, dtype=torch.float64)) @ v.mT
+
+
+def direction(make, *gradients, **options):
+    """P of the last of some steps: from W = 0 with lr 1 and no scale, W = −P."""
+    weight = torch.nn.Parameter(torch.zeros_like(gradients[0]))
+    optimizer = make([weight], **{**PLAIN, **options})
+    for gradient in gradients:
+        weight.detach().zero_()
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return -weight.detach()
+
+
+def polar(s):
+    u, _, vh = torch.linalg.svd(s, full_matrices=False)
+    return u @ vh
+
+
+def augmented(s, smoothing):
+    values, vectors = torch.linalg.eigh(s @ s.mT + smoothing)
+    return (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT @ s
+
+
+def distance(a, b):
+    return torch.linalg.matrix_norm(a.double() - b.double(), 2).max().item()
+
+
+# ---------------------------------------------------------------- Muon and torch's Muon
+
+TORCH_OPTIONS = [
+    {"nesterov": True, "weight_decay": 0.1},
+    {"nesterov": False, "weight_decay": 0.0},
+]
+
+
+def run_beside_torch(options, ours, dtype, steps=4):
+    shapes = [(8, 8), (6, 20), (20, 6)]
+    results = []
+    for make, given in ((torch.optim.Muon, options), (nucleon.Muon, ours)):
+        params = [torch.nn.Parameter(draw(*s, seed=9, dtype=dtype)) for s in shapes]
+        optimizer = make(params, lr=0.1, momentum=0.9, **given)
+        for step in range(steps):
+            for i, p in enumerate(params):
+                p.grad = draw(*p.shape, seed=10 * step + i, dtype=dtype)
+            optimizer.step()
+        results.append([p.detach() - draw(*p.shape, seed=9, dtype=dtype) for p in params])
+    pairs = zip(*results, strict=True)
+    return max(((a - b).norm() / a.norm()).item() for a, b in pairs)
+
+
+@pytest.mark.parametrize("options", TORCH_OPTIONS, ids=str)
+def test_muon_equals_torchs_muon_in_float64(options, monkeypatch):
+    """Jordan's quintic, five times; torch's moving average is our sum times 1−β₁, which cancels.
+
+    torch's Muon works in bfloat16 whatever it is given; without that cast both agree to rounding,
+    amplified by the slope of the composition, 3.4445⁵ ≈ 500 at most, and four steps.
+    """
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.double().clone())
+    assert run_beside_torch(options, {**options, "method": "muon"}, torch.float64) < 1e-11
+
+
+@pytest.mark.parametrize("options", TORCH_OPTIONS, ids=str)
+def test_muon_is_torchs_muon_up_to_its_bfloat16(options):
+    """An 8-bit mantissa errs by 2⁻⁹ in each of 15 roundings, and slopes of up to 4 amplify them.
+
+    That is a few percent of the update; any other choice of options is several times as far.
+    """
+    near = run_beside_torch(options, {**options, "method": "muon"}, torch.float32)
+    assert near < 0.05
+    wrong = [
+        {**options, "method": "muon", "nesterov": not options["nesterov"]},
+        {**options, "method": "muon", "scale": "none"},
+        {**options, "method": "muon", "iterations": 4},
+        {**options, "method": "newton-schulz"},
+    ]
+    assert all(run_beside_torch(options, other, torch.float32) > 2 * near for other in wrong)
+
+
+# ---------------------------------------------------------------- directions on the spectrum
+
+
+def cubic(x, steps):
+    for _ in range(steps):
+        x = x * (3 - x * x) / 2
+    return x
+
+
+def jordan(x, steps):
+    for _ in range(steps):
+        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    return x
+
+
+@pytest.mark.parametrize("method,scalar", [("newton-schulz", cubic), ("muon", jordan)])
+@pytest.mark.parametrize("iterations", [1, 3, 5, 8])
+def test_muon_acts_on_the_singular_values(method, scalar, iterations):
+    s = with_spectrum(10, 25, torch.logspace(0, -2, 10))
+    u, sigma, vh = torch.linalg.svd(s, full_matrices=False)
+    expected = (u * scalar(sigma / sigma.norm(), iterations)) @ vh
+    p = direction(nucleon.Muon, s, method=method, iterations=iterations)
+    assert distance(p, expected) < 1e-11  # rounding times the slope, 3.4445⁸ ≈ 2e4
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 10.0])
+@pytest.mark.parametrize("method", ["newton-schulz", "coupled"])
+@pytest.mark.parametrize("iterations", [1, 3, 5, 8])
+def test_leon_acts_on_the_eigenvalues(method, iterations, scale):
+    """P = f(A^½/ν) A^(-½) S, A = SSᵀ + Λ, with the cubic's iterate f.
+
+    ν² is Tr A for the augmented recursion, ‖A‖_F for the coupled one, which takes three times as
+    many steps. The floor on the spectrum, 32 eps·‖A‖_F at most, moves λ^(-1/2) by half of that
+    relative to λ_min, and f, which is between √λ/ν times its slope and 1, by no more than as much.
+    """
+    s = with_spectrum(10, 25, torch.logspace(0, -2, 10))
+    a = s @ s.mT * (1 + scale)
+    values, vectors = torch.linalg.eigh(a)
+    norm, steps = (
+        (a.trace(), iterations)
+        if method == "newton-schulz"
+        else (torch.linalg.matrix_norm(a), 3 * iterations)
+    )
+    factor = cubic((values / norm).sqrt(), steps) / values.sqrt()
+    expected = (vectors * factor) @ vectors.mT @ s
+    p = direction(nucleon.Leon, s, method=method, iterations=iterations, smoothing_scale=scale)
+    assert distance(p, expected) < 2 * 20 * 2.0**-52 * (a.norm() / values[0]).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("iterations,reach", [(3, 5.5e-2), (5, 3.3e-3), (6, 8e-4), (8, 5e-5)])
+def test_the_default_is_within_a_percent_of_the_exact_direction(iterations, reach, dtype):
+    """Polar Express takes singular values of at least `reach`·‖[S L]‖_F to 0.99 and more.
+
+    The rest of the error is rounding: eps/reach for Muon, whose products stay with S. Leon's stay
+    with A = SSᵀ + Λ, and its floor, 32 eps·‖Λ‖_F, and their rounding move λ^(-1/2) by half of that
+    relative to λ_min: in float32 more than a tenth beyond a condition number of 300.
+    """
+    # Twelve values from 1 down, the least of them `reach` of their norm √(Σσ²) < 1.7 each.
+    sigma = torch.logspace(0, math.log10(1.7 * reach), 12)
+    s = with_spectrum(12, 30, sigma)
+    assert reach <= (torch.linalg.svdvals(s)[-1] / s.norm()).item() < 2 * reach
+    rounding = 10 * torch.finfo(dtype).eps / reach
+    p = direction(nucleon.Muon, s.to(dtype), iterations=iterations)
+    assert distance(p, polar(s)) < 0.01 + rounding
+    g = with_spectrum(12, 30, sigma, seed=5)
+    total, smoothing = 0.5 * g + s, 0.25 * g @ g.mT + s @ s.mT
+    a = total @ total.mT + smoothing
+    least = torch.linalg.eigvalsh(a)[0]
+    assert (least / a.trace()).sqrt() >= reach
+    floor = 20 * torch.finfo(dtype).eps * (a.norm() / least).item()
+    p = direction(nucleon.Leon, g.to(dtype), s.to(dtype), momentum=0.5, iterations=iterations)
+    assert distance(p, augmented(total, smoothing)) < 0.01 + floor
+
+
+# ---------------------------------------------------------------- feasibility
+
+
+def contract(m, n):
+    """(cases, m, n) float64: every condition number, rank, pattern and scale of the contract."""
+    short = min(m, n)
+    cases = [with_spectrum(short, max(m, n), torch.logspace(0, -d, short)) for d in range(0, 13, 2)]
+    cases += [
+        with_spectrum(short, max(m, n), [1.0] + [0.0] * (short - 1)),
+        with_spectrum(short, max(m, n), [1.0] * (short // 2) + [0.0] * (short - short // 2)),
+        with_spectrum(short, max(m, n), [1.0] * (short - 1) + [1e-6]),
+        torch.zeros(short, max(m, n), dtype=torch.float64),
+        torch.ones(short, max(m, n), dtype=torch.float64),
+        torch.eye(short, max(m, n), dtype=torch.float64),
+    ]
+    block = draw(short, max(m, n), seed=3)
+    block[: short // 2] = 0
+    block[:, ::3] = 0
+    cases += [block, block * torch.logspace(0, -8, short, dtype=torch.float64)[:, None]]
+    stack = torch.stack(cases)
+    stack = torch.cat([stack * scale for scale in (1.0, 1e-15, 1e-7, 1e7, 1e15)])
+    return stack if m <= n else stack.mT.contiguous()
+
+
+FEASIBLE = {
+    "muon": (nucleon.Muon, {}, 1e-3),
+    "muon-newton-schulz": (nucleon.Muon, {"method": "newton-schulz"}, 1e-3),
+    "muon-svd": (nucleon.Muon, {"method": "svd"}, 1e-5),
+    "leon": (nucleon.Leon, {}, 1e-3),
+    "leon-newton-schulz": (nucleon.Leon, {"method": "newton-schulz"}, 1e-3),
+    "leon-coupled": (nucleon.Leon, {"method": "coupled"}, 1e-3),
+    "leon-eigh": (nucleon.Leon, {"method": "eigh"}, 1e-5),
+    "leon-unsmoothed": (nucleon.Leon, {"smoothing_scale": 0.0}, 1e-3),
+    "leon-unsmoothed-coupled": (
+        nucleon.Leon,
+        {"smoothing_scale": 0.0, "method": "coupled"},
+        1e-3,
+    ),
+    "leon-unsmoothed-eigh": (nucleon.Leon, {"smoothing_scale": 0.0, "method": "eigh"}, 1e-5),
+    "pion": (nucleon.Pion, {}, 1e-3),
+    "pion-literal": (nucleon.Pion, {"smoothing_scale": "literal"}, 1e-3),
+}
+
+
+@pytest.mark.parametrize(
+    "name,iterations,shape",
+    [
+        (name, iterations, shape)
+        for name, (_, _, tolerance) in FEASIBLE.items()
+        for iterations in ((5,) if tolerance < 1e-3 else range(3, 9))
+        for shape in [(12, 30), (12, 12), (30, 12), (48, 64)]
+        if shape[0] < 48 or iterations in (5, 8)
+    ],
+)
+def test_no_direction_leaves_the_ball(name, iterations, shape):
+    """‖P‖_op ≤ 1 + 1e-3 in float32 (1e-5 for the exact methods), and a zero total gives zero.
+
+    All cases in one stack: first alone, then with the Gram and a tenth of the total of a step
+    before, whose gradient was another case.
+    """
+    make, options, tolerance = FEASIBLE[name]
+    cases = contract(*shape).float()
+    for before in ((), (cases.roll(1, 0),), (cases.flip(0),)):
+        momentum = 0.1 if before else 0.0
+        p = direction(
+            make, *before, cases, momentum=momentum, iterations=iterations, nesterov=True, **options
+        )
+        norms = torch.linalg.matrix_norm(p.double(), 2)
+        assert p.isfinite().all()
+        assert norms.max() <= 1 + tolerance, f"case {norms.argmax().item()}: {norms.max().item()}"
+        if not before:
+            zero = (cases == 0).all(dim=(-2, -1))
+            assert zero.sum() == 5 and (norms[zero] == 0).all()
+
+
+@pytest.mark.parametrize("name", FEASIBLE)
+@pytest.mark.parametrize("k", [-40, 40])
+def test_a_power_of_two_on_the_gradients_changes_no_bit(name, k):
+    make, options, _ = FEASIBLE[name]
+    cases = contract(6, 10)[:15].float()
+    gradients = (cases.roll(1, 0), cases)
+    plain = direction(make, *gradients, momentum=0.5, **options)
+    scaled = direction(make, *(g * 2.0**k for g in gradients), momentum=0.5, **options)
+    assert torch.equal(plain, scaled)
+
+
+# ---------------------------------------------------------------- limits and closed forms
+
+
+def test_little_smoothing_is_muon():
+    """‖P − polar(S)‖ ≤ c·λ_max(Λ)/(2σ_min²): each σ/√(σ²+cλ) is within that of 1."""
+    s, g = (with_spectrum(6, 10, torch.linspace(1, 2, 6), seed) for seed in (0, 7))
+    total, smoothing = 0.5 * g + s, 0.25 * g @ g.mT + s @ s.mT
+    bound = torch.linalg.matrix_norm(smoothing, 2) / torch.linalg.svdvals(total)[-1] ** 2 / 2
+    for c in (1e-3, 1e-5, 1e-7):
+        p = direction(nucleon.Leon, g, s, momentum=0.5, method="eigh", smoothing_scale=c)
+        # Λ does not commute with SSᵀ: the first order is the bound, the second c² of it.
+        assert distance(p, polar(total)) <= 2 * c * bound.item()
+
+
+def test_much_smoothing_is_unconstrained():
+    """√c·P → Λ^(-1/2)S with a relative error of ‖Λ^(-1/2)SSᵀΛ^(-1/2)‖/2c."""
+    s, g = (with_spectrum(6, 10, torch.linspace(1, 2, 6), seed) for seed in (0, 7))
+    total, smoothing = 0.5 * g + s, 0.25 * g @ g.mT + s @ s.mT
+    values, vectors = torch.linalg.eigh(smoothing)
+    limit = (vectors * values.rsqrt()) @ vectors.mT @ total
+    ratio = torch.linalg.matrix_norm(limit, 2).item() ** 2
+    for c in (1e3, 1e5, 1e7):
+        p = direction(nucleon.Leon, g, s, momentum=0.5, method="eigh", smoothing_scale=c)
+        assert distance(math.sqrt(c) * p, limit) <= 2 * ratio / c * math.sqrt(ratio)
+
+
+@pytest.mark.parametrize("method", ["eigh", "coupled"])
+def test_a_huge_gradient_bound_is_gradient_descent(method):
+    """(G/β₁)P → S with a relative error of (‖S‖² + ‖M̂‖)β₁²/2G²."""
+    s, g = (with_spectrum(6, 10, torch.linspace(1, 2, 6), seed) for seed in (0, 7))
+    total = 0.5 * g + s
+    for bound in (1e2, 1e4):
+        p = direction(nucleon.Leon, g, s, momentum=0.5, method=method, gradient_bound=bound)
+        assert distance(bound / 0.5 * p, total) <= 3 * 10 * 0.25 / bound**2 + 1e-12
+
+
+METHOD_ACCURACY = [("eigh", 1e-13), ("coupled", 1e-13), ("polar-express", 0.01)]
+
+
+@pytest.mark.parametrize("method,tolerance", METHOD_ACCURACY)
+@pytest.mark.parametrize("shape", [(1, 7), (7, 1), (1, 1)])
+def test_a_row_has_a_closed_form(shape, method, tolerance):
+    """x = −s/√(‖s‖² + Σβ₁^2k‖g‖²) for 1×n, with G² in the root where a bound is given."""
+    gradients = [draw(*shape, seed=i) for i in range(4)]
+    total = sum(0.9 ** (3 - i) * g for i, g in enumerate(gradients))
+    gram = sum(0.81 ** (3 - i) * g.square().sum() for i, g in enumerate(gradients))
+    for bound in (0.0, 2.0):
+        root = (total.square().sum() + gram + bound**2 / 0.81).sqrt()
+        p = direction(nucleon.Leon, *gradients, momentum=0.9, method=method, gradient_bound=bound)
+        assert distance(p, total / root) <= tolerance
+
+
+@pytest.mark.parametrize("method,tolerance", METHOD_ACCURACY)
+def test_diagonal_matrices_are_coordinatewise(method, tolerance):
+    """Pᵢ = sᵢ/√(sᵢ² + Σβ₁^2k gᵢ²): AdaGrad's cousin on the ℓ∞ ball."""
+    rows = [draw(5, seed=i).abs() + 0.5 for i in range(4)]
+    total = sum(0.9 ** (3 - i) * g for i, g in enumerate(rows))
+    gram = sum(0.81 ** (3 - i) * g.square() for i, g in enumerate(rows))
+    p = direction(nucleon.Leon, *map(torch.diag, rows), momentum=0.9, method=method)
+    assert distance(p, torch.diag(total / (total.square() + gram).sqrt())) <= tolerance
+
+
+# ---------------------------------------------------------------- Pion's noise
+
+
+@pytest.mark.parametrize("width", [40, 160])
+def test_pion_tends_to_leon_for_wide_matrices(width):
+    """E polar(S + LZ) ≈ (SSᵀ + nLLᵀ)^(-1/2)S: ZZᵀ is n·I up to √(m/n), which averages to O(m/n).
+
+    Monte Carlo over `copies` independent streams; the interval is four standard errors, and the
+    systematic part is at most 3m/n of the projection on Leon's direction.
+    """
+    m, copies = 2, 3000
+    g = draw(m, width, seed=4)
+    g = g + 2 * with_spectrum(m, width, [6.0, 3.0], seed=8)
+    leon = direction(nucleon.Leon, g, method="eigh")
+    stack = g.expand(copies, m, width).contiguous()
+    draws = direction(nucleon.Pion, stack, method="svd", smoothing_scale=1 / width)
+    projections = (draws * leon).sum(dim=(-2, -1)) / leon.square().sum()
+    error = (projections.mean() - 1).abs().item()
+    interval = 4 * projections.std().item() / math.sqrt(copies)
+    assert interval < 0.05  # else the test could not fail
+    assert error <= 3 * m / width + interval
+
+
+def test_more_samples_average_the_noise():
+    """The variance of the direction falls as 1/k, and antithetic pairs do better."""
+    g = draw(3, 8, seed=4)
+    stack = g.expand(2000, 3, 8).contiguous()
+
+    def variance(samples, antithetic=False):
+        options = {"samples": samples, "antithetic": antithetic, "method": "svd"}
+        return direction(nucleon.Pion, stack, **options).var(dim=0).sum().item()
+
+    # The sum of 24 sample variances of 2000 draws each is right to 4·√(2/2000) ≈ 13% at worst.
+    assert variance(4) / variance(1) == pytest.approx(0.25, rel=0.26)
+    assert variance(2, antithetic=True) < variance(2)
+
+
+def train_pion(groups, steps=3, resume=False, **options):
+    """Weights after some steps, by name; `groups` lists the names of each group's parameters."""
+    shapes = {"a": (4, 6), "b": (6, 4), "c": (2, 4, 6), "d": (5, 5)}
+    params = {n: torch.nn.Parameter(draw(*s, seed=ord(n))) for n, s in shapes.items()}
+    given = [{"params": [params[n] for n in names]} for names in groups]
+
+    def make():
+        return nucleon.Pion(given, lr=0.1, momentum=0.9, method="svd", seed=5, **options)
+
+    optimizer = make()
+    for step in range(steps):
+        if resume and step == 1:
+            saved = optimizer.state_dict()
+            given = [{"params": [params[n] for n in names]} for names in groups]
+            optimizer = make()
+            optimizer.load_state_dict(saved)
+        for n, p in params.items():
+            p.grad = draw(*p.shape, seed=100 * step + ord(n))
+        optimizer.step()
+    return params
+
+
+@pytest.mark.parametrize(
+    "groups,options",
+    [
+        (["ab", "cd"], {}),
+        (["a", "b", "c", "d"], {}),
+        (["abcd"], {"largest_stack": 1}),
+        (["abcd"], {"largest_stack": 48}),
+        (["abcd"], {"resume": True}),
+    ],
+    ids=["two groups", "four groups", "one by one", "small stacks", "resumed"],
+)
+def test_noise_depends_on_the_parameter_alone(groups, options):
+    reference, other = train_pion(["abcd"]), train_pion(groups, **options)
+    for name, weight in reference.items():
+        torch.testing.assert_close(weight, other[name], rtol=0, atol=1e-12)
+
+
+def test_parameters_slices_steps_and_seeds_have_their_own_noise():
+    g = draw(1, 3, 5, seed=1).expand(2, 3, 5).contiguous()
+    params = [torch.nn.Parameter(torch.zeros_like(g)) for _ in range(2)]
+    optimizer = nucleon.Pion(params, **PLAIN)
+    seen = []
+    for _ in range(2):
+        for p in params:
+            p.detach().zero_()
+            p.grad = g.clone()
+        optimizer.step()
+        seen += [m.clone() for p in params for m in p.detach()]
+    seen.append(-direction(nucleon.Pion, g, seed=1)[0])
+    for i, a in enumerate(seen):
+        assert all(distance(a, b) > 1e-3 for b in seen[:i])
+
+
+# ---------------------------------------------------------------- exponential lengths
+
+
+def lengths(make, steps, seed=0):
+    """s_t of each matrix, (steps, matrices): its update over the one with constant steps."""
+    shapes = [(3, 5), (5, 3), (2, 3, 5), (4, 4)]
+    moves = []
+    for kind in ("exponential", "constant"):
+        params = [torch.nn.Parameter(torch.zeros(s, dtype=torch.float64)) for s in shapes]
+        optimizer = make(params, **PLAIN, steps=kind, seed=seed, method="newton-schulz")
+        rows = []
+        for step in range(steps):
+            for i, p in enumerate(params):
+                p.detach().zero_()
+                p.grad = draw(*p.shape, seed=7 * step + i)
+            optimizer.step()
+            rows.append(torch.stack([p.detach().flatten()[:2].clone() for p in params]))
+        moves.append(torch.stack(rows))
+    return (moves[0] / moves[1]).flatten(1)
+
+
+def test_exponential_lengths_are_shared_by_all_matrices():
+    s = lengths(nucleon.Leon, 200)
+    torch.testing.assert_close(s, s[:, :1].expand_as(s), rtol=1e-9, atol=0)
+    s = s[:, 0]
+    assert (s > 0).all() and s.unique().numel() == 200
+    # Mean 1 and median ln 2, each within four standard errors of 200 draws of Exp(1).
+    assert abs(s.mean() - 1) < 4 / math.sqrt(200)
+    assert abs((s < math.log(2)).double().mean() - 0.5) < 4 * 0.5 / math.sqrt(200)
+    again, other = lengths(nucleon.Muon, 20), lengths(nucleon.Leon, 20, seed=1)
+    torch.testing.assert_close(again[:, 0], s[:20], rtol=1e-9, atol=0)
+    assert (other[:, 0] - s[:20]).abs().min() > 0
+
+
+# ---------------------------------------------------------------- bfloat16 momentum
+
+
+def test_bfloat16_momentum_stays_within_its_rounding():
+    """‖δP‖_F ≤ ‖δĜ‖_F/√λ_min(Λ), since the potential is 1-smooth with respect to Λ^(-1/2).
+
+    Storing Ĝ adds at most 2⁻⁹‖Ĝ‖_F to δĜ each step, and the next one discounts it by β₁.
+    """
+    lr, momentum, steps = 0.1, 0.9, 10
+    weights, bound, drift, exact = [], 0.0, 0.0, None
+    for dtype in (None, torch.bfloat16):
+        weight = torch.nn.Parameter(torch.zeros(6, 9, dtype=torch.float64))
+        options = {"momentum_dtype": dtype, "method": "eigh", "scale": "none"}
+        optimizer = nucleon.Leon([weight], lr=lr, momentum=momentum, **options)
+        for step in range(steps):
+            weight.grad = draw(6, 9, seed=step)
+            optimizer.step()
+            if dtype is None:
+                state = optimizer.state[weight]
+                exact = state["total"].norm().item()
+                bound += lr * drift / torch.linalg.eigvalsh(state["gram"][0])[0].sqrt().item()
+                drift = momentum * (drift + 2.0**-9 * (exact + drift))
+        weights.append(weight.detach())
+    assert optimizer.state[weight]["total"].dtype == torch.bfloat16
+    error = (weights[0] - weights[1]).norm().item()
+    assert 0 < error <= bound < 0.1 * weights[0].norm().item()
+
+
+# ---------------------------------------------------------------- training
+
+
+TRAINED = {
+    "muon": lambda p, **k: nucleon.Muon(p, **k),
+    "leon": lambda p, **k: nucleon.Leon(p, **k),
+    "leon-exponential": lambda p, **k: nucleon.Leon(p, steps="exponential", **k),
+    "pion": lambda p, **k: nucleon.Pion(p, **k),
+    "pion-4": lambda p, **k: nucleon.Pion(p, samples=4, **k),
+}
+
+
+@pytest.mark.parametrize("make", TRAINED.values(), ids=TRAINED)
+def test_a_small_network_is_trained(make):
+    """Four noisy clusters in XOR position: chance is ln 2 = 0.69, all methods get below 0.05."""
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.randint(0, 2, (256, 2), generator=generator).float()
+    inputs = torch.cat([2 * corners - 1, torch.ones(256, 1)], dim=1)
+    inputs[:, :2] += 0.2 * torch.randn(256, 2, generator=generator)
+    labels = (corners.sum(dim=1) == 1).long()
+    first = torch.nn.Parameter(torch.randn(3, 16, generator=generator) * 0.5)
+    second = torch.nn.Parameter(torch.randn(16, 2, generator=generator) * 0.25)
+    optimizer = make([first, second], lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=150)
+    loss = torch.tensor(torch.inf)
+    for _ in range(150):
+        optimizer.zero_grad()
+        scores = torch.tanh(inputs @ first) @ second
+        loss = torch.nn.functional.cross_entropy(scores, labels)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    assert loss.item() < 0.05
