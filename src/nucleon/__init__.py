@@ -1,8 +1,22 @@
 """Adaptive matrix online learning over the operator-norm ball, and its optimizers."""
 
-from nucleon import linalg, optim, potentials
+from nucleon import learners, linalg, optim, potentials, regret, streams, theory
+from nucleon.game import Trace, play
 from nucleon.optim import Leon, Muon, Pion
 
 __version__ = "0.1.0"
 
-__all__ = ["Leon", "Muon", "Pion", "linalg", "optim", "potentials"]
+__all__ = [
+    "Leon",
+    "Muon",
+    "Pion",
+    "Trace",
+    "learners",
+    "linalg",
+    "optim",
+    "play",
+    "potentials",
+    "regret",
+    "streams",
+    "theory",
+]

@@ -52,7 +52,6 @@ class GaussianFTPL(GBPA):
         samples: int | None = None,
         seed: int = 0,
         stream: int = 0,
-        eta: float | None = None,
         **options: Unpack[GameOptions],
     ) -> None:
         *_, rows, columns = (0, 0, *shape)
@@ -63,12 +62,9 @@ class GaussianFTPL(GBPA):
             )
         constants = Admissibility(*theory.gaussian_ftpl_constants(dimension))
         draws = 1 if samples is None else _checks.count("samples", samples)
-        super().__init__(
-            shape,
-            Gaussian(draws, seed, width=dimension),
-            eta=constants.eta if eta is None else eta,
-            **options,
-        )
+        if options.get("eta") is None:
+            options["eta"] = constants.eta
+        super().__init__(shape, Gaussian(draws, seed, width=dimension), **options)
         self.constants = constants
         self.samples = samples
         self.stream = stream

@@ -1,0 +1,39 @@
+"""The benchmark scripts run on tiny shapes and print what they promise."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+METHODS = ("Muon", "Leon", "Pion k=1", "Pion k=4", "torch Muon", "torch AdamW")
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_step(tmp_path):
+    figures = tmp_path / "step.json"
+    table = run("step.py", "--set", "1x8", "--rounds", 3, "--warmup", 1, "--json", figures)
+    assert "1 of 24×8" in table and "threads" in table and "/ torch Muon" in table
+    (result,) = json.loads(figures.read_text())["results"]
+    assert set(METHODS) <= set(result["milliseconds"])
+    assert all(value > 0 for value in result["milliseconds"].values())
+    # Five quintics are within a few percent, Jordan's in bfloat16 is not a polar factor at all.
+    errors = result["error"]
+    assert all(errors[name] < 0.1 for name in METHODS if name != "torch Muon")
+    assert 0.05 < errors["torch Muon"] < 0.6
+
+
+def test_memory():
+    table = run("memory.py", "--set", "1x32", "--stack", 1, "--stack", 100_000)
+    rows = {line[:20].strip(): line[20:].split() for line in table.splitlines() if line.strip()}
+    weights = 12 * 32 * 32 * 4 / 2**20
+    for name in ("Muon", "Leon"):
+        state, small, large = map(float, rows[name])
+        # The Grams of four matrices of short side 32; the state's counters are a few bytes.
+        assert abs(state - weights - (4 * 32 * 32 * 4 / 2**20 if name == "Leon" else 0)) <= 0.051
+        assert 0 < small <= large
+    assert set(METHODS) <= set(rows)
