@@ -1,0 +1,79 @@
+"""`nucleon plan`: γ, D and T of the theorems for a target, or why there are none."""
+
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from nucleon.cli.console import CommandError, Debug, console, plain_errors
+from nucleon.optim.plan import Plan, Planned
+from nucleon.optim.plan import plan as make_plan
+
+
+def plan(
+    optimizer: Annotated[Planned, typer.Option(help="Whose theorem.")],
+    rho: Annotated[float, typer.Option(help="ρ, the radius of the stationary point.")],
+    epsilon: Annotated[float, typer.Option(help="ε, its accuracy in the nuclear norm.")],
+    q_nuclear: Annotated[float, typer.Option(help="‖Q‖_*, where E[GGᵀ] ⪯ Q².")],
+    delta: Annotated[float, typer.Option(help="ΔL, the first loss less its infimum.")],
+    gradient_bound: Annotated[float, typer.Option(help="G, at least every ‖G_t‖_op.")],
+    shape: Annotated[str, typer.Option(help="Of the matrix, as 8x16.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.
+
+    Exit code 0 when the theorem reaches the target, 1 when the target is trivial, not covered or
+    out of reach, 2 when the command could not run.
+
+    Example: `nucleon plan --optimizer leon --rho 1 --epsilon .5 --q-nuclear 3 --delta 2
+    --gradient-bound 1 --shape 8x16`.
+    """
+    with plain_errors(debug):
+        sides = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", shape)
+        if sides is None:
+            raise CommandError(f"--shape is {shape!r}", "write rows x columns, as 8x16")
+        try:
+            found = make_plan(
+                optimizer,
+                rho=rho,
+                epsilon=epsilon,
+                q_nuclear=q_nuclear,
+                loss_gap=delta,
+                gradient_bound=gradient_bound,
+                shape=(int(sides[1]), int(sides[2])),
+            )
+        except ValueError as error:
+            raise CommandError(str(error), "see `nucleon plan --help`") from error
+        if as_json:
+            typer.echo(json.dumps(_plain(found), ensure_ascii=False, indent=1))
+        else:
+            _show(found)
+        raise typer.Exit(0 if found.kind == "reachable" else 1)
+
+
+def _plain(found: Plan) -> dict[str, object]:
+    plain = asdict(found)
+    if found.bound is not None:
+        plain["bound"]["total"] = found.bound.total
+    return plain
+
+
+def _show(found: Plan) -> None:
+    out = console()
+    out.print(f"[bold]{found.optimizer}[/]: {escape(found.kind)}. {escape(found.verdict)}")
+    if found.complexity is None or found.bound is None:
+        return
+    grid = Grid(show_header=False, box=None)
+    grid.add_row("discount γ", f"{found.discount:.10g}", "the optimizer's momentum")
+    grid.add_row("radius D", f"{found.radius:.6g}", "its lr, with steps='exponential'")
+    grid.add_row("rounds T", f"{found.rounds}", "")
+    for name, value in found.complexity.terms.items():
+        grid.add_row(f"  T ≥ {name.replace('_', ' ')} term", f"{value:.6g}", "")
+    for name in ("descent", "regret", "noise", "total"):
+        grid.add_row(f"  promised: {name}", f"{getattr(found.bound, name):.6g}", "")
+    out.print(grid)
