@@ -8,14 +8,15 @@ Columns: the median time of a call; its ratio to the baseline, torch.linalg.svd 
 matrix in the same dtype; the steps K; the flops of the paper's model (Section 4, Appendix F), where
 it has one, over the time; and the error ‖P − P*‖_F/√m against float64 torch.linalg on the same
 rounded input, relative for inverse roots, the relative duality gap for quadratic projections. An
-error of order 1 at a condition number beyond 1/√eps is what a rank tolerance of √eps means.
-A call predicted to exceed --limit is left out and marked.
+error of order 1 means that directions were cut: below √eps by the iterations, below m·eps by the
+references. A call predicted to exceed --limit is left out and marked, and — marks an error whose
+float64 side would take four times as long.
 """
 
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -35,13 +36,14 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass
 class Case:
-    """One line of the table: a call, what it should give, and its place in the flop model."""
+    """One line of the table: a call and its place in the flop model."""
 
     name: str
     call: Callable[[], Tensor]
     steps: int | None = None
     flops: float | None = None
-    error: Callable[[], float] | None = None
+    gap: Callable[[], float] | None = None
+    """Its error, where that is not the distance to the group's exact result."""
 
 
 @dataclass
@@ -51,7 +53,9 @@ class Group:
     title: str
     work: float
     """Flops up to a constant: what a prediction of the time scales with."""
-    cases: list[Case] = field(default_factory=list)
+    cases: list[Case]
+    exact: Callable[[], Tensor] | None = None
+    relative: bool = False
 
 
 class Spectra:
@@ -99,38 +103,36 @@ class Spectra:
 
 def polar_group(x: Spectra) -> Group:
     m, n, eps = x.m, x.n, torch.finfo(x.dtype).eps
-    group = Group("polar", m * m * n, [Case("torch.linalg.svd", lambda: torch.linalg.svd(x.s)[0])])
-    expected = Oracle(x.polar)
+    baseline = Case("torch.linalg.svd", lambda: torch.linalg.svd(x.s, full_matrices=False)[0])
+    group = Group("polar", m * m * n, [baseline], x.polar)
     for method in POLAR_METHODS:
         steps = flops = None
         if method == "newton-schulz":
-            steps = coefficients.newton_schulz_steps((eps / m) ** 0.5, eps**0.75)
+            steps = coefficients.newton_schulz_steps((eps / min(m, n)) ** 0.5, eps**0.75)
             flops = theory.polar_flops(m, n, steps=steps)
         call = _call(linalg.polar, x.s, method, steps=steps)
-        group.cases.append(Case(method, call, steps, flops, expected.distance(call)))
+        group.cases.append(Case(method, call, steps, flops))
     return group
 
 
 def root_group(x: Spectra) -> Group:
     m = x.m
     baseline = Case("torch.linalg.eigh", lambda: torch.linalg.eigh(x.a)[1])
-    group = Group("inverse_sqrt", m**3, [baseline])
-    expected = Oracle(x.inverse_root, relative=True)
+    group = Group("inverse_sqrt", m**3, [baseline], x.inverse_root, relative=True)
     for method in roots.METHODS:
         steps = flops = None
         if method == "newton-schulz":
             steps = roots.coupled_steps(x.dtype)
             flops = 6.0 * steps * m**3
         call = _call(linalg.inverse_sqrt, x.a, method, steps=steps)
-        group.cases.append(Case(method, call, steps, flops, expected.distance(call)))
+        group.cases.append(Case(method, call, steps, flops))
     return group
 
 
 def augmented_group(x: Spectra) -> Group:
     m, n, eps = x.m, x.n, torch.finfo(x.dtype).eps
     baseline = Case("torch.linalg.eigh", lambda: torch.linalg.eigh(x.s @ x.s.mT + x.smoothing)[1])
-    group = Group("augmented_polar", m * m * (m + n) / 2, [baseline])
-    expected = Oracle(x.augmented)
+    group = Group("augmented_polar", m * m * (m + n) / 2, [baseline], x.augmented)
     for method in augmented.METHODS:
         steps = flops = None
         if method == "newton-schulz":
@@ -140,7 +142,7 @@ def augmented_group(x: Spectra) -> Group:
             steps = roots.coupled_steps(x.dtype)
             flops = theory.coupled_flops(m, n, steps=steps)
         call = _call(linalg.augmented_polar, x.s, x.smoothing, method, steps=steps)
-        group.cases.append(Case(method, call, steps, flops, expected.distance(call)))
+        group.cases.append(Case(method, call, steps, flops))
     return group
 
 
@@ -149,7 +151,7 @@ def projection_group(x: Spectra) -> Group:
     m, n = x.m, x.n
     s = x.s * (3 / x.s.abs().max())
     ball = Case("project_operator_ball", lambda: linalg.project_operator_ball(s))
-    baseline = Case("torch.linalg.svd", lambda: torch.linalg.svd(s)[0])
+    baseline = Case("torch.linalg.svd", lambda: torch.linalg.svd(s, full_matrices=False)[0])
     group = Group("projections", m * m * n, [baseline, ball])
     for solver in get_args(projections.Solver):
 
@@ -161,27 +163,6 @@ def projection_group(x: Spectra) -> Group:
         gap = lambda solve=solve: float(solve().relative_gap)  # noqa: E731
         group.cases.append(Case(solver, lambda solve=solve: solve().x, None, None, gap))
     return group
-
-
-@dataclass
-class Oracle:
-    """A float64 result, computed when first asked for."""
-
-    compute: Callable[[], Tensor]
-    relative: bool = False
-    value: Tensor | None = None
-
-    def distance(self, call: Callable[[], Tensor]) -> Callable[[], float]:
-        """How far the result of a call is from it."""
-
-        def error() -> float:
-            if self.value is None:
-                self.value = self.compute()
-            norm = torch.linalg.matrix_norm
-            size = norm(self.value) if self.relative else math.sqrt(self.value.shape[0])
-            return float(norm(call().double() - self.value) / size)
-
-        return error
 
 
 def _call(
@@ -198,46 +179,53 @@ class Table:
         self.device, self.limit = device, limit
         self.rates: dict[tuple[str, str], float] = {}
 
-    def predicted(self, group: Group, case: str) -> float:
-        """Seconds, from the last size that was measured; 0 for the first."""
-        return self.rates.get((group.title, case), 0.0) * group.work
+    def predicted(self, group: Group, name: str) -> float:
+        """Seconds, from the smaller sizes; 0 where there were none."""
+        return self.rates.get((group.title, name), 0.0) * group.work
+
+    def remember(self, group: Group, name: str, time: float) -> None:
+        """The best rate so far: the first call of a library also pays for loading it."""
+        key = (group.title, name)
+        self.rates[key] = min(self.rates.get(key, math.inf), time / group.work)
 
     def print(self, group: Group, shape: str, condition: float) -> None:
         """One line a method."""
         slow = {c.name: self.predicted(group, c.name) for c in group.cases}
-        chosen = [c for c in group.cases if slow[c.name] <= self.limit]
-        times = medians({c.name: c.call for c in chosen}, self.device)
+        chosen = {c.name: c.call for c in group.cases if slow[c.name] <= self.limit}
+        times = medians(chosen, self.device)
         for name, time in times.items():
-            self.rates[group.title, name] = time / group.work
-        baseline = times.get(group.cases[0].name)
+            self.remember(group, name, time)
+        baseline, exact = times.get(group.cases[0].name), self.exact(group)
         for case in group.cases:
             start = f"{group.title:<16}{case.name:<23}{shape:>10}{condition:>8.0e}"
             if case.name not in times:
-                print(f"{start}  left out: about {slow[case.name]:.0f} s, over --limit")
+                print(f"{start}  left out: about {slow[case.name]:.0f} s, over --limit", flush=True)
                 continue
             time = times[case.name]
             ratio = f"{time / baseline:9.2f}" if baseline else f"{'—':>9}"
             steps = f"{case.steps:4d}" if case.steps else f"{'·':>4}"
             rate = f"{case.flops / time / 1e9:10.1f}" if case.flops else f"{'·':>10}"
-            print(f"{start}{1e3 * time:11.2f}{ratio}{steps}{rate}{self.error(group, case):>10}")
+            error = "·" if case is group.cases[0] else self.error(group, case, exact)
+            print(f"{start}{1e3 * time:11.2f}{ratio}{steps}{rate}{error:>10}", flush=True)
 
-    def error(self, group: Group, case: Case) -> str:
-        """The error of a method, or — where its oracle would take too long."""
-        if case.error is None:
-            return "·"
-        oracle = self.rates.get((group.title, "oracle"), 0.0) * group.work
-        if oracle > 4 * self.limit:  # one oracle serves a whole group
-            return "—"
-        found = 0.0
+    def exact(self, group: Group) -> Tensor | None:
+        """The float64 result, None where there is none or it would take too long."""
+        if group.exact is None or self.predicted(group, "exact") > 4 * self.limit:
+            return None
+        result: list[Tensor] = []
+        compute = group.exact
+        self.remember(group, "exact", seconds(lambda: result.append(compute()), self.device))
+        return result[0]
 
-        def compute() -> None:
-            nonlocal found
-            found = case.error()
-
-        spent = seconds(compute, self.device)
-        key = (group.title, "oracle")
-        self.rates[key] = max(self.rates.get(key, 0.0), spent / group.work)
-        return f"{found:.1e}"
+    def error(self, group: Group, case: Case, exact: Tensor | None) -> str:
+        """How far the result of a method is from the exact one, or its gap."""
+        if case.gap is not None:
+            return f"{case.gap():.1e}"
+        if exact is None:
+            return "—" if group.exact else "·"
+        norm = torch.linalg.matrix_norm
+        size = norm(exact) if group.relative else math.sqrt(exact.shape[0])
+        return f"{float(norm(case.call().double() - exact) / size):.1e}"
 
 
 HEADER = (
@@ -274,7 +262,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
                         help="shapes for the projections")  # fmt: skip
     parser.add_argument("--conditions", type=float, nargs="+", default=CONDITIONS, metavar="C")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--limit", type=float, default=3.0, metavar="S",
+    parser.add_argument("--limit", type=float, default=2.0, metavar="S",
                         help="leave out calls predicted to take longer, seconds")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both where present")
     options = parser.parse_args(arguments)

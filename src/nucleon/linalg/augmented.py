@@ -73,7 +73,7 @@ def augmented_polar(
             32 eps·‖SSᵀ + Λ‖_F.
         steps: of the iteration; None takes enough for singular values of [S L] down to
             `rank_tolerance` times the largest.
-        rank_tolerance: relative singular value of [S L] that still counts; None is m·eps for
+        rank_tolerance: relative singular value of [S L] that still counts; None is √m·eps for
             `"eigh"` and √eps for the iterations. Smaller ones end between 0 and 1.
         report: also return a `Convergence` with the residual ‖P − (SSᵀ+Λ)^(-1/2) S‖_op, measured
             against the SVD of [S L] in float64.
@@ -88,8 +88,8 @@ def augmented_polar(
     if rank_tolerance is not None:
         _checks.fraction("rank_tolerance", rank_tolerance, closed="0" if method == "eigh" else "")
     dtype = torch.float64 if method == "eigh" else _checks.work_dtype(s.dtype)
-    eps = torch.finfo(s.dtype if method == "eigh" else dtype).eps
-    default = s.shape[-2] * eps if method == "eigh" else math.sqrt(eps)
+    eps = torch.finfo(_checks.work_dtype(s.dtype)).eps
+    default = math.sqrt(s.shape[-2]) * eps if method == "eigh" else math.sqrt(eps)
     cut = default if rank_tolerance is None else rank_tolerance
     direction, taken = _solve(s.to(dtype), smoothing.to(dtype), method, steps, cut, s.dtype)
     if not report:
@@ -188,7 +188,8 @@ def augmented_polynomial(
             t = t + c5 * (b @ b)
         q = t if q is eye else t @ q
         if i < last and i + 1 not in restarts:
-            b = t @ b @ t
+            # Near the end the entries off the diagonal would square into slow subnormal numbers.
+            b = torch.nn.functional.hardshrink(t @ b @ t, torch.finfo(b.dtype).eps ** 2)
     return q @ x
 
 

@@ -82,7 +82,8 @@ def polar(
         steps: run exactly this many (for the iterative methods), instead of `tolerance`.
         tolerance: how close to 1; default eps^¾ (6e-6 in float32, 2e-12 in float64). The number of
             steps follows from it and from `rank_tolerance`, on the host.
-        rank_tolerance: relative to σ_max; default max(m, n)·eps for "svd", √eps for the others.
+        rank_tolerance: relative to σ_max; default √min(m, n)·eps for "svd", the most that rounding
+                the entries of S can move a singular value; √eps for the others.
         report: also return a `Convergence` with the residual max |1 − σ_i(UᵀP)|, U the left
             singular vectors of σ > rank_tolerance·σ_max, before P is rounded to the dtype of `s`.
     """
@@ -96,7 +97,7 @@ def polar(
     if method == "svd":
         if steps is not None:
             raise ValueError(f'steps does not apply to method="svd", got {steps!r}; leave it out')
-        rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, max(x.shape[-2:]) * eps)
+        rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, _rounding(x))
         p, steps = polar_svd(x.double(), rank_tolerance), 0
     else:
         rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, eps**0.5, at_least=eps)
@@ -223,6 +224,11 @@ def _normalized(s: Tensor) -> Tensor:
     """S/‖S‖_F, and 0 for 0; a nonzero matrix has a norm of at least ½ after unit scaling."""
     x = unit_scale(s)
     return x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(0.25)
+
+
+def _rounding(s: Tensor) -> float:
+    """Relative to σ_max, the most that rounding the entries moves a singular value."""
+    return math.sqrt(max(1, min(s.shape[-2:]))) * _eps(s)
 
 
 def _lower_bound(s: Tensor, rank_tolerance: float | None) -> float:

@@ -52,7 +52,7 @@ def inverse_sqrt(
             paper's Appendix F.3 on A + δI, δ = `floor(dtype)`·‖A‖_F: smaller eigenvalues of A are
             rounding, and would drive the iteration to infinity.
         steps: steps of the coupled iteration; None takes enough for every eigenvalue down to δ.
-        rank_tolerance: relative eigenvalue that `"eigh"` takes for zero; None is m·eps.
+        rank_tolerance: relative eigenvalue that `"eigh"` takes for zero; None is √m·eps.
         report: also return a `Convergence` with the residual ‖ZAZ − I‖_F/√r over the r
             eigenvectors of A above the rank tolerance.
     """
@@ -67,7 +67,8 @@ def inverse_sqrt(
     wide = torch.float64 if method == "eigh" else _checks.work_dtype(a.dtype)
     even = 2 * torch.div(exponent(a.to(wide)) + 1, 2, rounding_mode="floor")
     unit = shift(a.to(wide), -even)
-    tolerance = a.shape[-1] * torch.finfo(a.dtype).eps if rank_tolerance is None else rank_tolerance
+    rounding = math.sqrt(a.shape[-1]) * torch.finfo(a.dtype).eps
+    tolerance = rounding if rank_tolerance is None else rank_tolerance
     if method == "eigh":
         values, vectors = psd_eigh(unit)
         root = (vectors * _inverse_sqrt_values(values, tolerance).unsqueeze(-2)) @ vectors.mT

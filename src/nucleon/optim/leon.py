@@ -1,5 +1,6 @@
 """Leon: the O2NC optimizer of FAML (Algorithm 3), Muon with a smoothed direction."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Unpack, final
 
@@ -80,7 +81,7 @@ def augmented_direction(
 ) -> Tensor:
     """(SSᵀ + Λ)^(-1/2) S by one of the fixed-step methods of the optimizers."""
     if method == "eigh":
-        cut = total.shape[-2] * torch.finfo(total.dtype).eps
+        cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(total.double(), smoothing.double(), cut).to(total.dtype)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)

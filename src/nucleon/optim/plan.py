@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, theory
-from nucleon.linalg.norms import nuclear_norm, operator_norm
+from nucleon.linalg.norms import operator_norm
 from nucleon.potentials import Gaussian
 
 Planned = Literal["leon", "pion"]
@@ -105,77 +105,95 @@ def plan(
         gradient_bound: G ≥ ‖G_t‖_op.
         shape: (m, n) of the matrix, tall or wide.
     """
-    _checks.choice("optimizer", optimizer, PLANNED) if optimizer != "muon" else _refuse_muon()
+    if optimizer not in PLANNED:
+        raise ValueError(
+            f"optimizer must be 'leon' or 'pion', got {optimizer!r}; Muon has no theorem to plan "
+            f"with, since the regret of following the leader can be linear"
+        )
     rows, columns = sorted(_checks.count("every side of shape", side) for side in shape)
-    given = {"rho": rho, "loss_gap": loss_gap, "gradient_bound": gradient_bound, "rows": rows}
-    q_nuclear, epsilon = (
-        _checks.positive("q_nuclear", q_nuclear),
-        _checks.positive("epsilon", epsilon),
-    )
-    if optimizer == "pion":
-        width = Gaussian().padded_width(rows, columns)
-        factor = theory.ftpl_factor(rows, width)
-    else:
-        width, factor = columns, 1.0
+    width = Gaussian().padded_width(rows, columns)
+    factor = theory.ftpl_factor(rows, width) if optimizer == "pion" else 1.0
+    target = _Target(rho, epsilon, q_nuclear, loss_gap, gradient_bound, rows, factor)
     if epsilon >= q_nuclear:
-        _checks.positive("rho", rho)
         verdict = (
-            f"ε = {epsilon:.6g} is trivial: every gradient has a mean of nuclear norm at most "
-            f"‖Q‖_* = {q_nuclear:.6g}, so every point is (ρ, ε)-stationary, the first one too."
+            f"ε = {epsilon:.6g} is trivial: no mean gradient exceeds ‖Q‖_* = {q_nuclear:.6g} in "
+            f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict, None, None)
-    target = {**given, "epsilon": epsilon, "q_nuclear": q_nuclear}
-    if (epsilon / (20 * factor * q_nuclear)) ** 2 < torch.finfo(torch.float64).eps:
-        raise ValueError(
-            f"epsilon={epsilon!r} is so small against q_nuclear={q_nuclear!r} that 1 − discount "
-            f"does not show in float64; pass a larger epsilon"
-        )
-    found = (
-        theory.leon_complexity(**target)  # pyright: ignore[reportArgumentType]
-        if optimizer == "leon"
-        else theory.pion_complexity(**target, width=width)  # pyright: ignore[reportArgumentType]
-    )
-    bound = theory.stationarity_bound(
-        **given,  # pyright: ignore[reportArgumentType]
-        q_nuclear=q_nuclear,
-        discount=found.discount,
-        rounds=found.rounds,
-        regret_constant=2.0 if optimizer == "leon" else 2 * math.sqrt(2) * factor,
-    )
-    kind, verdict = _verdict(found, bound, factor, target)
+    found = target.complexity(width)
+    bound = target.bound(found)
+    kind, verdict = target.verdict(found, bound)
     return Plan(optimizer, kind, verdict, found, bound)
 
 
-def _verdict(
-    found: theory.Complexity,
-    bound: theory.ConversionBound,
-    factor: float,
-    target: dict[str, Any],
-) -> tuple[Kind, str]:
-    if not found.valid:
-        total = target["rows"] * target["gradient_bound"]
-        largest = 10 * math.sqrt(2) * factor * target["q_nuclear"] ** 2 / total
-        return "not covered", (
-            f"The theorem does not cover ε = {target['epsilon']:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) "
-            f"= {largest:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
-        )
-    if found.rounds > MOST_ROUNDS:
-        return "out of reach", (
-            f"{found.rounds:.3g} rounds are out of reach; T falls with ε³ and with ρ: a target twice "
-            f"as large needs about an eighth of them."
-        )
-    largest = max(found.terms, key=lambda name: found.terms[name])
-    return "reachable", (
-        f"{found.rounds} rounds, set by the {largest.replace('_', ' ')} term, promise a mean of at "
-        f"most {bound.total:.6g} ≤ ε over the random time and the noise."
-    )
+@dataclass(frozen=True)
+class _Target:
+    """What was asked for, checked, with the theorem's factor C."""
 
+    rho: float
+    epsilon: float
+    q_nuclear: float
+    loss_gap: float
+    gradient_bound: float
+    rows: int
+    factor: float
 
-def _refuse_muon() -> None:
-    raise ValueError(
-        "optimizer='muon' has no theorem to plan with: the regret of following the leader can be "
-        "linear; pass 'leon' or 'pion'"
-    )
+    def __post_init__(self) -> None:
+        for name in ("rho", "epsilon", "q_nuclear"):
+            _checks.positive(name, getattr(self, name))
+        for name in ("loss_gap", "gradient_bound"):
+            _checks.nonnegative(name, getattr(self, name))
+        if (self.epsilon / (20 * self.factor * self.q_nuclear)) ** 2 < 2.0**-52:
+            raise ValueError(
+                f"epsilon={self.epsilon!r} is so small against q_nuclear={self.q_nuclear!r} that "
+                f"1 − discount does not show in float64; pass a larger epsilon"
+            )
+
+    def complexity(self, width: int) -> theory.Complexity:
+        """Theorem 5.2 at the padded width, or 5.3."""
+        shared = {
+            "rho": self.rho,
+            "epsilon": self.epsilon,
+            "q_nuclear": self.q_nuclear,
+            "loss_gap": self.loss_gap,
+            "gradient_bound": self.gradient_bound,
+        }
+        if self.factor == 1.0:  # above 1 for every width of Pion
+            return theory.leon_complexity(**shared, rows=self.rows)
+        return theory.pion_complexity(**shared, rows=self.rows, width=width)
+
+    def bound(self, found: theory.Complexity) -> theory.ConversionBound:
+        """What the proof gives at the planned γ and T."""
+        return theory.stationarity_bound(
+            loss_gap=self.loss_gap,
+            rho=self.rho,
+            discount=found.discount,
+            rounds=found.rounds,
+            q_nuclear=self.q_nuclear,
+            gradient_bound=self.gradient_bound,
+            rows=self.rows,
+            regret_constant=2.0 if self.factor == 1.0 else 2 * math.sqrt(2) * self.factor,
+        )
+
+    def verdict(self, found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
+        """Whether the plan can be followed, and why not."""
+        if not found.valid:
+            most = self.factor * self.q_nuclear**2 / (self.rows * self.gradient_bound)
+            return "not covered", (
+                f"The theorem does not cover ε = {self.epsilon:.6g}: it needs ε ≤ "
+                f"10√2·C‖Q‖_*²/(mG) = {10 * math.sqrt(2) * most:.6g}. What the proof gives at "
+                f"these parameters is {bound.total:.6g}."
+            )
+        if found.rounds > MOST_ROUNDS:
+            return "out of reach", (
+                f"{found.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
+                f"needs about an eighth of them."
+            )
+        name = max(found.terms, key=lambda term: found.terms[term]).replace("_", " ")
+        return "reachable", (
+            f"{found.rounds} rounds, set by the {name} term, promise a gap of at most "
+            f"{bound.total:.6g} ≤ ε in the mean over the random time, the lengths and the noise."
+        )
 
 
 @dataclass(frozen=True)

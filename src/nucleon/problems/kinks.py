@@ -1,0 +1,115 @@
+"""A Lipschitz, nonsmooth, nonconvex finite sum whose constants are known exactly."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, noise
+from nucleon.linalg.norms import operator_norm
+
+DEPTH, FREQUENCY = 0.25, 3.0
+STEEPEST = 1 + DEPTH
+"""max |h'|."""
+
+_NOISE_SEED = 0x6B696E6B73
+_MEASUREMENTS, _BATCHES = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Kinks:
+    """L(W) = mean over k of h(r_k), h(r) = |r| + ¼|sin 3r|/3, with the residuals r_k = ⟨A_k, W⟩.
+
+    Arcs that bend downward meet in kinks, at r = 0 and all over the slopes. The infimum 0 is
+    attained at W = 0. The stochastic gradient is that of one summand, drawn uniformly.
+
+    Args:
+        measurements: the matrices A_k, (k, m, n).
+    """
+
+    measurements: Tensor
+
+    def __post_init__(self) -> None:
+        _checks.matrix("measurements", self.measurements, dtypes=_checks.FULL_DTYPES)
+        if self.measurements.ndim != 3 or not len(self.measurements):
+            raise ValueError(
+                f"measurements must have shape (k, m, n) with k ≥ 1, got "
+                f"{tuple(self.measurements.shape)}"
+            )
+
+    def value(self, w: Tensor) -> Tensor:
+        """L(W) of each matrix: (…, m, n) → (…)."""
+        residual = self._residuals(w)
+        ripple = (DEPTH / FREQUENCY) * torch.sin(FREQUENCY * residual).abs()
+        return (residual.abs() + ripple).mean(-1)
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """∇L(W) of each matrix; at a kink the subgradient that takes sign(0) = 0."""
+        slopes = self._slopes(self._residuals(w))
+        return torch.einsum("...k,kmn->...mn", slopes, self.measurements) / len(self.measurements)
+
+    def draws(self, rounds: int, runs: int, *, seed: int) -> Tensor:
+        """The summand of each round and run, (rounds, runs), a function of (seed, round, run)."""
+        device = self.measurements.device
+        uniform = noise.uniform(
+            (rounds, runs),
+            seed=seed ^ _NOISE_SEED,
+            stream=torch.arange(runs, device=device),
+            step=torch.arange(rounds, device=device)[:, None],
+            sample=_BATCHES,
+            dtype=torch.float64,
+            device=device,
+        )
+        return (uniform * len(self.measurements)).ceil().long() - 1
+
+    def sample(self, w: Tensor, draw: Tensor) -> Tensor:
+        """The stochastic gradient h'(r_k)A_k of each matrix of (b, m, n), k = `draw`, (b,)."""
+        drawn = self.measurements[draw]
+        return self._slopes((drawn * w).sum((-2, -1)))[:, None, None] * drawn
+
+    @property
+    def gradient_bound(self) -> float:
+        """G = max|h'|·max‖A_k‖_op."""
+        return STEEPEST * operator_norm(self.measurements).max().item()
+
+    @property
+    def q_nuclear(self) -> float:
+        """‖Q‖_* of Q² = max|h'|²·mean A_kA_kᵀ, which bounds E[GGᵀ] at every W."""
+        gram = (self.measurements @ self.measurements.mT).mean(0)
+        return STEEPEST * torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().sum().item()
+
+    def _residuals(self, w: Tensor) -> Tensor:
+        _checks.same("w", w, "measurements", self.measurements)
+        return torch.einsum("kmn,...mn->...k", self.measurements, w)
+
+    def _slopes(self, residual: Tensor) -> Tensor:
+        phase = FREQUENCY * residual
+        return residual.sign() + DEPTH * torch.cos(phase) * torch.sin(phase).sign()
+
+
+def random_kinks(
+    seed: int,
+    *,
+    shape: tuple[int, int] = (2, 8),
+    measurements: int = 16,
+    spread: float = 0.1,
+    dtype: torch.dtype | None = None,
+) -> Kinks:
+    """A_k = I + spread·N_k with standard normal N_k: all measurements pull in about one direction.
+
+    Args:
+        seed: of the measurements.
+        shape: (m, n) (default 2×8); I has ones on the diagonal.
+        measurements: how many (default 16).
+        spread: how far they differ (default 0.1).
+        dtype: float32 or float64 (default: torch's).
+    """
+    normal = noise.normal(
+        (_checks.count("measurements", measurements), *shape),
+        seed=seed ^ _NOISE_SEED,
+        sample=_MEASUREMENTS,
+        dtype=dtype,
+    )
+    return Kinks(
+        torch.eye(*shape, dtype=normal.dtype) + _checks.nonnegative("spread", spread) * normal
+    )

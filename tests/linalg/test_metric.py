@@ -1,0 +1,125 @@
+"""Quadratic programs over vectors against cvxpy, closed forms and their optimality conditions."""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nucleon.linalg.metric import Metric, dual_norm
+
+F64 = torch.float64
+
+
+def problem(d, seed, *, rank=None, condition=1e2, push=1.0):
+    """A metric of that rank and condition number, and a linear term in its range."""
+    rng = np.random.default_rng(seed)
+    rank = d if rank is None else rank
+    basis, _ = np.linalg.qr(rng.standard_normal((d, d)))
+    weight = np.zeros(d)
+    weight[:rank] = condition ** -rng.uniform(0, 1, rank)
+    linear = push * basis @ ((weight > 0) * rng.standard_normal(d))
+    return Metric(torch.from_numpy(weight), torch.from_numpy(basis)), torch.from_numpy(linear)
+
+
+def relative_gap(metric, linear, x, ball, radius):
+    """(⟨∇f, x⟩ + r‖∇f‖_dual)/(−f(x)), by NumPy."""
+    h = metric.weight.numpy()
+    v = np.eye(len(h)) if metric.basis is None else metric.basis.numpy()
+    c, x = linear.numpy(), x.numpy()
+    bent = (v * h) @ v.T @ x
+    slope = c + bent
+    dual = np.linalg.norm(slope) if ball == "l2" else np.abs(slope).sum()
+    return (slope @ x + radius * dual) / max(-(c @ x + bent @ x / 2), 1e-300)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    d=st.integers(1, 12),
+    seed=st.integers(0, 10**6),
+    deficient=st.booleans(),
+    condition=st.sampled_from([1.0, 1e2, 1e6]),
+    push=st.sampled_from([1e-6, 1e-2, 1.0, 1e3]),
+    ball=st.sampled_from(["l2", "linf"]),
+)
+def test_the_minimizer_is_feasible_and_has_no_gap(d, seed, deficient, condition, push, ball):
+    rank = max(1, d // 2) if deficient else d
+    metric, linear = problem(d, seed, rank=rank, condition=condition, push=push)
+    x = metric.minimize(linear, ball, 0.7)
+    norm = torch.linalg.vector_norm(x, ord=2 if ball == "l2" else torch.inf)
+    assert norm <= 0.7 * (1 + 1e-12)
+    # Rounding of ∇f, d·eps of its terms, is weighed by the radius; −f ≥ half of ⟨c, x⟩.
+    slack = 1e-15 * d * 0.7 * float(linear.abs().sum())
+    value = float(linear @ x + x @ metric.apply(x) / 2)
+    assert relative_gap(metric, linear, x, ball, 0.7) <= 1e-8 + 4 * slack / max(-value, 1e-300)
+
+
+@pytest.mark.parametrize("ball", ["l2", "linf"])
+@pytest.mark.parametrize("rank", [2, 4])
+@pytest.mark.parametrize("push", [0.1, 5.0])
+def test_against_cvxpy(ball, rank, push):
+    metric, linear = problem(4, 3, rank=rank, condition=10.0, push=push)
+    matrix = (metric.basis * metric.weight) @ metric.basis.mT
+    x = cp.Variable(4)
+    cost = linear.numpy() @ x + cp.quad_form(x, cp.psd_wrap(matrix.numpy())) / 2
+    limit = cp.norm(x, 2) if ball == "l2" else cp.norm(x, "inf")
+    best = cp.Problem(cp.Minimize(cost), [limit <= 0.7]).solve(solver="CLARABEL")
+    mine = metric.minimize(linear, ball, 0.7)
+    value = float(linear @ mine + mine @ matrix @ mine / 2)
+    # Both are within 1e-8 of the minimum, relative to it.
+    assert value == pytest.approx(best, rel=1e-7, abs=1e-9)
+    if rank == 4:
+        np.testing.assert_allclose(mine.numpy(), x.value, atol=1e-3)
+
+
+def test_diagonal_metrics_in_closed_form():
+    weight = torch.tensor([1.0, 2.0, 0.0], dtype=F64)
+    linear = torch.tensor([3.0, -1.0, 0.0], dtype=F64)
+    box = Metric(weight).minimize(linear, "linf", 1.0)
+    assert torch.equal(box, torch.tensor([-1.0, 0.5, 0.0], dtype=F64))
+    equal = Metric(torch.full((3,), 2.0, dtype=F64))
+    np.testing.assert_allclose(
+        equal.minimize(linear, "l2", 0.5), -0.5 * linear / linear.norm(), rtol=1e-14
+    )
+    assert torch.equal(equal.minimize(linear, "l2", 10.0), -linear / 2)
+    # Two axes: x_i = −c_i/(w_i + λ), checked by its optimality conditions.
+    ball = Metric(weight).minimize(linear, "l2", 1.0)
+    slope = linear + weight * ball
+    assert ball.norm().item() == pytest.approx(1.0, abs=1e-14)
+    np.testing.assert_allclose(slope, -(slope.norm() * ball), atol=1e-13)
+
+
+def test_coordinates_without_weight_stay_at_zero():
+    metric, linear = problem(6, 8, rank=3, push=1e-3)
+    # What rounding puts into the kernel must not send x to the border there.
+    x = metric.minimize(linear + 1e-17, "l2", 100.0)
+    kernel = metric.basis[:, 3:]
+    assert (kernel.mT @ x).abs().max() <= 1e-13 * x.norm()
+
+
+def test_a_zero_problem_and_a_batch():
+    metric = Metric(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
+    for ball in ("l2", "linf"):
+        assert not metric.minimize(torch.zeros(3, dtype=F64), ball, 1.0).any()
+        parts = [problem(5, seed, push=3.0) for seed in range(4)]
+        stacked = Metric(*(torch.stack(t) for t in zip(*(m for m, _ in parts), strict=True)))
+        together = stacked.minimize(torch.stack([c for _, c in parts]), ball, 0.3)
+        for (single, linear), x in zip(parts, together, strict=True):
+            # Others of the stack may iterate on after this one is done.
+            np.testing.assert_allclose(single.minimize(linear, ball, 0.3), x, atol=1e-4)
+
+
+def test_dual_norms():
+    x = torch.tensor([3.0, -4.0], dtype=F64)
+    assert (dual_norm(x, "l2"), dual_norm(x, "linf")) == (5.0, 7.0)
+
+
+def test_many_dimensions_and_spread_weights():
+    rng = np.random.default_rng(0)
+    weight = torch.from_numpy(10 ** rng.uniform(-12, 3, 10_000))
+    linear = torch.from_numpy(rng.standard_normal(10_000))
+    x = Metric(weight).minimize(linear, "l2", 1.0)
+    slope = linear + weight * x
+    # At the root the gradient is −λx; without rescaling its error is that of the last Newton step.
+    assert torch.dist(slope, -slope.norm() * x) <= 1e-9 * slope.norm()
