@@ -52,7 +52,8 @@ def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
         )
     if size is not None and rows != size:
         raise ValueError(
-            f"{name} must be {size}×{size} to act on the rows, got shape {tuple(tensor.shape)}"
+            f"{name} must be {size}×{size} to act on the rows, got shape {tuple(tensor.shape)}; "
+            f"form it from the rows, such as s @ s.mT, or transpose s"
         )
     if tensor.numel() and not _is_symmetric(tensor):
         raise ValueError(

@@ -14,7 +14,10 @@ Scalar = float | Tensor
 def accumulate_total(total: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
     """Ĝ ← γĜ + G, in the dtype of `total`; the sum is formed in the wider of the two dtypes."""
     wide = torch.promote_types(total.dtype, gradient.dtype)
-    return (_per_matrix(discount) * total.to(wide) + gradient).to(total.dtype)
+    rate, old, new = _per_matrix(discount), total.to(wide), gradient.to(wide)
+    if isinstance(rate, Tensor):
+        return torch.addcmul(new, old, rate.to(wide)).to(total.dtype)
+    return torch.add(new, old, alpha=rate).to(total.dtype)
 
 
 def accumulate_gram(gram: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:

@@ -130,6 +130,9 @@ def _words(
         )
     pairs = (math.prod(shape[len(batch) :]) + 1) // 2
     words = _sequence(key, pairs, device)
+    if torch.compiler.is_compiling():  # some compilers give the new dimension a stride of 0
+        low, high = words.to(torch.int32), (words >> 32).to(torch.int32)
+        return torch.stack((low, high), dim=-1).flatten(-2)
     return words.unsqueeze(-1).view(torch.int32).flatten(-2)  # an empty stack may have stride 0
 
 

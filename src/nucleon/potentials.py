@@ -6,6 +6,7 @@ negative of an action.
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import final, get_args
@@ -19,7 +20,7 @@ from nucleon.linalg.augmented import AugmentedMethod, augmented_polar
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.polar import polar
-from nucleon.linalg.projections import QuadraticSolution, Solver, quadratic_projection
+from nucleon.linalg.quadratic import QuadraticSolution, Solver, quadratic_projection
 from nucleon.linalg.roots import psd_eigh
 
 
@@ -109,12 +110,13 @@ class Regularized(Potential):
     `gradient` be suboptimal, by that gap; `solve` returns it.
 
     Args:
-        solver: of the quadratic projection (default `"projected-gradient"`).
+        solver: of the quadratic projection (default `"douglas-rachford"`, the fastest on
+            ill-conditioned smoothings; the paper names the other two).
         tolerance: on the gap relative to the maximum of ⟨S,X⟩ − ½Tr XᵀLX (default 1e-8).
         max_iterations: of the solver (default 5000).
     """
 
-    solver: Solver = "projected-gradient"
+    solver: Solver = "douglas-rachford"
     tolerance: float = 1e-8
     max_iterations: int = 5000
 
@@ -156,7 +158,7 @@ class Regularized(Potential):
         return _inner(s - root @ x / 2, x) + _trace(root) / 2
 
     def _solve(self, s: Tensor, root: Tensor, start: Tensor | None) -> QuadraticSolution:
-        return quadratic_projection(
+        solution = quadratic_projection(
             -s,
             root,
             solver=self.solver,
@@ -164,6 +166,14 @@ class Regularized(Potential):
             max_iterations=self.max_iterations,
             start=start,
         )
+        if not solution.converged.all():
+            warnings.warn(
+                f"the quadratic projection stopped after {self.max_iterations} iterations at a "
+                f"relative gap of {solution.relative_gap.max().item():.3g}, above the tolerance "
+                f"{self.tolerance:g}; raise max_iterations, or take the gap from solve()",
+                stacklevel=3,
+            )
+        return solution
 
 
 @final
@@ -255,7 +265,7 @@ class Gaussian(Potential):
         """The matrices [S 0] + LZ, (samples, …, m, n′), in the working dtype."""
         batch, (m, n) = s.shape[:-2], s.shape[-2:]
         width = self.padded_width(m, n)
-        if batch and not isinstance(stream, Tensor):
+        if batch and not (isinstance(stream, Tensor) and stream.ndim):
             stream = stream + torch.arange(batch.numel(), device=s.device).reshape(batch)
         draws = self.samples // 2 if self.antithetic else self.samples
         z = noise.normal(
@@ -275,8 +285,10 @@ class Gaussian(Potential):
     def _checked_root(self, s: Tensor, smoothing: Tensor) -> Tensor:
         """A root of Λ in the working dtype: Cholesky's, or where that breaks down, by `eigh`."""
         _check(s, smoothing)
-        values, vectors = psd_eigh(smoothing.double())
         root, failed = cholesky_root(smoothing.to(_checks.work_dtype(s.dtype)))
+        if not failed.any():
+            return root
+        values, vectors = psd_eigh(smoothing.double())
         other = (vectors * values.sqrt().unsqueeze(-2)).to(root.dtype)
         return torch.where(failed[..., None, None], other, root)
 

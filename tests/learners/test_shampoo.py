@@ -1,4 +1,4 @@
-"""Shampoo, Kronecker FTRL and scalar GBPA, against cvxpy, vectorized NumPy twins and closed forms."""
+"""Shampoo, Kronecker FTRL and scalar GBPA against cvxpy, NumPy twins on vec X and closed forms."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_actions_stay_in_the_ball_and_regret_under_its_bound(kind, stream, shape
     learner = build(kind, shape, bound=bound, radius=radius)
     source = STREAMS[stream](shape, bound=bound, dtype=F64)
     ledger = Ledger(shape, radius=radius)
-    for t, (gradient, action) in enumerate(rounds_of(learner, source, 10), start=1):
+    for t, (gradient, action) in enumerate(rounds_of(learner, source, 7), start=1):
         assert action.shape == shape and action.dtype == F64
         assert operator(action) <= radius * (1 + 1e-9)
         assert t > 1 or not action.any()
@@ -89,7 +89,7 @@ def test_actions_stay_in_the_ball_and_regret_under_its_bound(kind, stream, shape
 def test_float32_games_keep_the_promise_and_the_bound(kind, stream):
     learner = build(kind, (3, 6), dtype=torch.float32)
     ledger = Ledger((3, 6))
-    for gradient, action in rounds_of(learner, STREAMS[stream]((3, 6), dtype=torch.float32), 30):
+    for gradient, action in rounds_of(learner, STREAMS[stream]((3, 6), dtype=torch.float32), 12):
         assert action.dtype == torch.float32 and operator(action) <= 1 + 1e-5
         ledger.record(gradient, action)
     assert learner.certificate(ledger).holds
@@ -99,7 +99,7 @@ def test_float32_games_keep_the_promise_and_the_bound(kind, stream):
 def test_long_games_against_streams_that_hurt(kind):
     for stream in (streams.alternating((2, 3), dtype=F64), streams.adversary((2, 3), dtype=F64)):
         learner = kind((2, 3), dtype=F64)
-        certificate = learner.certificate(ledger_of(learner, stream, 150))
+        certificate = learner.certificate(ledger_of(learner, stream, 100))
         assert certificate.holds and certificate.regret > 0
         # The gaps must not be what makes the bound hold.
         assert learner.gaps <= 0.01 * certificate.bound
@@ -129,11 +129,9 @@ def test_a_step_is_the_program_on_vec_x_with_the_kronecker_metric(kind, rounds):
     x = cp.Variable(shape)
     away = cp.vec(x - center, order="F")
     cost = vec(linear) @ cp.vec(x, order="F") + cp.quad_form(away, metric) / (2 * eta)
-    cp.Problem(cp.Minimize(cost), [cp.sigma_max(x) <= radius]).solve(
-        solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12
-    )
-    # λ_min(R ⊗ L)/η ≥ 0.01^½/0.8 and both values are within 1e-9: ‖ΔX‖² ≤ 2·2e-9·8.
-    np.testing.assert_allclose(action, x.value, atol=2e-4)
+    cp.Problem(cp.Minimize(cost), [cp.sigma_max(x) <= radius]).solve(solver="CLARABEL")
+    # λ_min(R ⊗ L)/η ≥ 0.01^½/0.8 and cvxpy's value is within 1e-8: ‖ΔX‖² ≤ 2·1e-8·8.
+    np.testing.assert_allclose(action, x.value, atol=4e-4)
     if kind is not KroneckerFTRL or rounds > 1:
         assert np.linalg.norm(action, 2) >= radius * (1 - 1e-6)  # the constraint binds
 
@@ -217,8 +215,8 @@ def test_diagonal_matrices_are_diagonal_adagrad_on_the_box():
 def test_the_game_does_not_depend_on_the_scale_of_the_gradients(kind, scale):
     plain, scaled = (kind((3, 4), dtype=F64, tolerance=1e-10) for _ in range(2))
     for gradient in gradients_of(8, (3, 4)):
-        # Two solutions to a relative gap of 1e-10.
-        np.testing.assert_allclose(plain.play().numpy(), scaled.play().numpy(), atol=1e-4)
+        # A power of two changes no digit of the iterations, only the rounding of fourth roots.
+        np.testing.assert_allclose(plain.play().numpy(), scaled.play().numpy(), atol=1e-9)
         plain.observe(gradient)
         scaled.observe(scale * gradient)
 

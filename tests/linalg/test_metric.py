@@ -25,10 +25,9 @@ def problem(d, seed, *, rank=None, condition=1e2, push=1.0):
 
 def relative_gap(metric, linear, x, ball, radius):
     """(⟨∇f, x⟩ + r‖∇f‖_dual)/(−f(x)), by NumPy."""
-    h = metric.weight.numpy()
-    v = np.eye(len(h)) if metric.basis is None else metric.basis.numpy()
-    c, x = linear.numpy(), x.numpy()
-    bent = (v * h) @ v.T @ x
+    h, c, x = metric.weight.numpy(), linear.numpy(), x.numpy()
+    v = None if metric.basis is None else metric.basis.numpy()
+    bent = h * x if v is None else v @ (h * (v.T @ x))
     slope = c + bent
     dual = np.linalg.norm(slope) if ball == "l2" else np.abs(slope).sum()
     return (slope @ x + radius * dual) / max(-(c @ x + bent @ x / 2), 1e-300)
@@ -115,11 +114,29 @@ def test_dual_norms():
     assert (dual_norm(x, "l2"), dual_norm(x, "linf")) == (5.0, 7.0)
 
 
-def test_many_dimensions_and_spread_weights():
+def test_newton_reaches_rounding_on_the_sphere():
     rng = np.random.default_rng(0)
-    weight = torch.from_numpy(10 ** rng.uniform(-12, 3, 10_000))
-    linear = torch.from_numpy(rng.standard_normal(10_000))
-    x = Metric(weight).minimize(linear, "l2", 1.0)
-    slope = linear + weight * x
-    # At the root the gradient is −λx; without rescaling its error is that of the last Newton step.
-    assert torch.dist(slope, -slope.norm() * x) <= 1e-9 * slope.norm()
+    for _ in range(300):
+        d, spread = int(rng.choice([2, 3, 10, 300, 3000])), rng.uniform(0, 12)
+        weight = torch.from_numpy(10 ** rng.uniform(-spread, 2, d))
+        size = 10 ** (rng.uniform(-rng.uniform(0, 6), 0, d) + rng.uniform(-3, 3))
+        linear = torch.from_numpy(size * rng.standard_normal(d))
+        metric = Metric(weight)
+        x = metric.minimize(linear, "l2", 1.0)
+        # Sums of d terms in float64.
+        assert relative_gap(metric, linear, x, "l2", 1.0) <= 1e-12
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e6])
+def test_the_box_program_ends_after_a_few_faces(condition):
+    for seed in range(20):
+        metric, linear = problem(10, seed, condition=condition, push=0.1)
+        x = metric.minimize(linear, "linf", 0.5, max_iterations=25)
+        assert relative_gap(metric, linear, x, "linf", 0.5) <= 1e-8
+
+
+def test_rounding_in_the_kernel_is_dropped_next_to_the_border():
+    # ‖free‖ exceeds the radius by one rounding, so λ ≈ 2e-16, and 1e-17/λ is 0.05.
+    metric = Metric(torch.tensor([1.0, 0.0], dtype=F64))
+    linear = torch.tensor([1.0 + 2.0**-52, 1e-17], dtype=F64)
+    np.testing.assert_allclose(metric.minimize(linear, "l2", 1.0), [-1.0, 0.0], atol=1e-15)

@@ -21,7 +21,7 @@ from nucleon.learners.base import Learner
 from nucleon.linalg.augmented import AugmentedMethod, augmented_eigh
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import Method as PolarMethod
-from nucleon.linalg.projections import Solver
+from nucleon.linalg.quadratic import Solver
 from nucleon.potentials import Gaussian, Hyperbolic, Nuclear, Potential, Regularized
 from nucleon.regret import Shape
 

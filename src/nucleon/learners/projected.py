@@ -8,7 +8,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.learners.base import Learner
 from nucleon.linalg.norms import nuclear_norm
-from nucleon.linalg.projections import Solver, quadratic_projection
+from nucleon.linalg.quadratic import Solver, quadratic_projection
 from nucleon.linalg.roots import psd_eigh
 from nucleon.regret import Shape
 

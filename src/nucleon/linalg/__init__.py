@@ -4,11 +4,8 @@ from nucleon.linalg.augmented import augmented_polar
 from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import polar
-from nucleon.linalg.projections import (
-    QuadraticSolution,
-    project_operator_ball,
-    quadratic_projection,
-)
+from nucleon.linalg.projections import project_operator_ball
+from nucleon.linalg.quadratic import QuadraticSolution, quadratic_projection
 from nucleon.linalg.roots import inverse_sqrt
 
 __all__ = [

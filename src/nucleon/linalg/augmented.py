@@ -17,6 +17,7 @@ from nucleon.linalg._precision import full_float32
 from nucleon.linalg._scaling import joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.kernels import add_product, add_to_diagonal, quintic_factor
 from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, floor, psd_eigh
 
 AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
@@ -59,7 +60,8 @@ def augmented_polar(
     """(SSᵀ + Λ)^(-1/2) S for a batch of matrices S (…, m, n) and smoothings Λ (…, m, m).
 
     Both are rescaled together by an exact power of two, so every S and Λ that the dtype can hold
-    works. Directions in which SSᵀ + Λ vanishes give 0, and S = 0 gives 0.
+    works. Directions in which SSᵀ + Λ vanishes give 0, and S = 0 gives 0. To differentiate, take
+    an iterative method: a decomposition has no derivative at repeated eigenvalues.
 
     Args:
         s: the matrices; half precision is computed in float32, by `"eigh"` in float64.
@@ -75,8 +77,8 @@ def augmented_polar(
             `rank_tolerance` times the largest.
         rank_tolerance: relative singular value of [S L] that still counts; None is √m·eps for
             `"eigh"` and √eps for the iterations. Smaller ones end between 0 and 1.
-        report: also return a `Convergence` with the residual ‖P − (SSᵀ+Λ)^(-1/2) S‖_op, measured
-            against the SVD of [S L] in float64.
+        report: also return a `Convergence` with the residual ‖P − (SSᵀ+Λ)^(-1/2) S‖_op over the
+            singular directions of [S L] that count, against its SVD in float64.
     """
     _checks.matrix("s", s)
     _checks.smoothing(smoothing, s)
@@ -122,6 +124,7 @@ def _solve(
     else:
         taken = coefficients.polar_express_steps(start, tolerance) if steps is None else steps
         sequence, every = coefficients.contracted(coefficients.polar_express(start, taken)), 2
+    s, smoothing = joint_unit_scale(s, smoothing.expand(*s.shape[:-1], s.shape[-2]))
     return augmented_polynomial(s, smoothing, sequence, restarts=range(every, taken, every)), taken
 
 
@@ -129,18 +132,24 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
     """The reference: through the eigendecomposition of SSᵀ + Λ, or the SVD of [S L] if ill-posed.
 
     The Gram route errs by about eps·κ, κ = cond(SSᵀ + Λ), and leaves the ball where rounding made Λ
-    indefinite. It is taken where 4 eps·κ is within the promise of the input's dtype and Λ + εI has
-    a Cholesky factor, ε = ¼ promise·λ_min; elsewhere the SVD of [S L], which errs by eps·√κ and
-    leaves the ball by eps at most. Float64 throughout; synchronizes to choose.
+    indefinite. It is taken for the matrices with 4 eps·κ within the promise of the input's dtype,
+    no singular value of [S L] to cut, and a Cholesky factor of Λ + εI, ε = ¼ promise·λ_min; the
+    others take the SVD of [S L], which errs by eps·√κ and leaves the ball by eps at most. Float64
+    throughout; synchronizes to choose.
     """
+    smoothing = smoothing.expand(*s.shape[:-1], s.shape[-2])
     s, smoothing = joint_unit_scale(s, smoothing)
     values, vectors = torch.linalg.eigh(s @ s.mT + smoothing)
-    room = 0.25 * _PROMISE[dtype] * values[..., 0]
-    eye = torch.eye(s.shape[-2], dtype=s.dtype, device=s.device)
-    _, indefinite = torch.linalg.cholesky_ex(smoothing + room[..., None, None] * eye)
-    if not ((room > torch.finfo(s.dtype).eps * values[..., -1]) & (indefinite == 0)).all():
-        return augmented_svd(s, smoothing, cut)
-    return (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
+    smallest, largest = values[..., 0], values[..., -1]
+    room = 0.25 * _PROMISE[dtype] * smallest
+    shifted = add_to_diagonal(smoothing.clone(), room)
+    _, indefinite = torch.linalg.cholesky_ex(shifted)
+    safe = (room > torch.finfo(s.dtype).eps * largest) & (smallest > cut**2 * largest)
+    safe &= indefinite == 0
+    result = (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
+    if not safe.all():
+        result[~safe] = augmented_svd(s[~safe], smoothing[~safe], cut)
+    return result
 
 
 def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
@@ -163,34 +172,37 @@ def augmented_polynomial(
 ) -> Tensor:
     """The (X, B) recursion of Appendix F.3 for any odd polynomials; unchecked, no sync.
 
+    S and Λ must have one batch shape, and a Frobenius norm of [S L] that the dtype can hold.
+
     On [X Y] = [S L]/‖[S L]‖_F a step is T = aI + bB + cB², X ← TX, B ← TBT with B = XXᵀ + YYᵀ.
     The products with X are postponed in Q ← TQ and carried out before each step in `restarts`:
     X ← QX, YYᵀ ← Q YYᵀ Qᵀ, B ← XXᵀ + YYᵀ. Without that the rounding errors of B, which T
     amplifies with it, part B from X: float32 leaves the ball at condition 1e3 and then diverges.
 
-    Flops: 4m²n + 2m³ for the first Gram and the last product, 8m³ a quintic and 6m³ a cubic step,
-    4m²n + 4m³ a restart; the steps before a restart and at the end need no B and save 4m³.
+    Flops: 4m²n for the first Gram and the last product; 8m³ a quintic and 6m³ a cubic step, less
+    2m³ for the first step after a start and 4m³ for the last one before an end; 4m²n + 4m³ a
+    restart.
     """
-    s, smoothing = joint_unit_scale(s, smoothing)
-    eye = torch.eye(s.shape[-2], dtype=s.dtype, device=s.device)
-    squared = s.square().sum(dim=(-2, -1)) + smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    norm = squared.sqrt().clamp_min(0.25)[..., None, None]  # only a zero [S L] is smaller
-    x, rest = s / norm, smoothing / norm**2
-    rest = rest + floor(s.dtype) * torch.linalg.matrix_norm(rest, keepdim=True) * eye
-    b, q = x @ x.mT + rest, eye
+    # In float64: the square of a representable float32 norm need not be representable.
+    norm = torch.linalg.vector_norm(s, dim=(-2, -1), dtype=torch.float64)
+    trace = smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1, dtype=torch.float64)
+    norm = (norm.square() + trace).sqrt().to(s.dtype).clamp_min(torch.finfo(s.dtype).tiny)
+    norm = norm[..., None, None]
+    x, rest = s / norm, smoothing / norm / norm
+    add_to_diagonal(rest, floor(s.dtype) * torch.linalg.matrix_norm(rest))
+    b, q = add_product(rest, x, x.mT), None
     last = len(sequence) - 1
-    for i, (c1, c3, c5) in enumerate(sequence):
-        if i in restarts:
+    for i, polynomial in enumerate(sequence):
+        if i in restarts and q is not None:
             x, rest = q @ x, q @ rest @ q.mT
-            b, q = x @ x.mT + rest, eye
-        t = c1 * eye + c3 * b
-        if c5:
-            t = t + c5 * (b @ b)
-        q = t if q is eye else t @ q
+            b, q = add_product(rest, x, x.mT), None
+        t = quintic_factor(b, *polynomial)
+        q = t if q is None else t @ q
         if i < last and i + 1 not in restarts:
-            # Near the end the entries off the diagonal would square into slow subnormal numbers.
-            b = torch.nn.functional.hardshrink(t @ b @ t, torch.finfo(b.dtype).eps ** 2)
-    return q @ x
+            b = t @ b @ t
+            if last > 8:  # then B comes so near to I that the rest squares into slow subnormals
+                b = torch.nn.functional.hardshrink(b, torch.finfo(b.dtype).eps ** 2)
+    return x if q is None else q @ x
 
 
 def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
@@ -203,7 +215,15 @@ def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
 
 
 def _residual(p: Tensor, s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
+    """‖Uᵀ(P − exact)‖_op, U the left singular vectors of [S L] whose singular values count."""
     if s.numel() == 0:
         return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
-    exact = augmented_svd(s.double(), smoothing.double(), cut)
-    return torch.linalg.matrix_norm(p.double() - exact, ord=2)
+    s, smoothing = joint_unit_scale(
+        s.double(), smoothing.double().expand(*s.shape[:-1], s.shape[-2])
+    )
+    values, vectors = psd_eigh(smoothing)
+    augmented = torch.cat([s, vectors * values.sqrt().unsqueeze(-2)], dim=-1)
+    u, sigma, _ = torch.linalg.svd(augmented, full_matrices=False)
+    counts = (sigma > cut * sigma[..., :1]).to(u.dtype)
+    difference = p.double() - augmented_svd(s, smoothing, cut)
+    return torch.linalg.matrix_norm((u * counts.unsqueeze(-2)).mT @ difference, ord=2)

@@ -18,6 +18,7 @@ from nucleon.linalg._precision import full_float32
 from nucleon.linalg._scaling import unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.kernels import add_product
 
 Method = Literal["svd", "newton-schulz", "polar-express", "scaled-newton", "qdwh"]
 METHODS: tuple[Method, ...] = ("svd", "newton-schulz", "polar-express", "scaled-newton", "qdwh")
@@ -89,7 +90,7 @@ def polar(
     """
     s = _checks.matrix("s", s)
     _checks.choice("method", method, METHODS)
-    x = s.float() if s.dtype in _checks.HALF_DTYPES else s
+    x = s.to(_checks.work_dtype(s.dtype))
     eps = _eps(x)
     if steps is not None and tolerance is not None:
         raise ValueError(f"give steps or tolerance, not both, got {steps!r} and {tolerance!r}")
@@ -97,7 +98,9 @@ def polar(
     if method == "svd":
         if steps is not None:
             raise ValueError(f'steps does not apply to method="svd", got {steps!r}; leave it out')
-        rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, _rounding(x))
+        if rank_tolerance is None:
+            rank_tolerance = _rounding(x)
+        rank_tolerance = _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
         p, steps = polar_svd(x.double(), rank_tolerance), 0
     else:
         rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, eps**0.5, at_least=eps)
@@ -118,7 +121,7 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
     if _is_tall(s):
         return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
-        rank_tolerance = max(s.shape[-2:]) * _eps(s)
+        rank_tolerance = _rounding(s)
     u, sigma, vh = torch.linalg.svd(unit_scale(s), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
     return _compose((u * keep.unsqueeze(-2)) @ vh, [coefficients.newton_schulz()])
@@ -215,8 +218,8 @@ def _residual(s: Tensor, p: Tensor, rank_tolerance: float) -> Tensor:
 def _compose(x: Tensor, sequence: Sequence[Quintic]) -> Tensor:
     for a, b, c in sequence:
         gram = x @ x.mT  # (…, m, m)
-        factor = b * gram + c * (gram @ gram) if c else b * gram
-        x = a * x + factor @ x
+        factor = add_product(gram, gram, gram, beta=b, alpha=c) if c else b * gram
+        x = add_product(x, factor, x, beta=a)
     return x
 
 

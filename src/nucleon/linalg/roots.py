@@ -52,14 +52,15 @@ def inverse_sqrt(
             paper's Appendix F.3 on A + δI, δ = `floor(dtype)`·‖A‖_F: smaller eigenvalues of A are
             rounding, and would drive the iteration to infinity.
         steps: steps of the coupled iteration; None takes enough for every eigenvalue down to δ.
-        rank_tolerance: relative eigenvalue that `"eigh"` takes for zero; None is √m·eps.
+        rank_tolerance: relative eigenvalue that `"eigh"` takes for zero, and
+            below which `report` does not look; None is √m·eps.
         report: also return a `Convergence` with the residual ‖ZAZ − I‖_F/√r over the r
             eigenvectors of A above the rank tolerance.
     """
     _checks.positive_semidefinite("a", _checks.symmetric("a", a))
     _checks.choice("method", method, METHODS)
     if steps is not None:
-        _checks.count("steps", steps, minimum=0)
+        _checks.count("steps", steps)
         if method == "eigh":
             raise ValueError("steps applies to method='newton-schulz' only, not to 'eigh'")
     if rank_tolerance is not None:

@@ -256,22 +256,25 @@ class MatrixOptimizer(Optimizer, ABC):
     def _smoothing(self, stack: Stack, states: States, group: Mapping[str, Any]) -> Tensor:
         if not self.has_gram:
             return torch.empty(0, device=states[0]["total"].device)
-        m, n = sorted(stack.pieces[0].param.shape[-2:])
-        plain = moments.smoothing(
+        scale = self.smoothing_scale(group, *sorted(stack.pieces[0].param.shape[-2:]))
+        return moments.smoothing(
             stack.gather_own(s["gram"] for s in states),
             gradient_bound=group["gradient_bound"],
+            eta=scale**-0.5 if scale else math.inf,
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
         )
-        return self.smoothing_scale(group, m, n) * plain
 
     def _write(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
         """W ← W − lr·s·scale·P − lr·wd·W, where the step was not skipped."""
         group, lr = at.group, at.group["lr"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
         length = self._random_length(at, direction) if group["steps"] == "exponential" else 1.0
+        scales = [options.scale_factor(group["scale"], *p.param.shape[-2:]) for p in stack.pieces]
+        length = length * scales[0]
         change = direction * (lr * length * finite.to(direction.dtype))[:, None, None]
-        for piece, part in zip(stack.pieces, stack.split(change), strict=True):
-            part.mul_(options.scale_factor(group["scale"], *piece.param.shape[-2:]))
+        for scale, part in zip(scales, stack.split(change), strict=True):
+            if scale != scales[0]:  # tall and wide matrices share a stack
+                part.mul_(scale / scales[0])
         if group["weight_decay"]:
             weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
             decay = lr * group["weight_decay"] * weights * finite[:, None, None]

@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int
     """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step (default 2²⁶, 256 MiB a float32 copy)."""
+    matrix at least; it bounds the extra memory of a step (default 2²⁴, 64 MiB a float32 copy)."""
 
 
 DEFAULTS = Options(
@@ -66,7 +66,7 @@ DEFAULTS = Options(
     stochastic_rounding=False,
     certify=False,
     seed=0,
-    largest_stack=2**26,
+    largest_stack=2**24,
 )
 
 

@@ -1,0 +1,114 @@
+"""The claims on the conversion: what they measure, and that the quick ones hold."""
+
+import math
+
+import pytest
+import torch
+
+from nucleon.experiments import Settings, Silent, o2nc, thm_leon, thm_pion
+from nucleon.learners import FAML, FTL, FTPL
+from nucleon.problems.kinks import random_kinks
+
+F64 = torch.float64
+
+
+class Counter:
+    def begin(self, total, unit):
+        self.total, self.done = total, 0
+
+    def advance(self, amount, stage):
+        self.done += amount
+
+
+def shortened(found, rounds):
+    object.__setattr__(found.complexity, "rounds", rounds)
+    return found
+
+
+@pytest.fixture(scope="module")
+def conversion():
+    counter = Counter()
+    return o2nc.CLAIM.run(Settings(quick=True), counter), counter
+
+
+def test_the_conversion_holds_and_the_printed_term_does_not(conversion):
+    result, counter = conversion
+    assert result.passed and counter.done == counter.total
+    assert [check.relation for check in result.checks] == ["≤"] * 6 + [">"]
+    slope = next(r for r in result.records if r["learner"] == "clipped slope")
+    # The slope is 1 all along; ΔL/(DT) = 1.05(T−1)/T by the corrected term.
+    assert slope["gap"] == pytest.approx([1.0] * 16, rel=1e-9)
+    assert slope["descent"] == pytest.approx(1.05 * 599 / 600)
+
+
+def test_the_scaling_check_can_fail():
+    """For lengths that are not exponential the identity is false by many standard errors."""
+    problem = random_kinks(0, dtype=F64)
+    assert o2nc.scaling_errors(problem, 8000, 0) < o2nc.MOST_ERRORS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(o2nc.noise, "exponential", lambda shape, **k: torch.ones(shape, dtype=F64))
+        assert not o2nc.scaling_errors(problem, 8000, 0) < o2nc.MOST_ERRORS
+        patch.setattr(o2nc.noise, "exponential", o2nc.noise.uniform)
+        assert o2nc.scaling_errors(problem, 8000, 0) > 2 * o2nc.MOST_ERRORS
+
+
+def test_distances_by_hand():
+    """Two points with the weights γ/(1+γ) and 1/(1+γ), at a distance of 1 from each other."""
+    path = torch.zeros(2, 3, 2, 2, dtype=F64)
+    path[1, :, 0, 0] = 1.0
+    found = dict(o2nc.ewa_distances(path, 0.5))
+    assert list(found) == [2]
+    assert found[2].value == pytest.approx(2 * (1 / 3) * (2 / 3))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_plans_are_valid_and_not_trivial(seed):
+    for optimizer, rho in (("leon", 0.5), ("pion", 4.0)):
+        for target in (
+            thm_leon.kinks(optimizer, rho, 2, seed),
+            thm_leon.resistance(optimizer, 0.09, 2, seed),
+        ):
+            assert target.plan.kind == "reachable" and target.plan.rounds < 50_000
+            assert all(check.passed for check in thm_leon.premises(target))
+
+
+def test_leon_arrives_where_muon_is_kept():
+    """The resisted walk alone, with the lengths' mean as an oracle of the time it takes.
+
+    Leon's first row moves by nearly D a step, so it needs about ΔL/D steps, during which the mean
+    gradient is 1; Muon measures the slope 1 for ever.
+    """
+    target = thm_leon.resistance("leon", 0.09, 8, 0)
+    shortened(target.plan, 1000)  # of 2500: enough to arrive, and for Muon not to
+    leon, muon = target.run(FAML, lambda: None), target.run(FTL, lambda: None)
+    share = 0.09 / target.plan.radius / target.plan.rounds
+    assert 0.8 * share < leon.gap.value < 1.5 * share
+    assert muon.gap.low > 0.999 > target.epsilon
+    # What makes the difference is the regret: (1−γ)Reg is about b for Muon.
+    assert muon.terms.regret.mean() > 1.2 and leon.terms.regret.mean() < 0.05
+
+
+def test_pion_is_as_bold_as_its_draws_are_few():
+    target = thm_leon.resistance("pion", 0.09, 4, 0)
+    shortened(target.plan, 1000)
+    found = {k: target.run(FTPL, lambda: None, samples=k).gap for k in (1, 16)}
+    assert found[1].low > target.epsilon > found[16].high
+
+
+@pytest.mark.parametrize("module", [thm_leon, thm_pion])
+def test_a_claim_is_complete_and_counts_its_progress(module, monkeypatch):
+    """With plans of 30 rounds: everything is measured and shown, whether or not it passes."""
+    real = thm_leon.plan
+
+    monkeypatch.setattr(thm_leon, "plan", lambda *a, **k: shortened(real(*a, **k), 30))
+    for quick in (True, False):
+        counter = Counter()
+        result = module.CLAIM.run(Settings(quick=quick, seeds=2), counter)
+        assert counter.done == counter.total
+        assert all(math.isfinite(check.measured) for check in result.checks)
+        assert len(result.records) == len(result.tables[1].rows)
+        assert len(result.tables[0].rows) == len(result.figures[0].panels) == 2
+    again = module.CLAIM.run(Settings(seeds=2), Silent())
+    assert again.records == result.records
+    other = module.CLAIM.run(Settings(seeds=2, first_seed=1), Silent())
+    assert other.records != result.records
