@@ -35,11 +35,11 @@ def medians(
     """The median time of each function, the functions taking turns so that drift meets them all.
 
     Each is called once to warm up and then 3 to 15 times, as often as fits into `budget` seconds;
-    one that exceeds the budget alone is called once more.
+    one that exceeds the budget alone is called once more, one that takes four budgets not again.
     """
     warm = {name: seconds(function, device) for name, function in functions.items()}
     repeats = {
-        name: 1 if t > budget else max(3, min(15, int(budget / max(t, 1e-6))))
+        name: int(t < 4 * budget) if t > budget else max(3, min(15, int(budget / max(t, 1e-6))))
         for name, t in warm.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -47,4 +47,4 @@ def medians(
         for name, function in functions.items():
             if turn < repeats[name]:
                 samples[name].append(seconds(function, device))
-    return {name: statistics.median(times) for name, times in samples.items()}
+    return {name: statistics.median(times or [warm[name]]) for name, times in samples.items()}

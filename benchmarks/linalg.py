@@ -1,14 +1,15 @@
 """Time and error of every matrix function of nucleon beside torch.linalg, in one run.
 
-    python benchmarks/linalg.py            # CPU, and GPU where present; a few minutes
-    python benchmarks/linalg.py --quick    # up to 512
-    python benchmarks/linalg.py --limit 60 # also what takes up to a minute a call
+    python benchmarks/linalg.py            # CPU, and GPU where present; a quarter of an hour
+    python benchmarks/linalg.py --quick    # up to 512: a minute or two
+    python benchmarks/linalg.py --limit 2  # leave out what takes longer than two seconds a call
 
 Columns: the median time of a call; its ratio to the baseline, torch.linalg.svd or eigh of the same
 matrix in the same dtype; the steps K; the flops of the paper's model (Section 4, Appendix F), where
-it has one, over the time; and the error ‖P − P*‖_F/√m against float64 torch.linalg on the same
+it has one, over the time (our augmented recursion does other products than the model's, see
+`augmented_polynomial`); and the error ‖P − P*‖_F/√m against float64 torch.linalg on the same
 rounded input, relative for inverse roots, the relative duality gap for quadratic projections. An
-error of order 1 means that directions were cut: below √eps by the iterations, below m·eps by the
+error of order 1 means that directions were cut: below √eps by the iterations, below √m·eps by the
 references. A call predicted to exceed --limit is left out and marked, and — marks an error whose
 float64 side would take four times as long.
 """
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from _timing import environment, medians, seconds
 from nucleon import linalg, theory
-from nucleon.linalg import augmented, coefficients, projections, roots
+from nucleon.linalg import augmented, coefficients, quadratic, roots
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
+from nucleon.linalg.polar import _steps as polar_steps
 
 SHAPES = ((128, 128), (256, 1024), (512, 512), (1024, 1024), (2048, 2048))
 QUICK = 512
@@ -106,10 +108,8 @@ def polar_group(x: Spectra) -> Group:
     baseline = Case("torch.linalg.svd", lambda: torch.linalg.svd(x.s, full_matrices=False)[0])
     group = Group("polar", m * m * n, [baseline], x.polar)
     for method in POLAR_METHODS:
-        steps = flops = None
-        if method == "newton-schulz":
-            steps = coefficients.newton_schulz_steps((eps / min(m, n)) ** 0.5, eps**0.75)
-            flops = theory.polar_flops(m, n, steps=steps)
+        steps = None if method == "svd" else polar_steps(x.s, method, eps**0.75, eps**0.5)
+        flops = theory.polar_flops(m, n, steps=steps) if method == "newton-schulz" else None
         call = _call(linalg.polar, x.s, method, steps=steps)
         group.cases.append(Case(method, call, steps, flops))
     return group
@@ -138,6 +138,8 @@ def augmented_group(x: Spectra) -> Group:
         if method == "newton-schulz":
             steps = coefficients.newton_schulz_steps((eps / m) ** 0.5, eps)
             flops = theory.augmented_flops(m, n, steps=steps)
+        elif method == "polar-express":
+            steps = coefficients.polar_express_steps((eps / m) ** 0.5, eps)
         elif method == "coupled":
             steps = roots.coupled_steps(x.dtype)
             flops = theory.coupled_flops(m, n, steps=steps)
@@ -147,15 +149,15 @@ def augmented_group(x: Spectra) -> Group:
 
 
 def projection_group(x: Spectra) -> Group:
-    """The ball, and the quadratic projection with half of the singular values outside."""
+    """The ball, and the quadratic projection of a matrix whose largest entry is three."""
     m, n = x.m, x.n
     s = x.s * (3 / x.s.abs().max())
     ball = Case("project_operator_ball", lambda: linalg.project_operator_ball(s))
     baseline = Case("torch.linalg.svd", lambda: torch.linalg.svd(s, full_matrices=False)[0])
     group = Group("projections", m * m * n, [baseline, ball])
-    for solver in get_args(projections.Solver):
+    for solver in get_args(quadratic.Solver):
 
-        def solve(solver: projections.Solver = solver) -> linalg.QuadraticSolution:
+        def solve(solver: quadratic.Solver = solver) -> linalg.QuadraticSolution:
             return linalg.quadratic_projection(
                 s, x.a, solver=solver, tolerance=1e-6, max_iterations=300
             )
@@ -262,7 +264,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
                         help="shapes for the projections")  # fmt: skip
     parser.add_argument("--conditions", type=float, nargs="+", default=CONDITIONS, metavar="C")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--limit", type=float, default=2.0, metavar="S",
+    parser.add_argument("--limit", type=float, default=60.0, metavar="S",
                         help="leave out calls predicted to take longer, seconds")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both where present")
     options = parser.parse_args(arguments)

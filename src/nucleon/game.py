@@ -4,9 +4,10 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,24 @@ from nucleon.streams import Stream
 FORMAT, VERSION = "nucleon-trace", 1
 _SERIES = ("regret", "bound", "norm")
 _PER_DECADE = 20
+
+
+class Row(NamedTuple):
+    """A recorded round, as it happens."""
+
+    round: int
+    """t."""
+    regret: Tensor
+    """Reg_t, () or (b,), float64."""
+    bound: Tensor
+    """The theorem's bound, infinite without one."""
+    norm: Tensor
+    """‖X_t‖_op."""
+
+    @property
+    def slack(self) -> Tensor:
+        """Bound − regret."""
+        return self.bound - self.regret
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +84,7 @@ class Trace:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values that JSON can hold; an infinite bound is None."""
+        """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         series = {name: _plain(plain[name].tolist()) for name in _SERIES}
         lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
@@ -125,8 +144,11 @@ def play(
     *,
     record: Literal["log"] | int = "log",
     ledger: Ledger | None = None,
+    on_record: Callable[[Row], object] | None = None,
 ) -> Trace:
     """Play `rounds` rounds: X_t from the learner, G_t from the stream, both into the ledger.
+
+    A round enters learner and ledger both or, on an error, neither.
 
     Args:
         learner: of the stream's shape, dtype and device. One that has played before goes on with
@@ -136,6 +158,7 @@ def play(
         record: the rounds whose regret, bound and action norm are kept: "log", about 20 a decade
             (default), or every so many; the last one always.
         ledger: of the game so far, which is continued in place (default: a new one).
+        on_record: called with each recorded `Row` as it happens, to watch the game live.
     """
     _checks.count("rounds", rounds)
     if record != "log":
@@ -146,7 +169,12 @@ def play(
             f"build both alike"
         )
     if ledger is None:
-        ledger = _new_ledger(learner)
+        if learner.rounds:
+            raise ValueError(
+                f"the learner has observed {learner.rounds} rounds already; pass the ledger of "
+                f"that game, or a new learner"
+            )
+        ledger = learner.ledger()
     learner.certificate(ledger)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
     if stream.rounds is not None and last > stream.rounds:
@@ -154,17 +182,18 @@ def play(
             f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
             f"rounds={rounds} from round {first} on"
         )
-    kept: list[int] = []
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    rows: list[Row] = []
     for t in range(first, last + 1):
         action = learner.play()
         gradient = stream.gradient(t, action)
-        learner.observe(gradient)
-        ledger.record(gradient, action)
+        _enter(learner, ledger, gradient, action)
         if t == last or _is_due(t, record):
-            kept.append(t)
-            rows.append((ledger.regret(), learner.bound(), operator_norm(action).double()))
-    regret, bound, norm = (torch.stack(column).cpu() for column in zip(*rows, strict=True))
+            row = Row(t, ledger.regret(), learner.bound(), operator_norm(action).double())
+            rows.append(row)
+            if on_record is not None:
+                on_record(row)
+    kept, *series = zip(*rows, strict=True)
+    regret, bound, norm = (torch.stack(column).cpu() for column in series)
     certificate = learner.certificate(ledger, oblivious=stream.oblivious)
     return Trace(
         learner=learner.name,
@@ -178,22 +207,23 @@ def play(
         theorem=certificate.theorem,
         conditional_on=certificate.conditional_on,
         refusal=certificate.refusal,
-        rounds=tuple(kept),
+        rounds=kept,
         regret=regret,
         bound=bound,
         norm=norm,
     )
 
 
-def _new_ledger(learner: Learner) -> Ledger:
-    if learner.rounds:
-        raise ValueError(
-            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
-            f"game, or a new learner"
-        )
-    return Ledger(
-        learner.shape, radius=learner.radius, discount=learner.discount, device=learner.device
-    )
+def _enter(learner: Learner, ledger: Ledger, gradient: Tensor, action: Tensor) -> None:
+    """One round into both; whatever stops it, the learner is as before."""
+    # Learners replace their tensors and never write into them: a shallow copy is enough.
+    before = vars(learner).copy()
+    try:
+        learner.observe(gradient)
+        ledger.record(gradient, action)
+    except BaseException:
+        vars(learner).update(before)
+        raise
 
 
 def _is_due(t: int, record: Literal["log"] | int) -> bool:
@@ -208,17 +238,19 @@ def _decade(t: int) -> int:
 
 
 def _plain(values: Any) -> Any:
-    """Nested lists with None for an infinite number, which JSON cannot hold."""
+    """Nested lists without what JSON cannot hold: None for infinity, "nan" or "-inf" as text."""
     if isinstance(values, list):
         return [_plain(value) for value in values]  # pyright: ignore[reportUnknownVariableType]
-    return values if math.isfinite(values) else None
+    if values == math.inf:
+        return None
+    return values if math.isfinite(values) else str(values)
 
 
 def _tensor(values: Any) -> Tensor:
     def numbers(value: Any) -> Any:
         if isinstance(value, list):
             return [numbers(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
-        return math.inf if value is None else value
+        return math.inf if value is None else float(value)
 
     return torch.tensor(numbers(values), dtype=torch.float64)
 

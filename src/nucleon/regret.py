@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nucleon import _checks, moments, theory
 from nucleon.linalg.norms import nuclear_norm
-from nucleon.potentials import Potential, Regularized
+from nucleon.potentials import Gaussian, Potential, Regularized
 
 Shape = tuple[int, ...]
 
@@ -44,7 +44,7 @@ class Ledger:
 
     @torch.no_grad()
     def record(self, gradient: Tensor, action: Tensor) -> None:
-        """Enter the round (G_t, X_t), two tensors of the ledger's shape."""
+        """Enter the round (G_t, X_t), two tensors of the ledger's shape; on an error nothing."""
         for name, tensor in (("gradient", gradient), ("action", action)):
             if tuple(tensor.shape) != self.shape:
                 raise ValueError(
@@ -52,10 +52,12 @@ class Ledger:
                 )
         gradient = gradient.double()
         loss = self.discount * self.loss + (gradient * action).sum((-2, -1))
-        # A NaN or infinite entry makes the sum of products NaN or infinite, even against a zero.
-        _checks.finite("the loss ⟨gradient, action⟩", loss)
-        self.total = moments.accumulate_total(self.total, gradient, self.discount)
-        self.loss = loss
+        total = moments.accumulate_total(self.total, gradient, self.discount)
+        # ‖Ĝ‖_* is at most the sum of the entries, so a finite bound leaves a finite regret; a NaN
+        # or infinite entry of either tensor shows in one of the two sums.
+        bound = loss.abs() + self.radius * total.abs().sum((-2, -1))
+        _checks.finite("the regret with this gradient and action", bound)
+        self.total, self.loss = total, loss
         self.rounds += 1
 
     def regret(self) -> Tensor:
@@ -63,17 +65,16 @@ class Ledger:
         return self.loss + self.radius * nuclear_norm(self.total)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on: plain values and two tensors."""
-        return {**self._options(), "rounds": self.rounds, "total": self.total, "loss": self.loss}
+        """Everything needed to go on, as copies: plain values and two tensors."""
+        sums = {"total": self.total.clone(), "loss": self.loss.clone()}
+        return {**self._options(), "rounds": self.rounds, **sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same shape, radius and discount; refuse any other."""
-        for name, own in self._options().items():
-            if state.get(name) != own:
-                raise ValueError(f"the state has {name}={state.get(name)!r}, this ledger {own!r}")
+        of_the_same(state, self._options())
+        rounds = saved_count(state, "rounds")
         total, loss = saved(state, "total", self.total), saved(state, "loss", self.loss)
-        self.rounds = _checks.count("rounds", state["rounds"], minimum=0)
-        self.total, self.loss = total, loss
+        self.rounds, self.total, self.loss = rounds, total, loss
 
     def _options(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
@@ -173,13 +174,14 @@ def decompose(
     gradient_bound: float = 1.0,
     eta: float | None = None,
     discount: float = 1.0,
+    stream: int = 0,
 ) -> Decomposition:
     """Lemma 3.1's terms of a recorded game, in float64.
 
     In the discounted game they are those of the plain one on γ^{-t}G_t, times γ^T; every potential
     is homogeneous, so with Ĝ, Λ̂ the round's terms are γB(Ĝ + G/γ‖Ĝ; Λ̂) and
     Ψ(Ĝ'; Λ̂') − Ψ(Ĝ'; γ²Λ̂). A random potential uses one Z in all rounds: its terms stay within
-    their bounds in the mean, and the actions must come from that Z.
+    their bounds in the mean, and the actions must come from that Z (FTPL with redraw=False).
 
     Args:
         potential: Ψ.
@@ -189,6 +191,7 @@ def decompose(
         gradient_bound: G (default 1.0).
         eta: η; None is √(α/β) of the potential, 1 where it has none.
         discount: γ (default 1.0).
+        stream: of FTPL's noise, as the learner had it (default 0).
     """
     gradients, actions = _checks.matrix("gradients", gradients), _checks.matrix("actions", actions)
     if gradients.ndim < 3 or gradients.shape != actions.shape or len(gradients) < 2:
@@ -198,10 +201,11 @@ def decompose(
         )
     if gradients.shape[-2] > gradients.shape[-1]:
         gradients, actions = gradients.mT, actions.mT
-    ledger = Ledger(tuple(gradients.shape[1:]), radius=radius, discount=discount)
+    shape, device = tuple(gradients.shape[1:]), gradients.device
+    ledger = Ledger(shape, radius=radius, discount=discount, device=device)
     for gradient, action in zip(gradients, actions, strict=True):
         ledger.record(gradient, action)
-    terms = _Terms(potential, tuple(gradients.shape[-2:]))
+    terms = _Terms(potential, shape[-2:], stream, device)
     step = terms.eta if eta is None else _checks.positive("eta", eta)
 
     def smoothing(gram: Tensor) -> Tensor:
@@ -219,7 +223,7 @@ def decompose(
         before, level = discount**2 * level, smoothing(gram)
         stability = terms.stability(total, before, level)
         rounds.append((discount * bregman[0], discount * bregman[1], *stability))
-    ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=total.device)
+    ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=device)
     weights = radius * discount ** ages.reshape(-1, *(1 for _ in total.shape[:-2]))
     bregman, bregman_bound, stability, stability_bound = (
         weights * torch.stack(term) for term in zip(*rounds, strict=True)
@@ -248,6 +252,27 @@ def game_shape(shape: Shape) -> Shape:
     return shape
 
 
+def of_the_same(state: object, own: Mapping[str, Any]) -> None:
+    """Raise unless `state` is a mapping that agrees with all of `own`."""
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            f"the state must be what state_dict() returned, got {type(state).__name__}"
+        )
+    for name, value in own.items():
+        if name not in state or state[name] != value:
+            raise ValueError(
+                f"the state has {name}={state.get(name)!r}, this object {value!r}; load it into "
+                f"one built like the one that saved it"
+            )
+
+
+def saved_count(state: Mapping[str, Any], name: str) -> int:
+    """The count `name` ≥ 0 of a saved state."""
+    if name not in state:
+        raise ValueError(f"the state has no {name}; it is of another game or damaged")
+    return _checks.count(f"the state's {name}", state[name], minimum=0)
+
+
 def saved(state: Mapping[str, Any], name: str, own: Tensor) -> Tensor:
     """A copy of the tensor `name` of a saved state, if it is like `own`, on the device of `own`."""
     tensor = state.get(name)
@@ -256,22 +281,27 @@ def saved(state: Mapping[str, Any], name: str, own: Tensor) -> Tensor:
             f"the state's {name} must be a tensor {tuple(own.shape)} of {own.dtype}, got "
             f"{getattr(tensor, 'shape', tensor)!r}; it is of another game or damaged"
         )
+    _checks.finite(f"the state's {name}", tensor)
     return tensor.to(own.device, copy=True)
 
 
 class _Terms:
     """The terms of one potential with their bounds, undiscounted, for D = 1."""
 
-    def __init__(self, potential: Potential, shape: Shape) -> None:
-        self.potential = potential
+    def __init__(
+        self, potential: Potential, shape: Shape, stream: int, device: torch.device
+    ) -> None:
+        self.potential, self.stream = potential, stream
         self.constants = potential.admissibility(*shape)
         self.eta = 1.0 if self.constants is None else self.constants.eta
-        self.gap = torch.zeros((), dtype=torch.float64)
+        self.gap = torch.zeros((), dtype=torch.float64, device=device)
 
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
         if isinstance(self.potential, Regularized):
             gap = self.potential.solve(s.detach(), smoothing).gap
-            self.gap = torch.maximum(self.gap.to(gap.device), gap.amax())
+            self.gap = torch.maximum(self.gap, gap.amax())
+        if isinstance(self.potential, Gaussian):
+            return self.potential.value(s, smoothing, stream=self.stream)
         return self.potential.value(s, smoothing)
 
     def first_round(self, gradient: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:

@@ -239,12 +239,17 @@ def replay(
     bound: float | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    oblivious: bool = True,
 ) -> Stream:
     """Recorded gradients: a tensor (T, m, n) or (T, b, m, n), or the file torch.save made of one.
 
     A file is mapped into memory, not read. The gradients are played as recorded, with their largest
     operator norm for `gradient_bound`; if a `bound` is given, one constant brings that norm to it.
     `dtype` is the recording's by default, `device` torch's.
+
+    `oblivious=False` says that the recording is not fixed in advance for the learner it is played
+    to. That is so where it answered actions made from the same noise: gradients recorded against
+    FTPL with a seed depend on that seed's noise, and replayed to it they prove nothing.
     """
     if not isinstance(gradients, Tensor):
         gradients = torch.load(gradients, map_location="cpu", mmap=True, weights_only=True)
@@ -265,7 +270,7 @@ def replay(
         recorded = recording[t - 1].to(s.device, torch.float64) * factor
         return _oriented(recorded, s.shape).reshape(-1, s.short, s.long)
 
-    stream = s.stream("replay", unit, rounds=len(recording))
+    stream = s.stream("replay", unit, oblivious=oblivious, rounds=len(recording))
     return stream if bound is not None else replace(stream, scale=1.0)
 
 

@@ -393,11 +393,13 @@ def test_a_bad_gradient_leaves_the_state_untouched(way, gradient, error):
     assert learner.rounds == 0 and not learner.moment.any()
 
 
-@pytest.mark.parametrize("way", ["ogd", "running", "scale-free", "proximal"])
-def test_a_gradient_whose_square_overflows_is_refused(way):
-    learner = build(way, (1, 3))
+@pytest.mark.parametrize(
+    ("way", "preconditioner", "ball"), [case for case in CASES if case[0] != "stated"]
+)
+def test_a_gradient_whose_square_overflows_is_refused(way, preconditioner, ball):
+    learner = build(way, (1, 3), preconditioner=preconditioner, ball=ball)
     learner.play()
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ValueError, match="squared"):
         learner.observe(torch.full((1, 3), 1e200, dtype=F64))
     assert learner.rounds == 0 and not learner.moment.any() and not learner.center.any()
 

@@ -468,6 +468,13 @@ def test_a_gradient_above_the_bound_is_refused(kind):
     same(before, learner.state_dict())
 
 
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e200, 1e-200, math.nan])
+@pytest.mark.parametrize("kind", [KroneckerFTRL, ScalarGBPA])
+def test_a_bad_gradient_bound(kind, bound):
+    with pytest.raises(ValueError, match="gradient_bound"):
+        kind((2, 3), gradient_bound=bound)
+
+
 @pytest.mark.parametrize("kind", DESCENT)
 def test_a_gradient_whose_gram_overflows_is_refused(kind):
     learner = kind((2, 3), dtype=F64)

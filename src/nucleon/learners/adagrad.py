@@ -15,7 +15,7 @@ all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all 
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, final
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, final, get_args
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class _AdaGrad(VectorLearner):
         **options: Any,
     ) -> None:
         super().__init__(shape, ball=ball, **options)
-        _checks.choice("preconditioner", preconditioner, ("scalar", "diagonal", "full"))
+        _checks.choice("preconditioner", preconditioner, get_args(Preconditioner))
         self.preconditioner: Preconditioner = preconditioner
         self.eta = self._default_eta() if eta is None else _checks.positive("eta", eta)
         self.tolerance = _checks.positive("tolerance", tolerance)
@@ -97,9 +97,13 @@ class _AdaGrad(VectorLearner):
 
     def _accumulated(self, gradient: Tensor) -> Tensor:
         """The moment with one more gradient."""
+        square = gradient.square()
         if self.preconditioner == "full":
-            return self.moment + gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
-        return self.moment + gradient.square()
+            square = gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
+        moment = self.moment + square
+        return (
+            _checks.finite("the sum of the squared gradients", moment) if self.validate else moment
+        )
 
     def _metric(self, moment: Tensor, delta: Tensor) -> Metric:
         """H = δI + the root of the moment, δ of every game (…)."""
@@ -226,8 +230,7 @@ class AdaGradFTRL(_AdaGrad):
         delta: float | None = None,
         **options: Unpack[AdaGradOptions],
     ) -> None:
-        ways = ("stated", "running", "clip", "scale-free", "proximal")
-        _checks.choice("offset", offset, ways)
+        _checks.choice("offset", offset, get_args(Offset))
         if offset != "stated" and delta is not None:
             raise ValueError(f"offset={offset!r} sets its own delta, got {delta!r}; leave it out")
         if (offset, options.get("preconditioner")) == ("scale-free", "full"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.regret import Certificate, Ledger, Shape, game_shape, saved
+from nucleon.regret import Certificate, Ledger, Shape, game_shape, of_the_same, saved, saved_count
 
 SCHEMA = 1
 
@@ -44,6 +44,13 @@ class Learner(ABC):
                 f"dtype must be torch.float32 or torch.float64, got {self.dtype}; the sums of a "
                 f"long game do not fit half precision"
             )
+        limits = torch.finfo(self.dtype)
+        if not limits.tiny <= self.radius <= limits.max / 2:
+            raise ValueError(
+                f"radius must lie between {limits.tiny:.3g} and {limits.max / 2:.3g}, where "
+                f"{self.dtype} holds the actions, got {radius!r}; rescale the game or choose a "
+                f"wider dtype"
+            )
         device = torch.get_default_device() if device is None else device
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self.validate = validate
@@ -74,12 +81,14 @@ class Learner(ABC):
     def _conditions(self) -> tuple[str, ...]:
         """What the bound is conditional on."""
         unchecked = "every gradient was finite and within the bound, which validate=False left open"
-        played = f"an action was also played in the {self.unplayed} rounds observed without one"
-        return (unchecked,) * (not self.validate) + (played,) * bool(self.unplayed)
+        return (unchecked,) * (not self.validate)
 
     def _refusal(self, oblivious: bool) -> str | None:
         """Why no theorem applies, if none does."""
         return None
+
+    def _check_state(self, rounds: int, tensors: Mapping[str, Tensor]) -> None:
+        """Raise where saved tensors cannot be those of a game of so many rounds."""
 
     # ------------------------------------------------------------------ the game
 
@@ -97,7 +106,8 @@ class Learner(ABC):
         Args:
             gradient: of the learner's shape, dtype and device.
             unplayed: True says that this gradient answers no action, so that `play` need not come
-                first (default False).
+                first (default False). Where an action waits for its answer, this is it all the
+                same. A game with such a gradient has no certificate.
         """
         if self._action is None and not unplayed:
             raise RuntimeError(
@@ -106,10 +116,16 @@ class Learner(ABC):
             )
         if self.validate:
             self._check(gradient)
+        elif gradient.shape != self.shape:  # cheap, and a broadcast would go unnoticed
+            raise self._wrong_shape(gradient)
         self._absorb(gradient)
-        self._action = None
         self.rounds += 1
-        self.unplayed += unplayed
+        self.unplayed += self._action is None
+        self._action = None
+
+    def ledger(self) -> Ledger:
+        """An empty ledger of this learner's game."""
+        return Ledger(self.shape, radius=self.radius, discount=self.discount, device=self.device)
 
     def certificate(self, ledger: Ledger, *, oblivious: bool = False) -> Certificate:
         """The ledger's regret beside `bound`, with what it is conditional on.
@@ -125,13 +141,10 @@ class Learner(ABC):
                 f"{(ledger.shape, ledger.radius, ledger.discount, ledger.rounds)}, the learner's "
                 f"{mine}"
             )
-        return Certificate(
-            ledger.regret(),
-            self.bound(),
-            self.theorem,
-            self._conditions(),
-            self._refusal(oblivious),
-        )
+        refusal = self._refusal(oblivious)
+        if self.unplayed:
+            refusal = f"{self.unplayed} gradients answered no action, and the ledger lacks them"
+        return Certificate(ledger.regret(), self.bound(), self.theorem, self._conditions(), refusal)
 
     def _check(self, gradient: object) -> None:
         if isinstance(gradient, Tensor) and gradient.device != self.device:
@@ -141,9 +154,12 @@ class Learner(ABC):
             )
         tensor = _checks.matrix("gradient", gradient, dtypes=(self.dtype,))
         if tuple(tensor.shape) != self.shape:
-            raise ValueError(
-                f"gradient must have the learner's shape {self.shape}, got {tuple(tensor.shape)}"
-            )
+            raise self._wrong_shape(tensor)
+
+    def _wrong_shape(self, gradient: Tensor) -> ValueError:
+        return ValueError(
+            f"gradient must have the learner's shape {self.shape}, got {tuple(gradient.shape)}"
+        )
 
     # ------------------------------------------------------------------ the state
 
@@ -160,20 +176,16 @@ class Learner(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same learner, shape and options; refuse any other."""
-        for name, own in self._identity().items():
-            if state.get(name) != own:
-                raise ValueError(
-                    f"the state has {name}={state.get(name)!r}, this learner {own!r}; "
-                    f"load it into a learner built like the one that saved it"
-                )
-        rounds = _checks.count("rounds", state.get("rounds", None), minimum=0)
-        unplayed = _checks.count("unplayed", state.get("unplayed", None), minimum=0)
-        action = state.get("action")
-        if action is not None:
-            action = saved(
-                state, "action", torch.empty(self.shape, dtype=self.dtype).to(self.device)
-            )
+        of_the_same(state, self._identity())
+        rounds, unplayed = saved_count(state, "rounds"), saved_count(state, "unplayed")
+        if unplayed > rounds:
+            raise ValueError(f"the state has unplayed={unplayed} of rounds={rounds}; it is damaged")
+        action = None
+        if state.get("action") is not None:
+            like = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            action = saved(state, "action", like)
         tensors = {name: saved(state, name, getattr(self, name)) for name in self.state_names}
+        self._check_state(rounds, tensors)
         self.rounds, self.unplayed, self._action = rounds, unplayed, action
         for name, tensor in tensors.items():
             setattr(self, name, tensor)

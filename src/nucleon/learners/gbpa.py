@@ -5,11 +5,13 @@
 with S_t = ΣG_s and M_t = ΣG_sG_sᵀ. The discounted game is the plain one on γ^{-t}G_t with the bound
 Gγ^{-(t+1)}; ∇Ψ does not change when S and Λ^{1/2} are scaled alike, so it is played on the sums
 Ĝ_t = Σγ^{t-s}G_s and M̂_t = Σγ^{2(t-s)}G_sG_sᵀ with Λ̂_t = (G²γ^{-2}I + M̂_t)/η², which never
-overflow. The sums are float64 and live on the short side: tall matrices are transposed.
+overflow. The sums are float64 and live on the short side: tall matrices are transposed. So are Λ
+and ∇Ψ, whatever the dtype of the game; only the action is rounded to it.
 """
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, final
 
@@ -26,6 +28,8 @@ from nucleon.potentials import Gaussian, Hyperbolic, Nuclear, Potential, Regular
 from nucleon.regret import Shape
 
 OnExcess = Literal["raise", "clip", "grow"]
+
+_LIMITS = torch.finfo(torch.float64)
 
 
 class GameOptions(TypedDict, total=False):
@@ -44,15 +48,17 @@ class GameOptions(TypedDict, total=False):
     """What to do with a gradient above the bound. "raise" (default for a stated bound): refuse it.
     "clip": feed its projection onto the ball of that bound; where `gradient_bound` is None the
     bound is the largest norm of the earlier rounds (Remark B.1, after Cutkosky 2019). "grow": take
-    it and its norm for the bound from now on (default for None: the running maximum). Either way
-    the regret bound grows by 2D·Σγ^{T-t}‖E_t‖_*, E_t the part above the bound in force."""
+    it and its norm for the bound from now on (default for None: the running maximum). In each case
+    the regret bound grows by 2D·Σγ^{T-t}‖E_t‖_*, E_t the part above the bound in force; with
+    "raise" that is what rounding to the dtype explains."""
     dtype: torch.dtype | None
     """Of gradients and actions, float32 or float64 (default: torch's)."""
     device: torch.device | str | None
     """Of gradients and actions (default: torch's)."""
     validate: bool
-    """False trusts that gradients have the right shape, are finite and, with "raise", are within
-    the bound; the certificate says so (default True)."""
+    """False trusts that gradients have the right dtype and device, are finite, have squares that
+    float64 can hold and, with "raise", are within the bound; the certificate says so (default
+    True)."""
 
 
 class GBPA(Learner):
@@ -147,8 +153,8 @@ class GBPA(Learner):
     def _act(self) -> Tensor:
         if self.rounds == 0:
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        action = -self.radius * self._direction(self.total, self.smoothing()).to(self.dtype)
-        return action.mT if self.tall else action
+        action = -self.radius * self._direction(self.total, self.smoothing())
+        return (action.mT if self.tall else action).to(self.dtype)
 
     def _absorb(self, gradient: Tensor) -> None:
         gradient = gradient.mT if self.tall else gradient
@@ -156,7 +162,12 @@ class GBPA(Learner):
         fed, level, excess = self._within_bound(gradient)
         gram = moments.accumulate_gram(self.gram, fed, self.discount)
         if self.validate:
-            _checks.finite("the Gram matrix of the gradients", gram)
+            _checks.finite("the Gram matrix of the gradients over η²", gram / self.eta**2)
+            if level is not self.level and not bool((self._fits(level) | (level == 0)).all()):
+                raise ValueError(
+                    f"gradient has operator norm {level.max().item():.3g}, whose square over "
+                    f"(discount·eta)² float64 cannot hold; rescale the gradients"
+                )
         self.total = moments.accumulate_total(self.total, fed, self.discount)
         self.gram, self.level = gram, level
         self.excess = self.discount * self.excess + excess
@@ -175,13 +186,13 @@ class GBPA(Learner):
         inside = gradient, self.level, torch.zeros_like(self.excess)
         if self.on_excess == "raise" and not self.validate:
             return inside
-        if bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):  # ‖G‖_op ≤ ‖G‖_F
+        # ‖G‖_op ≤ ‖G‖_F, whose squares may vanish beside a level of 0, but beside no other.
+        if self._begun and bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):
             return inside
         norm = operator_norm(gradient)
         if self.on_excess == "raise":
             self._refuse_above(norm)
-            return inside
-        fixed = self.on_excess == "clip" and self.stated_bound is not None
+        fixed = self.on_excess != "grow" and self.stated_bound is not None
         # The first gradient of a game answers X_1 = 0: it enters L_1 whole and costs nothing more.
         limit = torch.where(self.first_round > 0, self.level, self.level if fixed else norm)
         excess = theory.spectral_excess(gradient, limit)
@@ -211,19 +222,32 @@ class GBPA(Learner):
         return super()._conditions() + (condition,) * grew
 
     def _bound_of(self, gradient_bound: float | Tensor, batch: Tensor) -> Tensor:
-        """G of every game; its square, which is Λ of the first round, must fit the dtype."""
+        """G of every game, with a square, which is Λ of the first round, that float64 can hold."""
         if isinstance(gradient_bound, Tensor):
             _checks.broadcastable("gradient_bound", gradient_bound.shape, "shape", batch.shape)
-            level = gradient_bound.to(batch).expand_as(batch).clone()
+            level = gradient_bound.detach().to(batch).expand_as(batch).clone()
         else:
             level = torch.full_like(batch, _checks.positive("gradient_bound", gradient_bound))
-        square, info = (level / self.discount / self.eta) ** 2, torch.finfo(self.dtype)
-        if not bool(((square >= info.tiny) & (square <= info.max)).all()):
+        if not bool(self._fits(level).all()):
             raise ValueError(
-                f"gradient_bound must be > 0 with a square that {self.dtype} can hold, got "
-                f"{gradient_bound!r}; rescale the gradients or use torch.float64"
+                f"gradient_bound/(discount·eta) must be > 0 with a square that float64 can hold, "
+                f"got gradient_bound={gradient_bound!r}, discount={self.discount!r}, "
+                f"eta={self.eta!r}; rescale the gradients or take a larger discount"
             )
         return level
+
+    def _fits(self, level: Tensor) -> Tensor:
+        """Whether G > 0 has a square in Λ that float64 holds in full precision."""
+        square = (level / self.discount / self.eta) ** 2
+        return (level > 0) & (square >= _LIMITS.tiny / _LIMITS.eps) & (square <= _LIMITS.max)
+
+    def _check_state(self, rounds: int, tensors: Mapping[str, Tensor]) -> None:
+        first, level = tensors["first_round"], tensors["level"]
+        if not bool(((first >= 0) & (first <= rounds) & (level >= 0)).all()):
+            raise ValueError(
+                f"the state has first_round={first.tolist()} of rounds={rounds} and "
+                f"level={level.tolist()}; it is damaged"
+            )
 
 
 @final
@@ -245,7 +269,7 @@ class FTL(GBPA):
         super().__init__(shape, Nuclear(method), **options)
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        return self.potential.gradient(total.to(self.dtype), smoothing.to(self.dtype))
+        return self.potential.gradient(total, smoothing)
 
     def _refusal(self, oblivious: bool) -> str | None:
         return "the nuclear norm is not smooth, and following the leader can lose linearly"
@@ -340,7 +364,9 @@ class FTPL(GBPA):
         **options: Unpack[GameOptions],
     ) -> None:
         super().__init__(shape, Gaussian(samples, seed, antithetic, width, method), **options)
-        self.stream = stream
+        self.stream = _checks.count("stream", stream, minimum=0)
+        if not isinstance(redraw, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"redraw must be True or False, got {redraw!r}")
         self.redraw = redraw
 
     def options(self) -> dict[str, Any]:
@@ -349,8 +375,7 @@ class FTPL(GBPA):
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
         step = self.rounds if self.redraw else 0
-        s, smoothing = total.to(self.dtype), smoothing.to(self.dtype)
-        return self.potential.gradient(s, smoothing, step=step, stream=self.stream)
+        return self.potential.gradient(total, smoothing, step=step, stream=self.stream)
 
     def _conditions(self) -> tuple[str, ...]:
         mean = "the regret is the mean over the noise; this is one draw"
@@ -384,12 +409,11 @@ class FAML(GBPA):
         super().__init__(shape, Hyperbolic(method), **options)
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        s, smoothing = total.to(self.dtype), smoothing.to(self.dtype)
         if self.validate or self.potential.method != "eigh":
-            return self.potential.gradient(s, smoothing)
+            return self.potential.gradient(total, smoothing)
         # The same without the checks of S and Λ, which are a tenth of a round.
-        cut = s.shape[-2] * torch.finfo(s.dtype).eps
-        return augmented_eigh(s.double(), smoothing.double(), cut, dtype=s.dtype)
+        cut = math.sqrt(total.shape[-2]) * _LIMITS.eps
+        return augmented_eigh(total, smoothing, cut, dtype=torch.float64)
 
     def _conditions(self) -> tuple[str, ...]:
         return (*super()._conditions(), *_exact(self.potential.method, "eigh"))

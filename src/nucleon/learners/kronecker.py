@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Unpack, final
 import torch
 from torch import Tensor
 
-from nucleon import _checks, moments
-from nucleon.learners.projected import ProjectedLearner, ProjectionOptions, Root
+from nucleon import moments
+from nucleon.learners.projected import ProjectedLearner, ProjectionOptions, Root, squarable
 from nucleon.linalg.norms import operator_norm
 from nucleon.regret import Shape
 
@@ -52,7 +52,7 @@ class KroneckerFTRL(ProjectedLearner):
         self, shape: Shape, *, gradient_bound: float = 1.0, **options: Unpack[ProjectionOptions]
     ) -> None:
         super().__init__(shape, **options)
-        self.gradient_bound = _checks.positive("gradient_bound", gradient_bound)
+        self.gradient_bound = squarable("gradient_bound", gradient_bound)
         self.total = torch.zeros_like(self.center)
         """S_t."""
         side = self.center.shape[-1]

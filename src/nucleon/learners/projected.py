@@ -1,5 +1,6 @@
 """What learners with a quadratic projection share: the projection, its gap, and matrix roots."""
 
+import math
 from typing import Any, ClassVar, TypedDict, get_args
 
 import torch
@@ -105,6 +106,16 @@ class ProjectedLearner(Learner):
         slope = linear + bent / self.eta
         gap = (slope * x).sum((-2, -1)) + self.radius * nuclear_norm(slope)
         return x, gap.clamp(min=0)
+
+
+def squarable(name: str, value: float) -> float:
+    """`value` if it is a finite number > 0 whose square float64 can hold."""
+    number, info = _checks.positive(name, value), torch.finfo(torch.float64)
+    if not math.sqrt(info.tiny) <= number <= math.sqrt(info.max):
+        raise ValueError(
+            f"{name} must have a square that float64 can hold, got {value!r}; rescale the gradients"
+        )
+    return number
 
 
 class Root:

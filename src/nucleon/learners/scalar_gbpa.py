@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nucleon import _checks, theory
 from nucleon.learners.base import Learner
+from nucleon.learners.projected import squarable
 from nucleon.linalg.augmented import augmented_polar
 from nucleon.regret import Shape
 
@@ -45,7 +46,7 @@ class ScalarGBPA(Learner):
         validate: bool = True,
     ) -> None:
         super().__init__(shape, radius=radius, dtype=dtype, device=device, validate=validate)
-        self.gradient_bound = _checks.positive("gradient_bound", gradient_bound)
+        self.gradient_bound = squarable("gradient_bound", gradient_bound)
         self.short = min(self.shape[-2:])
         self.eta = math.sqrt(self.short) if eta is None else _checks.positive("eta", eta)
         self.total = torch.zeros(self.shape, dtype=torch.float64, device=self.device)

@@ -72,9 +72,5 @@ class VectorLearner(Learner):
         return self.center.reshape(self.shape).to(self.dtype)
 
     def _absorb(self, gradient: Tensor) -> None:
-        state = self._update(gradient.to(torch.float64).flatten(-2))
-        if self.validate:
-            for name, tensor in state.items():
-                _checks.finite(f"the state's {name}", tensor)
-        for name, tensor in state.items():
+        for name, tensor in self._update(gradient.to(torch.float64).flatten(-2)).items():
             setattr(self, name, tensor)
