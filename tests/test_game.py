@@ -2,6 +2,8 @@
 
 import gc
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,24 +67,94 @@ def test_log_spaced_rounds():
     assert play(FAML((1, 1), dtype=F64), gaussian((1, 1)), 137).rounds[-1] == 137
 
 
-def test_memory_does_not_grow_with_the_rounds():
-    counts = []
+@pytest.mark.parametrize("rounds", [400, 4000])
+def test_memory_does_not_grow_with_the_rounds(rounds):
+    tensors, bytes_held = [], []
 
     class Counting:
         """A stream of another kind: anything with these members can be played."""
 
-        name, shape, gradient_bound, oblivious, rounds = "counting", (3, 5), 1.0, True, None
-        source = gaussian()
+        name, shape, gradient_bound, oblivious, rounds = "counting", (32, 64), 1.0, True, None
+        source = streams.alternating((32, 64), dtype=F64)
 
         def gradient(self, t, action=None):
-            if t in (100, 400):
+            if t in (100, rounds):
                 gc.collect()
-                counts.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
+                alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+                tensors.append(len(alive))
+                bytes_held.append(sum(o.numel() * o.element_size() for o in alive))
             return self.source.gradient(t)
 
-    trace = play(FAML((3, 5), dtype=F64), Counting(), 401)
-    kept = sum(100 <= t < 400 for t in trace.rounds)  # three tensors each, and nothing else
-    assert counts[1] - counts[0] == 3 * kept
+    trace = play(FAML((32, 64), validate=False, dtype=F64), Counting(), rounds + 1)
+    kept = sum(100 <= t < rounds for t in trace.rounds)  # three numbers each, and nothing else
+    assert tensors[1] - tensors[0] == 3 * kept
+    assert bytes_held[1] - bytes_held[0] == 3 * 8 * kept
+
+
+def test_a_game_can_be_watched():
+    rows = []
+    trace = play(
+        FAML((2, 3, 5), dtype=F64), gaussian((2, 3, 5)), 10, record=4, on_record=rows.append
+    )
+    assert tuple(row.round for row in rows) == trace.rounds == (4, 8, 10)
+    for i, row in enumerate(rows):
+        assert torch.equal(row.regret, trace.regret[i]) and torch.equal(row.bound, trace.bound[i])
+        assert torch.equal(row.slack, trace.bound[i] - trace.regret[i])
+        assert torch.equal(row.norm, trace.norm[i])
+
+
+def test_rows_come_as_they_happen():
+    class HaltError(Exception):
+        pass
+
+    def stop_at_six(row):
+        if row.round == 6:
+            raise HaltError
+
+    learner = FAML((3, 5), dtype=F64)
+    ledger = learner.ledger()
+    with pytest.raises(HaltError):
+        play(learner, gaussian(), 10, record=1, ledger=ledger, on_record=stop_at_six)
+    assert learner.rounds == ledger.rounds == 6
+    rest = play(learner, gaussian(), 4, ledger=ledger)
+    assert torch.equal(rest.regret[-1], play(FAML((3, 5), dtype=F64), gaussian(), 10).regret[-1])
+
+
+class Failing:
+    """The Gaussian stream with another answer in round 4."""
+
+    name, shape, gradient_bound, oblivious, rounds = "failing", (3, 5), 1.0, True, None
+
+    def __init__(self, answer):
+        self.answer, self.source = answer, gaussian()
+
+    def gradient(self, t, action=None):
+        return self.answer if t == 4 else self.source.gradient(t)
+
+
+@pytest.mark.parametrize(
+    ("answer", "validate"),
+    [
+        (torch.full((3, 5), 2.0, dtype=F64), True),  # above the bound: the learner refuses
+        (torch.full((3, 5), math.nan, dtype=F64), True),
+        (torch.full((3, 5), math.nan, dtype=F64), False),  # the ledger refuses
+        (torch.full((3, 5), 1e308, dtype=F64), False),
+        (torch.zeros(5, 3, dtype=F64), True),
+        (torch.zeros(5, 3, dtype=F64), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learner_and_ledger_stay_in_step_on_an_error(name, answer, validate):
+    learner = LEARNERS[name]((3, 5), validate=validate, dtype=F64)
+    ledger = learner.ledger()
+    with pytest.raises(ValueError, match=r"gradient|finite"):
+        play(learner, Failing(answer), 10, ledger=ledger)
+    assert learner.rounds == ledger.rounds == 3
+    rest = play(learner, gaussian(), 7, ledger=ledger)
+    whole = play(LEARNERS[name]((3, 5), validate=validate, dtype=F64), gaussian(), 10)
+    assert torch.equal(rest.regret[-1], whole.regret[-1])
+    assert torch.equal(rest.bound[-1], whole.bound[-1])
 
 
 def test_a_game_goes_on_with_its_ledger():
@@ -137,6 +209,16 @@ def test_an_infinite_bound_comes_back(tmp_path):
     again = Trace.load(tmp_path / "ftl.jsonl")
     same(again, trace)
     assert again.bound.isinf().all() and not again.certificate.holds
+
+
+def test_what_is_not_a_number_comes_back_as_that(trace, tmp_path):
+    regret = trace.regret.clone()
+    regret[0, 0], regret[1, 1], regret[2, 0] = math.nan, -math.inf, math.inf
+    broken = replace(trace, regret=regret)
+    broken.save(tmp_path / "broken.jsonl")
+    again = Trace.load(tmp_path / "broken.jsonl")
+    assert torch.equal(again.regret.nan_to_num(7.0), regret.nan_to_num(7.0))
+    assert again.regret[0, 0].isnan()
 
 
 def test_a_dictionary_comes_back(trace):

@@ -82,6 +82,53 @@ def test_a_ledger_goes_on_from_its_state():
             other.load_state_dict(half.state_dict())
 
 
+def test_a_saved_ledger_is_a_copy():
+    ledger = Ledger((2, 3))
+    ledger.record(torch.ones(2, 3), torch.ones(2, 3))
+    state, before = ledger.state_dict(), ledger.regret()
+    state["total"].zero_()
+    state["loss"].zero_()
+    assert torch.equal(ledger.regret(), before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda s: s.pop("rounds"),
+        lambda s: s.pop("total"),
+        lambda s: s.pop("shape"),
+        lambda s: s.update(loss=None),
+        lambda s: s.update(rounds=-1),
+        lambda s: s["total"].fill_(math.nan),
+        lambda s: s["loss"].fill_(math.inf),
+    ],
+)
+def test_a_damaged_state_is_refused(damage):
+    ledger = Ledger((2, 3))
+    ledger.record(torch.ones(2, 3), torch.ones(2, 3))
+    before, state = ledger.regret(), ledger.state_dict()
+    damage(state)
+    with pytest.raises(ValueError, match="the state"):
+        ledger.load_state_dict(state)
+    assert ledger.rounds == 1 and torch.equal(ledger.regret(), before)
+
+
+@pytest.mark.parametrize(
+    ("radius", "gradient", "action"),
+    [(1.0, 1e308, 0.0), (1e300, 1e10, 0.0), (1.0, 1e200, 1e150), (1.0, 4e307, 0.0)],
+)
+def test_a_round_that_would_overflow_is_not_entered(radius, gradient, action):
+    ledger = Ledger((2, 3), radius=radius)
+    ledger.record(torch.ones(2, 3, dtype=F64), torch.zeros(2, 3, dtype=F64))
+    before = ledger.regret()
+    with pytest.raises(ValueError, match="finite"):
+        for _ in range(2):
+            ledger.record(
+                torch.full((2, 3), gradient, dtype=F64), torch.full((2, 3), action, dtype=F64)
+            )
+    assert ledger.regret().isfinite() and before.isfinite()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_round_is_not_entered(bad):
     ledger = Ledger((2, 3))
@@ -176,6 +223,14 @@ def test_ftpl_terms_are_in_their_bounds_in_the_mean():
     for kind, values in ratios.items():
         error = scipy.stats.t.ppf(0.999, 29) * np.std(values, ddof=1) / math.sqrt(30)
         assert np.mean(values) + error <= 1, kind
+
+
+def test_ftpl_terms_take_the_noise_of_the_learner():
+    for shape in ((3, 5), (2, 3, 4)):
+        learner, gradients, actions = game("ftpl", 8, shape, stream=11)
+        terms = decompose(learner.potential, gradients, actions, stream=11)
+        assert terms.mismatch.abs().max() <= 1e-10
+        assert decompose(learner.potential, gradients, actions).mismatch.abs().min() > 1e-3
 
 
 def test_a_lazy_solver_shows_its_gap():

@@ -356,6 +356,13 @@ def test_replay_keeps_the_bound_in_a_narrower_dtype():
         assert float(norms(stream.gradient(t))) <= stream.gradient_bound
 
 
+def test_a_recording_made_against_the_noise_is_not_oblivious():
+    recording = action((5, 3, 4), 1)
+    assert streams.replay(recording).oblivious
+    assert not streams.replay(recording, oblivious=False).oblivious
+    assert not streams.replay(recording, bound=1.0, oblivious=False).oblivious
+
+
 def test_streams_are_immutable():
     stream = streams.gaussian((2, 3))
     with pytest.raises(dataclasses.FrozenInstanceError):

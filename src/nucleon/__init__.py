@@ -2,11 +2,12 @@
 
 from nucleon import learners, linalg, optim, potentials, regret, streams, theory
 from nucleon.game import Trace, play
-from nucleon.optim import Leon, Muon, Pion
+from nucleon.optim import O2NC, Leon, Muon, Pion
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "O2NC",
     "Leon",
     "Muon",
     "Pion",

@@ -103,10 +103,11 @@ def test_iterative_methods_play_the_reference_and_say_so(method):
     assert method in condition
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (5, 2)], ids=str)
 @pytest.mark.parametrize("stream", OBLIVIOUS)
-def test_ftpl_mean_regret_over_seeds_is_under_its_bound(stream):
+def test_ftpl_mean_regret_over_seeds_is_under_its_bound(stream, shape):
     # 40 games with their own noise on one stream of gradients; the 99.9 % upper limit of the mean.
-    shape, games, rounds = (4, 6), 40, 40
+    games, rounds = 40, 40
     source = STREAMS[stream](shape, dtype=F64)
     learner = FTPL((games, *shape), samples=1, dtype=F64)
     ledger = Ledger((games, *shape))

@@ -117,6 +117,14 @@ def test_ftpl_refuses_other_noise():
         lambda s: s.update(action=torch.zeros(2, 2)),
         lambda s: s.update(schema=0),
         lambda s: s.update(start=None),
+        lambda s: s.pop("rounds"),
+        lambda s: s.pop("unplayed"),
+        lambda s: s.update(unplayed=7),
+        lambda s: s.update(first_round=s["first_round"] + 6),
+        lambda s: s.update(level=-s["level"]),
+        lambda s: s["total"].fill_(torch.nan),
+        lambda s: s["gram"].fill_(torch.inf),
+        lambda s: s.update(action=torch.full((3, 5), torch.nan, dtype=F64)),
     ],
 )
 def test_a_damaged_state_is_refused(damage):
@@ -127,6 +135,14 @@ def test_a_damaged_state_is_refused(damage):
     with pytest.raises((ValueError, TypeError)):
         learner.load_state_dict(state)
     same(before, learner.state_dict())
+
+
+@pytest.mark.parametrize("state", [None, [], "state", 3])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="state_dict"):
+        played("faml").load_state_dict(state)
+    with pytest.raises(ValueError, match="state_dict"):
+        Ledger((2, 3)).load_state_dict(state)
 
 
 # ---- bad input ---------------------------------------------------------------------------------
@@ -191,8 +207,41 @@ def test_gradients_that_answer_no_action_need_the_flag():
     assert (learner.rounds, learner.unplayed) == (2, 1)
     ledger = Ledger((2, 3))
     ledger.record(gradient, torch.zeros(2, 3, dtype=F64))
-    (condition,) = learner.certificate(ledger).conditional_on
-    assert "1 rounds observed without one" in condition
+    certificate = learner.certificate(ledger)
+    assert not certificate.holds and "1 gradients answered no action" in str(certificate)
+
+
+def test_the_flag_does_not_take_an_action_back():
+    learner, ledger = FAML((2, 3), dtype=F64), Ledger((2, 3))
+    gradient = torch.full((2, 3), 0.1, dtype=F64)
+    for _ in range(3):
+        ledger.record(gradient, learner.play())
+        learner.observe(gradient, unplayed=True)  # it answers the action all the same
+    assert (learner.rounds, learner.unplayed) == (3, 0)
+    assert learner.certificate(ledger).holds
+
+
+def test_an_unplayed_gradient_would_break_the_certificate():
+    # It moves the learner towards −∞ at no cost, and the ledger's comparator never sees it.
+    learner, ledger = FAML((1, 1), dtype=F64), Ledger((1, 1))
+    one = torch.ones(1, 1, dtype=F64)
+    for _ in range(1000):
+        learner.observe(one, unplayed=True)
+    for _ in range(200):
+        ledger.record(-one, learner.play())
+        learner.observe(-one)
+    certificate = learner.certificate(ledger)
+    assert certificate.regret > certificate.bound and not certificate.holds
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 1), (5,), (2, 3, 5), (5, 3)], ids=str)
+def test_trust_does_not_broadcast(shape):
+    learner = FAML((3, 5), validate=False, dtype=F64)
+    learner.play()
+    before = learner.state_dict()
+    with pytest.raises(ValueError, match="shape"):
+        learner.observe(torch.zeros(shape, dtype=F64))
+    same(before, learner.state_dict())
 
 
 def test_the_gradient_of_a_loss_is_taken_without_its_graph():

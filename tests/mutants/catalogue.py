@@ -118,8 +118,8 @@ MUTANTS = [
         ),
         (
             "Λ on the wrong side of the Gram",
-            "b, q = x @ x.mT + rest, eye\n    last",
-            "b, q = x @ x.mT @ rest, eye\n    last",
+            "b, q = add_product(rest, x, x.mT), None\n    last",
+            "b, q = x @ x.mT @ rest, None\n    last",
             "test_it_is_the_inverse_root_times_s",
         ),
         (
@@ -130,20 +130,26 @@ MUTANTS = [
         ),
         (
             "wrong rank cut",
-            "sigma > cut * sigma[..., :1]",
-            "sigma > 0.1 * cut * sigma[..., :1]",
+            "kept = (sigma > cut * sigma[..., :1])",
+            "kept = (sigma > 0.1 * cut * sigma[..., :1])",
             "test_rank_tolerance_cuts_the_reference",
         ),
         (
+            "no rank cut on the Gram route",
+            "smallest > cut**2 * largest",
+            "smallest > 0",
+            "test_the_rank_cut_does_not_depend_on_the_route",
+        ),
+        (
             "the Gram route at any condition",
-            "0.25 * _PROMISE[dtype] * values[..., 0]",
-            "values[..., 0].abs() + 1",
-            "test_an_ill_conditioned_matrix_without_smoothing_keeps_half_its_digits",
+            "0.25 * _PROMISE[dtype] * smallest",
+            "smallest.abs() + 1",
+            "test_feasible_at_any_rank_condition_and_scale[eigh]",
         ),
         (
             "missing restart",
-            "if i in restarts:",
-            "if i < 0:",
+            "if i in restarts and q is not None:",
+            "if i < 0 and q is not None:",
             "test_restarts_keep_float32_in_the_ball",
         ),
         (
@@ -154,20 +160,20 @@ MUTANTS = [
         ),
         (
             "dropped floor",
-            "rest = rest + floor(s.dtype)",
-            "rest = rest + 0 * floor(s.dtype)",
+            "add_to_diagonal(rest, floor(s.dtype) *",
+            "add_to_diagonal(rest, 0 * floor(s.dtype) *",
             "test_feasible_where_rounding_made_the_smoothing_indefinite",
         ),
         (
             "missing rescale",
-            "x, rest = s / norm, smoothing / norm**2",
+            "x, rest = s / norm, smoothing / norm / norm",
             "x, rest = s / norm, smoothing / norm",
             "test_it_is_the_inverse_root_times_s",
         ),
         (
             "steps that ran out count as converged",
-            "return torch.linalg.matrix_norm(p.double() - exact, ord=2)",
-            "return 0 * torch.linalg.matrix_norm(p.double() - exact, ord=2)",
+            "difference = p.double() - augmented_svd(s, smoothing, cut)",
+            "difference = 0 * p.double()",
             "test_report_is_the_distance_to_the_exact_factor",
         ),
     ),
@@ -182,8 +188,8 @@ MUTANTS = [
         ),
         (
             "sign of the odd terms",
-            "x = a * x + factor @ x",
-            "x = a * x - factor @ x",
+            "x = add_product(x, factor, x, beta=a)",
+            "x = add_product(x, factor, -x, beta=a)",
             "test_zero_gives_zero_within_a_stack",
         ),
         (
@@ -217,7 +223,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "linalg/projections.py",
+        "linalg/quadratic.py",
         "tests/linalg/test_projections.py",
         (
             "gap sign",
@@ -233,10 +239,14 @@ MUTANTS = [
         ),
         (
             "ascent instead of descent",
-            "_clip(ahead - self.problem.gradient(ahead)",
-            "_clip(ahead + self.problem.gradient(ahead)",
+            "clip(ahead - self.problem.gradient(ahead)",
+            "clip(ahead + self.problem.gradient(ahead)",
             "test_a_batch_equals_its_loop",
         ),
+    ),
+    *mutants(
+        "linalg/projections.py",
+        "tests/linalg/test_projections.py",
         (
             "radius forgotten",
             "(1 - radius * squares",
@@ -337,6 +347,112 @@ MUTANTS = [
             ".fill_(1 + 8 * m * torch.finfo(smoothing.dtype).eps)",
             ".fill_(1.0)",
             "test_cholesky_root_of_singular_matrices",
+        ),
+    ),
+    *mutants(
+        "admissibility.py",
+        "tests/test_admissibility.py",
+        (
+            "nothing is ever refuted",
+            "return self.interval[0] <= self.stated",
+            "return self.interval[0] >= 0",
+            "test_an_estimate_reads_its_interval",
+        ),
+    ),
+    *mutants(
+        "linalg/_precision.py",
+        "tests/linalg/test_precision.py",
+        (
+            "the user's setting is lost",
+            "backend.fp32_precision = setting",
+            'backend.fp32_precision = "ieee"',
+            "test_inside_it_is_full_and_after_it_is_as_before",
+        ),
+        (
+            "TF32 stays on",
+            'backend.fp32_precision = "ieee"',
+            "pass",
+            "test_inside_it_is_full_and_after_it_is_as_before",
+        ),
+    ),
+    *mutants(
+        "learners/gbpa.py",
+        "tests/learners/test_gbpa.py",
+        (
+            "ascent",
+            "action = -self.radius * self._direction",
+            "action = self.radius * self._direction",
+            "test_alternating_gradients_make_ftl_linear_and_no_other",
+        ),
+    ),
+    *mutants(
+        "regret.py",
+        "tests/test_regret.py",
+        (
+            "regret without its radius",
+            "self.loss + self.radius * nuclear_norm(self.total)",
+            "self.loss + nuclear_norm(self.total)",
+            "test_the_ledger_is_the_definition",
+        ),
+    ),
+    *mutants(
+        "optim/base.py",
+        "tests/optim/test_twins.py",
+        (
+            "averages for sums",
+            "moments.accumulate_total(total, gradient,",
+            "moments.accumulate_total(total, (1 - momentum) * gradient,",
+            "test_leon_follows_algorithm_3",
+        ),
+        (
+            "beta2 for its root",
+            'math.sqrt(group["beta2"])',
+            'group["beta2"]',
+            "test_leon_follows_algorithm_3",
+        ),
+        (
+            "nesterov forgets the gradient",
+            "ahead = momentum * total + gradient if",
+            "ahead = momentum * total if",
+            "test_leon_follows_algorithm_3",
+        ),
+        (
+            "a skipped step still decays",
+            "weights * finite[:, None, None]",
+            "weights",
+            "tests/optim/test_contract.py::test_a_nonfinite_gradient_is_skipped_and_counted",
+        ),
+        (
+            "state cast to the parameter's dtype",
+            "value.to(device=param.device, copy=True)",
+            "value.to(param.device, param.dtype)",
+            "tests/optim/test_contract.py::test_half_precision_weights_keep_wide_moments",
+        ),
+    ),
+    *mutants(
+        "optim/pion.py",
+        "tests/optim/test_twins.py",
+        (
+            "padding columns kept in the wrong place",
+            "direction[..., :n] / samples",
+            "direction[..., -n:] / samples",
+            "test_pion_follows_algorithm_2",
+        ),
+        (
+            "antithetic pairs of one sign",
+            "(-1) ** sample",
+            "1",
+            "test_pion_follows_algorithm_2",
+        ),
+    ),
+    *mutants(
+        "optim/certify.py",
+        "tests/optim/test_certify.py",
+        (
+            "undiscounted loss",
+            "new = discount * old + new",
+            "new = old + new",
+            "test_the_regret_is_that_of_the_directions_played",
         ),
     ),
 ]

@@ -6,6 +6,7 @@ import typer
 
 import nucleon
 from nucleon.cli.listing import list_names
+from nucleon.cli.plan import plan
 from nucleon.cli.reproduce import reproduce
 
 app = typer.Typer(
@@ -15,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(no_args_is_help=True)(reproduce)
+app.command(no_args_is_help=True)(plan)
 app.command("list")(list_names)
 
 

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon.cli.console import CommandError, Debug, console, plain_errors
-from nucleon.optim.plan import Plan, Planned
-from nucleon.optim.plan import plan as make_plan
+from nucleon.optim.planning import Plan, Planned
+from nucleon.optim.planning import plan as make_plan
 
 
 def plan(

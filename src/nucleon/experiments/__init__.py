@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nucleon.experiments import fig_ripples
+from nucleon.experiments import fig_ripples, o2nc, thm_leon, thm_pion
 from nucleon.experiments.base import (
     Cell,
     Check,
@@ -18,7 +18,9 @@ from nucleon.experiments.base import (
     Table,
 )
 
-CLAIMS: Mapping[str, Claim] = MappingProxyType({c.id: c for c in (fig_ripples.CLAIM,)})
+CLAIMS: Mapping[str, Claim] = MappingProxyType(
+    {c.id: c for c in (o2nc.CLAIM, thm_pion.CLAIM, thm_leon.CLAIM, fig_ripples.CLAIM)}
+)
 """All claims by id, in the order of the paper."""
 
 __all__ = [

@@ -23,7 +23,7 @@ from nucleon.learners import FAML, FTL, FTPL, Learner
 from nucleon.linalg.norms import operator_norm
 from nucleon.optim.conversion import ConversionMeter, ConversionTerms
 from nucleon.optim.o2nc import O2NC
-from nucleon.optim.plan import Interval
+from nucleon.optim.planning import Interval
 from nucleon.problems.kinks import Kinks, random_kinks
 
 SHAPE = (2, 8)

@@ -3,12 +3,54 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from nucleon.learners.adagrad import AdaGradFTRL, AdaGradOGD, AdaGradOptions
 from nucleon.learners.base import Learner
+from nucleon.learners.gaussian_ftpl import GaussianFTPL
 from nucleon.learners.gbpa import FAML, FTL, FTPL, FTRL, GBPA, GameOptions
+from nucleon.learners.kronecker import KroneckerFTRL
+from nucleon.learners.projected import ProjectionOptions
+from nucleon.learners.scalar_gbpa import ScalarGBPA
+from nucleon.learners.shampoo import OneSidedShampoo, Shampoo, ShampooOptions
+from nucleon.learners.vectors import BoxLedger
 
 LEARNERS: Mapping[str, type[Learner]] = MappingProxyType(
-    {learner.name: learner for learner in (FTL, FTRL, FTPL, FAML)}
+    {
+        learner.name: learner
+        for learner in (
+            FTL,
+            FTRL,
+            FTPL,
+            FAML,
+            Shampoo,
+            OneSidedShampoo,
+            KroneckerFTRL,
+            ScalarGBPA,
+            AdaGradOGD,
+            AdaGradFTRL,
+            GaussianFTPL,
+        )
+    }
 )
 """Every learner by the name that traces and the command line use."""
 
-__all__ = ["FAML", "FTL", "FTPL", "FTRL", "GBPA", "LEARNERS", "GameOptions", "Learner"]
+__all__ = [
+    "FAML",
+    "FTL",
+    "FTPL",
+    "FTRL",
+    "GBPA",
+    "LEARNERS",
+    "AdaGradFTRL",
+    "AdaGradOGD",
+    "AdaGradOptions",
+    "BoxLedger",
+    "GameOptions",
+    "GaussianFTPL",
+    "KroneckerFTRL",
+    "Learner",
+    "OneSidedShampoo",
+    "ProjectionOptions",
+    "ScalarGBPA",
+    "Shampoo",
+    "ShampooOptions",
+]

@@ -87,8 +87,9 @@ class Learner(ABC):
         """Why no theorem applies, if none does."""
         return None
 
-    def _check_state(self, rounds: int, tensors: Mapping[str, Tensor]) -> None:
-        """Raise where saved tensors cannot be those of a game of so many rounds."""
+    def _damage(self, rounds: int, tensors: Mapping[str, Tensor]) -> str | None:
+        """Why saved tensors cannot be those of a game of so many rounds, if they cannot."""
+        return None
 
     # ------------------------------------------------------------------ the game
 
@@ -178,14 +179,16 @@ class Learner(ABC):
         """Go on from a state of the same learner, shape and options; refuse any other."""
         of_the_same(state, self._identity())
         rounds, unplayed = saved_count(state, "rounds"), saved_count(state, "unplayed")
-        if unplayed > rounds:
-            raise ValueError(f"the state has unplayed={unplayed} of rounds={rounds}; it is damaged")
         action = None
         if state.get("action") is not None:
             like = torch.empty(self.shape, dtype=self.dtype, device=self.device)
             action = saved(state, "action", like)
         tensors = {name: saved(state, name, getattr(self, name)) for name in self.state_names}
-        self._check_state(rounds, tensors)
+        damage = self._damage(rounds, tensors)
+        if unplayed > rounds:
+            damage = f"unplayed={unplayed} exceeds rounds={rounds}"
+        if damage is not None:
+            raise ValueError(f"the state is damaged: {damage}; load one that state_dict() returned")
         self.rounds, self.unplayed, self._action = rounds, unplayed, action
         for name, tensor in tensors.items():
             setattr(self, name, tensor)

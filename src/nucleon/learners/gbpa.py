@@ -162,12 +162,7 @@ class GBPA(Learner):
         fed, level, excess = self._within_bound(gradient)
         gram = moments.accumulate_gram(self.gram, fed, self.discount)
         if self.validate:
-            _checks.finite("the Gram matrix of the gradients over η²", gram / self.eta**2)
-            if level is not self.level and not bool((self._fits(level) | (level == 0)).all()):
-                raise ValueError(
-                    f"gradient has operator norm {level.max().item():.3g}, whose square over "
-                    f"(discount·eta)² float64 cannot hold; rescale the gradients"
-                )
+            self._refuse_unrepresentable(gram, level)
         self.total = moments.accumulate_total(self.total, fed, self.discount)
         self.gram, self.level = gram, level
         self.excess = self.discount * self.excess + excess
@@ -211,6 +206,15 @@ class GBPA(Learner):
                 f"pass on_excess='clip' or 'grow'"
             )
 
+    def _refuse_unrepresentable(self, gram: Tensor, level: Tensor) -> None:
+        """Raise where Λ of these would overflow, or lose digits to underflow."""
+        if level is not self.level and not bool((self._fits(level) | (level == 0)).all()):
+            raise ValueError(
+                f"gradient has operator norm {level.max().item():.3g}, whose square in the Gram "
+                f"matrix, over (discount·eta)², float64 cannot hold; rescale the gradients"
+            )
+        _checks.finite("the Gram matrix of the gradients over eta²", gram / self.eta**2)
+
     def _conditions(self) -> tuple[str, ...]:
         grew = self.on_excess == "grow" and (
             self.stated_bound is None or bool((self.level > self.stated_bound).any())
@@ -241,13 +245,11 @@ class GBPA(Learner):
         square = (level / self.discount / self.eta) ** 2
         return (level > 0) & (square >= _LIMITS.tiny / _LIMITS.eps) & (square <= _LIMITS.max)
 
-    def _check_state(self, rounds: int, tensors: Mapping[str, Tensor]) -> None:
+    def _damage(self, rounds: int, tensors: Mapping[str, Tensor]) -> str | None:
         first, level = tensors["first_round"], tensors["level"]
-        if not bool(((first >= 0) & (first <= rounds) & (level >= 0)).all()):
-            raise ValueError(
-                f"the state has first_round={first.tolist()} of rounds={rounds} and "
-                f"level={level.tolist()}; it is damaged"
-            )
+        if bool(((first >= 0) & (first <= rounds) & (level >= 0)).all()):
+            return None
+        return f"first_round={first.tolist()} of rounds={rounds}, level={level.tolist()}"
 
 
 @final

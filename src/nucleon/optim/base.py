@@ -29,8 +29,8 @@ from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
 SCHEMA = 1
-_EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
-_SLICES = 1 << 20  # streams are parameter·2²⁰ + slice
+EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
+SLICES = 1 << 20  # streams are parameter·2²⁰ + slice
 
 
 States = list[dict[str, Tensor]]
@@ -105,7 +105,7 @@ class MatrixOptimizer(Optimizer, ABC):
         state: dict[str, Tensor] = {
             "step": next(steps, torch.zeros((), dtype=torch.int64, device=param.device)),
             "skipped": torch.zeros_like(slices),
-            "stream": slices + index * _SLICES,
+            "stream": slices + index * SLICES,
             "total": torch.zeros_like(param, dtype=group["momentum_dtype"] or wide).detach(),
         }
         if self.has_gram:
@@ -293,7 +293,7 @@ class MatrixOptimizer(Optimizer, ABC):
         return noise.exponential(
             (),
             seed=at.group["seed"],
-            stream=_EXPONENTIAL_STREAM,
+            stream=EXPONENTIAL_STREAM,
             step=at.step,
             dtype=like.dtype,
             device=like.device,

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from nucleon import _checks, noise
 from nucleon.learners import Learner
-from nucleon.optim.base import _EXPONENTIAL_STREAM, _SLICES
+from nucleon.optim.base import EXPONENTIAL_STREAM, SLICES
 from nucleon.theory import o2nc_radius
 
 TAG = "o2nc/1"
@@ -74,7 +74,7 @@ class O2NC(Optimizer):
         first = self.params[0]
         runs = torch.arange(len(first) if independent else 1, device=first.device)
         # −1, −2, …: the first process has the lengths of the optimizers' steps="exponential".
-        self._streams = _EXPONENTIAL_STREAM - (runs if independent else runs.squeeze())
+        self._streams = EXPONENTIAL_STREAM - (runs if independent else runs.squeeze())
         self.tau = self._draw_tau()
         """τ, an int64 tensor: () or, for independent processes, (b,)."""
         for param in self.params:
@@ -275,7 +275,7 @@ class O2NC(Optimizer):
             made: list[Learner] = []
             for index, param in enumerate(self.params):
                 # The identity that the optimizers give their noise, so that Pion's is FTPL's.
-                stream = {"stream": index * _SLICES} if "stream" in named else {}
+                stream = {"stream": index * SLICES} if "stream" in named else {}
                 game = {"radius": self.radius, "discount": self.discount}
                 place = {"dtype": param.dtype, "device": param.device}
                 every = {**game, **place, **noisy, **stream, **options}
