@@ -22,11 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nucleon import moments, streams, theory
 from nucleon.learners import FAML, FTL, FTPL, FTRL, Learner
-from nucleon.linalg import augmented_polar
+from nucleon.linalg import augmented_polar, nuclear_norm
 from nucleon.linalg.augmented import augmented_eigh
 from nucleon.regret import Ledger
 
 GAP = 1e-6
+LIBRARY = ("FTRL, projected gradient", "FTRL, Douglas-Rachford")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class TextbookFTRL:
         self.total = torch.zeros(shape, dtype=torch.float64)
         self.gram = torch.zeros(shape[0], shape[0], dtype=torch.float64)
         self.action, self.tolerance = torch.zeros_like(self.total), tolerance
+        zero = self.total.new_zeros(())
+        self.first_nuclear, self.gap, self.gaps = zero, zero, zero
 
     def play(self) -> torch.Tensor:
         """The action that `observe` prepared."""
@@ -66,6 +69,9 @@ class TextbookFTRL:
 
     def observe(self, gradient: torch.Tensor) -> None:
         """Λ = 2(I + M), η = 1/√2, then ⟨S,X⟩ + ½Tr XᵀΛ^½X to the relative gap."""
+        if not self.total.any():
+            self.first_nuclear = nuclear_norm(gradient)
+        self.gaps = self.gaps + self.gap
         self.total = self.total + gradient
         self.gram = self.gram + gradient @ gradient.mT
         values, vectors = torch.linalg.eigh(moments.smoothing(self.gram, gradient_bound=1.0))
@@ -85,11 +91,17 @@ class TextbookFTRL:
                 momentum = 1.0  # the momentum points uphill: restart it
             grown = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
             x, y, momentum = new, new + (momentum - 1) / grown * (new - x), grown
-        self.action = new
+        self.action, self.gap = new, gap
 
     def bound(self) -> torch.Tensor:
-        """FTRL's."""
-        return theory.ftrl_bound(self.gram, radius=1.0, gradient_bound=1.0, first_nuclear=0.0)
+        """FTRL's, with the gaps of the actions that were played."""
+        return theory.ftrl_bound(
+            self.gram,
+            radius=1.0,
+            gradient_bound=1.0,
+            first_nuclear=self.first_nuclear,
+            gaps=self.gaps.clamp(min=0),
+        )
 
 
 def clock() -> float:
@@ -149,39 +161,47 @@ def side_by_side(stream: streams.Stream | WithMean, shape: tuple[int, int], roun
             f"{regret[label]:12.2f}{regret[label] / regret['FAML']:9.3f}"
             f"{learner.bound().item():12.2f}"
         )
-    fastest = min((label for label in learners if label.startswith("FTRL")), key=cost.__getitem__)
-    slower = cost["FTRL, textbook"] / cost["FAML"]
-    more = regret["FAML"] / regret[fastest]
-    print(f"our FTRL, by its faster solver, over FAML: time {cost[fastest] / cost['FAML']:.3f}")
-    if stream.name == "ill-conditioned":
-        verdict("time of FTRL as the paper costs it over FAML's", slower, 20, ">=")
+    ours = min((label for label in learners if label in LIBRARY), key=cost.__getitem__)
+    textbook, own = (cost[label] / cost["FAML"] for label in ("FTRL, textbook", ours))
+    if stream.name == "ill-conditioned":  # the claim is on this stream
+        verdict("time of FTRL as the paper costs it over FAML's", textbook, 20, ">=")
+        verdict("time of the library's FTRL, by its faster solver, over FAML's", own, 20, ">=")
+        why = "closed form where the ball does not bind, eigenbasis, warm start"
+        print(f"      library FTRL: {own:.1f}×" + f" (20 not reached: {why})" * (own < 20))
+    else:
+        print(f"      FTRL over FAML: textbook {textbook:.1f}×, library {own:.1f}×")
     if not isinstance(stream, WithMean):
-        verdict("regret of FAML over FTRL's", more, 1.1, "<=")
+        verdict("regret of FAML over FTRL's", regret["FAML"] / regret[ours], 1.1, "<=")
 
 
 def overhead(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """A FAML round beside the augmented polar factor of the same S and Λ, checked and not."""
+    """A FAML round beside the augmented polar factor of the same S and Λ, checked and not.
+
+    A round is more than that: the Gram matrix of the gradient is a product of 2m²n operations.
+    """
     stream = streams.ill_conditioned(shape, dtype=dtype)
     learner = FAML(shape, dtype=dtype, validate=False)
-    cut = shape[0] * torch.finfo(dtype).eps
+    cut = math.sqrt(shape[0]) * torch.finfo(torch.float64).eps
     rounds: list[float] = []
     checked: list[float] = []
     unchecked: list[float] = []
     for t in range(1, 151):
         gradient = stream.gradient(t)
-        s, smoothing = learner.total.to(dtype), learner.smoothing().to(dtype)
-        wide = s.double(), smoothing.double()
-        checked.append(timed(lambda s=s, smoothing=smoothing: augmented_polar(s, smoothing)))
+        moments_now = learner.total, learner.smoothing()  # float64 in every game
+        checked.append(timed(lambda now=moments_now: augmented_polar(*now)))
         rounds.append(timed(lambda g=gradient: (learner.play(), learner.observe(g))))
-        unchecked.append(timed(lambda wide=wide: augmented_eigh(*wide, cut, dtype=dtype)))
+        unchecked.append(
+            timed(lambda now=moments_now: augmented_eigh(*now, cut, dtype=torch.float64))
+        )
     whole, public, bare = (
         1e3 * statistics.median(series[5:]) for series in (rounds, checked, unchecked)
     )
     print(
         f"\n{dtype}, ms: FAML round {whole:.3f}, augmented_polar {public:.3f}, the same without "
-        f"its checks {bare:.3f} (the round is {whole / bare:.2f} of that)"
+        f"its checks {bare:.3f}"
     )
     verdict("overhead of a FAML round over augmented_polar", whole / public - 1, 0.15, "<")
+    verdict("overhead of a FAML round over its bare kernel", whole / bare - 1, 0.15, "<")
 
 
 def growth() -> None:

@@ -142,7 +142,7 @@ class Failing:
         (torch.zeros(5, 3, dtype=F64), True),
         (torch.zeros(5, 3, dtype=F64), False),
     ],
-    ids=str,
+    ids=["above", "nan", "nan-trusted", "huge-trusted", "shape", "shape-trusted"],
 )
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learner_and_ledger_stay_in_step_on_an_error(name, answer, validate):

@@ -115,18 +115,17 @@ def test_a_damaged_state_is_refused(damage):
 
 @pytest.mark.parametrize(
     ("radius", "gradient", "action"),
-    [(1.0, 1e308, 0.0), (1e300, 1e10, 0.0), (1.0, 1e200, 1e150), (1.0, 4e307, 0.0)],
+    [(1.0, 1e308, 0.0), (1e300, 1e10, 0.0), (1.0, 1e200, 1e150)],
 )
 def test_a_round_that_would_overflow_is_not_entered(radius, gradient, action):
     ledger = Ledger((2, 3), radius=radius)
     ledger.record(torch.ones(2, 3, dtype=F64), torch.zeros(2, 3, dtype=F64))
     before = ledger.regret()
     with pytest.raises(ValueError, match="finite"):
-        for _ in range(2):
-            ledger.record(
-                torch.full((2, 3), gradient, dtype=F64), torch.full((2, 3), action, dtype=F64)
-            )
-    assert ledger.regret().isfinite() and before.isfinite()
+        ledger.record(
+            torch.full((2, 3), gradient, dtype=F64), torch.full((2, 3), action, dtype=F64)
+        )
+    assert ledger.rounds == 1 and torch.equal(ledger.regret(), before)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

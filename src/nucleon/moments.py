@@ -8,6 +8,8 @@ of the stack; discount 1 is the plain game.
 import torch
 from torch import Tensor
 
+from nucleon.linalg.kernels import add_product
+
 Scalar = float | Tensor
 
 
@@ -22,8 +24,10 @@ def accumulate_total(total: Tensor, gradient: Tensor, discount: Scalar) -> Tenso
 
 def accumulate_gram(gram: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
     """M̂ ← γ²M̂ + GGᵀ, with the product formed in the dtype of `gram`."""
-    g = gradient.to(gram.dtype)
-    return (_per_matrix(discount) ** 2 * gram + g @ g.mT).to(gram.dtype)
+    g, rate = gradient.to(gram.dtype), _per_matrix(discount)
+    if isinstance(rate, Tensor):
+        return (rate**2 * gram + g @ g.mT).to(gram.dtype)
+    return add_product(gram, g, g.mT, beta=rate**2)
 
 
 def smoothing(

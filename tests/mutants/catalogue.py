@@ -259,11 +259,16 @@ MUTANTS = [
         "tests/test_moments.py",
         (
             "dropped discount square",
-            "_per_matrix(discount) ** 2 * gram",
-            "_per_matrix(discount) * gram",
+            "beta=rate**2",
+            "beta=rate",
             "test_moments_are_discounted_sums",
         ),
-        ("transposed Gram", "g @ g.mT", "g.mT @ g", "test_moments_are_discounted_sums"),
+        (
+            "transposed Gram",
+            "add_product(gram, g, g.mT,",
+            "add_product(gram, g.mT, g,",
+            "test_moments_are_discounted_sums",
+        ),
         ("missing η", "gram / root**2", "gram", "test_smoothing_is_the_stated_matrix"),
         ("η not squared", "gram / root**2", "gram / root", "test_smoothing_is_the_stated_matrix"),
         (
@@ -400,8 +405,8 @@ MUTANTS = [
         "tests/optim/test_twins.py",
         (
             "averages for sums",
-            "moments.accumulate_total(total, gradient,",
-            "moments.accumulate_total(total, (1 - momentum) * gradient,",
+            "moments.accumulate_total(old, gradient,",
+            "moments.accumulate_total(old, (1 - momentum) * gradient,",
             "test_leon_follows_algorithm_3",
         ),
         (
@@ -418,8 +423,8 @@ MUTANTS = [
         ),
         (
             "a skipped step still decays",
-            "weights * finite[:, None, None]",
-            "weights",
+            "change = torch.where(finite[:, None, None], change, 0.0)",
+            "change = change * 1",
             "tests/optim/test_contract.py::test_a_nonfinite_gradient_is_skipped_and_counted",
         ),
         (

@@ -12,8 +12,7 @@ from nucleon.regret import Ledger
 def bounded_gradients(shape, rounds, seed=0):
     generator = torch.Generator().manual_seed(seed)
     g = torch.randn(rounds, *shape, generator=generator, dtype=torch.float64)
-    # Schatten-4 norm at most 1: what the optimizer checks the bound by.
-    return g / torch.linalg.svdvals(g).pow(4).sum(-1).pow(0.25)[..., None, None]
+    return g / torch.linalg.matrix_norm(g, ord=2)[..., None, None]
 
 
 def exact_leon(params, **options):
@@ -77,6 +76,17 @@ def test_what_the_theorem_does_not_cover_is_refused(options, why):
         optimizer.step()
     (certificate,) = optimizer.certificates().values()
     assert not certificate.holds and why in certificate.refusal
+
+
+def test_options_that_change_end_the_certificate():
+    param = torch.nn.Parameter(torch.zeros((3, 5), dtype=torch.float64))
+    optimizer = exact_leon([param])
+    for step, gradient in enumerate(bounded_gradients((3, 5), 6)):
+        optimizer.param_groups[0]["momentum"] = 0.5 if step == 3 else 0.9
+        param.grad = gradient.clone()
+        optimizer.step()
+    (certificate,) = optimizer.certificates().values()
+    assert not certificate.holds and "changed" in certificate.refusal
 
 
 @pytest.mark.parametrize("method", [nucleon.Muon, nucleon.Pion])

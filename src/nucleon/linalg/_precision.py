@@ -33,3 +33,10 @@ def full_float32() -> Iterator[None]:
     finally:
         for backend, setting in zip(backends, before, strict=True):
             backend.fp32_precision = setting
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Products in the dtype of their operands: no autocast either."""
+    with torch.autocast(device.type, enabled=False), full_float32():
+        yield

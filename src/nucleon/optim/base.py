@@ -12,7 +12,7 @@ and the three methods differ only in `direction`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, cast, overload
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon import _checks, moments, noise
-from nucleon.linalg._precision import full_float32
+from nucleon.linalg._precision import exact_products
 from nucleon.optim import certify, diagnostics, options, stacks
 from nucleon.optim.stacks import Stack
 from nucleon.potentials import Admissibility
@@ -58,6 +58,12 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init__(self, params: Any, given: Mapping[str, Any], **own: Any) -> None:
+        unknown = sorted(set(given) - set(options.DEFAULTS))
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; its options "
+                f"are {', '.join(sorted([*own, *options.DEFAULTS]))}"
+            )
         tag = f"{self.name}/{SCHEMA}"
         super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
 
@@ -85,16 +91,24 @@ class MatrixOptimizer(Optimizer, ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options and parameters of a group, then add it with its state, created now."""
         group = {**self.defaults, **param_group}
-        options.check(group)
-        self._check_options(group)
+        self._check_group(group)
         params = group["params"]
+        if isinstance(params, Set):
+            raise TypeError("params must be ordered, got a set; pass a list")
         params = [params] if isinstance(params, Tensor) else list(params)
-        _check_params(params)
+        _check_params(params, group["lr"])
         param_group["params"] = params
         super().add_param_group(param_group)
         first = sum(len(g["params"]) for g in self.param_groups[:-1])
         for index, param in enumerate(self.param_groups[-1]["params"], start=first):
             self.state[param] = self._new_state(param, index, self.param_groups[-1])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
+        if foreign:
+            raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
+        options.check(group)
+        self._check_options(group)
 
     def _new_state(self, param: Tensor, index: int, group: Mapping[str, Any]) -> dict[str, Tensor]:
         count, short = stacks.matrix_count(param), min(param.shape[-2:])
@@ -118,32 +132,56 @@ class MatrixOptimizer(Optimizer, ABC):
         State keeps the dtype it was saved in: torch's cast to the parameter's dtype would round
         the float32 moments of a bf16 parameter.
         """
-        self._check_state_dict(state_dict)
-        super().load_state_dict(state_dict)
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for key, param in zip(saved["params"], group["params"], strict=True):
-                for name, value in state_dict["state"][key].items():
-                    self.state[param][name] = value.to(device=param.device, copy=True)
+        # The outermost hooks see what the user's own hooks make of the state, and of its loading.
+        final: list[dict[str, Any]] = []
+
+        def check(_: Optimizer, given: dict[str, Any]) -> None:
+            self._check_state_dict(given)
+            final.append(given)
+
+        def restore(_: Optimizer) -> None:
+            for saved, group in zip(final[0]["param_groups"], self.param_groups, strict=True):
+                for key, param in zip(saved["params"], group["params"], strict=True):
+                    for name, value in final[0]["state"][key].items():
+                        self.state[param][name] = value.to(device=param.device, copy=True)
+
+        before = self.register_load_state_dict_pre_hook(check)
+        after = self.register_load_state_dict_post_hook(restore, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        saved_groups, saved_state = state_dict["param_groups"], state_dict["state"]
+        missing = {"param_groups", "state"} - set(state_dict)
+        if missing:
+            raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
+        groups = state_dict["param_groups"]
+        sizes = [len(g["params"]) for g in groups]
+        if sizes != [len(g["params"]) for g in self.param_groups]:
+            raise ValueError(
+                f"state_dict has groups of {sizes} parameters, this optimizer of "
+                f"{[len(g['params']) for g in self.param_groups]}; the models differ"
+            )
         tag = f"{self.name}/{SCHEMA}"
-        for saved, group in zip(saved_groups, self.param_groups, strict=False):
+        for saved, group in zip(groups, self.param_groups, strict=True):
             if saved.get("nucleon") != tag:
                 raise ValueError(
                     f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
                     f"{tag!r}; load it into the optimizer that wrote it, or convert it"
                 )
-            for key, param in zip(saved["params"], group["params"], strict=False):
-                expected = self.state[param]
-                found = saved_state.get(key, {})
-                for name, value in expected.items():
-                    shape = tuple(found[name].shape) if name in found else None
-                    if shape != tuple(value.shape):
-                        raise ValueError(
-                            f"state_dict holds {name!r} of shape {shape} for parameter {key}, "
-                            f"expected {tuple(value.shape)}; the models differ"
-                        )
+            absent = sorted(set(self.defaults) - set(saved))
+            if absent:
+                raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
+            if saved["certify"] != group["certify"]:
+                raise ValueError(
+                    f"state_dict was saved with certify={saved['certify']}, this optimizer has "
+                    f"certify={group['certify']}; construct it alike"
+                )
+            self._check_group(saved)
+            for key, param in zip(saved["params"], group["params"], strict=True):
+                _check_saved(key, state_dict["state"].get(key, {}), self.state[param])
 
     # ------------------------------------------------------------------ looking at it
 
@@ -179,10 +217,12 @@ class MatrixOptimizer(Optimizer, ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(S, Λ, P) of the present state, S = Ĝ, each (b, …); Λ is empty without a Gram."""
         dtype = _checks.work_dtype(stack.pieces[0].param.dtype)
-        total = stack.gather((s["total"] for s in states), dtype)
-        smoothing = self._smoothing(stack, states, group)
-        situation = _situation(stack, states, group)
-        return total, smoothing, self._direction(total, smoothing, situation)
+        with exact_products(states[0]["total"].device):
+            total = stack.gather((s["total"] for s in states), dtype)
+            gram = self._gather_gram(stack, states)
+            smoothing = self._smoothing(stack, gram, group)
+            situation = _situation(stack, states, group)
+            return total, smoothing, self._direction(total, smoothing, situation)
 
     # ------------------------------------------------------------------ the step
 
@@ -201,11 +241,9 @@ class MatrixOptimizer(Optimizer, ABC):
         for group in self.param_groups:
             if not group["params"]:
                 continue
-            device = group["params"][0].device
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
-            # Float32 products are full float32 ones: no autocast, no TF32 (see `full_float32`).
-            with torch.autocast(device.type, enabled=False), full_float32():
-                active = (p for p in group["params"] if p.grad is not None)
+            with exact_products(group["params"][0].device):
+                active = [p for p in group["params"] if p.grad is not None]
                 for stack, states in self.stacks_of(group, active):
                     self._update(stack, states, group)
         return loss
@@ -213,52 +251,56 @@ class MatrixOptimizer(Optimizer, ABC):
     def _update(self, stack: Stack, states: States, group: dict[str, Any]) -> None:
         params = [piece.param for piece in stack.pieces]
         dtype = _checks.work_dtype(params[0].dtype)
-        gradient = stack.gather((cast(Tensor, p.grad) for p in params), dtype)
+        momentum: float = group["momentum"]
+        gradient = stack.gather([cast(Tensor, p.grad) for p in params], dtype)
         if group["maximize"]:
             gradient = -gradient
-        # Skipping is arithmetic, not a branch: the host never learns which matrices it concerns.
-        finite = torch.linalg.vector_norm(gradient, ord=torch.inf, dim=(-2, -1)).isfinite()  # (b,)
-        gradient = torch.where(finite[:, None, None], gradient, 0.0)
+        old = stack.gather([s["total"] for s in states], dtype)
+        old_gram = self._gather_gram(stack, states)
+        total = moments.accumulate_total(old, gradient, momentum)
+        gram = self._advance(old_gram, gradient, group)
 
-        momentum: float = group["momentum"]
-        total = stack.gather((s["total"] for s in states), dtype)
-        total = moments.accumulate_total(total, gradient, _unless_skipped(momentum, finite, dtype))
-        self._advance_gram(stack, states, gradient, finite, group)
-        smoothing = self._smoothing(stack, states, group)
+        # Skipping is arithmetic, not a branch: the host never learns which matrices it concerns. A
+        # gradient that is not finite shows in the total, one whose square is not in the Gram.
+        finite = torch.linalg.vector_norm(total, ord=torch.inf, dim=(-2, -1)).isfinite()  # (b,)
+        if self.has_gram:
+            finite = finite & gram.diagonal(dim1=-2, dim2=-1).isfinite().all(dim=-1)
+            gram = torch.where(finite[:, None, None], gram, old_gram)
+        total = torch.where(finite[:, None, None], total, old)
+
         situation = _situation(stack, states, group)
-        ahead = momentum * total + gradient if group["nesterov"] else total
-        direction = self._direction(ahead, smoothing, situation)
+        ahead = total
+        if group["nesterov"] or group["certify"]:
+            gradient = torch.where(finite[:, None, None], gradient, 0.0)
+            ahead = momentum * total + gradient if group["nesterov"] else total
+        direction = self._direction(ahead, self._smoothing(stack, gram, group), situation)
 
         if group["certify"]:
-            certify.record(stack, states, gradient, direction, finite, momentum)
-        for piece, state, new in zip(stack.pieces, states, stack.split(total), strict=True):
-            piece.view(state["total"]).copy_(new)
-        for piece, state, ok in zip(stack.pieces, states, stack.split(finite), strict=True):
-            piece.own(state["skipped"]).add_(~ok)
+            certify.record(stack, states, gradient, direction, finite, group)
+        for k, (piece, state) in enumerate(zip(stack.pieces, states, strict=True)):
+            piece.view(state["total"]).copy_(stack.split(total)[k])
+            piece.own(state["skipped"]).add_(~stack.split(finite)[k])
+            if self.has_gram:
+                piece.own(state["gram"]).copy_(stack.split(gram)[k])
         self._write(stack, direction, finite, situation)
 
-    def _advance_gram(
-        self,
-        stack: Stack,
-        states: States,
-        gradient: Tensor,
-        finite: Tensor,
-        group: Mapping[str, Any],
-    ) -> None:
-        if not self.has_gram:
-            return
-        discount = group["momentum"] if group["beta2"] is None else math.sqrt(group["beta2"])
-        old = stack.gather_own(s["gram"] for s in states)
-        gram = moments.accumulate_gram(old, gradient, _unless_skipped(discount, finite, old.dtype))
-        for piece, state, new in zip(stack.pieces, states, stack.split(gram), strict=True):
-            piece.own(state["gram"]).copy_(new)
-
-    def _smoothing(self, stack: Stack, states: States, group: Mapping[str, Any]) -> Tensor:
+    def _gather_gram(self, stack: Stack, states: States) -> Tensor:
         if not self.has_gram:
             return torch.empty(0, device=states[0]["total"].device)
+        return stack.gather_own([s["gram"] for s in states])
+
+    def _advance(self, gram: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
+        if not self.has_gram:
+            return gram
+        discount = group["momentum"] if group["beta2"] is None else math.sqrt(group["beta2"])
+        return moments.accumulate_gram(gram, gradient, discount)
+
+    def _smoothing(self, stack: Stack, gram: Tensor, group: Mapping[str, Any]) -> Tensor:
+        if not self.has_gram:
+            return gram
         scale = self.smoothing_scale(group, *sorted(stack.pieces[0].param.shape[-2:]))
         return moments.smoothing(
-            stack.gather_own(s["gram"] for s in states),
+            gram,
             gradient_bound=group["gradient_bound"],
             eta=scale**-0.5 if scale else math.inf,
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
@@ -270,17 +312,17 @@ class MatrixOptimizer(Optimizer, ABC):
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
         length = self._random_length(at, direction) if group["steps"] == "exponential" else 1.0
         scales = [options.scale_factor(group["scale"], *p.param.shape[-2:]) for p in stack.pieces]
-        length = length * scales[0]
-        change = direction * (lr * length * finite.to(direction.dtype))[:, None, None]
+        change = direction * (lr * length * scales[0])
         for scale, part in zip(scales, stack.split(change), strict=True):
             if scale != scales[0]:  # tall and wide matrices share a stack
                 part.mul_(scale / scales[0])
         if group["weight_decay"]:
-            weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
-            decay = lr * group["weight_decay"] * weights * finite[:, None, None]
+            weights = stack.gather([p.param for p in stack.pieces], direction.dtype)
+            decay = lr * group["weight_decay"] * weights
             change = change + (decay * (weights * direction > 0) if group["cautious"] else decay)
+        change = torch.where(finite[:, None, None], change, 0.0)
         if group["stochastic_rounding"] and stack.pieces[0].param.dtype == torch.bfloat16:
-            weights = stack.gather((p.param for p in stack.pieces), direction.dtype)
+            weights = stack.gather([p.param for p in stack.pieces], direction.dtype)
             new = self._round_stochastically(weights - change, at)
             for piece, part in zip(stack.pieces, stack.split(new), strict=True):
                 piece.view(piece.param).copy_(part)
@@ -309,20 +351,24 @@ class MatrixOptimizer(Optimizer, ABC):
             device=weights.device,
             dtype=torch.float32,
         )
-        bits = weights.view(torch.int32) + (dither * 65535.0).to(torch.int32)
-        return (bits & -65536).view(torch.float32)
+        # 0 … 65535, each as likely: the bits that bf16 lacks carry with their own probability.
+        low = (dither * 65536.0).to(torch.int32).clamp_max(65535)
+        return ((weights.view(torch.int32) + low) & -65536).view(torch.float32)
 
     def _check_gradients(self) -> None:
-        for param in chain.from_iterable(g["params"] for g in self.param_groups):
-            gradient = param.grad
-            if gradient is None:
-                continue
-            if gradient.layout is not torch.strided:
-                raise RuntimeError(
-                    f"{self.name} takes dense gradients, a parameter of shape "
-                    f"{tuple(param.shape)} has layout {gradient.layout}; "
-                    f"use sparse=False or another optimizer for it"
-                )
+        for group in self.param_groups:
+            for param in group["params"]:
+                if group["certify"] and "played" not in self.state[param]:
+                    raise ValueError(
+                        "certify was switched on during the run; pass certify=True when the group "
+                        "is added, so that its regret is kept from the start"
+                    )
+                if param.grad is not None and param.grad.layout is not torch.strided:
+                    raise RuntimeError(
+                        f"{self.name} takes dense gradients, a parameter of shape "
+                        f"{tuple(param.shape)} has layout {param.grad.layout}; "
+                        f"use sparse=False or another optimizer for it"
+                    )
         strict = [g for g in self.param_groups if g["nonfinite"] == "raise"]
         for param in chain.from_iterable(g["params"] for g in strict):
             if param.grad is not None and not torch.isfinite(param.grad).all():
@@ -333,16 +379,32 @@ class MatrixOptimizer(Optimizer, ABC):
 
 
 def _situation(stack: Stack, states: States, group: Mapping[str, Any]) -> Situation:
-    return Situation(group, stack.gather_own(s["stream"] for s in states), states[0]["step"])
+    return Situation(group, stack.gather_own([s["stream"] for s in states]), states[0]["step"])
 
 
-def _unless_skipped(rate: float, finite: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rate (b,), but 1 where the gradient was not finite, so that the moment stays as it is."""
-    # A Python number in `where` would be rounded to the default dtype first.
-    return torch.where(finite, torch.full((), rate, dtype=dtype, device=finite.device), 1.0)
+def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
+    for name in sorted(set(found) ^ set(expected)):
+        raise ValueError(
+            f"state_dict {'lacks' if name in expected else 'has an unknown'} {name!r} for "
+            f"parameter {key}; it is damaged or of another version"
+        )
+    for name, own in expected.items():
+        value = found[name]
+        if not isinstance(value, Tensor) or value.is_floating_point() != own.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"state_dict holds {name!r} of type {kind} for parameter {key}, expected "
+                f"{own.dtype}; it is damaged"
+            )
+        if value.shape != own.shape:
+            raise ValueError(
+                f"state_dict holds {name!r} of shape {tuple(value.shape)} for parameter {key}, "
+                f"expected {tuple(own.shape)}; the models differ"
+            )
 
 
-def _check_params(params: Iterable[object]) -> None:
+def _check_params(params: Iterable[object], lr: float | Tensor) -> None:
     devices: set[torch.device] = set()
     seen: set[int] = set()
     for item in params:
@@ -351,9 +413,10 @@ def _check_params(params: Iterable[object]) -> None:
         )
         if not isinstance(param, Tensor):
             raise TypeError(f"{name} must hold tensors, got {type(param).__name__}")
-        if param.is_complex() or not param.is_floating_point():
+        if param.dtype not in _checks.REAL_DTYPES:
             raise TypeError(
-                f"{name} has dtype {param.dtype}; only real floating point is supported"
+                f"{name} has dtype {param.dtype}; float16, bfloat16, float32 and float64 are "
+                f"supported"
             )
         if param.ndim not in (2, 3):
             raise ValueError(
@@ -368,4 +431,9 @@ def _check_params(params: Iterable[object]) -> None:
         raise ValueError(
             f"the parameters of one group are on several devices ({sorted(map(str, devices))}); "
             f"make one group per device"
+        )
+    if isinstance(lr, Tensor) and lr.device.type != "cpu" and devices - {lr.device}:
+        raise ValueError(
+            f"lr is on {lr.device}, the parameters are on {sorted(map(str, devices))}; move lr "
+            f"there or to the CPU"
         )

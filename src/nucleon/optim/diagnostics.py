@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nucleon.linalg import coefficients
+from nucleon.linalg._precision import exact_products
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
 from nucleon.optim.options import scale_factor
@@ -28,7 +29,8 @@ def collect(optimizer: "MatrixOptimizer") -> dict[str, float]:
             total, smoothing, direction = optimizer.directions(stack, states, group)
             weights = stack.gather((p.param for p in stack.pieces), total.dtype)
             skipped = stack.gather_own(s["skipped"] for s in states)
-            table = _measure(total, smoothing, direction, weights, group["lr"], skipped)
+            with exact_products(total.device):
+                table = _measure(total, smoothing, direction, weights, group["lr"], skipped)
             tables.append(table.flatten().double())
             for piece in stack.pieces:
                 scale = scale_factor(group["scale"], *piece.param.shape[-2:])
@@ -61,7 +63,8 @@ def _measure(
         operator_norm_bound(direction),
         _ratio(noise, signal + noise),
         _ratio((direction * muon).sum(dim=(-2, -1)), _norm(direction) * _norm(muon)),
-        lr * _ratio(_norm(direction), _norm(weights)),
+        (lr.reshape(()) if isinstance(lr, Tensor) else lr)
+        * _ratio(_norm(direction), _norm(weights)),
         skipped.to(total.dtype),
     )
     return torch.stack(columns, dim=1)

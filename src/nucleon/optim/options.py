@@ -25,7 +25,8 @@ class Options(TypedDict, total=False):
     weight_decay: float
     """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
     cautious: bool
-    """Decay only the entries of W whose sign agrees with the update's (default False)."""
+    """Decay only where it goes along with the update: lr·weight_decay·W·[P∘W > 0] (default False:
+    plain decoupled decay; measured by others to help, not by us)."""
     scale: Scale
     """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
     practice; the theory's is "none")."""
@@ -35,17 +36,22 @@ class Options(TypedDict, total=False):
     iterations: int
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
     nonfinite: NonFinite
-    """"skip": a matrix whose gradient has a NaN or Inf keeps its weights and state, without a host
-    synchronization, and is counted (default). "raise": raise before anything changes."""
+    """"skip": a matrix whose gradient is not finite, or overflows the moments, keeps its weights
+    and state, without a host synchronization, and is counted (default: for safety; the theory has
+    no such gradients). "raise": raise on one that is not finite, before anything changes."""
     maximize: bool
     """Climb instead of descend (default False)."""
     momentum_dtype: torch.dtype | None
-    """Of Ĝ: None is float32, or float64 for float64 parameters (default); bfloat16 halves it."""
+    """Of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
+    rounding); bfloat16 halves it."""
     stochastic_rounding: bool
-    """Round bf16 weights up or down at random so that the mean is exact (default False)."""
+    """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
+    has no rounding)."""
     certify: bool
     """Keep the discounted regret of each matrix, for `certificates()`: the last direction, mn more
     numbers a matrix, and one more product GGᵀ a step (default False)."""
+    certified: tuple[()] | list[Any] | None
+    """The optimizer's own note of the options a certificate relies on; leave it alone."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int
@@ -65,6 +71,7 @@ DEFAULTS = Options(
     momentum_dtype=None,
     stochastic_rounding=False,
     certify=False,
+    certified=(),
     seed=0,
     largest_stack=2**24,
 )
@@ -85,12 +92,6 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
 
 def check(group: dict[str, Any]) -> None:
     """Raise on a bad value among the options of a group, the method's own ones excepted."""
-    unknown = set(group) - _KNOWN
-    if unknown:
-        raise TypeError(
-            f"unknown option {', '.join(sorted(map(repr, unknown)))}; "
-            f"the options are {', '.join(sorted(_KNOWN - _INTERNAL))}"
-        )
     check_lr(group["lr"])
     _checks.fraction("momentum", group["momentum"], closed="0")
     if group.get("beta2") is not None:
@@ -108,6 +109,8 @@ def check(group: dict[str, Any]) -> None:
     _checks.choice("nonfinite", group["nonfinite"], NON_FINITE)
     _checks.count("iterations", group["iterations"])
     _checks.count("largest_stack", group["largest_stack"])
+    if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
+        raise TypeError(f"seed must be an integer, got {group['seed']!r}")
     for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding", "certify"):
         if not isinstance(group[flag], bool):
             raise TypeError(f"{flag} must be True or False, got {group[flag]!r}")
@@ -123,17 +126,17 @@ def check(group: dict[str, Any]) -> None:
 
 
 def check_lr(lr: object) -> None:
-    """Raise unless `lr` is a finite number ≥ 0 or a one-element tensor, whose value is not read."""
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(
-                f"lr must be a number or a one-element tensor, got {lr.numel()} values"
-            )
-    else:
+    """Raise unless `lr` is a finite number ≥ 0 or a one-element tensor that holds one."""
+    if not isinstance(lr, Tensor):
         _checks.nonnegative("lr", lr)  # pyright: ignore[reportArgumentType]
+        return
+    if lr.numel() != 1 or not lr.is_floating_point():
+        raise ValueError(
+            f"lr must be a number or a one-element real tensor, got {lr.numel()} of {lr.dtype}"
+        )
+    if lr.device.type != "meta":
+        _checks.nonnegative("lr", lr.item())
 
 
-_INTERNAL = {"params", "param_names", "nucleon", "initial_lr", "foreach", "differentiable"}
-_METHODS = {"method", "beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
-_SCHEDULERS = {"swa_lr", "min_lr", "max_lr", "max_momentum", "base_momentum", "betas"}
-_KNOWN = {"lr", "momentum", *DEFAULTS, *_METHODS, *_INTERNAL, *_SCHEDULERS}
+OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
+"""Options that not every method has: given to one that does not, they are a mistake."""

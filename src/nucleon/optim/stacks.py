@@ -85,14 +85,16 @@ def build(params: Iterable[Tensor], largest: int) -> list[Stack]:
     return [stack for pieces in buckets.values() for stack in _chunks(pieces, largest)]
 
 
-def _chunks(pieces: Sequence[Piece], largest: int) -> Iterable[Stack]:
+def _chunks(pieces: Sequence[Piece], largest: int) -> list[Stack]:
     rows, columns = pieces[0].param.shape[-2:]
-    room, chunk = largest, list[Piece]()
+    room = largest
+    chunk: list[Piece] = []
+    done: list[Stack] = []
     for piece in pieces:
         entries = (piece.stop - piece.start) * rows * columns
         if chunk and entries > room:
-            yield Stack(chunk)
+            done.append(Stack(chunk))
             room, chunk = largest, []
         chunk.append(piece)
         room -= entries
-    yield Stack(chunk)
+    return [*done, Stack(chunk)]
