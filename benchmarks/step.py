@@ -186,6 +186,9 @@ def main() -> None:
     options = parser.parse_args()
     facts = environment(options)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    if options.device == "cpu":
+        limit = os.environ["ONEDNN_MAX_CPU_ISA"]
+        print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
     results = [run(name, options) for name in options.set or ["2x768"]]
     if options.json:
         options.json.write_text(json.dumps({"environment": facts, "results": results}, indent=1))

@@ -18,10 +18,17 @@ def plan(
     optimizer: Annotated[Planned, typer.Option(help="Whose theorem.")],
     rho: Annotated[float, typer.Option(help="ρ, the radius of the stationary point.")],
     epsilon: Annotated[float, typer.Option(help="ε, its accuracy in the nuclear norm.")],
-    q_nuclear: Annotated[float, typer.Option(help="‖Q‖_*, where E[GGᵀ] ⪯ Q².")],
-    delta: Annotated[float, typer.Option(help="ΔL, the first loss less its infimum.")],
-    gradient_bound: Annotated[float, typer.Option(help="G, at least every ‖G_t‖_op.")],
     shape: Annotated[str, typer.Option(help="Of the matrix, as 8x16.")],
+    q_nuclear: Annotated[
+        float | None, typer.Option(help="‖Q‖_*, where E[GGᵀ] ⪯ Q²; needed.", show_default=False)
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="ΔL, the first loss less its infimum; needed.", show_default=False),
+    ] = None,
+    gradient_bound: Annotated[
+        float | None, typer.Option(help="G, at least every ‖G_t‖_op; needed.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -37,6 +44,12 @@ def plan(
         sides = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", shape)
         if sides is None:
             raise CommandError(f"--shape is {shape!r}", "write rows x columns, as 8x16")
+        if q_nuclear is None or delta is None or gradient_bound is None:
+            raise CommandError(
+                "the plan needs all of --q-nuclear, --delta and --gradient-bound",
+                "estimate them from batches of a model in Python: nucleon.optim.estimate, then "
+                "nucleon.optim.plan(..., estimates=...)",
+            )
         try:
             found = make_plan(
                 optimizer,

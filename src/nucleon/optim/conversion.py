@@ -12,7 +12,8 @@ from nucleon import _checks
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.optim.o2nc import O2NC
 
-_BLOCK = 256  # rounds whose nuclear norms are computed in one call
+_BLOCK = 256  # rounds whose nuclear norms are computed in one call, at most
+_BLOCK_BYTES = 64 * 2**20  # and what they may hold: fewer large rounds, but at least one
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,8 @@ class ConversionMeter:
         # Σγ^{t-s} of ∇L(W_s), of the noise G_s − ∇L(W_s), and of G_s
         self._sums = [p.new_zeros(3, *p.shape, dtype=torch.float64) for p in optimizer.params]
         self._loss = torch.zeros_like(optimizer.tau, dtype=torch.float64)
+        size = sum(total.nbytes for total in self._sums)
+        self._block = max(1, min(_BLOCK, _BLOCK_BYTES // size))
         self._pending: list[tuple[list[Tensor], Tensor]] = []
         self._means = self._loss.new_zeros(3, *self._loss.shape)
         self._at_tau = torch.full_like(self._loss, torch.nan)
@@ -82,7 +85,7 @@ class ConversionMeter:
         self._loss = discount * self._loss + torch.stack(losses).sum(0)
         self._pending.append((list(self._sums), self._loss))
         self.round += 1
-        if len(self._pending) == _BLOCK or self.round == self.optimizer.rounds:
+        if len(self._pending) == self._block or self.round == self.optimizer.rounds:
             self._flush()
 
     def terms(self, loss_gap: float | Tensor) -> ConversionTerms:

@@ -24,12 +24,14 @@ class Leon(MatrixOptimizer):
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate, a number or a one-element tensor (0.02).
+        lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
+            is its radius D, see `plan`).
         momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
         beta2: β₂ of M̂ ← β₂M̂ + GGᵀ; None is β₁² at every step, the theory's (None).
         smoothing_scale: c = 1/η²; the theorem's is 1, more smooths more, 0 is Muon (1.0).
         gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 3 as printed (0.0).
-        method: "polar-express", the augmented recursion with optimal quintics (default);
+        method: "polar-express", the augmented recursion with optimal quintics (default: measured,
+            the fastest with an error below torch's Muon, `benchmarks/step.py`);
             "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root;
             "eigh", exact and slow.
         options: see `nucleon.optim.Options`.

@@ -28,9 +28,11 @@ class Muon(MatrixOptimizer):
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate, a number or a one-element tensor (0.02).
+        lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
+            is its radius D, see `plan`).
         momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
-        method: of the polar factor: "polar-express", the optimal quintics (default);
+        method: of the polar factor: "polar-express", the optimal quintics (default: measured, the
+            smallest error of a five-step method, `benchmarks/step.py`);
             "newton-schulz", the paper's cubic; "muon", Jordan's quintic, which leaves the ball;
             "svd", exact and slow.
         options: see `nucleon.optim.Options`.

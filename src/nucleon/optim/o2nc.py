@@ -11,7 +11,7 @@ Every learner begins with X_1 = 0, so W_1 is the initial weight. Several matrice
 block-diagonal matrix: they share the lengths s and τ, their nuclear norms add.
 """
 
-import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,8 +36,10 @@ class O2NC(Optimizer):
         params: 2-D parameters and 3-D stacks of matrices, float32 or float64.
         learner: a class of `nucleon.learners` or any callable that makes one: called once for each
             parameter with its shape and the keywords `radius`, `discount`, `dtype` and `device`,
-            also with `seed` and `stream` where it names them, and with `options`. Or a learner
-            itself, fresh and of that shape, radius and discount, for one parameter.
+            with `seed` and `stream` where it takes them and `functools.partial` has not set them
+            (a function with `**kwargs` takes them, a class where it names them), and with
+            `options`. Or a learner itself, fresh and of that shape, radius and discount, for one
+            parameter. Its ball is ‖X‖_op ≤ D and its first action 0.
         rho: ρ of the (ρ, ε)-stationary point.
         discount: γ.
         rounds: T.
@@ -104,43 +106,57 @@ class O2NC(Optimizer):
         loss = None
         if self.swapped:
             raise RuntimeError("the parameters hold an average now; step after leaving the swap")
-        if self.round == self.rounds:
+        if self.round >= self.rounds:
             raise RuntimeError(f"the {self.rounds} rounds are over; pass a larger rounds=")
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._observe()
-        self.round += 1
-        self._average()
         length = noise.exponential(
             tuple(self._streams.shape),
             seed=self.param_groups[0]["seed"],
             stream=self._streams,
-            step=self.round,
+            step=self.round + 1,
             dtype=self.params[0].dtype,
             device=self.params[0].device,
         )
         length = length[:, None, None] if length.ndim else length
-        for param, action in zip(self.params, self.actions, strict=True):
+        actions = self._answer()  # all that can fail comes before the first change
+        self.round += 1
+        self._average()
+        for param, action in zip(self.params, actions, strict=True):
             param.add_(action * length)
         return loss
 
-    def _observe(self) -> None:
+    def _answer(self) -> list[Tensor]:
+        """X_{t+1} of each parameter after G_t; the learners as they were when one of them fails."""
         for index, param in enumerate(self.params):
             if param.grad is None:
                 raise RuntimeError(
                     f"parameter {index} of shape {tuple(param.shape)} has no gradient; the process "
                     f"needs all of them in every round: call backward(), or set zeros"
                 )
-        # Learners replace their tensors and never write into them, so a shallow copy is enough to
-        # undo the rounds of the first learners when a later one refuses its gradient.
-        before = [vars(copy.copy(learner)) for learner in self.learners]
-        try:
+        with self._undone_on_error():
             for param, learner in zip(self.params, self.learners, strict=True):
                 learner.play()
                 learner.observe(cast(Tensor, param.grad))
-        except Exception:
+            actions = self.actions
+            for param, action in zip(self.params, actions, strict=True):
+                if action.shape != param.shape:
+                    raise ValueError(
+                        f"the learner played an action of shape {tuple(action.shape)} for a "
+                        f"parameter of shape {tuple(param.shape)}; mend its _act()"
+                    )
+        return actions
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Learners replace their tensors and never write into them: references undo a round."""
+        before = [dict(vars(learner)) for learner in self.learners]
+        try:
+            yield
+        except BaseException:
             for learner, old in zip(self.learners, before, strict=True):
+                vars(learner).clear()
                 vars(learner).update(old)
             raise
 
@@ -204,6 +220,8 @@ class O2NC(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold torch's part, which names its own attributes only, and ours."""
+        if self.swapped:  # the weights of now are with the open block, which a copy would not have
+            raise RuntimeError("the parameters hold an average now; copy after leaving the swap")
         names = ("radius", "discount", "rounds", "round", "swapped", "params", "learners", "tau")
         own = {name: getattr(self, name) for name in (*names, "_streams")}
         return {**super().__getstate__(), **own}
@@ -220,6 +238,8 @@ class O2NC(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state of the same process; refuse any other, changing nothing."""
+        if self.swapped:
+            raise RuntimeError("the parameters hold an average now; load after leaving the swap")
         own = {k: v for k, v in self.param_groups[0].items() if k not in ("params", "param_names")}
         saved: Mapping[str, Any] = (state_dict.get("param_groups") or [{}])[0]
         for name in ("nucleon", *own):
@@ -230,17 +250,22 @@ class O2NC(Optimizer):
                 )
         averages = [self._saved(state_dict, i, param) for i, param in enumerate(self.params)]
         count = _checks.count("round", cast(int, state_dict.get("round")), minimum=0)
+        if count > self.rounds:
+            raise ValueError(
+                f"the state is damaged: round={count} exceeds rounds={self.rounds}; load one that "
+                f"state_dict() returned"
+            )
         states: Sequence[Mapping[str, Any]] = state_dict.get("learners", ())
         if len(states) != len(self.learners):
             raise ValueError(f"the state has {len(states)} learners, expected {len(self.learners)}")
-        before = [learner.state_dict() for learner in self.learners]
-        try:
+        with self._undone_on_error():
             for learner, state in zip(self.learners, states, strict=True):
                 learner.load_state_dict(state)
-        except Exception:
-            for learner, state in zip(self.learners, before, strict=True):
-                learner.load_state_dict(state)
-            raise
+                if learner.rounds != count:
+                    raise ValueError(
+                        f"the state is damaged: round={count}, but a learner has "
+                        f"rounds={learner.rounds}; load one that state_dict() returned"
+                    )
         self.round = count
         for param, tensors in zip(self.params, averages, strict=True):
             self.state[param] = tensors
@@ -254,6 +279,7 @@ class O2NC(Optimizer):
                     f"the state's {name} of parameter {index} must have the shape "
                     f"{tuple(param.shape)}, got {getattr(value, 'shape', value)!r}"
                 )
+            _checks.finite(f"the state's {name} of parameter {index}", value)
         device = param.device
         return {n: saved[n].to(device, torch.float64, copy=True) for n in ("average", "output")}
 
@@ -270,21 +296,27 @@ class O2NC(Optimizer):
                 )
             made = [learner]
         else:
-            named = inspect.signature(learner).parameters
-            noisy = {"seed": self.param_groups[0]["seed"]} if "seed" in named else {}
+            taken = _noise_keywords(learner)
             made: list[Learner] = []
             for index, param in enumerate(self.params):
                 # The identity that the optimizers give their noise, so that Pion's is FTPL's.
-                stream = {"stream": index * SLICES} if "stream" in named else {}
+                own = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
                 game = {"radius": self.radius, "discount": self.discount}
                 place = {"dtype": param.dtype, "device": param.device}
-                every = {**game, **place, **noisy, **stream, **options}
-                made.append(learner(tuple(param.shape), **every))
+                noisy = {name: value for name, value in own.items() if name in taken}
+                made.append(learner(tuple(param.shape), **{**game, **place, **noisy, **options}))
         for param, one in zip(self.params, made, strict=True):
             self._check_learner(one, param)
+        if len({id(one) for one in made}) < len(made):
+            raise ValueError("learner made one learner for two parameters; make a new one each")
         return made
 
-    def _check_learner(self, learner: Learner, param: Tensor) -> None:
+    def _check_learner(self, learner: object, param: Tensor) -> None:
+        if not isinstance(learner, Learner):
+            raise TypeError(
+                f"learner must make a nucleon.learners.Learner, it made {learner!r}; pass a class "
+                f"such as FAML, or a function that returns one of its learners"
+            )
         wanted = {
             "shape": tuple(param.shape),
             "radius": self.radius,
@@ -299,6 +331,18 @@ class O2NC(Optimizer):
                     f"learner has {name}={getattr(learner, name)!r}, the process needs {value!r}; "
                     f"pass the class {type(learner).__name__} and let O2NC make it"
                 )
+        # Vector learners name their ball; ‖x‖₂ is the operator norm of a row or a column.
+        ball = getattr(learner, "ball", "l2")
+        if ball != "l2" and param.shape[-2:].numel() > 1:
+            raise ValueError(
+                f"learner has ball={ball!r}, the process needs the operator-norm ball, which for "
+                f"vectors is ℓ2; pass ball='l2'"
+            )
+        if learner.play().any():
+            raise ValueError(
+                f"the first action of {type(learner).__name__} is not 0, but the process begins at "
+                f"the given weights; pass a learner that plays X_1 = 0"
+            )
 
     def _draw_tau(self) -> Tensor:
         """τ = T with probability γ^t, else t, for t uniform on 1 … T: the law, without a table."""
@@ -314,6 +358,30 @@ class O2NC(Optimizer):
         return torch.where(last, self.rounds, t.long())
 
 
+def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
+    """Which of `seed` and `stream` a factory is to be given; refuse one that cannot be called."""
+    try:
+        named = inspect.signature(learner).parameters
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"learner must be a class of nucleon.learners, a function that makes a learner, or a "
+            f"learner, got {learner!r}"
+        ) from None
+    inner, fixed = learner, set[str]()
+    while isinstance(inner, functools.partial):
+        fixed |= inner.keywords.keys()
+        inner = cast(Callable[..., Learner], inner.func)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in named.values())
+    if "discount" not in named and not takes_any:
+        raise TypeError(
+            f"learner {getattr(inner, '__name__', inner)} takes no discount, but the process plays "
+            f"the discounted game; pass a learner that does, such as FAML"
+        )
+    # The options of a class are a closed list, even where it passes them on as **options.
+    takes_any = takes_any and not isinstance(inner, type)
+    return {name for name in ("seed", "stream") if takes_any or name in named} - fixed
+
+
 def _check_params(params: Sequence[object], independent: bool) -> None:
     if not params:
         raise ValueError("params is empty; pass at least one matrix")
@@ -324,6 +392,8 @@ def _check_params(params: Sequence[object], independent: bool) -> None:
         if param.ndim not in ((3,) if independent else (2, 3)) or not param.numel():
             wanted = "(b, m, n), one slice a process" if independent else "(m, n) or (b, m, n)"
             raise ValueError(f"params[{index}] must be {wanted}, got shape {tuple(param.shape)}")
+    if len({id(param) for param in params}) < len(params):
+        raise ValueError("params names a parameter twice; name each once")
     found = {
         (p.dtype, p.device, len(p) if independent else 0) for p in params if isinstance(p, Tensor)
     }

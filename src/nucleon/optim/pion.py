@@ -25,7 +25,8 @@ class Pion(MatrixOptimizer):
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate, a number or a one-element tensor (0.02).
+        lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
+            is its radius D, see `plan`).
         momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
         beta2: β₂ of M̂ ← β₂M̂ + GGᵀ; None is β₁² at every step, the theory's (None).
         smoothing_scale: c. "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by zero
@@ -33,8 +34,8 @@ class Pion(MatrixOptimizer):
             padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a
             number, with the padding.
         gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 2 as printed (0.0).
-        samples: k (1); the theorem takes the mean over infinitely many.
-        antithetic: draw Z in pairs Z, −Z; needs an even k (False).
+        samples: k (1, the cheapest; the theorem takes the mean over infinitely many).
+        antithetic: draw Z in pairs Z, −Z; needs an even k (False, as printed).
         method: of the polar factors, as for `Muon` ("polar-express").
         options: see `nucleon.optim.Options`.
     """

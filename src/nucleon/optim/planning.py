@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from nucleon import _checks, theory
 from nucleon.linalg.norms import operator_norm
 from nucleon.potentials import Gaussian
+from nucleon.theory.nonconvex import OutOfReachError
 
 Planned = Literal["leon", "pion"]
 Kind = Literal["reachable", "trivial", "not covered", "out of reach"]
@@ -20,6 +21,13 @@ MOST_ROUNDS = 10**12
 """More rounds than this are said to be out of reach: eleven days at a million a second."""
 STANDARD_ERRORS = 3.0
 """Half the width of an `Interval`; for 16 runs or more it covers the mean 99 times of 100."""
+
+MARGIN = 2.0
+"""What `plan` multiplies the largest gradient seen by, for want of an upper end."""
+TINY = 1e-300
+
+End = Literal["low", "value", "high"]
+ENDS: tuple[End, ...] = ("low", "value", "high")
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,14 @@ class Plan:
     verdict: str
     """What to make of it, in a sentence or two."""
     complexity: theory.Complexity | None
-    """γ, D and T with the terms and conditions they come from; None for a trivial target."""
+    """γ, D and T with the terms and conditions they come from; None for a trivial target, and for
+    one so far out of reach that float64 cannot hold them."""
     bound: theory.ConversionBound | None
     """What the proof promises at these γ and T, term by term, at most ε where it applies."""
+    low: "Plan | None" = None
+    """The plan at the lower ends of the estimates; None where all was given."""
+    high: "Plan | None" = None
+    """The plan at their upper ends, and G at `MARGIN` times the largest gradient seen."""
 
     @property
     def discount(self) -> float:
@@ -83,10 +96,11 @@ def plan(
     *,
     rho: float,
     epsilon: float,
-    q_nuclear: float,
-    loss_gap: float,
-    gradient_bound: float,
+    q_nuclear: float | None = None,
+    loss_gap: float | None = None,
+    gradient_bound: float | None = None,
     shape: tuple[int, int],
+    estimates: "Estimates | None" = None,
 ) -> Plan:
     """γ, D and T of Theorem 5.2 (Pion) or 5.3 (Leon), and whether they mean anything.
 
@@ -94,22 +108,61 @@ def plan(
     T = max{4000C²‖Q‖_*²ΔL/(ρε³), 400C²‖Q‖_*²/ε², 10√2·C·mG/ε}
 
     C is 1 for Leon and (n′/(n′−m−1))^¼ at the padded width n′ for Pion, whose theorem takes the
-    mean over its noise as exact.
+    mean over its noise as exact. What is not given is taken from `estimates`: the plan is that at
+    the estimated values, its `low` and `high` those at the ends of their intervals. No sample
+    bounds G above: `high` takes `MARGIN` times the largest gradient seen.
 
     Args:
         optimizer: "leon" or "pion".
         rho: ρ, the radius of the (ρ, ε)-stationary point.
         epsilon: ε, its accuracy in the nuclear norm.
-        q_nuclear: ‖Q‖_* of a Q with E[GGᵀ] ⪯ Q² wherever the run may come.
-        loss_gap: ΔL = L(W_0) − inf L.
-        gradient_bound: G ≥ ‖G_t‖_op.
+        q_nuclear: ‖Q‖_* of a Q with E[GGᵀ] ⪯ Q² wherever the run may come (default: estimated).
+        loss_gap: ΔL = L(W_0) − inf L (default: estimated).
+        gradient_bound: G ≥ ‖G_t‖_op (default: estimated).
         shape: (m, n) of the matrix, tall or wide.
+        estimates: what `estimate` found, for those of the three that are not given (default None).
     """
     if optimizer not in PLANNED:
         raise ValueError(
             f"optimizer must be 'leon' or 'pion', got {optimizer!r}; Muon has no theorem to plan "
             f"with, since the regret of following the leader can be linear"
         )
+    if len(shape) != 2:
+        raise ValueError(f"shape must be (m, n), got {shape!r}; plan for one matrix")
+    given = {"q_nuclear": q_nuclear, "loss_gap": loss_gap, "gradient_bound": gradient_bound}
+    known = {name: value for name, value in given.items() if value is not None}
+    missing = tuple(name for name in given if name not in known)
+    if not missing:
+        return _plan(optimizer, shape, rho=rho, epsilon=epsilon, **known)
+    if estimates is None:
+        raise ValueError(
+            f"{', '.join(missing)} must be given or estimated; pass estimates=estimate(params, "
+            f"closure, batches)"
+        )
+    at = {
+        end: _plan(optimizer, shape, rho=rho, epsilon=epsilon, **{**estimates.at(end), **known})
+        for end in ENDS
+    }
+    ends = " to ".join(
+        str(at[end].rounds) if at[end].complexity else at[end].kind for end in ENDS[::2]
+    )
+    verdict = (
+        f"{at['value'].verdict} Here {', '.join(missing)} are estimates at the present weights; at "
+        f"the ends of their intervals T is {ends}."
+    )
+    return replace(at["value"], verdict=verdict, low=at["low"], high=at["high"])
+
+
+def _plan(
+    optimizer: Planned,
+    shape: tuple[int, int],
+    *,
+    rho: float,
+    epsilon: float,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float,
+) -> Plan:
     rows, columns = sorted(_checks.count("every side of shape", side) for side in shape)
     width = Gaussian().padded_width(rows, columns)
     factor = theory.ftpl_factor(rows, width) if optimizer == "pion" else 1.0
@@ -120,7 +173,10 @@ def plan(
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict, None, None)
-    found = target.complexity(width)
+    try:
+        found = target.complexity(width)
+    except OutOfReachError as error:
+        return Plan(optimizer, "out of reach", f"This is out of reach: {error}.", None, None)
     bound = target.bound(found)
     kind, verdict = target.verdict(found, bound)
     return Plan(optimizer, kind, verdict, found, bound)
@@ -143,11 +199,6 @@ class _Target:
             _checks.positive(name, getattr(self, name))
         for name in ("loss_gap", "gradient_bound"):
             _checks.nonnegative(name, getattr(self, name))
-        if (self.epsilon / (20 * self.factor * self.q_nuclear)) ** 2 < 2.0**-52:
-            raise ValueError(
-                f"epsilon={self.epsilon!r} is so small against q_nuclear={self.q_nuclear!r} that "
-                f"1 − discount does not show in float64; pass a larger epsilon"
-            )
 
     def complexity(self, width: int) -> theory.Complexity:
         """Theorem 5.2 at the padded width, or 5.3."""
@@ -178,7 +229,7 @@ class _Target:
     def verdict(self, found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
         """Whether the plan can be followed, and why not."""
         if not found.valid:
-            most = self.factor * self.q_nuclear**2 / (self.rows * self.gradient_bound)
+            most = self.factor * self.q_nuclear * (self.q_nuclear / self.rows / self.gradient_bound)
             return "not covered", (
                 f"The theorem does not cover ε = {self.epsilon:.6g}: it needs ε ≤ "
                 f"10√2·C‖Q‖_*²/(mG) = {10 * math.sqrt(2) * most:.6g}. What the proof gives at "
@@ -207,6 +258,18 @@ class Estimates:
     loss_gap: Interval
     """The mean loss less `lower`."""
 
+    def at(self, end: "End") -> dict[str, float]:
+        """The three numbers at an end of their intervals, or at their values."""
+        bound = (MARGIN if end == "high" else 1.0) * self.gradient_bound.value
+        q_nuclear, loss_gap = getattr(self.q_nuclear, end), getattr(self.loss_gap, end)
+        # A lower end below what the quantity can be says as much as the least it can be.
+        q_nuclear = max(q_nuclear, TINY) if end == "low" else q_nuclear
+        return {
+            "q_nuclear": q_nuclear,
+            "loss_gap": max(loss_gap, 0.0) if end == "low" else loss_gap,
+            "gradient_bound": bound,
+        }
+
 
 def estimate(
     params: Tensor | Sequence[Tensor],
@@ -215,17 +278,21 @@ def estimate(
     *,
     lower: float = 0.0,
 ) -> Estimates:
-    """‖Q‖_*, G and ΔL of a model at its present weights, with intervals of ±3 standard errors.
+    """‖Q‖_*, G and ΔL of a model at its present weights, for `plan(..., estimates=…)`.
 
-    The theorems need ‖Q‖_* and G along the whole run, which no sample at its start can give: take
-    the upper ends, and a margin. Weights and gradients are left as they were.
+    ‖Q‖_* and ΔL have intervals of ±3 standard errors over the batches; G is the largest ‖G‖_op
+    seen, with no upper end. The theorems need ‖Q‖_* and G along the whole run, of which the first
+    weights show only the beginning, so a plan from them is a guess. Weights and their gradients are
+    left as they were.
 
     Args:
         params: the matrices, 2-D, whose gradients count.
         closure: the loss of a batch, a scalar tensor with a graph.
         batches: at least two, independent.
-        lower: a lower bound of the loss (default 0.0).
+        lower: a lower bound of the mean loss (default 0.0).
     """
+    if not math.isfinite(lower):
+        raise ValueError(f"lower must be finite, got {lower!r}; pass a lower bound of the loss")
     matrices = [params] if isinstance(params, Tensor) else list(params)
     if not matrices or any(p.ndim != 2 for p in matrices):
         raise ValueError("params must hold 2-D matrices, at least one; leave the others out")
@@ -234,12 +301,16 @@ def estimate(
     for batch in batches:
         with torch.enable_grad():
             loss = closure(batch)
+            losses.append(_checks.finite("the loss", loss.detach()).item())
             found = torch.autograd.grad(loss, matrices)
-        losses.append(loss.item())
         gradients.append([_checks.finite("the gradient", g.double()) for g in found])
     if len(losses) < 2:
         raise ValueError(f"batches must hold at least two for an interval, got {len(losses)}")
     gap = Interval.of_mean(torch.tensor(losses, dtype=torch.float64) - lower)
+    if gap.value < 0:
+        raise ValueError(
+            f"lower={lower!r} is above the mean loss {gap.value + lower:.6g}; pass a lower bound"
+        )
     stacks = [torch.stack(each) for each in zip(*gradients, strict=True)]
     largest = max(operator_norm(stack).max().item() for stack in stacks)
     return Estimates(_q_nuclear(stacks), Interval(largest, largest, math.inf), gap)

@@ -55,6 +55,10 @@ class Complexity:
         return all(self.conditions.values())
 
 
+class OutOfReachError(ValueError):
+    """A target whose γ or T float64 cannot hold."""
+
+
 def o2nc_radius(*, rho: float, discount: float) -> float:
     """D = (1−γ)ρ/(2γ), the learner's radius (Proposition 5.1)."""
     discount = _checks.fraction("discount", discount)
@@ -221,19 +225,27 @@ def _complexity(
             f"epsilon must be below 20·C·q_nuclear = {20 * scale:.6g} for a discount to exist, got "
             f"{epsilon!r}; any point is already stationary to ε = q_nuclear = {q_nuclear:.6g}"
         )
-    discount = 1 - (epsilon / (20 * scale)) ** 2
+    ratio = scale / epsilon  # products of ratios, so that only a T beyond float64 overflows
+    discount = 1 - 1 / (20 * ratio) ** 2 if ratio < 1e150 else 1.0
     terms = {
-        "descent": 4000 * scale**2 * loss_gap / (rho * epsilon**3),
-        "regret": 400 * scale**2 / epsilon**2,
+        "descent": 4000 * ratio * ratio * (loss_gap / rho) / epsilon,
+        "regret": 400 * ratio * ratio,
         "gradient_bound": 10 * math.sqrt(2) * factor * total_bound / epsilon,
     }
+    radius = (1 - discount) * rho / (2 * discount)
+    held = 1 - discount >= 2.0**-52 and radius > 0
+    if not (held and all(map(math.isfinite, terms.values()))):
+        raise OutOfReachError(
+            f"epsilon={epsilon!r} is so small, or rho={rho!r} so small or a bound so large, that "
+            f"float64 cannot hold the discount or the rounds; pass a larger epsilon"
+        )
     conditions = {
         "discount_at_least_half": epsilon <= 10 * math.sqrt(2) * scale,
-        "gradient_bound_small": epsilon * total_bound <= 10 * math.sqrt(2) * scale * q_nuclear,
+        "gradient_bound_small": total_bound / q_nuclear <= 10 * math.sqrt(2) * ratio,
     }
     return Complexity(
         discount=discount,
-        radius=o2nc_radius(rho=rho, discount=discount),
+        radius=radius,
         rounds=max(1, math.ceil(max(terms.values()))),
         terms=terms,
         conditions=conditions,
