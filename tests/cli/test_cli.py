@@ -123,7 +123,7 @@ def test_one_failing_claim_of_several_sets_the_exit_code(command, tmp_path):
     ("arguments", "words"),
     [
         (["fig-riples"], ["no claim 'fig-riples'", "hint: did you mean fig-ripples?"]),
-        (["zzz"], ["no claim 'zzz'", "hint: the claims are fig-ripples"]),
+        (["zzz"], ["no claim 'zzz'", "hint: the claims are", "fig-ripples"]),
         (["--quick"], ["no claim was named", "hint: name one of"]),
         (["fig-ripples", "--seeds", "0"], ["--seeds is 0", "hint: pass a number from 1"]),
         (["fig-ripples", "--seeds", "1001"], ["--seeds is 1001", "to 1000"]),
@@ -263,7 +263,7 @@ def test_version(command):
 def test_list_names_claims_and_optimizers(command):
     done = command("list")
     assert all(word in done.stdout for word in (*CLAIMS, "Muon", "Pion", "Leon", "polar(Ĝ)"))
-    assert "Muon " not in command("list", "claims").stdout.split("Muon oscillates")[0]
+    assert "polar(Ĝ)" not in command("list", "claims").stdout
     assert "fig-ripples" not in command("list", "optimizers").stdout
     assert command("list", "nonsense").exit_code == 2
 

@@ -11,8 +11,8 @@ import torch
 
 from helpers import nuclear
 from nucleon import noise, theory
-from nucleon.learners import FAML, FTL, FTPL, FTRL
-from nucleon.optim import Leon, Muon, Pion
+from nucleon.learners import FAML, FTL, FTPL, FTRL, AdaGradOGD, GaussianFTPL, ScalarGBPA
+from nucleon.optim import Leon, Muon, Pion, conversion
 from nucleon.optim.conversion import ConversionMeter
 from nucleon.optim.o2nc import O2NC
 
@@ -296,6 +296,144 @@ def test_a_learner_that_has_played_or_is_shared_is_refused():
     learner.observe(torch.zeros(2, 3, dtype=F64))
     with pytest.raises(ValueError, match="rounds"):
         O2NC(parameters([(2, 3)]), learner, rho=RHO, discount=GAMMA, rounds=5)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 1, 4)])
+def test_a_learner_of_another_ball_is_refused(shape):
+    with pytest.raises(ValueError, match="operator-norm ball"):
+        O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+    O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5, ball="l2")
+    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_in_one_dimension_the_balls_are_one():
+    O2NC(parameters([(1, 1)]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+
+
+@pytest.mark.parametrize(
+    ("learner", "error", "word"),
+    [
+        (lambda shape, **k: 3, TypeError, "must make a nucleon.learners.Learner"),
+        ("faml", TypeError, "learner must be a class"),
+        (ScalarGBPA, TypeError, "ScalarGBPA takes no discount"),
+    ],
+    ids=["a number", "a name", "no discount"],
+)
+def test_what_makes_no_learner_of_the_game_is_refused(learner, error, word):
+    with pytest.raises(error, match=word):
+        O2NC(parameters([(2, 3)]), learner, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_a_first_action_that_is_not_zero_is_refused():
+    learner = FTL((2, 3), radius=D, discount=GAMMA, dtype=F64)
+    learner._act = lambda: torch.full((2, 3), 1e-3, dtype=F64)
+    with pytest.raises(ValueError, match="first action"):
+        O2NC(parameters([(2, 3)]), learner, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_a_parameter_or_a_learner_for_two_is_refused():
+    (param,) = parameters([(2, 3)])
+    with pytest.raises(ValueError, match="twice"):
+        make([param, param])
+    one = FAML((2, 3), radius=D, discount=GAMMA, dtype=F64)
+    with pytest.raises(ValueError, match="one learner for two"):
+        O2NC(parameters([(2, 3)] * 2), lambda shape, **k: one, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_seed_and_stream_reach_the_factory_unless_it_has_its_own():
+    def noises(learner):
+        optimizer = make(parameters([(2, 3)] * 2), learner)
+        return [(x.potential.seed, x.stream) for x in optimizer.learners]
+
+    usual = noises(FTPL)
+    assert usual[0] == (3, 0) and usual[1][1] > 0
+    assert noises(lambda shape, **k: FTPL(shape, **k)) == usual
+    own = functools.partial(functools.partial(FTPL, samples=2), seed=7)
+    assert noises(own) == [(7, stream) for _, stream in usual]
+    assert noises(functools.partial(FTPL, stream=5)) == [(3, 5), (3, 5)]
+    assert noises(functools.partial(lambda shape, **k: FTPL(shape, **k), seed=7))[0] == (7, 0)
+
+
+def test_an_action_that_fails_changes_nothing():
+    shapes = [(2, 3), (3, 3)]
+    params = parameters(shapes)
+    streams = [gradients(s, 12, i) for i, s in enumerate(shapes)]
+    optimizer = make(params)
+    run(optimizer, params, streams, 0, 2)
+    before, weights = optimizer.state_dict(), [p.detach().clone() for p in params]
+    act = optimizer.learners[1]._act
+    bad = {
+        RuntimeError: lambda: (_ for _ in ()).throw(RuntimeError("no convergence")),
+        ValueError: lambda: torch.zeros(2, 2, dtype=F64),
+    }
+    for error, action in bad.items():
+        optimizer.learners[1]._act = action
+        with pytest.raises(error):
+            run(optimizer, params, streams, 2, 3)
+        optimizer.learners[1]._act = act
+        after = optimizer.state_dict()
+        assert optimizer.round == 2 and str(after) == str(before)  # to four digits, all of it
+        torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+        assert all(torch.equal(p.detach(), w) for p, w in zip(params, weights, strict=True))
+    run(optimizer, params, streams, 2)
+    clean = parameters(shapes)
+    run(make(clean), clean, streams)
+    assert all(torch.equal(a, b) for a, b in zip(params, clean, strict=True))
+
+
+def test_damaged_states_are_refused():
+    params = parameters([(2, 3)])
+    optimizer = make(params)
+    run(optimizer, params, [gradients((2, 3), 12)], 0, 4)
+    for word, damage in (
+        ("exceeds rounds=12", lambda s: s.update(round=13)),
+        ("a learner has rounds=4", lambda s: s.update(round=3)),
+        (
+            "average of parameter 0 must be finite",
+            lambda s: s["state"][0]["average"].fill_(torch.nan),
+        ),
+        (
+            "output of parameter 0 must be finite",
+            lambda s: s["state"][0]["output"].fill_(torch.inf),
+        ),
+    ):
+        state = optimizer.state_dict()
+        damage(state)
+        with pytest.raises(ValueError, match=word):
+            optimizer.load_state_dict(state)
+        assert optimizer.round == 4 and optimizer.learners[0].rounds == 4
+
+
+def test_within_a_swap_nothing_is_copied_or_loaded():
+    params = parameters([(2, 3)])
+    optimizer = make(params)
+    run(optimizer, params, [gradients((2, 3), 12)], 0, 4)
+    state = optimizer.state_dict()
+    with optimizer.swap_in_average():
+        with pytest.raises(RuntimeError, match="load after"):
+            optimizer.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="copy after"):
+            copy.deepcopy(optimizer)
+    optimizer.load_state_dict(state)
+    assert copy.deepcopy(optimizer).round == 4
+
+
+def test_the_meter_holds_a_block_of_bytes(monkeypatch):
+    """A budget below one round flushes every round; the terms are the same."""
+    stream, found = gradients((2, 3), 12), []
+    for budget, block in ((1, 1), (3 * 6 * 8 * 5, 5), (2**26, 256)):
+        monkeypatch.setattr(conversion, "_BLOCK_BYTES", budget)
+        params = parameters([(2, 3)])
+        optimizer = make(params)
+        meter, most = ConversionMeter(optimizer), 0
+        for gradient in stream:
+            params[0].grad = gradient
+            meter.record([gradient / 2])
+            most = max(most, len(meter._pending))
+            optimizer.step()
+        assert meter._block == block and most == max(0, min(block, 12) - 1)
+        found.append(meter.terms(1.0).bound.item())
+    assert found == pytest.approx([found[0]] * 3, rel=1e-13)
 
 
 def test_a_refused_gradient_changes_nothing():

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nucleon import theory
 from nucleon.cli.plan import plan as verb
-from nucleon.optim.planning import Interval, estimate, plan
+from nucleon.optim.planning import MARGIN, Estimates, Interval, estimate, plan
 
 GIVEN = {"rho": 1.0, "q_nuclear": 3.0, "loss_gap": 2.0, "gradient_bound": 1.0, "shape": (8, 16)}
 
@@ -56,8 +56,33 @@ def test_a_target_outside_the_conditions_is_said_to_be_so():
 
 def test_a_target_out_of_reach_is_said_to_be_so():
     assert plan("leon", epsilon=1e-4, **GIVEN).kind == "out of reach"
-    with pytest.raises(ValueError, match="larger epsilon"):
-        plan("leon", epsilon=1e-9, **GIVEN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 1e-9},
+        {"epsilon": 1e-200},
+        {"epsilon": 5e-324},
+        {"rho": 5e-324},
+        {"rho": 5e-324, "loss_gap": 0.0},
+        {"loss_gap": 1e308},
+        {"gradient_bound": 1e308},
+        {"q_nuclear": 1e308},
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["leon", "pion"])
+def test_what_float64_cannot_hold_is_out_of_reach(optimizer, change):
+    found = plan(optimizer, **{"epsilon": 0.5, **GIVEN, **change})
+    assert found.kind == "out of reach" and "larger epsilon" in found.verdict
+    with pytest.raises(ValueError, match="nothing to plan"):
+        _ = found.rounds
+
+
+def test_tiny_units_plan_as_usual():
+    """ε, ‖Q‖_* and G in units of 1e-200 and ρ in 1e200: the same T."""
+    units = {"q_nuclear": 3e-200, "gradient_bound": 1e-200, "rho": 1e200, "shape": (8, 16)}
+    assert plan("leon", epsilon=0.5e-200, loss_gap=2.0, **units).rounds == pytest.approx(576_000)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +96,7 @@ def test_a_target_out_of_reach_is_said_to_be_so():
         ({"loss_gap": -1.0}, "loss_gap"),
         ({"gradient_bound": math.inf}, "gradient_bound"),
         ({"shape": (0, 3)}, "shape"),
+        ({"shape": (2, 3, 4)}, r"shape must be \(m, n\)"),
     ],
 )
 def test_bad_targets_are_named(change, word):
@@ -157,6 +183,49 @@ def test_estimates_refuse_what_they_cannot_do():
         estimate(weight, lambda a: a * weight.sum(), [1.0, math.nan])
 
 
+def test_estimates_refuse_bad_losses():
+    weight = torch.nn.Parameter(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="the loss must be finite"):
+        estimate(weight, lambda a: weight.sum() + a, [1.0, math.inf])
+    with pytest.raises(ValueError, match="above the mean loss"):
+        estimate(weight, lambda a: weight.sum() + a, [1.0, 2.0], lower=1.6)
+    with pytest.raises(ValueError, match="lower must be finite"):
+        estimate(weight, lambda a: weight.sum() + a, [1.0, 2.0], lower=-math.inf)
+
+
+ESTIMATES = Estimates(Interval(3.0, 2.5, 4.0), Interval(1.0, 1.0, math.inf), Interval(2.0, 1.0, 3))
+TARGET = {"rho": 1.0, "epsilon": 0.5, "shape": (8, 16)}
+
+
+def test_a_plan_from_estimates_has_both_ends():
+    found = plan("leon", **TARGET, estimates=ESTIMATES)
+    assert found.rounds == 576_000
+    # 4000·‖Q‖_*²·ΔL/ε³ at the ends; G is the largest seen, at the upper end twice that.
+    assert found.low.rounds == 200_000 and found.high.rounds == 1_536_000
+    assert "200000 to 1536000" in found.verdict
+    given = {"q_nuclear": 4.0, "loss_gap": 3.0, "gradient_bound": MARGIN * 1.0}
+    assert found.high == plan("leon", **TARGET, **given)
+    for name in ("discount", "radius"):
+        assert getattr(found.high, name) != getattr(found.low, name)
+
+
+def test_what_is_given_is_not_estimated():
+    given = {"q_nuclear": 3.0, "gradient_bound": 1.0}
+    found = plan("leon", **TARGET, **given, estimates=ESTIMATES)
+    assert found.low.discount == found.discount == found.high.discount
+    assert (found.low.rounds, found.high.rounds) == (288_000, 864_000)
+    whole = plan("leon", **TARGET, **given, loss_gap=2.0, estimates=ESTIMATES)
+    assert whole.low is None and whole == plan("leon", **TARGET, **given, loss_gap=2.0)
+    with pytest.raises(ValueError, match=r"loss_gap must be given or estimated.*estimate\("):
+        plan("leon", **TARGET, **given)
+
+
+def test_lower_ends_below_zero_are_taken_for_what_they_can_be():
+    wide = Estimates(Interval(3.0, -1.0, 7.0), Interval(1.0, 1.0, math.inf), Interval(2.0, -1.0, 5))
+    found = plan("leon", **TARGET, estimates=wide)
+    assert found.low.kind == "trivial" and found.kind == "reachable"
+
+
 def test_an_interval_of_a_mean():
     found = Interval.of_mean(torch.tensor([1.0, 2.0, 3.0, 6.0]))
     error = np.std([1, 2, 3, 6], ddof=1) / 2
@@ -183,7 +252,7 @@ def command():
 
     def call(*flags, **changes):
         options = usual | {f"--{k.replace('_', '-')}": v for k, v in changes.items()}
-        words = [str(word) for pair in options.items() for word in pair]
+        words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
         return CliRunner().invoke(app, [*words, *flags])
 
     return call
@@ -218,3 +287,12 @@ def test_the_command_says_what_is_trivial_and_what_is_wrong(command):
     ):
         result = command(**changes)
         assert result.exit_code == 2 and word in result.stderr
+
+
+def test_the_command_names_what_is_missing_and_what_is_out_of_reach(command):
+    result = command(delta=None)
+    assert result.exit_code == 2
+    for word in ("--q-nuclear", "--delta", "--gradient-bound", "estimate"):
+        assert word in result.stderr
+    far = command("--json", epsilon=1e-200)
+    assert far.exit_code == 1 and json.loads(far.output)["kind"] == "out of reach"

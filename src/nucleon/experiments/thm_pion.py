@@ -1,7 +1,7 @@
 """thm-pion: Pion with the theorem's γ, D and T, and what a finite number of draws costs (5.2)."""
 
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings
-from nucleon.experiments.o2nc import Measured
+from nucleon.experiments.o2nc import MOST_ERRORS, Measured
 from nucleon.experiments.thm_leon import (
     NOTES,
     Target,
@@ -88,7 +88,7 @@ CLAIM = Claim(
         "standard errors, with k = 1, 4 and 16, in quick mode with 16; against the resistance, a "
         "process that answers the drawn action and not a loss, it is so for k = 16 and is above ε, "
         "for the lower end, for k = 1. Left − right of the proposition, with the actual fall of "
-        "each run for ΔL, is at most 0 for the lower end."
+        f"each run for ΔL, is at most 0 for the lower end of ± {MOST_ERRORS:g} standard errors."
     ),
     run=run,
     seconds=80,

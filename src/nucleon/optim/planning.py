@@ -25,6 +25,7 @@ STANDARD_ERRORS = 3.0
 MARGIN = 2.0
 """What `plan` multiplies the largest gradient seen by, for want of an upper end."""
 TINY = 1e-300
+"""For a ‖Q‖_* whose lower end is not positive: every target is trivial there."""
 
 End = Literal["low", "value", "high"]
 ENDS: tuple[End, ...] = ("low", "value", "high")
@@ -150,6 +151,8 @@ def plan(
         f"{at['value'].verdict} Here {', '.join(missing)} are estimates at the present weights; at "
         f"the ends of their intervals T is {ends}."
     )
+    if "gradient_bound" in missing:
+        verdict += f" The upper end of G is {MARGIN:g} times the largest gradient seen."
     return replace(at["value"], verdict=verdict, low=at["low"], high=at["high"])
 
 
@@ -176,7 +179,7 @@ def _plan(
     try:
         found = target.complexity(width)
     except OutOfReachError as error:
-        return Plan(optimizer, "out of reach", f"This is out of reach: {error}.", None, None)
+        return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
     bound = target.bound(found)
     kind, verdict = target.verdict(found, bound)
     return Plan(optimizer, kind, verdict, found, bound)
