@@ -150,5 +150,6 @@ def test_certify_reads_nothing_back_in_the_step():
     param = torch.nn.Parameter(torch.zeros(3, 5))
     optimizer = nucleon.Leon([param], gradient_bound=1.0, certify=True)
     param.grad = bounded_gradients((3, 5), 1)[0].float()
-    with NoHostRead():
+    with NoHostRead():  # raises on the first host read
         optimizer.step()
+    assert optimizer.certificates()["0"].regret.isfinite().all()

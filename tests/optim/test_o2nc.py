@@ -307,7 +307,8 @@ def test_a_learner_of_another_ball_is_refused(shape):
 
 
 def test_in_one_dimension_the_balls_are_one():
-    O2NC(parameters([(1, 1)]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+    optimizer = O2NC(parameters([(1, 1)]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+    assert optimizer.round == 0
 
 
 @pytest.mark.parametrize(

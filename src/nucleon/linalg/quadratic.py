@@ -7,6 +7,7 @@ problem shrinks to a square one. And the Gram matrix of the short side is all th
 needs, unless a singular value is far outside.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -208,7 +209,7 @@ class _Frame(NamedTuple):
         return x if self.right is None else x @ self.right.mT
 
 
-class _Iteration:
+class _Iteration(ABC):
     """A solver under way on a stack: its point `x` and a `proxy` that shrinks with the gap at x."""
 
     def __init__(self, problem: _Problem, x: Tensor) -> None:
@@ -216,9 +217,9 @@ class _Iteration:
         self.x = x
         self.proxy = _norm(x)
 
+    @abstractmethod
     def step(self, k: int) -> None:
         """The k-th step, counted from 1."""
-        raise NotImplementedError
 
     def keep(self, index: Tensor) -> None:
         """Go on with these matrices of the stack only."""
