@@ -510,3 +510,9 @@ def test_unchecked_gradients_are_a_condition():
     ledger = ledger_of(learner, streams.gaussian((2, 3), dtype=F64), 3)
     (condition,) = learner.certificate(ledger).conditional_on
     assert "validate=False" in condition
+
+
+@pytest.mark.parametrize("learner", [Shampoo, OneSidedShampoo, KroneckerFTRL])
+def test_a_plain_learner_refuses_a_discount(learner):
+    with pytest.raises(ValueError, match="plain game only"):
+        learner((3, 4), discount=0.9)

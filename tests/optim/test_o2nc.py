@@ -299,16 +299,13 @@ def test_a_learner_that_has_played_or_is_shared_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 1, 4)])
-def test_a_learner_of_another_ball_is_refused(shape):
+def test_a_learner_of_another_ball_or_game_is_refused(shape, monkeypatch):
+    with pytest.raises(ValueError, match="plain game"):
+        O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
+    monkeypatch.setattr(AdaGradOGD, "plays_discounted", True)
     with pytest.raises(ValueError, match="operator-norm ball"):
         O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
-    O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5, ball="l2")
-    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
-
-
-def test_in_one_dimension_the_balls_are_one():
-    optimizer = O2NC(parameters([(1, 1)]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
-    assert optimizer.round == 0
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ class _AdaGrad(VectorLearner):
     """What the two have in common: the moment and its root."""
 
     state_names: ClassVar[tuple[str, ...]] = (*VectorLearner.state_names, "moment")
+    plays_discounted: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ class Learner(ABC):
     theorem: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]]
     """Attributes that hold the state, all tensors."""
+    plays_discounted: ClassVar[bool] = True
+    """Whether its sums forget with the discount; a learner of the plain game refuses one."""
 
     def __init__(
         self,
@@ -38,6 +40,11 @@ class Learner(ABC):
         self.shape = game_shape(shape)
         self.radius = _checks.positive("radius", radius)
         self.discount = _checks.fraction("discount", discount, closed="1")
+        if self.discount < 1 and not self.plays_discounted:
+            raise ValueError(
+                f"{self.name} plays the plain game only, got discount={discount!r}; pass 1.0, or a "
+                f"learner such as FAML"
+            )
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         if self.dtype not in _checks.FULL_DTYPES:
             raise TypeError(
