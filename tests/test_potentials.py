@@ -616,3 +616,20 @@ def test_bad_options_are_named(make: object, error: type[Exception], match: str)
     assert callable(make)
     with pytest.raises(error, match=match):
         make()
+
+
+def test_regularized_reaches_its_gap_on_a_singular_smoothing_at_a_small_scale() -> None:
+    """Projected gradient stalls here: the total is 1e-8 of the smoothing, which has rank three."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    s = 1e-8 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    solution = Regularized().solve(s, root @ root.mT)
+    assert solution.converged and solution.relative_gap <= 1e-8
+
+
+def test_regularized_says_when_it_ran_out_of_iterations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    s = 3 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    root = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="relative gap of .* above the tolerance"):
+        Regularized(max_iterations=1, tolerance=1e-12).gradient(s, root @ root.mT)
