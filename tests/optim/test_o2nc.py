@@ -11,7 +11,17 @@ import torch
 
 from helpers import nuclear
 from nucleon import noise, theory
-from nucleon.learners import FAML, FTL, FTPL, FTRL, AdaGradOGD, GaussianFTPL, ScalarGBPA
+from nucleon.learners import (
+    FAML,
+    FTL,
+    FTPL,
+    FTRL,
+    AdaGradOGD,
+    GaussianFTPL,
+    OneSidedShampoo,
+    ScalarGBPA,
+    Shampoo,
+)
 from nucleon.optim import Leon, Muon, Pion, conversion
 from nucleon.optim.conversion import ConversionMeter
 from nucleon.optim.o2nc import O2NC
@@ -299,13 +309,38 @@ def test_a_learner_that_has_played_or_is_shared_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 1, 4)])
-def test_a_learner_of_another_ball_or_game_is_refused(shape, monkeypatch):
-    with pytest.raises(ValueError, match="plain game"):
-        O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
-    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
-    monkeypatch.setattr(AdaGradOGD, "plays_discounted", True)
+def test_a_learner_of_another_ball_is_refused(shape):
     with pytest.raises(ValueError, match="operator-norm ball"):
         O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+    O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5, ball="l2")
+    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
+
+
+@pytest.mark.parametrize("make", [OneSidedShampoo, Shampoo, functools.partial(OneSidedShampoo)])
+def test_a_learner_of_the_plain_game_is_fed_the_papers_reduction(make):
+    """ℓ_t(X) = γ^{-t}⟨G_t, X⟩, played by hand beside the process."""
+    (param,) = parameters([(3, 4)])
+    optimizer = O2NC([param], make, rho=RHO, discount=GAMMA, rounds=20)
+    by_hand = make((3, 4), radius=optimizer.radius, dtype=param.dtype)
+    for t in range(1, 7):
+        assert torch.equal(optimizer.actions[0], by_hand.play())
+        gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(t)).to(param.dtype)
+        param.grad = gradient.clone()
+        optimizer.step()
+        by_hand.observe(gradient * GAMMA**-t)
+    assert optimizer.actions[0].any()
+
+
+def test_a_reduction_that_overflows_is_refused_and_changes_nothing():
+    param = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = O2NC([param], OneSidedShampoo, rho=RHO, discount=1e-9, rounds=20)
+    before = None
+    with pytest.raises(OverflowError, match="round 3"):
+        for _ in range(4):
+            before = param.detach().clone()
+            param.grad = torch.ones(2, 3)
+            optimizer.step()
+    assert optimizer.round == 2 and torch.equal(param, before)
 
 
 @pytest.mark.parametrize(

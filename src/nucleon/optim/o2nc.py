@@ -35,7 +35,8 @@ class O2NC(Optimizer):
     Args:
         params: 2-D parameters and 3-D stacks of matrices, float32 or float64.
         learner: a class of `nucleon.learners` or any callable that makes one: called once for each
-            parameter with its shape and the keywords `radius`, `discount`, `dtype` and `device`,
+            parameter with its shape and the keywords `radius`, `discount` (but for a class of the
+            plain game, which is fed γ^{-t}G_t instead), `dtype` and `device`,
             with `seed` and `stream` where it takes them and `functools.partial` has not set them
             (a function with `**kwargs` takes them, a class where it names them), and with
             `options`. Or a learner itself, fresh and of that shape, radius and discount, for one
@@ -138,7 +139,7 @@ class O2NC(Optimizer):
         with self._undone_on_error():
             for param, learner in zip(self.params, self.learners, strict=True):
                 learner.play()
-                learner.observe(cast(Tensor, param.grad))
+                learner.observe(self._loss_of(cast(Tensor, param.grad), learner))
             actions = self.actions
             for param, action in zip(self.params, actions, strict=True):
                 if action.shape != param.shape:
@@ -147,6 +148,19 @@ class O2NC(Optimizer):
                         f"parameter of shape {tuple(param.shape)}; mend its _act()"
                     )
         return actions
+
+    def _loss_of(self, gradient: Tensor, learner: Learner) -> Tensor:
+        """G_t, or γ^{-t}G_t for a learner of the plain game: the paper's reduction to it."""
+        if learner.plays_discounted:
+            return gradient
+        weighted = gradient * self.discount ** -(self.round + 1)
+        if gradient.isfinite().all() and not weighted.square().sum().isfinite():
+            raise OverflowError(
+                f"{learner.name} plays the plain game on γ^(-t)G_t, which {gradient.dtype} cannot "
+                f"hold in round {self.round + 1}; use float64, fewer rounds, or a learner such as "
+                f"FAML, which plays the discounted game itself"
+            )
+        return weighted
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -301,7 +315,9 @@ class O2NC(Optimizer):
             for index, param in enumerate(self.params):
                 # The identity that the optimizers give their noise, so that Pion's is FTPL's.
                 own = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
-                game = {"radius": self.radius, "discount": self.discount}
+                game = {"radius": self.radius}
+                if not _plays_the_plain_game(learner):
+                    game["discount"] = self.discount
                 place = {"dtype": param.dtype, "device": param.device}
                 noisy = {name: value for name, value in own.items() if name in taken}
                 made.append(learner(tuple(param.shape), **{**game, **place, **noisy, **options}))
@@ -320,7 +336,7 @@ class O2NC(Optimizer):
         wanted = {
             "shape": tuple(param.shape),
             "radius": self.radius,
-            "discount": self.discount,
+            "discount": self.discount if learner.plays_discounted else 1.0,
             "dtype": param.dtype,
             "device": param.device,
             "rounds": 0,
@@ -356,6 +372,12 @@ class O2NC(Optimizer):
         t = (u[..., 0] * self.rounds).ceil()
         last = u[..., 1] <= self.discount**t
         return torch.where(last, self.rounds, t.long())
+
+
+def _plays_the_plain_game(learner: Callable[..., Learner]) -> bool:
+    while isinstance(learner, functools.partial):
+        learner = cast(Callable[..., Learner], learner.func)
+    return isinstance(learner, type) and not getattr(learner, "plays_discounted", True)
 
 
 def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
