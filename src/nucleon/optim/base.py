@@ -277,11 +277,13 @@ class MatrixOptimizer(Optimizer, ABC):
 
         if group["certify"]:
             certify.record(stack, states, gradient, direction, finite, group)
-        for k, (piece, state) in enumerate(zip(stack.pieces, states, strict=True)):
-            piece.view(state["total"]).copy_(stack.split(total)[k])
-            piece.own(state["skipped"]).add_(~stack.split(finite)[k])
-            if self.has_gram:
-                piece.own(state["gram"]).copy_(stack.split(gram)[k])
+        totals, oks = stack.split(total), stack.split(finite)
+        for piece, state, new, ok in zip(stack.pieces, states, totals, oks, strict=True):
+            piece.view(state["total"]).copy_(new)
+            piece.own(state["skipped"]).add_(~ok)
+        if self.has_gram:
+            for piece, state, new in zip(stack.pieces, states, stack.split(gram), strict=True):
+                piece.own(state["gram"]).copy_(new)
         self._write(stack, direction, finite, situation)
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:
@@ -316,13 +318,15 @@ class MatrixOptimizer(Optimizer, ABC):
         for scale, part in zip(scales, stack.split(change), strict=True):
             if scale != scales[0]:  # tall and wide matrices share a stack
                 part.mul_(scale / scales[0])
-        if group["weight_decay"]:
+        rounds = group["stochastic_rounding"] and stack.pieces[0].param.dtype == torch.bfloat16
+        weights = direction  # gathered only where the update reads them
+        if group["weight_decay"] or rounds:
             weights = stack.gather([p.param for p in stack.pieces], direction.dtype)
+        if group["weight_decay"]:
             decay = lr * group["weight_decay"] * weights
             change = change + (decay * (weights * direction > 0) if group["cautious"] else decay)
         change = torch.where(finite[:, None, None], change, 0.0)
-        if group["stochastic_rounding"] and stack.pieces[0].param.dtype == torch.bfloat16:
-            weights = stack.gather([p.param for p in stack.pieces], direction.dtype)
+        if rounds:
             new = self._round_stochastically(weights - change, at)
             for piece, part in zip(stack.pieces, stack.split(new), strict=True):
                 piece.view(piece.param).copy_(part)
