@@ -422,9 +422,9 @@ MUTANTS = [
             "test_leon_follows_algorithm_3",
         ),
         (
-            "a skipped step still decays",
-            "change = torch.where(finite[:, None, None], change, 0.0)",
-            "change = change * 1",
+            "a skipped step still moves",
+            "taken = finite.to(direction.dtype)[:, None, None]",
+            "taken = finite.to(direction.dtype)[:, None, None] * 0 + 1",
             "tests/optim/test_contract.py::test_a_nonfinite_gradient_is_skipped_and_counted",
         ),
         (
@@ -448,6 +448,22 @@ MUTANTS = [
             "(-1) ** sample",
             "1",
             "test_pion_follows_algorithm_2",
+        ),
+    ),
+    *mutants(
+        "optim/axes.py",
+        "tests/optim/test_axes.py",
+        (
+            "columns before rows",
+            '"brc".index(letters[i])',
+            '"bcr".index(letters[i])',
+            "test_a_layout_equals_its_matrices_one_by_one",
+        ),
+        (
+            "every section from the start",
+            "tensor.narrow(self.axis, self.start, self.length)",
+            "tensor.narrow(self.axis, 0, self.length)",
+            "test_a_layout_equals_its_matrices_one_by_one",
         ),
     ),
     *mutants(

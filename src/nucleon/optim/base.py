@@ -7,31 +7,31 @@ For each matrix W (m×n, transposed when tall) and its gradient G, a step is
     P = direction(S, Λ),   Λ = c(G_max² β₁⁻² I + M̂),   c = `smoothing_scale`
     W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
 
-and the three methods differ only in `direction`.
+and the three methods differ only in `direction`. Groups with rule="adamw" take AdamW's step.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nucleon import _checks, moments, noise
 from nucleon.linalg._precision import exact_products
-from nucleon.optim import certify, diagnostics, options, stacks
+from nucleon.optim import adamw, certify, diagnostics, options, schema, stacks
 from nucleon.optim.stacks import Stack
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
-SCHEMA = 1
-EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # parameters have the streams 0, 1, 2, …
-SLICES = 1 << 20  # streams are parameter·2²⁰ + slice
+if TYPE_CHECKING:
+    from nucleon.optim import routing
 
+EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # matrices have streams ≥ 0
 
 States = list[dict[str, Tensor]]
 
@@ -64,8 +64,37 @@ class MatrixOptimizer(Optimizer, ABC):
                 f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; its options "
                 f"are {', '.join(sorted([*own, *options.DEFAULTS]))}"
             )
-        tag = f"{self.name}/{SCHEMA}"
+        tag = f"{self.name}/{schema.VERSION}"
         super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        lr: float | Tensor = 0.02,
+        *,
+        aux_lr: float | Tensor = 3e-4,
+        overrides: "Mapping[str, routing.Override] | None" = None,
+        **given: Any,
+    ) -> Self:
+        """One optimizer for a whole model: its matrices by this method, the rest by AdamW.
+
+        Args:
+            model: its parameters are routed by the module that holds them, see `explain`.
+            lr: learning rate of the matrices (0.02).
+            aux_lr: learning rate of the parameters that go to AdamW (3e-4).
+            overrides: {glob over parameter names: a route, or options of its own} (None).
+            given: options of the method, and those of `nucleon.optim.routing.for_model`.
+        """
+        from nucleon.optim import routing
+
+        return routing.for_model(cls, model, lr=lr, aux_lr=aux_lr, overrides=overrides, **given)
+
+    def explain(self) -> "routing.Explanation":
+        """Which parameter goes where, and why: a table that prints, and exports to a dict."""
+        from nucleon.optim import routing
+
+        return routing.explain(self)
 
     @abstractmethod
     def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
@@ -90,41 +119,38 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options and parameters of a group, then add it with its state, created now."""
-        group = {**self.defaults, **param_group}
+        own = adamw.DEFAULTS if param_group.get("rule") == "adamw" else {}
+        group = {**self.defaults, **own, **param_group}
         self._check_group(group)
-        params = group["params"]
-        if isinstance(params, Set):
-            raise TypeError("params must be ordered, got a set; pass a list")
-        params = [params] if isinstance(params, Tensor) else list(params)
-        _check_params(params, group["lr"])
-        param_group["params"] = params
+        params = schema.parameters(group)
+        axes = schema.specs(group["axes"], len(params))
+        if group["rule"] == "matrix":
+            schema.check_matrices(params, axes)
+        param_group.update({**own, **param_group, "params": params, "axes": axes})
         super().add_param_group(param_group)
         first = sum(len(g["params"]) for g in self.param_groups[:-1])
-        for index, param in enumerate(self.param_groups[-1]["params"], start=first):
-            self.state[param] = self._new_state(param, index, self.param_groups[-1])
+        added = self.param_groups[-1]
+        for index, (param, spec) in enumerate(zip(added["params"], axes, strict=True), start=first):
+            self.state[param] = self._new_state(param, spec, index, added)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
         if foreign:
             raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
         options.check(group)
-        self._check_options(group)
+        if group["rule"] == "adamw":
+            adamw.check(group)
+        else:
+            self._check_options(group)
 
-    def _new_state(self, param: Tensor, index: int, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        count, short = stacks.matrix_count(param), min(param.shape[-2:])
-        wide = _checks.work_dtype(param.dtype)
-        slices = torch.arange(count, device=param.device)
+    def _new_state(
+        self, param: Tensor, spec: str | None, index: int, group: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        if group["rule"] == "adamw":
+            return adamw.new_state(param, group)
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
-        steps = (s["step"].to(param.device, copy=True) for s in self.state.values() if "step" in s)
-        state: dict[str, Tensor] = {
-            "step": next(steps, torch.zeros((), dtype=torch.int64, device=param.device)),
-            "skipped": torch.zeros_like(slices),
-            "stream": slices + index * SLICES,
-            "total": torch.zeros_like(param, dtype=group["momentum_dtype"] or wide).detach(),
-        }
-        if self.has_gram:
-            state["gram"] = torch.zeros((count, short, short), device=param.device, dtype=wide)
-        return state | (certify.new_state(param, wide) if group["certify"] else {})
+        step = next((s["step"] for s in self.state.values() if "total" in s), None)
+        return schema.new_state(param, spec, index, step, group, has_gram=self.has_gram)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same method, shapes and schema; refuse any other, changing nothing.
@@ -154,34 +180,9 @@ class MatrixOptimizer(Optimizer, ABC):
             after.remove()
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        missing = {"param_groups", "state"} - set(state_dict)
-        if missing:
-            raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
-        groups = state_dict["param_groups"]
-        sizes = [len(g["params"]) for g in groups]
-        if sizes != [len(g["params"]) for g in self.param_groups]:
-            raise ValueError(
-                f"state_dict has groups of {sizes} parameters, this optimizer of "
-                f"{[len(g['params']) for g in self.param_groups]}; the models differ"
-            )
-        tag = f"{self.name}/{SCHEMA}"
-        for saved, group in zip(groups, self.param_groups, strict=True):
-            if saved.get("nucleon") != tag:
-                raise ValueError(
-                    f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
-                    f"{tag!r}; load it into the optimizer that wrote it, or convert it"
-                )
-            absent = sorted(set(self.defaults) - set(saved))
-            if absent:
-                raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
-            if saved["certify"] != group["certify"]:
-                raise ValueError(
-                    f"state_dict was saved with certify={saved['certify']}, this optimizer has "
-                    f"certify={group['certify']}; construct it alike"
-                )
+        schema.check_state_dict(state_dict, self.param_groups, self.state, self.defaults)
+        for saved in state_dict["param_groups"]:
             self._check_group(saved)
-            for key, param in zip(saved["params"], group["params"], strict=True):
-                _check_saved(key, state_dict["state"].get(key, {}), self.state[param])
 
     # ------------------------------------------------------------------ looking at it
 
@@ -190,8 +191,8 @@ class MatrixOptimizer(Optimizer, ABC):
         """What the optimizer is doing to each matrix, as a flat dict; synchronizes once.
 
         Keys are "{optimizer}/{parameter}/{quantity}", with the parameter's name where it was given
-        one, else its index; for a 3-D parameter "{parameter}.{slice}". The direction P is that of
-        the present state, S = Ĝ. Quantities: `update_norm` ‖P‖_op, `smoothing_share`
+        one, else its index; where it holds several matrices "{parameter}.{matrix}". The direction
+        P is that of the present state, S = Ĝ. Quantities: `update_norm` ‖P‖_op, `smoothing_share`
         Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F,
         `skipped` steps.
         """
@@ -201,22 +202,25 @@ class MatrixOptimizer(Optimizer, ABC):
     def certificates(self) -> dict[str, Certificate]:
         """The discounted regret of each parameter beside its bound, radius 1; synchronizes.
 
-        Only groups with certify=True keep what is needed. A 3-D parameter has one entry a matrix.
+        Only groups with certify=True keep what is needed. A parameter of several matrices has one
+        entry a matrix.
         """
         return certify.certificates(self)
 
     def stacks_of(
-        self, group: Mapping[str, Any], params: Iterable[Tensor]
+        self, group: Mapping[str, Any], *, with_gradient: bool = False
     ) -> list[tuple[Stack, States]]:
-        """Stacks of some parameters of a group, each with the state of its pieces, in order."""
-        built = stacks.build(params, group["largest_stack"])
-        return [(stack, [self.state[piece.param] for piece in stack.pieces]) for stack in built]
+        """Stacks of the matrices of a group, each with the state of its pieces, in order."""
+        params = zip(group["params"], group["axes"], strict=True)
+        chosen = (pair for pair in params if not with_gradient or pair[0].grad is not None)
+        built = stacks.build(chosen, group["largest_stack"])
+        return [(stack, [self.state[param] for param in stack.params]) for stack in built]
 
     def directions(
         self, stack: Stack, states: States, group: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(S, Λ, P) of the present state, S = Ĝ, each (b, …); Λ is empty without a Gram."""
-        dtype = _checks.work_dtype(stack.pieces[0].param.dtype)
+        dtype = _checks.work_dtype(stack.params[0].dtype)
         with exact_products(states[0]["total"].device):
             total = stack.gather((s["total"] for s in states), dtype)
             gram = self._gather_gram(stack, states)
@@ -241,21 +245,31 @@ class MatrixOptimizer(Optimizer, ABC):
         for group in self.param_groups:
             if not group["params"]:
                 continue
+            if group["rule"] == "adamw":
+                active = [p for p in group["params"] if p.grad is not None]
+                adamw.update(active, [self.state[p] for p in active], group)
+                continue
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
             with exact_products(group["params"][0].device):
-                active = [p for p in group["params"] if p.grad is not None]
-                for stack, states in self.stacks_of(group, active):
+                for stack, states in self.stacks_of(group, with_gradient=True):
                     self._update(stack, states, group)
         return loss
 
     def _update(self, stack: Stack, states: States, group: dict[str, Any]) -> None:
-        params = [piece.param for piece in stack.pieces]
-        dtype = _checks.work_dtype(params[0].dtype)
-        momentum: float = group["momentum"]
-        gradient = stack.gather([cast(Tensor, p.grad) for p in params], dtype)
+        dtype = _checks.work_dtype(stack.params[0].dtype)
+        gradient = stack.gather([cast(Tensor, p.grad) for p in stack.params], dtype)
+        situation = _situation(stack, states, group)
+        direction, finite = self._compute(stack, states, gradient, situation)
+        self._apply(stack, direction, finite, situation)
+
+    def _compute(
+        self, stack: Stack, states: States, gradient: Tensor, at: Situation
+    ) -> tuple[Tensor, Tensor]:
+        """Enter the gradients into the state; (P, which matrices are not to be skipped)."""
+        group, momentum = cast(dict[str, Any], at.group), at.group["momentum"]
         if group["maximize"]:
             gradient = -gradient
-        old = stack.gather([s["total"] for s in states], dtype)
+        old = stack.gather([s["total"] for s in states], gradient.dtype)
         old_gram = self._gather_gram(stack, states)
         total = moments.accumulate_total(old, gradient, momentum)
         gram = self._advance(old_gram, gradient, group)
@@ -268,28 +282,28 @@ class MatrixOptimizer(Optimizer, ABC):
             gram = torch.where(finite[:, None, None], gram, old_gram)
         total = torch.where(finite[:, None, None], total, old)
 
-        situation = _situation(stack, states, group)
         ahead = total
         if group["nesterov"] or group["certify"]:
             gradient = torch.where(finite[:, None, None], gradient, 0.0)
             ahead = momentum * total + gradient if group["nesterov"] else total
-        direction = self._direction(ahead, self._smoothing(stack, gram, group), situation)
+        direction = self._direction(ahead, self._smoothing(stack, gram, group), at)
 
         if group["certify"]:
             certify.record(stack, states, gradient, direction, finite, group)
-        totals, oks = stack.split(total), stack.split(finite)
-        for piece, state, new, ok in zip(stack.pieces, states, totals, oks, strict=True):
-            piece.view(state["total"]).copy_(new)
-            piece.own(state["skipped"]).add_(~ok)
+        stack.scatter(total, [s["total"] for s in states])
+        torch._foreach_add_(
+            [p.own(s["skipped"]) for p, s in zip(stack.pieces, states, strict=True)],
+            stack.split((~finite).long()),
+        )
         if self.has_gram:
-            for piece, state, new in zip(stack.pieces, states, stack.split(gram), strict=True):
-                piece.own(state["gram"]).copy_(new)
-        self._write(stack, direction, finite, situation)
+            grams = [p.gram(s) for p, s in zip(stack.pieces, states, strict=True)]
+            torch._foreach_copy_(grams, stack.split(gram))
+        return direction, finite
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:
         if not self.has_gram:
             return torch.empty(0, device=states[0]["total"].device)
-        return stack.gather_own([s["gram"] for s in states])
+        return torch.cat([p.gram(s) for p, s in zip(stack.pieces, states, strict=True)])
 
     def _advance(self, gram: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
         if not self.has_gram:
@@ -300,7 +314,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def _smoothing(self, stack: Stack, gram: Tensor, group: Mapping[str, Any]) -> Tensor:
         if not self.has_gram:
             return gram
-        scale = self.smoothing_scale(group, *sorted(stack.pieces[0].param.shape[-2:]))
+        scale = self.smoothing_scale(group, *sorted(stack.shape))
         return moments.smoothing(
             gram,
             gradient_bound=group["gradient_bound"],
@@ -308,31 +322,25 @@ class MatrixOptimizer(Optimizer, ABC):
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
         )
 
-    def _write(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
+    def _apply(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
         """W ← W − lr·s·scale·P − lr·wd·W, where the step was not skipped."""
         group, lr = at.group, at.group["lr"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
         length = self._random_length(at, direction) if group["steps"] == "exponential" else 1.0
-        scales = [options.scale_factor(group["scale"], *p.param.shape[-2:]) for p in stack.pieces]
-        change = direction * (lr * length * scales[0])
-        for scale, part in zip(scales, stack.split(change), strict=True):
-            if scale != scales[0]:  # tall and wide matrices share a stack
-                part.mul_(scale / scales[0])
-        rounds = group["stochastic_rounding"] and stack.pieces[0].param.dtype == torch.bfloat16
+        taken = finite.to(direction.dtype)[:, None, None]
+        scale = options.scale_factor(group["scale"], *stack.shape)
+        change = direction * (taken * (lr * length * scale))
+        rounds = group["stochastic_rounding"] and stack.params[0].dtype == torch.bfloat16
         weights = direction  # gathered only where the update reads them
         if group["weight_decay"] or rounds:
-            weights = stack.gather([p.param for p in stack.pieces], direction.dtype)
+            weights = stack.gather(stack.params, direction.dtype)
         if group["weight_decay"]:
-            decay = lr * group["weight_decay"] * weights
+            decay = torch.where(finite[:, None, None], lr * group["weight_decay"] * weights, 0.0)
             change = change + (decay * (weights * direction > 0) if group["cautious"] else decay)
-        change = torch.where(finite[:, None, None], change, 0.0)
         if rounds:
-            new = self._round_stochastically(weights - change, at)
-            for piece, part in zip(stack.pieces, stack.split(new), strict=True):
-                piece.view(piece.param).copy_(part)
-            return
-        for piece, part in zip(stack.pieces, stack.split(change), strict=True):
-            piece.view(piece.param).sub_(part)
+            stack.scatter(self._round_stochastically(weights - change, at), stack.params)
+        else:
+            torch._foreach_sub_(*stack.regions(stack.params, change))
 
     def _random_length(self, at: Situation, like: Tensor) -> Tensor:
         """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
@@ -362,7 +370,11 @@ class MatrixOptimizer(Optimizer, ABC):
     def _check_gradients(self) -> None:
         for group in self.param_groups:
             for param in group["params"]:
-                if group["certify"] and "played" not in self.state[param]:
+                if (
+                    group["certify"]
+                    and group["rule"] == "matrix"
+                    and "played" not in self.state[param]
+                ):
                     raise ValueError(
                         "certify was switched on during the run; pass certify=True when the group "
                         "is added, so that its regret is kept from the start"
@@ -384,60 +396,3 @@ class MatrixOptimizer(Optimizer, ABC):
 
 def _situation(stack: Stack, states: States, group: Mapping[str, Any]) -> Situation:
     return Situation(group, stack.gather_own([s["stream"] for s in states]), states[0]["step"])
-
-
-def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
-    """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
-    for name in sorted(set(found) ^ set(expected)):
-        raise ValueError(
-            f"state_dict {'lacks' if name in expected else 'has an unknown'} {name!r} for "
-            f"parameter {key}; it is damaged or of another version"
-        )
-    for name, own in expected.items():
-        value = found[name]
-        if not isinstance(value, Tensor) or value.is_floating_point() != own.is_floating_point():
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"state_dict holds {name!r} of type {kind} for parameter {key}, expected "
-                f"{own.dtype}; it is damaged"
-            )
-        if value.shape != own.shape:
-            raise ValueError(
-                f"state_dict holds {name!r} of shape {tuple(value.shape)} for parameter {key}, "
-                f"expected {tuple(own.shape)}; the models differ"
-            )
-
-
-def _check_params(params: Iterable[object], lr: float | Tensor) -> None:
-    devices: set[torch.device] = set()
-    seen: set[int] = set()
-    for item in params:
-        name, param = (
-            cast(tuple[str, object], item) if isinstance(item, tuple) else ("params", item)
-        )
-        if not isinstance(param, Tensor):
-            raise TypeError(f"{name} must hold tensors, got {type(param).__name__}")
-        if param.dtype not in _checks.REAL_DTYPES:
-            raise TypeError(
-                f"{name} has dtype {param.dtype}; float16, bfloat16, float32 and float64 are "
-                f"supported"
-            )
-        if param.ndim not in (2, 3):
-            raise ValueError(
-                f"{name} has shape {tuple(param.shape)}; only 2-D matrices and 3-D stacks of "
-                f"matrices are supported, give the others to AdamW"
-            )
-        if id(param) in seen:
-            raise ValueError(f"{name} is given twice in one group; pass each parameter once")
-        seen.add(id(param))
-        devices.add(param.device)
-    if len(devices) > 1:
-        raise ValueError(
-            f"the parameters of one group are on several devices ({sorted(map(str, devices))}); "
-            f"make one group per device"
-        )
-    if isinstance(lr, Tensor) and lr.device.type != "cpu" and devices - {lr.device}:
-        raise ValueError(
-            f"lr is on {lr.device}, the parameters are on {sorted(map(str, devices))}; move lr "
-            f"there or to the CPU"
-        )

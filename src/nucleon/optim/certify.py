@@ -17,7 +17,8 @@ from torch import Tensor
 
 from nucleon import _checks, theory
 from nucleon.linalg.norms import nuclear_norm, operator_norm_bound
-from nucleon.optim.stacks import Stack, matrix_count, parameter_names
+from nucleon.optim.axes import Block
+from nucleon.optim.stacks import Stack, blocks, gram_key, parameter_names
 from nucleon.regret import Certificate
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ _USED = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
 """The options that the theorem's game is made of: a change of one ends it."""
 
 
-def new_state(param: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a certificate needs of a parameter: the last direction, and three numbers a matrix."""
-    zeros = torch.zeros(matrix_count(param), dtype=torch.float64, device=param.device)
+    zeros = torch.zeros(matrices, dtype=torch.float64, device=param.device)
     return {
         "played": torch.zeros_like(param, dtype=dtype).detach(),
         "loss": zeros,
@@ -63,22 +64,19 @@ def record(
             new = torch.maximum(old, new)
         else:
             new = torch.where(old > 0, discount * old, new)
-        new = torch.where(finite, new, old)
-        for piece, state, part in zip(stack.pieces, states, stack.split(new), strict=True):
-            piece.own(state[name]).copy_(part)
+        stack.scatter_own(torch.where(finite, new, old), [s[name] for s in states])
     kept = torch.where(finite[:, None, None], direction, played)
-    for piece, state, part in zip(stack.pieces, states, stack.split(kept), strict=True):
-        piece.view(state["played"]).copy_(part)
+    stack.scatter(kept, [s["played"] for s in states])
 
 
 def certificates(optimizer: "MatrixOptimizer") -> dict[str, Certificate]:
     """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
     names = parameter_names(optimizer.param_groups)
     return {
-        names[param]: _certificate(optimizer, param, group)
+        names[param]: _certificate(optimizer, param, spec, group)
         for group in optimizer.param_groups
-        if group["certify"]
-        for param in group["params"]
+        if group["certify"] and group["rule"] == "matrix"
+        for param, spec in zip(group["params"], group["axes"], strict=True)
         if param.numel()
     }
 
@@ -107,20 +105,23 @@ class CertificateLog:
         self._handle.remove()
 
     def _record(self, optimizer: Any, *_: object) -> None:
-        step = int(next(iter(optimizer.state.values()))["step"])
+        group = next(g for g in optimizer.param_groups if g["certify"] and g["params"])
+        step = int(optimizer.state[group["params"][0]]["step"])
         if step % self.every == 0:
             self.rows.append((step, certificates(optimizer)))
 
 
 def _certificate(
-    optimizer: "MatrixOptimizer", param: Tensor, group: Mapping[str, Any]
+    optimizer: "MatrixOptimizer", param: Tensor, spec: str | None, group: Mapping[str, Any]
 ) -> Certificate:
     state: dict[str, Tensor] = optimizer.state[param]
-    regret = state["loss"] + nuclear_norm(state["total"].double()).reshape(-1)
+    found = blocks(param, spec)
+    norms = [nuclear_norm(block.matrices(state["total"].double())) for block in found]
+    regret = state["loss"] + torch.cat(norms)
     largest = state["largest"].max().item()
     return Certificate(
         regret=regret,
-        bound=_bound(optimizer, state, group, regret, *sorted(param.shape[-2:])),
+        bound=torch.cat([_bound(optimizer, state, group, block) for block in found]),
         theorem=optimizer.theorem,
         conditional_on=_conditions(group),
         refusal=optimizer.uncertified or _refusal(group, largest),
@@ -131,26 +132,26 @@ def _bound(
     optimizer: "MatrixOptimizer",
     state: Mapping[str, Tensor],
     group: Mapping[str, Any],
-    regret: Tensor,
-    m: int,
-    n: int,
+    block: Block,
 ) -> Tensor:
+    m, n = sorted((block.rows, block.columns))
     constants = optimizer.admissibility(group, m, n)
+    first = state["first"][block.first : block.first + block.count]
     if (
         constants is None
         or not group["gradient_bound"]
         or not optimizer.smoothing_scale(group, m, n)
     ):
-        return torch.full_like(regret, torch.inf)
+        return torch.full_like(first, torch.inf)
     eta = optimizer.smoothing_scale(group, m, n) ** -0.5
     return theory.gbpa_bound(
-        state["gram"].double(),
+        state[gram_key(block)].double(),
         radius=1.0,
         gradient_bound=group["gradient_bound"],
         alpha=constants.alpha,
         beta=constants.beta,
         # √m‖G_1‖_F ≥ ‖G_1‖_*, discounted already; its factor 1 − βη is negative for larger η.
-        first_nuclear=state["first"] if constants.beta * eta < 1 else 0.0,
+        first_nuclear=first if constants.beta * eta < 1 else 0.0,
         discount=group["momentum"],
         rounds=1,
         eta=eta,

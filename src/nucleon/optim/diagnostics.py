@@ -10,7 +10,7 @@ from nucleon.linalg._precision import exact_products
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
 from nucleon.optim.options import scale_factor
-from nucleon.optim.stacks import Piece, parameter_names
+from nucleon.optim.stacks import parameter_names
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
@@ -25,16 +25,16 @@ def collect(optimizer: "MatrixOptimizer") -> dict[str, float]:
     tables: list[Tensor] = []
     names = parameter_names(optimizer.param_groups)
     for group in optimizer.param_groups:
-        for stack, states in optimizer.stacks_of(group, group["params"]):
+        for stack, states in optimizer.stacks_of(group) if group["rule"] == "matrix" else ():
             total, smoothing, direction = optimizer.directions(stack, states, group)
-            weights = stack.gather((p.param for p in stack.pieces), total.dtype)
+            weights = stack.gather(stack.params, total.dtype)
             skipped = stack.gather_own(s["skipped"] for s in states)
             with exact_products(total.device):
                 table = _measure(total, smoothing, direction, weights, group["lr"], skipped)
             tables.append(table.flatten().double())
+            scale = scale_factor(group["scale"], *stack.shape)
             for piece in stack.pieces:
-                scale = scale_factor(group["scale"], *piece.param.shape[-2:])
-                for name in _matrices(names[piece.param], piece):
+                for name in piece.names(names[piece.param]):
                     keys += [f"{optimizer.name}/{name}/{quantity}" for quantity in QUANTITIES]
                     factors += [scale if q == "update_ratio" else 1.0 for q in QUANTITIES]
     if not tables:
@@ -68,12 +68,6 @@ def _measure(
         skipped.to(total.dtype),
     )
     return torch.stack(columns, dim=1)
-
-
-def _matrices(name: str, piece: Piece) -> list[str]:
-    if piece.param.ndim == 2:
-        return [name]
-    return [f"{name}.{i}" for i in range(piece.start, piece.stop)]
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 
 from nucleon import _checks, noise
 from nucleon.learners import Learner
-from nucleon.optim.base import EXPONENTIAL_STREAM, SLICES
+from nucleon.optim.base import EXPONENTIAL_STREAM
+from nucleon.optim.schema import SLICES
 from nucleon.theory import o2nc_radius
 
 TAG = "o2nc/1"

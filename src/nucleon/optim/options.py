@@ -14,11 +14,19 @@ Steps = Literal["constant", "exponential"]
 STEPS: tuple[Steps, ...] = ("constant", "exponential")
 NonFinite = Literal["skip", "raise"]
 NON_FINITE: tuple[NonFinite, ...] = ("skip", "raise")
+Rule = Literal["matrix", "adamw"]
+RULES: tuple[Rule, ...] = ("matrix", "adamw")
 
 
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer, each settable per parameter group."""
 
+    rule: Rule
+    """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
+    the options of `nucleon.optim.adamw`."""
+    axes: str | list[str | None] | None
+    """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.axes`: one spec
+    for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
     nesterov: bool
     """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
     way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
@@ -60,6 +68,8 @@ class Options(TypedDict, total=False):
 
 
 DEFAULTS = Options(
+    rule="matrix",
+    axes=None,
     nesterov=False,
     weight_decay=0.0,
     cautious=False,
@@ -93,6 +103,7 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
 def check(group: dict[str, Any]) -> None:
     """Raise on a bad value among the options of a group, the method's own ones excepted."""
     check_lr(group["lr"])
+    _checks.choice("rule", group["rule"], RULES)
     _checks.fraction("momentum", group["momentum"], closed="0")
     if group.get("beta2") is not None:
         _checks.fraction("beta2", group["beta2"], closed="0")

@@ -1,29 +1,56 @@
 """Same-shape matrices of many parameters as one batch, short side first."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nucleon.optim import axes
+from nucleon.optim.axes import Block
+
 
 @dataclass(frozen=True)
 class Piece:
-    """The matrices `start`…`stop` of one parameter; a 2-D parameter has one."""
+    """The matrices `start`…`stop` of one block of a parameter."""
 
     param: Tensor
+    block: Block
     start: int
     stop: int
 
-    def view(self, tensor: Tensor) -> Tensor:
-        """The piece of a tensor shaped like the parameter, as (count, m, n) with m ≤ n."""
-        matrices = tensor.unsqueeze(0) if tensor.ndim == 2 else tensor
-        return short_side_first(matrices[self.start : self.stop])
+    @property
+    def count(self) -> int:
+        """How many matrices there are."""
+        return self.stop - self.start
+
+    def matrices(self, tensor: Tensor) -> Tensor:
+        """The piece of a tensor shaped like the parameter, as (count, rows, columns)."""
+        return self.block.matrices(tensor)[self.start : self.stop]
+
+    def region(self, tensor: Tensor) -> Tensor:
+        """The same as (*batch, …rows, …columns): always a view, to be written to."""
+        view = self.block.region(tensor)
+        if self.count == self.block.count:
+            return view
+        inner = self.block.count // self.block.batch[0]
+        return view[self.start // inner : self.stop // inner]
 
     def own(self, state: Tensor) -> Tensor:
-        """The piece of a state tensor that has one leading entry per matrix."""
-        return state[self.start : self.stop]
+        """The piece of a state tensor with an entry for each matrix of the parameter."""
+        return state[self.block.first + self.start : self.block.first + self.stop]
+
+    def gram(self, state: Mapping[str, Tensor]) -> Tensor:
+        """The Gram matrices of the piece, (count, m, m)."""
+        return state[gram_key(self.block)][self.start : self.stop]
+
+    def names(self, name: str) -> list[str]:
+        """A name for each matrix, that of the parameter where it is the only one."""
+        if self.block.count == 1 and self.block.section is None:
+            return [name]
+        return [f"{name}.{self.block.first + i}" for i in range(self.start, self.stop)]
 
 
 @dataclass(frozen=True)
@@ -32,18 +59,46 @@ class Stack:
 
     pieces: Sequence[Piece]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns, as the parameters have them."""
+        return self.pieces[0].block.rows, self.pieces[0].block.columns
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameter of each piece; one cut into pieces appears more than once."""
+        return [piece.param for piece in self.pieces]
+
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-        """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`."""
-        views = [piece.view(t) for piece, t in zip(self.pieces, tensors, strict=True)]
-        return torch.cat(views).to(dtype)
+        """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`, m ≤ n."""
+        views = [piece.matrices(t) for piece, t in zip(self.pieces, tensors, strict=True)]
+        return short_side_first(torch.cat(views).to(dtype))
+
+    def regions(
+        self, tensors: Iterable[Tensor], stacked: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Where (b, m, n) belongs in such tensors, and its parts in the same shapes."""
+        rows, columns = self.shape
+        parts = self.split((stacked.mT if rows > columns else stacked).contiguous())
+        regions = [piece.region(t) for piece, t in zip(self.pieces, tensors, strict=True)]
+        return regions, [p.reshape(r.shape) for p, r in zip(parts, regions, strict=True)]
+
+    def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
+        """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
+        torch._foreach_copy_(*self.regions(tensors, stacked))
 
     def gather_own(self, states: Iterable[Tensor]) -> Tensor:
-        """State tensors with one leading entry per matrix, one per piece → (b, …)."""
+        """State tensors with one entry per matrix, one per piece → (b, …)."""
         return torch.cat([p.own(s) for p, s in zip(self.pieces, states, strict=True)])
+
+    def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
+        """Write (b, …) into state tensors with one entry per matrix, one per piece."""
+        own = [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
+        torch._foreach_copy_(own, self.split(stacked))
 
     def split(self, stacked: Tensor) -> list[Tensor]:
         """(b, …) → one (count, …) view per piece, in order."""
-        return list(stacked.split([piece.stop - piece.start for piece in self.pieces]))
+        return list(stacked.split([piece.count for piece in self.pieces]))
 
 
 def short_side_first(x: Tensor) -> Tensor:
@@ -51,9 +106,21 @@ def short_side_first(x: Tensor) -> Tensor:
     return x.mT if x.shape[-2] > x.shape[-1] else x
 
 
-def matrix_count(param: Tensor) -> int:
-    """How many matrices a parameter holds: 1 when 2-D, its leading size when 3-D."""
-    return param.shape[0] if param.ndim == 3 else 1
+def gram_key(block: Block) -> str:
+    """What the state calls the Gram matrices of a block."""
+    return "gram" if block.section is None else f"gram.{block.section}"
+
+
+def blocks(param: Tensor, spec: str | None) -> tuple[Block, ...]:
+    """The matrices of a parameter by the spec of its axes, or the default one."""
+    found = spec or axes.default(param.ndim)
+    if found is None:
+        raise ValueError(
+            f"a parameter has shape {tuple(param.shape)}; 2-D matrices and 3-D stacks of matrices "
+            f'need no axes, for this one say which they are, as in axes="r c c c" for a '
+            f"convolution, or give it to AdamW"
+        )
+    return axes.parse(found, tuple(param.shape))
 
 
 def parameter_names(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
@@ -66,35 +133,40 @@ def parameter_names(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
     return names
 
 
-def build(params: Iterable[Tensor], largest: int) -> list[Stack]:
+def build(params: Iterable[tuple[Tensor, str | None]], largest: int) -> list[Stack]:
     """Stacks of at most `largest` entries (one matrix at least), in the order of first appearance.
 
-    A 3-D parameter may be cut into pieces; parameters without entries are left out.
+    A batch of matrices may be cut into pieces; parameters without entries are left out.
     """
     buckets: dict[object, list[Piece]] = {}
-    for param in params:
+    for param, spec in params:
         if param.numel() == 0:
             continue
-        rows, columns = param.shape[-2:]
-        per_stack = max(1, largest // (rows * columns))
-        key = (min(rows, columns), max(rows, columns), param.dtype, param.device)
-        count = matrix_count(param)
-        for start in range(0, count, per_stack):
-            piece = Piece(param, start, min(start + per_stack, count))
-            buckets.setdefault(key, []).append(piece)
-    return [stack for pieces in buckets.values() for stack in _chunks(pieces, largest)]
+        for block in blocks(param, spec):
+            key = (block.rows, block.columns, param.dtype, param.device)
+            buckets.setdefault(key, []).extend(_pieces(param, block, largest))
+    return list(chain.from_iterable(_chunks(pieces, largest) for pieces in buckets.values()))
+
+
+def _pieces(param: Tensor, block: Block, largest: int) -> list[Piece]:
+    # Cut along the first axis of the batch only: every piece is then a view of the parameter.
+    inner = block.count // block.batch[0] if block.batch else 1
+    step = max(1, largest // (inner * block.rows * block.columns)) * inner
+    return [
+        Piece(param, block, start, min(start + step, block.count))
+        for start in range(0, block.count, step)
+    ]
 
 
 def _chunks(pieces: Sequence[Piece], largest: int) -> list[Stack]:
-    rows, columns = pieces[0].param.shape[-2:]
+    per_matrix = pieces[0].block.rows * pieces[0].block.columns
     room = largest
     chunk: list[Piece] = []
     done: list[Stack] = []
     for piece in pieces:
-        entries = (piece.stop - piece.start) * rows * columns
-        if chunk and entries > room:
+        if chunk and piece.count * per_matrix > room:
             done.append(Stack(chunk))
             room, chunk = largest, []
         chunk.append(piece)
-        room -= entries
+        room -= piece.count * per_matrix
     return [*done, Stack(chunk)]

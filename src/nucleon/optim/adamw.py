@@ -1,0 +1,115 @@
+"""AdamW for the parameters that are not matrices, inside the same optimizer.
+
+For each parameter W with the gradient G, at its own step t,
+
+    m ← β₁m + (1−β₁)G          v ← β₂v + (1−β₂)G²          (averages, as `torch.optim.AdamW`)
+    W ← (1 − lr·`weight_decay`)W − lr·m/(1−β₁ᵗ) / (√(v/(1−β₂ᵗ)) + ε)
+
+The moments of half-precision parameters are float32: in bf16, v would stand still at β₂ = 0.999.
+A parameter whose gradient is not finite, or has no finite square, keeps its weights, moments and t.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+
+
+class AdamWOptions(TypedDict, total=False):
+    """Options of a group with rule="adamw"; `maximize` and `nonfinite` are as for matrices."""
+
+    lr: float | Tensor
+    """A number or a one-element tensor (default 1e-3, that of `torch.optim.AdamW`)."""
+    betas: tuple[float, float]
+    """(β₁, β₂) (default (0.9, 0.999), as torch)."""
+    eps: float
+    """ε (default 1e-8, as torch)."""
+    weight_decay: float
+    """Decoupled (default 0.0, since norms and biases are seldom decayed; torch's is 0.01)."""
+
+
+DEFAULTS = AdamWOptions(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+
+
+def check(group: Mapping[str, Any]) -> None:
+    """Raise on a bad value among the options of an AdamW group; its `lr` is checked by the base."""
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(cast(Sequence[object], betas)) != 2:
+        raise ValueError(f"betas must be a pair (β₁, β₂), got {betas!r}; torch's is (0.9, 0.999)")
+    for index, beta in enumerate(cast(Sequence[float], betas)):
+        _checks.fraction(f"betas[{index}]", beta, closed="0")
+    _checks.nonnegative("eps", group["eps"])
+    _checks.nonnegative("weight_decay", group["weight_decay"])
+    if not isinstance(group["maximize"], bool):
+        raise TypeError(f"maximize must be True or False, got {group['maximize']!r}")
+
+
+def new_state(param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """`step` and `skipped` (0-d int64), `exp_avg` m and `exp_avg_sq` v, all zero."""
+    wide = _checks.work_dtype(param.dtype)
+    zero = torch.zeros((), dtype=torch.int64, device=param.device)
+    return {
+        "step": zero,
+        "skipped": zero.clone(),
+        "exp_avg": torch.zeros_like(param, dtype=wide).detach(),
+        "exp_avg_sq": torch.zeros_like(param, dtype=wide).detach(),
+    }
+
+
+def update(
+    params: Sequence[Tensor], states: Sequence[dict[str, Tensor]], group: Mapping[str, Any]
+) -> None:
+    """One step of the parameters, all with a gradient and on one device; no host sync."""
+    buckets: dict[torch.dtype, list[int]] = {}
+    for index, param in enumerate(params):
+        if param.numel():
+            buckets.setdefault(_checks.work_dtype(param.dtype), []).append(index)
+    for dtype, chosen in buckets.items():
+        _update([params[i] for i in chosen], [states[i] for i in chosen], group, dtype)
+
+
+def _update(
+    params: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: Mapping[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    beta1, beta2 = group["betas"]
+    lr = group["lr"].reshape(()).double() if isinstance(group["lr"], Tensor) else group["lr"]
+    first, second = ([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq"))
+    gradients = [cast(Tensor, p.grad).to(dtype) for p in params]
+
+    # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves. All squares are
+    # finite if the largest is.
+    finite = torch.stack(torch._foreach_norm(gradients, ord=torch.inf)).square().isfinite()  # (k,)
+    gradients = [torch.where(ok, g, 0.0) for ok, g in zip(finite.unbind(), gradients, strict=True)]
+    if group["maximize"]:
+        torch._foreach_neg_(gradients)
+    torch._foreach_add_([s["step"] for s in states], list(finite.long().unbind()))
+    torch._foreach_add_([s["skipped"] for s in states], list((~finite).long().unbind()))
+
+    # In float64: at β₂ = 0.999 the first 1 − β₂ᵗ would lose four digits in float32.
+    step = torch.stack([s["step"] for s in states]).double()
+
+    def factors(value: float | Tensor, skipped: float) -> list[Tensor]:
+        """One 0-d factor a parameter: `value`, or `skipped` where its step is."""
+        return list(torch.where(finite, torch.zeros_like(step) + value, skipped).to(dtype).unbind())
+
+    torch._foreach_lerp_(first, gradients, factors(1 - beta1, 0.0))
+    torch._foreach_mul_(second, factors(beta2, 1.0))
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    denominator = torch._foreach_sqrt(second)
+    torch._foreach_div_(denominator, factors((1 - beta2**step).sqrt(), 1.0))
+    torch._foreach_add_(denominator, factors(group["eps"], 1.0))
+    change = torch._foreach_mul(first, factors(-(lr / (1 - beta1**step)), 0.0))
+    torch._foreach_div_(change, denominator)
+
+    weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
+    if group["weight_decay"]:
+        torch._foreach_mul_(weights, factors(1 - lr * group["weight_decay"], 1.0))
+    torch._foreach_add_(weights, change)
+    if any(weight is not p for weight, p in zip(weights, params, strict=True)):
+        torch._foreach_copy_(params, weights)

@@ -1,0 +1,165 @@
+"""What the state of an optimizer holds, and what is refused: parameters, groups, saved states."""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.optim import certify, stacks
+
+VERSION = 2
+SLICES = 1 << 20  # streams are parameter·2²⁰ + matrix
+
+SETTLED = ("rule", "axes", "certify")
+"""Options that the state of a group is made by: they cannot change under it."""
+
+
+def parameters(group: Mapping[str, Any]) -> list[Any]:
+    """The parameters of a group, or (name, parameter) pairs, checked."""
+    params = group["params"]
+    if isinstance(params, Set):
+        raise TypeError("params must be ordered, got a set; pass a list")
+    found = [params] if isinstance(params, Tensor) else list(params)
+    _check_params(found, group["lr"])
+    return found
+
+
+def specs(axes: object, count: int) -> list[str | None]:
+    """One axes spec, or None, for each of `count` parameters."""
+    if axes is None or isinstance(axes, str):
+        return [axes] * count
+    if not isinstance(axes, Sequence) or not all(a is None or isinstance(a, str) for a in axes):
+        raise TypeError(f"axes must be a spec, None, or a list of them, got {axes!r}")
+    if len(axes) != count:
+        raise ValueError(
+            f"axes has {len(axes)} specs for {count} parameters; give one for each, or one for all"
+        )
+    return list(cast(Sequence[str | None], axes))
+
+
+def check_matrices(params: Iterable[object], axes: Sequence[str | None]) -> None:
+    """Raise, by name, on a parameter that its axes do not make matrices of."""
+    for item, spec in zip(params, axes, strict=True):
+        name, param = item if isinstance(item, tuple) else ("params", item)
+        try:
+            stacks.blocks(cast(Tensor, param), spec)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+
+def new_state(
+    param: Tensor,
+    spec: str | None,
+    index: int,
+    step: Tensor | None,
+    group: Mapping[str, Any],
+    *,
+    has_gram: bool,
+) -> dict[str, Tensor]:
+    """Zero moments of a parameter that counts its steps from `step`, or from 0."""
+    blocks = stacks.blocks(param, spec)
+    wide, device = _checks.work_dtype(param.dtype), param.device
+    matrices = torch.arange(sum(block.count for block in blocks), device=device)
+    state: dict[str, Tensor] = {
+        "step": torch.zeros((), dtype=torch.int64, device=device)
+        if step is None
+        else step.to(device, copy=True),
+        "skipped": torch.zeros_like(matrices),
+        "stream": matrices + index * SLICES,
+        "total": torch.zeros_like(param, dtype=group["momentum_dtype"] or wide).detach(),
+    }
+    for block in blocks if has_gram else ():
+        short = min(block.rows, block.columns)
+        shape = (block.count, short, short)
+        state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
+    return state | (certify.new_state(param, len(matrices), wide) if group["certify"] else {})
+
+
+def check_state_dict(
+    given: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    state: Mapping[Tensor, Mapping[str, Tensor]],
+    defaults: Mapping[str, Any],
+) -> None:
+    """Raise unless a saved state fits these groups; the values of its options are not looked at."""
+    missing = {"param_groups", "state"} - set(given)
+    if missing:
+        raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
+    sizes = [len(g["params"]) for g in given["param_groups"]]
+    if sizes != [len(g["params"]) for g in groups]:
+        raise ValueError(
+            f"state_dict has groups of {sizes} parameters, this optimizer of "
+            f"{[len(g['params']) for g in groups]}; the models differ"
+        )
+    tag = defaults["nucleon"]
+    for saved, group in zip(given["param_groups"], groups, strict=True):
+        if saved.get("nucleon") != tag:
+            raise ValueError(
+                f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
+                f"{tag!r}; load it into the optimizer that wrote it, or convert it"
+            )
+        absent = sorted(set(defaults) - set(saved))
+        if absent:
+            raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
+        for option in SETTLED:
+            if saved[option] != group[option]:
+                raise ValueError(
+                    f"state_dict was saved with {option}={saved[option]!r}, this optimizer has "
+                    f"{option}={group[option]!r}; construct it alike"
+                )
+        for key, param in zip(saved["params"], group["params"], strict=True):
+            _check_saved(key, given["state"].get(key, {}), state[param])
+
+
+def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
+    for name in sorted(set(found) ^ set(expected)):
+        raise ValueError(
+            f"state_dict {'lacks' if name in expected else 'has an unknown'} {name!r} for "
+            f"parameter {key}; it is damaged or of another version"
+        )
+    for name, own in expected.items():
+        value = found[name]
+        if not isinstance(value, Tensor) or value.is_floating_point() != own.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"state_dict holds {name!r} of type {kind} for parameter {key}, expected "
+                f"{own.dtype}; it is damaged"
+            )
+        if value.shape != own.shape:
+            raise ValueError(
+                f"state_dict holds {name!r} of shape {tuple(value.shape)} for parameter {key}, "
+                f"expected {tuple(own.shape)}; the models differ"
+            )
+
+
+def _check_params(params: Iterable[object], lr: float | Tensor) -> None:
+    devices: set[torch.device] = set()
+    seen: set[int] = set()
+    for item in params:
+        name, param = (
+            cast(tuple[str, object], item) if isinstance(item, tuple) else ("params", item)
+        )
+        if not isinstance(param, Tensor):
+            raise TypeError(f"{name} must hold tensors, got {type(param).__name__}")
+        if param.dtype not in _checks.REAL_DTYPES:
+            raise TypeError(
+                f"{name} has dtype {param.dtype}; float16, bfloat16, float32 and float64 are "
+                f"supported"
+            )
+        if id(param) in seen:
+            raise ValueError(f"{name} is given twice in one group; pass each parameter once")
+        seen.add(id(param))
+        devices.add(param.device)
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters of one group are on several devices ({sorted(map(str, devices))}); "
+            f"make one group per device"
+        )
+    if isinstance(lr, Tensor) and lr.device.type != "cpu" and devices - {lr.device}:
+        raise ValueError(
+            f"lr is on {lr.device}, the parameters are on {sorted(map(str, devices))}; move lr "
+            f"there or to the CPU"
+        )
