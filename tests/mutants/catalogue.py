@@ -457,7 +457,7 @@ MUTANTS = [
             "columns before rows",
             '"brc".index(letters[i])',
             '"bcr".index(letters[i])',
-            "test_a_layout_equals_its_matrices_one_by_one",
+            "test_the_matrices_are_those_written_by_hand",
         ),
         (
             "every section from the start",

@@ -86,6 +86,19 @@ def test_a_layout_equals_its_matrices_one_by_one(case, make, scale):
 
 
 @every_case
+def test_the_matrices_are_those_written_by_hand(case):
+    """One step of exact Muon from zero is minus the polar factor of each, by an SVD from here."""
+    spec, shape, by_hand = CASES[case]
+    param = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    gradient = torch.randn(shape, dtype=torch.float64)
+    optimizer = nucleon.Muon([param], axes=spec, lr=1.0, scale="none", method="svd")
+    steps(optimizer, [param], [[gradient]])
+    for ours, matrix in zip(by_hand(param.detach()), by_hand(gradient), strict=True):
+        u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+        torch.testing.assert_close(ours, -u @ vh, rtol=1e-10, atol=1e-10)
+
+
+@every_case
 def test_the_memory_format_of_a_parameter_does_not_matter(case):
     spec, shape, _ = CASES[case]
     start, gradient = torch.randn(shape), torch.randn(shape)
