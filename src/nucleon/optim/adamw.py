@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.optim import shards
 
 
 class AdamWOptions(TypedDict, total=False):
@@ -62,10 +63,13 @@ def new_state(param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
 def update(
     params: Sequence[Tensor], states: Sequence[dict[str, Tensor]], group: Mapping[str, Any]
 ) -> None:
-    """One step of the parameters, all with a gradient and on one device; no host sync."""
+    """One step of the parameters, all with a gradient and on one device; no host sync.
+
+    It is elementwise, so each rank does it to what it holds of a DTensor, and skips by that.
+    """
     buckets: dict[torch.dtype, list[int]] = {}
     for index, param in enumerate(params):
-        if param.numel():
+        if shards.local(param).numel():
             buckets.setdefault(_checks.work_dtype(param.dtype), []).append(index)
     for dtype, chosen in buckets.items():
         _update([params[i] for i in chosen], [states[i] for i in chosen], group, dtype)
@@ -79,8 +83,9 @@ def _update(
 ) -> None:
     beta1, beta2 = group["betas"]
     lr = group["lr"].reshape(()).double() if isinstance(group["lr"], Tensor) else group["lr"]
-    first, second = ([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq"))
-    gradients = [cast(Tensor, p.grad).to(dtype) for p in params]
+    gradients = [shards.local(cast(Tensor, p.grad)).to(dtype) for p in params]
+    params = [shards.local(p) for p in params]
+    first, second = ([shards.local(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
     # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves. All squares are
     # finite if the largest is.

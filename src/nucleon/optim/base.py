@@ -12,18 +12,29 @@ and the three methods differ only in `direction`. Groups with rule="adamw" take 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nucleon import _checks, moments, noise
 from nucleon.linalg._precision import exact_products
-from nucleon.optim import adamw, certify, diagnostics, options, schema, stacks
+from nucleon.optim import (
+    adamw,
+    certify,
+    diagnostics,
+    options,
+    placement,
+    schema,
+    shards,
+    stacks,
+    wire,
+)
+from nucleon.optim.situation import Situation, situation
 from nucleon.optim.stacks import Stack
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
@@ -36,23 +47,13 @@ EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # matrices have streams ≥ 0
 States = list[dict[str, Tensor]]
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What a direction may depend on besides the moments."""
-
-    group: Mapping[str, Any]
-    """The options of the parameter group."""
-    stream: Tensor
-    """(b,) int64: the identity of each matrix, for noise."""
-    step: Tensor
-    """0-d int64: the number of this step."""
-
-
 class MatrixOptimizer(Optimizer, ABC):
     """Options, state and weight update shared by the three methods; see the module's equations."""
 
     name: ClassVar[str]
     has_gram: ClassVar[bool]
+    has_gram_form: ClassVar[bool] = True
+    """Whether P = Q(ĜĜᵀ + Λ)·Ĝ, which placement="gram" needs."""
     theorem: ClassVar[str]
     uncertified: ClassVar[str | None]
     """Why no run of the method can be certified; None where it can."""
@@ -127,11 +128,15 @@ class MatrixOptimizer(Optimizer, ABC):
         if group["rule"] == "matrix":
             schema.check_matrices(params, axes)
         param_group.update({**own, **param_group, "params": params, "axes": axes})
+        bare = [item[1] if isinstance(item, tuple) else item for item in params]
+        placement.check({**group, "params": bare, "axes": axes}, gram_form=self.has_gram_form)
         super().add_param_group(param_group)
         first = sum(len(g["params"]) for g in self.param_groups[:-1])
         added = self.param_groups[-1]
-        for index, (param, spec) in enumerate(zip(added["params"], axes, strict=True), start=first):
-            self.state[param] = self._new_state(param, spec, index, added)
+        owners = zip(added["params"], axes, placement.owners(added), strict=True)
+        for index, (param, spec, owner) in enumerate(owners, start=first):
+            owned = owner is None or owner == dist.get_rank()
+            self.state[param] = self._new_state(param, spec, index, added, owned=owned)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
@@ -144,13 +149,21 @@ class MatrixOptimizer(Optimizer, ABC):
             self._check_options(group)
 
     def _new_state(
-        self, param: Tensor, spec: str | None, index: int, group: Mapping[str, Any]
+        self,
+        param: Tensor,
+        spec: str | None,
+        index: int,
+        group: Mapping[str, Any],
+        *,
+        owned: bool,
     ) -> dict[str, Tensor]:
         if group["rule"] == "adamw":
             return adamw.new_state(param, group)
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
-        step = next((s["step"] for s in self.state.values() if "total" in s), None)
-        return schema.new_state(param, spec, index, step, group, has_gram=self.has_gram)
+        step = next((s["step"] for s in self.state.values() if "stream" in s), None)
+        return schema.new_state(
+            param, spec, index, step, group, has_gram=self.has_gram, owned=owned
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same method, shapes and schema; refuse any other, changing nothing.
@@ -165,11 +178,17 @@ class MatrixOptimizer(Optimizer, ABC):
             self._check_state_dict(given)
             final.append(given)
 
+        before_loading = self.param_groups, dict(self.state)
+
         def restore(_: Optimizer) -> None:
-            for saved, group in zip(final[0]["param_groups"], self.param_groups, strict=True):
+            old_groups, old_state = before_loading
+            for saved, old, group in zip(
+                final[0]["param_groups"], old_groups, self.param_groups, strict=True
+            ):
+                group.update({name: old[name] for name in placement.OPTIONS})
                 for key, param in zip(saved["params"], group["params"], strict=True):
-                    for name, value in final[0]["state"][key].items():
-                        self.state[param][name] = value.to(device=param.device, copy=True)
+                    found = final[0]["state"].get(key, {})
+                    self.state[param] = schema.loaded(param, found, old_state[param], group)
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -210,9 +229,17 @@ class MatrixOptimizer(Optimizer, ABC):
     def stacks_of(
         self, group: Mapping[str, Any], *, with_gradient: bool = False
     ) -> list[tuple[Stack, States]]:
-        """Stacks of the matrices of a group, each with the state of its pieces, in order."""
+        """Stacks of the matrices of a group, each with the state of its pieces, in order.
+
+        A DTensor is always among them: other ranks may have a gradient, and must be answered.
+        """
         params = zip(group["params"], group["axes"], strict=True)
-        chosen = (pair for pair in params if not with_gradient or pair[0].grad is not None)
+        chosen = (
+            (param, spec)
+            for param, spec in params
+            if "total" in self.state[param]
+            and (not with_gradient or param.grad is not None or shards.sharded(param))
+        )
         built = stacks.build(chosen, group["largest_stack"])
         return [(stack, [self.state[param] for param in stack.params]) for stack in built]
 
@@ -225,8 +252,11 @@ class MatrixOptimizer(Optimizer, ABC):
             total = stack.gather((s["total"] for s in states), dtype)
             gram = self._gather_gram(stack, states)
             smoothing = self._smoothing(stack, gram, group)
-            situation = _situation(stack, states, group)
-            return total, smoothing, self._direction(total, smoothing, situation)
+            return (
+                total,
+                smoothing,
+                self._direction(total, smoothing, situation(stack, states, group)),
+            )
 
     # ------------------------------------------------------------------ the step
 
@@ -242,6 +272,7 @@ class MatrixOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
+        self._check_ranks()
         for group in self.param_groups:
             if not group["params"]:
                 continue
@@ -251,21 +282,21 @@ class MatrixOptimizer(Optimizer, ABC):
                 continue
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
             with exact_products(group["params"][0].device):
-                for stack, states in self.stacks_of(group, with_gradient=True):
-                    self._update(stack, states, group)
+                placement.update(self, group)
         return loss
 
-    def _update(self, stack: Stack, states: States, group: dict[str, Any]) -> None:
-        dtype = _checks.work_dtype(stack.params[0].dtype)
-        gradient = stack.gather([cast(Tensor, p.grad) for p in stack.params], dtype)
-        situation = _situation(stack, states, group)
-        direction, finite = self._compute(stack, states, gradient, situation)
-        self._apply(stack, direction, finite, situation)
-
-    def _compute(
-        self, stack: Stack, states: States, gradient: Tensor, at: Situation
+    def compute(
+        self,
+        stack: Stack,
+        states: States,
+        gradient: Tensor,
+        at: Situation,
+        present: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Enter the gradients into the state; (P, which matrices are not to be skipped)."""
+        """Enter gradients (b, m, n) into the state; (P, which matrices are to be moved).
+
+        Those that are not `present`, (b,), are left alone; None is all of them.
+        """
         group, momentum = cast(dict[str, Any], at.group), at.group["momentum"]
         if group["maximize"]:
             gradient = -gradient
@@ -279,6 +310,9 @@ class MatrixOptimizer(Optimizer, ABC):
         finite = torch.linalg.vector_norm(total, ord=torch.inf, dim=(-2, -1)).isfinite()  # (b,)
         if self.has_gram:
             finite = finite & gram.diagonal(dim1=-2, dim2=-1).isfinite().all(dim=-1)
+        skipped = ~finite if present is None else ~finite & present
+        finite = finite if present is None else finite & present
+        if self.has_gram:
             gram = torch.where(finite[:, None, None], gram, old_gram)
         total = torch.where(finite[:, None, None], total, old)
 
@@ -293,7 +327,7 @@ class MatrixOptimizer(Optimizer, ABC):
         stack.scatter(total, [s["total"] for s in states])
         torch._foreach_add_(
             [p.own(s["skipped"]) for p, s in zip(stack.pieces, states, strict=True)],
-            stack.split((~finite).long()),
+            stack.split(skipped.long()),
         )
         if self.has_gram:
             grams = [p.gram(s) for p, s in zip(stack.pieces, states, strict=True)]
@@ -322,25 +356,50 @@ class MatrixOptimizer(Optimizer, ABC):
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
         )
 
-    def _apply(self, stack: Stack, direction: Tensor, finite: Tensor, at: Situation) -> None:
-        """W ← W − lr·s·scale·P − lr·wd·W, where the step was not skipped."""
+    def apply(self, stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None:
+        """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
+        if any(shards.sharded(p) for p in stack.params):
+            self.apply_boxes(stack, stack.boxes(direction), taken, at)
+            return
+        taken, dither = taken[:, None, None], self._dither(stack, at)
+        reads = at.group["weight_decay"] or dither is not None
+        weights = stack.gather(stack.params, direction.dtype) if reads else direction
+        change = self._change(stack, direction, weights, taken, at)
+        if dither is not None:
+            stack.scatter(_round(weights - change, dither), stack.params)
+        else:
+            torch._foreach_sub_(*stack.regions(stack.params, change))
+
+    def apply_boxes(
+        self, stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: Situation
+    ) -> None:
+        """The same, to what this rank holds of the parameter of each piece.
+
+        It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
+        """
+        dither = self._dither(stack, at)
+        bits = stack.boxes(dither) if dither is not None else [None] * len(directions)
+        many = any(p.count > 1 or p.block.section is not None for p in stack.pieces)
+        each = taken[:, None, None]
+        oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
+        for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
+            weights = shards.local(param)
+            change = self._change(stack, direction, weights, ok, at)
+            weights.copy_(_round(weights - change, low))
+
+    def _change(
+        self, stack: Stack, direction: Tensor, weights: Tensor, taken: Tensor, at: Situation
+    ) -> Tensor:
         group, lr = at.group, at.group["lr"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
         length = self._random_length(at, direction) if group["steps"] == "exponential" else 1.0
-        taken = finite.to(direction.dtype)[:, None, None]
         scale = options.scale_factor(group["scale"], *stack.shape)
-        change = direction * (taken * (lr * length * scale))
-        rounds = group["stochastic_rounding"] and stack.params[0].dtype == torch.bfloat16
-        weights = direction  # gathered only where the update reads them
-        if group["weight_decay"] or rounds:
-            weights = stack.gather(stack.params, direction.dtype)
-        if group["weight_decay"]:
-            decay = torch.where(finite[:, None, None], lr * group["weight_decay"] * weights, 0.0)
-            change = change + (decay * (weights * direction > 0) if group["cautious"] else decay)
-        if rounds:
-            stack.scatter(self._round_stochastically(weights - change, at), stack.params)
-        else:
-            torch._foreach_sub_(*stack.regions(stack.params, change))
+        change = direction * (taken.to(direction.dtype) * (lr * length * scale))
+        if not group["weight_decay"]:
+            return change
+        weights = weights.to(direction.dtype)
+        decay = torch.where(taken > 0, lr * group["weight_decay"] * weights, 0.0)
+        return change + (decay * (weights * direction > 0) if group["cautious"] else decay)
 
     def _random_length(self, at: Situation, like: Tensor) -> Tensor:
         """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
@@ -353,19 +412,45 @@ class MatrixOptimizer(Optimizer, ABC):
             device=like.device,
         )
 
-    def _round_stochastically(self, weights: Tensor, at: Situation) -> Tensor:
-        """float32 → bf16, up or down with probabilities that make the mean exact."""
-        dither = noise.uniform(
-            tuple(weights.shape),
+    def _dither(self, stack: Stack, at: Situation) -> Tensor | None:
+        """0 … 65535 for each entry, each as likely; None where nothing is rounded at random."""
+        if not at.group["stochastic_rounding"] or stack.params[0].dtype != torch.bfloat16:
+            return None
+        uniform = noise.uniform(
+            (len(at.stream), *sorted(stack.shape)),
             seed=at.group["seed"] ^ _ROUNDING_SEED,
             stream=at.stream,
             step=at.step,
-            device=weights.device,
+            device=at.stream.device,
             dtype=torch.float32,
         )
-        # 0 … 65535, each as likely: the bits that bf16 lacks carry with their own probability.
-        low = (dither * 65536.0).to(torch.int32).clamp_max(65535)
-        return ((weights.view(torch.int32) + low) & -65536).view(torch.float32)
+        return (uniform * 65536.0).to(torch.int32).clamp_max(65535)
+
+    def _check_ranks(self) -> None:
+        """Once, before anything is sent: every rank must have the same parameters and options."""
+        if self.__dict__.get("_ranks_agree") or not any(
+            g["placement"] != "local" and placement.world(g["params"]) != (0,)
+            for g in self.param_groups
+        ):
+            return
+        names = stacks.parameter_names(self.param_groups)
+        same = [
+            (names[p], tuple(p.shape), p.dtype, {k: v for k, v in g.items() if k != "params"})
+            for g in self.param_groups
+            for p in g["params"]
+        ]
+        wire.check_same(same, "parameters and options")
+        self._ranks_agree = True
+
+    def agree(self, shared: Tensor, group: Mapping[str, Any]) -> None:
+        """Every `consistency_every` calls, raise on all ranks unless they have the same tensor."""
+        every = group["consistency_every"]
+        if not every or placement.world(group["params"]) == (0,):
+            return
+        calls = self.__dict__.setdefault("_agreements", 0)
+        self._agreements = calls + 1
+        if calls % every == 0:
+            wire.check_same(wire.fingerprint(shared), "updates")
 
     def _check_gradients(self) -> None:
         for group in self.param_groups:
@@ -394,5 +479,9 @@ class MatrixOptimizer(Optimizer, ABC):
                 )
 
 
-def _situation(stack: Stack, states: States, group: Mapping[str, Any]) -> Situation:
-    return Situation(group, stack.gather_own([s["stream"] for s in states]), states[0]["step"])
+def _round(weights: Tensor, dither: Tensor | None) -> Tensor:
+    """float32 → bf16, up or down with probabilities that make the mean exact."""
+    if dither is None:
+        return weights
+    # The bits that bf16 lacks carry with their own probability.
+    return ((weights.view(torch.int32) + dither) & -65536).view(torch.float32)

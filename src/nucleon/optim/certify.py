@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nucleon import _checks, theory
 from nucleon.linalg.norms import nuclear_norm, operator_norm_bound
+from nucleon.optim import shards
 from nucleon.optim.axes import Block
 from nucleon.optim.stacks import Stack, blocks, gram_key, parameter_names
 from nucleon.regret import Certificate
@@ -33,7 +34,7 @@ def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Ten
     """What a certificate needs of a parameter: the last direction, and three numbers a matrix."""
     zeros = torch.zeros(matrices, dtype=torch.float64, device=param.device)
     return {
-        "played": torch.zeros_like(param, dtype=dtype).detach(),
+        "played": shards.zeros(param, dtype),
         "loss": zeros,
         "largest": zeros.clone(),
         "first": zeros.clone(),
@@ -77,7 +78,7 @@ def certificates(optimizer: "MatrixOptimizer") -> dict[str, Certificate]:
         for group in optimizer.param_groups
         if group["certify"] and group["rule"] == "matrix"
         for param, spec in zip(group["params"], group["axes"], strict=True)
-        if param.numel()
+        if param.numel() and "played" in optimizer.state[param]
     }
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
 from nucleon.optim.base import MatrixOptimizer, Situation
-from nucleon.optim.muon import polynomials
 from nucleon.optim.options import Options
+from nucleon.optim.polynomials import polynomials
 from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal["polar-express", "newton-schulz", "coupled", "eigh"]

@@ -1,25 +1,18 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
-import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, ClassVar, Literal, Unpack, final
 
-import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg import coefficients
-from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.polar import polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer, Situation
 from nucleon.optim.options import Options
+from nucleon.optim.polynomials import polynomials
 
 PolarMethod = Literal["polar-express", "newton-schulz", "muon", "svd"]
 POLAR_METHODS: tuple[PolarMethod, ...] = ("polar-express", "newton-schulz", "muon", "svd")
-
-REACH = 0.99
-"""Polar Express takes the singular values it is designed for to at least this."""
 
 
 @final
@@ -69,38 +62,3 @@ def polar_direction(total: Tensor, method: PolarMethod, iterations: int) -> Tens
     if method == "svd":
         return polar_svd(total)
     return polar_polynomial(total, polynomials(method, iterations))
-
-
-@torch.compiler.assume_constant_result  # or the compiler would trace the Remez exchange
-def polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
-    """The odd polynomials of a method; their composition maps [0, 1] into itself but for "muon"."""
-    return _polynomials(method, iterations)
-
-
-@lru_cache
-def _polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
-    if method == "muon":
-        return (coefficients.muon(),) * iterations
-    if method == "newton-schulz":
-        return (coefficients.newton_schulz(),) * iterations
-    return _polar_express(_lower_bound(iterations), iterations)
-
-
-def _polar_express(lower_bound: float, iterations: int) -> tuple[Quintic, ...]:
-    return coefficients.contracted(coefficients.polar_express(lower_bound, iterations))
-
-
-def _lower_bound(iterations: int) -> float:
-    """The least singular value that so many quintics take to REACH; the Frobenius norm is 1.
-
-    Five reach down to 3.2e-3, six to 7.8e-4; designing them for less would leave the large singular
-    values short of 1.
-    """
-    low, high = 1e-12, 1.0
-    for _ in range(50):
-        middle = math.sqrt(low * high)
-        if coefficients.image(_polar_express(middle, iterations), middle, 1.0)[0] >= REACH:
-            high = middle
-        else:
-            low = middle
-    return high

@@ -14,6 +14,8 @@ Steps = Literal["constant", "exponential"]
 STEPS: tuple[Steps, ...] = ("constant", "exponential")
 NonFinite = Literal["skip", "raise"]
 NON_FINITE: tuple[NonFinite, ...] = ("skip", "raise")
+Placement = Literal["local", "owner", "gram"]
+PLACEMENTS: tuple[Placement, ...] = ("local", "owner", "gram")
 Rule = Literal["matrix", "adamw"]
 RULES: tuple[Rule, ...] = ("matrix", "adamw")
 
@@ -60,6 +62,16 @@ class Options(TypedDict, total=False):
     numbers a matrix, and one more product GGᵀ a step (default False)."""
     certified: tuple[()] | list[Any] | None
     """The optimizer's own note of the options a certificate relies on; leave it alone."""
+    placement: Placement
+    """Who computes which matrix in a run of several processes, see `nucleon.optim.placement`:
+    "local", every rank every matrix (default); "owner", one rank each; "gram", for matrices cut
+    along their long side."""
+    wire_dtype: torch.dtype | None
+    """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
+    exact (default); bfloat16 halves what is sent, and rounds P."""
+    consistency_every: int
+    """Compare the update across the ranks every so many steps, and raise on all of them where they
+    differ; waits for the device (default 0: never)."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int
@@ -82,6 +94,9 @@ DEFAULTS = Options(
     stochastic_rounding=False,
     certify=False,
     certified=(),
+    placement="local",
+    wire_dtype=None,
+    consistency_every=0,
     seed=0,
     largest_stack=2**24,
 )
@@ -118,6 +133,10 @@ def check(group: dict[str, Any]) -> None:
     _checks.choice("scale", group["scale"], SCALES)
     _checks.choice("steps", group["steps"], STEPS)
     _checks.choice("nonfinite", group["nonfinite"], NON_FINITE)
+    _checks.choice("placement", group["placement"], PLACEMENTS)
+    if group["wire_dtype"] not in (None, torch.bfloat16):
+        raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
+    _checks.nonnegative("consistency_every", group["consistency_every"])
     _checks.count("iterations", group["iterations"])
     _checks.count("largest_stack", group["largest_stack"])
     if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):

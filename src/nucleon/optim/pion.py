@@ -42,6 +42,7 @@ class Pion(MatrixOptimizer):
 
     name: ClassVar[str] = "pion"
     has_gram: ClassVar[bool] = True
+    has_gram_form: ClassVar[bool] = False
     theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1, discounted"
     uncertified: ClassVar[str | None] = "the gradients of a run depend on the noise that was drawn"
 

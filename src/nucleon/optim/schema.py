@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim import certify, stacks
+from nucleon.optim import certify, grams, shards, stacks
 
 VERSION = 2
 SLICES = 1 << 20  # streams are parameter·2²⁰ + matrix
@@ -57,8 +57,12 @@ def new_state(
     group: Mapping[str, Any],
     *,
     has_gram: bool,
+    owned: bool = True,
 ) -> dict[str, Tensor]:
-    """Zero moments of a parameter that counts its steps from `step`, or from 0."""
+    """Zero moments of a parameter that counts its steps from `step`, or from 0.
+
+    Where another rank owns it, only what every rank must know: `step` and `stream`.
+    """
     blocks = stacks.blocks(param, spec)
     wide, device = _checks.work_dtype(param.dtype), param.device
     matrices = torch.arange(sum(block.count for block in blocks), device=device)
@@ -66,15 +70,39 @@ def new_state(
         "step": torch.zeros((), dtype=torch.int64, device=device)
         if step is None
         else step.to(device, copy=True),
-        "skipped": torch.zeros_like(matrices),
         "stream": matrices + index * SLICES,
-        "total": torch.zeros_like(param, dtype=group["momentum_dtype"] or wide).detach(),
     }
+    if not owned:
+        return state
+    dtype = group["momentum_dtype"] or wide
+    state["skipped"] = torch.zeros_like(matrices)
+    # Where each rank keeps its own part, it is cut like the parameter.
+    part = group["placement"] == "gram" and shards.sharded(param)
+    state["total"] = (
+        torch.zeros_like(param, dtype=dtype).detach() if part else shards.zeros(param, dtype)
+    )
     for block in blocks if has_gram else ():
         short = min(block.rows, block.columns)
         shape = (block.count, short, short)
         state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
     return state | (certify.new_state(param, len(matrices), wide) if group["certify"] else {})
+
+
+def loaded(
+    param: Tensor, found: Mapping[str, Tensor], own: Mapping[str, Tensor], group: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The state of a parameter from a saved one, of which each rank keeps what it has to."""
+    state = dict(own)
+    for name in own:
+        if name not in found:
+            continue
+        value = found[name].to(device=param.device, copy=True)
+        if shards.sharded(own[name]) and not shards.sharded(value):
+            value = shards.like(value, param)
+        if group["placement"] == "gram" and name == "gram" and not grams.is_first(param):
+            value = torch.zeros_like(value)
+        state[name] = value
+    return state
 
 
 def check_state_dict(
@@ -115,7 +143,11 @@ def check_state_dict(
 
 def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
-    for name in sorted(set(found) ^ set(expected)):
+    strange = set(found) ^ set(expected)
+    if "total" not in expected:  # another rank owns it, here or in the run that saved it
+        strange = set()
+        expected = {name: own for name, own in expected.items() if name in found}
+    for name in sorted(strange):
         raise ValueError(
             f"state_dict {'lacks' if name in expected else 'has an unknown'} {name!r} for "
             f"parameter {key}; it is damaged or of another version"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nucleon.optim import axes
+from nucleon.optim import axes, shards
 from nucleon.optim.axes import Block
 
 
@@ -83,6 +83,21 @@ class Stack:
         regions = [piece.region(t) for piece, t in zip(self.pieces, tensors, strict=True)]
         return regions, [p.reshape(r.shape) for p, r in zip(parts, regions, strict=True)]
 
+    def boxes(self, stacked: Tensor) -> list[Tensor]:
+        """(b, m, n) → for each piece what this rank holds of it, shaped like its own shard.
+
+        Entries of a parameter that belong to other pieces are 0.
+        """
+        held = [shards.of(param) for param in self.params]
+        whole = self.whole(stacked)
+        return [w[box.mine()] if box else w for w, box in zip(whole, held, strict=True)]
+
+    def whole(self, stacked: Tensor) -> list[Tensor]:
+        """(b, m, n) → for each piece a tensor shaped like its parameter, 0 outside of the piece."""
+        found = [stacked.new_zeros(param.shape) for param in self.params]
+        self.scatter(stacked, found)
+        return found
+
     def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
         """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
         torch._foreach_copy_(*self.regions(tensors, stacked))
@@ -133,18 +148,22 @@ def parameter_names(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
     return names
 
 
-def build(params: Iterable[tuple[Tensor, str | None]], largest: int) -> list[Stack]:
+def build(
+    params: Iterable[tuple[Tensor, str | None]], largest: int, *, cut: bool = True
+) -> list[Stack]:
     """Stacks of at most `largest` entries (one matrix at least), in the order of first appearance.
 
-    A batch of matrices may be cut into pieces; parameters without entries are left out.
+    A batch of matrices is `cut` into pieces; parameters without entries are left out.
     """
     buckets: dict[object, list[Piece]] = {}
     for param, spec in params:
         if param.numel() == 0:
             continue
         for block in blocks(param, spec):
-            key = (block.rows, block.columns, param.dtype, param.device)
-            buckets.setdefault(key, []).extend(_pieces(param, block, largest))
+            key = (block.rows, block.columns, param.dtype, param.device, shards.kind(param))
+            buckets.setdefault(key, []).extend(
+                _pieces(param, block, largest if cut else param.numel())
+            )
     return list(chain.from_iterable(_chunks(pieces, largest) for pieces in buckets.values()))
 
 

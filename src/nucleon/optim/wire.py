@@ -1,0 +1,108 @@
+"""What goes between ranks: counted, waited for later, and a clear error when a rank is silent."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Traffic:
+    """What this rank has sent since the counters were last set to zero."""
+
+    bytes: int = 0
+    messages: int = 0
+
+    def count(self, tensor: Tensor, copies: int = 1) -> None:
+        """Enter `copies` messages of one tensor."""
+        self.bytes += copies * tensor.numel() * tensor.element_size()
+        self.messages += copies
+
+
+TRAFFIC = Traffic()
+
+
+def nothing() -> None:
+    """What there is to wait for when nothing was sent."""
+
+
+def exchange(
+    sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]], what: str
+) -> Callable[[], None]:
+    """Start sending and receiving flat tensors, (rank, tensor); returns how to wait for it.
+
+    Between two ranks there is one message a call in each direction at most.
+    """
+    operations = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends]
+    operations += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in receives]
+    if not operations:
+        return nothing
+    for _, tensor in sends:
+        TRAFFIC.count(tensor)
+    with _heard(what):
+        works = dist.batch_isend_irecv(operations)
+    return lambda: _wait(works, what)
+
+
+def broadcast(tensor: Tensor, source: int, copies: int, what: str) -> Callable[[], None]:
+    """Start sending a tensor from one rank to `copies` others; returns how to wait for it."""
+    if dist.get_rank() == source:
+        TRAFFIC.count(tensor, copies)
+    with _heard(what):
+        work = dist.broadcast(tensor, src=source, async_op=True)
+    return lambda: _wait([work], what)
+
+
+def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Tensor:
+    """Sum a tensor in place over process groups, one after the other."""
+    for group in groups:
+        with _heard(what):
+            dist.all_reduce(tensor, group=group)
+        TRAFFIC.count(tensor)
+    return tensor
+
+
+def check_same(value: object, what: str) -> None:
+    """Raise on every rank unless all ranks have the same `value`, by its printed form."""
+    mine = hashlib.sha256(repr(value).encode()).hexdigest()
+    found: list[Any] = [None] * dist.get_world_size()
+    with _heard(what):
+        dist.all_gather_object(found, mine)
+    others = [rank for rank, other in enumerate(found) if other != found[0]]
+    if others:
+        raise RuntimeError(
+            f"{what} of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
+            f"from those of rank 0; every rank must have the same ones, in the same order"
+        )
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """The sum of the bits of a tensor as whole numbers, modulo 2⁶⁴; synchronizes."""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.contiguous().view(kinds[tensor.element_size()]).long()
+    places = torch.arange(1, bits.numel() + 1, device=bits.device).view(bits.shape)
+    return int((bits * places).sum())
+
+
+def _wait(works: Sequence[Any], what: str) -> None:
+    with _heard(what):
+        for work in works:
+            work.wait()
+
+
+@contextmanager
+def _heard(what: str) -> Iterator[None]:
+    """Say what was being exchanged when another rank failed, or did not answer in time."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {dist.get_rank()} could not exchange the {what}: another rank failed or did "
+            f"not answer within the process group's timeout; look at the output of the others, "
+            f"and resume from the last checkpoint"
+        ) from error

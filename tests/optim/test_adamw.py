@@ -1,0 +1,211 @@
+"""The inner AdamW against `torch.optim.AdamW`, and what torch's does not have: skipping."""
+
+import math
+
+import pytest
+import torch
+
+from nucleon.optim import adamw
+
+SHAPES = [(), (1,), (7,), (4, 6), (2, 3, 5), (0, 3)]
+GROUP = {**adamw.DEFAULTS, "maximize": False}
+
+
+def make(dtype=torch.float32, seed=0, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes]
+
+
+def give_gradients(params, round_, scale=1.0):
+    generator = torch.Generator().manual_seed(1000 + round_)
+    for p in params:
+        p.grad = (scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
+
+
+@torch.no_grad()
+def step(params, states, group):
+    adamw.update(params, states, group)
+
+
+def close(actual, expected, steps=1):
+    """Each step adds at most a few roundings of the weight and of the change."""
+    eps = torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(actual, expected, rtol=4 * steps * eps, atol=4 * steps * eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    ("betas", "eps", "decay"),
+    [((0.9, 0.999), 1e-8, 0.0), ((0.8, 0.95), 1e-3, 0.1), ((0.0, 0.9), 1e-8, 0.5)],
+)
+def test_equals_torch_step_for_step(dtype, maximize, betas, eps, decay):
+    ours, theirs = make(dtype), make(dtype)
+    options = {"lr": 0.01, "betas": betas, "eps": eps, "weight_decay": decay}
+    group = {**GROUP, **options, "maximize": maximize}
+    states = [adamw.new_state(p, group) for p in ours]
+    oracle = torch.optim.AdamW(theirs, **options, maximize=maximize)
+    for round_ in range(25):
+        give_gradients(ours, round_, scale=10.0 ** (round_ % 5 - 2))
+        give_gradients(theirs, round_, scale=10.0 ** (round_ % 5 - 2))
+        step(ours, states, group)
+        oracle.step()
+        for p, q in zip(ours, theirs, strict=True):
+            close(p.detach(), q.detach(), round_ + 1)
+    for p, q, state in zip(ours, theirs, states, strict=True):
+        if not p.numel():
+            continue
+        for key in ("exp_avg", "exp_avg_sq"):
+            close(state[key], oracle.state[q][key], 25)
+        assert state["step"].item() == oracle.state[q]["step"].item() == 25
+        assert state["skipped"].item() == 0
+
+
+def test_is_bit_for_bit_torchs_on_the_cpu():
+    ours, theirs = make(), make()
+    group = {**GROUP, "weight_decay": 0.1}
+    states = [adamw.new_state(p, group) for p in ours]
+    oracle = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1, foreach=False)
+    for round_ in range(50):
+        give_gradients(ours, round_)
+        give_gradients(theirs, round_)
+        step(ours, states, group)
+        oracle.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+def test_learning_rate_may_be_a_tensor_that_is_scheduled():
+    ours, theirs = make(), make()
+    group = {**GROUP, "lr": torch.tensor(0.01, dtype=torch.float64), "weight_decay": 0.2}
+    states = [adamw.new_state(p, group) for p in ours]
+    oracle = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.2)
+    for round_ in range(6):
+        give_gradients(ours, round_)
+        give_gradients(theirs, round_)
+        step(ours, states, group)
+        oracle.step()
+        group["lr"].mul_(0.5)
+        oracle.param_groups[0]["lr"] *= 0.5
+    for p, q in zip(ours, theirs, strict=True):
+        close(p.detach(), q.detach(), 6)
+
+
+def test_parameters_join_at_their_own_step():
+    """One without a gradient for a while: its bias correction starts with its first."""
+    ours, theirs = make(), make()
+    states = [adamw.new_state(p, GROUP) for p in ours]
+    oracle = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.0)
+    for round_ in range(5):
+        give_gradients(ours, round_)
+        give_gradients(theirs, round_)
+        active = [i for i in range(len(ours)) if round_ >= 3 or i != 3]
+        theirs[3].grad = theirs[3].grad if round_ >= 3 else None
+        step([ours[i] for i in active], [states[i] for i in active], GROUP)
+        oracle.step()
+    for p, q in zip(ours, theirs, strict=True):
+        close(p.detach(), q.detach(), 5)
+    assert states[3]["step"].item() == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_have_the_float32_moments_of_torch(dtype):
+    """The oracle: torch's AdamW on float32 weights that are rounded to half after every step."""
+    ours = make(dtype)
+    group = {**GROUP, "weight_decay": 0.1}
+    states = [adamw.new_state(p, group) for p in ours]
+    theirs = [p.detach().float().requires_grad_() for p in ours]
+    oracle = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1)
+    for round_ in range(10):
+        give_gradients(ours, round_)
+        for p, q in zip(ours, theirs, strict=True):
+            q.grad = p.grad.float()
+        step(ours, states, group)
+        oracle.step()
+        with torch.no_grad():
+            for q in theirs:
+                q.copy_(q.to(dtype))
+    for p, q, state in zip(ours, theirs, states, strict=True):
+        assert state["exp_avg_sq"].dtype == torch.float32
+        assert torch.equal(p.detach().float(), q.detach())
+
+
+def test_mixed_dtypes_share_a_group():
+    ours = [make(torch.float32, shapes=[(3, 2)])[0], make(torch.float64, shapes=[(3, 2)])[0]]
+    alone = [p.detach().clone().requires_grad_() for p in ours]
+    states = [adamw.new_state(p, GROUP) for p in ours]
+    give_gradients(ours, 0)
+    give_gradients(alone, 0)
+    step(ours, states, GROUP)
+    for p, q in zip(ours, alone, strict=True):
+        step([q], [adamw.new_state(q, GROUP)], GROUP)
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 1e30])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("eps", [1e-8, 0.0])
+def test_a_bad_gradient_leaves_its_parameter_alone(bad, first, eps):
+    """1e30 has no finite square in float32: torch's AdamW would never move that entry again."""
+    params, clean = make(), make()
+    group = {**GROUP, "weight_decay": 0.1, "eps": eps}
+    states = [adamw.new_state(p, group) for p in params]
+    clean_states = [adamw.new_state(p, group) for p in clean]
+    for round_ in range(0 if first else 3):
+        for some, state in ((params, states), (clean, clean_states)):
+            give_gradients(some, round_)
+            step(some, state, group)
+    before = [p.detach().clone() for p in params]
+    kept = [{k: v.clone() for k, v in s.items()} for s in states]
+    give_gradients(params, 7)
+    give_gradients(clean, 7)
+    params[3].grad[1, 2] = bad
+    step(params, states, group)
+    step(clean, clean_states, group)
+    assert torch.equal(params[3], before[3])
+    for key in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(states[3][key], kept[3][key])
+    assert states[3]["skipped"].item() == 1
+    others = [i for i in range(len(params)) if i != 3]
+    assert all(torch.equal(params[i], clean[i]) for i in others)
+    assert all(states[i]["skipped"].item() == 0 for i in others)
+
+
+def test_the_gradient_itself_is_not_written_to():
+    params = make()
+    states = [adamw.new_state(p, GROUP) for p in params]
+    give_gradients(params, 0)
+    before = [p.grad.clone() for p in params]
+    step(params, states, {**GROUP, "maximize": True})
+    assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True))
+
+
+def test_compiles_into_one_graph():
+    """A graph break, which a host synchronization would be, fails under fullgraph."""
+    params, eager = make(), make()
+    states, eager_states = ([adamw.new_state(p, GROUP) for p in some] for some in (params, eager))
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    for round_ in range(3):
+        give_gradients(params, round_)
+        give_gradients(eager, round_)
+        compiled(params, states, GROUP)
+        step(eager, eager_states, GROUP)
+    assert all(torch.equal(p, q) for p, q in zip(params, eager, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("betas", 0.9, ValueError),
+        ("betas", (0.9,), ValueError),
+        ("betas", (0.9, 1.0), ValueError),
+        ("betas", (-0.1, 0.9), ValueError),
+        ("betas", ("0.9", 0.99), TypeError),
+        ("eps", -1e-8, ValueError),
+        ("weight_decay", math.nan, ValueError),
+        ("maximize", 1, TypeError),
+    ],
+)
+def test_bad_options_are_named(option, value, error):
+    with pytest.raises(error, match=option):
+        adamw.check({**GROUP, option: value})
+    adamw.check(GROUP)
