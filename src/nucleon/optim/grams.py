@@ -32,7 +32,7 @@ def check(name: str, param: Tensor, spec: str | None) -> None:
     if not shards.sharded(param):
         return
     blocks = stacks.blocks(param, spec)
-    if param.ndim != 2 or len(blocks) > 1 or blocks[0].count > 1:
+    if param.ndim != 2 or sum(block.count for block in blocks) > 1:
         raise ValueError(
             f"{name} is not one 2-D matrix, which placement='gram' is for; use placement='owner'"
         )

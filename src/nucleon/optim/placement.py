@@ -252,7 +252,12 @@ def _distribute(tasks: Sequence[_Task], group: Mapping[str, Any]) -> Callable[[]
                 else:
                     sends.append((rank, flat))
     waits.append(wire.exchange(sends, receives, "directions"))
-    return lambda: [wait() for wait in waits] and None
+
+    def arrived() -> None:
+        for wait in waits:
+            wait()
+
+    return arrived
 
 
 def _finish(

@@ -1,0 +1,309 @@
+"""What the ranks do in the tests: train one model in some layout, and return the whole of it."""
+
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import nucleon
+
+MAKE = {"muon": nucleon.Muon, "leon": nucleon.Leon, "pion": nucleon.Pion}
+
+
+@lru_cache  # every process group that is made keeps threads of its own
+def mesh_of(*shape):
+    return init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner")[-len(shape) :])
+
+
+class Net(nn.Module):
+    """Matrices of several shapes, wide, tall and square, odd sizes, a stack, and vectors."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.up = nn.Linear(6, 20, dtype=dtype)
+        self.middle = nn.Linear(20, 20, dtype=dtype)
+        self.again = nn.Linear(20, 20, dtype=dtype)
+        self.down = nn.Linear(20, 5, dtype=dtype)
+        self.experts = nn.Parameter(torch.zeros(3, 5, 7, dtype=dtype))
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            for p in self.parameters():
+                nn.init.normal_(p, std=0.3)
+
+    def forward(self, x):
+        x = self.up(x).tanh()
+        x = self.again(self.middle(x).tanh()).tanh()
+        return torch.einsum("bi,eij->bej", self.down(x), self.experts).square().mean()
+
+
+def make_optimizer(method, model, *, kind=None, **options):
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [(n, p) for n, p in named if p.ndim >= 2]
+    vectors = [(n, p) for n, p in named if p.ndim < 2]
+    groups = [{"params": matrices}]
+    if options.get("placement") == "gram":
+        fit = {"fsdp": "up", "hsdp": "up", "tp": "up middle down"}[kind].split()
+        short = [(n, p) for n, p in matrices if n.removesuffix(".weight") not in fit]
+        groups = [
+            {"params": [pair for pair in matrices if pair[0] not in dict(short)]},
+            {"params": short, "placement": "owner"},
+        ]
+    if vectors:
+        groups.append({"params": vectors, "rule": "adamw", "lr": 1e-2})
+    return MAKE[method](groups, lr=0.05, weight_decay=0.1, **options)
+
+
+def batch(step, rank, size, dtype):
+    """The part of a batch that one of `size` ranks sees; all of it together is the same batch."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(8, 6, generator=generator, dtype=dtype).chunk(size)[rank]
+
+
+def layout(model, kind):
+    """Spread the model over the ranks; returns what is called to train it."""
+    size = dist.get_world_size()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        mesh = mesh_of(size)
+    elif kind == "hsdp":
+        mesh = mesh_of(2, size // 2)
+    elif kind == "tp":
+        mesh = mesh_of(size)
+        plan = {
+            "up": ColwiseParallel(),
+            "middle": RowwiseParallel(),
+            "again": ColwiseParallel(),
+            "down": RowwiseParallel(),
+        }
+        parallelize_module(model, mesh, plan)
+        return model
+    for layer in (model.up, model.middle):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def train(
+    method, kind, steps=3, dtype=torch.float64, frozen=False, accumulate=1, clip=None, **options
+):
+    """Train in a layout; the whole weights, the options aside, and what each rank keeps."""
+    model = Net(dtype)
+    if frozen:
+        model.again.weight.requires_grad_(False)
+    called = layout(model, kind)
+    optimizer = make_optimizer(method, model, kind=kind, **options)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if kind == "tp":
+        rank, size = 0, 1  # every rank sees the whole batch
+    for step in range(steps):
+        for part in range(accumulate):
+            called(batch(step * accumulate + part, rank, size, dtype)).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = sum(
+        value.to_local().numel() if isinstance(value, DTensor) else value.numel()
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if key in ("total", "gram")
+    )
+    return {name: whole(p) for name, p in model.named_parameters()}, kept
+
+
+def train_alone(
+    method, steps=3, dtype=torch.float64, frozen=False, accumulate=1, clip=None, shares=1, **options
+):
+    """The same in one process; gradients are averaged over `shares` parts, as DDP does."""
+    model = Net(dtype)
+    if frozen:
+        model.again.weight.requires_grad_(False)
+    optimizer = make_optimizer(method, model, **options)
+    for step in range(steps):
+        for part in range(accumulate):
+            for rank in range(shares):
+                x = batch(step * accumulate + part, rank, shares, dtype)
+                (model(x) / shares).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+# ---------------------------------------------------------------- prescribed gradients
+
+
+SHAPES = {"tall": (12, 5), "wide": (4, 11), "square": (8, 8), "odd": (7, 3), "stack": (3, 4, 6)}
+
+
+def gradient_of(name, step, dtype):
+    seed = 1000 * step + sorted(SHAPES).index(name)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64).to(dtype)
+
+
+def spread(tensor, kind):
+    """A parameter that every rank makes alike, placed as `kind` says."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    if kind == "plain":
+        return tensor.clone()
+    size = dist.get_world_size()
+    if kind == "hsdp":
+        mesh, placed = mesh_of(2, size // 2), [Replicate(), Shard(0)]
+    elif kind == "2d":
+        mesh, placed = mesh_of(2, size // 2), [Shard(1), Shard(0)]
+    else:
+        mesh, placed = mesh_of(size), [Shard({"rows": 0, "columns": 1}[kind])]
+    return distribute_tensor(tensor, mesh, placed)
+
+
+def prescribed(
+    method,
+    kinds,
+    steps=4,
+    dtype=torch.float32,
+    missing=(),
+    absent_on=(),
+    bad=(),
+    count_bytes=False,
+    **options,
+):
+    """Steps on given gradients: the same bits whoever computes them. Returns whole weights.
+
+    `missing` (name, step): no rank has that gradient. `absent_on` (name, step, rank): one has none.
+    `bad` (name, step): it holds a NaN.
+    """
+    from nucleon.optim import wire
+
+    params = {}
+    for i, name in enumerate(SHAPES):
+        start = torch.full(SHAPES[name], 0.5, dtype=dtype)
+        kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
+        if kind == "columns" and name == "stack":
+            kind = "rows"
+        params[name] = spread(start, kind).requires_grad_()
+    optimizer = MAKE[method](list(params.items()), lr=0.05, weight_decay=0.1, **options)
+    wire.TRAFFIC.bytes = 0
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    for step in range(steps):
+        for i, (name, p) in enumerate(params.items()):
+            gradient = gradient_of(name, step, dtype)
+            if (name, step) in bad:
+                gradient[..., 0, 0] = float("nan")
+            kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
+            if kind == "columns" and name == "stack":
+                kind = "rows"
+            p.grad = spread(gradient, kind)
+            if (name, step) in missing or (name, step, rank) in absent_on:
+                p.grad = None
+        optimizer.step()
+    skipped = {n: optimizer.state[p].get("skipped") for n, p in params.items()}
+    weights = {n: whole(p) for n, p in params.items()}
+    return (weights, wire.TRAFFIC.bytes) if count_bytes else (weights, skipped)
+
+
+def gram_steps(method, dtype, steps=4, **options):
+    """Matrices cut along their long side, each in its own way, by placement="gram"."""
+    cut = {"tall": "rows", "wide": "columns", "square": "columns", "odd": "rows"}
+    params = {
+        n: spread(torch.full(SHAPES[n], 0.5, dtype=dtype), k).requires_grad_()
+        for n, k in cut.items()
+    }
+    optimizer = MAKE[method](
+        list(params.items()), lr=0.05, weight_decay=0.1, placement="gram", **options
+    )
+    for step in range(steps):
+        for name, p in params.items():
+            p.grad = spread(gradient_of(name, step, dtype), cut[name])
+        optimizer.step()
+    return {n: whole(p) for n, p in params.items()}, None
+
+
+def train_mixed(kind, placement):
+    """Two micro-batches, the first without synchronization, under bf16 autocast."""
+    model = Net(torch.float32)
+    called = layout(model, kind)
+    optimizer = make_optimizer("leon", model, placement=placement)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(2):
+        for last in (False, True):
+            if kind == "ddp":
+                called.require_backward_grad_sync = last
+            else:
+                called.set_requires_gradient_sync(last)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = called(batch(2 * step + last, rank, size, torch.float32))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: whole(p) for name, p in model.named_parameters()}
+
+
+def differ(what):
+    rank = dist.get_rank()
+    shape = (4, 5 + rank) if what == "shape" else (4, 5)
+    param = torch.zeros(shape, requires_grad=True)
+    optimizer = nucleon.Leon([param], lr=0.1 + rank * (what == "lr"), placement="owner")
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
+def unsupported(case):
+    from torch.distributed.tensor import DTensor, Partial
+
+    zeros = torch.zeros
+    if case == "partial":
+        mesh = mesh_of(dist.get_world_size())
+        param = DTensor.from_local(zeros(4, 6), mesh, [Partial()]).requires_grad_()
+        return nucleon.Leon([("w", param)], placement="owner")
+    if case == "pion":
+        return nucleon.Pion([("w", spread(zeros(9, 4), "rows"))], placement="gram")
+    if case == "certify":
+        param = spread(zeros(9, 4), "rows")
+        return nucleon.Leon([("w", param)], placement="gram", certify=True)
+    shape = {"short side": (4, 9), "stack": (4, 5, 6)}[case]
+    return nucleon.Leon([("w", spread(zeros(shape), "rows"))], placement="gram")
+
+
+def diverge(check):
+    """Plain tensors whose gradients differ between the ranks, as without DDP."""
+    param = torch.zeros(4, 5, requires_grad=True)
+    optimizer = nucleon.Leon([param], consistency_every=1 if check else 0)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    param.grad = torch.randn(4, 5, generator=generator)
+    optimizer.step()
+
+
+def die(rank):
+    import os
+    import time
+
+    param = torch.zeros(4, 5, requires_grad=True)
+    optimizer = nucleon.Leon([param], placement="owner")
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    if dist.get_rank() == rank:
+        os._exit(3)
+    start = time.monotonic()
+    try:
+        for _ in range(3):
+            optimizer.step()
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} after {time.monotonic() - start:.1f} s") from error

@@ -1,0 +1,182 @@
+"""Any layout and placement gives what one process gives, with real processes over gloo."""
+
+import pytest
+import torch
+from cases import prescribed, train_alone
+
+METHODS = ("muon", "leon", "pion")
+LAYOUTS = ("plain", "rows", "columns", "hsdp", "2d", ("plain", "rows", "columns"))
+
+
+def same_bits(results, expected):
+    for weights, _ in results:
+        for name, value in expected.items():
+            assert torch.equal(weights[name], value), name
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("kinds", LAYOUTS, ids=str)
+def test_every_layout_repeats_one_process_bit_for_bit(ranks4, kinds, placement):
+    for method in METHODS:
+        expected, _ = prescribed(method, "plain")
+        same_bits(ranks4("prescribed", method=method, kinds=kinds, placement=placement), expected)
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+def test_two_ranks_as_well(ranks2, placement):
+    for kinds in ("plain", "rows"):
+        expected, _ = prescribed("leon", "plain")
+        same_bits(ranks2("prescribed", method="leon", kinds=kinds, placement=placement), expected)
+
+
+@pytest.mark.parametrize("kinds", ["plain", "rows", "hsdp"])
+def test_half_precision_weights_random_rounding_and_options(ranks4, kinds):
+    options = {
+        "dtype": torch.bfloat16,
+        "stochastic_rounding": True,
+        "cautious": True,
+        "nesterov": True,
+    }
+    for extra in ({}, {"momentum_dtype": torch.bfloat16}):
+        expected, _ = prescribed("leon", "plain", **options, **extra)
+        results = ranks4(
+            "prescribed", method="leon", kinds=kinds, placement="owner", **options, **extra
+        )
+        same_bits(results, expected)
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("kinds", ["plain", "rows"])
+def test_missing_and_bad_gradients_are_those_of_one_process(ranks4, kinds, placement):
+    faults = {"missing": [("wide", 1), ("stack", 2)], "bad": [("tall", 1), ("odd", 2)]}
+    expected, skipped = prescribed("leon", "plain", **faults)
+    results = ranks4("prescribed", method="leon", kinds=kinds, placement=placement, **faults)
+    same_bits(results, expected)
+    assert skipped["tall"].item() == 1
+    for name, value in skipped.items():  # every parameter is counted by its owner, or by all
+        kept = [s[name] for _, s in results if s[name] is not None]
+        assert kept
+        assert all(torch.equal(k, value) for k in kept)
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+def test_a_gradient_missing_on_one_rank_counts_as_zero_there(ranks4, placement):
+    """An empty shard has none: the others must not wait, and every rank ends alike."""
+    absent = [("odd", step, 3) for step in range(4)]  # 7 rows over 4 ranks: rank 3 has one row
+    results = ranks4(
+        "prescribed", method="leon", kinds="rows", placement=placement, absent_on=absent
+    )
+    same_bits(results, results[0][0])
+
+
+def test_the_gram_is_never_gathered_and_close_to_one_process(ranks4):
+    """Layouts cut along the long side; the tolerance is eps·cond of the Gram, here below 1e4."""
+    for method in ("muon", "leon"):
+        for nesterov in (False, True):
+            expected, _ = prescribed(method, "plain", dtype=torch.float64, nesterov=nesterov)
+            results = ranks4("gram_steps", method=method, dtype=torch.float64, nesterov=nesterov)
+            for weights, _ in results:
+                for name, value in weights.items():
+                    torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10)
+
+
+def test_a_bf16_wire_halves_the_bytes_and_rounds_the_direction(ranks4):
+    full = ranks4("prescribed", method="leon", kinds="plain", placement="owner", count_bytes=True)
+    half = ranks4(
+        "prescribed",
+        method="leon",
+        kinds="plain",
+        placement="owner",
+        wire_dtype=torch.bfloat16,
+        count_bytes=True,
+    )
+    assert sum(b for _, b in half) * 2 == sum(b for _, b in full)
+    for (a, _), (b, _) in zip(full, half, strict=True):
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], rtol=0, atol=4 * 0.05 * 2**-8 * 1.2)
+            assert torch.equal(b[name], half[0][0][name])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"])
+@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+def test_training_in_a_layout_is_training_alone(ranks4, kind, placement):
+    """Gradients are summed in another order: float64 rounding, amplified by a few steps."""
+    if kind == "ddp" and placement == "gram":
+        pytest.skip("nothing is cut under DDP")
+    expected = train_alone("leon", shares=1 if kind == "tp" else 4)
+    for weights, _ in ranks4("train", method="leon", kind=kind, placement=placement):
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"frozen": True}, {"accumulate": 2}, {"clip": 0.05}],
+    ids=["frozen", "accumulation", "clipping"],
+)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_frozen_accumulated_and_clipped(ranks2, kind, options):
+    expected = train_alone("leon", shares=2, **options)
+    for weights, _ in ranks2("train", method="leon", kind=kind, placement="owner", **options):
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_no_sync_and_autocast(ranks2, kind):
+    """Accumulated without synchronizing, under bf16 autocast: every rank has the same weights."""
+    results = ranks2("train_mixed", kind=kind, placement="owner")
+    plain = ranks2("train_mixed", kind=kind, placement="local")
+    for weights in [*results, *plain]:
+        for name, value in plain[0].items():
+            assert torch.equal(weights[name], value), name
+
+
+def test_state_lies_with_the_owner_only(ranks4):
+    local = ranks4("train", method="leon", kind="ddp", placement="local", steps=1)
+    owner = ranks4("train", method="leon", kind="ddp", placement="owner", steps=1)
+    assert sum(kept for _, kept in owner) == local[0][1]
+
+
+def test_ranks_that_differ_are_refused_on_every_rank(ranks2):
+    for what in ("shape", "lr"):
+        for ok, message in ranks2.try_all("differ", what=what):
+            assert not ok
+            assert "differ from those of rank 0" in message
+
+
+def test_unsupported_placements_are_refused_by_name(ranks2):
+    for case, words in {
+        "short side": "is cut along axis 0",
+        "stack": "not one 2-D matrix",
+        "pion": "is for Muon and Leon",
+        "certify": "keeps no regret",
+        "partial": "is placed as",
+    }.items():
+        for ok, message in ranks2.try_all("unsupported", case=case):
+            assert not ok, case
+            assert words in message
+            assert "ValueError" in message
+
+
+def test_a_divergence_is_noticed_on_every_rank(ranks2):
+    for ok, message in ranks2.try_all("diverge", check=True):
+        assert not ok
+        assert "updates" in message
+        assert "differ" in message
+    assert all(ok for ok, _ in ranks2.try_all("diverge", check=False))
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others_in_time():
+    from pool import TIMEOUT, Pool
+
+    pool = Pool(2)
+    try:
+        first, second = pool.try_all("die", rank=1)
+        assert not second[0]
+        assert not first[0]
+        assert "another rank failed or did not answer" in first[1]
+        seconds = float(first[1].split("after ")[1].split(" s")[0])
+        assert seconds < TIMEOUT + 10
+    finally:
+        pool.close()
