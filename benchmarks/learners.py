@@ -2,8 +2,13 @@
 
 Times are of play() and observe() alone, without validation, each learner in turn within a round so
 that all see the same machine: processor time on one thread (the default), wall-clock time on more.
-Figures are medians over the rounds, of growth minima over repetitions. About two minutes on one
+Figures are medians over the rounds, of growth minima over repetitions. About four minutes on one
 core.
+
+What FTRL and Shampoo cost depends on whether the ball binds. On streams without a mean FTRL's
+unconstrained minimizer lies inside, this library finds that in closed form, and what is left is an
+eigendecomposition, as for FAML; the paper's way, projected gradient with an SVD a step, does not
+look. `WithMean` makes the ball bind.
 """
 
 import argparse
@@ -15,19 +20,22 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nucleon import moments, streams, theory
-from nucleon.learners import FAML, FTL, FTPL, FTRL, Learner
+from nucleon.learners import FAML, FTL, FTPL, FTRL, Learner, OneSidedShampoo, Shampoo
 from nucleon.linalg import augmented_polar, nuclear_norm
-from nucleon.linalg.augmented import augmented_eigh
+from nucleon.linalg.augmented import augmented_definite, augmented_eigh
 from nucleon.regret import Ledger
 
 GAP = 1e-6
+TEXTBOOK = "FTRL, textbook"
 LIBRARY = ("FTRL, projected gradient", "FTRL, Douglas-Rachford")
+ONE_SIDED = ("one-sided Shampoo, proj. grad.", "one-sided Shampoo, Douglas-R.")
 
 
 @dataclass(frozen=True)
@@ -133,9 +141,14 @@ def side_by_side(stream: streams.Stream | WithMean, shape: tuple[int, int], roun
     options: dict[str, Any] = {"dtype": torch.float64, "validate": False}
     learners: dict[str, Learner | TextbookFTRL] = {
         "FTL": FTL(shape, **options),
-        "FTRL, textbook": TextbookFTRL(shape, GAP),
-        "FTRL, projected gradient": FTRL(shape, tolerance=GAP, **options),
-        "FTRL, Douglas-Rachford": FTRL(shape, solver="douglas-rachford", tolerance=GAP, **options),
+        TEXTBOOK: TextbookFTRL(shape, GAP),
+        LIBRARY[0]: FTRL(shape, tolerance=GAP, **options),
+        LIBRARY[1]: FTRL(shape, solver="douglas-rachford", tolerance=GAP, **options),
+        ONE_SIDED[0]: OneSidedShampoo(shape, tolerance=GAP, **options),
+        ONE_SIDED[1]: OneSidedShampoo(shape, solver="douglas-rachford", tolerance=GAP, **options),
+        "Shampoo, Douglas-Rachford": Shampoo(
+            shape, solver="douglas-rachford", tolerance=GAP, **options
+        ),
         "FTPL, k = 1": FTPL(shape, samples=1, **options),
         "FAML": FAML(shape, **options),
         "FAML, polar-express": FAML(shape, method="polar-express", **options),
@@ -150,58 +163,56 @@ def side_by_side(stream: streams.Stream | WithMean, shape: tuple[int, int], roun
             learner.observe(gradient)
             times[label].append(clock() - start)
             ledgers[label].record(gradient, action)
-    print(f"\n{stream.name}, {rounds} rounds; FTRL to a relative gap of {GAP:g}")
-    print(f"{'learner':26}{'ms a round':>12}{'/ FAML':>9}{'regret':>12}{'/ FAML':>9}{'bound':>12}")
+    print(f"\n{stream.name}, {rounds} rounds; FTRL and Shampoo to a relative gap of {GAP:g}")
+    print(f"{'learner':30}{'ms a round':>12}{'/ FAML':>9}{'regret':>12}{'/ FAML':>9}{'bound':>12}")
     # The first rounds are easy for a solver and warm the caches: leave them out.
     cost = {label: 1e3 * statistics.median(series[5:]) for label, series in times.items()}
     regret = {label: ledger.regret().item() for label, ledger in ledgers.items()}
     for label, learner in learners.items():
         print(
-            f"{label:26}{cost[label]:12.2f}{cost[label] / cost['FAML']:9.1f}"
+            f"{label:30}{cost[label]:12.2f}{cost[label] / cost['FAML']:9.1f}"
             f"{regret[label]:12.2f}{regret[label] / regret['FAML']:9.3f}"
             f"{learner.bound().item():12.2f}"
         )
-    ours = min((label for label in learners if label in LIBRARY), key=cost.__getitem__)
-    textbook, own = (cost[label] / cost["FAML"] for label in ("FTRL, textbook", ours))
-    if stream.name == "ill-conditioned":  # the claim is on this stream
-        verdict("time of FTRL as the paper costs it over FAML's", textbook, 20, ">=")
-        verdict("time of the library's FTRL, by its faster solver, over FAML's", own, 20, ">=")
-        why = "closed form where the ball does not bind, eigenbasis, warm start"
-        print(f"      library FTRL: {own:.1f}×" + f" (20 not reached: {why})" * (own < 20))
-    else:
-        print(f"      FTRL over FAML: textbook {textbook:.1f}×, library {own:.1f}×")
-    if not isinstance(stream, WithMean):
-        verdict("regret of FAML over FTRL's", regret["FAML"] / regret[ours], 1.1, "<=")
+    for label in (TEXTBOOK, *LIBRARY, *ONE_SIDED):
+        verdict(f"time of {label} over FAML's", cost[label] / cost["FAML"], 20, ">=")
+    if not isinstance(stream, WithMean):  # FTRL's smaller αβ shows where the comparator is strong
+        ratio = regret["FAML"] / min(regret[label] for label in LIBRARY)
+        verdict("regret of FAML over FTRL's", ratio, 1.1, "<=")
 
 
 def overhead(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """A FAML round beside the augmented polar factor of the same S and Λ, checked and not.
+    """A FAML round beside the augmented polar factor of the same S and Λ, in three forms.
 
-    A round is more than that: the Gram matrix of the gradient is a product of 2m²n operations.
+    `augmented_polar`; the same without the checks of its arguments; and the kernel of the learner,
+    which knows that Λ is definite. A round is more than that: the Gram matrix of the gradient alone
+    is a product of 2m²n operations, a tenth of the last.
     """
     stream = streams.ill_conditioned(shape, dtype=dtype)
     learner = FAML(shape, dtype=dtype, validate=False)
     cut = math.sqrt(shape[0]) * torch.finfo(torch.float64).eps
+    least = torch.ones((), dtype=torch.float64)  # G² = η = 1
+    forms: dict[str, Callable[..., object]] = {
+        "augmented_polar": augmented_polar,
+        "augmented_polar without its checks": lambda s, smoothing: augmented_eigh(
+            s, smoothing, cut, dtype=torch.float64
+        ),
+        "its kernel, which trusts Λ": lambda s, smoothing: augmented_definite(s, smoothing, least),
+    }
     rounds: list[float] = []
-    checked: list[float] = []
-    unchecked: list[float] = []
+    times: dict[str, list[float]] = {label: [] for label in forms}
     for t in range(1, 151):
         gradient = stream.gradient(t)
-        moments_now = learner.total, learner.smoothing()  # float64 in every game
-        checked.append(timed(lambda now=moments_now: augmented_polar(*now)))
+        now = learner.total, learner.smoothing()  # float64 in every game
+        for label, form in forms.items():
+            times[label].append(timed(partial(form, *now)))
         rounds.append(timed(lambda g=gradient: (learner.play(), learner.observe(g))))
-        unchecked.append(
-            timed(lambda now=moments_now: augmented_eigh(*now, cut, dtype=torch.float64))
-        )
-    whole, public, bare = (
-        1e3 * statistics.median(series[5:]) for series in (rounds, checked, unchecked)
-    )
-    print(
-        f"\n{dtype}, ms: FAML round {whole:.3f}, augmented_polar {public:.3f}, the same without "
-        f"its checks {bare:.3f}"
-    )
-    verdict("overhead of a FAML round over augmented_polar", whole / public - 1, 0.15, "<")
-    verdict("overhead of a FAML round over its bare kernel", whole / bare - 1, 0.15, "<")
+    whole = statistics.median(rounds[5:])
+    print(f"\n{dtype}, a FAML round: {1e3 * whole:.3f} ms")
+    for label, series in times.items():
+        bare = statistics.median(series[5:])
+        claim = f"overhead of the round over {label} ({1e3 * bare:.3f} ms)"
+        verdict(claim, whole / bare - 1, 0.15, "<")
 
 
 def growth() -> None:

@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from helpers import LEARNERS, STREAMS, ledger_of
 from nucleon import streams
-from nucleon.game import Trace, play
-from nucleon.learners import FAML, FTL, FTPL
+from nucleon.game import Trace, _is_due, play
+from nucleon.learners import FAML, FTL, FTPL, AdaGradOGD
 from nucleon.regret import Ledger
 
 F64 = torch.float64
@@ -65,6 +66,23 @@ def test_log_spaced_rounds():
     gaps = [b / a for a, b in zip(trace.rounds, trace.rounds[1:], strict=False) if a >= 20]
     assert len(trace.rounds) <= 61 and max(gaps) <= 1.2
     assert play(FAML((1, 1), dtype=F64), gaussian((1, 1)), 137).rounds[-1] == 137
+
+
+def test_a_million_rounds_leave_a_hundred_rows():
+    assert sum(_is_due(t, "log") for t in range(1, 10**6 + 1)) <= 6 * 20 + 1
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (6, 1), (2, 1, 6)], ids=str)
+@pytest.mark.parametrize("ball", ["l2", "linf"])
+def test_norms_are_those_of_the_ball_that_is_played_in(ball, shape):
+    learner, stream = AdaGradOGD(shape, ball=ball, dtype=F64), gaussian(shape)
+    trace, by_hand = play(learner, stream, 60, record=1), AdaGradOGD(shape, ball=ball, dtype=F64)
+    for t in trace.rounds:
+        x = by_hand.play().numpy().reshape(*shape[:-2], 6)
+        expected = np.linalg.norm(x, axis=-1) if ball == "l2" else np.abs(x).max(-1)
+        np.testing.assert_allclose(trace.norm[t - 1].numpy(), expected, rtol=1e-12)
+        by_hand.observe(stream.gradient(t))
+    assert (trace.norm <= 1 + 1e-9).all() and trace.norm.max() > 0.5
 
 
 @pytest.mark.parametrize("rounds", [400, 4000])

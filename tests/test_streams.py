@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from nucleon import streams
+from nucleon.streams.setting import clipped
 
 SHAPES = [(1, 1), (1, 7), (6, 1), (5, 5), (4, 9), (8, 3), (3, 4, 6), (2, 6, 4)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -173,8 +174,8 @@ def test_gaussian_entries_and_clipping():
 
 def test_clipping_keeps_the_direction_and_reaches_the_bound():
     x = torch.tensor([[3.0, 0.0], [0.0, 1.5]], dtype=torch.float64)
-    torch.testing.assert_close(streams._clipped(x[None])[0], x / 3)
-    torch.testing.assert_close(streams._clipped(x[None] / 4)[0], x / 4)
+    torch.testing.assert_close(clipped(x[None])[0], x / 3)
+    torch.testing.assert_close(clipped(x[None] / 4)[0], x / 4)
 
 
 def test_low_rank_shares_its_spaces():

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.learners import Learner
-from nucleon.linalg.norms import operator_norm
 from nucleon.regret import Certificate, Ledger, Shape
 from nucleon.streams import Stream
 
@@ -33,7 +32,7 @@ class Row(NamedTuple):
     bound: Tensor
     """The theorem's bound, infinite without one."""
     norm: Tensor
-    """‖X_t‖_op."""
+    """‖X_t‖ in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
 
     @property
     def slack(self) -> Tensor:
@@ -74,7 +73,7 @@ class Trace:
     bound: Tensor
     """The theorem's bound after them, infinite without one."""
     norm: Tensor
-    """‖X_t‖_op in them."""
+    """‖X_t‖ in them, in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
 
     @property
     def certificate(self) -> Certificate:
@@ -188,7 +187,7 @@ def play(
         gradient = stream.gradient(t, action)
         _enter(learner, ledger, gradient, action)
         if t == last or _is_due(t, record):
-            row = Row(t, ledger.regret(), learner.bound(), operator_norm(action).double())
+            row = Row(t, ledger.regret(), learner.bound(), learner.norm(action))
             rows.append(row)
             if on_record is not None:
                 on_record(row)

@@ -298,7 +298,7 @@ class _Terms:
 
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
         if isinstance(self.potential, Regularized):
-            gap = self.potential.solve(s.detach(), smoothing).gap
+            gap = self.potential.solve(s.detach(), smoothing).frank_wolfe_gap
             self.gap = torch.maximum(self.gap, gap.amax())
         if isinstance(self.potential, Gaussian):
             return self.potential.value(s, smoothing, stream=self.stream)

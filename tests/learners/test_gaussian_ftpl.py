@@ -154,6 +154,9 @@ def test_bad_input():
         GaussianFTPL((1, 3), samples=0)
     with pytest.raises(TypeError, match="seed"):
         GaussianFTPL((1, 3), seed=0.5)
+    for stream, error in ((-1, ValueError), (0.5, TypeError)):
+        with pytest.raises(error, match="stream"):
+            GaussianFTPL((1, 3), samples=2, stream=stream)
     learner = GaussianFTPL((1, 3), dtype=F64)
     learner.play()
     with pytest.raises(ValueError, match="gradient_bound"):

@@ -147,6 +147,36 @@ def test_faml_is_the_leading_block_of_the_polar_factor_of_s_and_l(shape, eta, di
         np.testing.assert_allclose(action, -3.0 * block, atol=1e-12)
 
 
+@pytest.mark.parametrize("log_condition", [0, 3, 6, 7, 9, 14, 24])
+def test_faml_keeps_its_promise_at_any_condition(log_condition):
+    # From gradients of norm ≤ 1 and G = 1 on, the sums of a long game make cond(SSᵀ + Λ) grow; one
+    # eigendecomposition serves up to 1e6, where its error eps·κ uses up the promise.
+    shape, scales = (4, 6), 10.0 ** torch.linspace(0, log_condition / 2, 4, dtype=F64)
+    learner = FAML((2, *shape), dtype=F64)
+    turn = torch.linalg.qr(torch.from_numpy(np.random.default_rng(1).standard_normal((4, 4)))).Q
+    gaussians = torch.from_numpy(np.random.default_rng(2).standard_normal((2, *shape)))
+    learner.total[0] = turn @ (scales[:, None] * gaussians[0])
+    learner.gram[0] = (turn * scales) @ gaussians[1] @ gaussians[1].mT @ (turn * scales).mT
+    learner.rounds = 1
+    action = learner.play()
+    assert operator(action) <= 1 + PROMISE[F64]
+    assert not action[1].any()  # the other game has seen nothing but zeros
+    augmented = np.hstack([learner.total[0].numpy(), root(learner.smoothing()[0].numpy())])
+    error = np.linalg.norm(action[0].numpy() + polar(augmented)[:, :6], 2)
+    # One eigendecomposition errs by 4 eps·κ at most, within the promise. Above, Λ itself is only
+    # known to eps·‖Λ‖, to action and oracle alike, which moves its smallest directions by eps·κ.
+    condition = np.linalg.cond(augmented) ** 2
+    assert error <= max(PROMISE[F64], 64 * 2.2e-16 * condition)
+
+
+def test_faml_plays_totals_whose_square_overflows():
+    learner = FAML((3, 5), gradient_bound=1e150, dtype=F64)
+    learner.play()
+    learner.observe(1e150 * torch.eye(3, 5, dtype=F64))
+    learner.total, learner.rounds = 1e10 * learner.total, 10**10
+    torch.testing.assert_close(learner.play(), -torch.eye(3, 5, dtype=F64))
+
+
 def test_faml_on_one_row_is_the_normalized_vector():
     gradients = rank_one_gradients(20, (1, 6)).numpy()
     actions = actions_of(FAML((1, 6), radius=2.0, dtype=F64), torch.from_numpy(gradients)).numpy()
@@ -408,3 +438,19 @@ def test_ftrl_carries_the_gaps_of_a_lazy_solver():
     assert (lazy.bound() - exact.bound()).item() == pytest.approx(gaps, rel=1e-4)
     assert lazy.certificate(ledger).holds
     assert isinstance(lazy.potential, potentials.Regularized)
+
+
+def test_ftrl_takes_the_frank_wolfe_gap_for_its_bound():
+    # The projected unconstrained minimizer is within 2e-5 of the optimum, as the distance to the
+    # minimum over all X proves, but its Frank–Wolfe gap is a hundred times that.
+    learner = FTRL((2, 2), tolerance=1e-3, dtype=F64)
+    learner.total = torch.tensor([[-1.0, 1.0], [-6.0, -8.0]], dtype=F64)
+    learner.gram, learner.rounds = torch.diag(torch.tensor([0.0, 99.0], dtype=F64)), 1
+    x = learner.play()
+    slope = learner.total.numpy() + root(learner.smoothing().numpy()) @ x.numpy()
+    frank_wolfe = np.linalg.svd(slope, compute_uv=False).sum() + (slope * x.numpy()).sum()
+    free = np.sum(slope * np.linalg.solve(root(learner.smoothing().numpy()), slope)) / 2
+    assert frank_wolfe > 50 * free
+    assert learner.gap.item() == pytest.approx(frank_wolfe, rel=1e-9)
+    learner.observe(torch.zeros(2, 2, dtype=F64))
+    assert learner.gaps.item() == pytest.approx(frank_wolfe, rel=1e-9)

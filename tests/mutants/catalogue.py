@@ -117,6 +117,12 @@ MUTANTS = [
             "test_it_is_the_inverse_root_times_s",
         ),
         (
+            "one eigendecomposition at any condition",
+            "most = 0.25 * _PROMISE[s.dtype] / eps * smallest",
+            "most = 1e300 * smallest",
+            "tests/learners/test_gbpa.py::test_faml_keeps_its_promise_at_any_condition",
+        ),
+        (
             "Λ on the wrong side of the Gram",
             "b, q = add_product(rest, x, x.mT), None\n    last",
             "b, q = x @ x.mT @ rest, None\n    last",
@@ -389,6 +395,12 @@ MUTANTS = [
             "action = self.radius * self._direction",
             "test_alternating_gradients_make_ftl_linear_and_no_other",
         ),
+        (
+            "FTRL's bound with the wrong gap",
+            "solution.x, solution.frank_wolfe_gap",
+            "solution.x, solution.gap",
+            "test_ftrl_takes_the_frank_wolfe_gap_for_its_bound",
+        ),
     ),
     *mutants(
         "regret.py",
@@ -451,6 +463,64 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/adamw.py",
+        "tests/optim/test_adamw.py",
+        (
+            "a skipped step is counted as one",
+            '[s["step"] for s in states], list(finite.long().unbind())',
+            '[s["step"] for s in states], list(torch.ones_like(finite).long().unbind())',
+            "test_a_bad_gradient_leaves_its_parameter_alone",
+        ),
+        (
+            "a square that overflows is let in",
+            "ord=torch.inf)).square().isfinite()",
+            "ord=torch.inf)).isfinite()",
+            "test_a_bad_gradient_leaves_its_parameter_alone",
+        ),
+    ),
+    *mutants(
+        "optim/roles.py",
+        "tests/optim/test_routing.py",
+        (
+            "a transposed convolution has its inputs as rows",
+            'return Role("matrix", place.kind, f"c r{taps}")',
+            'return Role("matrix", place.kind, f"r c{taps}")',
+            "test_a_routed_parameter_equals_its_matrices_given_one_by_one",
+        ),
+        (
+            "queries of heads are taken as one block",
+            'return f"(r={_number(place, _HEADS)} b=3 r)"',
+            'return f"(b=3 r={_number(place, _HEADS)} r)"',
+            "test_a_routed_parameter_equals_its_matrices_given_one_by_one",
+        ),
+    ),
+    *mutants(
+        "optim/switching.py",
+        "tests/optim/test_switching.py",
+        (
+            "an average is taken for a sum",
+            'state["total"].copy_(moments.average / (1 - beta1))',
+            'state["total"].copy_(moments.average)',
+            "test_the_total_is_the_sum_of_the_gradients",
+        ),
+        (
+            "the Gram is not corrected for its start",
+            "moments.squares.to(wide) / (1 - moments.beta2**moments.steps)",
+            "moments.squares.to(wide)",
+            "test_the_gram_has_the_diagonal_of_the_mean_square_from_adamw",
+        ),
+    ),
+    *mutants(
+        "optim/qk_clip.py",
+        "tests/optim/test_qk_clip.py",
+        (
+            "both sides take the whole factor",
+            "seen.key.shrink(factor.sqrt())",
+            "seen.key.shrink(factor)",
+            "test_recorded_logits_end_at_the_cap_and_others_stay",
+        ),
+    ),
+    *mutants(
         "optim/axes.py",
         "tests/optim/test_axes.py",
         (
@@ -474,6 +544,188 @@ MUTANTS = [
             "new = discount * old + new",
             "new = old + new",
             "test_the_regret_is_that_of_the_directions_played",
+        ),
+    ),
+    *mutants(
+        "experiments/games.py",
+        "tests/experiments/test_theory_claims.py",
+        (
+            "the exponent is that of all rounds",
+            "late = t >= t[-1] / 10",
+            "late = t >= 0",
+            "test_an_exponent_is_that_of_the_last_decade",
+        ),
+    ),
+    *mutants(
+        "experiments/cost_model.py",
+        "tests/experiments/test_theory_claims.py",
+        (
+            "negative times per flop",
+            "if (x >= 0).all() and",
+            "if",
+            "test_nonnegative_least_squares_against_scipy",
+        ),
+    ),
+    *mutants(
+        "experiments/thm_faml.py",
+        "tests/experiments/test_theory_claims.py",
+        (
+            "the row by hand forgets G²",
+            "torch.zeros_like(gradients[0]), GRADIENT_BOUND**2",
+            "torch.zeros_like(gradients[0]), 0.0",
+            "test_the_quick_claim_holds_and_is_complete[thm-faml]",
+        ),
+    ),
+    *mutants(
+        "problems/rotations.py",
+        "tests/problems/test_rotations.py",
+        (
+            "the signs are fair whatever the singular values",
+            "uniform >= (1 + self.sigma) / 2",
+            "uniform >= 0.5",
+            "test_the_signs_have_their_probabilities",
+        ),
+        (
+            "the reflection of U and V is forgotten",
+            "self._determinant * others.prod(-1, keepdim=True)",
+            "others.prod(-1, keepdim=True)",
+            "test_the_heuristic_for_rotations_has_the_stated_bias",
+        ),
+        (
+            "the pairs are transposed",
+            "-(v.mT @ u) / len(u)",
+            "-(u.mT @ v) / len(u)",
+            "test_losses_and_regret_are_those_of_the_pairs",
+        ),
+    ),
+    *mutants(
+        "problems/quasi_newton.py",
+        "tests/problems/test_quasi_newton.py",
+        (
+            "the gradient is not symmetrized",
+            "gradient = (gradient + gradient.mT) / 2",
+            "gradient = gradient.clone()",
+            "test_the_game_is_the_one_of_the_losses",
+        ),
+        (
+            "the factor of the affine map is dropped",
+            "return 2 * self.half**2",
+            "return 2 * self.half",
+            "test_the_regret_is_the_worst_over_the_set",
+        ),
+        (
+            "every trial is taken",
+            "if not size <= norm * (self.L - self.mu) / (self.L + self.mu):",
+            "if not math.isfinite(size):",
+            "test_a_failed_trial_falls_back",
+        ),
+    ),
+    *mutants(
+        "experiments/tab_shampoo.py",
+        "tests/experiments/test_classical_claims.py",
+        (
+            "the turning stream never turns",
+            "torch.where(t <= ends // 2, 1.0, -1.0)",
+            "torch.where(t <= ends, 1.0, -1.0)",
+            "test_without_the_projection_the_regret_is_the_sum_by_hand",
+        ),
+    ),
+    *mutants(
+        "experiments/tab_adagrad.py",
+        "tests/experiments/test_classical_claims.py",
+        (
+            "the diagonal takes the offset of the others",
+            'order = math.inf if preconditioner == "diagonal" else 2',
+            "order = 2",
+            "test_table_2_by_numpy",
+        ),
+    ),
+    *mutants(
+        "experiments/projection_cost.py",
+        "tests/experiments/test_classical_claims.py",
+        (
+            "FTRL starts opposite to its last action",
+            "_root(learner.smoothing()), -learner.start",
+            "_root(learner.smoothing()), learner.start",
+            "test_a_captured_problem_is_the_learners_own",
+        ),
+    ),
+    *mutants(
+        "training/checkpoint.py",
+        "tests/training/test_checkpoint.py",
+        (
+            "a damaged checkpoint displaces a good one",
+            "[s for s in self.steps() if s <= step][: -self.keep]",
+            "self.steps()[: -self.keep]",
+            "test_a_damaged_one_never_displaces_a_good_one",
+        ),
+        (
+            "a changed byte goes unnoticed",
+            "if _sha256(folder / name) != digest:",
+            "if not (folder / name).stat().st_size:",
+            "test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken",
+        ),
+    ),
+    *mutants(
+        "training/loop.py",
+        "tests/training/test_loop.py",
+        (
+            "dropout goes on from a fresh generator",
+            'torch.set_rng_state(state["generator"].cpu())',
+            "torch.manual_seed(0)",
+            "test_going_on_from_any_step_is_as_if_never_stopped[adamw]",
+        ),
+        (
+            "accumulation sums instead of averaging",
+            "targets.to(device)) / recipe.accumulate",
+            "targets.to(device))",
+            "test_the_loop_is_the_loop_everyone_writes",
+        ),
+    ),
+    *mutants(
+        "training/data.py",
+        "tests/training/test_data.py",
+        (
+            "every time around in the same order",
+            "step=visit,",
+            "step=0,",
+            "test_each_time_around_every_example_comes_once_in_a_new_order",
+        ),
+    ),
+    *mutants(
+        "training/run.py",
+        "tests/training/test_run.py",
+        (
+            "a resumed log keeps what will be written again",
+            'if line["step"] <= run.start)',
+            "if line)",
+            "test_a_log_that_ran_ahead_of_the_checkpoint_is_cut_back",
+        ),
+    ),
+    *mutants(
+        "report/saved.py",
+        "tests/cli/test_faults.py",
+        (
+            "an altered file is taken as it is",
+            "if digest(contents[name]) != expected:",
+            "if not contents[name]:",
+            "test_a_damaged_run_is_named_and_the_others_are_reported[result.json-altered]",
+        ),
+        (
+            "other options count as the same run",
+            '"options": json.loads(to_json(dict(options)))}',
+            "}",
+            "tests/report/test_page.py::test_completed_wants_the_same_options",
+        ),
+    ),
+    *mutants(
+        "report/page.py",
+        "tests/report/test_page.py",
+        (
+            "words of a run become markup",
+            "autoescape=True,",
+            "autoescape=False,",
+            "test_every_word_is_escaped",
         ),
     ),
 ]

@@ -121,11 +121,14 @@ class Settings:
         quick: seconds instead of minutes, with fewer repetitions (False).
         seeds: number of repetitions; None is the claim's own number (None).
         first_seed: the seeds are `first_seed`, `first_seed` + 1, … (0).
+        device: where to compute, as torch names it; a claim on times or on exact decompositions may
+            stay on the CPU ("cpu").
     """
 
     quick: bool = False
     seeds: int | None = None
     first_seed: int = 0
+    device: str = "cpu"
 
     def seed_range(self, full: int, quick: int) -> range:
         """The seeds of the run, of which the claim wants `full`, or `quick` when that is asked."""
@@ -179,6 +182,7 @@ class Claim:
         run: measures, and returns the result; determined by the settings.
         seconds: about how long a run takes on two cores.
         quick_seconds: the same with `quick`.
+        alone: it measures time, so nothing else may run beside it (False).
     """
 
     id: str
@@ -189,3 +193,4 @@ class Claim:
     run: Callable[[Settings, Progress], Result] = field(repr=False)
     seconds: float
     quick_seconds: float
+    alone: bool = False

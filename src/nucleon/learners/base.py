@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg.norms import operator_norm
 from nucleon.regret import Certificate, Ledger, Shape, game_shape, of_the_same, saved, saved_count
 
 SCHEMA = 1
@@ -130,6 +131,10 @@ class Learner(ABC):
         self.rounds += 1
         self.unplayed += self._action is None
         self._action = None
+
+    def norm(self, action: Tensor) -> Tensor:
+        """‖X‖ in the norm of the ball that is played in, float64, () or (b,)."""
+        return operator_norm(action).double()
 
     def ledger(self) -> Ledger:
         """An empty ledger of this learner's game."""

@@ -67,7 +67,7 @@ class GaussianFTPL(GBPA):
         super().__init__(shape, Gaussian(draws, seed, width=dimension), **options)
         self.constants = constants
         self.samples = samples
-        self.stream = stream
+        self.stream = _checks.count("stream", stream, minimum=0)
 
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""

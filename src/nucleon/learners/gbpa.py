@@ -20,7 +20,8 @@ from torch import Tensor
 
 from nucleon import _checks, moments, theory
 from nucleon.learners.base import Learner
-from nucleon.linalg.augmented import AugmentedMethod, augmented_eigh
+from nucleon.linalg.augmented import AugmentedMethod, augmented_definite
+from nucleon.linalg.kernels import add_to_diagonal
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.quadratic import Solver
@@ -146,9 +147,7 @@ class GBPA(Learner):
 
     def smoothing(self) -> Tensor:
         """Λ_t = (G²γ^{-2}I + M̂_t)/η² of the rounds so far, on the short side, float64."""
-        return moments.smoothing(
-            self.gram, gradient_bound=self.level, eta=self.eta, discount=self.discount
-        )
+        return add_to_diagonal(self.gram / self.eta**2, self._least(self.level))
 
     def _act(self) -> Tensor:
         if self.rounds == 0:
@@ -240,9 +239,13 @@ class GBPA(Learner):
             )
         return level
 
+    def _least(self, level: Tensor) -> Tensor:
+        """G²γ^{-2}/η², under which no eigenvalue of Λ lies."""
+        return (level / self.discount / self.eta) ** 2
+
     def _fits(self, level: Tensor) -> Tensor:
         """Whether G > 0 has a square in Λ that float64 holds in full precision."""
-        square = (level / self.discount / self.eta) ** 2
+        square = self._least(level)
         return (level > 0) & (square >= _LIMITS.tiny / _LIMITS.eps) & (square <= _LIMITS.max)
 
     def _damage(self, rounds: int, tensors: Mapping[str, Tensor]) -> str | None:
@@ -309,7 +312,7 @@ class FTRL(GBPA):
         self.start = torch.zeros_like(self.total)
         """The solution of the previous round, where the next one starts."""
         self.gap = torch.zeros_like(self.excess)
-        """Of X_t, waiting for G_t."""
+        """Of X_t, the Frank–Wolfe gap, waiting for G_t."""
         self.gaps = torch.zeros_like(self.excess)
         """Σγ^{T-t+1}·gap of X_t, over the rounds observed."""
 
@@ -319,7 +322,7 @@ class FTRL(GBPA):
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
         solution = self.potential.solve(total, smoothing, self.start)
-        self.start, self.gap = solution.x, solution.gap
+        self.start, self.gap = solution.x, solution.frank_wolfe_gap
         return solution.x
 
     def _absorb(self, gradient: Tensor) -> None:
@@ -411,11 +414,9 @@ class FAML(GBPA):
         super().__init__(shape, Hyperbolic(method), **options)
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        if self.validate or self.potential.method != "eigh":
+        if self.potential.method != "eigh":
             return self.potential.gradient(total, smoothing)
-        # The same without the checks of S and Λ, which are a tenth of a round.
-        cut = math.sqrt(total.shape[-2]) * _LIMITS.eps
-        return augmented_eigh(total, smoothing, cut, dtype=torch.float64)
+        return augmented_definite(total, smoothing, self._least(self.level))
 
     def _conditions(self) -> tuple[str, ...]:
         return (*super()._conditions(), *_exact(self.potential.method, "eigh"))

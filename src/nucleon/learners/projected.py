@@ -8,7 +8,6 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.learners.base import Learner
-from nucleon.linalg.norms import nuclear_norm
 from nucleon.linalg.quadratic import Solver, quadratic_projection
 from nucleon.linalg.roots import psd_eigh
 from nucleon.regret import Shape
@@ -89,8 +88,7 @@ class ProjectedLearner(Learner):
     ) -> tuple[Tensor, Tensor]:
         """X̃ ≈ argmin_{‖X‖ ≤ D} F(X) = ⟨linear, X⟩ + Tr(XᵀLXR)/(2η), with its gap.
 
-        The gap is max_{‖X‖ ≤ D} ⟨∇F(X̃), X̃ − X⟩. The solver's own may be smaller, where it knows a
-        sharper bound on F(X̃) − min F; the proofs need this one.
+        The gap is max_{‖X‖ ≤ D} ⟨∇F(X̃), X̃ − X⟩, which the proofs need.
         """
         # With X = DY this is D times ⟨linear, Y⟩ + D/(2η)·Tr YᵀLYR on the unit ball.
         solution = quadratic_projection(
@@ -102,11 +100,7 @@ class ProjectedLearner(Learner):
             max_iterations=self.max_iterations,
             start=self.center / self.radius,
         )
-        x = self.radius * solution.x
-        bent = left @ x if right is None else left @ x @ right
-        slope = linear + bent / self.eta
-        gap = (slope * x).sum((-2, -1)) + self.radius * nuclear_norm(slope)
-        return x, gap.clamp(min=0)
+        return self.radius * solution.x, self.radius * solution.frank_wolfe_gap
 
 
 def squarable(name: str, value: float) -> float:

@@ -54,6 +54,10 @@ class VectorLearner(Learner):
     def _update(self, gradient: Tensor) -> dict[str, Tensor]:
         """The state after g_t, float64, (…, d); a new value for every name that changes."""
 
+    def norm(self, action: Tensor) -> Tensor:
+        """‖x‖ in the norm of the ball that is played in, float64, () or (b,)."""
+        return super().norm(action) if self.ball == "l2" else action.abs().amax((-2, -1)).double()
+
     def ledger(self) -> Ledger:
         """An empty ledger of this learner's game."""
         kind = Ledger if self.ball == "l2" else BoxLedger

@@ -34,8 +34,11 @@ class QuadraticSolution:
     value: Tensor
     """f(x) = ⟨S,x⟩ + ½Tr(xᵀLxR), shape (…)."""
     gap: Tensor
-    """⟨∇f(x),x⟩ + ‖∇f(x)‖_* ≥ f(x) − min f, shape (…); where smaller, the distance of f(x) to its
-    minimum over all X, which is the sharper bound for a minimizer inside the ball."""
+    """What bounds f(x) − min f, shape (…): `frank_wolfe_gap` or, where smaller, the distance of
+    f(x) to its minimum over all X, which is the sharper bound for a minimizer inside the ball."""
+    frank_wolfe_gap: Tensor
+    """max_{‖X‖_op ≤ 1} ⟨∇f(x), x−X⟩ = ⟨∇f(x),x⟩ + ‖∇f(x)‖_*, shape (…). It bounds f(x) − f(X) +
+    ½‖X−x‖² in the norm of f, for every X of the ball, which is what a regret bound needs."""
     relative_gap: Tensor
     """gap/(−f(x)), at least (f(x) − min f)/|min f|; infinite while f(x) ≥ 0 is not optimal."""
     iterations: Tensor
@@ -88,20 +91,22 @@ def quadratic_projection(
             )
     if not s.numel():
         zero = torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
-        return QuadraticSolution(s.clone(), zero, zero, zero, zero.long(), zero == 0)
+        return QuadraticSolution(s.clone(), zero, zero, zero, zero, zero.long(), zero == 0)
 
     frame = _Frame.of(s, left, right)
     guess = None if start is None else frame.enter(clip(start.double()))
-    x, gap, iterations = _solve(frame.problem, guess, _SOLVERS[solver], tolerance, max_iterations)
+    x, gaps, iterations = _solve(frame.problem, guess, _SOLVERS[solver], tolerance, max_iterations)
 
     batch = s.shape[:-2]
     value = frame.problem.value(x)
+    frank_wolfe, gap = gaps
     relative = _relative(gap, value)
     scale = exponent(s.double()).flatten()
     return QuadraticSolution(
         x=frame.leave(x).reshape(s.shape).to(s.dtype),
         value=shift(value, scale).reshape(batch),
         gap=shift(gap, scale).reshape(batch),
+        frank_wolfe_gap=shift(frank_wolfe, scale).reshape(batch),
         relative_gap=relative.reshape(batch),
         iterations=iterations.reshape(batch),
         converged=(relative <= tolerance).reshape(batch),
@@ -140,15 +145,16 @@ class _Problem(NamedTuple):
     def gradient(self, x: Tensor) -> Tensor:
         return self.linear + self.weight * x
 
-    def gap(self, x: Tensor) -> Tensor:
-        """The smaller of ⟨∇f,x⟩ + ‖∇f‖_* and ½⟨∇f, ∇f/weight⟩, how far x is from min f over all X.
+    def gaps(self, x: Tensor) -> Tensor:
+        """⟨∇f,x⟩ + ‖∇f‖_*, and the smaller of it and ½⟨∇f, ∇f/weight⟩ = f(x) − inf f, (2, b).
 
         Deep inside the ball rounding spoils the first, which weighs ∇f by the radius, not by x.
         """
         gradient = self.gradient(x)
         frank_wolfe = _inner(gradient, x) + torch.linalg.svdvals(gradient).sum(-1)
         free = torch.where(gradient == 0, 0.0, gradient * (gradient / self.weight))
-        return torch.minimum(frank_wolfe, free.sum((-2, -1)) / 2).clamp(min=0)
+        least = torch.minimum(frank_wolfe, free.sum((-2, -1)) / 2)
+        return torch.stack([frank_wolfe, least]).clamp(min=0)
 
     def line_search(self, x: Tensor, target: Tensor) -> Tensor:
         """The minimizer of f on the segment from x to target."""
@@ -340,24 +346,24 @@ def _solve(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best point found for every matrix of the stack, its gap, and the iteration it is from."""
+    """The best point found for every matrix of the stack, its gaps, the iteration it is from."""
     best = problem.closed_form()
     if guess is not None:
         guess = problem.line_search(torch.zeros_like(guess), guess)
         better = problem.value(guess) < problem.value(best)
         best = torch.where(better[:, None, None], guess, best)
-    gap = problem.gap(best)
-    iterations = torch.zeros_like(gap, dtype=torch.long)
+    gaps = problem.gaps(best)
+    iterations = torch.zeros_like(gaps[1], dtype=torch.long)
     # Without weight the closed form is the minimizer: iterating cannot improve on its rounding.
     exact = _largest(problem.weight).flatten() == 0
-    running = (~exact & ~(_relative(gap, problem.value(best)) <= tolerance)).nonzero().flatten()
+    running = (~exact & ~(_relative(gaps[1], problem.value(best)) <= tolerance)).nonzero().flatten()
     if not len(running):
-        return best, gap, iterations
+        return best, gaps, iterations
 
     iteration = solver(problem.take(running), best[running])
     # A gap costs a nuclear norm: measure it only where the proxy says that it may suffice. Their
     # ratio tends to fall; believing so costs a few measurements and saves many late stops.
-    ratio = torch.zeros_like(gap)
+    ratio = torch.zeros_like(gaps[1])
     for k in range(1, max_iterations + 1):
         iteration.step(k)
         ratio *= 0.9
@@ -366,21 +372,21 @@ def _solve(
         if not bool(due.any()):
             continue
         due = due.nonzero().flatten()
-        measured, index = iteration.problem.take(due).gap(iteration.x[due]), running[due]
-        ratio[index] = measured / iteration.proxy[due]
-        better = measured < gap[index]
+        measured, index = iteration.problem.take(due).gaps(iteration.x[due]), running[due]
+        ratio[index] = measured[1] / iteration.proxy[due]
+        better = measured[1] < gaps[1, index]
         improved = index[better]
-        best[improved], gap[improved] = iteration.x[due[better]], measured[better]
+        best[improved], gaps[:, improved] = iteration.x[due[better]], measured[:, better]
         iterations[improved] = k
         done = torch.zeros_like(running, dtype=torch.bool)
-        done[due] = measured <= wanted[due]
+        done[due] = measured[1] <= wanted[due]
         if bool(done.any()):
             keep = (~done).nonzero().flatten()
             if not len(keep):
                 break
             running = running[keep]
             iteration.keep(keep)
-    return best, gap, iterations
+    return best, gaps, iterations
 
 
 def _relative(gap: Tensor, value: Tensor) -> Tensor:

@@ -1,0 +1,58 @@
+"""The pages keep their word: what they name exists, and what they show runs."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+
+
+def resolve(dotted):
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        for name in parts[cut:]:
+            found = getattr(found, name)
+        return found
+    raise AssertionError(f"no module for {dotted}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_names_and_files_on_a_page_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for dotted in set(re.findall(r"`(nucleon(?:\.\w+)+)(?:\(.*?\))?`", text)):
+        assert resolve(dotted) is not None, dotted
+    for file, test in set(
+        re.findall(r"`((?:tests|benchmarks|examples)/[\w/]+\.py)(?:::(\w+))?`", text)
+    ):
+        assert (ROOT / file).exists(), file
+        assert not test or f"def {test}" in (ROOT / file).read_text(encoding="utf-8"), test
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_function_of_the_theory_is_on_its_page():
+    from nucleon import theory
+
+    text = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) > 40
+    assert all("`tests/" in row for row in rows if "`nucleon." in row)
+    assert {"gbpa_bound", "leon_complexity", "shampoo_bound"} <= set(theory.__all__)
+
+
+def test_the_tutorial_runs(capsys):
+    text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    assert len(blocks) == 4
+    assert sum(block.count("\n") for block in blocks) <= 60
+    space = {}
+    for block in blocks:
+        exec(compile(block, "tutorial", "exec"), space)
+    assert "FTL" in capsys.readouterr().out
