@@ -152,4 +152,5 @@ def test_a_run_leaves_the_number_of_threads_as_it_was(short):
 def test_every_claim_is_filed_under_its_id():
     for name, claim in CLAIMS.items():
         assert claim.id == name
-        assert all(getattr(claim, f.name) for f in dataclasses.fields(claim))
+        said = [f.name for f in dataclasses.fields(claim) if f.name != "alone"]
+        assert all(getattr(claim, name) for name in said)

@@ -1,7 +1,22 @@
 """Objectives that the paper motivates or tests its methods with."""
 
 from nucleon.problems.kinks import Kinks, random_kinks
+from nucleon.problems.quasi_newton import CurvatureLearner, Minimum, OnlineQuasiNewton
 from nucleon.problems.resistance import Resistance
 from nucleon.problems.ripples import Ripples, random_ripples, random_start
+from nucleon.problems.rotations import OnlineRotations, Registration, SignRounding
 
-__all__ = ["Kinks", "Resistance", "Ripples", "random_kinks", "random_ripples", "random_start"]
+__all__ = [
+    "CurvatureLearner",
+    "Kinks",
+    "Minimum",
+    "OnlineQuasiNewton",
+    "OnlineRotations",
+    "Registration",
+    "Resistance",
+    "Ripples",
+    "SignRounding",
+    "random_kinks",
+    "random_ripples",
+    "random_start",
+]
