@@ -2,7 +2,7 @@
 
 from nucleon import learners, linalg, optim, potentials, regret, streams, theory
 from nucleon.game import Trace, play
-from nucleon.optim import O2NC, Leon, Muon, Pion
+from nucleon.optim import O2NC, Leon, Muon, Pion, create, list_optimizers
 
 __version__ = "0.1.0"
 
@@ -12,8 +12,10 @@ __all__ = [
     "Muon",
     "Pion",
     "Trace",
+    "create",
     "learners",
     "linalg",
+    "list_optimizers",
     "optim",
     "play",
     "potentials",

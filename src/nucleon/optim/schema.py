@@ -99,6 +99,8 @@ def loaded(
         value = found[name].to(device=param.device, copy=True)
         if shards.sharded(own[name]) and not shards.sharded(value):
             value = shards.like(value, param)
+        elif not shards.sharded(own[name]):
+            value = shards.full(value)
         if group["placement"] == "gram" and name == "gram" and not grams.is_first(param):
             value = torch.zeros_like(value)
         state[name] = value
@@ -128,7 +130,8 @@ def check_state_dict(
                 f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
                 f"{tag!r}; load it into the optimizer that wrote it, or convert it"
             )
-        absent = sorted(set(defaults) - set(saved))
+        # torch itself adds "differentiable" to the defaults the first time a state is loaded.
+        absent = sorted(set(defaults) - set(saved) - {"differentiable"})
         if absent:
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
         for option in SETTLED:
@@ -147,6 +150,11 @@ def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, T
     if "total" not in expected:  # another rank owns it, here or in the run that saved it
         strange = set()
         expected = {name: own for name, own in expected.items() if name in found}
+    if "total" in strange and "stream" in found:
+        raise ValueError(
+            f"state_dict has no state of parameter {key}, which another rank owned when it was "
+            f"saved; save what nucleon.optim.consolidate returns, or use Distributed Checkpoint"
+        )
     for name in sorted(strange):
         raise ValueError(
             f"state_dict {'lacks' if name in expected else 'has an unknown'} {name!r} for "

@@ -1,0 +1,176 @@
+"""`nucleon convert`: the checkpoint of another optimizer as one of Muon, Pion or Leon."""
+
+import importlib
+import json
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table as Grid
+from torch import nn
+
+from nucleon.cli.console import (
+    AsJson,
+    CommandError,
+    Config,
+    Debug,
+    console,
+    plain_errors,
+    print_json,
+)
+from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.registry import create, list_optimizers
+from nucleon.optim.switching import convert_checkpoint
+
+KEYS = ("optimizer", "optimizer_state_dict", "optimizer_states")
+"""Where training scripts and Lightning keep the state of the optimizer in a checkpoint."""
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A checkpoint of torch.save.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write the new one.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="What builds the model, as package.module:function, or file.py:function; called "
+            "without arguments."
+        ),
+    ],
+    to: Annotated[str, typer.Option(help="The new optimizer, see `nucleon list`.")] = "leon",
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Entry of IN that holds an optimizer's state, once for each; default: IN itself, "
+            f"or the first of {', '.join(KEYS)}."
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Option of the new optimizer, as lr=4e-3, aux_lr=3e-4 or "
+            '\'overrides={"*.gate.weight": "adamw"}\'; once for each.',
+        ),
+    ] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion.
+
+    Momentum keeps its meaning, the Gram matrix is warmed up from the squares or the momentum. OUT
+    holds the `state_dict()` of the new optimizer as `for_model` builds it with the same options.
+
+    For example:
+
+        nucleon convert run.pt leon.pt --model train.py:build --option lr=4e-3
+    """
+    with plain_errors(debug):
+        options = dict(_option(text) for text in option or ())
+        new, report = _converted(_states(source, key or ()), _built(model), to, options)
+        _save(new.state_dict(), target)
+        if as_json:
+            print_json({"to": to, "out": str(target), "parameters": report})
+            return
+        grid = Grid(show_header=False, box=None)
+        for row in report.items():
+            grid.add_row(*map(escape, row))
+        out = console()
+        out.print(grid)
+        out.print(
+            f"{target} holds the state of {to}; load it with "
+            f"{escape(type(new).__name__)}.for_model(model, …).load_state_dict(torch.load(…))"
+        )
+
+
+def _converted(
+    states: Sequence[Mapping[str, Any]], model: nn.Module, to: str, options: dict[str, Any]
+) -> tuple[MatrixOptimizer, dict[str, str]]:
+    try:
+        new = create(to, model, **options)
+        if not isinstance(new, MatrixOptimizer):
+            raise ValueError(f"{to} keeps its state in another way; choose one of its own package")
+        return new, convert_checkpoint(states, model, new)
+    except (TypeError, ValueError) as error:
+        raise CommandError(
+            str(error), f"the optimizers are {', '.join(list_optimizers())}; see --option and --key"
+        ) from error
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CommandError(f"--option is {text!r}", "write NAME=VALUE, as lr=4e-3")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, {"None": None, "True": True, "False": False}.get(value, value)
+
+
+def _states(source: Path, keys: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The optimizer states of a checkpoint."""
+    try:
+        saved: Any = torch.load(source, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise CommandError(
+            f"{source} is no checkpoint that torch.load(weights_only=True) reads: "
+            f"{str(error).partition(chr(10))[0]}",
+            "save the optimizer's state_dict() alone with torch.save",
+        ) from error
+    entries = saved if isinstance(saved, Mapping) else {}
+    if not keys:
+        if "param_groups" in entries:
+            return [saved]
+        keys = [key for key in KEYS if key in entries][:1]
+    missing = [key for key in keys if key not in entries]
+    if missing or not keys:
+        raise CommandError(
+            f"{source} has no {', '.join(missing) or 'optimizer state'}; it has "
+            f"{', '.join(map(str, entries)) or 'no entries'}",
+            "name the entry that holds the optimizer's state_dict() with --key",
+        )
+    found = [entries[key] for key in keys]
+    return [state for each in found for state in (each if isinstance(each, list) else [each])]
+
+
+def _built(words: str) -> nn.Module:
+    """What `package.module:function` or `file.py:function` returns."""
+    place, colon, name = words.rpartition(":")
+    if not colon:
+        raise CommandError(f"--model is {words!r}", "write package.module:function")
+    path = Path(place)
+    is_file = path.suffix == ".py"
+    sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
+    place = path.stem if is_file else place
+    try:
+        build = getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise CommandError(
+            f"--model {words} cannot be imported: {error}", "check the path"
+        ) from error
+    finally:
+        del sys.path[0]
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise CommandError(
+            f"--model {words} returned {type(model).__name__}", "return the torch.nn.Module"
+        )
+    return model
+
+
+def _save(state: Mapping[str, Any], target: Path) -> None:
+    """Under a temporary name first: no reader ever sees half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        torch.save(dict(state), temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

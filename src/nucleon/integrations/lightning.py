@@ -1,0 +1,39 @@
+"""Lightning: a callback that logs what the optimizers do."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from nucleon import _checks
+from nucleon.optim.base import MatrixOptimizer
+
+
+class DiagnosticsLogger(pl.Callback):
+    """Send `optimizer.diagnostics()` to the loggers of the Trainer every N optimizer steps.
+
+    Args:
+        every: N (100); each time synchronizes with the device once.
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        super().__init__()
+        self.every = _checks.count("every", every)
+        self.last = 0
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Log once for each N-th step, also where several batches make a step."""
+        step = trainer.global_step
+        if step == self.last or step % self.every:
+            return
+        self.last = step
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, MatrixOptimizer):
+                for logger in trainer.loggers:
+                    logger.log_metrics(optimizer.diagnostics(), step=step)

@@ -1,0 +1,61 @@
+"""TensorBoard: what an optimizer does, every N steps, without a line in the training loop."""
+
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from torch.optim import Optimizer
+
+from nucleon import _checks
+from nucleon.optim.base import MatrixOptimizer
+
+
+class Writer(Protocol):
+    """Of `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Write one number."""
+        ...
+
+
+class DiagnosticsWriter:
+    """Write `optimizer.diagnostics()` to TensorBoard after every N-th step of the optimizer.
+
+    The tags are the keys, "leon/{parameter}/{quantity}". Use as a context, or call `close()` to
+    stop writing; the writer stays open.
+
+    Args:
+        optimizer: Muon, Pion or Leon.
+        writer: a `SummaryWriter`.
+        every: N (100); each time synchronizes with the device once.
+    """
+
+    def __init__(self, optimizer: MatrixOptimizer, writer: Writer, every: int = 100) -> None:
+        self.optimizer, self.writer = optimizer, writer
+        self.every = _checks.count("every", every)
+        self.steps = 0
+        self._hook = optimizer.register_step_post_hook(self._after)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.write()
+
+    def write(self) -> None:
+        """Write now."""
+        for tag, value in self.optimizer.diagnostics().items():
+            self.writer.add_scalar(tag, value, self.steps)
+
+    def close(self) -> None:
+        """Stop writing."""
+        self._hook.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

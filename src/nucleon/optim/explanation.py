@@ -1,0 +1,107 @@
+"""A table of where each parameter goes and why, for people, notebooks and logs."""
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HEADINGS = ("name", "shape", "axes", "route", "method", "state", "reason")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: str | None
+    """Which axes are rows, columns and batch; None where it is not read as matrices."""
+    route: str
+    """"matrix", "adamw" or "frozen"."""
+    reason: str
+    state_bytes: int
+    """What the optimizer keeps for it now."""
+    method: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As text, in the order of HEADINGS."""
+        shape = "×".join(map(str, self.shape)) or "scalar"
+        state = size(self.state_bytes)
+        return self.name, shape, self.axes or "", self.route, self.method, state, self.reason
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The rows of all parameters; prints as a table."""
+
+    optimizer: str
+    rows: Sequence[Row]
+    note: str = ""
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of a parameter."""
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def totals(self) -> dict[str, dict[str, int]]:
+        """For each route its parameters, their entries and the bytes of state."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self.rows:
+            total = found.setdefault(row.route, {"parameters": 0, "entries": 0, "state_bytes": 0})
+            total["parameters"] += 1
+            total["entries"] += math.prod(row.shape)
+            total["state_bytes"] += row.state_bytes
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers, as JSON takes them."""
+        rows = [{**asdict(row), "shape": list(row.shape)} for row in self.rows]
+        return {
+            "optimizer": self.optimizer,
+            "parameters": rows,
+            "totals": self.totals,
+            "note": self.note,
+        }
+
+    def __str__(self) -> str:
+        table = [HEADINGS, *(row.cells() for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+            for cells in table
+        ]
+        lines.insert(1, "─" * max(map(len, lines)))
+        return "\n".join([*lines, "", *self._summary()])
+
+    def _summary(self) -> list[str]:
+        lines = [
+            f"{route}: {t['parameters']} parameters, {t['entries']:,} entries, "
+            f"{size(t['state_bytes'])} of state"
+            for route, t in self.totals.items()
+        ]
+        return [*lines, self.note] if self.note else lines
+
+    def _repr_html_(self) -> str:
+        def line(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        body = "".join(line(row.cells(), "td") for row in self.rows)
+        notes = "<br>".join(map(html.escape, self._summary()))
+        return f"<table>{line(HEADINGS, 'th')}{body}</table><p>{notes}</p>"
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"

@@ -1,0 +1,205 @@
+"""QK-clip: keep the largest attention logit of every head below a cap by shrinking its weights.
+
+After each step of the optimizer, for every head h whose largest logit S_h since the last one was
+above the cap τ, with γ_h = min(1, τ/S_h),
+
+    W_q,h ← √γ_h·W_q,h      W_k,h ← √γ_h·W_k,h
+
+and where several query heads share a key head, W_q,h ← γ_h·W_q,h with W_k left alone. So MuonClip
+of Kimi K2 (arXiv 2507.20534) does it. S_h is recorded by the attention that computes the logits, or
+bounded by scale·max‖q_h‖·max‖k_h‖, which rotary embeddings do not change and no logit exceeds.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nucleon import _checks
+
+ALL = slice(None)
+
+
+@dataclass
+class _Side:
+    """The queries or keys of an attention: rows of a projection, and the longest vector seen."""
+
+    linear: nn.Linear
+    rows: slice
+    size: int
+    """Of a head."""
+    longest: Tensor
+    """(heads,): the largest norm since the last clipping."""
+
+    @property
+    def heads(self) -> int:
+        return len(self.longest)
+
+    def see(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        """A forward hook: keep the norms of the outputs (…, rows)."""
+        if not module.training:
+            return
+        heads = output.detach()[..., self.rows].unflatten(-1, (self.heads, self.size))
+        norms = torch.linalg.vector_norm(heads.to(self.longest.dtype), dim=-1)
+        seen = norms.reshape(-1, self.heads).amax(0)
+        self.longest = torch.maximum(self.longest.to(seen.device), seen)
+
+    def shrink(self, factor: Tensor) -> None:
+        """Multiply weight and bias of each head by its factor (heads,)."""
+        for tensor in (self.linear.weight, cast(Tensor | None, self.linear.bias)):
+            if tensor is not None:
+                heads = tensor[self.rows].unflatten(0, (self.heads, self.size))
+                heads.mul_(factor.to(heads).reshape(-1, *[1] * (heads.ndim - 1)))
+
+
+@dataclass
+class _Attention:
+    """Both sides of an attention and the logits that were recorded."""
+
+    query: _Side
+    key: _Side
+    scale: float
+    recorded: Tensor
+    """(heads,): the largest logit, −∞ where none was recorded."""
+
+    def logits(self) -> Tensor:
+        """S (heads,): as recorded, else bounded by the norms."""
+        keys = self.key.longest.repeat_interleave(self.query.heads // self.key.heads)
+        recorded = self.recorded.to(keys.device)
+        return torch.where(recorded.isneginf(), self.scale * self.query.longest * keys, recorded)
+
+
+class QKClip:
+    """Caps the attention logits of the modules it watches; call `step()` after the optimizer's.
+
+    Args:
+        threshold: τ, the cap (100.0, that of Kimi K2).
+    """
+
+    def __init__(self, threshold: float = 100.0) -> None:
+        self.threshold = _checks.positive("threshold", threshold)
+        self._attentions: dict[str, _Attention] = {}
+        self._hooks: list[Any] = []
+
+    @classmethod
+    def for_model(cls, model: nn.Module, threshold: float = 100.0) -> "QKClip":
+        """Watch every module of a model that has a `q_proj` and a `k_proj`, both Linear.
+
+        Heads are counted by the size of a head, `head_dim`. Attention that normalizes its queries
+        and keys (`q_norm`) has bounded logits already, and scaling its weights would do nothing: it
+        is left out. Raises if nothing is left to watch.
+        """
+        clip = cls(threshold)
+        for name, module in model.named_modules():
+            query, key = getattr(module, "q_proj", None), getattr(module, "k_proj", None)
+            size = getattr(module, "head_dim", None)
+            if not isinstance(query, nn.Linear) or not isinstance(key, nn.Linear):
+                continue
+            if isinstance(size, int) and not hasattr(module, "q_norm"):
+                scale = getattr(module, "scaling", None)
+                clip.watch(name, query, key, head_size=size, scale=scale)
+        if not clip._attentions:
+            raise ValueError(
+                f"{type(model).__name__} has no attention with Linear q_proj and k_proj, a "
+                f"head_dim and no q_norm; use watch() for each of its attentions"
+            )
+        return clip
+
+    def watch(
+        self,
+        name: str,
+        query: nn.Linear,
+        key: nn.Linear,
+        *,
+        head_size: int,
+        scale: float | None = None,
+        query_rows: slice = ALL,
+        key_rows: slice = ALL,
+    ) -> None:
+        """Follow an attention by the outputs of its projections in training mode, until `close()`.
+
+        Args:
+            name: of the attention, for `record` and `diagnostics`.
+            query: its projection; its rows are heads of `head_size` one after the other.
+            key: likewise, perhaps the same module; its heads divide those of the query.
+            head_size: rows of a head.
+            scale: factor on q·k (None: head_size^(-1/2)).
+            query_rows: those of the queries, where a module has others too (all).
+            key_rows: those of the keys (all).
+        """
+        _checks.count("head_size", head_size)
+        if name in self._attentions:
+            raise ValueError(f"{name!r} is watched already; give each attention its own name")
+        counts = [
+            len(range(linear.out_features)[rows])
+            for linear, rows in ((query, query_rows), (key, key_rows))
+        ]
+        if any(n == 0 or n % head_size for n in counts) or counts[0] % counts[1]:
+            raise ValueError(
+                f"{name}: {counts[0]} query rows and {counts[1]} key rows do not make heads of "
+                f"{head_size}, the same number of queries a key; correct head_size or the rows"
+            )
+        wide = _checks.work_dtype(query.weight.dtype)
+        zeros = torch.zeros(max(counts) // head_size, dtype=wide, device=query.weight.device)
+        queries = _Side(query, query_rows, head_size, zeros[: counts[0] // head_size].clone())
+        keys = _Side(key, key_rows, head_size, zeros[: counts[1] // head_size].clone())
+        unseen = torch.full_like(queries.longest, -torch.inf)
+        factor = head_size**-0.5 if scale is None else float(scale)
+        self._attentions[name] = _Attention(queries, keys, factor, unseen)
+        self._hooks += [side.linear.register_forward_hook(side.see) for side in (queries, keys)]
+
+    @torch.no_grad()
+    def record(self, name: str, logits: Tensor) -> None:
+        """Enter the logits (…, heads, queries, keys) of a watched attention, masked ones as −∞.
+
+        They take the place of the bound, which is larger.
+        """
+        if name not in self._attentions:
+            raise ValueError(f"{name!r} is not watched; watched are {list(self._attentions)}")
+        seen = self._attentions[name]
+        if logits.ndim < 3 or logits.shape[-3] != seen.query.heads:
+            raise ValueError(
+                f"logits of {name!r} must be (…, {seen.query.heads}, queries, keys), got "
+                f"{tuple(logits.shape)}"
+            )
+        largest = (
+            logits.detach()
+            .to(seen.recorded.dtype)
+            .amax((-2, -1))
+            .reshape(-1, seen.query.heads)
+            .amax(0)
+        )
+        seen.recorded = torch.maximum(seen.recorded.to(largest.device), largest)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Shrink the heads whose logits were above the cap, and forget what was seen; no sync."""
+        for seen in self._attentions.values():
+            # Logits that are not finite say nothing of how much to shrink.
+            largest = seen.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            factor = self.threshold / largest.clamp_min(self.threshold)
+            if seen.query.heads == seen.key.heads:
+                seen.query.shrink(factor.sqrt())
+                seen.key.shrink(factor.sqrt())
+            else:
+                seen.query.shrink(factor)
+            for tensor in (seen.query.longest, seen.key.longest):
+                tensor.zero_()
+            seen.recorded.fill_(-torch.inf)
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, float]:
+        """The largest logit of each attention since the last `step()`; a flat dict, one sync."""
+        if not self._attentions:
+            return {}
+        largest = torch.stack([seen.logits().amax().cpu() for seen in self._attentions.values()])
+        names = (f"qk_clip/{name}/largest_logit" for name in self._attentions)
+        return dict(zip(names, largest.tolist(), strict=True))
+
+    def close(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._attentions.clear()

@@ -1,0 +1,59 @@
+"""Optimizers by name, for configuration files and factories; others may add their own."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from nucleon.optim.leon import Leon
+from nucleon.optim.muon import Muon
+from nucleon.optim.pion import Pion
+
+Factory = Callable[..., Optimizer]
+"""(model, **options) → optimizer of the whole model."""
+
+_FACTORIES: dict[str, Factory] = {
+    "leon": Leon.for_model,
+    "muon": Muon.for_model,
+    "pion": Pion.for_model,
+}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make `create(name, model, **options)` call `factory(model, **options)`.
+
+    Args:
+        name: any case; a name that is taken is refused.
+        factory: returns a torch optimizer.
+    """
+    key = name.lower()
+    if key in _FACTORIES:
+        raise ValueError(f"an optimizer is already called {key!r}; register it under another name")
+    if not callable(factory):
+        raise TypeError(f"factory must be callable, got {type(factory).__name__}")
+    _FACTORIES[key] = factory
+
+
+def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
+    """An optimizer of a whole model by its name: "leon", "muon", "pion", or a registered one.
+
+    Args:
+        name: any case, see `list_optimizers`.
+        model: routed as by `Leon.for_model`.
+        options: of `for_model`, as `lr`, `aux_lr` and `overrides`, and of the method.
+    """
+    if name.lower() not in _FACTORIES:
+        near = difflib.get_close_matches(name.lower(), _FACTORIES, n=1)
+        raise ValueError(
+            f"there is no optimizer {name!r}; "
+            + (f"did you mean {near[0]!r}? " if near else "")
+            + f"The names are {', '.join(list_optimizers())}"
+        )
+    return _FACTORIES[name.lower()](model, **options)
+
+
+def list_optimizers() -> list[str]:
+    """The names that `create` knows, in order."""
+    return sorted(_FACTORIES)

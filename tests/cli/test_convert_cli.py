@@ -1,0 +1,103 @@
+"""`nucleon convert`: a file in, a file out that the new optimizer loads."""
+
+import json
+
+import pytest
+import torch
+import typer
+from torch import nn
+from typer.testing import CliRunner
+
+import nucleon
+from nucleon.cli.convert import convert as verb
+from nucleon.optim.switching import convert
+
+MODEL = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    app = typer.Typer()
+    app.command()(verb)
+    (tmp_path / "converted_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+    old = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        old.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        old.step()
+    return model, old
+
+
+BUILD = ("--model", "converted_model.py:build")
+
+
+@pytest.mark.parametrize("inside", [None, "optimizer", "optimizer_states"])
+def test_a_checkpoint_becomes_one_of_leon(command, trained, inside, tmp_path):
+    model, old = trained
+    state = old.state_dict()
+    wrapped = {"optimizer": {"optimizer": state}, "optimizer_states": {"optimizer_states": [state]}}
+    torch.save(wrapped.get(inside, state), tmp_path / "in.pt")
+    result = command("in.pt", "sub/out.pt", *BUILD, "--option", "lr=0.3", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["parameters"]["0.weight"].startswith("momentum of AdamW")
+    loaded = nucleon.Leon.for_model(model, lr=0.3)
+    loaded.load_state_dict(torch.load(tmp_path / "sub/out.pt", weights_only=True))
+    live = nucleon.Leon.for_model(model, lr=0.3)
+    convert(old, live)
+    for p in model.parameters():
+        assert all(torch.equal(loaded.state[p][k], live.state[p][k]) for k in live.state[p])
+    assert loaded.param_groups[0]["lr"] == 0.3
+
+
+def test_the_table_says_what_became_of_each(command, trained, tmp_path):
+    torch.save({"mine": trained[1].state_dict()}, tmp_path / "in.pt")
+    result = command("in.pt", "out.pt", *BUILD, "--key", "mine", "--to", "muon")
+    assert result.exit_code == 0, result.output
+    assert "1.bias" in result.output and "AdamW goes on" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--key", "nowhere"), "has no nowhere"),
+        (("--to", "lion"), "no optimizer 'lion'"),
+        (("--option", "lr"), "NAME=VALUE"),
+        (("--option", "speed=3"), "no option 'speed'"),
+        (("--model", "converted_model.py:nowhere"), "cannot be imported"),
+        (("--model", "converted_model.py:nothing"), "returned NoneType"),
+        (("--model", "nowhere"), "package.module:function"),
+    ],
+)
+def test_bad_words_get_a_sentence(command, trained, tmp_path, words, message):
+    torch.save(trained[1].state_dict(), tmp_path / "in.pt")
+    result = command("in.pt", "out.pt", *BUILD, *words)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_bad_files_get_a_sentence(command, tmp_path):
+    (tmp_path / "in.pt").write_text("no checkpoint")
+    assert command("in.pt", "out.pt", *BUILD).exit_code == 2
+    assert command("missing.pt", "out.pt", *BUILD).exit_code == 2
+    torch.save({"weights": 1}, tmp_path / "in.pt")
+    result = command("in.pt", "out.pt", *BUILD)
+    assert result.exit_code == 2 and "it has weights" in result.output

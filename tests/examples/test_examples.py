@@ -1,0 +1,46 @@
+"""Each example runs from its file alone, within its length, and its loss goes down."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def test_the_frameworks_are_all_there():
+    assert EXAMPLES == [
+        "accelerate_loop",
+        "huggingface_trainer",
+        "lightning_module",
+        "lora_peft",
+        "plain_pytorch",
+        "switch_optimizer",
+        "tensorboard_log",
+        "vision_factory",
+    ]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short(name):
+    lines = (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    written = [line for line in lines if line.strip()]
+    assert 15 <= len(written) <= 31, len(written)  # thirty and the sentence on top
+
+
+# In this process, so that the large imports are paid once; from an empty folder, so that an
+# example that leaves files behind is noticed.
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.filterwarnings("ignore")
+def test_an_example_runs_and_learns(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", capsys.readouterr().out)]
+    assert len(losses) >= 2
+    if name == "huggingface_trainer":  # two runs: each below log 32, the loss of a guess
+        assert max(losses) < 3.0
+    else:
+        assert losses[-1] < 0.97 * losses[0]
+    assert not list(tmp_path.iterdir())

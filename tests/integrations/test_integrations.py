@@ -1,0 +1,151 @@
+"""Callbacks write what diagnostics() says, when they should; the Trainer's factory routes."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
+
+import nucleon
+from nucleon.integrations.huggingface import factory
+from nucleon.integrations.lightning import DiagnosticsLogger
+from nucleon.integrations.tensorboard import DiagnosticsWriter
+
+
+class Board:
+    def __init__(self):
+        self.written = []
+
+    def add_scalar(self, tag, scalar_value, global_step):
+        self.written.append((tag, scalar_value, global_step))
+
+
+def trained(steps, board, every):
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = nucleon.Leon.for_model(model, head="2")
+    writer = DiagnosticsWriter(optimizer, board, every=every)
+    for _ in range(steps):
+        model(torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer, writer
+
+
+def test_every_nth_step_is_written_as_diagnostics_says():
+    board = Board()
+    optimizer, writer = trained(6, board, every=3)
+    expected = optimizer.diagnostics()
+    assert {step for _, _, step in board.written} == {3, 6}
+    assert {tag: value for tag, value, step in board.written if step == 6} == expected
+    assert all(isinstance(value, float) for value in expected.values())
+    writer.close()
+    count = len(board.written)
+    optimizer.step()
+    assert len(board.written) == count
+
+
+def test_tensorboard_reads_it_back(tmp_path):
+    with SummaryWriter(tmp_path) as board:
+        optimizer, writer = trained(4, board, every=2)
+        writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
+    for tag, value in optimizer.diagnostics().items():
+        assert found[tag].step == 4
+        assert found[tag].value == pytest.approx(value, rel=1e-6, abs=1e-30)
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def training_step(self, batch, index):
+        return self.head(self.body(batch[0]).relu()).square().mean()
+
+    def configure_optimizers(self):
+        return nucleon.Leon.for_model(self)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_logs_every_nth_step_also_when_batches_are_accumulated(tmp_path):
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1000)
+    logged = []
+    monkey = logger.log_metrics
+    logger.log_metrics = lambda metrics, step=None: (
+        logged.append((step, metrics)),
+        monkey(metrics, step),
+    )
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=logger,
+        callbacks=[DiagnosticsLogger(every=2)],
+        accumulate_grad_batches=2,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(), DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=2))
+    ours = [(step, m) for step, m in logged if any(key.startswith("leon/") for key in m)]
+    assert [step for step, _ in ours] == [2, 4]
+    assert ours[-1][1] == trainer.optimizers[0].diagnostics()
+
+
+def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
+    made = factory("muon")
+    assert made.__name__ == "MuonFactory" and not issubclass(made, torch.optim.Optimizer)
+    optimizer = made()(nn.Linear(3, 4), lr=0.3)
+    assert isinstance(optimizer, nucleon.Muon)
+    assert [g["rule"] for g in optimizer.param_groups] == ["matrix", "adamw"]
+
+
+@pytest.mark.parametrize("make", [DiagnosticsLogger, lambda every: trained(0, Board(), every)])
+def test_bad_intervals_are_named(make):
+    with pytest.raises(ValueError, match="every"):
+        make(every=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
+    """The optimizer's state goes through the Trainer's own saving and loading."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    ids = torch.arange(8)
+    data = [{"input_ids": ids, "labels": ids}] * 8
+
+    def run(steps, resume=None):
+        torch.manual_seed(0)
+        arguments = TrainingArguments(
+            str(tmp_path),
+            max_steps=steps,
+            per_device_train_batch_size=2,
+            save_steps=2,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            lr_scheduler_type="constant",
+        )
+        trainer = Trainer(
+            LlamaForCausalLM(config),
+            arguments,
+            train_dataset=data,
+            optimizer_cls_and_kwargs=(factory("leon"), {"lr": 0.01}),
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model
+
+    whole = run(4)
+    resumed = run(4, resume=str(tmp_path / "checkpoint-2"))
+    for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)

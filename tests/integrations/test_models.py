@@ -1,0 +1,176 @@
+"""Real architectures, tiny and untrained: all are routed, and fused weights are cut where they are.
+
+The oracle of a cut is the attention itself: with the values that the axes name set to zero, nothing
+reaches the output projection; with the queries set to zero, something does.
+"""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import nucleon
+from nucleon.optim import axes
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 32, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 4}
+
+# Architecture, its sizes, the fused weight, which of its matrices are the values, and what is fed
+# with the attention's result.
+FUSED = {
+    "GPT2LMHeadModel": (GPT2, "c_attn.weight", 2, "attn.c_proj"),
+    "GPTNeoXForCausalLM": (SIZES, "query_key_value.weight", 2, "attention.dense"),
+    "BloomForCausalLM": (
+        {"vocab_size": 32, "hidden_size": 32, "n_layer": 1, "n_head": 4},
+        "query_key_value.weight",
+        2,
+        "self_attention.dense",
+    ),
+    "Phi3ForCausalLM": (
+        {**SIZES, "num_key_value_heads": 2},
+        "qkv_proj.weight",
+        2,
+        "self_attn.o_proj",
+    ),
+    "PersimmonForCausalLM": (
+        {**SIZES, "qk_layernorm": False},
+        "query_key_value.weight",
+        2,
+        "self_attn.dense",
+    ),
+    "FalconForCausalLM": (
+        {**SIZES, "multi_query": True, "new_decoder_architecture": False},
+        "query_key_value.weight",
+        2,
+        "self_attention.dense",
+    ),
+    "GPTBigCodeForCausalLM": (
+        {**GPT2, "n_inner": 64, "multi_query": False},
+        "c_attn.weight",
+        2,
+        "attn.c_proj",
+    ),
+    "CodeGenForCausalLM": (
+        {**GPT2, "rotary_dim": 4, "n_ctx": 32},
+        "qkv_proj.weight",
+        1,
+        "attn.out_proj",
+    ),
+    "MptForCausalLM": (
+        {"vocab_size": 32, "d_model": 32, "n_layers": 1, "n_heads": 4, "max_seq_len": 32},
+        "Wqkv.weight",
+        2,
+        "attn.out_proj",
+    ),
+}
+
+
+def build(name, sizes):
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**sizes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.2 if p.ndim >= 2 else torch.zeros_like(p))
+        for module in model.modules():
+            if "Norm" in type(module).__name__:
+                module.weight.fill_(1.0)
+    return model
+
+
+def attended(model, name):
+    """The largest entry of what the attention hands to its output projection."""
+    (module,) = (m for n, m in model.named_modules() if n.endswith(name))
+    seen = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].abs().max()))
+    with torch.no_grad():
+        model(torch.arange(1, 9)[None])
+    hook.remove()
+    return seen[0].item()
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_weight_is_cut_where_the_model_cuts_it(name):
+    sizes, weight, values, output = FUSED[name]
+    model = build(name, sizes)
+    (row,) = (r for r in nucleon.Leon.for_model(model).explain() if r.name.endswith(weight))
+    assert row.route == "matrix"
+    param = dict(model.named_parameters())[row.name]
+    whole = param.detach().clone()
+
+    def without(which):
+        with torch.no_grad():
+            param.copy_(whole)
+            count = 0
+            for block in axes.parse(row.axes, tuple(param.shape)):
+                region = block.region(param)
+                for index in range(block.count):
+                    if count == which:
+                        (region[index] if block.batch else region).zero_()
+                    count += 1
+            assert count == 3
+        return attended(model, output)
+
+    assert without(values) < 1e-6
+    assert without(0) > 1e-3
+
+
+ROUTED = {
+    "LlamaForCausalLM": {**SIZES, "num_key_value_heads": 2},
+    "Qwen3ForCausalLM": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
+    "MixtralForCausalLM": {**SIZES, "num_key_value_heads": 2, "num_local_experts": 2},
+    "GptOssForCausalLM": {
+        **SIZES,
+        "num_key_value_heads": 2,
+        "num_local_experts": 2,
+        "head_dim": 8,
+        "layer_types": ["full_attention"],
+    },
+    "BertForMaskedLM": SIZES,
+    "BertForSequenceClassification": SIZES,
+    "T5ForConditionalGeneration": {
+        "vocab_size": 32,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 1,
+        "num_heads": 4,
+    },
+    "ViTForImageClassification": {**SIZES, "image_size": 8, "patch_size": 4},
+    "ConvNextForImageClassification": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+    "MambaForCausalLM": {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1},
+}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_known_architectures_are_routed_whole(name):
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**ROUTED[name]))
+    optimizer = nucleon.Leon.for_model(model)
+    rows = {row.name: row for row in optimizer.explain()}
+    assert set(rows) == {n for n, _ in model.named_parameters()}
+    output = model.get_output_embeddings()
+    for path, module in model.named_modules():
+        row = rows.get(f"{path}.weight")
+        if row is None:
+            continue
+        if isinstance(module, nn.Embedding) or module is output:
+            assert row.route == "adamw", row
+        elif isinstance(module, nn.Linear):
+            head = "head" in row.reason or "classifier" in path
+            assert row.route == ("adamw" if head else "matrix"), row
+        elif module.weight.ndim == 1:
+            assert row.route == "adamw", row
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer.step()
+    assert not [n for n, p in model.named_parameters() if torch.equal(p, before[n])]

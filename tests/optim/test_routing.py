@@ -1,0 +1,633 @@
+"""Every module type and every error of `for_model`; the same matrices given one by one agree."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import nucleon
+from nucleon.optim import adamw, heads, registry, roles, routing
+from nucleon.optim.roles import Place, Role
+
+EXACT = {"method": "eigh", "momentum": 0.9}
+
+
+def routes(model, **options):
+    return {row.name: row for row in nucleon.Leon.for_model(model, **options).explain()}
+
+
+def axes_of(model, name="weight"):
+    return routes(model)[name].axes
+
+
+class Named(nn.Module):
+    """A module whose class and attributes a test chooses, as other libraries have them."""
+
+    def __new__(cls, kind, **attributes):
+        return super().__new__(type(kind, (Named,), {}))
+
+    def __init__(self, kind, **attributes):
+        super().__init__()
+        for key, value in attributes.items():
+            setattr(self, key, value)
+
+
+class Conv1D(nn.Module):
+    """GPT-2's Linear, whose weight is (in, out)."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(columns, rows))
+        self.bias = nn.Parameter(torch.zeros(rows))
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.randn(shape))
+
+
+# --------------------------------------------------------------- every route, and its matrices
+
+# A model, the name of a parameter, its axes, and how to take its matrices out by hand.
+CASES = {
+    "linear": (lambda: nn.Linear(6, 4), "weight", "r c", lambda w: [w]),
+    "bilinear": (lambda: nn.Bilinear(3, 4, 2), "weight", "b r c", lambda w: [w[0], w[1]]),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 5), "weight", "r c c", lambda w: [w.reshape(4, 15)]),
+    "conv2d": (lambda: nn.Conv2d(3, 4, 2), "weight", "r c c c", lambda w: [w.reshape(4, 12)]),
+    "conv3d": (lambda: nn.Conv3d(2, 4, 2), "weight", "r c c c c", lambda w: [w.reshape(4, 16)]),
+    "grouped conv": (
+        lambda: nn.Conv2d(6, 4, 2, groups=2),
+        "weight",
+        "(b=2 r) c c c",
+        lambda w: [w[:2].reshape(2, 12), w[2:].reshape(2, 12)],
+    ),
+    "transposed conv": (
+        lambda: nn.ConvTranspose2d(3, 4, 2),
+        "weight",
+        "c r c c",
+        lambda w: [w.transpose(0, 1).reshape(4, 12)],
+    ),
+    "transposed conv 1d": (
+        lambda: nn.ConvTranspose1d(3, 4, 2),
+        "weight",
+        "c r c",
+        lambda w: [w.transpose(0, 1).reshape(4, 6)],
+    ),
+    "grouped transposed conv": (
+        lambda: nn.ConvTranspose2d(6, 4, 2, groups=2),
+        "weight",
+        "(b=2 c) r c c",
+        lambda w: [w[i : i + 3].transpose(0, 1).reshape(2, 12) for i in (0, 3)],
+    ),
+    "attention": (
+        lambda: nn.MultiheadAttention(4, 2),
+        "in_proj_weight",
+        "(b=3 r) c",
+        lambda w: list(w.split(4)),
+    ),
+    "attention with other keys": (
+        lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=5),
+        "k_proj_weight",
+        "r c",
+        lambda w: [w],
+    ),
+    "lstm": (lambda: nn.LSTM(3, 5), "weight_ih_l0", "(b=4 r) c", lambda w: list(w.split(5))),
+    "gru": (lambda: nn.GRU(3, 5), "weight_hh_l0", "(b=3 r) c", lambda w: list(w.split(5))),
+    "rnn": (lambda: nn.RNN(3, 5), "weight_ih_l0", "r c", lambda w: [w]),
+    "projected lstm": (
+        lambda: nn.LSTM(3, 5, proj_size=2),
+        "weight_hr_l0",
+        "r c",
+        lambda w: [w],
+    ),
+    "stored transposed": (lambda: Conv1D(4, 6), "weight", "c r", lambda w: [w.T]),
+    "fused, stored transposed": (
+        lambda: Named("GPT2Attention", c_attn=Conv1D(12, 4)),
+        "c_attn.weight",
+        "c (b=3 r)",
+        lambda w: list(w.T.split(4)),
+    ),
+    "keys and values": (
+        lambda: Named("GPT2Attention", c_attn=Conv1D(8, 4)),
+        "c_attn.weight",
+        "c (b=2 r)",
+        lambda w: list(w.T.split(4)),
+    ),
+    "fused": (
+        lambda: Named("Attention", qkv=nn.Linear(4, 12)),
+        "qkv.weight",
+        "(b=3 r) c",
+        lambda w: list(w.split(4)),
+    ),
+    "fused convolution": (
+        lambda: Named("Attention", to_qkv=nn.Conv2d(4, 12, 1)),
+        "to_qkv.weight",
+        "(b=3 r) c c c",
+        lambda w: list(w.reshape(12, 4).split(4)),
+    ),
+    "grouped queries": (
+        lambda: Named(
+            "Phi3Attention",
+            qkv_proj=nn.Linear(8, 16),
+            num_heads=4,
+            config=type("Config", (), {"num_key_value_heads": 2}),
+        ),
+        "qkv_proj.weight",
+        "r{8,4,4} c",
+        lambda w: list(w.split((8, 4, 4))),
+    ),
+    "head by head": (
+        lambda: Named("BloomAttention", query_key_value=nn.Linear(4, 12), num_heads=2),
+        "query_key_value.weight",
+        "(r=2 b=3 r) c",
+        lambda w: [w.view(2, 3, 2, 4)[:, i].reshape(4, 4) for i in range(3)],
+    ),
+    "falcon with one key": (
+        lambda: Named(
+            "FalconAttention", query_key_value=nn.Linear(4, 8), num_heads=2, multi_query=True
+        ),
+        "query_key_value.weight",
+        "r{4,2,2} c",
+        lambda w: list(w.split((4, 2, 2))),
+    ),
+    "falcon in groups": (
+        lambda: Named(
+            "FalconAttention",
+            query_key_value=nn.Linear(4, 8),
+            num_heads=2,
+            new_decoder_architecture=True,
+        ),
+        "query_key_value.weight",
+        "r c",
+        lambda w: [w],
+    ),
+    "codegen": (
+        lambda: Named("CodeGenAttention", qkv_proj=nn.Linear(8, 24)),
+        "qkv_proj.weight",
+        "(r=4 b=3 r) c",
+        lambda w: [w.view(4, 3, 2, 8)[:, i].reshape(8, 8) for i in range(3)],
+    ),
+    "gated": (
+        lambda: Named("MLP", gate_up_proj=nn.Linear(4, 12)),
+        "gate_up_proj.weight",
+        "(b=2 r) c",
+        lambda w: list(w.split(6)),
+    ),
+    "experts": (
+        lambda: Named("MixtralExperts", gate_up_proj=parameter(3, 8, 5)),
+        "gate_up_proj",
+        "b (b=2 r) c",
+        lambda w: [part for expert in w for part in expert.split(4)],
+    ),
+    "experts, transposed and alternating": (
+        lambda: Named(
+            "GptOssExperts",
+            gate_up_proj=parameter(3, 5, 8),
+            is_transposed=True,
+            is_concatenated=False,
+        ),
+        "gate_up_proj",
+        "b c (r b=2)",
+        lambda w: [expert[:, i::2].T for expert in w for i in range(2)],
+    ),
+    "experts going down": (
+        lambda: Named("MixtralExperts", down_proj=parameter(3, 5, 4)),
+        "down_proj",
+        "b r c",
+        list,
+    ),
+    "router": (
+        lambda: Named("MixtralTopKRouter", weight=parameter(3, 5)),
+        "weight",
+        "r c",
+        lambda w: [w],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("optimizer", ["Leon", "Muon"])
+def test_a_routed_parameter_equals_its_matrices_given_one_by_one(case, optimizer):
+    build, name, axes, take = CASES[case]
+    torch.manual_seed(0)
+    model = build().double()
+    options = {**EXACT, "method": "svd"} if optimizer == "Muon" else EXACT
+    options = {**options, "lr": 0.1, "weight_decay": 0.1}
+    whole = getattr(nucleon, optimizer).for_model(model, **options)
+    assert whole.explain()[name].axes == axes
+    weight = dict(model.named_parameters())[name]
+    matrices = [m.detach().clone().requires_grad_() for m in take(weight)]
+    assert sum(m.numel() for m in matrices) == weight.numel()
+    apart = getattr(nucleon, optimizer)(matrices, **options)
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        for matrix, gradient in zip(matrices, take(weight.grad), strict=True):
+            matrix.grad = gradient.clone()
+        whole.step()
+        apart.step()
+    for matrix, expected in zip(take(weight), matrices, strict=True):
+        # Two orders of float64 products of numbers near 1, three times, through an inverse root.
+        torch.testing.assert_close(matrix, expected, rtol=1e-10, atol=1e-10)
+
+
+OTHERS = {
+    "embedding": (lambda: nn.Embedding(5, 4), "weight", "embedding"),
+    "bag": (lambda: nn.EmbeddingBag(5, 4), "weight", "embedding"),
+    "layer norm": (lambda: nn.LayerNorm(4), "weight", "norm"),
+    "layer norm of matrices": (lambda: nn.LayerNorm((4, 5)), "weight", "norm"),
+    "rms norm": (lambda: nn.RMSNorm(4), "weight", "norm"),
+    "group norm": (lambda: nn.GroupNorm(2, 4), "bias", "norm"),
+    "batch norm": (lambda: nn.BatchNorm2d(4), "weight", "norm"),
+    "a norm of one's own": (lambda: Named("MyRMSNorm", weight=parameter(4)), "weight", "norm"),
+    "bias": (lambda: nn.Linear(3, 4), "bias", "bias"),
+    "scalar": (lambda: Named("Scaled", logit_scale=parameter()), "logit_scale", "scalar"),
+    "vector": (lambda: Named("Scaled", gains=parameter(4)), "gains", "vector"),
+    "prelu": (lambda: nn.PReLU(4), "weight", "vector"),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), "weight", "depthwise"),
+    "depthwise transposed": (lambda: nn.ConvTranspose1d(4, 4, 3, groups=4), "weight", "depthwise"),
+    "added keys": (lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), "bias_k", "bias"),
+    "class token": (lambda: Named("ViT", cls_token=parameter(1, 1, 4)), "cls_token", "first axis"),
+    "positions": (lambda: Named("ViT", pos_embed=parameter(9, 4)), "pos_embed", "by its name"),
+    "gains of channels": (
+        lambda: Named("Block", layer_scale=parameter(4, 1, 1)),
+        "layer_scale",
+        "vector",
+    ),
+    "state space": (lambda: Named("Mixer", A_log=parameter(9, 4)), "A_log", "by its name"),
+    "position bias": (
+        lambda: Named("Swin", relative_position_bias_table=parameter(9, 4)),
+        "relative_position_bias_table",
+        "by its name",
+    ),
+    "embeddings of one's own": (
+        lambda: Named("PatchEmbeddings", table=parameter(9, 4)),
+        "table",
+        "embedding",
+    ),
+    "bias of experts": (
+        lambda: Named("GptOssExperts", gate_up_proj_bias=parameter(3, 8)),
+        "gate_up_proj_bias",
+        "bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_is_no_matrix_goes_to_adamw(case):
+    build, name, reason = OTHERS[case]
+    row = routes(build())[name]
+    assert (row.route, row.method, row.axes) == ("adamw", "adamw", None)
+    assert reason in row.reason
+
+
+# --------------------------------------------------------------------------------- the head
+
+
+class Language(nn.Module):
+    def __init__(self, tied, called="lm_head"):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.hidden = nn.Linear(4, 4)
+        head = nn.Linear(4, 7, bias=False)
+        if tied:
+            head.weight = self.embed.weight
+        setattr(self, called, head)
+
+
+@pytest.mark.parametrize("called", sorted(heads.NAMES))
+def test_a_head_is_found_by_its_name(called):
+    found = routes(Language(tied=False, called=called))
+    assert found[f"{called}.weight"].route == "adamw"
+    assert called in found[f"{called}.weight"].reason
+    assert found["hidden.weight"].route == "matrix"
+
+
+def test_a_tied_head_is_one_adamw_parameter():
+    optimizer = nucleon.Leon.for_model(Language(tied=True))
+    rows = {row.name: row for row in optimizer.explain()}
+    assert set(rows) == {"embed.weight", "hidden.weight", "hidden.bias"}
+    assert rows["embed.weight"].route == "adamw"
+    assert "shared by 2" in rows["embed.weight"].reason
+
+
+def test_a_tie_alone_tells_a_head():
+    model = Language(tied=True, called="decoder")
+    assert "tied to embed" in routes(model)["embed.weight"].reason
+
+
+def test_a_model_may_tell_its_head_and_a_wrapper_does_not_hide_it():
+    model = Language(tied=False, called="decoder")
+    model.get_output_embeddings = lambda: model.decoder
+    assert routes(model)["decoder.weight"].reason.endswith("get_output_embeddings()")
+    wrapped = nn.Module()
+    wrapped.module = Language(tied=False)
+    assert routes(wrapped)["module.lm_head.weight"].route == "adamw"
+
+
+def test_of_a_head_of_several_layers_the_last_is_the_head():
+    model = nn.Module()
+    model.classifier = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    found = routes(model)
+    assert found["classifier.0.weight"].route == "matrix"
+    assert found["classifier.2.weight"].route == "adamw"
+
+
+def test_a_head_is_named_denied_or_reported_missing():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    assert routes(model)["1.weight"].route == "matrix"
+    assert "no output head" in str(nucleon.Leon.for_model(model).explain())
+    assert routes(model, head="1")["1.weight"].route == "adamw"
+    language = Language(tied=False)
+    assert routes(language, head=None)["lm_head.weight"].route == "matrix"
+    assert "no output head" not in str(nucleon.Leon.for_model(language, head=None).explain())
+    with pytest.raises(ValueError, match="head='nowhere' matches no module"):
+        nucleon.Leon.for_model(model, head="nowhere")
+
+
+# ------------------------------------------------------------------------------- overrides
+
+
+def test_an_override_is_a_route_axes_or_options():
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6), nn.Linear(6, 6), nn.Embedding(5, 4))
+    optimizer = nucleon.Leon.for_model(
+        model,
+        lr=0.1,
+        overrides={
+            "0.weight": "adamw",
+            "1.weight": {"axes": "(b=2 r) c"},
+            "2.*": {"lr": 0.3},
+            "2.weight": {"weight_decay": 0.5},
+            "3.weight": "matrix",
+            "1.bias": "frozen",
+        },
+    )
+    rows = {row.name: row for row in optimizer.explain()}
+    assert rows["0.weight"].route == "adamw" and rows["0.weight"].reason == "override"
+    assert rows["1.weight"].axes == "(b=2 r) c"
+    assert rows["3.weight"].route == "matrix" and rows["3.weight"].axes == "r c"
+    assert rows["1.bias"].route == "frozen"
+    groups = {name: g for g in optimizer.param_groups for name in g["param_names"]}
+    assert "1.bias" not in groups
+    assert (groups["2.weight"]["lr"], groups["2.weight"]["weight_decay"]) == (0.3, 0.5)
+    assert (groups["2.bias"]["lr"], groups["2.bias"]["rule"]) == (0.3, "adamw")
+    assert groups["1.weight"]["lr"] == 0.1 and groups["0.weight"]["lr"] == 3e-4
+    assert groups["0.weight"] is groups["0.bias"]
+
+
+def test_the_later_override_wins_key_by_key():
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))
+    optimizer = nucleon.Leon.for_model(
+        model, overrides={"*.weight": {"lr": 0.3, "momentum": 0.5}, "1.weight": {"lr": 0.7}}
+    )
+    groups = {name: g for g in optimizer.param_groups for name in g["param_names"]}
+    assert (groups["0.weight"]["lr"], groups["0.weight"]["momentum"]) == (0.3, 0.5)
+    assert (groups["1.weight"]["lr"], groups["1.weight"]["momentum"]) == (0.7, 0.5)
+
+
+def test_an_override_by_any_name_of_a_shared_parameter():
+    assert (
+        routes(Language(tied=True), overrides={"lm_head.weight": "matrix"})["embed.weight"].route
+        == "matrix"
+    )
+
+
+def test_frozen_parameters_are_shown_and_left_alone():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = nucleon.Leon.for_model(model, overrides={"*": {"lr": 0.1}})
+    rows = {row.name: row for row in optimizer.explain()}
+    assert rows["0.weight"].route == "frozen" and rows["0.weight"].state_bytes == 0
+    assert {n for g in optimizer.param_groups for n in g["param_names"]} == {"1.weight", "1.bias"}
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = parameter(3, 4)
+        self.other = parameter(2, 3, 4, 5)
+
+
+def test_an_unknown_module_names_every_parameter_and_the_remedy():
+    with pytest.raises(ValueError) as caught:
+        nucleon.Leon.for_model(Unknown())
+    for text in ("kernel of shape (3, 4)", "other of shape", "Unknown", "overrides={'kernel'"):
+        assert text in str(caught.value)
+    told = {"kernel": {"axes": "r c"}, "other": "adamw"}
+    assert routes(Unknown(), overrides=told)["kernel"].route == "matrix"
+
+
+def test_an_unknown_module_can_be_taught(monkeypatch):
+    monkeypatch.setattr(roles, "_TABLE", list(roles._TABLE))
+
+    def role_of(place: Place):
+        return Role("matrix", "mine", "c r") if place.key == "kernel" else None
+
+    roles.register_module(Unknown, role_of)
+    found = routes(Unknown(), overrides={"other": "adamw"})
+    assert (found["kernel"].axes, found["kernel"].reason) == ("c r", "mine")
+
+
+def test_a_parameter_of_two_roles_names_both():
+    model = nn.Module()
+    model.embed, model.linear, model.head = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    model.linear.weight = model.embed.weight
+    with pytest.raises(ValueError, match=r"several roles.*embed\.weight.*linear\.weight"):
+        nucleon.Leon.for_model(model)
+    assert routes(model, overrides={"embed.weight": "adamw"})["embed.weight"].route == "adamw"
+    assert routes(model, overrides={"embed.weight": "matrix"})["embed.weight"].axes == "r c"
+
+
+def test_one_parameter_in_two_orientations_is_an_error():
+    model = nn.Module()
+    model.linear, model.conv = nn.Linear(4, 4), Conv1D(4, 4)
+    model.conv.weight = model.linear.weight
+    with pytest.raises(ValueError, match="several roles"):
+        nucleon.Leon.for_model(model)
+
+
+def test_linears_that_share_a_weight_share_a_role():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    assert routes(model)["0.weight"].route == "matrix"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Named("SomebodysAttention", query_key_value=nn.Linear(4, 12)),
+        lambda: Named("Attention", qkv=nn.Linear(4, 11)),
+        lambda: Named("Attention", qkv=nn.Linear(4, 12), num_heads=4, num_kv_heads=3),
+    ],
+)
+def test_a_fused_weight_of_unknown_order_asks(build):
+    with pytest.raises(ValueError, match="queries, keys and values"):
+        nucleon.Leon.for_model(build())
+
+
+def test_a_fused_weight_of_unknown_order_can_be_told():
+    model = Named("SomebodysAttention", query_key_value=nn.Linear(4, 12))
+    told = {"query_key_value.weight": {"axes": "(r=2 b=3 r) c"}}
+    assert routes(model, overrides=told)["query_key_value.weight"].axes == "(r=2 b=3 r) c"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"overrides": {"nothing*": "adamw"}}, ValueError, "matches no parameter"),
+        ({"overrides": {"weight": "sgd"}}, ValueError, "must be one of"),
+        ({"overrides": {"weight": {"axes": "(b=5 r) c"}}}, ValueError, "weight: .*multiply out"),
+        ({"overrides": {"weight": {"axes": "r c c"}}}, ValueError, "weight: .*3 axes"),
+        ({"overrides": {"weight": {"axes": "r c", "route": "adamw"}}}, ValueError, "leave one out"),
+        (
+            {"overrides": {"weight": {"betas": (0.9, 0.9)}}},
+            TypeError,
+            "weight has no option 'betas'",
+        ),
+        ({"overrides": {"bias": {"momentum": 0.9}}}, TypeError, "bias has no option 'momentum'"),
+        ({"overrides": {"bias": "matrix"}}, ValueError, "bias"),
+        ({"aux": {"momentum": 0.9}}, TypeError, "aux has no option 'momentum'"),
+        ({"aux": {"betas": (0.9, 2.0)}}, ValueError, "betas"),
+        ({"betas": (0.9, 0.99)}, TypeError, "no option 'betas'"),
+        ({"lr": -1.0}, ValueError, "lr"),
+        ({"aux_lr": -1.0}, ValueError, "lr"),
+    ],
+)
+def test_bad_input_is_named(options, error, message):
+    with pytest.raises(error, match=message):
+        nucleon.Leon.for_model(nn.Linear(4, 6), **options)
+
+
+def test_more_bad_models():
+    with pytest.raises(ValueError, match="run a batch"):
+        nucleon.Leon.for_model(nn.LazyLinear(4))
+    with pytest.raises(ValueError, match="no parameter to optimize"):
+        nucleon.Leon.for_model(nn.Linear(4, 4).requires_grad_(False))
+    with pytest.raises(ValueError, match="no parameter to optimize"):
+        nucleon.Leon.for_model(nn.ReLU())
+    with pytest.raises(ValueError, match="sparse gradients"):
+        nucleon.Leon.for_model(nn.Embedding(4, 4, sparse=True))
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        nucleon.Leon.for_model(list(nn.Linear(4, 4).parameters()))
+
+
+# ---------------------------------------------------------------------- one torch optimizer
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+
+
+def gradients(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+
+
+def test_the_inner_adamw_is_torchs_and_the_matrices_are_leons():
+    model, twin = small(), small()
+    optimizer = nucleon.Leon.for_model(
+        model, lr=0.1, aux_lr=0.01, aux={"betas": (0.8, 0.9), "weight_decay": 0.1}, head="3"
+    )
+    named = dict(twin.named_parameters())
+    others = [named[n] for n in named if n != "1.weight"]
+    matrix = nucleon.Leon([named["1.weight"]], lr=0.1)
+    oracle = torch.optim.AdamW(others, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
+    for round_ in range(5):
+        gradients(model, round_)
+        gradients(twin, round_)
+        optimizer.step()
+        matrix.step()
+        oracle.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_zero_grad_clipping_and_schedulers_see_all_parameters():
+    model = small()
+    optimizer = nucleon.Leon.for_model(model, lr=0.1, aux_lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {
+        id(p) for p in model.parameters()
+    }
+    gradients(model, 0)
+    optimizer.step()
+    scheduler.step()
+    assert [g["lr"] for g in optimizer.param_groups] == [0.05, 0.005]
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_reasons_and_names_survive_a_checkpoint(tmp_path):
+    model = small()
+    optimizer = nucleon.Leon.for_model(model, head="3")
+    gradients(model, 0)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "saved.pt")
+    again = nucleon.Leon.for_model(model, head="3")
+    again.load_state_dict(torch.load(tmp_path / "saved.pt", weights_only=True))
+    assert again.explain().to_dict() == optimizer.explain().to_dict()
+
+
+def test_the_explanation_prints_exports_and_counts():
+    optimizer = nucleon.Leon.for_model(small(), head="3")
+    explanation = optimizer.explain()
+    assert len(explanation) == len(list(explanation)) == 7
+    text = str(explanation)
+    assert max(map(len, text.splitlines())) <= 120
+    for part in ("1.weight", "6×4", "r c", "leon/polar-express", "output head, as told"):
+        assert part in text
+    exported = explanation.to_dict()
+    assert json.loads(json.dumps(exported)) == exported
+    (row,) = [r for r in exported["parameters"] if r["name"] == "1.weight"]
+    assert row["shape"] == [6, 4]
+    held = sum(
+        t.numel() * t.element_size() for t in optimizer.state[small_weight(optimizer)].values()
+    )
+    assert row["state_bytes"] == held
+    assert exported["totals"]["matrix"]["parameters"] == 1
+    assert "<table>" in explanation._repr_html_() and "6×4" in explanation._repr_html_()
+
+
+def small_weight(optimizer):
+    groups = optimizer.param_groups
+    return next(p for g in groups for n, p in zip(g["param_names"], g["params"], strict=True)
+                if n == "1.weight")  # fmt: skip
+
+
+def test_an_optimizer_built_by_hand_explains_itself_too():
+    weight = parameter(4, 6)
+    rows = nucleon.Muon([weight]).explain()
+    assert [(r.name, r.axes, r.reason) for r in rows] == [("0", "r c", "as given")]
+
+
+# --------------------------------------------------------------------------------- by name
+
+
+def test_create_is_for_model_by_name():
+    for name in registry.list_optimizers():
+        optimizer = registry.create(name.upper(), small(), lr=0.3)
+        assert optimizer.name == name and optimizer.param_groups[0]["lr"] == 0.3
+
+
+def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    registry.register("SGD", lambda model, **o: torch.optim.SGD(model.parameters(), **o))
+    assert "sgd" in registry.list_optimizers()
+    assert isinstance(registry.create("sgd", small(), lr=0.1), torch.optim.SGD)
+    with pytest.raises(ValueError, match="did you mean 'leon'"):
+        registry.create("leonn", small())
+    with pytest.raises(ValueError, match="already"):
+        registry.register("Leon", lambda model: None)
+    with pytest.raises(TypeError, match="callable"):
+        registry.register("nothing", None)
+
+
+def test_defaults_of_adamw_reach_the_group():
+    group = nucleon.Leon.for_model(small()).param_groups[-1]
+    assert group["rule"] == "adamw" and group["betas"] == adamw.DEFAULTS["betas"]
+    assert routing.ROUTES == ("matrix", "adamw", "frozen")
