@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt
 # Two workers with one BLAS thread each beat two threads fighting over small matrices.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: reproduce test lint clean
+.PHONY: reproduce test lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -21,6 +21,10 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.dev
+	$(PY) -m mkdocs build --strict --quiet
+	@echo 'open site/index.html'
 
 $(PY):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nucleon needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)")'

@@ -340,8 +340,8 @@ def _notes(curves: list[Curve], steps: int, seeds: int, data: Examples) -> tuple
         f"scikit-learn's digits, {len(data.targets)} to train on and {len(data.test_targets)} held "
         f"out; a perceptron 64-64-64-10; {steps} steps of {BATCH} examples, the rate decaying "
         f"linearly to zero; {seeds} seed{'s' if seeds > 1 else ''}. Every option of an optimizer "
-        f"is its default, but AdamW's weight decay is 0. Biases and head are AdamW's at {AUX_RATE} beside a matrix method; the "
-        f"method AdamW has one rate for all.",
+        f"is its default, but AdamW's weight decay is 0. Biases and head are AdamW's at "
+        f"{AUX_RATE} beside a matrix method; the method AdamW has one rate for all.",
         f"A rate is good when its mean loss is within {100 * (NEAR - 1):.0f} % of the method's "
         f"least. A mean over ten seeds is itself known to about 8 %: a closer band would measure "
         f"luck, and half an octave more or less means little. Diverged runs count as a loss of "

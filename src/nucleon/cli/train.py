@@ -1,0 +1,303 @@
+"""`nucleon train`: any optimizer on digits or on a text, in a run that may be broken off."""
+
+import math
+import shlex
+import signal
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from nucleon import training
+from nucleon.cli.console import (
+    AsJson,
+    CommandError,
+    Config,
+    Debug,
+    complain,
+    console,
+    plain_errors,
+    print_json,
+    progress,
+    usable_device,
+)
+from nucleon.training import Options, Recipe, Run, RunError, Summary, optimizer_names
+from nucleon.training.data import Tokens
+from nucleon.training.loop import Precision, Record, Schedule
+from nucleon.training.run import Task
+
+INTERRUPTED = 130
+_NOT_OF_THE_RUN = {"output", "resume", "device", "compiled", "keep", "config", "as_json", "debug"}
+_FOR_TEXT = "for text"
+
+
+def train(
+    context: typer.Context,
+    task: Annotated[Task, typer.Option(help="What to learn.")] = "digits",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help=f"One of {', '.join(optimizer_names())}.",
+            autocompletion=lambda: list(optimizer_names()),
+        ),
+    ] = "leon",
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; default: usual.", show_default=False)
+    ] = None,
+    aux_lr: Annotated[
+        float | None,
+        typer.Option(help="Of AdamW on what is no hidden matrix; 0.003.", show_default=False),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An option of the optimizer; repeatable."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
+    batch: Annotated[int, typer.Option(help="Examples a batch.")] = 32,
+    schedule: Annotated[Schedule, typer.Option(help="Of the rate after warm-up.")] = "constant",
+    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises.")] = 0,
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradients; 0: any.")] = 0.0,
+    accumulate: Annotated[int, typer.Option(help="Batches a step.")] = 1,
+    precision: Annotated[Precision, typer.Option(help="bf16 is autocast.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Of weights, batches and noise.")] = 0,
+    width: Annotated[
+        int | None, typer.Option(help="Of the layers; 64, text 128.", show_default=False)
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="How many; 2, text 4.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text file or folder of them; default: Python's standard library.",
+            show_default=False,
+            rich_help_panel=_FOR_TEXT,
+        ),
+    ] = None,
+    megabytes: Annotated[
+        float, typer.Option(help="How much of it.", rich_help_panel=_FOR_TEXT)
+    ] = 2.0,
+    tokens: Annotated[
+        Tokens, typer.Option(help="Characters or byte pairs.", rich_help_panel=_FOR_TEXT)
+    ] = "char",
+    vocabulary: Annotated[
+        int, typer.Option("--vocab", help="Most tokens of bpe.", rich_help_panel=_FOR_TEXT)
+    ] = 512,
+    context_length: Annotated[
+        int, typer.Option("--context", help="Tokens in a window.", rich_help_panel=_FOR_TEXT)
+    ] = 128,
+    heads: Annotated[int, typer.Option(help="Of attention.", rich_help_panel=_FOR_TEXT)] = 4,
+    dropout: Annotated[
+        float, typer.Option(help="In every block.", rich_help_panel=_FOR_TEXT)
+    ] = 0.0,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="The head is the embedding.", rich_help_panel=_FOR_TEXT)
+    ] = False,
+    log_every: Annotated[int, typer.Option(help="Steps between lines of the log.")] = 10,
+    evaluate_every: Annotated[int, typer.Option(help="Steps; 0: at the end.")] = 100,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: end.")] = 100,
+    keep: Annotated[int, typer.Option(help="Newest checkpoints that stay.")] = 2,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run; default: a new one in runs/train."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run of --output, with its options.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="As torch names it.")] = "cpu",
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model.")] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small network: hidden matrices by the optimizer, what is none of them by AdamW.
+
+    Ctrl-C saves and says how to go on. A run that was killed goes on from its last checkpoint, and
+    on a CPU ends exactly as if it had not been. Exit code 0 at the end, 130 when interrupted, 2
+    when the command could not do its work.
+
+        nucleon train --optimizer leon --lr 0.05 --schedule cosine
+        nucleon train --task text --data novel.txt --tokens bpe --steps 1000 --output runs/novel
+        nucleon train --resume --output runs/novel
+    """
+    given = dict(context.params)
+    with plain_errors(debug):
+        place: dict[str, Any] = {
+            "device": usable_device(device),
+            "compiled": compiled,
+            "keep": keep,
+        }
+        if resume:
+            run = _resume(output, _explicit(context, given), place)
+        else:
+            folder = output or Path("runs", "train", f"{datetime.now():%Y%m%d-%H%M%S}-{optimizer}")
+            with _advised():
+                run = training.begin(_options(given), folder, **place)
+        out = console(quiet=as_json)
+        out.print(_opening(run), soft_wrap=True)
+        with _stoppable() as stop:
+            summary = _go(run, stop, out)
+        if as_json:
+            print_json({**asdict(summary), "folder": str(run.folder)})
+        else:
+            _conclude(run, summary, out)
+        if not summary.finished:
+            command = ["nucleon", "train", "--resume", "--output", str(run.folder)]
+            command += ["--device", device] if device != "cpu" else []
+            complain(
+                f"stopped after step {summary.steps} of {run.options.recipe.steps}, and saved",
+                f"go on with: {shlex.join(command)}",
+            )
+            raise typer.Exit(INTERRUPTED)
+
+
+def _options(given: dict[str, Any]) -> Options:
+    """The options of a run from the parameters of the command."""
+    values = {_field(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    if values["task"] == "digits" and values["data"] is not None:
+        raise CommandError("--data is a text, the task is digits", "add --task text")
+    values["set"] = _settings(values["set"] or [])
+    values["data"] = None if values["data"] is None else _absolute(values["data"])
+    recipe = {k: values.pop(k) for k in Recipe.__dataclass_fields__}
+    return Options(recipe=Recipe(**recipe), **values)
+
+
+def _absolute(path: Path | str) -> str:
+    """A path that means the same when the run is resumed from another folder."""
+    return str(Path(path).resolve())
+
+
+def _field(parameter: str) -> str:
+    return {"set_": "set", "context_length": "context"}.get(parameter, parameter)
+
+
+def _explicit(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """What the user said of a run that is resumed, on the command line or in a file."""
+    said = {
+        _field(k): v
+        for k, v in given.items()
+        if k not in _NOT_OF_THE_RUN
+        and (source := context.get_parameter_source(k)) is not None
+        and source.name != "DEFAULT"
+    }
+    if "set" in said:
+        said["set"] = _settings(said["set"])
+    if "data" in said:
+        said["data"] = _absolute(said["data"])
+    return said
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    """NAME=VALUE, with values as in TOML, or plain words."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise CommandError(f"--set is {word!r}", "write NAME=VALUE, as momentum=0.9")
+        try:
+            found[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value
+    return found
+
+
+def _resume(output: Path | None, said: dict[str, Any], place: dict[str, Any]) -> Run:
+    if output is None:
+        raise CommandError("--resume needs a folder", "say which with --output")
+
+    def say(sentence: str) -> None:
+        console(stderr=True).print(escape(sentence), soft_wrap=True)
+
+    with _advised():
+        return training.resume(output, said, say=say, **place)
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Errors in what was asked for, as sentences with a hint."""
+    try:
+        yield
+    except RunError as error:
+        raise CommandError(str(error), error.remedy) from error
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
+        raise CommandError(str(error), "see `nucleon train --help`") from error
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Whether somebody wants the run to stop: one Ctrl-C or SIGTERM ends it after the step.
+
+    A second one interrupts at once; what was saved before is safe.
+    """
+    wanted: list[int] = []
+
+    def ask(number: int, _: object) -> None:
+        if wanted:
+            raise KeyboardInterrupt
+        wanted.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(wanted)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _go(run: Run, stop: Callable[[], bool], out: Console) -> Summary:
+    stage = "begins"
+    with progress(f"train {run.options.optimizer}") as bar:
+        left = run.options.recipe.steps - run.start
+        if left:
+            bar.begin(left, "steps")
+
+        def record(figures: Record) -> None:
+            nonlocal stage
+            lost = next(figures[k] for k in ("test_loss", "loss") if k in figures)
+            if not math.isfinite(lost):
+                raise CommandError(
+                    f"the loss is {lost} after step {figures['step']:.0f}",
+                    "lower --lr, or add --warmup or --clip, in another --output",
+                )
+            if "test_loss" in figures:
+                out.print(_line(figures))
+            else:
+                stage = f"loss {lost:.4f}"
+
+        return run.go(record=record, stepped=lambda _: bar.advance(1, stage), stop=stop)
+
+
+def _line(figures: Record) -> str:
+    return (
+        f"step {figures['step']:6.0f}  test loss {figures['test_loss']:.4f}  "
+        f"accuracy {figures['accuracy']:.4f}"
+    )
+
+
+def _opening(run: Run) -> str:
+    count = sum(p.numel() for p in run.model.parameters())
+    where = f" from step {run.start}" if run.start else ""
+    return (
+        f"[bold]{run.options.task}[/]: {count:,} parameters by "
+        f"{escape(run.options.optimizer)}{where}, {run.options.recipe.steps} steps, "
+        f"in {escape(str(run.folder))}"
+    )
+
+
+def _conclude(run: Run, summary: Summary, out: Console) -> None:
+    grid = Grid(show_header=False, box=None)
+    grid.add_row("steps", str(summary.steps))
+    for name in ("loss", "test_loss", "accuracy"):
+        if name in summary.figures:
+            grid.add_row(name.replace("_", " "), f"{summary.figures[name]:.4f}")
+    grid.add_row("seconds", f"{summary.seconds:.1f}")
+    grid.add_row("folder", escape(str(run.folder)))
+    out.print(grid)

@@ -1,0 +1,43 @@
+"""Training as in `nucleon train`: data, models, one loop, checkpoints that survive a kill."""
+
+from nucleon.training.checkpoint import Checkpoints, DamagedError
+from nucleon.training.data import Batch, Data, Examples, Text, digits, read, text
+from nucleon.training.loop import Nobody, Recipe, Watcher, evaluate, restore, snapshot, train
+from nucleon.training.models import GPT, MLP, GPTConfig, loss
+from nucleon.training.optimizers import make_optimizer, optimizer_names
+from nucleon.training.run import Options, Run, RunError, Summary, begin, resume
+from nucleon.training.tokens import BytePairs, Characters, Tokenizer
+
+__all__ = [
+    "GPT",
+    "MLP",
+    "Batch",
+    "BytePairs",
+    "Characters",
+    "Checkpoints",
+    "DamagedError",
+    "Data",
+    "Examples",
+    "GPTConfig",
+    "Nobody",
+    "Options",
+    "Recipe",
+    "Run",
+    "RunError",
+    "Summary",
+    "Text",
+    "Tokenizer",
+    "Watcher",
+    "begin",
+    "digits",
+    "evaluate",
+    "loss",
+    "make_optimizer",
+    "optimizer_names",
+    "read",
+    "restore",
+    "resume",
+    "snapshot",
+    "text",
+    "train",
+]

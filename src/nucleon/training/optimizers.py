@@ -1,0 +1,60 @@
+"""One optimizer for a whole model, by name: nucleon's, or one of torch's."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nucleon.optim.registry import create, list_optimizers
+
+_UNFIT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}  # a closure; sparse; matrices only; abstract
+TORCH: Mapping[str, Callable[..., Optimizer]] = {
+    name.lower(): found
+    for name, found in sorted(vars(torch.optim).items())
+    if inspect.isclass(found) and issubclass(found, Optimizer) and name not in _UNFIT
+}
+"""torch's optimizers, by their name in lower case: one rule for every parameter."""
+
+USUAL_RATES = {"muon": 0.02, "pion": 0.02, "leon": 0.02, "sgd": 0.1}
+USUAL_RATE = 3e-3
+"""Of AdamW, also beside a matrix method, and of the others."""
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """What `make_optimizer` knows: what is registered with nucleon, then torch's."""
+    return (*list_optimizers(), *TORCH)
+
+
+def make_optimizer(
+    name: str,
+    model: nn.Module,
+    *,
+    lr: float | None = None,
+    aux_lr: float | None = None,
+    **options: Any,
+) -> Optimizer:
+    """The optimizer `name` for a model; nucleon's leave what is no hidden matrix to AdamW.
+
+    Args:
+        name: one of `optimizer_names()`.
+        model: routed as by `nucleon.create`, for those of nucleon.
+        lr: learning rate (`USUAL_RATES`).
+        aux_lr: that of AdamW beside a matrix method (`USUAL_RATE`); torch's have one rate only.
+        options: the optimizer's own.
+    """
+    if name not in optimizer_names():
+        near = difflib.get_close_matches(name, optimizer_names(), n=1)
+        raise ValueError(
+            f"there is no optimizer {name!r}; take {(near or [', '.join(optimizer_names())])[0]}"
+        )
+    lr = USUAL_RATES.get(name, USUAL_RATE) if lr is None else lr
+    if name not in TORCH:
+        aux_lr = USUAL_RATE if aux_lr is None else aux_lr
+        return create(name, model, lr=lr, aux_lr=aux_lr, **options)
+    if aux_lr is not None:
+        raise ValueError(f"{name} has one rate for all parameters, aux_lr is {aux_lr}; drop it")
+    return TORCH[name](model.parameters(), lr=lr, **options)

@@ -1,0 +1,336 @@
+"""A training run in a folder: its options, its log and its checkpoints, made to be broken off.
+
+    run.json       the options and the fingerprint of the data, written first
+    log.jsonl      a record a line
+    checkpoints/   see `nucleon.training.checkpoint`
+
+A resumed run reads its options from the folder, drops the lines of the log that it will write
+again, and ends with the weights and the log that it would have ended with unbroken.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nucleon import _checks
+from nucleon.training import checkpoint, data, loop
+from nucleon.training.checkpoint import Checkpoints
+from nucleon.training.data import Data, Text, Tokens
+from nucleon.training.loop import Recipe, Record
+from nucleon.training.models import GPT, MLP, GPTConfig
+from nucleon.training.optimizers import TORCH, make_optimizer
+
+Task = Literal["digits", "text"]
+TASKS: tuple[Task, ...] = ("digits", "text")
+OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is determined by; two runs with equal options and data are equal on a CPU.
+
+    Args:
+        task: "digits", a perceptron on scikit-learn's digits, or "text", a GPT on a text.
+        recipe: steps, schedule and the like.
+        optimizer: see `make_optimizer` ("leon").
+        lr: learning rate (None: the usual one of the optimizer).
+        aux_lr: that of AdamW beside a matrix method (None: the usual one).
+        set: further options of the optimizer (none).
+        batch: examples a batch (32).
+        seed: of weights, batches, dropout and noise (0).
+        width: of the layers (64 or 128, by task).
+        layers: number of hidden layers or blocks (2 or 4, by task).
+        heads: of the GPT's attention (4).
+        context: length of the GPT's windows (128).
+        dropout: of the GPT (0).
+        tied: head and embedding of the GPT are one (False).
+        data: the text file or folder (None: the standard library's sources).
+        megabytes: how much of it (2).
+        tokens: "char" or "bpe" ("char").
+        vocabulary: most tokens of "bpe" (512).
+    """
+
+    task: Task
+    recipe: Recipe
+    optimizer: str = "leon"
+    lr: float | None = None
+    aux_lr: float | None = None
+    set: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    batch: int = 32
+    seed: int = 0
+    width: int | None = None
+    layers: int | None = None
+    heads: int = 4
+    context: int = 128
+    dropout: float = 0.0
+    tied: bool = False
+    data: str | None = None
+    megabytes: float = 2.0
+    tokens: Tokens = "char"
+    vocabulary: int = 512
+
+    def __post_init__(self) -> None:
+        _checks.choice("task", self.task, TASKS)
+        _checks.count("batch", self.batch)
+        _checks.positive("megabytes", self.megabytes)
+
+
+class RunError(Exception):
+    """The folder cannot take this run; `remedy` says what to do instead."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run stands.
+
+    Args:
+        steps: done, of those of the recipe.
+        finished: whether those are all.
+        parameters: numbers in the model.
+        figures: the last of each figure that was recorded.
+        seconds: of this part of the run.
+    """
+
+    steps: int
+    finished: bool
+    parameters: int
+    figures: Record
+    seconds: float
+
+
+def load_data(options: Options) -> Data:
+    """The data of a run."""
+    if options.task == "digits":
+        return data.digits()
+    place = None if options.data is None else Path(options.data)
+    return data.text(
+        data.read(place, max(1, round(options.megabytes * 1e6))),
+        tokens=options.tokens,
+        vocabulary=options.vocabulary,
+        context=options.context,
+    )
+
+
+def make_model(options: Options, found: Data) -> nn.Module:
+    """The model of a run, with weights drawn from its seed."""
+    torch.manual_seed(options.seed)
+    if not isinstance(found, Text):
+        return MLP(width=options.width or 64, layers=options.layers or 2)
+    config = GPTConfig(
+        vocabulary=found.tokenizer.size,
+        context=options.context,
+        layers=options.layers or 4,
+        heads=options.heads,
+        width=options.width or 128,
+        dropout=options.dropout,
+        tied=options.tied,
+    )
+    return GPT(config)
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that is about to begin, or to go on; `go` does it.
+
+    Made by `begin` or `resume`.
+    """
+
+    options: Options
+    folder: Path
+    data: Data
+    model: nn.Module
+    optimizer: Optimizer
+    checkpoints: Checkpoints
+    start: int
+
+    def go(
+        self,
+        *,
+        record: Callable[[Record], None] = lambda _: None,
+        stepped: Callable[[int], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Summary:
+        """Train until the end, or until `stop` says so; either way the state is saved.
+
+        Args:
+            record: is told every record of the log.
+            stepped: is told the number of steps done, after each.
+            stop: is asked before each step.
+        """
+        options, clock = self.options, time.perf_counter()
+        keeper = _Keeper(self, record, stepped, stop)
+        done = loop.train(
+            self.model,
+            self.optimizer,
+            lambda i: self.data.batch(i, options.batch, seed=options.seed),
+            options.recipe,
+            held_out=lambda: self.data.held_out(options.batch),
+            watcher=keeper,
+            start=self.start,
+        )
+        return Summary(
+            steps=done,
+            finished=done == options.recipe.steps,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            figures=keeper.figures,
+            seconds=time.perf_counter() - clock,
+        )
+
+
+class _Keeper:
+    """Writes the log and the checkpoints of a run."""
+
+    def __init__(
+        self,
+        run: Run,
+        record: Callable[[Record], None],
+        stepped: Callable[[int], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.run, self.tell, self.stepped, self.stop = run, record, stepped, stop
+        self.figures: dict[str, float] = {}
+        for line in read_log(run.folder / LOG):
+            self.figures |= line
+
+    def record(self, record: Record) -> None:
+        self.figures |= record
+        with (self.run.folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(_line(record))
+        self.tell(record)
+
+    def save(self, done: int) -> None:
+        self.run.checkpoints.save(done, loop.snapshot(self.run.model, self.run.optimizer))
+
+
+def begin(
+    options: Options, folder: Path, *, device: str = "cpu", compiled: bool = False, keep: int = 2
+) -> Run:
+    """A new run in a folder that has none."""
+    if (folder / OPTIONS).exists():
+        raise RunError(
+            f"{folder} holds a run already", "resume it with --resume, or choose another --output"
+        )
+    run = _build(options, folder, device, compiled, keep)
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"schema": SCHEMA, "options": asdict(options), "data": run.data.fingerprint}
+    checkpoint.replace(folder / OPTIONS, json.dumps(facts, indent=1) + "\n")
+    (folder / LOG).write_text("", encoding="utf-8")
+    return run
+
+
+def resume(
+    folder: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    device: str = "cpu",
+    compiled: bool = False,
+    keep: int = 2,
+    say: Callable[[str], None] = lambda _: None,
+) -> Run:
+    """The run of a folder, from its newest complete checkpoint, or from the start without one.
+
+    Args:
+        folder: of the run.
+        changes: options that the caller believes in; they must be those of the run, but more
+            `steps` may be asked of a constant schedule (none).
+        device: to train on ("cpu").
+        compiled: compile the model (False).
+        keep: newest checkpoints that stay (2).
+        say: is told of damaged checkpoints (nobody is).
+    """
+    options, fingerprint = read_options(folder)
+    options = _agreed(options, changes or {})
+    run = _build(options, folder, device, compiled, keep)
+    if run.data.fingerprint != fingerprint:
+        raise RunError(
+            f"the data of {folder} are not those it was begun with",
+            "restore them, or begin a new run with another --output",
+        )
+    found = run.checkpoints.newest(say, device=device)
+    if found is not None:
+        run.start, state = found
+        loop.restore(state, run.model, run.optimizer)
+    kept = (line for line in read_log(folder / LOG) if line["step"] <= run.start)
+    checkpoint.replace(folder / LOG, "".join(map(_line, kept)))
+    return run
+
+
+def read_options(folder: Path) -> tuple[Options, str]:
+    """The options of the run of a folder, and the fingerprint of its data."""
+    try:
+        facts = json.loads((folder / OPTIONS).read_text("utf-8"))
+        options = dict(facts["options"])
+        recipe = Recipe(**options.pop("recipe"))
+        return Options(recipe=recipe, **options), cast(str, facts["data"])
+    except FileNotFoundError:
+        raise RunError(f"there is no run in {folder}", "begin one without --resume") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{folder / OPTIONS} cannot be read: {error}", "begin a new run with another --output"
+        ) from error
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The records of a log; a line that a killed run left unfinished is the last, and dropped."""
+    if not path.exists():
+        return []
+    records: list[dict[str, float]] = []
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            found = json.loads(line).items()
+            records.append({k: float(v) if isinstance(v, str) else v for k, v in found})
+        except ValueError:
+            break
+    return records
+
+
+def _build(options: Options, folder: Path, device: str, compiled: bool, keep: int) -> Run:
+    found = load_data(options)
+    model = make_model(options, found).to(device)
+    seeded = {} if options.optimizer in TORCH else {"seed": options.seed}
+    chosen = {**seeded, **options.set}
+    optimizer = make_optimizer(
+        options.optimizer, model, lr=options.lr, aux_lr=options.aux_lr, **chosen
+    )
+    if compiled:
+        model.compile()  # in place: the names in its state stay as they are
+    checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep)
+    return Run(options, folder, found, model, optimizer, checkpoints, start=0)
+
+
+def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
+    """The options of a run, with the changes that leave what is done already as it is."""
+    steps = changes.get("steps", options.recipe.steps)
+    if steps != options.recipe.steps and options.recipe.schedule != "constant":
+        raise RunError(
+            f"the {options.recipe.schedule} schedule was made for {options.recipe.steps} steps, "
+            f"--steps is {steps}",
+            "leave --steps out, or begin a new run with another --output",
+        )
+    flat = {**asdict(options), **asdict(options.recipe), "steps": steps}
+    for name, value in changes.items():
+        if flat[name] != value:
+            raise RunError(
+                f"the run was begun with {name} = {flat[name]}, not {value}",
+                "leave the option out, or begin a new run with another --output",
+            )
+    return replace(options, recipe=replace(options.recipe, steps=steps))
+
+
+def _line(record: Record) -> str:
+    """A record as a line of JSON, which has words only for numbers that are not finite."""
+    plain = {k: v if math.isfinite(v) else str(v) for k, v in record.items()}
+    return json.dumps(plain) + "\n"
