@@ -1,17 +1,26 @@
-"""What every verb shares: where it prints, how it fails, how it shows progress.
+"""What every verb shares: its common options, where it prints, how it fails, how it shows progress.
 
 Exit codes: 0, all is well; 1, a claim did not hold; 2, the command could not do its work;
 130, interrupted.
+
+A verb is a plain function whose body stands under `with plain_errors(debug)`. It takes the options
+it wants of `Config`, `AsJson` and `Debug`, prints words through `console(quiet=as_json)` and, with
+`--json`, one value through `print_json`.
 """
 
+import errno
+import re
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -22,11 +31,16 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from nucleon.report.files import to_json
+
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0
 """Seconds between two lines of progress that do not go to a terminal."""
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+HINTS = {
+    errno.ENOSPC: "free some room there, or choose another folder with --output",
+    errno.EDQUOT: "free some of your quota, or choose another folder with --output",
+    errno.ENOENT: "check the path",
+}
 
 
 class CommandError(Exception):
@@ -37,10 +51,84 @@ class CommandError(Exception):
         self.hint = hint
 
 
-def console(*, stderr: bool = False) -> Console:
+# ------------------------------------------------------------------ options that verbs share
+
+
+def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the entries of a TOML file the defaults of the options that come after."""
+    if path is None:
+        return None
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
+    names = {word: p.name for p in context.command.params for word in _words(p.name, p.opts)}
+    for unknown in sorted(entries.keys() - names.keys()):
+        known = ", ".join(sorted(names.keys() - {"config", "help"}))
+        raise typer.BadParameter(f"{path} sets {unknown!r}, which is none of {known}")
+    # As text, so that they are read as strictly as on the command line: 1.5 is no whole number.
+    context.default_map = {str(names[key]): _as_text(value) for key, value in entries.items()}
+    return path
+
+
+def _words(name: str | None, spellings: Iterable[str]) -> list[str]:
+    """How a file calls a parameter: an option without its dashes, an argument by its name."""
+    return [word[2:] for word in spellings if word.startswith("--")] or [str(name)]
+
+
+def _as_text(value: object) -> str | list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else str(value)
+
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file of options by their long names; what is given here goes before it.",
+        callback=_from_file,
+        is_eager=True,
+        show_default=False,
+    ),
+]
+
+
+def usable_device(name: str) -> str:
+    """The device `name`, if torch can make a tensor there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CommandError(
+            f"--device {name} cannot be used: {reason}", "pass cpu, or a device this torch has"
+        ) from error
+    return name
+
+
+def matrix_shape(words: str) -> tuple[int, int]:
+    """Rows and columns of `--shape`, as 8x16."""
+    sides = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", words)
+    if sides is None:
+        raise CommandError(f"--shape is {words!r}", "write rows x columns, as 8x16")
+    return int(sides[1]), int(sides[2])
+
+
+# ------------------------------------------------------------------ printing and failing
+
+
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console on what `sys.stdout` is now, wide enough for the tables when it is a pipe."""
-    found = Console(stderr=stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+    found = Console(stderr=stderr, highlight=False, quiet=quiet)
+    if not found.is_terminal:
+        found.width = PIPE_WIDTH
+    return found
+
+
+def print_json(value: object) -> None:
+    """Print `value` as JSON; numbers that JSON lacks become the words "nan", "inf" and "-inf"."""
+    typer.echo(to_json(value, indent=1))
 
 
 @contextmanager
@@ -48,62 +136,95 @@ def plain_errors(debug: bool) -> Iterator[None]:
     """Turn exceptions into a sentence, a hint and exit code 2; `debug` lets them through."""
     try:
         yield
-    except (typer.Exit, typer.Abort):
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # a closed pipe is the reader's business
         raise
     except KeyboardInterrupt:
         if debug:
             raise
-        _say("interrupted; what was not finished is discarded", "run the same command again")
+        complain(
+            "interrupted; what was not finished is discarded",
+            "run the same command again; --resume, where it has one, goes on",
+        )
         raise typer.Exit(130) from None
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, CommandError):
-            _say(str(error), error.hint)
-        elif isinstance(error, OSError) and error.strerror:
-            place = f"{error.filename}: " if error.filename else ""
-            _say(f"{place}{error.strerror}", "choose a folder you may write to, with room on it")
-        else:
-            _say(f"{type(error).__name__}: {error}", "add --debug to see where it happened")
+        complain(*explain(error))
         raise typer.Exit(2) from None
 
 
-def _say(sentence: str, hint: str) -> None:
+def explain(error: BaseException) -> tuple[str, str]:
+    """A sentence on an error, and a hint."""
+    if isinstance(error, CommandError):
+        return str(error), error.hint
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        hint = HINTS.get(error.errno or 0, "choose a folder you may write to, with room on it")
+        return f"{place}{error.strerror}", hint
+    return f"{type(error).__name__}: {error}", "add --debug to see where it happened"
+
+
+def complain(sentence: str, hint: str) -> None:
+    """Say on stderr what went wrong and what to do."""
     print(f"nucleon: {sentence}\n  hint: {hint}", file=sys.stderr)
 
 
+# ------------------------------------------------------------------ progress
+
+
 @contextmanager
-def progress(what: str) -> Iterator["Bar | Lines"]:
-    """A bar with rate and time left on a terminal, a line every few seconds elsewhere."""
+def progress(
+    what: str, above: Callable[[], RenderableType] | None = None
+) -> Iterator["Bar | Lines"]:
+    """A bar with rate and time left on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        what: is going on.
+        above: what to show live above the bar, on a terminal (default: nothing).
+    """
+    with several_progresses(above) as named:
+        yield named(what)
+
+
+@contextmanager
+def several_progresses(
+    above: Callable[[], RenderableType] | None = None,
+) -> Iterator[Callable[[str], "Bar | Lines"]]:
+    """The same for what goes on at once: name → its bar or its lines."""
     out = console(stderr=True)
     if not out.is_terminal:
-        yield Lines(what)
+        yield Lines
         return
     columns = (
-        TextColumn(what),
+        TextColumn("{task.fields[what]}"),
         TextColumn("{task.percentage:>3.0f} %"),
         BarColumn(bar_width=32),
         _Rate(),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.description}", style="dim"),
     )
-    with Progress(*columns, console=out, transient=True) as shown:
-        yield Bar(shown)
+    # What is printed meanwhile goes above the bars, unless it goes to a pipe.
+    both = sys.stdout.isatty()
+    with _Shown(*columns, console=out, transient=True, redirect_stdout=both) as shown:
+        shown.above = above
+        yield lambda what: Bar(what, shown)
 
 
 class Bar:
     """Progress on a terminal."""
 
-    def __init__(self, shown: Progress) -> None:
-        self.shown = shown
+    def __init__(self, what: str, shown: Progress) -> None:
+        self.what, self.shown = what, shown
 
     def begin(self, total: int, unit: str) -> None:
         """Show an empty bar."""
-        self.task = self.shown.add_task("", total=total, unit=unit)
+        self.left = total
+        self.task = self.shown.add_task("", total=total, unit=unit, what=self.what)
 
     def advance(self, amount: int, stage: str) -> None:
-        """Move the bar."""
-        self.shown.update(self.task, advance=amount, description=stage)
+        """Move the bar; a full one goes away."""
+        self.left -= amount
+        self.shown.update(self.task, advance=amount, description=stage, visible=self.left > 0)
 
 
 class Lines:
@@ -131,6 +252,15 @@ class Lines:
             file=sys.stderr,
             flush=True,
         )
+
+
+class _Shown(Progress):
+    above: Callable[[], RenderableType] | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.above is not None:
+            yield self.above()
+        yield from super().get_renderables()
 
 
 class _Rate(ProgressColumn):

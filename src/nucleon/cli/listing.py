@@ -1,37 +1,65 @@
-"""`nucleon list`: what there is, one line each."""
+"""`nucleon list`: what there is, one line and the equation each."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon.cli.console import Debug, console, plain_errors
+from nucleon import potentials
+from nucleon.cli.console import AsJson, Debug, console, plain_errors, print_json
 from nucleon.experiments import CLAIMS
+from nucleon.learners import LEARNERS
 from nucleon.optim import Leon, Muon, Pion
+from nucleon.streams import STREAMS
 
-Kind = Literal["claims", "optimizers"]
+Kind = Literal["learners", "potentials", "streams", "optimizers", "claims"]
+POTENTIALS = (
+    potentials.Nuclear,
+    potentials.Regularized,
+    potentials.Gaussian,
+    potentials.Hyperbolic,
+)
 
 
 def list_names(
-    kind: Annotated[Kind | None, typer.Argument(help="Only these; default: everything.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Argument(help="Only these; default: everything.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the claims with what they say, and the optimizers with their equations."""
+    """List learners, potentials, streams and optimizers with their equations, and the claims.
+
+    nucleon list
+    nucleon list claims
+    """
     with plain_errors(debug):
-        tables = {
-            "claims": {claim.id: claim.statement for claim in CLAIMS.values()},
-            "optimizers": {cls.__name__: _first_line(cls) for cls in (Muon, Pion, Leon)},
-        }
+        tables = {name: rows for name, rows in _tables().items() if kind in (None, name)}
+        if as_json:
+            print_json(tables)
+            return
         out = console()
         for name, rows in tables.items():
-            if kind in (None, name):
-                grid = Grid(title=name, title_justify="left", show_header=False, box=None)
-                for row in rows.items():
-                    grid.add_row(*map(escape, row))
-                out.print(grid)
+            grid = Grid(title=f"\n{name}", title_justify="left", show_header=False, box=None)
+            for row in rows.items():
+                grid.add_row(*map(escape, row))
+            out.print(grid)
 
 
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n")[0]
+def _tables() -> Mapping[Kind, Mapping[str, str]]:
+    return {
+        "learners": {name: _first_line(learner) for name, learner in LEARNERS.items()},
+        "potentials": {cls.__name__: _first_line(cls) for cls in POTENTIALS},
+        "streams": {name: entry.summary for name, entry in STREAMS.items()},
+        "optimizers": {
+            optimizer.__name__: _first_line(optimizer) for optimizer in (Muon, Pion, Leon)
+        },
+        "claims": {claim.id: f"{claim.statement} ({claim.place})" for claim in CLAIMS.values()},
+    }
+
+
+def _first_line(thing: type) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -1,7 +1,5 @@
 """`nucleon plan`: γ, D and T of the theorems for a target, or why there are none."""
 
-import json
-import re
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,7 +7,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon.cli.console import CommandError, Debug, console, plain_errors
+from nucleon.cli.console import (
+    AsJson,
+    CommandError,
+    Config,
+    Debug,
+    console,
+    matrix_shape,
+    plain_errors,
+    print_json,
+)
 from nucleon.optim.planning import Plan, Planned
 from nucleon.optim.planning import plan as make_plan
 
@@ -29,7 +36,8 @@ def plan(
     gradient_bound: Annotated[
         float | None, typer.Option(help="G, at least every ‖G_t‖_op; needed.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Config = None,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.
@@ -37,13 +45,12 @@ def plan(
     Exit code 0 when the theorem reaches the target, 1 when the target is trivial, not covered or
     out of reach, 2 when the command could not run.
 
-    Example: `nucleon plan --optimizer leon --rho 1 --epsilon .5 --q-nuclear 3 --delta 2
-    --gradient-bound 1 --shape 8x16`.
+    For example:
+
+        nucleon plan --optimizer leon --rho 1 --epsilon .5 --q-nuclear 3 --delta 2
+          --gradient-bound 1 --shape 8x16
     """
     with plain_errors(debug):
-        sides = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", shape)
-        if sides is None:
-            raise CommandError(f"--shape is {shape!r}", "write rows x columns, as 8x16")
         if q_nuclear is None or delta is None or gradient_bound is None:
             raise CommandError(
                 "the plan needs all of --q-nuclear, --delta and --gradient-bound",
@@ -58,12 +65,12 @@ def plan(
                 q_nuclear=q_nuclear,
                 loss_gap=delta,
                 gradient_bound=gradient_bound,
-                shape=(int(sides[1]), int(sides[2])),
+                shape=matrix_shape(shape),
             )
         except ValueError as error:
             raise CommandError(str(error), "see `nucleon plan --help`") from error
         if as_json:
-            typer.echo(json.dumps(_plain(found), ensure_ascii=False, indent=1))
+            print_json(_plain(found))
         else:
             _show(found)
         raise typer.Exit(0 if found.kind == "reachable" else 1)

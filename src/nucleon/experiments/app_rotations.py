@@ -258,10 +258,10 @@ def run(settings: Settings, progress: Progress) -> Result:
             "counts. OGD is ahead of FAML there too. What Procrustes lacks is a guarantee: where "
             "scans of a symmetric object alternate between two poses it is wrong every other time, "
             "the other times at a tie, and its regret grows linearly. A window of even length sees "
-            "only ties; an odd one would be wrong every time.",
+            "only ties, which serves it well; an odd one would be wrong every time.",
             "Under drift neither FAML nor Procrustes on all scans follows; forgetting helps both, "
             f"and Procrustes on the last {WINDOW} scans does best in the long run. In dimension 50 "
-            "so short a memory holds fewer pairs than dimensions, and is useless.",
+            "so short a memory holds fewer pairs than dimensions, and learns little.",
             "SO(n) is a heuristic: with mended determinants the mean is X_t with its smallest "
             "singular value replaced by d·(the product of the others).",
         ),

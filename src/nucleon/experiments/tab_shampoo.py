@@ -391,8 +391,8 @@ def _notes(games: list[Game], count: int) -> tuple[str, ...]:
         "That one-sided Shampoo has the strongest bound is seen on these streams, not proved.",
         f"FAML and FTRL pay mG for a bound in force from the first round. FAML's bound is above "
         f"one-sided Shampoo's on: {'; '.join(above) or 'none'}.",
-        "Kronecker FTRL has no analysis in the paper (Remark 2.1); the bound is ours. Scalar "
-        "GBPA's has the √m that Section 3 leaves out.",
+        "Of Kronecker FTRL the paper analyzes the case R = I only (Remark 2.1); the bound is ours. "
+        "Scalar GBPA's has the √m that Section 3 leaves out.",
         "Without the projection nothing is certified. On the turning stream one-sided Shampoo "
         "takes the same steps as Shampoo, and its bound is two thirds of Shampoo's.",
     )

@@ -1,7 +1,28 @@
-"""Runs on disk: a manifest, a trace, figures and one self-contained page."""
+"""Runs on disk: a manifest, a result, a trace, figures; and one self-contained page over them."""
 
+from nucleon.report.files import to_json, write_whole
 from nucleon.report.page import number, render
 from nucleon.report.plots import draw
-from nucleon.report.runs import MANIFEST, REPORT, TRACE, Run, draft, publish
+from nucleon.report.runs import MANIFEST, RESULT, TRACE, Run, Subject, draft, publish
+from nucleon.report.saved import DamagedRunError, Saved, completed, find, load, load_all
 
-__all__ = ["MANIFEST", "REPORT", "TRACE", "Run", "draft", "draw", "number", "publish", "render"]
+__all__ = [
+    "MANIFEST",
+    "RESULT",
+    "TRACE",
+    "DamagedRunError",
+    "Run",
+    "Saved",
+    "Subject",
+    "completed",
+    "draft",
+    "draw",
+    "find",
+    "load",
+    "load_all",
+    "number",
+    "publish",
+    "render",
+    "to_json",
+    "write_whole",
+]

@@ -1,11 +1,28 @@
-"""One run as one HTML file that needs nothing else: no network, no other file."""
+"""Runs as one HTML file that needs nothing else: no network, no other file.
 
+Every word is escaped, figures stand in it as images and as data, and the page's own policy lets no
+script run but the one that ships with the package and nothing be loaded from anywhere.
+"""
+
+import base64
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from nucleon.experiments.base import Cell, Claim, Result
+import nucleon
+from nucleon.experiments.base import Cell, Figure, Series
+from nucleon.report.plots import STYLES
+from nucleon.report.saved import DamagedRunError, Saved
+
+DIGITS = 6
+"""Significant digits of the values in the charts; the files of the run have them all."""
 
 
 def number(value: Cell) -> str:
@@ -13,34 +30,118 @@ def number(value: Cell) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
-def render(
-    claim: Claim,
-    result: Result,
-    *,
-    command: str,
-    drawings: Sequence[str],
-    facts: Mapping[str, str],
-) -> str:
-    """The page; every word in it is escaped.
-
-    Args:
-        claim: what was checked.
-        result: what came out.
-        command: that makes this page again.
-        drawings: the SVG of each figure of the result, in order.
-        facts: name → value of what the reader may want to know of the run.
-    """
+def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> str:
+    """The page over `runs`, in this order, with a word on those that could not be read."""
     environment = Environment(
-        loader=PackageLoader("nucleon.report", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("nucleon.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["number"] = number
-    # matplotlib has escaped the words inside its drawings.
-    figures = zip(result.figures, map(_without_prolog, drawings), strict=True)
+    style, script = _resource("page.css") + _series_rules(), _resource("page.js")
     return environment.get_template("page.html").render(
-        claim=claim, result=result, command=command, figures=figures, facts=facts
+        runs=[_View.of(run) for run in runs],
+        damaged=damaged,
+        heading=_heading(runs),
+        version=nucleon.__version__,
+        style=Markup(style),  # ours, from the package: nothing of a run is in it
+        script=Markup(script),
+        policy=_policy(style, script),
     )
 
 
-def _without_prolog(svg: str) -> Markup:
-    """The <svg> element alone: HTML knows neither an XML declaration nor a second doctype."""
-    return Markup(svg[svg.index("<svg") :])
+@dataclass(frozen=True)
+class _View:
+    """A run as the template wants it."""
+
+    about: Mapping[str, Any]
+    mark: str
+    result: Any
+    figures: list[tuple[Figure, str, dict[str, Any]]]
+    facts: dict[str, str]
+
+    @classmethod
+    def of(cls, run: Saved) -> "_View":
+        drawings = map(_image, run.drawings)
+        charts = map(_chart, run.result.figures)
+        return cls(
+            run.manifest,
+            {True: "PASS", False: "FAIL", None: ""}[run.passed],
+            run.result,
+            list(zip(run.result.figures, drawings, charts, strict=True)),
+            _facts(run),
+        )
+
+
+def _heading(runs: Sequence[Saved]) -> str:
+    claims = [run for run in runs if run.manifest["place"]]  # in the paper
+    verdicts = [run.passed for run in claims if run.passed is not None]
+    if not verdicts:
+        return f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    held = sum(verdicts)
+    if len(verdicts) == 1:
+        return "The claim holds" if held else "The claim does not hold"
+    return f"{'All' if held == len(verdicts) else f'{held} of'} {len(verdicts)} claims hold"
+
+
+def _facts(run: Saved) -> dict[str, str]:
+    about, machine = run.manifest, run.manifest["machine"]
+    facts = {
+        "started": f"{datetime.fromisoformat(about['started']):%Y-%m-%d %H:%M:%S %z}",
+        "took": f"{about['seconds']:.1f} s",
+        "options": ", ".join(f"{k} = {v}" for k, v in about["options"].items() if v is not None),
+        "commit": str(about["commit"] or "not known"),
+        **{f"version of {name}": value for name, value in about["versions"].items()},
+        "machine": f"{machine['system']}, {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads",
+        "folder": str(run.folder),
+    }
+    return {**facts, "GPU": machine["gpu"]} if machine["gpu"] else facts
+
+
+def _chart(figure: Figure) -> dict[str, Any]:
+    """What the script draws: the figure's numbers, null where there is none."""
+    plain = asdict(figure)
+    for panel, source in zip(plain["panels"], figure.panels, strict=True):
+        panel["series"] = [_points(series) for series in source.series]
+    return {"shared": figure.shared_axes, "panels": plain["panels"]}
+
+
+def _points(series: Series) -> dict[str, Any]:
+    def rounded(values: Sequence[float] | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
+
+    columns = {name: rounded(getattr(series, name)) for name in ("x", "y", "low", "high")}
+    return {"name": series.name, "style": series.style % len(STYLES), **columns}
+
+
+def _image(svg: bytes) -> str:
+    """A drawing as an image, in which no script can run and no name can clash with another's."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
+def _series_rules() -> str:
+    """The colours and dashes of the figures as CSS."""
+    rules = list[str]()
+    for i, look in enumerate(STYLES):
+        dash = " ".join(f"{2 * length:g}" for length in look.dash) or "none"
+        colour = f"light-dark({look.colour}, {look.on_dark})"
+        rules.append(f".s{i} {{ --c: {colour}; --dash: {dash}; }}\n")
+    return "".join(rules)
+
+
+def _resource(name: str) -> str:
+    return files("nucleon.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    def hashed(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; img-src data:; style-src {hashed(style)}; script-src {hashed(script)}"
+    )

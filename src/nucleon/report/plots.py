@@ -1,26 +1,38 @@
 """Figures as SVG and PNG: light, safe for colour-blind readers, legible at the width of a page."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from nucleon.experiments.base import Figure, Panel, Series
 
-# Okabe and Ito's colours, told apart with any colour vision, and each with its own dash and marker.
-STYLES: tuple[tuple[str, str | tuple[int, tuple[float, ...]], str], ...] = (
-    ("#D55E00", "solid", "o"),
-    ("#E69F00", (0, (1.2, 1.2)), "v"),
-    ("#009E73", (0, (4, 1.5)), "s"),
-    ("#CC79A7", (0, (5, 1.5, 1.2, 1.5)), "D"),
-    ("#0072B2", "solid", "^"),
-    ("#56B4E9", (0, (2.5, 1.2)), "P"),
-    ("#000000", (0, (1, 2)), "X"),
+
+class Look(NamedTuple):
+    """How a series is told apart, whatever the reader's colour vision."""
+
+    colour: str
+    on_dark: str
+    dash: tuple[float, ...]
+    """On and off in widths of the line; nothing for a solid one."""
+    marker: str
+
+
+# Okabe and Ito's colours, each with its own dash and marker.
+STYLES = (
+    Look("#D55E00", "#F07A28", (), "o"),
+    Look("#E69F00", "#F0B429", (1.2, 1.2), "v"),
+    Look("#009E73", "#1FBF92", (4, 1.5), "s"),
+    Look("#CC79A7", "#DE93BD", (5, 1.5, 1.2, 1.5), "D"),
+    Look("#0072B2", "#4AA3E0", (), "^"),
+    Look("#56B4E9", "#86CCF5", (2.5, 1.2), "P"),
+    Look("#000000", "#E6E8EB", (1, 2), "X"),
 )
 INK, FAINT = "#22262B", "#E3E6EA"
 LOOK: dict[Any, Any] = {
@@ -45,6 +57,7 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 WIDTH, PANEL_HEIGHT, HEADING = 9.0, 2.9, 0.85  # inches
+KEY, LETTER, KEY_HEIGHT = 0.6, 0.075, 0.21  # of the legend: a key, a letter of its name, a row
 DPI = 160
 
 
@@ -59,38 +72,42 @@ def draw(figure: Figure, folder: Path) -> tuple[Path, Path]:
 
 
 def _canvas(figure: Figure) -> Canvas:
+    looks = {(s.name, s.style): None for panel in figure.panels for s in panel.series}
+    longest = max((len(name) for name, _ in looks), default=0)
+    keys = max(1, min(len(looks), int(WIDTH / (LETTER * longest + KEY))))
+    heading = HEADING + KEY_HEIGHT * (-(-len(looks) // keys) - 1)
     columns = min(2, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
-    height = rows * PANEL_HEIGHT + HEADING
-    room = (0, 0, 1, 1 - HEADING / height)
+    height = rows * PANEL_HEIGHT + heading
+    room = (0, 0, 1, 1 - heading / height)
     layout = ConstrainedLayoutEngine(rect=room, hspace=0.06, wspace=0.04)
     canvas = Canvas(figsize=(WIDTH, height), layout=layout)
     FigureCanvasAgg(canvas)  # a canvas of its own: no global state, no window, safe in threads
     shared = figure.shared_axes
     axes = canvas.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flatten()
+    lines = dict[tuple[str, int], Line2D]()
     for panel, axis in zip(figure.panels, axes, strict=False):
-        _draw_panel(panel, axis)
+        lines |= _draw_panel(panel, axis)
         if shared:
             axis.label_outer()
     for axis in axes[len(figure.panels) :]:
         axis.set_axis_off()
     canvas.text(0.012, 1 - 0.1 / height, figure.title, weight="bold", size=12.5, va="top")
-    handles, labels = axes[0].get_legend_handles_labels()
     canvas.legend(
-        handles,
-        labels,
+        [lines[look] for look in looks],
+        [name for name, _ in looks],
         loc="upper left",
         bbox_to_anchor=(0.0, 1 - 0.38 / height),
-        ncols=len(labels),
+        ncols=keys,
         handlelength=2.2,
         columnspacing=1.6,
     )
     return canvas
 
 
-def _draw_panel(panel: Panel, axis: Axes) -> None:
-    for series in panel.series:
-        _draw_series(series, axis, panel.marked)
+def _draw_panel(panel: Panel, axis: Axes) -> dict[tuple[str, int], Line2D]:
+    """Draw a panel; returns the line of each name and style, for the legend."""
+    lines = {(s.name, s.style): _draw_series(s, axis, panel.marked) for s in panel.series}
     axis.set_title(panel.title, loc="left", size=10.5)
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
@@ -106,21 +123,23 @@ def _draw_panel(panel: Panel, axis: Axes) -> None:
         axis.xaxis.set_major_locator(FixedLocator(points) if len(points) < 9 else LogLocator())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
+    return lines
 
 
-def _draw_series(series: Series, axis: Axes, marked: bool) -> None:
-    colour, dash, marker = STYLES[series.style % len(STYLES)]
+def _draw_series(series: Series, axis: Axes, marked: bool) -> Line2D:
+    look = STYLES[series.style % len(STYLES)]
     if series.low is not None and series.high is not None:
-        axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, lw=0)
-    axis.plot(
+        axis.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.13, lw=0)
+    (line,) = axis.plot(
         series.x,
         series.y,
-        color=colour,
-        linestyle=dash,
+        color=look.colour,
+        linestyle=(0, look.dash) if look.dash else "solid",
         linewidth=1.5,
         label=series.name,
-        marker=marker if marked else None,
+        marker=look.marker if marked else None,
         markersize=5.5,
         markeredgecolor="white",
         markeredgewidth=0.6,
     )
+    return line

@@ -2,64 +2,86 @@
 
 Everything is written into a hidden folder beside it, which is renamed at the end: a run that is
 killed, or a full disk, leaves no folder under a final name. The hash is that of the trace, so
-equal hashes are equal measurements.
+equal hashes are equal measurements. The manifest holds the digest of every other file and its own.
 """
 
-import hashlib
-import json
-import math
 import os
 import platform
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
-from typing import cast
+from typing import Protocol
 
 import torch
 
 import nucleon
-from nucleon.experiments.base import Claim, Result, Settings
-from nucleon.report.page import render
+from nucleon.experiments.base import Result
+from nucleon.report.files import digest, to_json
 from nucleon.report.plots import draw
 
-SCHEMA = 1
-REPORT, MANIFEST, TRACE = "report.html", "manifest.json", "trace.jsonl"
+SCHEMA = 2
+MANIFEST, RESULT, TRACE = "manifest.json", "result.json", "trace.jsonl"
+
+
+def _source() -> str:
+    root = Path(nucleon.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    return digest(
+        b"".join(str(f.relative_to(root)).encode() + b"\0" + f.read_bytes() for f in files)
+    )
+
+
+SOURCE = _source()  # now: by the end of a run the files may have changed
+"""The digest of the package's code, which also tells two changed checkouts apart."""
+
+
+class Subject(Protocol):
+    """What a run is about; every claim is one."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+    @property
+    def title(self) -> str: ...  # noqa: D102
+    @property
+    def statement(self) -> str: ...  # noqa: D102
+    @property
+    def place(self) -> str: ...  # noqa: D102
+    @property
+    def tolerance(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class Run:
-    """A claim, how it was run and what came out."""
+    """What was run, how, and what came out.
 
-    claim: Claim
-    settings: Settings
+    Args:
+        subject: names the run and says what it is held to.
+        command: that repeats it.
+        options: what the command was given, as plain values.
+        result: the measurement.
+        started: when.
+        seconds: how long it took.
+    """
+
+    subject: Subject
+    command: str
+    options: Mapping[str, object]
     result: Result
     started: datetime
     seconds: float
 
-    @property
-    def command(self) -> str:
-        """The command that repeats the run."""
-        words = ["nucleon reproduce", self.claim.id]
-        if self.settings.quick:
-            words.append("--quick")
-        if self.settings.seeds is not None:
-            words.append(f"--seeds {self.settings.seeds}")
-        if self.settings.first_seed:
-            words.append(f"--first-seed {self.settings.first_seed}")
-        return " ".join(words)
-
 
 @contextmanager
-def draft(root: Path, claim: Claim) -> Iterator[Path]:
-    """A hidden folder to prepare a run in; gone afterwards unless it was published."""
-    parent = root / claim.id
+def draft(root: Path, name: str) -> Iterator[Path]:
+    """A hidden folder to prepare a run of `name` in; gone afterwards unless it was published."""
+    parent = root / name
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / f".{uuid.uuid4().hex[:12]}.tmp"
     folder.mkdir()
@@ -71,22 +93,38 @@ def draft(root: Path, claim: Claim) -> Iterator[Path]:
 
 def publish(run: Run, folder: Path) -> Path:
     """Write `run` into its draft `folder`, rename it, and return the final folder."""
-    trace = folder / TRACE
-    lines = (_json(record) + "\n" for record in run.result.records)
-    trace.write_text("".join(lines), encoding="utf-8")
-    drawings = [draw(figure, folder)[0].read_text("utf-8") for figure in run.result.figures]
+    trace = "".join(to_json(record) + "\n" for record in run.result.records)
+    (folder / TRACE).write_text(trace, encoding="utf-8")
+    (folder / RESULT).write_text(to_json(_content(run.result)) + "\n", encoding="utf-8")
+    for figure in run.result.figures:
+        draw(figure, folder)
     manifest = _manifest(run)
-    page = render(
-        run.claim,
-        run.result,
-        command=run.command,
-        drawings=drawings,
-        facts=_facts(run, manifest),
-    )
-    (folder / REPORT).write_text(page, encoding="utf-8")
-    manifest["files"] = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(_json(manifest, indent=2) + "\n", encoding="utf-8")
-    return _rename(folder, f"{run.started:%Y%m%d-%H%M%S}-{_sha256(trace)[:8]}")
+    manifest["files"] = {path.name: digest(path.read_bytes()) for path in sorted(folder.iterdir())}
+    manifest["digest"] = own_digest(manifest)
+    (folder / MANIFEST).write_text(to_json(manifest, indent=2) + "\n", encoding="utf-8")
+    return _rename(folder, f"{run.started:%Y%m%d-%H%M%S}-{digest(trace.encode())[:8]}")
+
+
+def own_digest(manifest: Mapping[str, object]) -> str:
+    """The digest of a manifest without its digest."""
+    return digest(to_json({k: v for k, v in manifest.items() if k != "digest"}).encode())
+
+
+def identity() -> dict[str, object]:
+    """What must agree for two runs with the same options to be the same: versions and source."""
+    versions = {
+        "nucleon": nucleon.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "matplotlib": version("matplotlib"),
+    }
+    return {"versions": versions, "source": SOURCE}
+
+
+def _content(result: Result) -> dict[str, object]:
+    checks = [{**asdict(check), "passed": check.passed} for check in result.checks]
+    kept = {name: list(map(asdict, getattr(result, name))) for name in ("tables", "figures")}
+    return {"checks": checks, **kept, "notes": list(result.notes)}
 
 
 def _rename(folder: Path, name: str) -> Path:
@@ -95,49 +133,42 @@ def _rename(folder: Path, name: str) -> Path:
 
 
 def _manifest(run: Run) -> dict[str, object]:
-    claim = run.claim
+    about = ("id", "title", "statement", "place", "tolerance")
     return {
         "schema": SCHEMA,
-        "id": claim.id,
-        "title": claim.title,
-        "statement": claim.statement,
-        "place": claim.place,
-        "tolerance": claim.tolerance,
-        "passed": run.result.passed,
-        "checks": [{**asdict(check), "passed": check.passed} for check in run.result.checks],
-        "notes": list(run.result.notes),
+        **{name: getattr(run.subject, name) for name in about},
+        "passed": run.result.passed if run.result.checks else None,
         "command": run.command,
-        "options": asdict(run.settings),
+        "options": dict(run.options),
         "started": run.started.isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
-        "versions": {
-            "nucleon": nucleon.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "matplotlib": version("matplotlib"),
-        },
-        "commit": _commit(),
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "cores": os.cpu_count(),
-        },
+        **identity(),
+        "commit": commit(),
+        "machine": _machine(),
     }
 
 
-def _facts(run: Run, manifest: dict[str, object]) -> dict[str, str]:
+def _machine() -> dict[str, object]:
+    cuda = torch.cuda.is_available()
     return {
-        "started": f"{run.started:%Y-%m-%d %H:%M:%S %z}",
-        "took": f"{run.seconds:.1f} s",
-        "first seed": str(run.settings.first_seed),
-        "nucleon": nucleon.__version__,
-        "commit": str(manifest["commit"] or "not known"),
-        "Python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
     }
 
 
-def _commit() -> str | None:
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def commit() -> str | None:
     """The commit of the source this runs from, marked when changed; None outside a checkout."""
     here = Path(nucleon.__file__)
     git = ("git", "-C", str(here.parent))
@@ -154,22 +185,3 @@ def _commit() -> str | None:
             return None
         answer = done.stdout.strip()
     return answer or None
-
-
-def _json(value: object, indent: int | None = None) -> str:
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-
-
-def _finite(value: object) -> object:
-    """`value` with "nan", "inf" and "-inf" as words: JSON has no numbers for them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in cast(Mapping[str, object], value).items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in cast(Sequence[object], value)]
-    return value
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

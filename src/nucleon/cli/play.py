@@ -1,0 +1,307 @@
+"""`nucleon play`: learners against streams, regret beside bound, live."""
+
+import ast
+import difflib
+import inspect
+import math
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import torch
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from nucleon.cli.console import (
+    AsJson,
+    CommandError,
+    Config,
+    Debug,
+    console,
+    matrix_shape,
+    plain_errors,
+    print_json,
+    progress,
+    usable_device,
+)
+from nucleon.experiments import Check, Figure, Panel, Progress, Result, Series, Table
+from nucleon.experiments.base import one_thread
+from nucleon.game import Row, Trace
+from nucleon.game import play as play_game
+from nucleon.learners import GBPA, LEARNERS, KroneckerFTRL, Learner, ScalarGBPA
+from nucleon.report import Run, draft, number, publish
+from nucleon.streams import STREAMS, Stream
+
+RECORDS = 400
+"""Rounds recorded of a game, evenly spaced."""
+Made = TypeVar("Made")
+COLUMNS = ("learner", "stream", "round", "regret", "bound", "slack", "‖X_t‖")
+
+
+def play(
+    learners: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LEARNER",
+            help="By name, with options as in ftpl:samples=4,seed=1; see `nucleon list learners`.",
+            autocompletion=lambda: list(LEARNERS),
+        ),
+    ],
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="By name, with options as in low-rank:rank=2; repeatable.",
+            autocompletion=lambda: list(STREAMS),
+            show_default="alternating",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each game.")] = 1000,
+    shape: Annotated[str, typer.Option(help="Of the matrices, as 8x16.")] = "8x16",
+    radius: Annotated[float, typer.Option(help="D, of the ball.")] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of streams and learners' noise.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+    config: Config = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Play every learner against every stream: round, regret, bound and slack, live.
+
+    Exit code 0 when every regret is within its bound, 1 when one is not, 2 when the command could
+    not do its work.
+
+        nucleon play faml ftl --stream alternating --rounds 1000
+        nucleon play ftpl:samples=1 ftpl:samples=16 --stream gaussian --stream adversary
+        nucleon play shampoo faml --shape 16x64 --stream replay:gradients=recorded.pt
+    """
+    with plain_errors(debug):
+        names = stream or ["alternating"]
+        options = {"seed": seed, "radius": radius, "device": usable_device(device)}
+        games = [
+            _game(one, other, matrix_shape(shape), options)
+            for other in dict.fromkeys(names)
+            for one in dict.fromkeys(learners)
+        ]
+        out, words = console(quiet=as_json), ["nucleon", "play", *learners]
+        words += [w for name in names for w in ("--stream", name)]
+        words += ["--rounds", str(rounds), "--shape", shape, "--radius", f"{radius:g}"]
+        words += ["--seed", str(seed)] if seed is not None else []
+        with draft(output, "play") as folder:
+            started, clock = datetime.now().astimezone(), time.perf_counter()
+            traces = _play(games, rounds)
+            result = _result(games, traces)
+            seconds = time.perf_counter() - clock
+            out.print(_grid(games, [_last(trace) for trace in traces]))
+            for note in result.notes:
+                out.print(f"[dim]• {escape(note)}[/]")
+            kept = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
+            about = _About.of(learners, names, rounds, shape)
+            final = publish(
+                Run(about, shlex.join(words), {**kept, **options}, result, started, seconds), folder
+            )
+        out.print(f"run  {escape(str(final))}", soft_wrap=True)
+        if as_json:
+            plain = [_plain(game, trace) for game, trace in zip(games, traces, strict=True)]
+            print_json({"games": plain, "folder": str(final)})
+        raise typer.Exit(0 if all(check.passed for check in result.checks) else 1)
+
+
+@dataclass(frozen=True)
+class Game:
+    """A learner and a stream, each with the words that named it."""
+
+    learner: Learner
+    stream: Stream
+    names: tuple[str, str]
+    refusal: str | None
+    """Why no theorem bounds the regret, if none does."""
+
+
+@dataclass(frozen=True)
+class _About:
+    id: str
+    title: str
+    statement: str
+    place: str
+    tolerance: str
+
+    @classmethod
+    def of(cls, learners: Sequence[str], streams: Sequence[str], rounds: int, shape: str) -> Any:
+        return cls(
+            id="play",
+            title=f"{', '.join(learners)} against {', '.join(streams)}",
+            statement=f"{rounds} rounds on {shape} matrices.",
+            place="",
+            tolerance="the regret of every learner with a theorem is at most its bound.",
+        )
+
+
+# ------------------------------------------------------------------ from words to games
+
+
+def _game(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str, Any]) -> Game:
+    """The game between two that are given by their words."""
+    place = {"dtype": torch.float64, "device": shared["device"]}
+    name, own = _parse("learner", learner, LEARNERS)
+    source, chosen = _parse("stream", stream, STREAMS)
+    seeded = {} if shared["seed"] is None else {"seed": shared["seed"]}
+    constructor, kind = STREAMS[source].constructor, LEARNERS[name]
+    if source == "replay":
+        opponent = _made("stream", stream, constructor, {**place, **chosen})
+    else:
+        given = {"shape": shape, **place, **seeded, **chosen}
+        opponent = _made("stream", stream, constructor, given)
+    given = {"shape": opponent.shape, "radius": shared["radius"], **place}
+    given |= _bound(kind, opponent)
+    given |= seeded if "seed" in inspect.signature(kind).parameters else {}
+    player = _made("learner", learner, kind, {**given, **own})
+    promise = player.certificate(player.ledger(), oblivious=opponent.oblivious)
+    return Game(player, opponent, (learner, stream), promise.refusal)
+
+
+def _bound(kind: type[Learner], stream: Stream) -> dict[str, float]:
+    """The learner's bound on the gradients, if it wants one: that of the stream, in its norm."""
+    if issubclass(kind, ScalarGBPA):
+        return {"gradient_bound": math.sqrt(min(stream.shape[-2:])) * stream.gradient_bound}
+    wants = issubclass(kind, GBPA | KroneckerFTRL)
+    return {"gradient_bound": stream.gradient_bound} if wants else {}
+
+
+def _parse(what: str, words: str, known: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+    """`name:option=value,…`, values as in Python or plain words."""
+    name, _, rest = words.partition(":")
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
+        raise CommandError(f"there is no {what} {name!r}", hint)
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    if not all(option and equals for option, equals, _ in pairs):
+        raise CommandError(f"the options in {words!r} are not clear", f"write {name}:option=value")
+    return name, {option.replace("-", "_"): _value(value) for option, _, value in pairs}
+
+
+def _value(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+def _made(
+    what: str, words: str, constructor: Callable[..., Made], options: Mapping[str, Any]
+) -> Made:
+    try:
+        return constructor(**options)
+    except (ValueError, TypeError, OSError) as error:
+        raise CommandError(f"{words}: {error}", f"see `nucleon list {what}s`") from error
+
+
+# ------------------------------------------------------------------ the games
+
+
+def _play(games: Sequence[Game], rounds: int) -> list[Trace]:
+    """All games, one after the other, on a table that moves."""
+    rows: list[Row | None] = [None] * len(games)
+    with progress("play", above=lambda: _grid(games, rows)) as bar:
+        bar.begin(rounds * len(games), "rounds")
+        with one_thread():
+            return [_play_one(i, game, rounds, rows, bar) for i, game in enumerate(games)]
+
+
+def _play_one(i: int, game: Game, rounds: int, rows: list[Row | None], bar: Progress) -> Trace:
+    def show(row: Row) -> None:
+        before = rows[i]
+        rows[i] = row
+        stage = f"{' on '.join(game.names)}: regret {float(row.regret):.4g}"
+        bar.advance(row.round - (before.round if before else 0), stage)
+
+    every = max(1, rounds // RECORDS)
+    try:
+        return play_game(game.learner, game.stream, rounds, record=every, on_record=show)
+    except ValueError as error:
+        raise CommandError(f"{' on '.join(game.names)}: {error}", "see `nucleon list`") from error
+
+
+def _last(trace: Trace) -> Row:
+    return Row(trace.rounds[-1], trace.regret[-1], trace.bound[-1], trace.norm[-1])
+
+
+def _cells(game: Game, row: Row | None) -> tuple[str | float, ...]:
+    if row is None:
+        return (*game.names, "", "", "", "", "")
+    regret, bound, slack, norm = map(float, (row.regret, row.bound, row.slack, row.norm))
+    known = (bound, slack) if game.refusal is None and math.isfinite(bound) else ("none", "")
+    return (*game.names, str(row.round), regret, *known, norm)
+
+
+def _grid(games: Sequence[Game], rows: Sequence[Row | None]) -> Grid:
+    grid = Grid(*COLUMNS[:2], box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS[2:]:  # of a width that does not jump with the numbers
+        grid.add_column(column, justify="right", min_width=8, no_wrap=True)
+    for game, row in zip(games, rows, strict=True):
+        grid.add_row(*(escape(number(cell)) for cell in _cells(game, row)))
+    return grid
+
+
+# ------------------------------------------------------------------ what comes out
+
+
+def _result(games: Sequence[Game], traces: Sequence[Trace]) -> Result:
+    pairs = list(zip(games, traces, strict=True))
+    checks, notes = list[Check](), list[str]()
+    for game, trace in pairs:
+        name, end = " on ".join(game.names), trace.certificate
+        if end.refusal is not None:
+            notes.append(f"{name}: no bound, since {end.refusal}")
+            continue
+        checks.append(Check(f"{name}: regret", float(end.regret), "≤", float(end.bound)))
+        conditions = "".join(f"; given that {condition}" for condition in end.conditional_on)
+        notes.append(f"{name}: {end.theorem}{conditions}")
+    rows = tuple(_cells(game, _last(trace)) for game, trace in pairs)
+    return Result(
+        checks=tuple(checks),
+        tables=(Table("At the end", COLUMNS, rows),),
+        figures=(_figure(pairs),),
+        records=tuple(trace.to_dict() for trace in traces),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _figure(pairs: Sequence[tuple[Game, Trace]]) -> Figure:
+    learners = list(dict.fromkeys(game.names[0] for game, _ in pairs))
+    panels = list[Panel]()
+    for stream in dict.fromkeys(game.names[1] for game, _ in pairs):
+        series = list[Series]()
+        for game, trace in pairs:
+            if game.names[1] == stream:
+                x, style = [float(t) for t in trace.rounds], 2 * learners.index(game.names[0])
+                series.append(Series(game.names[0], x, trace.regret.tolist(), style=style))
+                if game.refusal is None:
+                    name = f"{game.names[0]}, bound"
+                    series.append(Series(name, x, trace.bound.tolist(), style=style + 1))
+        panels.append(Panel(stream, "round t", "regret", tuple(series)))
+    caption = "Regret after each round, and its bound where a theorem has one."
+    return Figure("regret", "Regret along the way", caption, tuple(panels))
+
+
+def _plain(game: Game, trace: Trace) -> dict[str, object]:
+    end = trace.certificate
+    return {
+        "learner": game.names[0],
+        "stream": game.names[1],
+        "rounds": trace.rounds[-1],
+        "regret": float(end.regret),
+        "bound": float(end.bound) if end.refusal is None else None,
+        "slack": float(end.slack) if end.refusal is None else None,
+        "norm": float(trace.norm[-1]),
+        "theorem": end.theorem,
+        "refusal": end.refusal,
+    }

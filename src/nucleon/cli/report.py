@@ -1,0 +1,82 @@
+"""`nucleon report`: one page over runs that were written before."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from nucleon.cli.console import (
+    AsJson,
+    CommandError,
+    Config,
+    Debug,
+    complain,
+    console,
+    plain_errors,
+    print_json,
+)
+from nucleon.experiments import CLAIMS
+from nucleon.report import DamagedRunError, Saved, find, load_all, render, write_whole
+
+REPORT = "report.html"
+RUNS = Path("runs")
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Runs, or folders of runs, of which the newest of each id; default: runs.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The page to write.")] = Path(REPORT),
+    config: Config = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write one self-contained page over runs: claims, marks, charts, tables, commands.
+
+    Exit code 0 when all runs are in it, 1 when damaged ones were left out, 2 when there are none.
+
+        nucleon report
+        nucleon report runs/thm-leon runs/thm-pion --output theorems.html
+    """
+    with plain_errors(debug):
+        shown, damaged = make_page(runs or [RUNS], output)
+        console(quiet=as_json).print(f"report  {escape(str(output))}", soft_wrap=True)
+        if as_json:
+            print_json(
+                {
+                    "report": str(output),
+                    "runs": [str(run.folder) for run in shown],
+                    "damaged": [str(error) for error in damaged],
+                }
+            )
+        raise typer.Exit(1 if damaged else 0)
+
+
+def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[DamagedRunError]]:
+    """Write `page` over the runs under `paths`, and name those that are damaged on stderr."""
+    folders = list(dict.fromkeys(folder for path in paths for folder in _find(path)))
+    order = {name: place for place, name in enumerate(CLAIMS)}  # the paper's, then the others
+    folders.sort(key=lambda folder: order.get(folder.parent.name, len(order)))
+    shown, damaged = load_all(folders)
+    for error in damaged:
+        complain(f"{error}; that run is left out", "delete its folder and run its command again")
+    if not shown:
+        raise CommandError("there is no undamaged run to report", "run `nucleon reproduce` first")
+    write_whole(page, render(shown, damaged))
+    return shown, damaged
+
+
+def _find(path: Path) -> list[Path]:
+    folders = find(path)
+    if not folders:
+        raise CommandError(
+            f"there are no runs in {path}", "run `nucleon reproduce` first, or name their folder"
+        )
+    return folders

@@ -1,0 +1,267 @@
+"""Whatever goes wrong: a clear message, nothing already written is lost, --resume goes on."""
+
+import errno
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nucleon.cli import jobs
+from nucleon.cli.jobs import check
+from nucleon.experiments import Settings, Silent
+from nucleon.report import load
+from toys import toy
+
+TESTS = Path(__file__).parents[1]
+
+
+def interrupt(settings, progress):
+    raise KeyboardInterrupt
+
+
+def kill_itself(settings, progress):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ------------------------------------------------------------------ folders and disks
+
+
+def test_an_output_folder_that_cannot_be_is_named_before_anything_runs(command, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    reached = []
+    claim = toy(run=lambda *_: reached.append(1))
+    output = tmp_path / "file" / "runs"
+    done = command("reproduce", "toy", "--output", output, claims=[claim])
+    assert done.exit_code == 2
+    assert f"{output / 'toy'}: Not a directory" in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.output
+    assert not reached
+
+
+@pytest.mark.parametrize("verb", [("reproduce", "toy"), ("play", "faml")])
+def test_a_read_only_output_folder(command, tmp_path, monkeypatch, verb):
+    tmp_path.chmod(0o555)
+    if os.access(tmp_path, os.W_OK):  # root may write anywhere
+
+        def refused(path, *_, **__):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(pathlib.Path, "mkdir", refused)
+    done = command(*verb, "--output", tmp_path, claims=[toy()])
+    assert done.exit_code == 2
+    assert f"{tmp_path / ('toy' if verb[1] == 'toy' else 'play')}: Permission denied" in done.stderr
+    assert "hint: choose a folder you may write to" in done.stderr
+    assert not list(tmp_path.iterdir())
+    tmp_path.chmod(0o755)
+
+
+class FullDisk:
+    """Lets so many files be written, then none."""
+
+    def __init__(self, monkeypatch, room):
+        self.left, write = room, pathlib.Path.write_text
+
+        def limited(path, text, **options):
+            self.left -= 1
+            if self.left < 0:
+                write(path, text[: len(text) // 2], **options)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(path, text, **options)
+
+        monkeypatch.setattr(pathlib.Path, "write_text", limited)
+
+
+@pytest.mark.parametrize("room", [3, 4, 5])
+def test_a_full_disk_costs_files_not_answers(command, runs, tmp_path, monkeypatch, room):
+    claims = [toy(name="first"), toy(name="second"), toy(name="third")]
+    go = ("reproduce", "--all", "--output", tmp_path)
+    with monkeypatch.context() as patched:
+        FullDisk(patched, room)  # the first run writes its three texts, the second not all
+        done = command(*go, claims=claims)
+    assert done.exit_code == 2
+    assert "PASS  second" in done.stdout  # the answer was there before the disk was full
+    assert f"nucleon: {tmp_path}: No space left on device\n" in done.stderr
+    assert "hint: free some room there" in done.stderr
+    assert "--resume goes on" in done.stderr
+    assert not (tmp_path / "third").exists()  # it could not be saved either
+    assert list((tmp_path / "second").iterdir()) == []
+    (kept,) = runs(tmp_path, "first")
+    assert load(kept).passed
+    done = command(*go, "--resume", claims=claims)
+    assert done.exit_code == 0
+    assert "PASS  first, as checked before" in done.stdout
+    assert runs(tmp_path, "first") == [kept]
+
+
+def test_a_figure_that_finds_the_disk_full(command, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    monkeypatch.setattr("nucleon.report.runs.draw", full)
+    done = command("reproduce", "toy", "--output", tmp_path, claims=[toy()])
+    assert done.exit_code == 2
+    assert "somewhere: No space left on device" in done.stderr
+    assert not list((tmp_path / "toy").iterdir())
+
+
+def test_the_page_before_stays_when_the_new_one_does_not_fit(command, runs, tmp_path, monkeypatch):
+    go = ("reproduce", "toy", "--output", tmp_path)
+    command(*go, claims=[toy()])
+    before = (tmp_path / "report.html").read_text()
+    FullDisk(monkeypatch, 3)  # the run, but not the page
+    done = command(*go, claims=[toy()])
+    assert done.exit_code == 2
+    assert f"{tmp_path / 'report.html'}: No space left on device" in done.stderr
+    assert len(runs(tmp_path)) == 2
+    assert (tmp_path / "report.html").read_text() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"toy", "report.html"}
+
+
+# ------------------------------------------------------------------ ended from outside
+
+
+def test_an_interrupt_keeps_what_was_finished(command, runs, tmp_path):
+    claims = [toy(name="first"), toy(name="second", run=interrupt)]
+    done = command("reproduce", "--all", "--output", tmp_path, claims=claims)
+    assert done.exit_code == 130
+    assert "nucleon: interrupted" in done.stderr
+    assert "--resume" in done.stderr
+    assert len(runs(tmp_path, "first")) == 1
+    assert list((tmp_path / "second").iterdir()) == []
+
+
+SAVING = """
+import sys, time
+from pathlib import Path
+from nucleon.cli import reproduce
+from nucleon.cli.app import app
+from nucleon.report import plots, runs
+from toys import toy
+
+def slow(figure, folder):
+    plots.draw(figure, folder)
+    if folder.parent.name == "second":
+        Path(sys.argv[1], "saving").touch()
+        time.sleep(60)
+
+runs.draw = slow
+reproduce.CLAIMS = {name: toy(name=name) for name in ("first", "second")}
+app(["reproduce", "--all", "--output", sys.argv[1]])
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_killed_in_the_middle_of_a_save(command, runs, tmp_path, monkeypatch):
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", SAVING, str(tmp_path)]
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    try:
+        while not (tmp_path / "saving").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (draft,) = (tmp_path / "second").iterdir()
+    assert draft.name.startswith(".")
+    assert (draft / "toy.svg").exists()  # it was in the middle
+    claims = [toy(name="first"), toy(name="second")]
+    (kept,) = runs(tmp_path, "first")
+    # The other process imported the code later: it may have been edited meanwhile.
+    monkeypatch.setattr("nucleon.report.runs.SOURCE", load(kept).manifest["source"])
+    done = command("reproduce", "--all", "--resume", "--output", tmp_path, claims=claims)
+    assert done.exit_code == 0
+    assert runs(tmp_path, "first") == [kept]
+    assert load(*runs(tmp_path, "second")).passed
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_a_job_that_is_killed_is_named(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "START", "fork")  # soon, and nothing is measured
+    claims = [toy(name="first", run=kill_itself), toy(name="second", run=kill_itself)]
+    done = command("reproduce", "--all", "--jobs", 2, "--output", tmp_path, claims=claims)
+    assert done.exit_code == 2
+    assert "a process was killed" in done.stderr
+    assert "hint: run the same command with --resume and fewer --jobs" in done.stderr
+
+
+# ------------------------------------------------------------------ damaged runs
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two runs, to be copied and damaged."""
+    root = tmp_path_factory.mktemp("whole")
+    for name in ("good", "hurt"):
+        check(toy(name=name), Settings(), root, Silent(), debug=True)
+    return root
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def alter(path):
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b"1", b"2", 1))
+    assert path.read_bytes() != text
+
+
+@pytest.mark.parametrize("harm", [cut, alter, Path.unlink], ids=["cut", "altered", "missing"])
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "result.json", "trace.jsonl", "toy.svg", "toy.png"]
+)
+def test_a_damaged_run_is_named_and_the_others_are_reported(
+    command, runs, tmp_path, whole, file, harm
+):
+    root = tmp_path / "runs"
+    shutil.copytree(whole, root)
+    (folder,) = runs(root, "hurt")
+    if file == "trace.jsonl" and harm is alter:
+        (folder / file).write_text('{"seed": 0, "value": 1.0}\n')
+    else:
+        harm(folder / file)
+    page = tmp_path / "page.html"
+    done = command("report", root, "--output", page)
+    assert done.exit_code == 1
+    assert f"nucleon: {folder / file} " in done.stderr
+    assert "that run is left out" in done.stderr
+    text = page.read_text()
+    assert "Left out: damaged runs" in text
+    assert str(folder / file) in text
+    assert "nucleon reproduce good" in text
+    assert "nucleon reproduce hurt" not in text
+
+
+def test_a_damaged_run_is_measured_again_on_resume(command, runs, tmp_path, whole):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    cut(runs(tmp_path, "hurt")[0] / "result.json")
+    claims = [toy(name="good"), toy(name="hurt")]
+    command("reproduce", "--all", "--resume", "--output", tmp_path, claims=claims)
+    assert len(runs(tmp_path, "good")) == 1
+    assert len(runs(tmp_path, "hurt")) == 2
+
+
+def test_a_run_of_another_schema_is_named(command, runs, tmp_path, whole):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (runs(tmp_path, "hurt")[0] / "manifest.json").write_text('{"schema": 1}')
+    done = command("report", tmp_path, "--output", tmp_path / "page.html")
+    assert done.exit_code == 1
+    assert "is of another version: schema 1, not 2" in done.stderr
+
+
+def test_nothing_to_report(command, tmp_path):
+    done = command("report", tmp_path / "absent", "--output", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "there are no runs in" in done.stderr
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,92 @@
+import json
+
+import pytest
+import torch
+
+from nucleon import streams
+from nucleon.game import Trace
+from nucleon.game import play as play_game
+from nucleon.learners import FAML
+from nucleon.report import load
+
+
+@pytest.fixture
+def play(command, tmp_path):
+    return lambda *words: command("play", *words, "--output", tmp_path)
+
+
+def test_learners_side_by_side(play, runs, tmp_path):
+    words = ("faml", "ftl", "--stream", "alternating", "--rounds", 50, "--shape", "3x5")
+    done = play(*words)
+    assert done.exit_code == 0, done.output
+    (folder,) = runs(tmp_path, "play")
+    assert done.stdout.splitlines()[-1] == f"run  {folder}"
+    saved = load(folder)
+    assert saved.manifest["command"].startswith(f"nucleon play {' '.join(map(str, words))}")
+    (check,) = saved.result.checks  # FTL has no theorem
+    learner = FAML((3, 5), dtype=torch.float64)
+    stream = streams.alternating((3, 5), dtype=torch.float64)
+    end = play_game(learner, stream, 50).certificate
+    assert check.measured == pytest.approx(float(end.regret), rel=1e-12)
+    assert check.threshold == pytest.approx(float(end.bound), rel=1e-12)
+    first, second = (folder / "trace.jsonl").read_text().splitlines()
+    assert Trace.from_dict(json.loads(first)).learner == "faml"
+    assert Trace.from_dict(json.loads(second)).learner == "ftl"
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
+    assert rows["faml"][1:3] == ["alternating", "50"]
+    assert float(rows["faml"][3]) == pytest.approx(check.measured, rel=1e-3)
+    assert rows["ftl"][4] == "none"
+    (panel,) = saved.result.figures[0].panels
+    assert [s.name for s in panel.series] == ["faml", "faml, bound", "ftl"]
+
+
+def test_options_seeds_and_a_refused_bound(play):
+    words = ("ftpl:samples=1", "ftpl:samples=1,seed=7", "--seed", 3, "--rounds", 20)
+    done = play(*words, "--stream", "adversary", "--stream", "gaussian", "--json")
+    assert done.exit_code == 0, done.output
+    games = json.loads(done.stdout)["games"]
+    assert [g["bound"] is None for g in games] == [True, True, False, False]
+    assert "noise" in games[0]["refusal"]
+    assert games[2]["regret"] != games[3]["regret"]
+    again = json.loads(play(*words, "--stream", "gaussian", "--json").stdout)["games"]
+    assert again == games[2:]
+
+
+@pytest.mark.parametrize(
+    "learner", ["shampoo", "one-sided-shampoo", "kronecker-ftrl", "scalar-gbpa", "ftrl"]
+)
+def test_every_matrix_learner_can_play(play, learner):
+    assert play(learner, "--rounds", 3, "--shape", "2x3").exit_code == 0
+
+
+def test_vector_learners_and_a_recording(play, tmp_path):
+    vectors = ("adagrad-ogd", "adagrad-ftrl", "gaussian-ftpl")
+    assert play(*vectors, "--rounds", 3, "--shape", "1x4").exit_code == 0
+    path = tmp_path / "recorded.pt"
+    torch.save(3 * torch.randn(6, 2, 4), path)
+    done = play("faml", "--stream", f"replay:gradients={path}", "--rounds", 6, "--json")
+    assert done.exit_code == 0, done.output
+    done = play("faml", "--stream", f"replay:gradients={path}", "--rounds", 7)
+    assert done.exit_code == 2
+    assert "past the end of the stream" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fmal"], ["no learner 'fmal'", "did you mean faml?"]),
+        (["faml", "--stream", "altern"], ["no stream 'altern'", "hint:"]),
+        (["faml:bogus=1"], ["bogus", "nucleon list learners"]),
+        (["faml:bogus"], ["are not clear", "faml:option=value"]),
+        (["faml", "--stream", "low-rank:rank=99"], ["rank", "nucleon list streams"]),
+        (["faml", "--shape", "8"], ["--shape is '8'", "as 8x16"]),
+        (["faml", "--rounds", "0"], ["rounds"]),
+        (["adagrad-ogd"], ["shape must be a row"]),
+    ],
+)
+def test_usage_errors(play, tmp_path, words, said):
+    done = play(*words)
+    assert done.exit_code == 2
+    assert all(word in done.stderr for word in said)
+    assert "Traceback" not in done.output
+    assert not list(tmp_path.iterdir())

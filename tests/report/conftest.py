@@ -1,0 +1,45 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from nucleon.experiments import Figure, Panel, Result, Series, Settings, Silent
+from nucleon.report import Run, draft, load, publish
+from toys import EVIL, toy
+
+
+def saved(root, claim, **options):
+    result = claim.run(Settings(), Silent())
+    run = Run(
+        claim,
+        f"nucleon reproduce {claim.id}",
+        options,
+        result,
+        datetime(2026, 1, 2, tzinfo=UTC),
+        1.5,
+    )
+    with draft(root, claim.id) as folder:
+        return load(publish(run, folder))
+
+
+def curves(settings, progress):
+    """Two panels on shared axes, two series in each."""
+    x = [float(t) for t in range(1, 101)]
+    root, line = [t**0.5 for t in x], [t * 2 for t in x]
+    panels = tuple(
+        Panel(
+            title, "round t", "regret", (Series("faml", x, root, style=4), Series("ftl", x, line))
+        )
+        for title in ("alternating", "gaussian")
+    )
+    return Result(checks=(), figures=(Figure("curves", "Regret", "As it grows.", panels, True),))
+
+
+@pytest.fixture(scope="session")
+def some_runs(tmp_path_factory):
+    """A run that holds, one that does not and says evil words, and one without checks."""
+    root = tmp_path_factory.mktemp("runs")
+    return [
+        saved(root, toy(name="good", words="plain words")),
+        saved(root, toy(passed=False, name="bad", words=EVIL)),
+        saved(root, toy(name="curves", words="Curves", run=curves)),
+    ]

@@ -1,0 +1,150 @@
+import base64
+import hashlib
+import html.parser
+import json
+import math
+import re
+
+from nucleon.experiments import Settings, Silent
+from nucleon.report import DamagedRunError, completed, find, number, render
+from toys import EVIL, toy
+
+
+class Reader(html.parser.HTMLParser):
+    """Tags with their attributes, and the text that a reader sees."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.words, self.scripts, self.inside = [], [], [], None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.inside = tag
+        if tag == "script":
+            self.scripts.append((dict(attributes).get("type"), ""))
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def handle_data(self, data):
+        if self.inside == "script":
+            kind, text = self.scripts[-1]
+            self.scripts[-1] = kind, text + data
+        elif self.inside != "style":
+            self.words.append(data)
+
+
+def test_what_was_measured_is_what_is_read_back(some_runs):
+    good = some_runs[0]
+    expected = toy(words="plain words").run(Settings(), Silent())
+    assert good.result.checks == expected.checks
+    assert good.result.tables == expected.tables
+    assert good.result.notes == expected.notes
+    (read,), (made,) = good.result.figures[0].panels, expected.figures[0].panels
+    assert read.series[0] == made.series[0]
+    assert math.isnan(read.series[1].y[1])
+    assert [run.passed for run in some_runs] == [True, False, None]
+
+
+def test_the_page_has_all_there_is_to_say(some_runs):
+    page = Reader(render(some_runs))
+    text = "".join(page.words)
+    assert "1 of 2 claims hold" in text
+    for words in (
+        "plain words",
+        "PASS",
+        "FAIL",
+        "1.235",
+        "≤\N{NO-BREAK SPACE}1",
+        "nucleon reproduce good",
+        "torch",
+    ):
+        assert words in text
+    assert text.count("copy as CSV") == text.count("copy as LaTeX") == 4
+    values = [a["data-value"] for tag, a in page.tags if tag == "td" and "data-value" in a]
+    assert "1.23456789" in values  # what is copied is exact
+    images = [a["src"] for tag, a in page.tags if tag == "img"]
+    for image, run in zip(images, some_runs, strict=True):
+        assert base64.b64decode(image.removeprefix("data:image/svg+xml;base64,")) == run.drawings[0]
+
+
+def test_charts_are_drawn_from_the_data_of_the_run(some_runs):
+    charts = [json.loads(text) for kind, text in Reader(render(some_runs)).scripts if kind]
+    first, second = charts[0]["panels"][0]["series"]
+    assert first["y"] == [3.0, 1.0, 30.0]
+    assert (first["low"], first["high"]) == ([2.0, 0.5, 20.0], [4.0, 1.5, 40.0])
+    assert second["y"] == [1.0, None, 100.0]
+    assert (second["style"], second["low"]) == (4, None)
+    assert [chart["shared"] for chart in charts] == [False, False, True]
+
+
+def test_every_word_is_escaped(some_runs):
+    page = render([some_runs[1]])
+    reader = Reader(page)
+    assert [kind for kind, _ in reader.scripts] == ["application/json", None]
+    assert "alert" not in reader.scripts[1][1]
+    assert "<script>alert" not in page
+    assert "".join(reader.words).count(EVIL) >= 8
+    assert json.loads(reader.scripts[0][1])["panels"][0]["title"] == EVIL
+    assert b"<script>" not in some_runs[1].drawings[0]
+
+
+def test_the_page_needs_no_network_and_runs_no_other_script(some_runs):
+    page = render(some_runs)
+    reader = Reader(page)
+    names = {name for _, attributes in reader.tags for name in attributes}
+    assert not names & {"onclick", "onload", "onerror", "style"}
+    links = [a[n] for _, a in reader.tags for n in ("src", "href") if n in a]
+    assert all(link.startswith(("data:", "#")) for link in links)
+    (policy,) = (a["content"] for t, a in reader.tags if t == "meta" and "http-equiv" in a)
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_a_page_over_one_run_has_no_contents(some_runs):
+    page = render(some_runs[:1])
+    assert "The claim holds" in page
+    assert "<nav" not in page
+    assert "The claim does not hold" in render(some_runs[1:2])
+    assert "1 run" in render(some_runs[2:])
+
+
+def test_damaged_runs_are_named(some_runs, tmp_path):
+    page = render(some_runs, [DamagedRunError(tmp_path / "<b>", "is cut off")])
+    assert f"{tmp_path}/&lt;b&gt; is cut off" in page
+
+
+def test_find_takes_the_newest_run_of_each_id(some_runs, tmp_path):
+    newest = "20260102-000000-aaaaaaaa"
+    for folder in (
+        "a/20260101-000000-bbbbbbbb",
+        f"a/{newest}",
+        f"b/{newest}-2",
+        "a/.x.tmp",
+        "train/mine",
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+    assert find(tmp_path) == [tmp_path / "a" / newest, tmp_path / "b" / f"{newest}-2"]
+    assert find(tmp_path / "a") == [tmp_path / "a" / newest]
+    assert find(tmp_path / "train") == find(tmp_path / "absent") == []
+    assert find(some_runs[0].folder) == [some_runs[0].folder]
+
+
+def test_completed_wants_the_same_options(some_runs):
+    root = some_runs[0].folder.parents[1]
+    assert completed(root, "good", {}).folder == some_runs[0].folder
+    assert completed(root, "good", {"quick": True}) is None
+    assert completed(root, "other", {}) is None
+
+
+def test_numbers_have_four_digits():
+    assert [number(v) for v in (1 / 3, 12345.6, 1.0, "as it is")] == [
+        "0.3333",
+        "1.235e+04",
+        "1",
+        "as it is",
+    ]
