@@ -19,6 +19,7 @@ from nucleon.game import Row
 from nucleon.streams import STREAMS
 
 LEARNERS = {kind.name: kind for kind in (learners.FTL, learners.FTPL, learners.FAML)}
+LAZY = {name: entry.constructor for name, entry in STREAMS.items() if name != "replay"}
 MIB = 2**20
 
 
@@ -31,14 +32,14 @@ def peak() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--learner", default="faml", choices=LEARNERS, help="default faml")
-    parser.add_argument("--stream", default="gaussian", choices=STREAMS, help="default gaussian")
+    parser.add_argument("--stream", default="gaussian", choices=LAZY, help="default gaussian")
     parser.add_argument("--shape", default="32x64", help="m x n (default 32x64)")
     parser.add_argument("--rounds", type=int, default=10**6, help="default 1000000")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     m, n = map(int, arguments.shape.split("x"))
     learner = LEARNERS[arguments.learner]((m, n), dtype=torch.float64, validate=False)
-    stream = STREAMS[arguments.stream].constructor((m, n), dtype=torch.float64)
+    stream = LAZY[arguments.stream]((m, n), dtype=torch.float64)
     marks = {10**k for k in range(2, 10)} | {arguments.rounds}
     print(f"torch {torch.__version__}, {learner.name} on {stream.name}, {m}×{n}")
     print(f"{'rounds':>10}{'seconds':>10}{'peak MiB':>10}{'regret':>14}{'bound':>14}", flush=True)

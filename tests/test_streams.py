@@ -394,6 +394,7 @@ def test_streams_are_immutable():
         (lambda: streams.adversary((2, 3), kind="kind"), "kind must be one of"),
         (lambda: streams.replay(torch.zeros(3, 4)), "gradients must be a nonempty tensor"),
         (lambda: streams.replay(torch.zeros(0, 3, 4)), "gradients must be a nonempty tensor"),
+        (lambda: streams.replay([torch.eye(3)]), "got list; stack the recorded rounds"),
         (lambda: streams.replay(torch.zeros(2, 3, 4)), "not all be zero"),
         (lambda: streams.replay(torch.full((2, 3, 4), math.nan)), "gradients must be finite"),
         (lambda: streams.gaussian((2, 3)).gradient(0), "t must be an integer ≥ 1, got 0"),

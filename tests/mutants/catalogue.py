@@ -621,6 +621,42 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "learners/projected.py",
+        "tests/learners/test_shampoo.py",
+        (
+            "the bound takes a gap that the proof cannot use",
+            "self.radius * solution.frank_wolfe_gap",
+            "self.radius * solution.gap",
+            "test_the_gap_is_the_frank_wolfe_gap_of_the_proof",
+        ),
+        (
+            "rounding counts as a direction",
+            "torch.where(values > cut, values, 0.0) + epsilon",
+            "values + epsilon",
+            "test_rounding_is_no_direction_of_the_pseudo_inverse",
+        ),
+    ),
+    *mutants(
+        "learners/kronecker.py",
+        "tests/learners/test_shampoo.py",
+        (
+            "the Kronecker regularizer forgets G²",
+            "Root(g, epsilon=square, power=0.25)",
+            "Root(g, epsilon=0.0, power=0.25)",
+            "test_a_step_is_the_program_on_vec_x_with_the_kronecker_metric",
+        ),
+    ),
+    *mutants(
+        "learners/adagrad.py",
+        "tests/learners/test_adagrad.py",
+        (
+            "the proximal regularizer counts the old metric twice",
+            "pull + metric.apply(self.center) - before.apply(self.center)",
+            "pull + metric.apply(self.center)",
+            "test_a_step_is_the_program_that_defines_it",
+        ),
+    ),
+    *mutants(
         "experiments/tab_shampoo.py",
         "tests/experiments/test_classical_claims.py",
         (

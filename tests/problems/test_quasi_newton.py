@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleon.learners import FAML, FTPL, FTRL, AdaGradOGD, ScalarGBPA
+from nucleon.learners import FAML, FTPL, FTRL, AdaGradOGD, OneSidedShampoo, ScalarGBPA
 from nucleon.problems import CurvatureLearner, OnlineQuasiNewton
 from strategies import F64, FULL, eps, normal, seeds, with_eigenvalues
 
@@ -116,6 +116,9 @@ def test_a_pair_off_by_rounding_is_drawn_back():
     with pytest.raises(ValueError, match=r"contradicts mu=1 and L=2.*larger L"):
         learner.observe(s, 2.001 * s)
     learner.observe(s, 2.001 * s, rounding=0.002 * s.norm().item())
+    for rounding in (math.nan, math.inf, -1.0):
+        with pytest.raises(ValueError, match="rounding"):
+            learner.observe(s, 50 * s, rounding=rounding)
     assert learner.learner.rounds == 2
 
 
@@ -280,6 +283,14 @@ def test_a_trial_that_overflows_is_not_taken():
     torch.testing.assert_close(found.x, best, rtol=0, atol=1e-7)
 
 
+def test_a_learner_that_leaves_the_ball_is_named():
+    """Without its projection Shampoo plays outside, where B_t may be indefinite."""
+    _, gradient, _ = quadratic(8, 1e3)
+    free = OnlineQuasiNewton(1e-3, 1 + 1e-12, OneSidedShampoo, projection="none")
+    with pytest.raises(ValueError, match=r"learner must play in the unit ball.*FAML"):
+        free.minimize(gradient, torch.zeros(8, dtype=F64))
+
+
 def test_wrong_constants_and_functions_are_refused():
     _, gradient, _ = quadratic(4, 10.0)
     start = torch.zeros(4, dtype=F64)
@@ -293,8 +304,9 @@ def test_wrong_constants_and_functions_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             optimizer.minimize(gradient, bad)
-    with pytest.raises(ValueError, match="like its argument"):
-        optimizer.minimize(lambda x: x[:2], start)
+    for function, got in ((lambda x: x[:2], r"got \(2,\)"), (lambda x: x.tolist(), "got list")):
+        with pytest.raises(ValueError, match=f"like its argument.*{got}"):
+            optimizer.minimize(function, start)
     with pytest.raises(ValueError, match=r"gradient\(start\) must be finite"):
         optimizer.minimize(lambda x: x * math.nan, start)
     with pytest.raises(ValueError, match="tolerance"):

@@ -249,10 +249,26 @@ def test_errors_and_outliers_have_their_size():
 
 
 @pytest.mark.parametrize(
-    "options", [{"dimension": 1}, {"points": 0}, {"noise": -1.0}, {"outliers": 1.5}]
+    ("options", "error"),
+    [
+        ({"dimension": 1}, ValueError),
+        ({"points": 0}, ValueError),
+        ({"noise": -1.0}, ValueError),
+        ({"outliers": 1.5}, ValueError),
+        ({"drift": math.inf}, ValueError),
+        ({"drift": "slow"}, TypeError),
+        ({"seed": 0.5}, TypeError),
+        ({"dtype": torch.int32}, TypeError),
+    ],
+    ids=str,
 )
-def test_bad_streams_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
+def test_bad_streams_are_refused(options, error):
+    with pytest.raises(error, match=next(iter(options))):
         Registration(**options)
-    with pytest.raises(ValueError, match="drift"):
-        Registration(drift=math.inf)
+
+
+@pytest.mark.parametrize(("t", "error"), [(0, ValueError), (1.5, TypeError)])
+def test_rounds_are_counted_from_one(t, error):
+    for of in (Registration().rotation, Registration().pairs):
+        with pytest.raises(error, match="t must be an integer ≥ 1"):
+            of(t)

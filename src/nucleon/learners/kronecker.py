@@ -4,7 +4,7 @@
 
 with L_t = (G²I + M_t)^{1/4} and R_t = (G²I + N_t)^{1/4}, so that vec X is regularized by R_t ⊗ L_t.
 
-Its bound, for which the paper sees no analysis:
+The paper misses an analysis of it in earlier work and gives one for R = I only; this bound is ours:
 
     Reg_T ≤ D²/(2η)·Σ_i λ_i(L_T)λ_i(R_T) + η√(Tr M_T^{1/2}·Tr N_T^{1/2}) + gaps
 

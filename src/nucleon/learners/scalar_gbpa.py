@@ -17,7 +17,7 @@ from nucleon.regret import Shape
 class ScalarGBPA(Learner):
     """FAML with a multiple of the identity: X_{t+1} = −D(S_tS_tᵀ + (ℓ_t/η)²I)^{-1/2}S_t.
 
-    ℓ_t² = G² + Σ‖G_s‖_F². Its regret is of order √m·D·√Σ‖G_t‖_F², never below D·Tr√M.
+    ℓ_t² = G² + Σ‖G_s‖_F². Its bound is of order √m·D·√Σ‖G_t‖_F², never below D·Tr√M.
 
     Args:
         shape: (m, n), or (b, m, n) for b games at once.

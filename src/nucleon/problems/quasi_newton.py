@@ -89,8 +89,9 @@ class CurvatureLearner:
         Args:
             s: difference of two points, (n,), not zero.
             y: difference of their gradients, of the same shape.
-            rounding: absolute error that y may have (default 0.0).
+            rounding: absolute error that y may have, ≥ 0 (default 0.0).
         """
+        rounding = _checks.nonnegative("rounding", rounding)
         s, y = self._vector("s", s), self._vector("y", y)
         length = torch.linalg.vector_norm(s)
         if length == 0:
@@ -293,8 +294,14 @@ class OnlineQuasiNewton:
 
 
 def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
-    """B^{-1}g of a positive definite B."""
-    return torch.cholesky_solve(vector[:, None], torch.linalg.cholesky(matrix)).squeeze(-1)
+    """B^{-1}g of B ⪰ μI, which a learner that leaves the ball does not keep."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        raise ValueError(
+            "learner must play in the unit ball, but its B_t is not positive definite; take one "
+            "that stays there, such as FAML"
+        )
+    return torch.cholesky_solve(vector[:, None], factor).squeeze(-1)
 
 
 def _interval(mu: float, L: float) -> tuple[float, float]:
@@ -317,10 +324,10 @@ def _point(start: Tensor) -> Tensor:
 
 
 def _like(gradient: Tensor, x: Tensor) -> Tensor:
-    if gradient.shape != x.shape:
+    if not isinstance(gradient, Tensor) or gradient.shape != x.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"gradient must return a tensor like its argument, {tuple(x.shape)}, got "
-            f"{tuple(gradient.shape)}"
+            f"{tuple(getattr(gradient, 'shape', ())) or type(gradient).__name__}"
         )
     _checks.same("the gradient", gradient, "start", x)
     return gradient.detach()

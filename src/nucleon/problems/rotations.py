@@ -214,11 +214,11 @@ class Registration:
         points: k, pairs of a scan (default 16).
         noise: length of the error of v relative to v, root mean square (default 0.2).
         outliers: share of the pairs whose v is a random direction (default 0.1).
-        drift: radians a round (default 0.0).
+        drift: radians a round, ≥ 0 (default 0.0).
         markers: every scan shows the same points of the cloud (default False).
         symmetric: every other scan is matched to the cloud after half a turn, as happens with an
             object that looks alike from both sides (default False).
-        seed: (default 0).
+        seed: ≥ 0 (default 0).
         dtype: float32 or float64 (default float64).
     """
 
@@ -237,11 +237,14 @@ class Registration:
         _checks.count("points", self.points)
         _checks.nonnegative("noise", self.noise)
         _checks.fraction("outliers", self.outliers, closed="01")
-        if not math.isfinite(self.drift):
-            raise ValueError(f"drift must be finite, got {self.drift!r}")
+        _checks.nonnegative("drift", self.drift)
+        _checks.count("seed", self.seed, minimum=0)
+        if self.dtype not in _checks.FULL_DTYPES:
+            raise TypeError(f"dtype must be torch.float32 or torch.float64, got {self.dtype}")
 
     def rotation(self, t: int) -> Tensor:
         """Q_t for t ≥ 1, orthogonal, float64."""
+        _checks.count("t", t)
         frame = torch.linalg.qr(self._normal(_FRAME, 0, self.dimension)).Q
         angle = self.drift * t + math.pi * (self.symmetric and t % 2 == 0)
         turn = torch.eye(self.dimension, dtype=torch.float64)

@@ -188,7 +188,7 @@ def replay(
     to. That is so where it answered actions made from the same noise: gradients recorded against
     FTPL with a seed depend on that seed's noise, and replayed to it they prove nothing.
     """
-    if not isinstance(gradients, Tensor):
+    if isinstance(gradients, (str, Path)):
         gradients = torch.load(gradients, map_location="cpu", mmap=True, weights_only=True)
     if not isinstance(gradients, Tensor) or gradients.ndim not in (3, 4) or 0 in gradients.shape:
         raise ValueError(
