@@ -433,18 +433,6 @@ MUTANTS = [
             "ahead = momentum * total if",
             "test_leon_follows_algorithm_3",
         ),
-        (
-            "a skipped step still moves",
-            "taken = finite.to(direction.dtype)[:, None, None]",
-            "taken = finite.to(direction.dtype)[:, None, None] * 0 + 1",
-            "tests/optim/test_contract.py::test_a_nonfinite_gradient_is_skipped_and_counted",
-        ),
-        (
-            "state cast to the parameter's dtype",
-            "value.to(device=param.device, copy=True)",
-            "value.to(param.device, param.dtype)",
-            "tests/optim/test_contract.py::test_half_precision_weights_keep_wide_moments",
-        ),
     ),
     *mutants(
         "optim/pion.py",
@@ -488,6 +476,12 @@ MUTANTS = [
             "test_a_routed_parameter_equals_its_matrices_given_one_by_one",
         ),
         (
+            "experts that do not say so are never transposed",
+            "return both.shape[1] == down.shape[2] and both.shape[2] == 2 * down.shape[1]",
+            "return False",
+            "test_a_routed_parameter_equals_its_matrices_given_one_by_one",
+        ),
+        (
             "queries of heads are taken as one block",
             'return f"(r={_number(place, _HEADS)} b=3 r)"',
             'return f"(b=3 r={_number(place, _HEADS)} r)"',
@@ -509,6 +503,12 @@ MUTANTS = [
             "moments.squares.to(wide)",
             "test_the_gram_has_the_diagonal_of_the_mean_square_from_adamw",
         ),
+        (
+            "a Muon of unknown averaging is guessed",
+            'if "ns_steps" in group:',
+            'if "no such option" in group:',
+            "test_a_momentum_that_the_options_do_not_tell_is_asked_for",
+        ),
     ),
     *mutants(
         "optim/qk_clip.py",
@@ -518,6 +518,32 @@ MUTANTS = [
             "seen.key.shrink(factor.sqrt())",
             "seen.key.shrink(factor)",
             "test_recorded_logits_end_at_the_cap_and_others_stay",
+        ),
+        (
+            "each rank shrinks by its own batch",
+            "dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)",
+            "pass",
+            "test_ranks_with_other_batches_shrink_alike",
+        ),
+    ),
+    *mutants(
+        "optim/weights.py",
+        "tests/optim/test_contract.py",
+        (
+            "a skipped step still moves",
+            "(taken.to(direction.dtype) * (lr * length * scale))",
+            "(lr * length * scale)",
+            "test_a_nonfinite_gradient_is_skipped_and_counted",
+        ),
+    ),
+    *mutants(
+        "optim/schema.py",
+        "tests/optim/test_contract.py",
+        (
+            "state cast to the parameter's dtype",
+            "found[name].to(device=param.device, copy=True)",
+            "found[name].to(param.device, param.dtype, copy=True)",
+            "test_half_precision_weights_keep_wide_moments",
         ),
     ),
     *mutants(
@@ -729,6 +755,42 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/placement.py",
+        "tests/distributed/test_parts.py",
+        (
+            "shares are of equal number, not of equal cost",
+            "before += costs[i]",
+            "before += total // len(sizes)",
+            "test_shares_are_runs_of_about_equal_cost",
+        ),
+    ),
+    *mutants(
+        "optim/grams.py",
+        "tests/distributed/test_parts.py",
+        (
+            "only the last polynomial counts",
+            "q = t if q is None else t @ q",
+            "q = t",
+            "test_the_factor_is_an_inverse_root[polar-express-0.99]",
+        ),
+        (
+            "the lower triangle is not mirrored",
+            "whole[:, b:, a:b] = whole[:, a:b, b:].mT",
+            "whole[:, b:, a:b] = 0.0",
+            "test_a_symmetric_matrix_survives_its_strips",
+        ),
+    ),
+    *mutants(
+        "optim/wire.py",
+        "tests/distributed/test_parts.py",
+        (
+            "a permutation goes unnoticed",
+            "(bits * places).sum()",
+            "bits.sum()",
+            "test_a_fingerprint_sees_a_bit_and_a_place",
+        ),
+    ),
+    *mutants(
         "training/run.py",
         "tests/training/test_run.py",
         (
@@ -762,6 +824,32 @@ MUTANTS = [
             "autoescape=True,",
             "autoescape=False,",
             "test_every_word_is_escaped",
+        ),
+    ),
+    *mutants(
+        "linalg/half.py",
+        "tests/linalg/test_kernels.py",
+        (
+            "the first Gram matrix has eleven bits",
+            "(q @ remainder).baddbmm_(q, first, beta=1 / REMAINDER_SCALE)",
+            "q @ first",
+            "test_half_precision_keeps_its_promises[condition 1e3-same]",
+        ),
+        (
+            "a zero matrix divides by its norm",
+            "norm.clamp_min(1.0).reciprocal()",
+            "norm.reciprocal()",
+            "test_zero_gives_zero_and_leaves_its_neighbour_alone",
+        ),
+    ),
+    *mutants(
+        "linalg/kernels.py",
+        "tests/linalg/test_kernels.py",
+        (
+            "a symmetric product is not mirrored",
+            "add_to_diagonal(total.tril() + total.tril(-1).mT, shift)",
+            "add_to_diagonal(total, shift)",
+            "test_a_product_that_is_not_quite_symmetric_is_mirrored",
         ),
     ),
 ]

@@ -1,0 +1,94 @@
+"""The update of the weights: W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W, elementwise."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nucleon import noise
+from nucleon.optim import options, shards
+from nucleon.optim.situation import Situation
+from nucleon.optim.stacks import Stack
+
+EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # matrices have streams ≥ 0
+
+
+def apply(stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None:
+    """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
+    if any(shards.sharded(p) for p in stack.params):
+        apply_boxes(stack, stack.boxes(direction), taken, at)
+        return
+    taken, dither = taken[:, None, None], _dither(stack, at)
+    reads = at.group["weight_decay"] or dither is not None
+    weights = stack.gather(stack.params, direction.dtype) if reads else direction
+    change = _change(stack, direction, weights, taken, at)
+    if dither is not None:
+        stack.scatter(_round(weights - change, dither), stack.params)
+    else:
+        torch._foreach_sub_(*stack.regions(stack.params, change))
+
+
+def apply_boxes(stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: Situation) -> None:
+    """The same, to what this rank holds of the parameter of each piece.
+
+    It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
+    """
+    dither = _dither(stack, at)
+    bits = stack.boxes(dither) if dither is not None else [None] * len(directions)
+    many = any(p.count > 1 or p.block.section is not None for p in stack.pieces)
+    each = taken[:, None, None]
+    oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
+    for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
+        weights = shards.local(param)
+        change = _change(stack, direction, weights, ok, at)
+        weights.copy_(_round(weights - change, low))
+
+
+def _change(
+    stack: Stack, direction: Tensor, weights: Tensor, taken: Tensor, at: Situation
+) -> Tensor:
+    group, lr = at.group, at.group["lr"]
+    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+    length = _random_length(at, direction) if group["steps"] == "exponential" else 1.0
+    scale = options.scale_factor(group["scale"], *stack.shape)
+    change = direction * (taken.to(direction.dtype) * (lr * length * scale))
+    if not group["weight_decay"]:
+        return change
+    weights = weights.to(direction.dtype)
+    decay = torch.where(taken > 0, lr * group["weight_decay"] * weights, 0.0)
+    return change + (decay * (weights * direction > 0) if group["cautious"] else decay)
+
+
+def _random_length(at: Situation, like: Tensor) -> Tensor:
+    """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
+    return noise.exponential(
+        (),
+        seed=at.group["seed"],
+        stream=EXPONENTIAL_STREAM,
+        step=at.step,
+        dtype=like.dtype,
+        device=like.device,
+    )
+
+
+def _dither(stack: Stack, at: Situation) -> Tensor | None:
+    """0 … 65535 for each entry, each as likely; None where nothing is rounded at random."""
+    if not at.group["stochastic_rounding"] or stack.params[0].dtype != torch.bfloat16:
+        return None
+    uniform = noise.uniform(
+        (len(at.stream), *sorted(stack.shape)),
+        seed=at.group["seed"] ^ _ROUNDING_SEED,
+        stream=at.stream,
+        step=at.step,
+        device=at.stream.device,
+        dtype=torch.float32,
+    )
+    return (uniform * 65536.0).to(torch.int32).clamp_max(65535)
+
+
+def _round(weights: Tensor, dither: Tensor | None) -> Tensor:
+    """float32 → bf16, up or down with probabilities that make the mean exact."""
+    if dither is None:
+        return weights
+    # The bits that bf16 lacks carry with their own probability.
+    return ((weights.view(torch.int32) + dither) & -65536).view(torch.float32)
