@@ -1,13 +1,16 @@
-"""Time one whole optimizer step: our Muon, Leon and Pion beside torch's Muon and AdamW.
+"""Time one whole optimizer step: our Muon, Leon and Pion beside torch's Muon and AdamW, and peers.
 
     python benchmarks/step.py                                    # 2 layers of width 768, CPU
-    python benchmarks/step.py --device cuda --set gpt2-small --set gpt2-medium --json step.json
+    python benchmarks/step.py --device cuda --set gpt2-small --set llama-1b --json step.json
+    python benchmarks/step.py --device cuda --directions --peer dion=PATH  # bare directions
+    python benchmarks/step.py --plot step.json step.png
 
 Every method has its own copy of the weights and takes its steps in turn with the others, so that a
 change in the machine's load or clock concerns all of them. The time is the median over the rounds
-of a step with the device drained before and after. The error is that of the last update of one
-layer, relative in the Frobenius norm, against the same method in float64 with exact
-decompositions (AdamW: in float64); torch's Muon is held against the exact polar factor.
+of a step with the device drained before and after; beside it, on CUDA, that of the same step
+replayed as a CUDA graph, where the method can be captured. The error is that of the last update of
+one layer, relative in the Frobenius norm, against the same method in float64 with exact
+decompositions (AdamW: in float64); the other Muons are held against the exact polar factor.
 """
 
 import argparse
@@ -16,7 +19,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 # Some virtual machines advertise AMX and then fault on it, and torch's Muon works in bfloat16.
 # oneDNN reads this once, so it must be set before torch is imported.
@@ -24,12 +29,14 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 import nucleon
+from nucleon.optim.leon import augmented_direction
+from nucleon.optim.methods import chosen_method
+from nucleon.optim.muon import polar_direction
+from peers import Direction, Make, load
 
 Shape = tuple[int, int]
-Make = Callable[[Sequence[Tensor]], Optimizer]
 
 
 def gpt(layers: int, width: int) -> list[Shape]:
@@ -38,7 +45,47 @@ def gpt(layers: int, width: int) -> list[Shape]:
     return [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d)] * layers
 
 
-SETS = {"gpt2-small": gpt(12, 768), "gpt2-medium": gpt(24, 1024), "gpt2-large": gpt(36, 1280)}
+def llama(layers: int, width: int, keys: int, hidden: int) -> list[Shape]:
+    """Queries and output, keys and values, and the three matrices of a gated MLP."""
+    d = width
+    return (
+        [(d, d)] * 2 * layers
+        + [(keys, d)] * 2 * layers
+        + [(hidden, d), (d, hidden)] * layers
+        + [(hidden, d)] * layers
+    )
+
+
+def resnet50() -> list[Shape]:
+    """Convolutions flattened to output × input·height·width, and the classifier."""
+    shapes: list[Shape] = [(64, 3 * 49)]
+    inputs = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        shapes.append((4 * width, inputs))  # the shortcut
+        for _ in range(blocks):
+            shapes += [(width, inputs), (width, 9 * width), (4 * width, width)]
+            inputs = 4 * width
+    return [*shapes, (1000, 2048)]
+
+
+SETS = {
+    "gpt2-small": gpt(12, 768),
+    "gpt2-medium": gpt(24, 1024),
+    "gpt2-large": gpt(36, 1280),
+    "gpt2-1.5b": gpt(48, 1600),
+    "llama-1b": llama(16, 2048, 512, 8192),
+    "resnet-50": resnet50(),
+}
+DIRECTIONS = [
+    (12, 768, 768),
+    (12, 768, 3072),
+    (24, 1024, 1024),
+    (8, 1024, 4096),
+    (4, 2048, 2048),
+    (4, 2048, 8192),
+    (2, 4096, 4096),
+    (1, 4096, 11008),
+]
 
 PLAIN = {"lr": 1e-3, "momentum": 0.95, "weight_decay": 0.0}
 METHODS: dict[str, Make] = {
@@ -103,24 +150,58 @@ def interleaved(steps: dict[str, Callable[[], object]], rounds: int, options: ar
     return seconds
 
 
-def time_steps(shapes: Sequence[Shape], dtype: torch.dtype, options: argparse.Namespace):
-    """Medians of a step in milliseconds, by method."""
-    device = options.device
-    grads = [g.to(dtype) for g in gradients(shapes, device, seed=0)]
-    steps: dict[str, Callable[[], object]] = {}
-    for name, make in METHODS.items():
-        params = parameters(shapes, device, dtype)
-        for p, g in zip(params, grads, strict=True):
-            p.grad = g
-        steps[name] = make(params).step
+def medians(steps: dict[str, Callable[[], object]], options: argparse.Namespace):
+    """Milliseconds of each, after the warm-up."""
     interleaved(steps, options.warmup, options)
     seconds = interleaved(steps, options.rounds, options)
     return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
 
 
+def captured(step: Callable[[], object]) -> Callable[[], object] | None:
+    """A replay of a warm step as a CUDA graph; None where it cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except Exception:  # whatever the method does that a graph cannot hold
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def peak_mib(step: Callable[[], object]) -> float:
+    """Memory that one step takes above what is held before it."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def time_steps(
+    shapes: Sequence[Shape], dtype: torch.dtype, makes: dict[str, Make], options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Medians of a step in milliseconds, eager and as a graph, and its peak memory, by method."""
+    device = options.device
+    grads = [g.to(dtype) for g in gradients(shapes, device, seed=0)]
+    steps: dict[str, Callable[[], object]] = {}
+    for name, make in makes.items():
+        params = parameters(shapes, device, dtype)
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        steps[name] = make(params).step
+    found = {"milliseconds": medians(steps, options)}
+    if device == "cuda":
+        found["peak_mib"] = {name: peak_mib(step) for name, step in steps.items()}
+        replays = {name: captured(step) for name, step in steps.items()}
+        kept = {name: replay for name, replay in replays.items() if replay is not None}
+        found["graph_milliseconds"] = medians(kept, options)
+    return found
+
+
 def error(name: str, shapes: Sequence[Shape], device: str, dtype: torch.dtype, steps: int = 2):
     """The relative error of the last of a few updates against the exact float64 method."""
-    ours, exact = parameters(shapes, device, dtype), parameters(shapes, "cpu", torch.float64)
+    ours, exact = parameters(shapes, device, dtype), parameters(shapes, device, torch.float64)
     pairs = [(METHODS[name](ours), ours), (EXACT[name](exact), exact)]
     updates: list[list[Tensor]] = []
     for optimizer, params in pairs:
@@ -135,22 +216,118 @@ def error(name: str, shapes: Sequence[Shape], device: str, dtype: torch.dtype, s
     return (difference / sum(b.square().sum() for b in updates[1])).sqrt().item()
 
 
-def run(name: str, options: argparse.Namespace) -> dict[str, object]:
+def run(name: str, others: dict[str, Make], options: argparse.Namespace) -> dict[str, object]:
     shapes, dtype = shapes_of(name), getattr(torch, options.dtype)
-    one_layer = list(dict.fromkeys(shapes))
-    counts = ", ".join(f"{shapes.count(s)} of {s[0]}×{s[1]}" for s in one_layer)
+    distinct = list(dict.fromkeys(shapes))
+    counts = ", ".join(f"{shapes.count(s)} of {s[0]}×{s[1]}" for s in distinct)
     print(f"\n{name}: {counts}; {options.dtype} weights on {options.device}")
-    times = time_steps(shapes, dtype, options)
-    print(f"{'step of':20} {'ms':>9} {'/ Muon':>8} {'/ torch Muon':>13} {'error':>9}")
+    found = time_steps(shapes, dtype, {**METHODS, **others}, options)
+    times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
+    print(
+        f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ torch Muon':>13} {'graph ms':>9} {'MiB':>7} "
+        f"{'error':>9}"
+    )
     errors: dict[str, float] = {}
+    small = max(min(s) for s in distinct) <= options.error_rows
     for method, value in times.items():
-        if options.error:
-            errors[method] = error(method, one_layer, options.device, dtype)
+        if options.error and small and method in METHODS:
+            errors[method] = error(method, distinct, options.device, dtype)
         print(
-            f"{method:20} {value:9.3f} {value / times['Muon']:8.2f} "
-            f"{value / times['torch Muon']:13.2f} {errors.get(method, float('nan')):9.1e}"
+            f"{method:36} {value:9.3f} {value / times['Muon']:8.2f} "
+            f"{value / times['torch Muon']:13.2f} {graphs.get(method, float('nan')):9.3f} "
+            f"{found.get('peak_mib', {}).get(method, float('nan')):7.0f} "
+            f"{errors.get(method, float('nan')):9.1e}",
+            flush=True,
         )
-    return {"set": name, "shapes": shapes, "milliseconds": times, "error": errors}
+    return {"set": name, "shapes": shapes, **found, "error": errors}
+
+
+def exact_direction(total: Tensor, smoothing: Tensor | None) -> Tensor:
+    """(SSᵀ + Λ)^(-1/2) S in float64 by an eigendecomposition; of Gaussian matrices, well posed."""
+    wide = total.double()
+    gram = wide @ wide.mT + (0.0 if smoothing is None else smoothing.double())
+    values, vectors = torch.linalg.eigh(gram)
+    return (vectors * values.clamp_min(1e-14 * values[..., -1:]).rsqrt().unsqueeze(-2)) @ (
+        vectors.mT @ wide
+    )
+
+
+def directions(
+    shape: tuple[int, int, int], others: dict[str, Direction], options: argparse.Namespace
+) -> dict[str, object]:
+    """Bare directions of one stack: no moments, no weights."""
+    count, m, n = shape
+    generator = torch.Generator(options.device).manual_seed(0)
+    total = torch.randn(shape, generator=generator, device=options.device)
+    total *= torch.arange(1, m + 1, device=options.device).rsqrt()[:, None]
+    # Of other gradients as large: a multiple of SSᵀ would be as near to singular as S itself, and
+    # its float32 rounding would decide on the exact direction.
+    other = torch.randn(shape, generator=generator, device=options.device)
+    other *= torch.arange(1, m + 1, device=options.device).rsqrt()[:, None]
+    smoothing = other @ other.mT / 2
+    group: dict[str, Any] = {"method": "auto", "iterations": 5}
+    chosen = chosen_method(group, m, n, total.device, total.dtype)
+    calls: dict[str, Callable[[], Tensor]] = {
+        "Muon": lambda: polar_direction(total, group),
+        "Leon": lambda: augmented_direction(total, smoothing, group),
+        "torch Muon": lambda: torch.stack(
+            [
+                torch.optim._muon._zeropower_via_newtonschulz(s, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+                for s in total
+            ]
+        ),
+        # A copy each: one of them normalizes its argument in place.
+        **{name: partial(call, total.clone()) for name, call in others.items()},
+    }
+    times, errors, norms = medians(calls, options), dict[str, float](), dict[str, float]()
+    graphs: dict[str, float] = {}
+    if options.device == "cuda":
+        replays = {name: captured(call) for name, call in calls.items()}
+        graphs = medians({k: v for k, v in replays.items() if v is not None}, options)
+    if options.error and m <= options.error_rows:
+        exact = {True: exact_direction(total, smoothing), False: exact_direction(total, None)}
+        for name, call in calls.items():
+            p, against = call().double(), exact[name == "Leon"]
+            errors[name] = ((p - against).norm() / against.norm()).item()
+            norms[name] = torch.linalg.eigvalsh(p @ p.mT)[..., -1].max().sqrt().item()
+    print(f"\n{count} of {m}×{n}, method {chosen}")
+    print(f"{'direction of':36} {'ms':>9} {'graph ms':>9} {'error':>9} {'norm':>7}")
+    for name, value in times.items():
+        print(
+            f"{name:36} {value:9.3f} {graphs.get(name, float('nan')):9.3f} "
+            f"{errors.get(name, float('nan')):9.1e} {norms.get(name, float('nan')):7.4f}",
+            flush=True,
+        )
+    return {
+        "stack": shape,
+        "method": chosen,
+        "milliseconds": times,
+        "graph_milliseconds": graphs,
+        "error": errors,
+        "norm": norms,
+    }
+
+
+def plot(source: Path, target: Path) -> None:
+    """The steps of every set as bars, each method over the fastest of the other Muons."""
+    import matplotlib.pyplot as plt
+
+    figures = json.loads(source.read_text())
+    results = [r for r in figures["results"] if "set" in r]
+    key = "graph_milliseconds" if figures["environment"]["device"] != "cpu" else "milliseconds"
+    names = list(dict.fromkeys(n for r in results for n in r["milliseconds"]))
+    chart, axis = plt.subplots(figsize=(10, 4.5))
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        values = [r.get(key, {}).get(name, r["milliseconds"].get(name, 0.0)) for r in results]
+        axis.bar([i + index * width for i in range(len(results))], values, width, label=name)
+    axis.set_xticks([i + 0.4 for i in range(len(results))], [r["set"] for r in results])
+    axis.set_ylabel("milliseconds a step")
+    axis.set_yscale("log")
+    axis.set_title(f"{figures['environment']['device']}, torch {figures['environment']['torch']}")
+    axis.legend(fontsize="small", ncols=2)
+    chart.tight_layout()
+    chart.savefig(target)
 
 
 def environment(options: argparse.Namespace) -> dict[str, object]:
@@ -167,7 +344,7 @@ def environment(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--set", action="append", metavar="NAME", help=f"{', '.join(SETS)} or 2x768"
@@ -178,18 +355,37 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--error", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
+        "--error-rows", type=int, default=1024, help="no errors of larger matrices: an SVD each"
+    )
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
+    parser.add_argument(
         "--cpu-time",
         action="store_true",
         help="count the CPU time of the process, all threads together: for a machine others use",
     )
     parser.add_argument("--json", type=Path, help="write the figures there too")
-    options = parser.parse_args()
+    parser.add_argument("--plot", nargs=2, type=Path, metavar=("JSON", "PNG"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.plot:
+        plot(*options.plot)
+        return
     facts = environment(options)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     if options.device == "cpu":
         limit = os.environ["ONEDNN_MAX_CPU_ISA"]
         print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
-    results = [run(name, options) for name in options.set or ["2x768"]]
+    optimizers, bare = load(options.peer)
+    results: list[dict[str, object]] = []
+    with torch.no_grad():
+        results += [directions(s, bare, options) for s in DIRECTIONS if options.directions]
+    wanted = options.set or ([] if options.directions else ["2x768"])
+    for name in wanted:
+        results.append(run(name, optimizers, options))
     if options.json:
         options.json.write_text(json.dumps({"environment": facts, "results": results}, indent=1))
 

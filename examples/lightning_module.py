@@ -1,7 +1,11 @@
 """Lightning: one line in `configure_optimizers`, and a callback that logs the diagnostics."""
 
+import tempfile
+from pathlib import Path
+
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,7 +20,7 @@ class Module(pl.LightningModule):  # noqa: D101
 
     def training_step(self, batch, index):  # noqa: D102
         loss = nn.functional.mse_loss(self.head(self.body(batch[0]).relu()), batch[1])
-        self.log("loss", loss, on_epoch=True)
+        print(f"loss {loss.item():.4f}")
         return loss
 
     def configure_optimizers(self):  # noqa: D102
@@ -25,11 +29,11 @@ class Module(pl.LightningModule):  # noqa: D101
 
 torch.manual_seed(0)
 x = torch.randn(256, 16)
-batches = DataLoader(TensorDataset(x, x[:, :4].tanh()), batch_size=32)
-quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-for epochs in (1, 5):
-    torch.manual_seed(0)
-    trainer = pl.Trainer(max_epochs=epochs, accelerator="cpu", enable_checkpointing=False,
-                         callbacks=[DiagnosticsLogger(every=8)], **quiet)  # fmt: skip
+batches = DataLoader(TensorDataset(x, x[:, :4].tanh()), batch_size=128)
+with tempfile.TemporaryDirectory() as folder:
+    logger = CSVLogger(folder)
+    trainer = pl.Trainer(max_epochs=20, accelerator="cpu", logger=logger, callbacks=[
+        DiagnosticsLogger(every=20)], enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False)  # fmt: skip
     trainer.fit(Module(), batches)
-    print(f"{epochs} epochs: loss {trainer.callback_metrics['loss'].item():.4f}")
+    print(Path(logger.log_dir, "metrics.csv").read_text())

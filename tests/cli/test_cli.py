@@ -8,6 +8,7 @@ import pytest
 import nucleon
 from nucleon import cli
 from nucleon.cli import bench as bench_verb
+from nucleon.cli.app import app
 from nucleon.experiments import CLAIMS
 from nucleon.learners import LEARNERS
 from nucleon.streams import STREAMS
@@ -17,11 +18,14 @@ def test_version(command):
     assert command("--version").stdout == f"nucleon {nucleon.__version__}\n"
 
 
-@pytest.mark.parametrize("verb", ["reproduce", "play", "plan", "bench", "report", "list"])
-def test_every_verb_explains_itself_with_an_example(command, verb):
+@pytest.mark.parametrize("verb", [c.name for c in app.registered_commands])
+def test_every_verb_explains_itself_with_examples_on_lines_of_their_own(command, verb):
     done = command(verb, "--help")
     assert done.exit_code == 0
-    assert f"nucleon {verb}" in done.stdout.partition("Usage")[2].partition("\n")[2]
+    examples = done.stdout.partition("For example:")[2].partition("╭")[0].splitlines()
+    shown = [line for line in map(str.strip, examples) if f"nucleon {verb}" in line]
+    assert shown
+    assert all(line.startswith("nucleon") and line.count("nucleon ") == 1 for line in shown)
 
 
 def test_completion_scripts_are_offered(command):

@@ -20,6 +20,16 @@ def build():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
 
+def pair(model):
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    return [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(others)]
+
+def groups(model):
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
+
 def nothing():
     return None
 """
@@ -74,6 +84,33 @@ def test_the_table_says_what_became_of_each(command, trained, tmp_path):
     assert "1.bias" in result.output and "AdamW goes on" in result.output
 
 
+@pytest.mark.parametrize("built", ["pair", "groups"])
+def test_states_without_names_go_through_the_optimizers_they_were_of(command, built, tmp_path):
+    """Muon beside AdamW, and AdamW in two groups: what most runs save."""
+    namespace = {}
+    exec(MODEL, namespace)
+    model = namespace["build"]()
+    olds = namespace[built](model)
+    olds = olds if isinstance(olds, list) else [olds]
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        for old in olds:
+            old.step()
+    torch.save({f"state{i}": o.state_dict() for i, o in enumerate(olds)}, tmp_path / "in.pt")
+    keys = [word for i in range(len(olds)) for word in ("--key", f"state{i}")]
+    refused = command("in.pt", "out.pt", *BUILD, *keys)
+    assert refused.exit_code == 2 and "which is which" in refused.output
+    result = command("in.pt", "out.pt", *BUILD, *keys, "--old", f"converted_model.py:{built}")
+    assert result.exit_code == 0, result.output
+    loaded, live = nucleon.Leon.for_model(model), nucleon.Leon.for_model(model)
+    loaded.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True))
+    convert(olds, live)
+    for p in model.parameters():
+        assert all(torch.equal(loaded.state[p][k], live.state[p][k]) for k in live.state[p])
+    assert live.state[model[0].weight]["total"].abs().max() > 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -84,6 +121,10 @@ def test_the_table_says_what_became_of_each(command, trained, tmp_path):
         (("--model", "converted_model.py:nowhere"), "cannot be imported"),
         (("--model", "converted_model.py:nothing"), "returned NoneType"),
         (("--model", "nowhere"), "package.module:function"),
+        (("--old", "converted_model.py:nowhere"), "cannot be imported"),
+        (("--old", "converted_model.py:pair"), "returned 2 for 1 saved states"),
+        (("--old", "converted_model.py:groups"), "does not take its state"),
+        (("--momentum", "mean"), "momentum must be one of"),
     ],
 )
 def test_bad_words_get_a_sentence(command, trained, tmp_path, words, message):

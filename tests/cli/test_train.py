@@ -8,6 +8,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from nucleon import training
 from nucleon.cli.app import app
 from nucleon.training import Checkpoints
 from nucleon.training.run import read_log
@@ -73,6 +74,19 @@ def test_a_run_is_resumed_with_its_own_options(command, tmp_path):
     assert done.exit_code == 0, done.output
     assert "from step 3, 5 steps" in done.stdout
     assert Checkpoints(folder / "checkpoints").steps() == [3, 5]
+
+
+def test_a_lengthened_run_that_is_broken_off_goes_on_to_its_new_end(command, tmp_path):
+    folder = tmp_path / "run"
+    assert command(*TINY, "--steps", 2, "--output", folder).exit_code == 0
+    training.resume(folder, {"steps": 6}).go(stop=iter([False, False, True]).__next__)
+    done = command("--resume", "--output", folder)
+    assert done.exit_code == 0, done.output
+    assert "from step 4, 6 steps" in done.stdout
+    assert Checkpoints(folder / "checkpoints").steps() == [4, 6]
+    fewer = command("--resume", "--output", folder, "--steps", 5)
+    assert fewer.exit_code == 2
+    assert "has done 6 steps already, --steps is 5" in fewer.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """What the ranks do in the tests: train one model in some layout, and return the whole of it."""
 
+import os
+import time
 from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -52,7 +54,8 @@ def make_optimizer(method, model, *, kind=None, **options):
     vectors = [(n, p) for n, p in named if p.ndim < 2]
     groups = [{"params": matrices}]
     if options.get("placement") == "gram":
-        fit = {"fsdp": "up", "hsdp": "up", "tp": "up middle down"}[kind].split()
+        fits = {"fsdp": "up", "hsdp": "up", "tp": "up middle down", "long": "up middle again down"}
+        fit = fits[kind].split()
         short = [(n, p) for n, p in matrices if n.removesuffix(".weight") not in fit]
         groups = [
             {"params": [pair for pair in matrices if pair[0] not in dict(short)]},
@@ -69,12 +72,20 @@ def batch(step, rank, size, dtype):
     return torch.randn(8, 6, generator=generator, dtype=dtype).chunk(size)[rank]
 
 
+def long_side(param):
+    """Where FSDP2 is to cut, for placement="gram"; None is its own choice, the first axis."""
+    return Shard(1) if param.ndim == 2 and param.shape[0] <= param.shape[1] else None
+
+
 def layout(model, kind):
     """Spread the model over the ranks; returns what is called to train it."""
     size = dist.get_world_size()
     if kind == "ddp":
         return DistributedDataParallel(model)
-    if kind == "fsdp":
+    policy = MixedPrecisionPolicy()
+    if kind == "policy":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if kind in ("fsdp", "policy", "long"):
         mesh = mesh_of(size)
     elif kind == "hsdp":
         mesh = mesh_of(2, size // 2)
@@ -88,9 +99,9 @@ def layout(model, kind):
         }
         parallelize_module(model, mesh, plan)
         return model
-    for layer in (model.up, model.middle):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for module in (model.up, model.middle, model):
+        axis = long_side if kind == "long" else None
+        fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=axis)
     return model
 
 
@@ -160,7 +171,7 @@ def gradient_of(name, step, dtype):
 
 def spread(tensor, kind):
     """A parameter that every rank makes alike, placed as `kind` says."""
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, distribute_tensor
 
     if kind == "plain":
         return tensor.clone()
@@ -256,6 +267,19 @@ def train_mixed(kind, placement):
     return {name: whole(p) for name, p in model.named_parameters()}
 
 
+def step_of(way, shapes, dtype):
+    """What one step of benchmarks/scale.py sends, computes and keeps on this rank."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import scale
+
+    mesh = mesh_of(dist.get_world_size()) if scale.WAYS[way].sharded else None
+    optimizer = scale.optimizer_of(scale.WAYS[way], shapes, mesh, dtype)
+    with FlopCounterMode(display=False) as counter:
+        _, sent, kept = scale.measure(optimizer, rounds=1)
+    return sent, counter.get_total_flops() // 2, kept  # two steps
+
+
 def differ(what):
     rank = dist.get_rank()
     shape = (4, 5 + rank) if what == "shape" else (4, 5)
@@ -282,25 +306,35 @@ def unsupported(case):
     return nucleon.Leon([("w", spread(zeros(shape), "rows"))], placement="gram")
 
 
-def diverge(check):
-    """Plain tensors whose gradients differ between the ranks, as without DDP."""
-    param = torch.zeros(4, 5, requires_grad=True)
-    optimizer = nucleon.Leon([param], consistency_every=1 if check else 0)
+def diverge(every):
+    """Two shapes of plain tensors whose gradients differ from the third step on, as without DDP.
+
+    Returns the number of steps that were taken, which is that before the error.
+    """
+    params = [torch.zeros(4, 5, requires_grad=True), torch.zeros(3, 7, requires_grad=True)]
+    optimizer = nucleon.Leon(params, consistency_every=every)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    param.grad = torch.randn(4, 5, generator=generator)
-    optimizer.step()
+    for step in range(8):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator) if step > 1 else torch.ones_like(p)
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            raise RuntimeError(f"after {step} steps: {error}") from error
 
 
-def die(rank):
-    import os
-    import time
-
-    param = torch.zeros(4, 5, requires_grad=True)
-    optimizer = nucleon.Leon([param], placement="owner")
+def fail(fault, placement, rank):
+    """One good step of all ranks, then one of them dies, or does nothing for a long time."""
+    param = torch.zeros(9, 5, requires_grad=True)
+    if placement == "gram":
+        param = spread(param.detach(), "rows").requires_grad_()
+    optimizer = nucleon.Leon([param], placement=placement)
     param.grad = torch.ones_like(param)
     optimizer.step()
     if dist.get_rank() == rank:
-        os._exit(3)
+        if fault == "dies":
+            os._exit(3)
+        time.sleep(600)
     start = time.monotonic()
     try:
         for _ in range(3):

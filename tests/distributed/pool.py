@@ -1,9 +1,11 @@
-"""Real processes that stay: each test hands them a function of `cases.py` to run together."""
+"""Real processes that stay: tests hand them functions of `cases` and `checkpointing` to run."""
 
 import os
 import socket
 import traceback
 from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
 
 import torch.multiprocessing as mp
 
@@ -16,7 +18,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def serve(rank, size, port, pipe):
+def serve(rank, size, port, timeout, pipe):
     """Run what comes through the pipe until it closes; answer with the result or the traceback."""
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size)
@@ -25,8 +27,9 @@ def serve(rank, size, port, pipe):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     import cases
+    import checkpointing
 
     while True:
         try:
@@ -34,20 +37,33 @@ def serve(rank, size, port, pipe):
         except EOFError:
             return
         try:
-            pipe.send((True, getattr(cases, name)(**arguments)))
+            module = cases if hasattr(cases, name) else checkpointing
+            pipe.send((True, getattr(module, name)(**arguments)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+@lru_cache
+def server():
+    """A process that has imported everything, once, and of which every rank is a fork."""
+    here = Path(__file__).parent
+    places = [str(here), str(here.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(places)
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["checkpointing"])
+    return context
 
 
 class Pool:
     """`size` ranks over gloo; a call runs on all of them and returns their results in order."""
 
-    def __init__(self, size):
-        context, port = mp.get_context("spawn"), free_port()
+    def __init__(self, size, timeout=TIMEOUT):
+        context, port = server(), free_port()
         self.pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, size, port, there), daemon=True)
+            arguments = (rank, size, port, timeout, there)
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)
@@ -61,19 +77,22 @@ class Pool:
 
     def try_all(self, name, **arguments):
         """(worked, result or message) of each rank."""
+        self.send(name, **arguments)
+        return [self.answer(rank) for rank in range(len(self.pipes))]
+
+    def send(self, name, **arguments):
         for pipe in self.pipes:
             pipe.send((name, arguments))
-        answers = []
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            if not pipe.poll(6 * TIMEOUT):
-                answers.append((False, "did not answer"))
-            else:
-                try:
-                    answers.append(pipe.recv())
-                except EOFError:
-                    process.join(5)
-                    answers.append((False, f"died with status {process.exitcode}"))
-        return answers
+
+    def answer(self, rank):
+        """(worked, result or message) of one rank."""
+        if not self.pipes[rank].poll(6 * TIMEOUT):
+            return False, "did not answer"
+        try:
+            return self.pipes[rank].recv()
+        except EOFError:
+            self.processes[rank].join(5)
+            return False, f"died with status {self.processes[rank].exitcode}"
 
     def close(self):
         for pipe in self.pipes:

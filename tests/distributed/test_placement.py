@@ -97,12 +97,17 @@ def test_a_bf16_wire_halves_the_bytes_and_rounds_the_direction(ranks4):
             assert torch.equal(b[name], half[0][0][name])
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "tp"])
-@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+@pytest.mark.parametrize(
+    ("kind", "placement"),
+    [
+        (kind, placement)
+        for kind in ("ddp", "fsdp", "hsdp", "long", "tp")
+        for placement in ("local", "owner", "gram")
+        if (kind, placement) != ("ddp", "gram")  # nothing is cut
+    ],
+)
 def test_training_in_a_layout_is_training_alone(ranks4, kind, placement):
     """Gradients are summed in another order: float64 rounding, amplified by a few steps."""
-    if kind == "ddp" and placement == "gram":
-        pytest.skip("nothing is cut under DDP")
     expected = train_alone("leon", shares=1 if kind == "tp" else 4)
     for weights, _ in ranks4("train", method="leon", kind=kind, placement=placement):
         for name, value in expected.items():
@@ -122,9 +127,9 @@ def test_frozen_accumulated_and_clipped(ranks2, kind, options):
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "policy"])
 def test_no_sync_and_autocast(ranks2, kind):
-    """Accumulated without synchronizing, under bf16 autocast: every rank has the same weights."""
+    """Accumulated without synchronizing, in bf16 by autocast or FSDP2's policy: equal weights."""
     results = ranks2("train_mixed", kind=kind, placement="owner")
     plain = ranks2("train_mixed", kind=kind, placement="local")
     for weights in [*results, *plain]:
@@ -160,23 +165,9 @@ def test_unsupported_placements_are_refused_by_name(ranks2):
 
 
 def test_a_divergence_is_noticed_on_every_rank(ranks2):
-    for ok, message in ranks2.try_all("diverge", check=True):
-        assert not ok
-        assert "updates" in message
-        assert "differ" in message
-    assert all(ok for ok, _ in ranks2.try_all("diverge", check=False))
-
-
-def test_a_rank_that_dies_is_an_error_on_the_others_in_time():
-    from pool import TIMEOUT, Pool
-
-    pool = Pool(2)
-    try:
-        first, second = pool.try_all("die", rank=1)
-        assert not second[0]
-        assert not first[0]
-        assert "another rank failed or did not answer" in first[1]
-        seconds = float(first[1].split("after ")[1].split(" s")[0])
-        assert seconds < TIMEOUT + 10
-    finally:
-        pool.close()
+    for every, step in ((1, 2), (3, 3), (5, 5)):
+        for ok, message in ranks2.try_all("diverge", every=every):
+            assert not ok
+            assert f"after {step} steps: updates of rank" in message
+            assert "differ" in message
+    assert all(ok for ok, _ in ranks2.try_all("diverge", every=0))

@@ -23,10 +23,10 @@ class Board:
         self.written.append((tag, scalar_value, global_step))
 
 
-def trained(steps, board, every):
+def trained(steps, board, every, **options):
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     optimizer = nucleon.Leon.for_model(model, head="2")
-    writer = DiagnosticsWriter(optimizer, board, every=every)
+    writer = DiagnosticsWriter(optimizer, board, every=every, **options)
     for _ in range(steps):
         model(torch.randn(5, 4)).square().mean().backward()
         optimizer.step()
@@ -45,6 +45,17 @@ def test_every_nth_step_is_written_as_diagnostics_says():
     count = len(board.written)
     optimizer.step()
     assert len(board.written) == count
+
+
+def test_a_resumed_run_goes_on_counting_and_a_silent_rank_takes_part():
+    board = Board()
+    trained(3, board, every=5, start=7)
+    assert {step for _, _, step in board.written} == {10}
+    optimizer, writer = trained(2, None, every=1)
+    calls = []
+    optimizer.diagnostics = lambda: calls.append(1) or {"a": 1.0}
+    writer.write()
+    assert calls
 
 
 def test_tensorboard_reads_it_back(tmp_path):
@@ -68,6 +79,30 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self):
         return nucleon.Leon.for_model(self)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_asks_once_for_all_loggers(tmp_path):
+    calls = []
+
+    class Counting(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            diagnostics = optimizer.diagnostics
+            optimizer.diagnostics = lambda: calls.append(1) or diagnostics()
+            return optimizer
+
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=[CSVLogger(tmp_path, "a"), CSVLogger(tmp_path, "b")],
+        callbacks=[DiagnosticsLogger(every=2)],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Counting(), DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4))
+    assert len(calls) == 2
 
 
 @pytest.mark.filterwarnings("ignore")

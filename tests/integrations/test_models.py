@@ -7,6 +7,7 @@ reaches the output projection; with the queries set to zero, something does.
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import nucleon
@@ -81,7 +82,7 @@ def build(name, sizes):
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * 0.2 if p.ndim >= 2 else torch.zeros_like(p))
         for module in model.modules():
-            if "Norm" in type(module).__name__:
+            if "Norm" in type(module).__name__ and hasattr(module, "weight"):
                 module.weight.fill_(1.0)
     return model
 
@@ -123,6 +124,36 @@ def test_a_fused_weight_is_cut_where_the_model_cuts_it(name):
     assert without(0) > 1e-3
 
 
+EXPERTS = {
+    "MixtralForCausalLM": {**SIZES, "num_key_value_heads": 2, "num_local_experts": 2},
+    "Llama4ForCausalLM": {
+        **SIZES,
+        "num_key_value_heads": 2,
+        "num_local_experts": 2,
+        "head_dim": 8,
+        "intermediate_size_mlp": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("half", [0, 1])
+def test_experts_are_cut_into_gate_and_up(name, half):
+    """silu(gate)·up is zero where either is: with one of them at zero, nothing comes out."""
+    model = build(name, EXPERTS[name])
+    (module,) = (m for n, m in model.named_modules() if n.endswith("experts"))
+    rows = nucleon.Leon.for_model(model).explain()
+    (row,) = (r for r in rows if r.name.endswith("experts.gate_up_proj"))
+    seen = []
+    module.register_forward_hook(lambda _, inputs, output: seen.append(output.abs().max().item()))
+    (block,) = axes.parse(row.axes, row.shape)
+    with torch.no_grad():
+        model(torch.arange(1, 9)[None])
+        block.region(module.gate_up_proj)[:, half].zero_()
+        model(torch.arange(1, 9)[None])
+    assert seen[0] > 1e-3 and seen[1] == 0.0
+
+
 ROUTED = {
     "LlamaForCausalLM": {**SIZES, "num_key_value_heads": 2},
     "Qwen3ForCausalLM": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
@@ -134,6 +165,7 @@ ROUTED = {
         "head_dim": 8,
         "layer_types": ["full_attention"],
     },
+    "Llama4ForCausalLM": EXPERTS["Llama4ForCausalLM"],
     "BertForMaskedLM": SIZES,
     "BertForSequenceClassification": SIZES,
     "T5ForConditionalGeneration": {
@@ -174,3 +206,29 @@ def test_known_architectures_are_routed_whole(name):
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer.step()
     assert not [n for n, p in model.named_parameters() if torch.equal(p, before[n])]
+
+
+@pytest.mark.parametrize("optimizer", ["Leon", "Muon"])
+def test_lora_pairs_equal_their_matrices_given_one_by_one(optimizer):
+    model = build("LlamaForCausalLM", SIZES)
+    wanted = ["q_proj", "down_proj", "embed_tokens", "lm_head"]
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=wanted)).double()
+    method = {"method": "svd"} if optimizer == "Muon" else {"method": "eigh"}
+    whole = getattr(nucleon, optimizer).for_model(model, lr=0.1, **method)
+    rows = {row.name: row for row in whole.explain() if row.route != "frozen"}
+    pairs = {n: p for n, p in model.named_parameters() if ".lora_A." in n or ".lora_B." in n}
+    assert len(pairs) == 6  # of q_proj, down_proj and lm_head
+    assert {n for n, row in rows.items() if row.route == "matrix"} == set(pairs)
+    assert all("lora_embedding_" in n for n in set(rows) - set(pairs))
+    alone = [p.detach().clone().requires_grad_() for p in pairs.values()]
+    apart = [getattr(nucleon, optimizer)([p], lr=0.1, **method) for p in alone]
+    for _ in range(3):
+        for p, q in zip(pairs.values(), alone, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        whole.step()
+        for each in apart:
+            each.step()
+    for p, q in zip(pairs.values(), alone, strict=True):
+        # Stacked or alone, float64 products of numbers near 1 in two orders, three times.
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-10)

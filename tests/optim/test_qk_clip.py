@@ -1,8 +1,12 @@
 """QK-clip: the logits of an explicit attention before and after, head by head."""
 
+import multiprocessing
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from nucleon.optim.qk_clip import QKClip
 
@@ -141,6 +145,50 @@ def test_diagnostics_and_closing():
     assert clip.diagnostics()["qk_clip//largest_logit"] == pytest.approx(logits.max().item())
     clip.close()
     assert clip.diagnostics() == {} and not attention.q_proj._forward_hooks
+
+
+def clip_on_a_rank(rank, folder, cut, answers):
+    """Each rank sees inputs of its own; what the weights are in the end, whole."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    attention, x = make(key_heads=2)
+    clip = QKClip.for_model(attention, threshold=0.1)
+    attention(x * (1 + rank))
+    if cut:
+        mesh = init_device_mesh("cpu", (2,))
+        for linear in (attention.q_proj, attention.k_proj):
+            for key, p in list(linear.named_parameters()):
+                setattr(linear, key, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
+    clip.step()
+    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in attention.parameters()]
+    answers.put((rank, [p.detach().tolist() for p in found]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["replicated", "sharded"])
+def test_ranks_with_other_batches_shrink_alike(cut, tmp_path):
+    """The oracle is one process whose batch is the one with the larger logits."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    arguments = (str(tmp_path), cut, answers)
+    ranks = [context.Process(target=clip_on_a_rank, args=(r, *arguments)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(answers.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    attention, x = make(key_heads=2)
+    before = [p.detach().clone() for p in attention.parameters()]
+    clip = QKClip.for_model(attention, threshold=0.1)
+    attention(x * 2)
+    clip.step()
+    for rank in range(2):
+        for p, got in zip(attention.parameters(), found[rank], strict=True):
+            torch.testing.assert_close(
+                torch.tensor(got, dtype=torch.float64), p.detach(), rtol=1e-14, atol=1e-15
+            )
+    assert any(not torch.equal(p, b) for p, b in zip(attention.parameters(), before, strict=True))
 
 
 def test_bad_input_is_named():

@@ -190,6 +190,24 @@ CASES = {
         "b c (r b=2)",
         lambda w: [expert[:, i::2].T for expert in w for i in range(2)],
     ),
+    "experts, transposed by their shapes": (
+        lambda: Named("MyExperts", gate_up_proj=parameter(3, 5, 8), down_proj=parameter(3, 4, 5)),
+        "gate_up_proj",
+        "b c (b=2 r)",
+        lambda w: [half.T for expert in w for half in expert.split(4, dim=1)],
+    ),
+    "experts with both, going down": (
+        lambda: Named("MyExperts", gate_up_proj=parameter(3, 5, 8), down_proj=parameter(3, 4, 5)),
+        "down_proj",
+        "b c r",
+        lambda w: [expert.T for expert in w],
+    ),
+    "experts with both, not transposed": (
+        lambda: Named("MyExperts", gate_up_proj=parameter(3, 8, 5), down_proj=parameter(3, 5, 4)),
+        "gate_up_proj",
+        "b (b=2 r) c",
+        lambda w: [part for expert in w for part in expert.split(4)],
+    ),
     "experts going down": (
         lambda: Named("MixtralExperts", down_proj=parameter(3, 5, 4)),
         "down_proj",
@@ -333,6 +351,20 @@ def test_of_a_head_of_several_layers_the_last_is_the_head():
     assert found["classifier.2.weight"].route == "adamw"
 
 
+def test_a_told_head_may_be_a_container_and_needs_a_weight():
+    model = nn.Module()
+    model.body, model.relu = nn.Linear(4, 4), nn.ReLU()
+    model.top = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    found = routes(model, head="top")
+    assert found["top.0.weight"].route == "matrix"
+    assert found["top.2.weight"].reason == "output head, as told"
+    assert found["top.2.weight"].route == "adamw"
+    with pytest.raises(ValueError, match="head='relu' matches no module of Module with a weight"):
+        nucleon.Leon.for_model(model, head="relu")
+    with pytest.raises(TypeError, match="head must be"):
+        nucleon.Leon.for_model(model, head=3)
+
+
 def test_a_head_is_named_denied_or_reported_missing():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     assert routes(model)["1.weight"].route == "matrix"
@@ -414,7 +446,8 @@ class Unknown(nn.Module):
 def test_an_unknown_module_names_every_parameter_and_the_remedy():
     with pytest.raises(ValueError) as caught:
         nucleon.Leon.for_model(Unknown())
-    for text in ("kernel of shape (3, 4)", "other of shape", "Unknown", "overrides={'kernel'"):
+    for text in ("kernel of shape (3, 4)", "other of shape", "Unknown", "overrides={'kernel'",
+                 "{'axes': 'r c'}", "{'axes': 'r c c c'}"):  # fmt: skip
         assert text in str(caught.value)
     told = {"kernel": {"axes": "r c"}, "other": "adamw"}
     assert routes(Unknown(), overrides=told)["kernel"].route == "matrix"
@@ -489,7 +522,13 @@ def test_a_fused_weight_of_unknown_order_can_be_told():
         ),
         ({"overrides": {"bias": {"momentum": 0.9}}}, TypeError, "bias has no option 'momentum'"),
         ({"overrides": {"bias": "matrix"}}, ValueError, "bias"),
+        ({"overrides": ["weight"]}, TypeError, "overrides must be a dict"),
+        ({"overrides": {3: "adamw"}}, TypeError, "overrides must be a dict with names"),
+        ({"overrides": {"weight": None}}, TypeError, "the override 'weight' must be one of"),
+        ({"overrides": {"weight": 3}}, TypeError, "the override 'weight' must be one of"),
         ({"aux": {"momentum": 0.9}}, TypeError, "aux has no option 'momentum'"),
+        ({"aux": {"lr": 0.9}}, TypeError, "aux has no option 'lr'.*its lr is aux_lr"),
+        ({"aux": 3}, TypeError, "aux must be a dict"),
         ({"aux": {"betas": (0.9, 2.0)}}, ValueError, "betas"),
         ({"betas": (0.9, 0.99)}, TypeError, "no option 'betas'"),
         ({"lr": -1.0}, ValueError, "lr"),
@@ -577,6 +616,8 @@ def test_the_explanation_prints_exports_and_counts():
     optimizer = nucleon.Leon.for_model(small(), head="3")
     explanation = optimizer.explain()
     assert len(explanation) == len(list(explanation)) == 7
+    with pytest.raises(KeyError, match=r"'1\.weights' is no parameter of leon"):
+        explanation["1.weights"]
     text = str(explanation)
     assert max(map(len, text.splitlines())) <= 120
     for part in ("1.weight", "6×4", "r c", "leon/polar-express", "output head, as told"):
@@ -625,6 +666,8 @@ def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
         registry.register("Leon", lambda model: None)
     with pytest.raises(TypeError, match="callable"):
         registry.register("nothing", None)
+    with pytest.raises(TypeError, match="name must be one of leon, muon"):
+        registry.create(3, small())
 
 
 def test_defaults_of_adamw_reach_the_group():

@@ -51,16 +51,25 @@ class JordanMuon(torch.optim.Optimizer):
 
 
 class OldMuon(torch.optim.Optimizer):
-    """That of 2024: a sum."""
+    """That of 2024: a sum, and for what is no matrix an Adam with names of its own."""
 
     def __init__(self, params):
-        super().__init__(params, {"lr": 0.02, "momentum": BETA, "nesterov": True, "ns_steps": 5})
+        adam = {"adamw_lr_ratio": 0.1, "adamw_betas": (0.9, 0.99), "adamw_eps": 1e-8, "adamw_wd": 0}
+        shared = {"lr": 0.02, "momentum": BETA, "nesterov": True, "ns_steps": 5}
+        super().__init__(params, {**shared, **adam})
 
     @torch.no_grad()
     def step(self):
         for p in self.param_groups[0]["params"]:
-            buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-            buffer.mul_(BETA).add_(p.grad)
+            state = self.state[p]
+            state["use_muon"] = p.ndim == 2
+            if state["use_muon"]:
+                buffer = state.setdefault("momentum_buffer", torch.zeros_like(p))
+                buffer.mul_(BETA).add_(p.grad)
+                continue
+            state["step"] = state.get("step", 0) + 1
+            state.setdefault("moment1", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+            state.setdefault("moment2", torch.zeros_like(p)).lerp_(p.grad.square(), 0.01)
 
 
 OLD = {
@@ -85,6 +94,56 @@ def test_the_total_is_the_sum_of_the_gradients(old, new):
     convert(old_optimizer, fresh)
     total = fresh.state[weight]["total"]
     torch.testing.assert_close(total, discounted(gradients, BETA), rtol=1e-9, atol=1e-9)
+
+
+class MuonOf2025(JordanMuon):
+    """From February to May 2025: an average, under options that versions with a sum have too."""
+
+    def __init__(self, params, **more):
+        shared = {"lr": 0.02, "momentum": BETA, "nesterov": True, "ns_steps": 5}
+        torch.optim.Optimizer.__init__(self, params, {**shared, **more})
+
+
+@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.01}])
+def test_a_momentum_that_the_options_do_not_tell_is_asked_for(more):
+    weight, gradients = matrix(), stream((4, 6), 30, noise=1.0)
+    old = MuonOf2025([weight], **more)
+    run(old, [weight], gradients)
+    new = nucleon.Leon([weight], momentum=BETA)
+    with pytest.raises(ValueError, match="momentum='average' if"):
+        convert(old, new)
+    with pytest.raises(ValueError, match="momentum must be one of"):
+        convert(old, new, momentum="mean")
+    assert new.state[weight]["total"].eq(0).all()
+    convert(old, new, momentum="average")
+    total = discounted(gradients, BETA)
+    torch.testing.assert_close(new.state[weight]["total"], total, rtol=1e-9, atol=1e-9)
+    convert(old, new, momentum="sum")
+    torch.testing.assert_close(new.state[weight]["total"], 0.05 * total, rtol=1e-9, atol=1e-9)
+
+
+def test_the_adam_inside_of_muon_of_2024_goes_on():
+    model = nn.Linear(6, 4).double()
+    old = OldMuon(list(model.parameters()))
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        old.step()
+    new = nucleon.Leon.for_model(model)
+    assert convert(old, new)["bias"] == "AdamW goes on"
+    state = new.state[model.bias]
+    assert torch.equal(state["exp_avg_sq"], old.state[model.bias]["moment2"])
+    assert state["step"].item() == 3
+
+
+def test_an_adam_whose_every_step_was_skipped_has_no_state():
+    weight, other = matrix(), matrix()
+    old = torch.optim.AdamW([weight, other])
+    run(old, [weight, other], stream((4, 6), 2))
+    old.state[weight]["step"].zero_()
+    new = nucleon.Leon([("weight", weight), ("other", other)])
+    assert convert(old, new)["weight"] == "starts anew: no state"
+    assert new.state[weight]["gram"].eq(0).all()
 
 
 def test_another_momentum_keeps_the_mean_gradient():
@@ -146,6 +205,23 @@ def test_the_gram_from_muon_is_right_in_the_mean_over_noise():
     expected = 5 * shape.squeeze().square() / (1 - 0.81)
     error = found.std(0) / runs**0.5
     assert ((found.mean(0) - expected).abs() <= 4 * error).all()  # 4σ: 1 in 5000 a row
+
+
+@pytest.mark.parametrize("axes", [None, "r{1,3} c"])
+def test_the_gram_of_leon_is_kept_by_pion(axes):
+    """It is M̂ itself, Σβ₂^(T−t)GGᵀ, scaled to the other β₂ as averages are alike."""
+    weight, gradients = matrix(), stream((4, 6), 40, noise=1.0)
+    old = nucleon.Leon([weight], momentum=0.9, axes=axes)
+    run(old, [weight], gradients)
+    for beta2, factor in ((None, 1.0), (0.98, (1 - 0.81) / (1 - 0.98))):
+        new = nucleon.Pion([weight], momentum=0.9, beta2=beta2, axes=axes)
+        assert convert(old, new) == {"0": "momentum and Gram of leon"}
+        rows = [slice(0, 4)] if axes is None else [slice(0, 1), slice(1, 4)]
+        for i, mine in enumerate(rows):
+            part = gradients[:, mine]
+            expected = factor * discounted(part @ part.mT, 0.81)
+            found = new.state[weight]["gram" if axes is None else f"gram.{i}"][0]
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_each_block_of_a_fused_weight_has_its_own_gram():

@@ -191,5 +191,8 @@ def test_on_paper_the_drawings_are_there(visit):
 def test_nothing_is_wider_than_the_screen(visit, theme, width):
     page = visit(color_scheme=theme, viewport={"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    marks = page.locator(".summary .mark")
+    right = marks.evaluate_all("all => Math.max(...all.map(m => m.getBoundingClientRect().right))")
+    assert right <= width  # a verdict is not behind the edge of a table that scrolls
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=f"{folder}/report-{theme}-{width}.png", full_page=True)

@@ -28,6 +28,8 @@ def bench(
 
     All sides of a table are measured in one process, taking turns.
 
+    For example:
+
         nucleon bench
         nucleon bench step --set 2x768
         nucleon bench linalg --help

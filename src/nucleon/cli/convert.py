@@ -4,15 +4,16 @@ import importlib
 import json
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 from torch import nn
+from torch.optim import Optimizer
 
 from nucleon.cli.console import (
     AsJson,
@@ -25,7 +26,8 @@ from nucleon.cli.console import (
 )
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.registry import create, list_optimizers
-from nucleon.optim.switching import convert_checkpoint
+from nucleon.optim.switching import Momentum, convert_checkpoint
+from nucleon.optim.switching import convert as convert_optimizers
 
 KEYS = ("optimizer", "optimizer_state_dict", "optimizer_states")
 """Where training scripts and Lightning keep the state of the optimizer in a checkpoint."""
@@ -42,6 +44,17 @@ def convert(
         ),
     ],
     to: Annotated[str, typer.Option(help="The new optimizer, see `nucleon list`.")] = "leon",
+    old: Annotated[
+        str | None,
+        typer.Option(
+            help="What builds the old optimizer from the model, or a list of them in the order of "
+            "their states; needed where the states are without names and of several groups."
+        ),
+    ] = None,
+    momentum: Annotated[
+        str,
+        typer.Option(help="What the momentum_buffer of an old Muon holds: average, sum or auto."),
+    ] = "auto",
     key: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,10 +82,15 @@ def convert(
     For example:
 
         nucleon convert run.pt leon.pt --model train.py:build --option lr=4e-3
+
+        nucleon convert run.pt leon.pt --model train.py:build --old train.py:optimizers --key muon
+        --key adamw
     """
     with plain_errors(debug):
         options = dict(_option(text) for text in option or ())
-        new, report = _converted(_states(source, key or ()), _built(model), to, options)
+        states, built = _states(source, key or ()), _built(model)
+        olds = _old(old, built, states) if old else ()
+        new, report = _converted(states, built, olds, cast(Momentum, momentum), to, options)
         _save(new.state_dict(), target)
         if as_json:
             print_json({"to": to, "out": str(target), "parameters": report})
@@ -89,16 +107,25 @@ def convert(
 
 
 def _converted(
-    states: Sequence[Mapping[str, Any]], model: nn.Module, to: str, options: dict[str, Any]
+    states: Sequence[Mapping[str, Any]],
+    model: nn.Module,
+    olds: Sequence[Optimizer],
+    momentum: Momentum,
+    to: str,
+    options: dict[str, Any],
 ) -> tuple[MatrixOptimizer, dict[str, str]]:
     try:
         new = create(to, model, **options)
         if not isinstance(new, MatrixOptimizer):
             raise ValueError(f"{to} keeps its state in another way; choose one of its own package")
-        return new, convert_checkpoint(states, model, new)
+        if olds:
+            return new, convert_optimizers(olds, new, momentum=momentum)
+        return new, convert_checkpoint(states, model, new, momentum=momentum)
     except (TypeError, ValueError) as error:
         raise CommandError(
-            str(error), f"the optimizers are {', '.join(list_optimizers())}; see --option and --key"
+            str(error),
+            f"the optimizers are {', '.join(list_optimizers())}; see --option, --key, --old and "
+            f"--momentum",
         ) from error
 
 
@@ -141,28 +168,52 @@ def _states(source: Path, keys: Sequence[str]) -> list[Mapping[str, Any]]:
 
 
 def _built(words: str) -> nn.Module:
-    """What `package.module:function` or `file.py:function` returns."""
-    place, colon, name = words.rpartition(":")
-    if not colon:
-        raise CommandError(f"--model is {words!r}", "write package.module:function")
-    path = Path(place)
-    is_file = path.suffix == ".py"
-    sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
-    place = path.stem if is_file else place
-    try:
-        build = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
-        raise CommandError(
-            f"--model {words} cannot be imported: {error}", "check the path"
-        ) from error
-    finally:
-        del sys.path[0]
-    model = build()
+    model = _function("--model", words)()
     if not isinstance(model, nn.Module):
         raise CommandError(
             f"--model {words} returned {type(model).__name__}", "return the torch.nn.Module"
         )
     return model
+
+
+def _old(words: str, model: nn.Module, states: Sequence[Mapping[str, Any]]) -> list[Optimizer]:
+    """The old optimizers with their states."""
+    made = _function("--old", words)(model)
+    olds = [made] if isinstance(made, Optimizer) else list(made)
+    if len(olds) != len(states) or not all(isinstance(o, Optimizer) for o in olds):
+        raise CommandError(
+            f"--old {words} returned {len(olds)} for {len(states)} saved states",
+            "return one optimizer for each state, and name the states with --key, in order",
+        )
+    for optimizer, state in zip(olds, states, strict=True):
+        try:
+            optimizer.load_state_dict(dict(state))
+        except (KeyError, TypeError, ValueError) as error:
+            kind = type(optimizer).__name__
+            raise CommandError(
+                f"{kind} of --old {words} does not take its state: {error}",
+                "build it as the run did, and give the states in the same order",
+            ) from error
+    return olds
+
+
+def _function(option: str, words: str) -> Callable[..., Any]:
+    """What `package.module:function` or `file.py:function` names."""
+    place, colon, name = words.rpartition(":")
+    if not colon:
+        raise CommandError(f"{option} is {words!r}", "write package.module:function")
+    path = Path(place)
+    is_file = path.suffix == ".py"
+    sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
+    place = path.stem if is_file else place
+    try:
+        return getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise CommandError(
+            f"{option} {words} cannot be imported: {error}", "check the path"
+        ) from error
+    finally:
+        del sys.path[0]
 
 
 def _save(state: Mapping[str, Any], target: Path) -> None:

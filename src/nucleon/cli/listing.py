@@ -33,8 +33,12 @@ def list_names(
 ) -> None:
     """List learners, potentials, streams and optimizers with their equations, and the claims.
 
-    nucleon list
-    nucleon list claims
+    The names are those that the other verbs take.
+
+    For example:
+
+        nucleon list
+        nucleon list claims
     """
     with plain_errors(debug):
         tables = {name: rows for name, rows in _tables().items() if kind in (None, name)}

@@ -78,6 +78,8 @@ def play(
     Exit code 0 when every regret is within its bound, 1 when one is not, 2 when the command could
     not do its work.
 
+    For example:
+
         nucleon play faml ftl --stream alternating --rounds 1000
         nucleon play ftpl:samples=1 ftpl:samples=16 --stream gaussian --stream adversary
         nucleon play shampoo faml --shape 16x64 --stream replay:gradients=recorded.pt

@@ -42,6 +42,8 @@ def report(
 
     Exit code 0 when all runs are in it, 1 when damaged ones were left out, 2 when there are none.
 
+    For example:
+
         nucleon report
         nucleon report runs/thm-leon runs/thm-pion --output theorems.html
     """

@@ -63,6 +63,8 @@ def reproduce(
 
     Exit code 0 when all hold, 1 when one does not, 2 when the command could not do its work.
 
+    For example:
+
         nucleon reproduce fig-ripples
         nucleon reproduce --all --quick --jobs 2
         nucleon reproduce --all --resume --output results

@@ -124,6 +124,8 @@ def train(
     on a CPU ends exactly as if it had not been. Exit code 0 at the end, 130 when interrupted, 2
     when the command could not do its work.
 
+    For example:
+
         nucleon train --optimizer leon --lr 0.05 --schedule cosine
         nucleon train --task text --data novel.txt --tokens bpe --steps 1000 --output runs/novel
         nucleon train --resume --output runs/novel

@@ -13,8 +13,8 @@ def factory(name: str) -> type:
 
     The Trainer (transformers 5 and later) instantiates what is not a torch optimizer class and
     calls it with its model, so that the parameters are routed by module. With an earlier one build
-    the optimizer yourself and pass `optimizers=(optimizer, None)`. The learning rates are those given
-    here; the schedule is the Trainer's.
+    the optimizer yourself and pass `optimizers=(optimizer, None)`. The learning rates are those
+    given here; the schedule is the Trainer's.
 
     Args:
         name: an optimizer of `nucleon.list_optimizers()`.

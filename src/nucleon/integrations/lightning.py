@@ -35,5 +35,6 @@ class DiagnosticsLogger(pl.Callback):
         self.last = step
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, MatrixOptimizer):
+                found = optimizer.diagnostics()
                 for logger in trainer.loggers:
-                    logger.log_metrics(optimizer.diagnostics(), step=step)
+                    logger.log_metrics(found, step=step)

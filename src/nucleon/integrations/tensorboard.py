@@ -25,14 +25,23 @@ class DiagnosticsWriter:
 
     Args:
         optimizer: Muon, Pion or Leon.
-        writer: a `SummaryWriter`.
+        writer: a `SummaryWriter`; None on ranks that do not write but, with a `placement`, must
+            take part in `diagnostics()`.
         every: N (100); each time synchronizes with the device once.
+        start: steps taken before, where a run is resumed (0).
     """
 
-    def __init__(self, optimizer: MatrixOptimizer, writer: Writer, every: int = 100) -> None:
+    def __init__(
+        self,
+        optimizer: MatrixOptimizer,
+        writer: Writer | None,
+        every: int = 100,
+        *,
+        start: int = 0,
+    ) -> None:
         self.optimizer, self.writer = optimizer, writer
         self.every = _checks.count("every", every)
-        self.steps = 0
+        self.steps = start
         self._hook = optimizer.register_step_post_hook(self._after)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -42,8 +51,10 @@ class DiagnosticsWriter:
 
     def write(self) -> None:
         """Write now."""
-        for tag, value in self.optimizer.diagnostics().items():
-            self.writer.add_scalar(tag, value, self.steps)
+        found = self.optimizer.diagnostics()
+        if self.writer is not None:
+            for tag, value in found.items():
+                self.writer.add_scalar(tag, value, self.steps)
 
     def close(self) -> None:
         """Stop writing."""

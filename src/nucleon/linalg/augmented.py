@@ -152,6 +152,25 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
     return result
 
 
+def augmented_definite(s: Tensor, smoothing: Tensor, smallest: Tensor) -> Tensor:
+    """`augmented_eigh` where Λ ⪰ smallest·I, (…), is known: one `eigh` and three products.
+
+    Then κ = cond(SSᵀ + Λ) is at most the largest eigenvalue over `smallest`. While 4 eps·κ is
+    within the promise, rounding cannot have made Λ indefinite and no singular value of [S L] is to
+    be cut: there is nothing to prove and nothing to rescale. Otherwise, or where the Gram matrix
+    overflows, this is `augmented_eigh`. Float64 only; synchronizes to choose.
+    """
+    m, eps = s.shape[-2], torch.finfo(s.dtype).eps
+    most = 0.25 * _PROMISE[s.dtype] / eps * smallest
+    gram = add_product(smoothing, s, s.mT)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    if bool((trace < m * most).all()):  # else the mean of the eigenvalues is too large already
+        values, vectors = torch.linalg.eigh(gram)
+        if bool((values[..., -1] < most).all()):
+            return (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
+    return augmented_eigh(s, smoothing, math.sqrt(m) * eps, dtype=s.dtype)
+
+
 def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
     """The leading block of the polar factor of [S L], by QR and SVD: feasible at any condition.
 

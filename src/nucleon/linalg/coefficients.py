@@ -41,25 +41,32 @@ def muon() -> Quintic:
 
 @lru_cache
 def polar_express(
-    lower_bound: float, steps: int, *, safety: float = SAFETY, cushion: float = CUSHION
+    lower_bound: float,
+    steps: int,
+    *,
+    safety: float | tuple[float, ...] = SAFETY,
+    cushion: float = CUSHION,
 ) -> tuple[Quintic, ...]:
     """The quintics p₁, …, p_K whose composition is closest to 1 on [lower_bound, 1].
 
     Each p_k is the minimax approximation of 1 on the image [l, u] of the ones before, and u = 2 − l
     after every step. With `safety` and `cushion` 0 the composition is optimal among all of its
     kind; `safety` s designs every step but the last for [l, (1+s)u], so that rounding errors stay
-    inside; `cushion` designs for [cushion·u, u] while l is smaller, then recentres the image on 1.
+    inside, a tuple names it for every step; `cushion` designs for [cushion·u, u] while l is
+    smaller, then recentres the image on 1.
     """
     _checks.fraction("lower_bound", lower_bound, closed="1")
     _checks.count("steps", steps)
-    _checks.nonnegative("safety", safety)
+    rooms = safety if isinstance(safety, tuple) else (safety,) * (steps - 1) + (0.0,)
+    for room in rooms:
+        _checks.nonnegative("safety", room)
     _checks.fraction("cushion", cushion, closed="0")
     if max(lower_bound, cushion) < 1e-12:  # p(l) = 1 − E would be lost to rounding
         raise ValueError(f"cushion must be ≥ 1e-12 when lower_bound is smaller, got {cushion!r}")
     lower, upper = lower_bound, 1.0
     sequence: list[Quintic] = []
-    for remaining in reversed(range(steps)):
-        upper *= 1 + safety if remaining else 1
+    for room in rooms:
+        upper *= 1 + room
         p = _minimax_quintic(max(lower, cushion * upper), upper)
         p = _scaled(p, 2 / sum(image([p], lower, upper)))
         lower, upper = image([p], lower, upper)
@@ -84,6 +91,25 @@ def image(coefficients: Iterable[Quintic], lower: float, upper: float) -> tuple[
         values = [_evaluate(p, x) for x in points]
         lower, upper = min(values), max(values)
     return lower, upper
+
+
+HALF_LOWER_BOUND = 3e-3
+HALF_RESTART = 3
+
+
+@lru_cache
+def half_polar_express(steps: int) -> tuple[Quintic, ...]:
+    """Polar Express for the float16 Gram recursion, [0, 1] → [0, 1] with room for its rounding.
+
+    Up to the restart after three steps the recursion follows the Gram matrix without looking at X
+    again and may be off by several percent; the step after it leaves room for that.
+    """
+    rooms = tuple({HALF_RESTART - 1: 0.03, HALF_RESTART: 0.15}.get(i, SAFETY) for i in range(steps))
+    *first, last = polar_express(HALF_LOWER_BOUND, steps, safety=rooms)
+    lower, upper = 0.0, 1.0
+    for p, room in zip([*first, last], rooms, strict=True):
+        lower, upper = image([p], lower, upper * (1 + room))
+    return (*first, _scaled(last, 1 / upper))
 
 
 @lru_cache

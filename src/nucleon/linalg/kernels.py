@@ -1,7 +1,16 @@
 """The products that the iterations are made of, fused where torch can; no checks, no sync."""
 
+import importlib.util
+from functools import cache
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+Precision = Literal["tf32", "tf32x3", "ieee"]
+
+REMAINDER_SCALE = 2048.0
+"""A remainder is stored times 2¹¹: it is that much below its value and would be subnormal."""
 
 
 def add_product(
@@ -15,6 +24,16 @@ def add_product(
     return torch.baddbmm(*flat, beta=beta, alpha=alpha).reshape(c.shape)
 
 
+def add_gram(c: Tensor, a: Tensor, *, beta: float, precision: Precision = "ieee") -> Tensor:
+    """βC + AAᵀ for float32 stacks (b, m, n), with half the arithmetic where Triton is at hand.
+
+    AAᵀ is positive semidefinite at any `precision`; "tf32", the fastest, rounds A to 11 bits.
+    """
+    if a.is_cuda and a.ndim == 3 and a.dtype == c.dtype == torch.float32 and triton_works():
+        return symmetric_product(a, a, c, beta=beta, precision=precision)
+    return add_product(c, a, a.mT, beta=beta)
+
+
 def add_to_diagonal(a: Tensor, value: float | Tensor) -> Tensor:
     """A + value·I in place; a tensor has one entry a matrix, (…)."""
     diagonal = a.diagonal(dim1=-2, dim2=-1)
@@ -26,3 +45,186 @@ def quintic_factor(b: Tensor, c1: float, c3: float, c5: float) -> Tensor:
     """T = c₁I + c₃B + c₅B², the factor that one odd polynomial puts on X, B = XXᵀ."""
     t = add_product(b, b, b, beta=c3, alpha=c5) if c5 else c3 * b
     return add_to_diagonal(t, c1)
+
+
+def symmetric_product(
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    shift: float = 0.0,
+    scale: Tensor | None = None,
+    powers: tuple[int, int] = (0, 0),
+    dtype: torch.dtype | None = None,
+    precision: Precision = "tf32",
+) -> Tensor:
+    """αs^p ABᵀ + βs^q C + δI, (b, m, m), for products that are symmetric: half the arithmetic.
+
+    ABᵀ is symmetric for B = A, for commuting symmetric A and B, and for A = BR with symmetric R;
+    one triangle is computed and mirrored, also where rounding would make the two differ.
+
+    Args:
+        a: (b, m, k), float16, bfloat16 or float32, accumulated in float32.
+        b: the same.
+        addend: C, symmetric, (b, m, m).
+        alpha: α.
+        beta: β.
+        shift: δ.
+        scale: s, (b,) float32, a factor that only the device knows.
+        powers: (p, q), each 0, 1 or 2.
+        dtype: of the result; None is that of `a`.
+        precision: of float32 operands: "tf32", "tf32x3" or "ieee".
+    """
+    return _symmetric(
+        a, b, addend, scale, [alpha, beta, shift], list(powers), dtype or a.dtype, precision, ""
+    )[0]
+
+
+def symmetric_pair(
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    second_shift: float | None = None,
+    scale: Tensor | None = None,
+    powers: tuple[int, int] = (0, 0),
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`symmetric_product` and what its rounding lost, times 2048; or it and itself + shift·I."""
+    kind = "remainder" if second_shift is None else "shifted"
+    factors = [alpha, beta, 0.0, second_shift or 0.0]
+    dtype = dtype or a.dtype
+    return _symmetric(a, b, addend, scale, factors, list(powers), dtype, "tf32", kind)
+
+
+def squares(x: Tensor) -> Tensor:
+    """‖X‖_F² of each matrix, (b,) float64: the square of a float32 norm may overflow float32."""
+    if x.numel() and _launches(x):
+        from nucleon.linalg import triton_symmetric
+
+        return triton_symmetric.squares(x.contiguous())
+    return x.double().square().sum(dim=(-2, -1))
+
+
+def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
+    """float16(factor·X) for (b,) factors and (b, m, n)."""
+    if x.numel() and _launches(x):
+        from nucleon.linalg import triton_symmetric
+
+        return triton_symmetric.scaled_half(x.contiguous(), factor)
+    return (x * factor[:, None, None]).half()
+
+
+def _launches(x: Tensor) -> bool:
+    """Elementwise passes are launched here unless torch.compile fuses them itself."""
+    return x.is_cuda and triton_works() and not torch.compiler.is_compiling()
+
+
+def _symmetric(
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None,
+    scale: Tensor | None,
+    factors: list[float],
+    powers: list[int],
+    dtype: torch.dtype,
+    precision: str,
+    kind: str,
+) -> tuple[Tensor, Tensor]:
+    if not a.is_cuda or not triton_works():
+        return _symmetric_torch(a, b, addend, scale, factors, powers, dtype, precision, kind)
+    if torch.compiler.is_compiling():  # opaque to the compiler, which would tune it by itself
+        return _symmetric_op(a, b, addend, scale, factors, powers, dtype, precision, kind)
+    return _symmetric_triton(a, b, addend, scale, factors, powers, dtype, precision, kind)
+
+
+def _symmetric_triton(
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None,
+    scale: Tensor | None,
+    factors: list[float],
+    powers: list[int],
+    dtype: torch.dtype,
+    precision: str,
+    kind: str,
+) -> tuple[Tensor, Tensor]:
+    from nucleon.linalg import triton_symmetric
+
+    a, b = a.contiguous(), b.contiguous()
+    addend = None if addend is None else addend.contiguous()
+    out = a.new_empty((a.shape[0], a.shape[1], a.shape[1]), dtype=dtype)
+    second = torch.empty_like(out) if kind else out.new_empty(0)
+    if out.numel():
+        rest = (factors, powers, precision, kind, REMAINDER_SCALE)
+        triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest)
+    return out, second
+
+
+def _symmetric_torch(
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None,
+    scale: Tensor | None,
+    factors: list[float],
+    powers: list[int],
+    dtype: torch.dtype,
+    precision: str,
+    kind: str,
+) -> tuple[Tensor, Tensor]:
+    """The same in torch: all tiles, float32 products, the lower triangle mirrored."""
+    alpha, beta, shift, *rest = factors
+    s = a.new_ones(1, 1, 1, dtype=torch.float32) if scale is None else scale[:, None, None]
+    total = (a.float() @ b.float().mT) * alpha
+    for _ in range(powers[0]):
+        total = total * s
+    if addend is not None:
+        plus = addend.float() * beta
+        for _ in range(powers[1]):
+            plus = plus * s
+        total = total + plus
+    total = add_to_diagonal(total.tril() + total.tril(-1).mT, shift)
+    out = total.to(dtype)
+    if kind == "remainder":
+        return out, ((total - out.float()) * REMAINDER_SCALE).to(dtype)
+    if kind == "shifted":
+        return out, add_to_diagonal(total.clone(), rest[0]).to(dtype)
+    return out, out.new_empty(0)
+
+
+_symmetric_op = torch.library.custom_op(
+    "nucleon::symmetric", _symmetric_triton, mutates_args=(), device_types="cuda"
+)
+
+
+@_symmetric_op.register_fake
+def _(  # pyright: ignore[reportUnusedFunction]
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None,
+    scale: Tensor | None,
+    factors: list[float],
+    powers: list[int],
+    dtype: torch.dtype,
+    precision: str,
+    kind: str,
+) -> tuple[Tensor, Tensor]:
+    out = a.new_empty((a.shape[0], a.shape[1], a.shape[1]), dtype=dtype)
+    return out, torch.empty_like(out) if kind else out.new_empty(0)
+
+
+@torch.compiler.assume_constant_result  # or the compiler would trace the look-up
+def triton_works() -> bool:
+    """Triton is installed and the GPU is one it compiles half-precision products for."""
+    return _triton_works()
+
+
+@cache
+def _triton_works() -> bool:
+    if importlib.util.find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)

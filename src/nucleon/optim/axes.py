@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_WORD = re.compile(r"\(([^()]+)\)|([brc])(?:\{([\d, ]+)\})?")
+_WORD = re.compile(r"\(([^()]+)\)|([brc])(?:\{(\s*\d+(?:\s*,\s*\d+)*\s*)\})?")
 _PART = re.compile(r"([brc])(?:=(\d+))?")
 _EXAMPLES = 'one word an axis, as in "r c", "b r c", "r c c c", "(b=3 r) c" or "r{512,128} c"'
 
@@ -96,10 +96,10 @@ def _parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
         raise ValueError(f"axes {spec!r} cuts two axes into sections; only one may be cut")
     axis = cut[0] if cut else 0
     sections = words[axis][1] or (shape[axis],)
-    if sum(sections) != shape[axis] or 0 in sections[1:]:
+    if sum(sections) != shape[axis] or (cut and 0 in sections):
         raise ValueError(
             f"axes {spec!r}: the sections {sections} make {sum(sections)} entries, axis {axis} of "
-            f"the shape {shape} has {shape[axis]}; give sizes that add up"
+            f"the shape {shape} has {shape[axis]}; give sizes above 0 that add up"
         )
     blocks: list[Block] = []
     for start, length in zip(accumulate(sections, initial=0), sections, strict=False):
@@ -122,7 +122,7 @@ def _words(spec: str) -> _Words:
         parts = _parts(word) if word else None
         if word is None or parts is None:
             raise ValueError(f"axes {spec!r} cannot be read at {text!r}; write {_EXAMPLES}")
-        sections = tuple(int(size) for size in (word[3] or "").split(",") if size.strip())
+        sections = tuple(map(int, word[3].split(","))) if word[3] else ()
         found.append((parts, sections))
         text = text[word.end() :].lstrip()
     if {"r", "c"} - {letter for parts, _ in found for letter, _ in parts}:

@@ -12,7 +12,7 @@ and the three methods differ only in `direction`. Groups with rule="adamw" take 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
@@ -21,12 +21,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nucleon import _checks, moments, noise
+from nucleon import _checks, moments
 from nucleon.linalg._precision import exact_products
 from nucleon.optim import (
     adamw,
     certify,
+    checkpoints,
     diagnostics,
+    grams,
     options,
     placement,
     schema,
@@ -41,8 +43,6 @@ from nucleon.regret import Certificate
 
 if TYPE_CHECKING:
     from nucleon.optim import routing
-
-EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # matrices have streams ≥ 0
 
 States = list[dict[str, Tensor]]
 
@@ -165,6 +165,18 @@ class MatrixOptimizer(Optimizer, ABC):
             param, spec, index, step, group, has_gram=self.has_gram, owned=owned
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns all of it.
+
+        With placement="gram" every rank must call it: the Gram matrices are summed.
+        """
+        # Before the user's own hooks: they are to see what will be saved.
+        hook = self.register_state_dict_post_hook(checkpoints.add_up_grams, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same method, shapes and schema; refuse any other, changing nothing.
 
@@ -211,9 +223,11 @@ class MatrixOptimizer(Optimizer, ABC):
 
         Keys are "{optimizer}/{parameter}/{quantity}", with the parameter's name where it was given
         one, else its index; where it holds several matrices "{parameter}.{matrix}". The direction
-        P is that of the present state, S = Ĝ. Quantities: `update_norm` ‖P‖_op, `smoothing_share`
-        Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F,
-        `skipped` steps.
+        P is that of the present state, S = Ĝ. Where parameters or states are spread over ranks,
+        every rank must call it, and has the whole answer.
+
+        Quantities: `update_norm` ‖P‖_op, `smoothing_share` Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P
+        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F, `skipped` steps.
         """
         return diagnostics.collect(self)
 
@@ -222,7 +236,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """The discounted regret of each parameter beside its bound, radius 1; synchronizes.
 
         Only groups with certify=True keep what is needed. A parameter of several matrices has one
-        entry a matrix.
+        entry a matrix. With placement="owner" every rank must call it, and has all of the answer.
         """
         return certify.certificates(self)
 
@@ -249,8 +263,10 @@ class MatrixOptimizer(Optimizer, ABC):
         """(S, Λ, P) of the present state, S = Ĝ, each (b, …); Λ is empty without a Gram."""
         dtype = _checks.work_dtype(stack.params[0].dtype)
         with exact_products(states[0]["total"].device):
-            total = stack.gather((s["total"] for s in states), dtype)
+            total = stack.gather((shards.full(s["total"]) for s in states), dtype)
             gram = self._gather_gram(stack, states)
+            if self.has_gram and shards.sharded(states[0]["total"]):
+                gram = grams.whole_gram(stack.params[0], gram)
             smoothing = self._smoothing(stack, gram, group)
             return (
                 total,
@@ -273,6 +289,8 @@ class MatrixOptimizer(Optimizer, ABC):
                 loss = closure()
         self._check_gradients()
         self._check_ranks()
+        if any(group["consistency_every"] for group in self.param_groups):
+            self._compared = self.__dict__.get("_compared", -1) + 1
         for group in self.param_groups:
             if not group["params"]:
                 continue
@@ -330,8 +348,8 @@ class MatrixOptimizer(Optimizer, ABC):
             stack.split(skipped.long()),
         )
         if self.has_gram:
-            grams = [p.gram(s) for p, s in zip(stack.pieces, states, strict=True)]
-            torch._foreach_copy_(grams, stack.split(gram))
+            kept = [p.gram(s) for p, s in zip(stack.pieces, states, strict=True)]
+            torch._foreach_copy_(kept, stack.split(gram))
         return direction, finite
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:
@@ -356,76 +374,6 @@ class MatrixOptimizer(Optimizer, ABC):
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
         )
 
-    def apply(self, stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None:
-        """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
-        if any(shards.sharded(p) for p in stack.params):
-            self.apply_boxes(stack, stack.boxes(direction), taken, at)
-            return
-        taken, dither = taken[:, None, None], self._dither(stack, at)
-        reads = at.group["weight_decay"] or dither is not None
-        weights = stack.gather(stack.params, direction.dtype) if reads else direction
-        change = self._change(stack, direction, weights, taken, at)
-        if dither is not None:
-            stack.scatter(_round(weights - change, dither), stack.params)
-        else:
-            torch._foreach_sub_(*stack.regions(stack.params, change))
-
-    def apply_boxes(
-        self, stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: Situation
-    ) -> None:
-        """The same, to what this rank holds of the parameter of each piece.
-
-        It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
-        """
-        dither = self._dither(stack, at)
-        bits = stack.boxes(dither) if dither is not None else [None] * len(directions)
-        many = any(p.count > 1 or p.block.section is not None for p in stack.pieces)
-        each = taken[:, None, None]
-        oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
-        for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
-            weights = shards.local(param)
-            change = self._change(stack, direction, weights, ok, at)
-            weights.copy_(_round(weights - change, low))
-
-    def _change(
-        self, stack: Stack, direction: Tensor, weights: Tensor, taken: Tensor, at: Situation
-    ) -> Tensor:
-        group, lr = at.group, at.group["lr"]
-        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-        length = self._random_length(at, direction) if group["steps"] == "exponential" else 1.0
-        scale = options.scale_factor(group["scale"], *stack.shape)
-        change = direction * (taken.to(direction.dtype) * (lr * length * scale))
-        if not group["weight_decay"]:
-            return change
-        weights = weights.to(direction.dtype)
-        decay = torch.where(taken > 0, lr * group["weight_decay"] * weights, 0.0)
-        return change + (decay * (weights * direction > 0) if group["cautious"] else decay)
-
-    def _random_length(self, at: Situation, like: Tensor) -> Tensor:
-        """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
-        return noise.exponential(
-            (),
-            seed=at.group["seed"],
-            stream=EXPONENTIAL_STREAM,
-            step=at.step,
-            dtype=like.dtype,
-            device=like.device,
-        )
-
-    def _dither(self, stack: Stack, at: Situation) -> Tensor | None:
-        """0 … 65535 for each entry, each as likely; None where nothing is rounded at random."""
-        if not at.group["stochastic_rounding"] or stack.params[0].dtype != torch.bfloat16:
-            return None
-        uniform = noise.uniform(
-            (len(at.stream), *sorted(stack.shape)),
-            seed=at.group["seed"] ^ _ROUNDING_SEED,
-            stream=at.stream,
-            step=at.step,
-            device=at.stream.device,
-            dtype=torch.float32,
-        )
-        return (uniform * 65536.0).to(torch.int32).clamp_max(65535)
-
     def _check_ranks(self) -> None:
         """Once, before anything is sent: every rank must have the same parameters and options."""
         if self.__dict__.get("_ranks_agree") or not any(
@@ -443,13 +391,11 @@ class MatrixOptimizer(Optimizer, ABC):
         self._ranks_agree = True
 
     def agree(self, shared: Tensor, group: Mapping[str, Any]) -> None:
-        """Every `consistency_every` calls, raise on all ranks unless they have the same tensor."""
+        """Every `consistency_every` steps, raise on all ranks unless they have the same tensor."""
         every = group["consistency_every"]
         if not every or placement.world(group["params"]) == (0,):
             return
-        calls = self.__dict__.setdefault("_agreements", 0)
-        self._agreements = calls + 1
-        if calls % every == 0:
+        if self._compared % every == 0:
             wire.check_same(wire.fingerprint(shared), "updates")
 
     def _check_gradients(self) -> None:
@@ -457,7 +403,7 @@ class MatrixOptimizer(Optimizer, ABC):
             for param in group["params"]:
                 if (
                     group["certify"]
-                    and group["rule"] == "matrix"
+                    and "total" in self.state[param]
                     and "played" not in self.state[param]
                 ):
                     raise ValueError(
@@ -477,11 +423,3 @@ class MatrixOptimizer(Optimizer, ABC):
                     f"the gradient of a parameter of shape {tuple(param.shape)} is not finite; "
                     f"nonfinite='skip' would leave it out of this step"
                 )
-
-
-def _round(weights: Tensor, dither: Tensor | None) -> Tensor:
-    """float32 → bf16, up or down with probabilities that make the mean exact."""
-    if dither is None:
-        return weights
-    # The bits that bf16 lacks carry with their own probability.
-    return ((weights.view(torch.int32) + dither) & -65536).view(torch.float32)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nucleon import _checks, theory
 from nucleon.linalg.norms import nuclear_norm, operator_norm_bound
-from nucleon.optim import shards
+from nucleon.optim import placement, shards
 from nucleon.optim.axes import Block
 from nucleon.optim.stacks import Stack, blocks, gram_key, parameter_names
 from nucleon.regret import Certificate
@@ -73,13 +73,14 @@ def record(
 def certificates(optimizer: "MatrixOptimizer") -> dict[str, Certificate]:
     """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
     names = parameter_names(optimizer.param_groups)
-    return {
+    mine = {
         names[param]: _certificate(optimizer, param, spec, group)
         for group in optimizer.param_groups
         if group["certify"] and group["rule"] == "matrix"
         for param, spec in zip(group["params"], group["axes"], strict=True)
         if param.numel() and "played" in optimizer.state[param]
     }
+    return placement.of_all_ranks(mine, optimizer.param_groups)
 
 
 class CertificateLog:
@@ -120,9 +121,11 @@ def _certificate(
     norms = [nuclear_norm(block.matrices(state["total"].double())) for block in found]
     regret = state["loss"] + torch.cat(norms)
     largest = state["largest"].max().item()
+    bound = torch.cat([_bound(optimizer, state, group, block) for block in found])
+    place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
     return Certificate(
-        regret=regret,
-        bound=torch.cat([_bound(optimizer, state, group, block) for block in found]),
+        regret=regret.to(place),
+        bound=bound.to(place),
         theorem=optimizer.theorem,
         conditional_on=_conditions(group),
         refusal=optimizer.uncertified or _refusal(group, largest),

@@ -1,16 +1,19 @@
 """What an optimizer does to each matrix: a flat dict of floats, one synchronization."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from nucleon import _checks
 from nucleon.linalg import coefficients
 from nucleon.linalg._precision import exact_products
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
+from nucleon.optim import placement, shards
 from nucleon.optim.options import scale_factor
-from nucleon.optim.stacks import parameter_names
+from nucleon.optim.stacks import blocks, parameter_names
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
@@ -25,29 +28,42 @@ def collect(optimizer: "MatrixOptimizer") -> dict[str, float]:
     tables: list[Tensor] = []
     names = parameter_names(optimizer.param_groups)
     for group in optimizer.param_groups:
-        for stack, states in optimizer.stacks_of(group) if group["rule"] == "matrix" else ():
+        if group["rule"] != "matrix":
+            continue
+        weights = _weight_norms(group)
+        for stack, states in optimizer.stacks_of(group):
             total, smoothing, direction = optimizer.directions(stack, states, group)
-            weights = stack.gather(stack.params, total.dtype)
+            norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
             skipped = stack.gather_own(s["skipped"] for s in states)
             with exact_products(total.device):
-                table = _measure(total, smoothing, direction, weights, group["lr"], skipped)
+                table = _measure(total, smoothing, direction, norms, group["lr"], skipped)
             tables.append(table.flatten().double())
             scale = scale_factor(group["scale"], *stack.shape)
             for piece in stack.pieces:
                 for name in piece.names(names[piece.param]):
                     keys += [f"{optimizer.name}/{name}/{quantity}" for quantity in QUANTITIES]
                     factors += [scale if q == "update_ratio" else 1.0 for q in QUANTITIES]
-    if not tables:
-        return {}
-    values: list[float] = torch.cat([t.to(tables[0].device) for t in tables]).tolist()
-    return {key: value * f for key, value, f in zip(keys, values, factors, strict=True)}
+    values: list[float] = []
+    if tables:
+        values = torch.cat([t.to(tables[0].device) for t in tables]).tolist()
+    mine = {key: value * f for key, value, f in zip(keys, values, factors, strict=True)}
+    return placement.of_all_ranks(mine, optimizer.param_groups)
+
+
+def _weight_norms(group: Mapping[str, Any]) -> dict[Tensor, Tensor]:
+    """‖W‖_F of each matrix of each parameter; every rank takes part, one parameter at a time."""
+    norms: dict[Tensor, Tensor] = {}
+    for param, spec in zip(group["params"], group["axes"], strict=True):
+        whole = shards.full(param).to(_checks.work_dtype(param.dtype))
+        norms[param] = torch.cat([_norm(b.matrices(whole)) for b in blocks(param, spec)])
+    return norms
 
 
 def _measure(
     total: Tensor,
     smoothing: Tensor,
     direction: Tensor,
-    weights: Tensor,
+    weight_norms: Tensor,
     lr: float | Tensor,
     skipped: Tensor,
 ) -> Tensor:
@@ -63,8 +79,7 @@ def _measure(
         operator_norm_bound(direction),
         _ratio(noise, signal + noise),
         _ratio((direction * muon).sum(dim=(-2, -1)), _norm(direction) * _norm(muon)),
-        (lr.reshape(()) if isinstance(lr, Tensor) else lr)
-        * _ratio(_norm(direction), _norm(weights)),
+        (lr.reshape(()) if isinstance(lr, Tensor) else lr) * _ratio(_norm(direction), weight_norms),
         skipped.to(total.dtype),
     )
     return torch.stack(columns, dim=1)

@@ -47,7 +47,10 @@ class Explanation:
 
     def __getitem__(self, name: str) -> Row:
         """The row of a parameter."""
-        return next(row for row in self.rows if row.name == name)
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"{name!r} is no parameter of {self.optimizer}")
 
     @property
     def totals(self) -> dict[str, dict[str, int]]:

@@ -4,7 +4,8 @@ Rank i holds the columns Ĝ_i (m×n_i) of Ĝ and a part M̂_i of M̂ = Σ_i M̂_
 
     R = Σ_i (Ĝ_iĜ_iᵀ + c·M̂_i) + c·G²β₁⁻² I         (summed over the ranks)
 
-every rank computes the same Q(R) ≈ R^(-1/2) and its own columns P_i = Q Ĝ_i of the direction.
+every rank computes the same Q(R) ≈ R^(-1/2) and its own columns P_i = Q Ĝ_i of the direction. R is
+symmetric: little more than one triangle of it is sent.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch import Tensor
 from nucleon import _checks, moments
 from nucleon.linalg.kernels import add_to_diagonal, quintic_factor
 from nucleon.linalg.roots import coupled_inverse_sqrt, floor
-from nucleon.optim import shards, stacks, wire
+from nucleon.optim import shards, stacks, weights, wire
 from nucleon.optim.polynomials import polynomials
 from nucleon.optim.situation import situation
 from nucleon.optim.stacks import Stack
@@ -83,7 +84,7 @@ def update(optimizer: "MatrixOptimizer", stack: Stack, group: dict[str, Any]) ->
     if optimizer.has_gram:
         for state, new in zip(states, torch.where(keep, gram, old_gram).split(1), strict=True):
             state["gram"].copy_(new)
-    optimizer.apply_boxes(stack, _natural(stack, direction), taken, at)
+    weights.apply_boxes(stack, _natural(stack, direction), taken, at)
 
 
 def factor(r: Tensor, method: str, iterations: int) -> Tensor:
@@ -102,17 +103,19 @@ def factor(r: Tensor, method: str, iterations: int) -> Tensor:
     b = wide / trace
     add_to_diagonal(b, floor(wide.dtype) * torch.linalg.matrix_norm(b))
     q = None
-    for polynomial in polynomials(method, iterations):
+    sequence = polynomials(method, iterations)
+    for i, polynomial in enumerate(sequence):
         t = quintic_factor(b, *polynomial)
         q = t if q is None else t @ q
-        b = t @ b @ t
+        if i + 1 < len(sequence):
+            b = t @ b @ t
     assert q is not None
     return (q / trace.sqrt()).to(r.dtype)
 
 
-def whole_gram(stack: Stack, gram: Tensor) -> Tensor:
-    """Σ_i M̂_i, summed over the ranks."""
-    return _sum(stack, gram, gram.new_zeros(len(gram)))[0]
+def whole_gram(param: Tensor, gram: Tensor) -> Tensor:
+    """M̂ = Σ_i M̂_i over the ranks that hold the parameter; a new tensor, every rank takes part."""
+    return wire.add_up(gram.clone(), _groups(param), "Gram matrices")
 
 
 def is_first(param: Tensor) -> bool:
@@ -129,10 +132,23 @@ def _long_axis(param: Tensor) -> int:
 
 
 def _sum(stack: Stack, matrices: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
-    """Both summed over the ranks that hold the columns, in one message."""
-    flat = torch.cat([matrices.reshape(-1), flags])
+    """Symmetric matrices and flags summed over the ranks that hold the columns, in one message."""
+    m = matrices.shape[-1]
+    parts = [matrices[:, a:b, a:] for a, b in strips(m)]
+    flat = torch.cat([*(part.reshape(-1) for part in parts), flags])
     wire.add_up(flat, _groups(stack.params[0]), "Gram matrices")
-    return flat[: -len(flags)].view(matrices.shape), flat[-len(flags) :]
+    *sums, flags = flat.split([*(part.numel() for part in parts), len(flags)])
+    whole = torch.empty_like(matrices)
+    for (a, b), part, total in zip(strips(m), parts, sums, strict=True):
+        whole[:, a:b, a:] = total.view(part.shape)
+        whole[:, b:, a:b] = whole[:, a:b, b:].mT
+    return whole, flags
+
+
+def strips(m: int) -> list[tuple[int, int]]:
+    """Rows a…b of a symmetric matrix, of which the columns from a on are sent: 9/16 of it all."""
+    step = -(-m // 8)
+    return [(a, min(a + step, m)) for a in range(0, m, step)]
 
 
 def _columns(stack: Stack, tensors: Sequence[Tensor | None], dtype: torch.dtype) -> Tensor:

@@ -26,20 +26,22 @@ def output_heads(model: nn.Module, head: str | None) -> Mapping[nn.Module, str]:
 
     Args:
         model: the model.
-        head: a glob over module names, "auto" for the rules above, or None for no head.
+        head: a glob over module names, of a container its last weight; "auto" for the rules above,
+            or None for no head.
     """
     if head is None:
         return {}
+    if not isinstance(head, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"head must be a glob over module names, 'auto' or None, got {head!r}")
     if head != "auto":
-        found = {
-            m: "output head, as told" for n, m in model.named_modules() if fnmatchcase(n, head)
-        }
-        if not found:
+        matched = [m for path, m in model.named_modules() if fnmatchcase(path, head)]
+        weighted = [found for m in matched if (found := _last_weighted(m)) is not None]
+        if not weighted:
             raise ValueError(
-                f"head={head!r} matches no module of {type(model).__name__}; pass a glob over the "
-                f"names of model.named_modules(), or None if there is no head"
+                f"head={head!r} matches no module of {type(model).__name__} with a weight; pass a "
+                f"glob over the names of model.named_modules(), or None if there is no head"
             )
-        return found
+        return dict.fromkeys(weighted, "output head, as told")
     return _told(model) or _named(model) or _tied(model)
 
 

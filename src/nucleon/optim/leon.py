@@ -9,13 +9,22 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
+from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer, Situation
+from nucleon.optim.methods import check_method, chosen_method
 from nucleon.optim.options import Options
 from nucleon.optim.polynomials import polynomials
 from nucleon.potentials import Admissibility, Hyperbolic
 
-LeonMethod = Literal["polar-express", "newton-schulz", "coupled", "eigh"]
-LEON_METHODS: tuple[LeonMethod, ...] = ("polar-express", "newton-schulz", "coupled", "eigh")
+LeonMethod = Literal["auto", "half", "polar-express", "newton-schulz", "coupled", "eigh"]
+LEON_METHODS: tuple[LeonMethod, ...] = (
+    "auto",
+    "half",
+    "polar-express",
+    "newton-schulz",
+    "coupled",
+    "eigh",
+)
 
 
 @final
@@ -30,8 +39,10 @@ class Leon(MatrixOptimizer):
         beta2: β₂ of M̂ ← β₂M̂ + GGᵀ; None is β₁² at every step, the theory's (None).
         smoothing_scale: c = 1/η²; the theorem's is 1, more smooths more, 0 is Muon (1.0).
         gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 3 as printed (0.0).
-        method: "polar-express", the augmented recursion with optimal quintics (default: measured,
-            the fastest with an error below torch's Muon, `benchmarks/step.py`);
+        method: "auto", the default, is "half" or "polar-express", see `chosen_method`; "half", the
+            float16 Gram recursion (measured: the fastest on CUDA); "polar-express", the augmented
+            recursion with optimal quintics (measured: the fastest on the CPU with an error below
+            torch's Muon, both `benchmarks/step.py`);
             "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root;
             "eigh", exact and slow.
         options: see `nucleon.optim.Options`.
@@ -51,7 +62,7 @@ class Leon(MatrixOptimizer):
         beta2: float | None = None,
         smoothing_scale: float = 1.0,
         gradient_bound: float = 0.0,
-        method: LeonMethod = "polar-express",
+        method: LeonMethod = "auto",
         **options: Unpack[Options],
     ) -> None:
         super().__init__(
@@ -70,23 +81,25 @@ class Leon(MatrixOptimizer):
         return Hyperbolic().admissibility(m, n)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        _checks.choice("method", group["method"], LEON_METHODS)
+        check_method(group, LEON_METHODS)
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
     def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
-        group = situation.group
-        return augmented_direction(total, smoothing, group["method"], group["iterations"])
+        return augmented_direction(total, smoothing, situation.group)
 
 
-def augmented_direction(
-    total: Tensor, smoothing: Tensor, method: LeonMethod, iterations: int
-) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S by one of the fixed-step methods of the optimizers."""
+def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """(SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group."""
+    iterations: int = group["iterations"]
+    m, n = total.shape[-2:]
+    method = chosen_method(group, m, n, total.device, total.dtype)
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(total.double(), smoothing.double(), cut).to(total.dtype)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
+    if method == "half":
+        return half_augmented(total, smoothing, polynomials(method, iterations))
     # Five quintics amplify the rounding of B too little to matter; more of them need restarts.
     every = 5 if method == "newton-schulz" or iterations <= 5 else 2
     return augmented_polynomial(

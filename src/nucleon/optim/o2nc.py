@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 
 from nucleon import _checks, noise
 from nucleon.learners import Learner
-from nucleon.optim.base import EXPONENTIAL_STREAM
 from nucleon.optim.schema import SLICES
+from nucleon.optim.weights import EXPONENTIAL_STREAM
 from nucleon.theory import o2nc_radius
 
 TAG = "o2nc/1"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nucleon import _checks, noise
 from nucleon.optim.base import MatrixOptimizer, Situation
+from nucleon.optim.methods import check_method
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
 from nucleon.optim.options import Options
 from nucleon.potentials import Admissibility, Gaussian, cholesky_root
@@ -36,7 +37,7 @@ class Pion(MatrixOptimizer):
         gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 2 as printed (0.0).
         samples: k (1, the cheapest; the theorem takes the mean over infinitely many).
         antithetic: draw Z in pairs Z, −Z; needs an even k (False, as printed).
-        method: of the polar factors, as for `Muon` ("polar-express").
+        method: of the polar factors, as for `Muon` ("auto").
         options: see `nucleon.optim.Options`.
     """
 
@@ -57,7 +58,7 @@ class Pion(MatrixOptimizer):
         gradient_bound: float = 0.0,
         samples: int = 1,
         antithetic: bool = False,
-        method: PolarMethod = "polar-express",
+        method: PolarMethod = "auto",
         **options: Unpack[Options],
     ) -> None:
         super().__init__(
@@ -74,7 +75,7 @@ class Pion(MatrixOptimizer):
         )
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        _checks.choice("method", group["method"], POLAR_METHODS)
+        check_method(group, POLAR_METHODS)
         if isinstance(group["smoothing_scale"], str):
             _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
         else:
@@ -108,9 +109,7 @@ class Pion(MatrixOptimizer):
                 dtype=total.dtype,
                 device=total.device,
             )
-            direction = polar_direction(
-                padded + sign * (root @ z), group["method"], group["iterations"]
-            )
+            direction = polar_direction(padded + sign * (root @ z), group)
             mean += direction[..., :n] / samples
         return mean
 

@@ -9,24 +9,26 @@ gradient are sent there, and the direction is sent back, to each rank what it ho
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim import grams, shards, stacks, wire
+from nucleon.optim import grams, shards, stacks, weights, wire
 from nucleon.optim.shards import Box
 from nucleon.optim.situation import situation
 from nucleon.optim.stacks import Stack
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
+
+T = TypeVar("T")
 
 OPTIONS = ("placement", "wire_dtype", "consistency_every")
 """Options of the run, not of the state: a state is loaded under those of the optimizer at hand."""
@@ -80,6 +82,12 @@ def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> t
     return tuple(share)
 
 
+def of_all_ranks(mine: dict[str, T], groups: Iterable[Mapping[str, Any]]) -> dict[str, T]:
+    """Entries that each owner has of its own parameters → all of them, on every rank."""
+    spread = any(owner is not None for group in groups for owner in owners(group))
+    return wire.merged(mine, "figures of the matrices") if spread else mine
+
+
 def check(group: Mapping[str, Any], *, gram_form: bool) -> None:
     """Raise on a group whose parameters or options its placement cannot serve."""
     if group["placement"] == "local" or group["rule"] != "matrix":
@@ -113,11 +121,11 @@ def _update_here(
         wire.add_up(there, shards.mesh_groups(first), "gradients")
         present = _for_each_matrix(stack, there)
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in stack.params]
-    gradient = stack.gather([shards.full(g) for g in found], dtype)
+    gradient = stack.gather([wire.gather(g) for g in found], dtype)
     at = situation(stack, states, group)
     direction, taken = optimizer.compute(stack, states, gradient, at, present)
     optimizer.agree(direction, group)
-    optimizer.apply(stack, direction, taken, at)
+    weights.apply(stack, direction, taken, at)
 
 
 @dataclass
@@ -236,8 +244,7 @@ def _distribute(tasks: Sequence[_Task], group: Mapping[str, Any]) -> Callable[[]
             entries = task.matrices * math.prod(stack.shape)
             if me != task.owner:
                 task.outcome = _buffer(stack, entries + task.matrices, group)
-            copies = len(world(stack.params)) - 1
-            waits.append(wire.broadcast(task.outcome, task.owner, copies, "directions"))
+            waits.append(wire.broadcast(task.outcome, task.owner, "directions"))
         elif me != task.owner:
             task.outcome = _buffer(stack, sum(_sizes(stack, me)) + task.matrices, group)
             receives.append((task.owner, task.outcome))
@@ -276,11 +283,11 @@ def _finish(
             sizes = [*_sizes(stack, dist.get_rank()), task.matrices]
             *flat, taken = task.outcome.to(dtype).split(sizes)
             parts = [x.view(shards.local(p).shape) for x, p in zip(flat, stack.params, strict=True)]
-            optimizer.apply_boxes(stack, parts, taken, at)
+            weights.apply_boxes(stack, parts, taken, at)
         else:
             direction, taken = _unpack(task)
             optimizer.agree(direction, group)
-            optimizer.apply(stack, direction.to(dtype), taken, at)
+            weights.apply(stack, direction.to(dtype), taken, at)
 
 
 def _unpack(task: _Task) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ def _polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
         return (coefficients.muon(),) * iterations
     if method == "newton-schulz":
         return (coefficients.newton_schulz(),) * iterations
+    if method == "half":
+        return coefficients.half_polar_express(iterations)
     return _polar_express(_lower_bound(iterations), iterations)
 
 

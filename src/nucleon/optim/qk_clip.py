@@ -7,16 +7,19 @@ above the cap τ, with γ_h = min(1, τ/S_h),
 
 and where several query heads share a key head, W_q,h ← γ_h·W_q,h with W_k left alone. So MuonClip
 of Kimi K2 (arXiv 2507.20534) does it. S_h is recorded by the attention that computes the logits, or
-bounded by scale·max‖q_h‖·max‖k_h‖, which rotary embeddings do not change and no logit exceeds.
+bounded by scale·max‖q_h‖·max‖k_h‖, which rotary embeddings do not change and no logit exceeds. Of
+several ranks, each with its own batch, S_h is the largest of all: their weights stay the same.
 """
 
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from nucleon import _checks
+from nucleon.optim import shards
 
 ALL = slice(None)
 
@@ -46,11 +49,14 @@ class _Side:
         self.longest = torch.maximum(self.longest.to(seen.device), seen)
 
     def shrink(self, factor: Tensor) -> None:
-        """Multiply weight and bias of each head by its factor (heads,)."""
+        """Multiply weight and bias of each head, what this rank has of them, by its factor."""
+        rows = factor.new_ones(self.linear.out_features)
+        rows[self.rows] = factor.repeat_interleave(self.size)
         for tensor in (self.linear.weight, cast(Tensor | None, self.linear.bias)):
             if tensor is not None:
-                heads = tensor[self.rows].unflatten(0, (self.heads, self.size))
-                heads.mul_(factor.to(heads).reshape(-1, *[1] * (heads.ndim - 1)))
+                held, part = shards.of(tensor), shards.local(tensor)
+                mine = rows[held.mine()[0]] if held else rows
+                part.mul_(mine.to(part).reshape(-1, *[1] * (part.ndim - 1)))
 
 
 @dataclass
@@ -75,22 +81,32 @@ class QKClip:
 
     Args:
         threshold: τ, the cap (100.0, that of Kimi K2).
+        group: the ranks that hold the same attentions (None: all, where torch.distributed runs).
     """
 
-    def __init__(self, threshold: float = 100.0) -> None:
+    def __init__(
+        self, threshold: float = 100.0, *, group: "dist.ProcessGroup | None" = None
+    ) -> None:
         self.threshold = _checks.positive("threshold", threshold)
+        self.group = group
         self._attentions: dict[str, _Attention] = {}
         self._hooks: list[Any] = []
 
     @classmethod
-    def for_model(cls, model: nn.Module, threshold: float = 100.0) -> "QKClip":
+    def for_model(
+        cls,
+        model: nn.Module,
+        threshold: float = 100.0,
+        *,
+        group: "dist.ProcessGroup | None" = None,
+    ) -> "QKClip":
         """Watch every module of a model that has a `q_proj` and a `k_proj`, both Linear.
 
         Heads are counted by the size of a head, `head_dim`. Attention that normalizes its queries
         and keys (`q_norm`) has bounded logits already, and scaling its weights would do nothing: it
         is left out. Raises if nothing is left to watch.
         """
-        clip = cls(threshold)
+        clip = cls(threshold, group=group)
         for name, module in model.named_modules():
             query, key = getattr(module, "q_proj", None), getattr(module, "k_proj", None)
             size = getattr(module, "head_dim", None)
@@ -174,10 +190,11 @@ class QKClip:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Shrink the heads whose logits were above the cap, and forget what was seen; no sync."""
-        for seen in self._attentions.values():
-            # Logits that are not finite say nothing of how much to shrink.
-            largest = seen.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        """Shrink the heads whose logits were above the cap, and forget what was seen; no sync.
+
+        Every rank of the group must call it.
+        """
+        for seen, largest in zip(self._attentions.values(), self._largest(), strict=True):
             factor = self.threshold / largest.clamp_min(self.threshold)
             if seen.query.heads == seen.key.heads:
                 seen.query.shrink(factor.sqrt())
@@ -188,9 +205,23 @@ class QKClip:
                 tensor.zero_()
             seen.recorded.fill_(-torch.inf)
 
+    def _largest(self) -> list[Tensor]:
+        """S (heads,) of each attention over all ranks."""
+        # Logits that are not finite say nothing of how much to shrink.
+        mine = [
+            seen.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            for seen in self._attentions.values()
+        ]
+        if not mine or not dist.is_available() or not dist.is_initialized():
+            return mine
+        every = torch.cat([largest.to(mine[0]) for largest in mine])
+        dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)
+        parts = every.split([len(largest) for largest in mine])
+        return [part.to(largest) for part, largest in zip(parts, mine, strict=True)]
+
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """The largest logit of each attention since the last `step()`; a flat dict, one sync."""
+        """The largest logit of each attention since the last `step()`, on this rank; one sync."""
         if not self._attentions:
             return {}
         largest = torch.stack([seen.logits().amax().cpu() for seen in self._attentions.values()])

@@ -44,6 +44,8 @@ def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
         model: routed as by `Leon.for_model`.
         options: of `for_model`, as `lr`, `aux_lr` and `overrides`, and of the method.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"name must be one of {', '.join(list_optimizers())}, got {name!r}")
     if name.lower() not in _FACTORIES:
         near = difflib.get_close_matches(name.lower(), _FACTORIES, n=1)
         raise ValueError(

@@ -136,18 +136,25 @@ def _router(place: Place) -> Role | None:
 
 
 def _experts(place: Place) -> Role | None:
-    """Stacks (experts, out, in); some say that they are transposed, or alternate gate and up."""
+    """Stacks (experts, out, in), or transposed; gate and up are joined in one, or alternate."""
     if "bias" in place.key:
         return Role("adamw", "bias")
     if place.param.ndim != 3:
         return None
     rows = "r"
     if place.key == "gate_up_proj" and getattr(place.module, "has_gate", True):
-        joined = getattr(place.module, "is_concatenated", True)
+        joined = getattr(place.module, "is_concatenated", place.kind != "GptOssExperts")
         rows = "(b=2 r)" if joined else "(r b=2)"
-    transposed = getattr(place.module, "is_transposed", False)
     what = "experts: gate, up" if rows != "r" else "experts"
-    return Role("matrix", what, f"b c {rows}" if transposed else f"b {rows} c")
+    return Role("matrix", what, f"b c {rows}" if _transposed(place.module) else f"b {rows} c")
+
+
+def _transposed(experts: nn.Module) -> bool:
+    """Whether the stacks are (experts, in, out): as they say, else by the shapes of a pair."""
+    both, down = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
+    if not hasattr(experts, "is_transposed") and both is not None and down is not None:
+        return both.shape[1] == down.shape[2] and both.shape[2] == 2 * down.shape[1]
+    return getattr(experts, "is_transposed", False)
 
 
 def _lora_embedding(place: Place) -> Role | None:

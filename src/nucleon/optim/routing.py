@@ -83,8 +83,8 @@ def for_model(
     problems = [said for p in found if (said := _decide(p, heads)) is not None]
     if problems:
         raise ValueError("\n".join(problems))
+    _check_names("aux", aux or {}, _names_of("adamw", cls) - {"lr"}, "; its lr is aux_lr")
     others = {**(aux or {}), "lr": aux_lr}
-    _check_names("aux", others, _names_of("adamw", cls))
     for parameter in found:
         if parameter.route != "frozen":
             _check_names(parameter.name, parameter.wish, _names_of(parameter.route, cls))
@@ -168,8 +168,10 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
 
 
 def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Override]) -> None:
+    _check_mapping("overrides", overrides)
     for glob, override in overrides.items():
-        wish = {"route": override} if isinstance(override, str) else dict(override)
+        wish = {"route": override} if isinstance(override, str) else override
+        _check_mapping(f"the override {glob!r}", wish)
         if "route" in wish:
             _checks.choice(f"the route of the override {glob!r}", wish["route"], ROUTES)
         matched = [p for p in found if any(fnmatchcase(place.name, glob) for place in p.places)]
@@ -212,8 +214,8 @@ def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None
         return (
             f"{place.name} of shape {tuple(place.param.shape)} belongs to {place.kind}, a module "
             f"that is not known here; pass overrides={{{place.name!r}: 'adamw'}}, or "
-            f"{{'axes': 'r c'}} in place of 'adamw' if it is a matrix that multiplies, or teach "
-            f"the module once with nucleon.optim.register_module"
+            f"{{'axes': 'r{' c' * (place.param.ndim - 1)}'}} in place of 'adamw' if it is a matrix "
+            f"that multiplies, or teach the module once with nucleon.optim.register_module"
         )
     else:
         parameter.route, parameter.axes, parameter.reason = role.route, role.axes, role.reason
@@ -276,10 +278,17 @@ def _names_of(route: str, cls: type[Any]) -> set[str]:
     return (own | set(cast(Mapping[str, Any], options.DEFAULTS))) - {"rule", "axes", "certified"}
 
 
-def _check_names(of: str, given: Mapping[str, Any], known: set[str]) -> None:
+def _check_names(of: str, given: Mapping[str, Any], known: set[str], more: str = "") -> None:
+    _check_mapping(of, given)
     unknown = sorted(set(given) - known)
     if unknown:
         raise TypeError(
             f"{of} has no option {', '.join(map(repr, unknown))}; its options are "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(known))}{more}"
         )
+
+
+def _check_mapping(name: str, given: object) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        kind = f"one of {ROUTES} or a dict" if name.startswith("the") else "a dict"
+        raise TypeError(f"{name} must be {kind} with names as keys, got {given!r}")

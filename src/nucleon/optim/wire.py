@@ -1,19 +1,28 @@
 """What goes between ranks: counted, waited for later, and a clear error when a rank is silent."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nucleon.optim import shards
+
+T = TypeVar("T")
+
 
 @dataclass
 class Traffic:
-    """What this rank has sent since the counters were last set to zero."""
+    """What this rank has sent since the counters were last set to zero.
+
+    Collectives count as rings: a broadcast is passed on by every rank but the last, an all-reduce
+    sends twice all parts of the tensor but one.
+    """
 
     bytes: int = 0
     messages: int = 0
@@ -49,10 +58,10 @@ def exchange(
     return lambda: _wait(works, what)
 
 
-def broadcast(tensor: Tensor, source: int, copies: int, what: str) -> Callable[[], None]:
-    """Start sending a tensor from one rank to `copies` others; returns how to wait for it."""
-    if dist.get_rank() == source:
-        TRAFFIC.count(tensor, copies)
+def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
+    """Start sending a tensor from one rank to all others; returns how to wait for it."""
+    if (dist.get_rank() + 1) % dist.get_world_size() != source:
+        TRAFFIC.count(tensor)
     with _heard(what):
         work = dist.broadcast(tensor, src=source, async_op=True)
     return lambda: _wait([work], what)
@@ -63,16 +72,39 @@ def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Te
     for group in groups:
         with _heard(what):
             dist.all_reduce(tensor, group=group)
-        TRAFFIC.count(tensor)
+        ranks = dist.get_world_size(group)
+        TRAFFIC.bytes += 2 * (ranks - 1) * tensor.nbytes // ranks
+        TRAFFIC.messages += 2 * (ranks - 1)
     return tensor
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """The whole of a tensor on every rank that holds a part of it."""
+    if not shards.sharded(tensor):
+        return tensor
+    axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    parts = math.prod(size for placed, size in axes if placed.is_shard())
+    TRAFFIC.count(shards.local(tensor), parts - 1)
+    with _heard("gradients"):
+        return tensor.full_tensor()
+
+
+def gather_objects(mine: T, what: str) -> list[T]:
+    """The object of every rank, in order, on all of them; not counted."""
+    found: list[Any] = [None] * dist.get_world_size()
+    with _heard(what):
+        dist.all_gather_object(found, mine)
+    return found
+
+
+def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
+    """One dict of the entries of all ranks, the same on each, sorted by rank."""
+    return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
 
 
 def check_same(value: object, what: str) -> None:
     """Raise on every rank unless all ranks have the same `value`, by its printed form."""
-    mine = hashlib.sha256(repr(value).encode()).hexdigest()
-    found: list[Any] = [None] * dist.get_world_size()
-    with _heard(what):
-        dist.all_gather_object(found, mine)
+    found = gather_objects(hashlib.sha256(repr(value).encode()).hexdigest(), what)
     others = [rank for rank, other in enumerate(found) if other != found[0]]
     if others:
         raise RuntimeError(

@@ -17,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not name itself
+        error.filename = str(path)  # a full disk names nothing, others the temporary name
         raise
     finally:
         temporary.unlink(missing_ok=True)

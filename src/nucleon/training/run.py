@@ -225,8 +225,7 @@ def begin(
         )
     run = _build(options, folder, device, compiled, keep)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"schema": SCHEMA, "options": asdict(options), "data": run.data.fingerprint}
-    checkpoint.replace(folder / OPTIONS, json.dumps(facts, indent=1) + "\n")
+    _write_options(run)
     (folder / LOG).write_text("", encoding="utf-8")
     return run
 
@@ -263,6 +262,12 @@ def resume(
     if found is not None:
         run.start, state = found
         loop.restore(state, run.model, run.optimizer)
+    if options.recipe.steps < run.start:
+        raise RunError(
+            f"{folder} has done {run.start} steps already, --steps is {options.recipe.steps}",
+            "ask for more steps, or begin a new run with another --output",
+        )
+    _write_options(run)  # should it be broken off again, it still knows how far it is to go
     kept = (line for line in read_log(folder / LOG) if line["step"] <= run.start)
     checkpoint.replace(folder / LOG, "".join(map(_line, kept)))
     return run
@@ -281,6 +286,11 @@ def read_options(folder: Path) -> tuple[Options, str]:
         raise RunError(
             f"{folder / OPTIONS} cannot be read: {error}", "begin a new run with another --output"
         ) from error
+
+
+def _write_options(run: Run) -> None:
+    facts = {"schema": SCHEMA, "options": asdict(run.options), "data": run.data.fingerprint}
+    checkpoint.replace(run.folder / OPTIONS, json.dumps(facts, indent=1) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, float]]:

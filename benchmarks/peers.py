@@ -1,0 +1,75 @@
+"""Other people's Muon, imported from a checkout by path: optimizers and bare polar factors.
+
+    --peer dion=PATH --peer gram-newton-schulz=PATH --peer flash-muon=PATH
+
+They are run as they are published, at the arithmetic they choose themselves.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Make = Callable[[Sequence[Tensor]], Optimizer]
+Direction = Callable[[Tensor], Tensor]
+
+OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.0, "nesterov": False, "adjust_lr": None}
+
+
+def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction]]:
+    """Whole optimizers and bare directions by name, of every peer given as NAME=PATH."""
+    torch._dynamo.config.recompile_limit = 64  # they compile once a shape
+    optimizers: dict[str, Make] = {}
+    directions: dict[str, Direction] = {}
+    for entry in entries:
+        name, _, path = entry.partition("=")
+        if name not in KNOWN or not Path(path).is_dir():
+            raise SystemExit(f"--peer is NAME=FOLDER with NAME among {', '.join(KNOWN)}: {entry!r}")
+        sys.path.insert(0, path)
+        KNOWN[name](optimizers, directions)
+    return optimizers, directions
+
+
+def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:
+    from dion import Muon
+    from dion.newton_schulz_triton import newton_schulz_triton
+    from dion.polar_express import polar_express_triton
+
+    def make(params: Sequence[Tensor], *, express: bool) -> Optimizer:
+        kind = {"use_triton": True, "use_polar_express": express}
+        return Muon(list(params), mu=0.95, **kind, **OPTIONS)
+
+    optimizers["dion Polar Express"] = lambda p: make(p, express=True)
+    optimizers["dion Newton-Schulz"] = lambda p: make(p, express=False)
+    directions["dion Polar Express"] = polar_express_triton
+    directions["dion Newton-Schulz"] = newton_schulz_triton
+
+
+def _gram_newton_schulz(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:
+    from gram_newton_schulz import GramNewtonSchulz, Muon
+
+    try:  # its own kernels are those of the package quack
+        import quack  # noqa: F401
+
+        kernels = True
+    except ImportError:
+        kernels = False
+    label = "gram-newton-schulz" + ("" if kernels else " (torch products)")
+    more = {"ns_use_kernels": kernels, "gram_newton_schulz_restart_iterations": [2]}
+    optimizers[label] = lambda p: Muon(list(p), momentum=0.95, **more, **OPTIONS)
+    whole = GramNewtonSchulz(ns_use_kernels=kernels, compile_kwargs=None)
+    directions[label] = torch.compile(whole.__call__, fullgraph=True)
+
+
+def _flash_muon(_: dict[str, Make], directions: dict[str, Direction]) -> None:
+    from flash_muon import fast_newtonschulz
+
+    # Its optimizer needs a process group; its kernel takes one matrix at a time.
+    directions["flash-muon"] = lambda s: torch.stack([fast_newtonschulz(x) for x in s])
+
+
+KNOWN = {"dion": _dion, "gram-newton-schulz": _gram_newton_schulz, "flash-muon": _flash_muon}

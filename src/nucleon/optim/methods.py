@@ -1,0 +1,39 @@
+"""What `method="auto"` is on which device."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from nucleon import _checks
+from nucleon.linalg.kernels import triton_works
+
+HALF_ROWS = 64
+"""From so many rows on float16 pays, and its noise, which falls as 1/√m, is small enough."""
+HALF_STEPS = range(4, 7)
+"""The float16 recursion is made for five steps; fewer or more than these it does not serve."""
+
+
+def chosen_method(
+    group: Mapping[str, Any], m: int, n: int, device: torch.device, dtype: torch.dtype
+) -> str:
+    """The method that a group's matrices of m×n go through; "auto" chooses by what is at hand.
+
+    "half" on CUDA with Triton, unless the weights are float64, a side is below 64, or `iterations`
+    is not 4, 5 or 6; "polar-express" otherwise.
+    """
+    if group["method"] != "auto":
+        return group["method"]
+    fits = min(m, n) >= HALF_ROWS and group["iterations"] in HALF_STEPS
+    fast = device.type == "cuda" and dtype != torch.float64 and triton_works()
+    return "half" if fits and fast else "polar-express"
+
+
+def check_method(group: Mapping[str, Any], methods: Sequence[str]) -> None:
+    """Raise unless the method of a group is one of `methods`, with iterations it can take."""
+    _checks.choice("method", group["method"], methods)
+    if group["method"] == "half" and group["iterations"] not in HALF_STEPS:
+        raise ValueError(
+            f"method='half' takes {HALF_STEPS[0]} to {HALF_STEPS[-1]} iterations, "
+            f"got {group['iterations']!r}; pass method='polar-express' for others"
+        )

@@ -1,0 +1,180 @@
+"""What the ranks do in the tests of checkpoints: prescribed steps, saved and loaded in between."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from cases import SHAPES, gradient_of, mesh_of, whole
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import nucleon
+from nucleon.optim import consolidate
+
+GRAM = ("tall", "odd")  # their long side is the one that FSDP2 cuts
+
+
+class Weights(nn.Module):
+    """Matrices, a stack and a vector; gradients are put there by hand."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.full(shape, 0.5, dtype=dtype)))
+        self.bias = nn.Parameter(torch.full((5,), 0.5, dtype=dtype))
+
+    def forward(self):
+        return sum(p.sum() for p in self.parameters())
+
+
+def spread(model, kind):
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    size = dist.get_world_size() if kind != "alone" else 1
+    if kind == "fsdp":
+        fully_shard(model, mesh=mesh_of(size))
+    if kind == "hsdp":
+        fully_shard(model, mesh=mesh_of(2, size // 2))
+    return model
+
+
+def make(model, placement, method="leon", **options):
+    named = dict(model.named_parameters())
+    fits = [n for n in SHAPES if n in GRAM or placement != "gram"]
+    rest = [n for n in SHAPES if n not in fits]
+    groups = [{"params": [(n, named[n]) for n in fits]}]
+    if rest:
+        groups.append({"params": [(n, named[n]) for n in rest], "placement": "owner"})
+    else:  # the same groups under every placement: a state is loaded group by group
+        groups[0]["params"] = [(n, named[n]) for n in SHAPES if n in GRAM]
+        groups.append({"params": [(n, named[n]) for n in SHAPES if n not in GRAM]})
+    groups.append({"params": [("bias", named["bias"])], "rule": "adamw", "lr": 1e-2})
+    kinds = {"leon": nucleon.Leon, "pion": nucleon.Pion, "muon": nucleon.Muon}
+    return kinds[method](groups, lr=0.05, weight_decay=0.1, placement=placement, **options)
+
+
+def go(model, optimizer, start, stop):
+    for step in range(start, stop):
+        for name, p in model.named_parameters():
+            if name == "bias":
+                gradient = gradient_of("tall", step, p.dtype)[0]
+            else:
+                gradient = gradient_of(name, step, p.dtype)
+            if hasattr(p, "device_mesh"):
+                gradient = distribute_tensor(gradient, p.device_mesh, p.placements)
+            p.grad = gradient
+        optimizer.step()
+
+
+def flat_options(through):
+    return StateDictOptions(flatten_optimizer_state_dict=through == "flat")
+
+
+def save(folder, through, model, called, optimizer):
+    if through == "file":
+        weights = {n: whole(p) for n, p in model.named_parameters()}
+        state = consolidate(optimizer)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            torch.save({"model": weights, "optimizer": state}, Path(folder) / "state.pt")
+        else:
+            assert state == {}
+        return
+    state = get_optimizer_state_dict(called, optimizer, options=flat_options(through))
+    dcp.save({"model": model.state_dict(), "optimizer": state}, checkpoint_id=folder)
+
+
+def load(folder, through, model, called, optimizer):
+    if through == "file":
+        found = torch.load(Path(folder) / "state.pt", weights_only=True)
+        for name, p in model.named_parameters():
+            value = found["model"][name]
+            with torch.no_grad():
+                if hasattr(p, "device_mesh"):
+                    value = distribute_tensor(value, p.device_mesh, p.placements)
+                p.copy_(value)
+        optimizer.load_state_dict(found["optimizer"])
+        return
+    state = {
+        "model": model.state_dict(),
+        "optimizer": get_optimizer_state_dict(called, optimizer, options=flat_options(through)),
+    }
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    set_optimizer_state_dict(called, optimizer, state["optimizer"], options=flat_options(through))
+
+
+def resumable(
+    kind,
+    placement,
+    folder,
+    through="tree",
+    loads=False,
+    start=0,
+    saves_at=None,
+    stop=4,
+    dtype=torch.float32,
+    method="leon",
+    **options,
+):
+    """Steps `start`…`stop`, from a checkpoint if it `loads`; `saves_at` is the step of another."""
+    model = Weights(dtype)
+    called = spread(model, kind)
+    optimizer = make(model, placement, method, **options)
+    if loads:
+        load(folder, through, model, called, optimizer)
+    if saves_at is not None:
+        go(model, optimizer, start, saves_at)
+        save(folder, through, model, called, optimizer)
+        start = saves_at
+    go(model, optimizer, start, stop)
+    return {n: whole(p) for n, p in model.named_parameters()}
+
+
+def whole_state(kind, placement, dtype=torch.float64):
+    """After three steps: the weights aside, the state that `consolidate` returns, and its bytes."""
+    model = Weights(dtype)
+    spread(model, kind)
+    optimizer = make(model, placement)
+    go(model, optimizer, 0, 3)
+    state = consolidate(optimizer)
+    torch.save(state, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def figures(kind, placement, certify=False):
+    """Diagnostics and certificates after three steps, as plain numbers."""
+    model = Weights(torch.float64)
+    spread(model, kind)
+    optimizer = make(model, placement, certify=certify, gradient_bound=4.0)
+    go(model, optimizer, 0, 3)
+    found = {
+        name: {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in fields.items()}
+        for name, c in optimizer.certificates().items()
+        for fields in [dataclasses.asdict(c)]
+    }
+    return optimizer.diagnostics(), found
+
+
+def half_a_state(folder):
+    """A rank's own state, saved by itself, does not go into an optimizer that owns more."""
+    model = Weights()
+    optimizer = make(spread(model, "ddp").module, "owner")
+    state = optimizer.state_dict()
+    alone = make(Weights(), "local")
+    before = alone.state_dict()
+    try:
+        alone.load_state_dict(state)
+    finally:
+        after = alone.state_dict()
+        assert before["param_groups"] == after["param_groups"]

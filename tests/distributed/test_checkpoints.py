@@ -1,0 +1,98 @@
+"""A checkpoint of any layout goes on in any other, on more or fewer ranks, as if never broken.
+
+The gradients are prescribed, so that every layout has the same ones; steps 0…3, saved after 2.
+"""
+
+import pytest
+import torch
+from checkpointing import figures, resumable, whole_state
+
+
+def unbroken(**options):
+    return resumable("alone", "local", None, **options)
+
+
+def same(results, expected, atol=0.0):
+    for weights in results:
+        assert weights.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=atol, msg=name)
+
+
+# Gram matrices are summed in another order: float64 rounding times the condition number of the
+# Gram, here below 1e4, over two steps.
+GRAM = {"dtype": torch.float64}
+CLOSE = 1e-10
+
+LAYOUTS = [("ddp", "local"), ("ddp", "owner")]  # where nothing is cut there is no "gram"
+LAYOUTS += [("fsdp", "local"), ("fsdp", "owner"), ("fsdp", "gram")]
+LAYOUTS += [("hsdp", "local"), ("hsdp", "owner"), ("hsdp", "gram")]
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.mark.parametrize("through", ["tree", "flat", "file"])
+@pytest.mark.parametrize(("kind", "placement"), LAYOUTS[:5])
+def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(
+    ranks4, ranks2, tmp_path, kind, placement, through
+):
+    atol, options = (CLOSE, GRAM) if placement == "gram" else (0.0, {})
+    options = {"folder": str(tmp_path), "through": through, **options}
+    expected = unbroken(dtype=options.get("dtype", torch.float32))
+    same(ranks4("resumable", kind=kind, placement=placement, saves_at=2, **options), expected, atol)
+    rest = {"loads": True, "start": 2, **options}
+    same(ranks2("resumable", kind=kind, placement=placement, **rest), expected, atol)
+    same([resumable("alone", "local", **rest)], expected, atol)
+
+
+@pytest.mark.parametrize("method", ["muon", "pion"])
+def test_every_method_and_back_to_more_ranks(ranks4, tmp_path, method):
+    """One process saves, four go on; then from owners to a gram, where there is one."""
+    options = {"folder": str(tmp_path), "method": method, "dtype": torch.float64}
+    expected = unbroken(method=method, dtype=torch.float64)
+    resumable("alone", "local", saves_at=2, **options)
+    rest = {"loads": True, "start": 2, **options}
+    same(ranks4("resumable", kind="ddp", placement="owner", **rest), expected)
+    same(ranks4("resumable", kind="hsdp", placement="owner", **rest), expected)
+    if method == "muon":
+        same(ranks4("resumable", kind="fsdp", placement="gram", **rest), expected, CLOSE)
+
+
+def test_bf16_weights_keep_their_float32_moments(ranks4, ranks2, tmp_path):
+    options = {"folder": str(tmp_path), "dtype": torch.bfloat16, "stochastic_rounding": True}
+    expected = unbroken(dtype=torch.bfloat16, stochastic_rounding=True)
+    same(ranks4("resumable", kind="fsdp", placement="owner", saves_at=2, **options), expected)
+    rest = {"loads": True, "start": 2, **options}
+    same(ranks2("resumable", kind="ddp", placement="owner", **rest), expected)
+
+
+@pytest.mark.parametrize(("kind", "placement"), LAYOUTS)
+def test_the_consolidated_state_is_that_of_one_process(ranks4, kind, placement):
+    expected = whole_state("alone", "local")
+    first, *others = ranks4("whole_state", kind=kind, placement=placement)
+    assert others == [{}] * 3
+    assert first["state"].keys() == expected["state"].keys()
+    for key, state in expected["state"].items():
+        assert first["state"][key].keys() == state.keys()
+        for name, value in state.items():
+            atol = CLOSE if placement == "gram" else 0.0
+            torch.testing.assert_close(first["state"][key][name], value, rtol=0, atol=atol)
+
+
+def test_a_part_of_a_state_is_refused_with_the_remedy(ranks2, tmp_path):
+    for ok, message in ranks2.try_all("half_a_state", folder=str(tmp_path)):
+        assert not ok
+        assert "another rank owned" in message
+        assert "consolidate" in message
+
+
+@pytest.mark.parametrize(("kind", "placement"), LAYOUTS)
+def test_diagnostics_and_certificates_are_those_of_one_process_on_every_rank(
+    ranks4, kind, placement
+):
+    certify = placement != "gram"
+    measured, certified = figures("alone", "local", certify)
+    for values, certificates in ranks4("figures", kind=kind, placement=placement, certify=certify):
+        assert values == pytest.approx(measured, rel=1e-9, abs=1e-12)
+        assert certificates == certified
+        assert len(certificates) == 5 * certify

@@ -1,0 +1,26 @@
+"""The examples run with two processes, each in one command, and their loss goes down."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "distributed"
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_an_example_is_short_runs_and_learns(name, tmp_path):
+    script = FOLDER / f"{name}.py"
+    written = [line for line in script.read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert len(written) <= 31  # thirty and the sentence on top
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, script], capture_output=True, text=True, timeout=240, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+    assert len(losses) == 4
+    assert losses[-1] < 0.9 * losses[0]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,31 @@
+"""The counts of benchmarks/scale.py are those of a step, to the byte and to the flop."""
+
+import pytest
+import torch
+
+import scale
+
+SHAPES = [(8, 8)] * 3 + [(8, 24)] * 2 + [(40, 12), (4, 64)]
+
+
+@pytest.mark.parametrize("way", range(len(scale.WAYS)), ids=lambda i: scale.WAYS[i].name)
+def test_counts_are_what_is_sent_computed_and_kept(ranks4, way):
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = scale.count(scale.WAYS[way], SHAPES, 4, dtype.itemsize)
+        measured = ranks4("step_of", way=way, shapes=SHAPES, dtype=dtype)
+        assert [sent for sent, _, _ in measured] == expected.sent
+        assert [flops for _, flops, _ in measured] == expected.flops
+        assert [kept for _, _, kept in measured] == expected.state
+
+
+def test_times_are_printed_only_with_rates(capsys):
+    scale.print_counts("llama-8b", 2, None, None)
+    without = capsys.readouterr().out
+    assert "s sent" not in without
+    scale.print_counts("llama-8b", 2, 400.0, 100.0)
+    rows = capsys.readouterr().out.splitlines()
+    assert "s sent" in rows[2]
+    assert len(rows) == len(without.splitlines()) == 3 + 4 * len(scale.WAYS)
+    *_, sent, work, _, seconds_sent, seconds_computed = map(float, rows[-1].split()[3:])
+    assert seconds_sent == pytest.approx(8 * sent / 400, abs=1e-3)
+    assert seconds_computed == pytest.approx(work / 100, abs=1e-2)

@@ -1,0 +1,115 @@
+"""Inputs and yardsticks of the half-precision recursions, for the CPU and the GPU tests."""
+
+import math
+
+import torch
+
+from nucleon.linalg.coefficients import muon
+
+CASES = (
+    "gaussian",
+    "falling rows",
+    "condition 1e1",
+    "condition 1e2",
+    "condition 1e3",
+    "condition 1e4",
+    "condition 1e6",
+    "one large 1e2",
+    "one large 1e4",
+    "half large 1e1",
+    "half large 1e2",
+    "half large 1e3",
+    "rank one",
+    "rank a quarter",
+    "zero rows",
+    "zero columns",
+    "one entry",
+)
+LAMBDAS = ("none", "same", "small", "rotated", "gradients", "low rank", "ridge", "large ridge")
+
+
+def case(name, m, n, seed=0):
+    """An m×n float32 matrix with the spectrum or the structure that its name says."""
+    generator = torch.Generator().manual_seed(seed)
+    s = torch.randn(m, n, generator=generator)
+    if name == "falling rows":
+        return s * torch.arange(1, m + 1).rsqrt()[:, None]
+    if name == "zero rows":
+        return torch.where(torch.arange(m)[:, None] < m // 2, s, 0.0)
+    if name == "zero columns":
+        return torch.where(torch.arange(n) < n // 3, s, 0.0)
+    if name == "one entry":
+        return torch.zeros(m, n).index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(1.0))
+    if name == "gaussian":
+        return s
+    u, _, vh = torch.linalg.svd(s.double(), full_matrices=False)
+    values = torch.zeros(m, dtype=torch.float64)
+    if name == "rank one":
+        values[0] = 1
+    elif name == "rank a quarter":
+        values[: m // 4] = 1
+    else:
+        kind, _, number = name.rpartition(" ")
+        small = 1 / float(number)
+        values[:] = small
+        if kind == "condition":
+            values = torch.logspace(0, math.log10(small), m, dtype=torch.float64)
+        else:
+            values[: 1 if kind == "one large" else m // 2] = 1
+    return ((u * values) @ vh).float()
+
+
+def smoothing_of(kind, s, seed=0):
+    """Λ of one of the kinds for S, float32; None is 0."""
+    m, n = s.shape
+    generator = torch.Generator().manual_seed(1000 + seed)
+    size = s.norm() ** 2
+    if kind == "none":
+        return None
+    if kind == "same":
+        return s @ s.mT
+    if kind == "small":
+        return 0.01 * s @ s.mT
+    if kind == "rotated":
+        other = torch.randn(m, m, generator=generator) @ s / m**0.5
+        return other @ other.mT
+    if kind == "gradients":
+        noise = torch.randn(3, m, n, generator=generator) * (0.1 * s.norm() / (m * n) ** 0.5)
+        return sum(g @ g.mT for g in 0.3 * s + noise)
+    if kind == "low rank":
+        v = torch.randn(m, 2, generator=generator)
+        return v @ v.mT * size / m
+    return torch.eye(m) * size * (1e-6 if kind == "ridge" else 1e2)
+
+
+def augmented(s, smoothing):
+    """[S L] in float64, LLᵀ = Λ."""
+    if smoothing is None:
+        return s.double()
+    values, vectors = torch.linalg.eigh(smoothing.double())
+    return torch.cat([s.double(), vectors * values.clamp_min(0).sqrt()], dim=-1)
+
+
+def exact(s, smoothing):
+    """The leading block of the polar factor of [S L], singular values of rounding cut."""
+    u, sigma, vh = torch.linalg.svd(augmented(s, smoothing), full_matrices=False)
+    return ((u * (sigma > 1e-6 * sigma[0])) @ vh)[:, : s.shape[1]]
+
+
+def accuracy(p, s, smoothing):
+    """(‖P − exact‖_F/‖exact‖_F, ‖P‖_op)."""
+    reference = exact(s, smoothing)
+    error = (p.double() - reference).norm() / reference.norm()
+    return error.item(), torch.linalg.matrix_norm(p.double(), 2).item()
+
+
+def jordan(s, smoothing):
+    """The error of Muon's usual five steps in bfloat16, on [S L]."""
+    a, b, c = muon()
+    x = augmented(s, smoothing).bfloat16()
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    reference = exact(s, smoothing)
+    return ((x[:, : s.shape[1]].double() - reference).norm() / reference.norm()).item()

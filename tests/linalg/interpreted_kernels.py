@@ -1,0 +1,45 @@
+"""Run by `test_kernels.py` in a process with TRITON_INTERPRET=1: the kernels on the CPU.
+
+No bfloat16: the interpreter multiplies its bit patterns.
+"""
+
+import torch
+
+from nucleon.linalg import kernels, triton_symmetric
+
+assert triton_symmetric.INTERPRETED
+generator = torch.Generator().manual_seed(0)
+for count, m, k in ((2, 5, 7), (1, 70, 33), (2, 130, 128), (1, 64, 64), (1, 200, 40)):
+    for dtype in (torch.float16, torch.float32):
+        a = torch.randn(count, m, k, generator=generator).to(dtype)
+        c = torch.randn(count, m, m, generator=generator)
+        c, scale = c + c.mT, torch.rand(count, generator=generator) + 0.5
+        for kind, powers, addend in (
+            ("", [0, 0], None),
+            ("remainder", [1, 2], c),
+            ("shifted", [2, 1], c.to(dtype)),
+        ):
+            for config in triton_symmetric.CONFIGS if m == 130 else (None,):
+                out = torch.full((count, m, m), torch.nan, dtype=dtype)
+                second = torch.full_like(out, torch.nan)
+                factors = [0.5, 2.0, 0.25, 3.0]
+                rest = (factors, powers, "ieee", kind, kernels.REMAINDER_SCALE)
+                triton_symmetric.symmetric(a, a, addend, scale, out, second, *rest, config)
+                expected, other = kernels._symmetric_torch(
+                    a, a, addend, scale, factors, powers, dtype, "ieee", kind
+                )
+                assert torch.equal(out, out.mT), (m, k, dtype, kind)
+                # Sums in another order: one rounding to float16, some of float32.
+                close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-3}
+                torch.testing.assert_close(out, expected, **close)
+                if kind == "shifted":
+                    torch.testing.assert_close(second, other, **close)
+                if kind == "remainder":
+                    whole = out.double() + second.double() / kernels.REMAINDER_SCALE
+                    exact = expected.double() + other.double() / kernels.REMAINDER_SCALE
+                    torch.testing.assert_close(whole, exact, rtol=1e-5, atol=1e-4)
+x = torch.randn(3, 7, 300, generator=generator)
+factor = torch.tensor([1.0, 2.0, 3.0])
+torch.testing.assert_close(triton_symmetric.squares(x), x.double().square().sum(dim=(1, 2)))
+assert torch.equal(triton_symmetric.scaled_half(x, factor), (x * factor[:, None, None]).half())
+print("all agree")

@@ -1,0 +1,143 @@
+"""Symmetric products and what is built on them, against float64; Triton through its interpreter."""
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers_half import CASES, LAMBDAS, accuracy, case, jordan, smoothing_of
+from nucleon.linalg import coefficients, kernels
+from nucleon.linalg.half import half_augmented, half_polar
+
+HERE = Path(__file__).parent
+EPS = torch.finfo(torch.float16).eps
+
+
+def symmetric(count, m, seed=0):
+    c = torch.randn(count, m, m, generator=torch.Generator().manual_seed(seed))
+    return (c + c.mT) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3, 4), (1, 1, 1), (2, 5, 7), (3, 16, 40)], ids=str)
+@pytest.mark.parametrize("powers", [(0, 0), (2, 1), (0, 2)], ids=str)
+def test_symmetric_product_is_its_equation(shape, dtype, powers):
+    count, m, _ = shape
+    a = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    c, s = symmetric(count, m), torch.linspace(0.5, 2, count)
+    out = kernels.symmetric_product(
+        a, a, c, alpha=0.5, beta=-2.0, shift=3.0, scale=s, powers=powers, dtype=dtype
+    )
+    wide, (p, q), s = a.double(), powers, s.double()[:, None, None]
+    expected = 0.5 * s**p * wide @ wide.mT - 2 * s**q * c.double() + 3 * torch.eye(m).double()
+    assert out.dtype == dtype and torch.equal(out, out.mT)
+    # One rounding to the dtype; before it float32 sums of 40 products, against the sizes summed.
+    sizes = 0.5 * s**p * wide.abs() @ wide.abs().mT + 2 * s**q * c.double().abs() + 3
+    assert ((out - expected).abs() <= (torch.finfo(dtype).eps + 40 * 2**-24) * sizes).all()
+
+
+def test_a_product_that_is_not_quite_symmetric_is_mirrored():
+    a, b = symmetric(2, 9, seed=1), symmetric(2, 9, seed=2)  # they do not commute
+    out = kernels.symmetric_product(a, b)
+    assert torch.equal(out, out.mT)
+    torch.testing.assert_close(out.tril(), (a @ b).tril())
+
+
+def test_value_and_remainder_together_have_twice_the_digits():
+    a = torch.randn(2, 20, 30, generator=torch.Generator().manual_seed(3)).half()
+    value, rest = kernels.symmetric_pair(a, a, alpha=0.1)
+    exact = 0.1 * a.double() @ a.double().mT
+    whole = value.double() + rest.double() / kernels.REMAINDER_SCALE
+    assert ((whole - exact).abs() <= 2 * EPS**2 * exact.abs() + 1e-6).all()
+    assert (value.double() - exact).abs().max() > 100 * (whole - exact).abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_the_shifted_second_result(dtype):
+    a = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(4)).to(dtype)
+    plain, shifted = kernels.symmetric_pair(a, a, second_shift=5.0)
+    assert torch.equal(plain, kernels.symmetric_product(a, a))
+    expected = a.double() @ a.double().mT + 5 * torch.eye(6).double()
+    torch.testing.assert_close(
+        shifted.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0.02
+    )
+
+
+def test_add_gram_squares_and_scaled_half():
+    a = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(5))
+    c = symmetric(3, 4)
+    torch.testing.assert_close(kernels.add_gram(c, a, beta=0.9), 0.9 * c + a @ a.mT)
+    huge = a * 1e30
+    torch.testing.assert_close(kernels.squares(huge), huge.double().square().sum(dim=(1, 2)))
+    factor = torch.tensor([1.0, 2.0, 0.5])
+    assert torch.equal(kernels.scaled_half(a, factor), (a * factor[:, None, None]).half())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_triton_kernels_in_the_interpreter():
+    # A process of its own: Triton decides at import whether it compiles or interprets.
+    script = HERE / "interpreted_kernels.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "all agree" in run.stdout
+
+
+@pytest.mark.parametrize("steps", [4, 5, 6])
+def test_the_half_precision_sequence_stays_in_the_unit_interval(steps):
+    sequence = coefficients.half_polar_express(steps)
+    x = torch.linspace(0, 1, 20_001, dtype=torch.float64)
+    for a, b, c in sequence:
+        x = a * x + b * x**3 + c * x**5
+    assert x.min() >= 0 and x.max() <= 1 + 1e-12
+    assert sequence[0][0] == pytest.approx(8.14, abs=0.01)  # the growth that five steps need
+
+
+@pytest.mark.parametrize("kind", LAMBDAS)
+@pytest.mark.parametrize("name", CASES)
+def test_half_precision_keeps_its_promises(name, kind):
+    """‖P‖_op ≤ 1.01, and no error above Jordan's five bf16 steps on [S L] (or 4 %)."""
+    s = case(name, 64, 100)
+    smoothing = smoothing_of(kind, s)
+    p = half_augmented(s[None], None if smoothing is None else smoothing[None], SEQUENCE)[0]
+    error, norm = accuracy(p, s, smoothing)
+    assert norm <= 1.01
+    assert error <= max(jordan(s, smoothing), 0.04)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 100)], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_half_precision_polar_factors_keep_them_too(name, shape):
+    s = case(name, *shape)
+    error, norm = accuracy(half_polar(s[None], SEQUENCE)[0], s, None)
+    assert norm <= 1.01
+    assert error <= max(jordan(s, None), 0.04)
+
+
+SEQUENCE = coefficients.half_polar_express(5)
+
+
+@pytest.mark.parametrize("exponent", [-100, -20, 20, 100])
+@pytest.mark.parametrize("shape", [(2, 64, 64), (2, 64, 160)], ids=str)
+def test_half_precision_does_not_see_the_scale(shape, exponent):
+    s = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(half_polar(s * 2.0**exponent, SEQUENCE), half_polar(s, SEQUENCE))
+    if abs(exponent) < 50:  # beyond that float32 holds no Gram matrix of it
+        smoothing = s @ s.mT
+        p = half_augmented(s * 2.0**exponent, smoothing * 4.0**exponent, SEQUENCE)
+        assert torch.equal(p, half_augmented(s, smoothing, SEQUENCE))
+
+
+def test_zero_gives_zero_and_leaves_its_neighbour_alone():
+    s = torch.randn(2, 64, 70, generator=torch.Generator().manual_seed(7))
+    s[0] = 0
+    for p in (half_polar(s, SEQUENCE), half_augmented(s, s @ s.mT, SEQUENCE)):
+        assert torch.equal(p[0], torch.zeros_like(p[0])) and p.isfinite().all()
+    assert math.isclose(torch.linalg.matrix_norm(half_polar(s, SEQUENCE)[1], 2), 1, abs_tol=0.02)
