@@ -111,6 +111,20 @@ def test_a_figure_that_finds_the_disk_full(command, tmp_path, monkeypatch):
     assert not list((tmp_path / "toy").iterdir())
 
 
+def test_a_game_that_finds_the_disk_full_names_it(command, tmp_path, monkeypatch):
+    FullDisk(monkeypatch, 0)
+    done = command("play", "faml", "--rounds", 2, "--output", tmp_path)
+    assert done.exit_code == 2
+    assert f"nucleon: {tmp_path}: No space left on device\n" in done.stderr
+    assert not list((tmp_path / "play").iterdir())
+
+
+def test_a_page_that_cannot_be_written_is_named_as_it_was_asked_for(command, tmp_path, whole):
+    done = command("report", whole, "--output", tmp_path)
+    assert done.exit_code == 2
+    assert f"nucleon: {tmp_path}: Is a directory\n" in done.stderr
+
+
 def test_the_page_before_stays_when_the_new_one_does_not_fit(command, runs, tmp_path, monkeypatch):
     go = ("reproduce", "toy", "--output", tmp_path)
     command(*go, claims=[toy()])

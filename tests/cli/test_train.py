@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -134,6 +135,24 @@ def test_a_read_only_folder_is_a_sentence(command, tmp_path):
     done = command(*TINY, "--steps", 2, "--output", tmp_path / "file" / "run")
     assert done.exit_code == 2
     assert "Not a directory" in done.stderr
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on(command, tmp_path, monkeypatch):
+    def full(checkpoints, step, state):
+        if step == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(checkpoints, step, state)
+
+    folder, save = tmp_path / "run", Checkpoints.save
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", full)
+        done = command(*TINY, "--steps", 6, "--save-every", 2, "--output", folder)
+    assert done.exit_code == 2
+    assert f"{folder}: No space left on device" in done.stderr
+    assert f"then go on with: nucleon train --resume --output {folder}" in done.stderr
+    done = command("--resume", "--output", folder)
+    assert done.exit_code == 0, done.output
+    assert "from step 2, 6 steps" in done.stdout
 
 
 def test_a_damaged_checkpoint_is_told(command, tmp_path):

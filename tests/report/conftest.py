@@ -40,6 +40,6 @@ def some_runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     return [
         saved(root, toy(name="good", words="plain words")),
-        saved(root, toy(passed=False, name="bad", words=EVIL)),
+        saved(root, toy(passed=False, name="lemma-decomposition", words=EVIL)),
         saved(root, toy(name="curves", words="Curves", run=curves)),
     ]

@@ -94,8 +94,9 @@ def play(
         ]
         out, words = console(quiet=as_json), ["nucleon", "play", *learners]
         words += [w for name in names for w in ("--stream", name)]
-        words += ["--rounds", str(rounds), "--shape", shape, "--radius", f"{radius:g}"]
+        words += ["--rounds", str(rounds), "--shape", shape, "--radius", str(radius)]
         words += ["--seed", str(seed)] if seed is not None else []
+        words += ["--device", device] if device != "cpu" else []
         with draft(output, "play") as folder:
             started, clock = datetime.now().astimezone(), time.perf_counter()
             traces = _play(games, rounds)

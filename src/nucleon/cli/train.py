@@ -24,6 +24,7 @@ from nucleon.cli.console import (
     Debug,
     complain,
     console,
+    explain,
     plain_errors,
     print_json,
     progress,
@@ -145,18 +146,17 @@ def train(
                 run = training.begin(_options(given), folder, **place)
         out = console(quiet=as_json)
         out.print(_opening(run), soft_wrap=True)
-        with _stoppable() as stop:
+        again = _resuming(run, device)
+        with _stoppable() as stop, _kept(run, again):
             summary = _go(run, stop, out)
         if as_json:
             print_json({**asdict(summary), "folder": str(run.folder)})
         else:
             _conclude(run, summary, out)
         if not summary.finished:
-            command = ["nucleon", "train", "--resume", "--output", str(run.folder)]
-            command += ["--device", device] if device != "cpu" else []
             complain(
                 f"stopped after step {summary.steps} of {run.options.recipe.steps}, and saved",
-                f"go on with: {shlex.join(command)}",
+                f"go on with: {again}",
             )
             raise typer.Exit(INTERRUPTED)
 
@@ -231,6 +231,24 @@ def _advised() -> Iterator[None]:
         raise CommandError(str(error), error.remedy) from error
     except (ValueError, TypeError, ModuleNotFoundError) as error:
         raise CommandError(str(error), "see `nucleon train --help`") from error
+
+
+def _resuming(run: Run, device: str) -> str:
+    """The command that goes on with a run."""
+    words = ["nucleon", "train", "--resume", "--output", str(run.folder)]
+    return shlex.join([*words, "--device", device] if device != "cpu" else words)
+
+
+@contextmanager
+def _kept(run: Run, again: str) -> Iterator[None]:
+    """A folder that takes no more ends the run, not what it has saved."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(run.folder)  # a full disk does not name itself
+        raise CommandError(
+            explain(error)[0], f"make room there, then go on with: {again}"
+        ) from error
 
 
 @contextmanager

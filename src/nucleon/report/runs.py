@@ -87,6 +87,9 @@ def draft(root: Path, name: str) -> Iterator[Path]:
     folder.mkdir()
     try:
         yield folder
+    except OSError as error:
+        error.filename = error.filename or str(root)  # a full disk does not name itself
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
