@@ -4,7 +4,8 @@ XXᵀ, a product AB of commuting symmetric matrices, and AQᵀ with A = QR are a
 and B, and all symmetric: one kernel computes the tiles of one triangle and stores each twice. That
 halves the arithmetic, and what is added or scaled meanwhile stays in registers.
 """
-# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
+# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 
 import os
 from collections.abc import Callable
