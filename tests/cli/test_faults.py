@@ -274,6 +274,16 @@ def test_a_run_of_another_schema_is_named(command, runs, tmp_path, whole):
     assert "is of another version: schema 1, not 2" in done.stderr
 
 
+@pytest.mark.parametrize("folder", ["train", "train/some"])
+def test_training_is_not_a_run_to_report(command, tmp_path, folder):
+    (tmp_path / "train" / "some").mkdir(parents=True)
+    (tmp_path / "train" / "some" / "run.json").write_text("{}")
+    done = command("report", tmp_path / folder, "--output", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "holds training" in done.stderr
+    assert "log.jsonl" in done.stderr
+
+
 def test_nothing_to_report(command, tmp_path):
     done = command("report", tmp_path / "absent", "--output", tmp_path / "page.html")
     assert done.exit_code == 2

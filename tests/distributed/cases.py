@@ -192,6 +192,7 @@ def prescribed(
     dtype=torch.float32,
     missing=(),
     absent_on=(),
+    zero=(),
     bad=(),
     count_bytes=False,
     **options,
@@ -199,7 +200,7 @@ def prescribed(
     """Steps on given gradients: the same bits whoever computes them. Returns whole weights.
 
     `missing` (name, step): no rank has that gradient. `absent_on` (name, step, rank): one has none.
-    `bad` (name, step): it holds a NaN.
+    `zero` (name, step, row): 0 from that row on. `bad` (name, step): it holds a NaN.
     """
     from nucleon.optim import wire
 
@@ -218,6 +219,8 @@ def prescribed(
             gradient = gradient_of(name, step, dtype)
             if (name, step) in bad:
                 gradient[..., 0, 0] = float("nan")
+            for row in (r for n, s, r in zero if (n, s) == (name, step)):
+                gradient[row:] = 0.0
             kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
             if kind == "columns" and name == "stack":
                 kind = "rows"
@@ -265,6 +268,113 @@ def train_mixed(kind, placement):
         optimizer.step()
         optimizer.zero_grad()
     return {name: whole(p) for name, p in model.named_parameters()}
+
+
+def replicated(placement, rule):
+    """A weight that every rank has whole, on a batch that DTensor cut: its gradient is a sum of
+    parts still to be added up. Returns the weights after two steps here, and in one process."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = mesh_of(dist.get_world_size())
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
+    here = distribute_tensor(start.clone(), mesh, [Replicate()]).requires_grad_()
+    alone = start.clone().requires_grad_()
+    for param, inputs in ((here, distribute_tensor(x, mesh, [Shard(0)])), (alone, x)):
+        chosen = placement if param is here else "local"
+        optimizer = nucleon.Leon([{"params": [param], "rule": rule}], placement=chosen)
+        for _ in range(2):
+            nn.functional.linear(inputs, param).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return here.to_local().detach().clone(), alone.detach()
+
+
+def vectors(kind, bad, absent=None):
+    """AdamW on a vector of five and one of one, so that some ranks hold nothing of them.
+
+    At step 1 a gradient has a NaN where `bad`, and none comes on the rank `absent`. Returns what
+    is whole after four steps, and what each rank counted.
+    """
+    params = [spread(torch.full((n,), 0.5), kind).requires_grad_() for n in (5, 1)]
+    optimizer = nucleon.Leon([{"params": params, "rule": "adamw", "lr": 0.1}])
+    for step in range(4):
+        for p in params:
+            gradient = gradient_of("tall", step, torch.float32)[0][: p.numel()].clone()
+            if step == 1 and bad and p.numel() == 5:
+                gradient[0] = float("nan")
+            p.grad = spread(gradient, kind)
+            if step == 1 and absent is not None and dist.get_rank() == absent:
+                p.grad = None
+        optimizer.step()
+    counts = [(s["step"].item(), s["skipped"].item()) for s in optimizer.state.values()]
+    return [whole(p) for p in params], counts
+
+
+def train_both_ways(steps=3):
+    """Tensor parallel within, FSDP2 without: some matrices are cut twice along their rows."""
+    model, mesh = Net(torch.float64), mesh_of(2, dist.get_world_size() // 2)
+    plan = {"up": ColwiseParallel(), "middle": RowwiseParallel()}
+    parallelize_module(model, mesh["inner"], plan)
+    fully_shard(model, mesh=mesh["outer"])
+    optimizer = make_optimizer("leon", model)
+    for step in range(steps):
+        model(batch(step, mesh["outer"].get_local_rank(), 2, torch.float64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: whole(p) for name, p in model.named_parameters()}, None
+
+
+def wide_gradients(kind, placement):
+    """bf16 weights with float32 gradients: the state is that of one process."""
+    found = []
+    for layout_, chosen in (("plain", "local"), (kind, placement)):
+        param = spread(torch.ones(12, 5, dtype=torch.bfloat16), layout_).requires_grad_()
+        param.grad_dtype = torch.float32
+        param.grad = spread(gradient_of("tall", 0, torch.float32), layout_)
+        optimizer = nucleon.Leon([param], placement=chosen)
+        optimizer.step()
+        found.append(optimizer.state[param].get("total"))
+    return found
+
+
+def stages(placement):
+    """Ranks 0 and 1 hold one matrix, ranks 2 and 3 another: each pair goes on by itself."""
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, name = mesh_of(2, 2)["inner"], "tall" if dist.get_rank() < 2 else "odd"
+    start = torch.full(SHAPES[name], 0.5)
+    param = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
+    optimizer = nucleon.Leon([param], placement=placement, consistency_every=1)
+    for step in range(2):
+        param.grad = distribute_tensor(gradient_of(name, step, torch.float32), mesh, [Shard(0)])
+        optimizer.step()
+    alone = torch.full(SHAPES[name], 0.5).requires_grad_()
+    optimizer = nucleon.Leon([alone])
+    for step in range(2):
+        alone.grad = gradient_of(name, step, torch.float32)
+        optimizer.step()
+    return whole(param), alone.detach()
+
+
+def later(what):
+    """One good step, then a rank goes its own way."""
+    params = [torch.ones(4, 5, requires_grad=True)]
+    optimizer = nucleon.Leon(
+        params, placement="owner", consistency_every=1, certify=True, gradient_bound=9.0
+    )
+    for step in range(2):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        if step == 0 and what == "lr":
+            optimizer.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
+        elif step == 0:
+            width = 6 + dist.get_rank() * (what == "group")
+            params.append(torch.ones(4, width, requires_grad=True))
+            optimizer.add_param_group({"params": params[1:]})
+    return [group["certified"] for group in optimizer.param_groups]
 
 
 def step_of(way, shapes, dtype):

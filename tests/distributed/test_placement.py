@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import prescribed, train_alone
+from cases import prescribed, train_alone, vectors
 
 METHODS = ("muon", "leon", "pion")
 LAYOUTS = ("plain", "rows", "columns", "hsdp", "2d", ("plain", "rows", "columns"))
@@ -61,12 +61,66 @@ def test_missing_and_bad_gradients_are_those_of_one_process(ranks4, kinds, place
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
 def test_a_gradient_missing_on_one_rank_counts_as_zero_there(ranks4, placement):
-    """An empty shard has none: the others must not wait, and every rank ends alike."""
+    """The others must not wait, and the result is that of one process with zeros in its place."""
     absent = [("odd", step, 3) for step in range(4)]  # 7 rows over 4 ranks: rank 3 has one row
+    expected, _ = prescribed("leon", "plain", zero=[("odd", step, 6) for step in range(4)])
     results = ranks4(
         "prescribed", method="leon", kinds="rows", placement=placement, absent_on=absent
     )
-    same_bits(results, results[0][0])
+    same_bits(results, expected)
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+def test_a_stack_may_be_cut_between_calls(ranks4, placement):
+    """Four 4×6 matrices of one parameter, each in a call of its own: none decays more than once."""
+    expected, _ = prescribed("leon", "plain", largest_stack=24)
+    options = {"kinds": "rows", "placement": placement, "largest_stack": 24}
+    same_bits(ranks4("prescribed", method="leon", **options), expected)
+
+
+@pytest.mark.parametrize(
+    ("placement", "rule"),
+    [("local", "matrix"), ("owner", "matrix"), ("gram", "matrix"), ("local", "adamw")],
+)
+def test_a_gradient_in_parts_is_added_up(ranks4, placement, rule):
+    """The sum of four parts in another order, float64, two steps."""
+    for here, alone in ranks4("replicated", placement=placement, rule=rule):
+        torch.testing.assert_close(here, alone, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_vectors_are_counted_and_skipped_alike_on_every_rank(ranks4, bad):
+    """Also where a rank holds nothing: any of them may be the one that writes a checkpoint."""
+    expected, counts = vectors("plain", bad)
+    for found, counted in ranks4("vectors", kind="rows", bad=bad):
+        assert counted == counts
+        assert all(map(torch.equal, found, expected))
+    last_row = ranks4("vectors", kind="rows", bad=bad, absent=3)  # it holds nothing
+    for found, counted in last_row:
+        assert counted == counts
+        assert all(map(torch.equal, found, expected))
+
+
+def test_rows_that_are_cut_twice(ranks4):
+    expected = train_alone("leon", shares=2)
+    for weights, _ in ranks4("train_both_ways"):
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["plain", "rows"])
+def test_gradients_wider_than_their_weights_are_not_rounded(ranks2, kind):
+    results = ranks2("wide_gradients", kind=kind, placement="owner")
+    kept = [(alone, here) for alone, here in results if here is not None]
+    assert len(kept) == 1
+    assert torch.equal(*kept[0])
+
+
+@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+def test_pairs_of_ranks_with_matrices_of_their_own(ranks4, placement):
+    """To float32 rounding where the Gram matrix of two steps, of condition below 1e2, is summed."""
+    for here, alone in ranks4("stages", placement=placement):
+        torch.testing.assert_close(here, alone, rtol=0, atol=1e-4 if placement == "gram" else 0.0)
 
 
 def test_the_gram_is_never_gathered_and_close_to_one_process(ranks4):
@@ -148,6 +202,15 @@ def test_ranks_that_differ_are_refused_on_every_rank(ranks2):
         for ok, message in ranks2.try_all("differ", what=what):
             assert not ok
             assert "differ from those of rank 0" in message
+
+
+def test_ranks_that_differ_later_are_refused_as_well(ranks2):
+    for what, words in {"lr": "updates of rank 1", "group": "options of rank 1"}.items():
+        for ok, message in ranks2.try_all("later", what=what):
+            assert not ok
+            assert f"{words} differ from those of rank 0" in message
+    first, second = ranks2("later", what="nothing")
+    assert first == second  # also on the rank that owns nothing of a group
 
 
 def test_unsupported_placements_are_refused_by_name(ranks2):

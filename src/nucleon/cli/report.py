@@ -19,6 +19,7 @@ from nucleon.cli.console import (
 )
 from nucleon.experiments import CLAIMS
 from nucleon.report import DamagedRunError, Saved, find, load_all, render, write_whole
+from nucleon.training.run import LOG, OPTIONS
 
 REPORT = "report.html"
 RUNS = Path("runs")
@@ -77,6 +78,11 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
 
 def _find(path: Path) -> list[Path]:
     folders = find(path)
+    if not folders and [*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}")]:
+        raise CommandError(
+            f"{path} holds training, which has a log and checkpoints but makes no claim",
+            f"read its {LOG}, or name a folder of `nucleon reproduce` or `nucleon play`",
+        )
     if not folders:
         raise CommandError(
             f"there are no runs in {path}", "run `nucleon reproduce` first, or name their folder"

@@ -45,7 +45,11 @@ def reproduce(
     every: Annotated[bool, typer.Option("--all", help="Check all claims.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of minutes.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Repetitions; default: the claim's own.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Repetitions; default: the claim's own. A confidence interval needs two.",
+            show_default=False,
+        ),
     ] = None,
     first_seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim import shards
+from nucleon.optim import shards, wire
 
 
 class AdamWOptions(TypedDict, total=False):
@@ -63,15 +63,17 @@ def new_state(param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
 def update(
     params: Sequence[Tensor], states: Sequence[dict[str, Tensor]], group: Mapping[str, Any]
 ) -> None:
-    """One step of the parameters, all with a gradient and on one device; no host sync.
+    """One step of the parameters, on one device, plain ones with a gradient; no host sync.
 
-    It is elementwise, so each rank does it to what it holds of a DTensor, and skips by that.
+    It is elementwise, so each rank does it to what it holds of a DTensor. All ranks of a mesh must
+    take part: they skip together, and count the same steps. A gradient that is missing on some of
+    them is 0 there; missing on all, the parameter is left alone.
     """
-    buckets: dict[torch.dtype, list[int]] = {}
+    buckets: dict[tuple[torch.dtype, object], list[int]] = {}
     for index, param in enumerate(params):
-        if shards.local(param).numel():
-            buckets.setdefault(_checks.work_dtype(param.dtype), []).append(index)
-    for dtype, chosen in buckets.items():
+        mesh = param.device_mesh if shards.sharded(param) else None
+        buckets.setdefault((_checks.work_dtype(param.dtype), mesh), []).append(index)
+    for (dtype, _), chosen in buckets.items():
         _update([params[i] for i in chosen], [states[i] for i in chosen], group, dtype)
 
 
@@ -83,18 +85,23 @@ def _update(
 ) -> None:
     beta1, beta2 = group["betas"]
     lr = group["lr"].reshape(()).double() if isinstance(group["lr"], Tensor) else group["lr"]
-    gradients = [shards.local(cast(Tensor, p.grad)).to(dtype) for p in params]
+    gradients = [
+        torch.zeros_like(shards.local(p), dtype=dtype)
+        if p.grad is None
+        else shards.local(p.grad).to(dtype)
+        for p in params
+    ]
+    there, finite = _flags(params, gradients)
     params = [shards.local(p) for p in params]
     first, second = ([shards.local(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
-    # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves. All squares are
-    # finite if the largest is.
-    finite = torch.stack(torch._foreach_norm(gradients, ord=torch.inf)).square().isfinite()  # (k,)
+    # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves.
+    skipped, finite = there & ~finite, there & finite
     gradients = [torch.where(ok, g, 0.0) for ok, g in zip(finite.unbind(), gradients, strict=True)]
     if group["maximize"]:
         torch._foreach_neg_(gradients)
     torch._foreach_add_([s["step"] for s in states], list(finite.long().unbind()))
-    torch._foreach_add_([s["skipped"] for s in states], list((~finite).long().unbind()))
+    torch._foreach_add_([s["skipped"] for s in states], list(skipped.long().unbind()))
 
     # In float64: at β₂ = 0.999 the first 1 − β₂ᵗ would lose four digits in float32.
     step = torch.stack([s["step"] for s in states]).double()
@@ -118,3 +125,16 @@ def _update(
     torch._foreach_add_(weights, change)
     if any(weight is not p for weight, p in zip(weights, params, strict=True)):
         torch._foreach_copy_(params, weights)
+
+
+def _flags(params: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Whether each gradient is there, and has finite squares, on all ranks that hold it: (k,)."""
+    # All squares are finite if the largest is; what a rank holds may be nothing.
+    some = [g if g.numel() else g.new_zeros(1) for g in gradients]
+    finite = torch.stack(torch._foreach_norm(some, ord=torch.inf)).square().isfinite()
+    if not shards.sharded(params[0]):
+        return torch.ones_like(finite), finite
+    there = torch.tensor([p.grad is not None for p in params]).to(finite)
+    counts = torch.stack([there, ~finite]).float()
+    there, bad = (wire.add_up(counts, shards.mesh_groups(params[0]), "gradients") > 0).unbind()
+    return there, ~bad

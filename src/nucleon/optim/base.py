@@ -131,6 +131,7 @@ class MatrixOptimizer(Optimizer, ABC):
         bare = [item[1] if isinstance(item, tuple) else item for item in params]
         placement.check({**group, "params": bare, "axes": axes}, gram_form=self.has_gram_form)
         super().add_param_group(param_group)
+        self._ranks_agree = False
         first = sum(len(g["params"]) for g in self.param_groups[:-1])
         added = self.param_groups[-1]
         owners = zip(added["params"], axes, placement.owners(added), strict=True)
@@ -287,17 +288,21 @@ class MatrixOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
         self._check_ranks()
+        wire.settle(chain.from_iterable(g["params"] for g in self.param_groups))
+        self._check_gradients()
         if any(group["consistency_every"] for group in self.param_groups):
             self._compared = self.__dict__.get("_compared", -1) + 1
         for group in self.param_groups:
             if not group["params"]:
                 continue
             if group["rule"] == "adamw":
-                active = [p for p in group["params"] if p.grad is not None]
+                params = group["params"]
+                active = [p for p in params if p.grad is not None or shards.sharded(p)]
                 adamw.update(active, [self.state[p] for p in active], group)
                 continue
+            if group["certify"]:
+                certify.note(group)
             torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
             with exact_products(group["params"][0].device):
                 placement.update(self, group)
@@ -376,27 +381,37 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _check_ranks(self) -> None:
         """Once, before anything is sent: every rank must have the same parameters and options."""
-        if self.__dict__.get("_ranks_agree") or not any(
-            g["placement"] != "local" and placement.world(g["params"]) != (0,)
+        talking = [
+            g["params"]
             for g in self.param_groups
-        ):
+            if (g["placement"] != "local" and g["rule"] == "matrix")
+            or any(map(shards.sharded, g["params"]))
+            if placement.world(g["params"]) != (0,)
+        ]
+        if self.__dict__.get("_ranks_agree") or not talking:
             return
+        widest = max(talking, key=lambda params: len(placement.world(params)))
         names = stacks.parameter_names(self.param_groups)
         same = [
             (names[p], tuple(p.shape), p.dtype, {k: v for k, v in g.items() if k != "params"})
             for g in self.param_groups
             for p in g["params"]
         ]
-        wire.check_same(same, "parameters and options")
+        wire.check_same(same, "parameters and options", placement.process_groups(widest))
         self._ranks_agree = True
 
-    def agree(self, shared: Tensor, group: Mapping[str, Any]) -> None:
-        """Every `consistency_every` steps, raise on all ranks unless they have the same tensor."""
-        every = group["consistency_every"]
-        if not every or placement.world(group["params"]) == (0,):
+    def agree(self, stack: Stack, shared: Tensor, group: Mapping[str, Any]) -> None:
+        """Every `consistency_every` steps, raise on all ranks unless they have updated alike.
+
+        Compared are what they share of the direction, the learning rate, and the new weights where
+        every rank has them whole.
+        """
+        every, params = group["consistency_every"], stack.params
+        if not every or placement.world(params) == (0,) or self._compared % every:
             return
-        if self._compared % every == 0:
-            wire.check_same(wire.fingerprint(shared), "updates")
+        tensors = [shared] if shards.sharded(params[0]) else [shared, *params]
+        found = [float(group["lr"]), *map(wire.fingerprint, tensors)]
+        wire.check_same(found, "updates", placement.process_groups(params))
 
     def _check_gradients(self) -> None:
         for group in self.param_groups:

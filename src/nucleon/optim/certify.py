@@ -41,6 +41,12 @@ def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Ten
     }
 
 
+def note(group: dict[str, Any]) -> None:
+    """Keep the options of the game with its group, on every rank; None once they have changed."""
+    used = [group[name] for name in _USED if name in group]
+    group["certified"] = used if group["certified"] in ((), used) else None
+
+
 def record(
     stack: Stack,
     states: list[dict[str, Tensor]],
@@ -51,8 +57,6 @@ def record(
 ) -> None:
     """Enter one round of every matrix of a stack, the skipped ones excepted; no sync."""
     discount: float = group["momentum"]
-    used = [group[name] for name in _USED if name in group]
-    group["certified"] = used if group["certified"] in ((), used) else None
     played = stack.gather((s["played"] for s in states), gradient.dtype)
     loss = -(gradient.double() * played).sum(dim=(-2, -1))
     norm = operator_norm_bound(gradient).double()

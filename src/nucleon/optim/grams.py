@@ -75,7 +75,6 @@ def update(optimizer: "MatrixOptimizer", stack: Stack, group: dict[str, Any]) ->
     r = torch.where(keep, r, torch.eye(m, dtype=r.dtype, device=r.device))
     at = situation(stack, states, group)
     q = factor(r, group["method"], group["iterations"])
-    optimizer.agree(q, group)
     direction = q @ torch.where(keep, ahead, 0.0)
 
     _write(stack, torch.where(keep, total, old), [s["total"] for s in states])
@@ -85,6 +84,7 @@ def update(optimizer: "MatrixOptimizer", stack: Stack, group: dict[str, Any]) ->
         for state, new in zip(states, torch.where(keep, gram, old_gram).split(1), strict=True):
             state["gram"].copy_(new)
     weights.apply_boxes(stack, _natural(stack, direction), taken, at)
+    optimizer.agree(stack, q, group)
 
 
 def factor(r: Tensor, method: str, iterations: int) -> Tensor:

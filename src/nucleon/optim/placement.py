@@ -56,6 +56,12 @@ def world(params: Sequence[Tensor]) -> tuple[int, ...]:
     return (0,)
 
 
+def process_groups(params: Sequence[Tensor]) -> wire.Groups:
+    """The process groups that reach these ranks, one after the other."""
+    held = next((p for p in params if shards.sharded(p)), None)
+    return [None] if held is None else shards.mesh_groups(held)
+
+
 def owners(group: Mapping[str, Any]) -> list[int | None]:
     """The rank that owns each parameter of a group; None where every rank has it for itself."""
     ranks = world(group["params"])
@@ -124,8 +130,8 @@ def _update_here(
     gradient = stack.gather([wire.gather(g) for g in found], dtype)
     at = situation(stack, states, group)
     direction, taken = optimizer.compute(stack, states, gradient, at, present)
-    optimizer.agree(direction, group)
     weights.apply(stack, direction, taken, at)
+    optimizer.agree(stack, direction, group)
 
 
 @dataclass
@@ -203,14 +209,21 @@ def _held_gradients(stack: Stack) -> Tensor:
         torch.zeros_like(shards.local(p)) if p.grad is None else shards.local(p.grad)
         for p in stack.params
     ]
-    flat = [part.to(stack.params[0].dtype).reshape(-1) for part in parts]
+    flat = [part.to(_gradient_dtype(stack)).reshape(-1) for part in parts]
     return torch.cat([*flat, torch.tensor(there).to(flat[0])])
+
+
+def _gradient_dtype(stack: Stack) -> torch.dtype:
+    """Of gradients on their way: that of the parameters, unless their `grad_dtype` is another."""
+    widest = _checks.work_dtype(stack.params[0].dtype)  # None stands for any
+    found = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}
+    return found.pop() if len(found) == 1 else widest
 
 
 def _compute(optimizer: "MatrixOptimizer", task: _Task, group: dict[str, Any]) -> None:
     """As the owner: the direction of a stack from the gradients in its inbox."""
     stack = task.stack
-    whole = [shards.zeros(p, p.dtype) for p in stack.params]
+    whole = [shards.zeros(p, _gradient_dtype(stack)) for p in stack.params]
     there = torch.zeros(len(whole), device=whole[0].device)
     for rank, flat in task.inbox.items():
         *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
@@ -219,7 +232,7 @@ def _compute(optimizer: "MatrixOptimizer", task: _Task, group: dict[str, Any]) -
         there = torch.maximum(there, flags.float())
     present = _for_each_matrix(stack, there)
     states = [optimizer.state[p] for p in stack.params]
-    gradient = stack.gather(whole, _checks.work_dtype(whole[0].dtype))
+    gradient = stack.gather(whole, _checks.work_dtype(stack.params[0].dtype))
     at = situation(stack, states, group)
     direction, taken = optimizer.compute(stack, states, gradient, at, present)
     flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
@@ -284,10 +297,11 @@ def _finish(
             *flat, taken = task.outcome.to(dtype).split(sizes)
             parts = [x.view(shards.local(p).shape) for x, p in zip(flat, stack.params, strict=True)]
             weights.apply_boxes(stack, parts, taken, at)
+            optimizer.agree(stack, taken, group)
         else:
             direction, taken = _unpack(task)
-            optimizer.agree(direction, group)
             weights.apply(stack, direction.to(dtype), taken, at)
+            optimizer.agree(stack, direction, group)
 
 
 def _unpack(task: _Task) -> tuple[Tensor, Tensor]:

@@ -121,17 +121,10 @@ def zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
 
 def like(whole: Tensor, param: Tensor) -> Tensor:
     """A tensor that every rank has whole, cut like a parameter; nothing is sent."""
-    from torch.distributed.tensor import DTensor
-
-    held = of(param)
-    if held is None or not sharded(param):
+    if not sharded(param):
         return whole
-    part = whole[held.mine()].contiguous()
-    return DTensor.from_local(
-        part,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )
+    from torch.distributed.tensor import DTensor, Replicate
+
+    everywhere = [Replicate()] * param.device_mesh.ndim
+    found = DTensor.from_local(whole, param.device_mesh, everywhere, run_check=False)
+    return found.redistribute(placements=param.placements)

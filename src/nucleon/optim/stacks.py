@@ -88,9 +88,8 @@ class Stack:
 
         Entries of a parameter that belong to other pieces are 0.
         """
-        held = [shards.of(param) for param in self.params]
-        whole = self.whole(stacked)
-        return [w[box.mine()] if box else w for w, box in zip(whole, held, strict=True)]
+        whole = zip(self.whole(stacked), self.params, strict=True)
+        return [shards.local(shards.like(w, param)) for w, param in whole]
 
     def whole(self, stacked: Tensor) -> list[Tensor]:
         """(b, m, n) → for each piece a tensor shaped like its parameter, 0 outside of the piece."""

@@ -1,5 +1,6 @@
 """The update of the weights: W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W, elementwise."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +36,8 @@ def apply_boxes(stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: S
     """
     dither = _dither(stack, at)
     bits = stack.boxes(dither) if dither is not None else [None] * len(directions)
-    many = any(p.count > 1 or p.block.section is not None for p in stack.pieces)
+    # Where a piece is not all of its parameter, the rest of it must stay as it is.
+    many = any(math.prod(stack.shape) < p.numel() for p in stack.params)
     each = taken[:, None, None]
     oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
     for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):

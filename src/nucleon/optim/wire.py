@@ -2,9 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -89,12 +90,33 @@ def gather(tensor: Tensor) -> Tensor:
         return tensor.full_tensor()
 
 
-def gather_objects(mine: T, what: str) -> list[T]:
-    """The object of every rank, in order, on all of them; not counted."""
-    found: list[Any] = [None] * dist.get_world_size()
-    with _heard(what):
-        dist.all_gather_object(found, mine)
-    return found
+def settle(params: Iterable[Tensor]) -> None:
+    """Bring gradients into the placements of their parameters; not counted.
+
+    A weight that every rank has whole gets a sum over ranks that is still to be added up, where
+    the batch was cut by DTensor. Every rank must take part.
+    """
+    for param in params:
+        if not shards.sharded(param) or param.grad is None or not shards.sharded(param.grad):
+            continue
+        if param.grad.placements != param.placements:
+            with _heard("gradients"):
+                param.grad = param.grad.redistribute(placements=param.placements)
+
+
+Groups = Sequence[dist.ProcessGroup | None]
+"""Of ranks that are asked one after the other, the axes of a mesh; [None] is all ranks at once."""
+
+
+def gather_objects(mine: T, what: str, groups: Groups = (None,)) -> list[T]:
+    """The object of every rank, in the order of the ranks, on all of them; not counted."""
+    found: list[tuple[int, T]] = [(dist.get_rank(), mine)]
+    for group in groups:
+        parts: list[Any] = [None] * dist.get_world_size(group)
+        with _heard(what):
+            dist.all_gather_object(parts, found, group=group)
+        found = [entry for part in parts for entry in part]
+    return [value for _, value in sorted(found, key=itemgetter(0))]
 
 
 def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
@@ -102,14 +124,15 @@ def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
     return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
 
 
-def check_same(value: object, what: str) -> None:
+def check_same(value: object, what: str, groups: Groups = (None,)) -> None:
     """Raise on every rank unless all ranks have the same `value`, by its printed form."""
-    found = gather_objects(hashlib.sha256(repr(value).encode()).hexdigest(), what)
-    others = [rank for rank, other in enumerate(found) if other != found[0]]
+    mine = (dist.get_rank(), hashlib.sha256(repr(value).encode()).hexdigest())
+    (first, expected), *found = gather_objects(mine, what, groups)
+    others = [rank for rank, other in found if other != expected]
     if others:
         raise RuntimeError(
             f"{what} of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
-            f"from those of rank 0; every rank must have the same ones, in the same order"
+            f"from those of rank {first}; every rank must have the same ones, in the same order"
         )
 
 

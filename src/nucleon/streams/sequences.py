@@ -142,7 +142,7 @@ def heavy_tailed(shape: Shape, *, degrees: float = 2.0, **options: Unpack[Option
 def adversary(
     shape: Shape, *, kind: Literal["greedy", "orthogonal"] = "greedy", **options: Unpack[Options]
 ) -> Stream:
-    """An adaptive opponent, which answers the action X_t = U Σ Vᵀ that it sees.
+    """Adaptive: answers the action X_t = U Σ Vᵀ that it sees with G·U[I 0]Vᵀ, the worst gradient.
 
     "greedy" (default) answers G·U[I 0]Vᵀ = argmax ⟨·, X_t⟩, a loss of G‖X_t‖_* in every round: a
     learner whose action does not shrink has linear regret, as FTL and FTPL with k samples.
