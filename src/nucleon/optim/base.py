@@ -384,13 +384,12 @@ class MatrixOptimizer(Optimizer, ABC):
         talking = [
             g["params"]
             for g in self.param_groups
-            if (g["placement"] != "local" and g["rule"] == "matrix")
-            or any(map(shards.sharded, g["params"]))
-            if placement.world(g["params"]) != (0,)
+            if any(map(shards.sharded, g["params"]))
+            or (g["placement"] != "local" and g["rule"] == "matrix")
         ]
-        if self.__dict__.get("_ranks_agree") or not talking:
+        widest = max(talking, key=lambda params: len(placement.world(params)), default=[])
+        if self.__dict__.get("_ranks_agree") or not widest or placement.world(widest) == (0,):
             return
-        widest = max(talking, key=lambda params: len(placement.world(params)))
         names = stacks.parameter_names(self.param_groups)
         same = [
             (names[p], tuple(p.shape), p.dtype, {k: v for k, v in g.items() if k != "params"})
