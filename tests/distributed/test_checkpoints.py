@@ -12,7 +12,7 @@ def unbroken(**options):
     return resumable("alone", "local", None, **options)
 
 
-def same(results, expected, atol=0.0):
+def check_same(results, expected, atol=0.0):
     for weights in results:
         assert weights.keys() == expected.keys()
         for name, value in expected.items():
@@ -39,10 +39,12 @@ def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(
     atol, options = (CLOSE, GRAM) if placement == "gram" else (0.0, {})
     options = {"folder": str(tmp_path), "through": through, **options}
     expected = unbroken(dtype=options.get("dtype", torch.float32))
-    same(ranks4("resumable", kind=kind, placement=placement, saves_at=2, **options), expected, atol)
+    check_same(
+        ranks4("resumable", kind=kind, placement=placement, saves_at=2, **options), expected, atol
+    )
     rest = {"loads": True, "start": 2, **options}
-    same(ranks2("resumable", kind=kind, placement=placement, **rest), expected, atol)
-    same([resumable("alone", "local", **rest)], expected, atol)
+    check_same(ranks2("resumable", kind=kind, placement=placement, **rest), expected, atol)
+    check_same([resumable("alone", "local", **rest)], expected, atol)
 
 
 @pytest.mark.parametrize("method", ["muon", "pion"])
@@ -52,18 +54,18 @@ def test_every_method_and_back_to_more_ranks(ranks4, tmp_path, method):
     expected = unbroken(method=method, dtype=torch.float64)
     resumable("alone", "local", saves_at=2, **options)
     rest = {"loads": True, "start": 2, **options}
-    same(ranks4("resumable", kind="ddp", placement="owner", **rest), expected)
-    same(ranks4("resumable", kind="hsdp", placement="owner", **rest), expected)
+    check_same(ranks4("resumable", kind="ddp", placement="owner", **rest), expected)
+    check_same(ranks4("resumable", kind="hsdp", placement="owner", **rest), expected)
     if method == "muon":
-        same(ranks4("resumable", kind="fsdp", placement="gram", **rest), expected, CLOSE)
+        check_same(ranks4("resumable", kind="fsdp", placement="gram", **rest), expected, CLOSE)
 
 
 def test_bf16_weights_keep_their_float32_moments(ranks4, ranks2, tmp_path):
     options = {"folder": str(tmp_path), "dtype": torch.bfloat16, "stochastic_rounding": True}
     expected = unbroken(dtype=torch.bfloat16, stochastic_rounding=True)
-    same(ranks4("resumable", kind="fsdp", placement="owner", saves_at=2, **options), expected)
+    check_same(ranks4("resumable", kind="fsdp", placement="owner", saves_at=2, **options), expected)
     rest = {"loads": True, "start": 2, **options}
-    same(ranks2("resumable", kind="ddp", placement="owner", **rest), expected)
+    check_same(ranks2("resumable", kind="ddp", placement="owner", **rest), expected)
 
 
 @pytest.mark.parametrize(("kind", "placement"), LAYOUTS)

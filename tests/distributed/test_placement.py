@@ -8,7 +8,7 @@ METHODS = ("muon", "leon", "pion")
 LAYOUTS = ("plain", "rows", "columns", "hsdp", "2d", ("plain", "rows", "columns"))
 
 
-def same_bits(results, expected):
+def check_same_bits(results, expected):
     for weights, _ in results:
         for name, value in expected.items():
             assert torch.equal(weights[name], value), name
@@ -19,14 +19,18 @@ def same_bits(results, expected):
 def test_every_layout_repeats_one_process_bit_for_bit(ranks4, kinds, placement):
     for method in METHODS:
         expected, _ = prescribed(method, "plain")
-        same_bits(ranks4("prescribed", method=method, kinds=kinds, placement=placement), expected)
+        check_same_bits(
+            ranks4("prescribed", method=method, kinds=kinds, placement=placement), expected
+        )
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
 def test_two_ranks_as_well(ranks2, placement):
     for kinds in ("plain", "rows"):
         expected, _ = prescribed("leon", "plain")
-        same_bits(ranks2("prescribed", method="leon", kinds=kinds, placement=placement), expected)
+        check_same_bits(
+            ranks2("prescribed", method="leon", kinds=kinds, placement=placement), expected
+        )
 
 
 @pytest.mark.parametrize("kinds", ["plain", "rows", "hsdp"])
@@ -42,7 +46,7 @@ def test_half_precision_weights_random_rounding_and_options(ranks4, kinds):
         results = ranks4(
             "prescribed", method="leon", kinds=kinds, placement="owner", **options, **extra
         )
-        same_bits(results, expected)
+        check_same_bits(results, expected)
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
@@ -51,7 +55,7 @@ def test_missing_and_bad_gradients_are_those_of_one_process(ranks4, kinds, place
     faults = {"missing": [("wide", 1), ("stack", 2)], "bad": [("tall", 1), ("odd", 2)]}
     expected, skipped = prescribed("leon", "plain", **faults)
     results = ranks4("prescribed", method="leon", kinds=kinds, placement=placement, **faults)
-    same_bits(results, expected)
+    check_same_bits(results, expected)
     assert skipped["tall"].item() == 1
     for name, value in skipped.items():  # every parameter is counted by its owner, or by all
         kept = [s[name] for _, s in results if s[name] is not None]
@@ -67,7 +71,7 @@ def test_a_gradient_missing_on_one_rank_counts_as_zero_there(ranks4, placement):
     results = ranks4(
         "prescribed", method="leon", kinds="rows", placement=placement, absent_on=absent
     )
-    same_bits(results, expected)
+    check_same_bits(results, expected)
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
@@ -75,7 +79,7 @@ def test_a_stack_may_be_cut_between_calls(ranks4, placement):
     """Four 4×6 matrices of one parameter, each in a call of its own: none decays more than once."""
     expected, _ = prescribed("leon", "plain", largest_stack=24)
     options = {"kinds": "rows", "placement": placement, "largest_stack": 24}
-    same_bits(ranks4("prescribed", method="leon", **options), expected)
+    check_same_bits(ranks4("prescribed", method="leon", **options), expected)
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,9 @@ def reproduce(
         for outcome in outcomes:
             _conclude(outcome, out)
         known = {outcome.claim.id for outcome in outcomes}
-        todo = [claim for claim in claims if claim.id not in known]
-        out.print(_forecast(todo, quick, jobs), style="dim")
-        for outcome in _check_all(todo, settings, output, jobs, debug, out):
+        pending = [claim for claim in claims if claim.id not in known]
+        out.print(_forecast(pending, quick, jobs), style="dim")
+        for outcome in _check_all(pending, settings, output, jobs, debug, out):
             outcomes.append(outcome)
             _conclude(outcome, out)
             if outcome.result is not None and outcome.trouble is not None:
