@@ -390,11 +390,14 @@ def step_of(way, shapes, dtype):
     return sent, counter.get_total_flops() // 2, kept  # two steps
 
 
-def differ(what):
+def differ(what, placement="owner", every=0):
     rank = dist.get_rank()
     shape = (4, 5 + rank) if what == "shape" else (4, 5)
     param = torch.zeros(shape, requires_grad=True)
-    optimizer = nucleon.Leon([param], lr=0.1 + rank * (what == "lr"), placement="owner")
+    if what == "placement" and rank:
+        placement = "local"
+    lr = 0.1 + rank * (what == "lr")
+    optimizer = nucleon.Leon([param], lr=lr, placement=placement, consistency_every=every)
     param.grad = torch.ones_like(param)
     optimizer.step()
 

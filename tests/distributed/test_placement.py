@@ -202,8 +202,15 @@ def test_state_lies_with_the_owner_only(ranks4):
 
 
 def test_ranks_that_differ_are_refused_on_every_rank(ranks2):
-    for what in ("shape", "lr"):
-        for ok, message in ranks2.try_all("differ", what=what):
+    checked = {"placement": "local", "every": 1}  # otherwise "local" says nothing to the others
+    for options in (
+        {"what": "shape"},
+        {"what": "lr"},
+        {"what": "shape", **checked},
+        {"what": "lr", **checked},
+        {"what": "placement", "every": 1},
+    ):
+        for ok, message in ranks2.try_all("differ", **options):
             assert not ok
             assert "differ from those of rank 0" in message
 

@@ -385,7 +385,7 @@ class MatrixOptimizer(Optimizer, ABC):
             g["params"]
             for g in self.param_groups
             if any(map(shards.sharded, g["params"]))
-            or (g["placement"] != "local" and g["rule"] == "matrix")
+            or (g["rule"] == "matrix" and (g["placement"] != "local" or g["consistency_every"]))
         ]
         widest = max(talking, key=lambda params: len(placement.world(params)), default=[])
         if self.__dict__.get("_ranks_agree") or not widest or placement.world(widest) == (0,):

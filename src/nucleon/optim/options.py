@@ -70,8 +70,9 @@ class Options(TypedDict, total=False):
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
     consistency_every: int
-    """Compare the update across the ranks every so many steps, and raise on all of them where they
-    differ; waits for the device (default 0: never)."""
+    """Compare the update across the ranks every so many steps, and before the first one parameters
+    and options, and raise on all of them where they differ; every rank must step, and waits for the
+    device (default 0: never; "owner" and "gram" compare parameters and options in any case)."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int
