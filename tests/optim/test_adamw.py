@@ -27,7 +27,7 @@ def step(params, states, group):
     adamw.update(params, states, group)
 
 
-def close(actual, expected, steps=1):
+def check_close(actual, expected, steps=1):
     """Each step adds at most a few roundings of the weight and of the change."""
     eps = torch.finfo(expected.dtype).eps
     torch.testing.assert_close(actual, expected, rtol=4 * steps * eps, atol=4 * steps * eps)
@@ -51,12 +51,12 @@ def test_equals_torch_step_for_step(dtype, maximize, betas, eps, decay):
         step(ours, states, group)
         oracle.step()
         for p, q in zip(ours, theirs, strict=True):
-            close(p.detach(), q.detach(), round_ + 1)
+            check_close(p.detach(), q.detach(), round_ + 1)
     for p, q, state in zip(ours, theirs, states, strict=True):
         if not p.numel():
             continue
         for key in ("exp_avg", "exp_avg_sq"):
-            close(state[key], oracle.state[q][key], 25)
+            check_close(state[key], oracle.state[q][key], 25)
         assert state["step"].item() == oracle.state[q]["step"].item() == 25
         assert state["skipped"].item() == 0
 
@@ -87,7 +87,7 @@ def test_learning_rate_may_be_a_tensor_that_is_scheduled():
         group["lr"].mul_(0.5)
         oracle.param_groups[0]["lr"] *= 0.5
     for p, q in zip(ours, theirs, strict=True):
-        close(p.detach(), q.detach(), 6)
+        check_close(p.detach(), q.detach(), 6)
 
 
 def test_parameters_join_at_their_own_step():
@@ -103,7 +103,7 @@ def test_parameters_join_at_their_own_step():
         step([ours[i] for i in active], [states[i] for i in active], GROUP)
         oracle.step()
     for p, q in zip(ours, theirs, strict=True):
-        close(p.detach(), q.detach(), 5)
+        check_close(p.detach(), q.detach(), 5)
     assert states[3]["step"].item() == 2
 
 

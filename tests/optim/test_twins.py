@@ -37,7 +37,7 @@ def twin_options(options):
     return {keys[k]: v for k, v in options.items() if k in keys}
 
 
-def compare(params, twins, streams, options):
+def check(params, twins, streams, options):
     sign = -1 if options.get("maximize") else 1
     for param, twin, stream in zip(params, twins, streams, strict=True):
         factor = scale_factor(options.get("scale", "spectral"), *param.shape)
@@ -53,7 +53,7 @@ def test_muon_follows_algorithm_1(options):
     streams = [gradients(shape, 5, i) for i, shape in enumerate(SHAPES)]
     twins = [MuonTwin(p.detach(), 0.1, 0.9, **twin_options(options)) for p in params]
     run(nucleon.Muon(params, lr=0.1, momentum=0.9, method="svd", **options), params, streams)
-    compare(params, twins, streams, options)
+    check(params, twins, streams, options)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -67,7 +67,7 @@ def test_leon_follows_algorithm_3(options, own):
     streams = [gradients(shape, 5, i) for i, shape in enumerate(SHAPES)]
     twins = [LeonTwin(p.detach(), 0.1, 0.9, **twin_options(options), **own) for p in params]
     run(nucleon.Leon(params, 0.1, 0.9, method="eigh", **options, **own), params, streams)
-    compare(params, twins, streams, options)
+    check(params, twins, streams, options)
 
 
 @pytest.mark.parametrize("samples,antithetic", [(1, False), (3, False), (4, True)])
