@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 from nucleon import training
@@ -46,6 +47,34 @@ def test_checks_can_fail_each_by_itself():
     # Twice the loss, seed by seed: an excess of 0.9 and 1.1, a standard error of 0.1.
     assert passed(curve(wide), curve([2 * x for x in wide])) == [False, True, True]
     assert passed(curve(wide), curve(wide, accuracy=0.9)) == [True, True, False]
+
+
+def test_leon_must_be_shown_not_to_be_worse():
+    """Against SciPy's one-sided t-test of the paired excess; means that agree are not enough."""
+    generator = torch.Generator().manual_seed(0)
+    for spread, seeds in ((0.05, 5), (0.3, 5), (0.3, 100), (0.3, 1)):
+        drawn = 1 + spread * torch.randn(2, 1, seeds, generator=generator)
+        muon, leon = 0.1 * drawn.double()
+        leon += muon.mean() - leon.mean()
+        limit = app_training._limit(*(Curve("", [1.0], x, x) for x in (leon, muon)))
+        excess = ((leon - muon) / muon.mean())[0].numpy()
+        if seeds == 1:
+            assert limit == math.inf
+            continue
+        test = scipy.stats.ttest_1samp(excess, app_training.EQUAL - 1, alternative="less")
+        assert (limit < app_training.EQUAL) == (test.pvalue < 0.05) == ((spread, seeds) != (0.3, 5))
+
+
+def test_the_seeds_nobody_had_looked_at(monkeypatch):
+    monkeypatch.setattr(app_training, "QUICK_STEPS", 1)
+    assert app_training.FIRST_SEED == 1000
+
+    def seeds(**chosen):
+        records = CLAIMS["app-training"].run(Settings(quick=True, **chosen), Silent()).records
+        return sorted({record["seed"] for record in records})
+
+    assert seeds() == list(range(1000, 1008))
+    assert seeds(seeds=2, first_seed=7) == [1007, 1008]
 
 
 def test_the_ratio_is_paired_by_seed():

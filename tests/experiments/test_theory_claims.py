@@ -1,6 +1,7 @@
 """The claims on the online game: the quick ones hold, their numbers are right, they can fail."""
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -152,6 +153,19 @@ def test_ftl_linear_by_hand():
         assert record["regret"][-1] == pytest.approx([4 * (loss + abs(total))] * 2, rel=1e-7)
     (record,) = records("ftl-linear", learner="FTL", stream="alternating")
     assert record["regret"][-1] == pytest.approx([4 * (rounds - 0.5)] * 2, rel=1e-12)
+
+
+def test_ftl_linear_is_judged_on_seeds_nobody_had_looked_at(monkeypatch):
+    shorten(monkeypatch)
+    seen = []
+    gaussian = streams.gaussian
+    monkeypatch.setattr(
+        streams, "gaussian", lambda *a, seed, **k: seen.append(seed) or gaussian(*a, seed=seed, **k)
+    )
+    for first in (0, 7):
+        ftl_linear.CLAIM.run(Settings(quick=True, first_seed=first), Silent())
+    assert ftl_linear.FIRST_SEED == 1000
+    assert set(seen) == {1000, 1007}
 
 
 def test_ftl_linear_can_fail(monkeypatch):
@@ -403,18 +417,46 @@ def test_the_fit_recovers_its_constants():
 
 def test_the_cost_claim_can_fail():
     method = cost_model.METHODS["coupled"]
-    names = ("exponents of m, n, K, largest error", "variance of log time explained")
+    rows, others = "it: error of the exponent of m", "it: of n and K, the larger"
 
     def missed(seconds):
         made = cost_model.checks({"it": cost_model.fit(method, timings(seconds))})
         return [check.name for check in made if not check.passed]
 
-    assert f"it: {names[0]}" in missed(lambda m, n, k: 1e-9 * m**2)  # m² for m³, and no K
-    assert f"it: {names[0]}" in missed(lambda m, n, k: 1e-15 * m**3 * n)
+    assert {rows, others} <= set(missed(lambda m, n, k: 1e-9 * m**2))  # m² for m³, and no K
+    assert {rows, others} <= set(missed(lambda m, n, k: 1e-15 * m**3 * n))
+    assert missed(lambda m, n, k: 1e-11 * 6 * (k + 1) * m**3) == [others]  # no n
+    assert missed(lambda m, n, k: 1e-9 * m**-0.4 * method.flops(m, n, k)) == [rows]
     generator = np.random.default_rng(0)
     noise = functools.cache(lambda m, n, k: 10 ** generator.uniform(-1, 1))
     jumpy = missed(lambda m, n, k: 1e-11 * method.flops(m, n, k) * noise(m, n, k))
-    assert {f"it: {names[1]}", "it: median factor off the model"} <= set(jumpy)
+    assert {"it: variance of log time explained", "it: median factor off the model"} <= set(jumpy)
+
+
+def slopes(seconds, rows=cost_model.ROWS):
+    """Of the logarithm in those of m, n/m and K, by NumPy over the claim's grid."""
+    grid = list(itertools.product(rows, cost_model.ASPECTS, cost_model.STEPS))
+    x = [[1, math.log(m), math.log(a), math.log(k)] for m, a, k in grid]
+    y = [math.log(seconds(m, a * m, k)) for m, a, k in grid]
+    return np.linalg.lstsq(np.array(x), np.array(y))[0][1:]
+
+
+def test_the_tolerances_of_the_exponents_are_what_the_argument_gives():
+    """What is left out takes as long as the flops at m = 128, in one kind of term or in both."""
+    low = slopes(lambda m, n, k: m**3 + cost_model.LEADS * m**2)[0]
+    assert 3 - low == pytest.approx(cost_model.ROW_EXPONENT, rel=0.02)
+    worst = 0.0
+    for name in ("augmented", "coupled", "FTPL"):
+        method = cost_model.METHODS[name]
+        for cost in (2, 0.5):
+            changed = slopes(
+                lambda m, n, k, f=method, c=cost: f.flops(m, n, k) + (c - 1) * f.square(m, n, k)
+            )
+            worst = max(worst, *abs(changed - slopes(method.flops))[1:])
+    assert 0.1 < worst < cost_model.EXPONENT
+    shares = np.linspace(0, 1, 100001)
+    off = 2 * shares / (2 * shares + 1 - shares) - shares
+    assert off.max() == pytest.approx(cost_model.EXPONENT, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))

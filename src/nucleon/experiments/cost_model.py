@@ -31,18 +31,27 @@ from nucleon.linalg.polar import polar_polynomial
 from nucleon.linalg.roots import coupled_steps
 
 ROWS, QUICK_ROWS = (128, 192, 256, 384, 512), (192, 384)
-ASPECTS, QUICK_ASPECTS = (1, 2, 4), (1, 4)
-STEPS = (4, 8)
-SAMPLES = 2  # of FTPL
+ASPECTS, QUICK_ASPECTS = (1, 2, 4, 8), (1, 4)
+STEPS = (4, 12)
+SAMPLES = 4  # of FTPL: so many that the Cholesky factor, whose flops are dear, hardly counts
 REPEATS, QUICK_REPEATS = 5, 3
 TINY = (
     8  # rows of a matrix whose flops cost nothing: its time is what starting the operations takes
 )
 
-# Fixed beforehand, with room for a machine that others use: the exponents of m, n and K in the time
-# are within this of those in the flops, the model explains this share of the variance of log time,
-# and half of the points are within this factor of it.
-EXPONENT, EXPLAINED, FACTOR = 0.5, 0.9, 1.5
+# Settled before the times on this grid were measured. The formulas are leading terms. Let what they
+# leave out, as good as proportional to m² and mn beside the m³ and m²n they count, take as long as
+# the flops at m = LEADS, and less beyond.
+LEADS = 128
+# Then the time goes as m³ + LEADS·m²: the exponent of m, the mean of 3 − LEADS/(m + LEADS) over
+# the rows, is low by a third. And a flop with n may cost up to twice one without, or the reverse.
+# Where a share w of the flops has an exponent of 1 and costs ρ times as much as the rest, the
+# exponent is ρw/(ρw + 1 − w) instead of w, which is off by at most (√ρ − 1)/(√ρ + 1), by 0.17 for
+# ρ = 2: in n, and likewise in K.
+ROW_EXPONENT, EXPONENT = 1 / 3, (math.sqrt(2) - 1) / (math.sqrt(2) + 1)
+# With room for a machine that others use: the model explains this share of the variance of log
+# time, and half of the points are within this factor of it.
+EXPLAINED, FACTOR = 0.9, 1.5
 
 
 @dataclass(frozen=True)
@@ -261,8 +270,14 @@ def run(settings: Settings, progress: Progress) -> Result:
         records=tuple(_record(name, f) for name, f in fits.items()),
         notes=(
             "Times are medians of the CPU time of the process on one thread; they differ from run "
-            "to run and from machine to machine, and the seed does not determine them. Margins are "
-            "wide for that reason.",
+            "to run and from machine to machine, and the seed does not determine them.",
+            f"The exponents may be off by what the formulas leave out, if that takes as long as "
+            f"the flops at m = {LEADS}: in m by {ROW_EXPONENT:.2g}, since the time is that of a "
+            f"term m² too, and in n and K by {EXPONENT:.2g}, since a flop of one term may cost "
+            f"twice one of another. An earlier tolerance was 0.5 for all three, which a time that "
+            f"ignores n would have met in the coupled root; this one and its wider grid were "
+            f"settled before the times on it were measured. It says little on n in FAML's round, "
+            f"whose {fixed} steps leave n an exponent near zero.",
             "The formulas count matrix products alone. What they leave out, from reading the "
             "matrices to what is done elementwise, makes a flop dearer in small matrices; what "
             f"starting the operations takes is measured on matrices of {TINY} rows and taken off. "
@@ -284,9 +299,10 @@ def checks(fits: dict[str, Fit]) -> tuple[Check, ...]:
     made = list[Check]()
     for name, f in fits.items():
         time_slopes, flop_slopes = f.exponents()
-        error = max(abs(a - b) for a, b in zip(time_slopes, flop_slopes, strict=True))
+        row, *rest = (abs(a - b) for a, b in zip(time_slopes, flop_slopes, strict=True))
         made += [
-            Check(f"{name}: exponents of m, n, K, largest error", error, "≤", EXPONENT),
+            Check(f"{name}: error of the exponent of m", row, "≤", ROW_EXPONENT),
+            Check(f"{name}: of n and K, the larger", max(rest), "≤", EXPONENT),
             Check(f"{name}: variance of log time explained", f.explained, "≥", EXPLAINED),
             Check(f"{name}: median factor off the model", f.factor, "≤", FACTOR),
         ]
@@ -362,12 +378,13 @@ CLAIM = Claim(
     ),
     place="Section 4, Appendix F; the last term of FTPL is missing there",
     tolerance=(
-        f"Over m, n and K the exponents of the measured time are within {EXPONENT:g} of those of "
-        f"the flops, the fitted model explains at least {100 * EXPLAINED:g} % of the variance of "
-        f"log time, and half of the times are within a factor of {FACTOR:g} of it."
+        f"The exponents of the measured time are within {ROW_EXPONENT:.2g} of those of the flops "
+        f"in m and within {EXPONENT:.2g} in n and K, the fitted model explains at least "
+        f"{100 * EXPLAINED:g} % of the variance of log time, and half of the times are within a "
+        f"factor of {FACTOR:g} of it."
     ),
     run=run,
-    seconds=45,
+    seconds=110,
     quick_seconds=6,
     alone=True,
 )

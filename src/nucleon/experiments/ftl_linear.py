@@ -38,11 +38,15 @@ from nucleon.learners import (
 )
 
 MATRIX, ROW = (4, 8), (1, 8)
+FIRST_SEED = 1000
+"""Seeds below were looked at while the tolerance was made; it is judged on others."""
 GAMES, QUICK_GAMES = 4, 2
 ROUNDS, QUICK_ROUNDS = 2000, 160
 
-# Fixed beforehand: an exponent is linear, or it is nearer to √T than to T: at finite T the terms of
-# lower order raise it above ½, most for small gradients beside G.
+# Settled before a seed from FIRST_SEED on was run. FTL's regret is D·G·m·(T − ½), of a slope
+# above 1. The others' theorems promise √T, to which terms of lower order add at finite T, most for
+# small gradients beside G; what tells √T from T without a constant of our own is the nearer
+# exponent, on this side of the midpoint of ½ and 1.
 LINEAR, ROOT = 0.99, 0.75
 ROUNDING = 1e-9
 
@@ -68,7 +72,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     """Play every learner on the alternating stream, GBPA on the Gaussian one; `quick`: shorter."""
     games = len(settings.seed_range(GAMES, QUICK_GAMES))
     rounds = QUICK_ROUNDS if settings.quick else ROUNDS
-    options: dict[str, Any] = {"seed": settings.first_seed, "dtype": torch.float64}
+    options: dict[str, Any] = {"seed": FIRST_SEED + settings.first_seed, "dtype": torch.float64}
     progress.begin((len(LEARNERS) + len(GBPA)) * rounds, "rounds")
 
     def game(name: str, make_stream: Callable[..., streams.Stream]) -> Trace:
@@ -93,8 +97,11 @@ def run(settings: Settings, progress: Progress) -> Result:
             f"FTL is not always bad: on Gaussian gradients its regret is "
             f"{_last(easy['FTL']):.4g}, FAML's {_last(easy['FAML']):.4g}.",
             "The three vector learners play the same stream with 1×8 matrices.",
-            "Of the tolerance, the exponent allowed to the others was not fixed beforehand: 0.6 "
-            "became 0.75, nearer to ½ than to 1, after AdaGrad-FTRL showed 0.597 in quick runs.",
+            "Up to rotation the alternating game is the same for every E: seeds change FTPL's "
+            "noise, the vector learners' coordinates and the Gaussian gradients.",
+            f"The exponent allowed to the others was 0.6 until AdaGrad-FTRL showed 0.597 in quick "
+            f"runs on the first seeds. {ROOT:g}, the midpoint of ½ and 1, was settled before the "
+            f"seeds from {FIRST_SEED} on, which judge it, were run.",
         ),
     )
 
