@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import nucleon
-from nucleon.optim import options, placement, wire
+from nucleon.optim import placement, wire
 from nucleon.optim.grams import strips
 
 Shape = tuple[int, int]
@@ -171,7 +171,7 @@ def _stacks(shapes: Sequence[Shape]) -> list[tuple[Shape, int]]:
     """Stacks of one shape, of at most `largest_stack` entries, and their sizes."""
     found: list[tuple[Shape, int]] = []
     for shape, total in Counter(shapes).items():
-        most = max(1, options.DEFAULTS["largest_stack"] // (shape[0] * shape[1]))
+        most = max(1, 2**25 // (shape[0] * shape[1]))  # the default on CUDA
         found += [(shape, min(most, total - i)) for i in range(0, total, most)]
     return found
 

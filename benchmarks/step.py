@@ -5,12 +5,13 @@
     python benchmarks/step.py --device cuda --directions --peer dion=PATH  # bare directions
     python benchmarks/step.py --plot step.json step.png
 
-Every method has its own copy of the weights and takes its steps in turn with the others, so that a
-change in the machine's load or clock concerns all of them. The time is the median over the rounds
-of a step with the device drained before and after; beside it, on CUDA, that of the same step
-replayed as a CUDA graph, where the method can be captured. The error is that of the last update of
-one layer, relative in the Frobenius norm, against the same method in float64 with exact
-decompositions (AdamW: in float64); the other Muons are held against the exact polar factor.
+The methods move the same weights, each with a state of its own, and take their steps in turn, so
+that a change in the machine's load or clock concerns all of them. The time is the median over the
+rounds of a step with the device drained before and after; beside it, on CUDA, that of the same step
+replayed as a CUDA graph, where the method can be captured, and the memory a step takes above what
+is held. The error is that of the last update of one layer, relative in the Frobenius norm, against
+the same method in float64 with exact decompositions (AdamW: in float64); the other Muons are held
+against the exact polar factor.
 """
 
 import argparse
@@ -34,6 +35,7 @@ import nucleon
 from nucleon.optim.leon import augmented_direction
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.muon import polar_direction
+from nucleon.report.files import write_whole
 from peers import Direction, Make, load
 
 Shape = tuple[int, int]
@@ -184,12 +186,10 @@ def time_steps(
     """Medians of a step in milliseconds, eager and as a graph, and its peak memory, by method."""
     device = options.device
     grads = [g.to(dtype) for g in gradients(shapes, device, seed=0)]
-    steps: dict[str, Callable[[], object]] = {}
-    for name, make in makes.items():
-        params = parameters(shapes, device, dtype)
-        for p, g in zip(params, grads, strict=True):
-            p.grad = g
-        steps[name] = make(params).step
+    params = parameters(shapes, device, dtype)
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+    steps: dict[str, Callable[[], object]] = {n: make(params).step for n, make in makes.items()}
     found = {"milliseconds": medians(steps, options)}
     if device == "cuda":
         found["peak_mib"] = {name: peak_mib(step) for name, step in steps.items()}
@@ -199,13 +199,13 @@ def time_steps(
     return found
 
 
-def error(name: str, shapes: Sequence[Shape], device: str, dtype: torch.dtype, steps: int = 2):
-    """The relative error of the last of a few updates against the exact float64 method."""
+def error(make: Make, exactly: Make, shapes: Sequence[Shape], device: str, dtype: torch.dtype):
+    """The relative error of the last of two updates against the exact float64 method."""
     ours, exact = parameters(shapes, device, dtype), parameters(shapes, device, torch.float64)
-    pairs = [(METHODS[name](ours), ours), (EXACT[name](exact), exact)]
+    pairs = [(make(ours), ours), (exactly(exact), exact)]
     updates: list[list[Tensor]] = []
     for optimizer, params in pairs:
-        for step in range(steps):
+        for step in range(2):
             # Both sides see the same gradients, as the dtype of the weights rounds them.
             for p, g in zip(params, gradients(shapes, "cpu", seed=step), strict=True):
                 p.grad = g.to(dtype).to(p)
@@ -216,12 +216,15 @@ def error(name: str, shapes: Sequence[Shape], device: str, dtype: torch.dtype, s
     return (difference / sum(b.square().sum() for b in updates[1])).sqrt().item()
 
 
-def run(name: str, others: dict[str, Make], options: argparse.Namespace) -> dict[str, object]:
-    shapes, dtype = shapes_of(name), getattr(torch, options.dtype)
-    distinct = list(dict.fromkeys(shapes))
+def run(
+    name: str, shapes: Sequence[Shape], others: dict[str, Make], options: argparse.Namespace
+) -> dict[str, object]:
+    dtype, distinct = getattr(torch, options.dtype), list(dict.fromkeys(shapes))
     counts = ", ".join(f"{shapes.count(s)} of {s[0]}×{s[1]}" for s in distinct)
     print(f"\n{name}: {counts}; {options.dtype} weights on {options.device}")
-    found = time_steps(shapes, dtype, {**METHODS, **others}, options)
+    makes = {**METHODS, **others}
+    exact = {**{other: EXACT["Muon"] for other in others}, **EXACT}
+    found = time_steps(shapes, dtype, makes, options)
     times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
     print(
         f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ torch Muon':>13} {'graph ms':>9} {'MiB':>7} "
@@ -230,8 +233,8 @@ def run(name: str, others: dict[str, Make], options: argparse.Namespace) -> dict
     errors: dict[str, float] = {}
     small = max(min(s) for s in distinct) <= options.error_rows
     for method, value in times.items():
-        if options.error and small and method in METHODS:
-            errors[method] = error(method, distinct, options.device, dtype)
+        if options.error and small:
+            errors[method] = error(makes[method], exact[method], distinct, options.device, dtype)
         print(
             f"{method:36} {value:9.3f} {value / times['Muon']:8.2f} "
             f"{value / times['torch Muon']:13.2f} {graphs.get(method, float('nan')):9.3f} "
@@ -357,6 +360,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--error-rows", type=int, default=1024, help="no errors of larger matrices: an SVD each"
     )
+    parser.add_argument("--each-shape", action="store_true", help="every shape by itself too")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(
@@ -381,13 +385,22 @@ def main() -> None:
         print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
     optimizers, bare = load(options.peer)
     results: list[dict[str, object]] = []
+
+    def keep(result: dict[str, object]) -> None:
+        results.append(result)
+        if options.json:  # after each, so that a run that is broken off has left the others
+            text = json.dumps({"environment": facts, "results": results}, indent=1)
+            write_whole(options.json, text)
+
     with torch.no_grad():
-        results += [directions(s, bare, options) for s in DIRECTIONS if options.directions]
-    wanted = options.set or ([] if options.directions else ["2x768"])
-    for name in wanted:
-        results.append(run(name, optimizers, options))
-    if options.json:
-        options.json.write_text(json.dumps({"environment": facts, "results": results}, indent=1))
+        for shape in DIRECTIONS if options.directions else ():
+            keep(directions(shape, bare, options))
+    for name in options.set or ([] if options.directions else ["2x768"]):
+        shapes = shapes_of(name)
+        keep(run(name, shapes, optimizers, options))
+        for shape in dict.fromkeys(shapes) if options.each_shape else ():
+            alone = [s for s in shapes if s == shape]
+            keep(run(f"{name} {shape[0]}×{shape[1]}", alone, optimizers, options))
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ def free_port():
         return s.getsockname()[1]
 
 
-def serve(rank, size, port, timeout, pipe):
+def serve(rank, size, meeting, timeout, pipe):
     """Run what comes through the pipe until it closes; answer with the result or the traceback."""
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size)
-    )
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=size, timeout=limit)
+    import agreement
     import cases
     import checkpointing
 
@@ -37,7 +36,7 @@ def serve(rank, size, port, timeout, pipe):
         except EOFError:
             return
         try:
-            module = cases if hasattr(cases, name) else checkpointing
+            module = next(m for m in (cases, checkpointing, agreement) if hasattr(m, name))
             pipe.send((True, getattr(module, name)(**arguments)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
@@ -50,19 +49,19 @@ def server():
     places = [str(here), str(here.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["checkpointing"])
+    context.set_forkserver_preload(["checkpointing", "agreement"])
     return context
 
 
 class Pool:
     """`size` ranks over gloo; a call runs on all of them and returns their results in order."""
 
-    def __init__(self, size, timeout=TIMEOUT):
-        context, port = server(), free_port()
+    def __init__(self, size, timeout=TIMEOUT, meeting=None):
+        context, meeting = server(), meeting or f"tcp://127.0.0.1:{free_port()}"
         self.pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
-            arguments = (rank, size, port, timeout, there)
+            arguments = (rank, size, meeting, timeout, there)
             process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             there.close()

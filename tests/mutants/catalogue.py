@@ -791,6 +791,28 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/bulletin.py",
+        "tests/distributed/test_agreement.py",
+        (
+            "a silent rank is never missed",
+            "talking[TALKING] > there.built[TALKING] and",
+            "False and",
+            "test_a_rank_in_whose_stead_the_others_would_wait[2-silent0-placement]",
+        ),
+        (
+            "any other optimizer stands in for the one that is missing",
+            "there.begun[SILENT] > here.built[SILENT]",
+            "there.begun[SILENT] >= here.built[SILENT]",
+            "test_late_groups[owner]",
+        ),
+        (
+            "what was refused once is refused for ever",
+            "max(self.pages[notice.digest], notice.page + 1)",
+            "0",
+            "test_what_was_refused_does_not_stand_against_what_follows",
+        ),
+    ),
+    *mutants(
         "training/run.py",
         "tests/training/test_run.py",
         (
@@ -831,8 +853,8 @@ MUTANTS = [
         "tests/linalg/test_kernels.py",
         (
             "the first Gram matrix has eleven bits",
-            "(q @ remainder).baddbmm_(q, first, beta=1 / REMAINDER_SCALE)",
-            "q @ first",
+            "(q @ begin.remainder).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)",
+            "q @ begin.r",
             "test_half_precision_keeps_its_promises[condition 1e3-same]",
         ),
         (

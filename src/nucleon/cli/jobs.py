@@ -6,7 +6,7 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -89,9 +89,14 @@ def check(
 
 
 def check_in_parallel(
-    claims: Sequence[Claim], settings: Settings, output: Path, jobs: int, debug: bool
+    claims: Sequence[Claim],
+    settings: Settings,
+    output: Path,
+    jobs: int,
+    debug: bool,
+    starting: Callable[[Claim], None],
 ) -> Iterator[Outcome]:
-    """Outcomes as they come, from `jobs` processes that share the cores."""
+    """Outcomes as they come, from `jobs` processes; `starting` is told of each claim before it."""
     context = mp.get_context(START)
     messages: mp.Queue[tuple[Any, ...]] = context.Queue()
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -99,8 +104,11 @@ def check_in_parallel(
     bars = dict[str, Progress]()
     with several_progresses() as named:
         try:
-            pending = {pool.submit(_work, c, settings, output, debug) for c in claims}
-            while pending:
+            left, pending = list(claims), set[Future[Outcome]]()
+            while left or pending:
+                while left and len(pending) < jobs:  # no claim waits in the pool's own queue
+                    starting(left[0])
+                    pending.add(pool.submit(_work, left.pop(0), settings, output, debug))
                 _relay(messages, bars, named)
                 finished, pending = wait(pending, timeout=0)
                 yield from map(_outcome, finished)

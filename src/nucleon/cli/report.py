@@ -1,5 +1,6 @@
 """`nucleon report`: one page over runs that were written before."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from nucleon.cli.console import (
 )
 from nucleon.experiments import CLAIMS
 from nucleon.report import DamagedRunError, Saved, find, load_all, render, write_whole
-from nucleon.training.run import LOG, OPTIONS
+from nucleon.training.run import OPTIONS
 
 REPORT = "report.html"
 RUNS = Path("runs")
@@ -69,19 +70,29 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
     folders.sort(key=lambda folder: order.get(folder.parent.name, len(order)))
     shown, damaged = load_all(folders)
     for error in damaged:
-        complain(f"{error}; that run is left out", "delete its folder and run its command again")
+        complain(f"{error}; that run is left out", _remedy(error.path.parent))
     if not shown:
         raise CommandError("there is no undamaged run to report", "run `nucleon reproduce` first")
     write_whole(page, render(shown, damaged))
     return shown, damaged
 
 
+def _remedy(folder: Path) -> str:
+    if (folder / OPTIONS).exists():  # of training, which need not be done again
+        return (
+            f"go on with: {shlex.join(['nucleon', 'train', '--resume', '--output', str(folder)])}"
+        )
+    return "delete its folder and run its command again"
+
+
 def _find(path: Path) -> list[Path]:
     folders = find(path)
-    if not folders and [*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}")]:
+    begun = [found.parent for found in (*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}"))]
+    if not folders and begun:
         raise CommandError(
-            f"{path} holds training, which has a log and checkpoints but makes no claim",
-            f"read its {LOG}, or name a folder of `nucleon reproduce` or `nucleon play`",
+            f"{begun[0]} holds training that has no manifest: it was begun by an earlier version, "
+            f"or killed as it began",
+            _remedy(begun[0]),
         )
     if not folders:
         raise CommandError(

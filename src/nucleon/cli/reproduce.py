@@ -135,9 +135,14 @@ def _check_all(
     out: Console,
 ) -> Iterator[Outcome]:
     """Outcomes as they come, each with its claim printed before it."""
+
+    def starting(claim: Claim) -> None:
+        expected = _duration(_seconds(claim, settings.quick))
+        out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
+
     together, alone = _split(claims, jobs)
     if together:
-        for outcome in check_in_parallel(together, settings, output, jobs, debug):
+        for outcome in check_in_parallel(together, settings, output, jobs, debug, starting):
             _introduce(outcome.claim, settings, out)
             yield outcome
     for claim in alone:

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ from nucleon.cli.console import (
     progress,
     usable_device,
 )
+from nucleon.cli.trained import Diary, command, field_of, new_folder
 from nucleon.training import Options, Recipe, Run, RunError, Summary, optimizer_names
 from nucleon.training.data import Tokens
 from nucleon.training.loop import Precision, Record, Schedule
@@ -130,6 +130,7 @@ def train(
         nucleon train --optimizer leon --lr 0.05 --schedule cosine
         nucleon train --task text --data novel.txt --tokens bpe --steps 1000 --output runs/novel
         nucleon train --resume --output runs/novel
+        nucleon report runs/novel
     """
     given = dict(context.params)
     with plain_errors(debug):
@@ -141,14 +142,22 @@ def train(
         if resume:
             run = _resume(output, _explicit(context, given), place)
         else:
-            folder = output or Path("runs", "train", f"{datetime.now():%Y%m%d-%H%M%S}-{optimizer}")
             with _advised():
-                run = training.begin(_options(given), folder, **place)
+                options = _options(given)
+                run = training.begin(options, output or new_folder(options), **place)
         out = console(quiet=as_json)
         out.print(_opening(run), soft_wrap=True)
         again = _resuming(run, device)
+        del place["keep"]
+        diary = Diary(run, command(context, run.options, place), again, place)
         with _stoppable() as stop, _kept(run, again):
-            summary = _go(run, stop, out)
+            diary.begin()
+            try:
+                summary = _go(run, stop, out)
+            except CommandError as error:
+                diary.end(max(run.checkpoints.steps(), default=0), str(error))
+                raise
+            diary.end(summary.steps)
         if as_json:
             print_json({**asdict(summary), "folder": str(run.folder)})
         else:
@@ -163,7 +172,7 @@ def train(
 
 def _options(given: dict[str, Any]) -> Options:
     """The options of a run from the parameters of the command."""
-    values = {_field(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    values = {field_of(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
     if values["task"] == "digits" and values["data"] is not None:
         raise CommandError("--data is a text, the task is digits", "add --task text")
     values["set"] = _settings(values["set"] or [])
@@ -177,14 +186,10 @@ def _absolute(path: Path | str) -> str:
     return str(Path(path).resolve())
 
 
-def _field(parameter: str) -> str:
-    return {"set_": "set", "context_length": "context"}.get(parameter, parameter)
-
-
 def _explicit(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
     """What the user said of a run that is resumed, on the command line or in a file."""
     said = {
-        _field(k): v
+        field_of(k): v
         for k, v in given.items()
         if k not in _NOT_OF_THE_RUN
         and (source := context.get_parameter_source(k)) is not None

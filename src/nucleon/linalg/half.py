@@ -19,6 +19,7 @@ Without these the recursion leaves the ball or diverges; with them ‖P‖_op �
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,93 +43,121 @@ WIDE = 1.5
 """From this ratio n/m on the Gram recursion is the faster way to a polar factor."""
 
 
-def half_polar(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization.
+@dataclass(frozen=True)
+class Start:
+    """S and SSᵀ + Λ in float16, in the middle of its range whatever their scale and shape."""
 
-    Nearly square matrices gain nothing from the Gram recursion: X ← aX + (bR + cR²)X with R = XXᵀ
-    in every step takes 4m²n + m³ flops each, needs no restart and no floor.
-    """
-    m, n = s.shape[-2:]
-    if n >= WIDE * m:
-        return half_augmented(s, None, sequence)
-    x, r, _, spread = _start(s, None)
-    scale = _inverse_norm(r)
-    x *= ((m * scale).sqrt() / spread).half()[:, None, None]
-    first: Tensor | None = scale
-    for a, b, c in sequence[:-1]:
-        z = symmetric_product(r, r, r, alpha=c, beta=b, scale=first, powers=(2, 1))
-        x = torch.baddbmm(x, z, x, beta=a)
-        r, first = symmetric_product(x, x), None
-    a, b, c = sequence[-1]
-    return _product(symmetric_pair(r, r, r, alpha=c, beta=b, second_shift=a)[1], x)
+    x: Tensor
+    """(b, m, n): S·spread/‖[S L]‖_F."""
+    r: Tensor
+    """(b, m, m): m(SSᵀ + Λ)/‖[S L]‖_F²."""
+    remainder: Tensor | None
+    """What the rounding of r lost, times `REMAINDER_SCALE`; None where Λ = 0."""
+    scale: Tensor
+    """(b,): 1/‖r‖_F, so that R of the equations is r·scale."""
+    length: Tensor
+    """(b,): √(m·scale)/spread, so that X of the equations is x·length."""
+    spread: float
+    """About √n."""
+
+
+def half_polar(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
+    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization."""
+    return polar_from(start(s, None), sequence, torch.float32)
 
 
 def half_augmented(s: Tensor, smoothing: Tensor | None, sequence: Sequence[Quintic]) -> Tensor:
     """(SSᵀ + Λ)^(-1/2) S for S (b, m, n), m ≤ n, and Λ (b, m, m) or None for 0; float32 out.
 
     Unchecked, no synchronization; `sequence` from `half_polar_express`, two steps at least.
+    """
+    return augmented_from(start(s, smoothing), sequence, torch.float32)
+
+
+def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
+    """polar(S) in `dtype`, by the cheaper way for the shape.
+
+    Nearly square matrices gain nothing from the Gram recursion: X ← aX + (bR + cR²)X with R = XXᵀ
+    in every step takes 4m²n + m³ flops each, needs no restart and no floor.
+    """
+    m, n = begin.x.shape[-2:]
+    if n >= WIDE * m:
+        return augmented_from(begin, sequence, dtype)
+    r, first = begin.r, begin.scale
+    x = scaled_half(begin.x, begin.length)
+    for i, (a, b, c) in enumerate(sequence[:-1]):
+        z = symmetric_product(r, r, r, alpha=c, beta=b, scale=None if i else first, powers=(2, 1))
+        x = torch.baddbmm(x, z, x, beta=a)
+        r = symmetric_product(x, x)
+    a, b, c = sequence[-1]
+    return _product(symmetric_pair(r, r, r, alpha=c, beta=b, second_shift=a)[1], x, dtype)
+
+
+def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
+    """(SSᵀ + Λ)^(-1/2) S in `dtype`, by the Gram recursion.
+
     Flops: m²n for XXᵀ, 4m²n for the two products QX; 14m³ for five steps; m²n for the restart
     without Λ, 5m³ with it.
     """
-    m, last = s.shape[-2], len(sequence) - 1
-    x, r, remainder, spread = _start(s, smoothing)
-    scale: Tensor | None = _inverse_norm(r)  # R of the equations is r·scale
-    length = (m * scale).sqrt() / spread  # and X is x·length
-    first, q, z = r, r, r
+    m, last = begin.x.shape[-2], len(sequence) - 1
+    x, r, scale = begin.x, begin.r, begin.scale
+    q, z = r, r
     for i, (a, b, c) in enumerate(sequence):
         if i == HALF_RESTART:
             x = q @ x
-            if smoothing is None:
+            if begin.remainder is None:
                 r = symmetric_product(x, x, shift=RESTART_FLOOR)
             else:
-                qr = (q @ remainder).baddbmm_(q, first, beta=1 / REMAINDER_SCALE)
-                r = symmetric_product(qr, q, alpha=spread * spread / m, shift=RESTART_FLOOR)
+                qr = (q @ begin.remainder).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)
+                r = symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=RESTART_FLOOR)
+        given = None if i else scale
         if i in (0, HALF_RESTART):
             z, q = symmetric_pair(
-                r, r, r, alpha=c, beta=b, second_shift=a, scale=scale, powers=(2, 1)
+                r, r, r, alpha=c, beta=b, second_shift=a, scale=given, powers=(2, 1)
             )
         else:
             z = symmetric_product(r, r, r, alpha=c, beta=b)
             ends = i == min(HALF_RESTART - 1, last)  # Q is about to meet the unscaled x
-            q = symmetric_product(q, z, q, beta=a, scale=length if ends else None, powers=(1, 1))
+            length = begin.length if ends else None
+            q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
         if i + 1 not in (HALF_RESTART, last + 1):
-            rz = symmetric_product(r, z, r, beta=a, scale=scale, powers=(1, 1))
-            r = symmetric_product(z, rz, rz, beta=a, shift=FIRST_FLOOR if i == 0 else 0.0)
-        scale = None
-    return _product(q, x)
+            rz = symmetric_product(r, z, r, beta=a, scale=given, powers=(1, 1))
+            r = symmetric_product(z, rz, rz, beta=a, shift=0.0 if i else FIRST_FLOOR)
+    return _product(q, x, dtype)
 
 
-def _start(s: Tensor, smoothing: Tensor | None) -> tuple[Tensor, Tensor, Tensor, float]:
-    """X = S·spread/‖[S L]‖_F, r = m(SSᵀ + Λ)/‖[S L]‖_F², its remainder, and spread ≈ √n.
+def spread_of(n: int) -> float:
+    """√n, rounded to a power of two."""
+    return 2.0 ** round(math.log2(n) / 2)
 
-    The factors keep the entries in the middle of float16's range whatever the shape.
-    """
+
+def start(s: Tensor, smoothing: Tensor | None) -> Start:
+    """Where the recursions begin, from S and Λ in float32 or float64."""
     m, n = s.shape[-2:]
-    spread = 2.0 ** round(math.log2(n) / 2)
+    spread = spread_of(n)
     square = squares(s)
     if smoothing is not None:
         square = square + smoothing.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
     tiny = torch.finfo(torch.float32).tiny
     inverse = square.sqrt().clamp_min(tiny * spread).reciprocal()  # its square overflows no float32
     x = scaled_half(s, (spread * inverse).float())
-    alpha = m / (spread * spread)
+    alpha, remainder = m / (spread * spread), None
     if smoothing is None:
         r = symmetric_product(x, x, alpha=alpha)
-        return x, r, r, spread
-    r, remainder = symmetric_pair(
-        x, x, smoothing, alpha=alpha, beta=float(m), scale=inverse.float(), powers=(0, 2)
-    )
-    return x, r, remainder, spread
-
-
-def _inverse_norm(r: Tensor) -> Tensor:
-    """1/‖r‖_F, (b,): at most m^(-1/2) as tr r = m, and 1 for a zero matrix."""
+    else:
+        r, remainder = symmetric_pair(
+            x, x, smoothing, alpha=alpha, beta=float(m), scale=inverse.float(), powers=(0, 2)
+        )
+    # tr r = m, so its norm is at least √m, unless it is a zero matrix.
     norm = torch.linalg.vector_norm(r, dim=(-2, -1), dtype=torch.float32)
-    return norm.clamp_min(1.0).reciprocal()
+    scale = norm.clamp_min(1.0).reciprocal()
+    return Start(x, r, remainder, scale, (m * scale).sqrt() / spread, spread)
 
 
-def _product(q: Tensor, x: Tensor) -> Tensor:
-    """QX in float32, not rounded to float16 on its way."""
+def _product(q: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """QX, not rounded to float16 on its way to a wider type."""
+    if dtype == x.dtype:
+        return q @ x
     if x.is_cuda:
-        return torch.bmm(q, x, out_dtype=torch.float32)
-    return q.float() @ x.float()
+        return torch.bmm(q, x, out_dtype=dtype)
+    return (q.float() @ x.float()).to(dtype)

@@ -34,24 +34,38 @@ CHUNK, CHUNKS = 1024, 64
 _tuned: dict[object, Any] = {}
 
 
-@triton.jit(do_not_specialize=["product_power", "addend_power"])
+@triton.jit
+def matrix(table, index, each, size, TYPE: tl.constexpr):
+    """Matrix `index` of tensors that hold `each` of them, `size` entries apart; see `tables`."""
+    base = tl.load(table + index // each).to(tl.pointer_type(TYPE))
+    return tl.multiple_of(base, 16) + (index % each).to(tl.int64) * size
+
+
+@triton.jit(do_not_specialize=["product_power", "addend_power", "each"])
 def _symmetric(
     a,
     b,
     addend,
     scale,
+    addend_scale,
     out,
     second,
+    norms,
     rows,
     depth,
     alpha,
     beta,
     shift,
     second_shift,
+    addend_shift,
     product_power,
     addend_power,
+    each,
     HAS_ADDEND: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    ADDEND_TABLE: tl.constexpr,
+    OUT_TABLE: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
     REMAINDER: tl.constexpr,
@@ -73,9 +87,9 @@ def _symmetric(
     # Rows past the end are those of the next matrix, or wrap around, or are zero, instead of being
     # masked: what they give is never stored.
     if COPY_ENGINE:
-        first = tl.program_id(1) * rows
+        above = tl.program_id(1) * rows
         for k in range(0, depth, DEPTH):
-            left, right = a.load([first + i * TILE, k]), b.load([first + j * TILE, k])
+            left, right = a.load([above + i * TILE, k]), b.load([above + j * TILE, k])
             total = tl.dot(left, right.T, total)
     else:
         a_tile = a + batch * rows * depth + (at_i % rows)[:, None] * depth + at_k[None, :]
@@ -88,21 +102,37 @@ def _symmetric(
 
     total *= alpha
     inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
-    lower = batch * rows * rows + at_i[:, None] * rows + at_j[None, :]
-    upper = batch * rows * rows + at_j[:, None] * rows + at_i[None, :]
+    lower = at_i[:, None] * rows + at_j[None, :]
+    upper = at_j[:, None] * rows + at_i[None, :]
+    first = batch * rows * rows
+    if ADDEND_TABLE:
+        addend = matrix(addend, batch, each, rows * rows, tl.float32)
+    else:
+        addend += first
+    if OUT_TABLE:
+        out = matrix(out, batch, each, rows * rows, tl.float32)
+    else:
+        out += first
     if HAS_SCALE:
         s = tl.load(scale + batch)
-        total *= tl.where(product_power == 0, 1.0, tl.where(product_power == 1, s, s * s))
+        total *= tl.where(product_power == 0, 1.0, s)
+        total *= tl.where(product_power == 2, s, 1.0)
+    diagonal = at_i[:, None] == at_j[None, :]
     if HAS_ADDEND:
-        plus = tl.load(addend + lower, mask=inside, other=0.0).to(tl.float32) * beta
+        plus = tl.load(addend + lower, mask=inside, other=0.0).to(tl.float32)
+        plus = (plus + tl.where(diagonal, addend_shift, 0.0)) * beta
         if HAS_SCALE:  # one factor at a time: s² alone may leave the range
-            plus *= tl.where(addend_power == 0, 1.0, s)
-            plus *= tl.where(addend_power == 2, s, 1.0)
+            u = tl.load(addend_scale + batch)
+            plus *= tl.where(addend_power == 0, 1.0, u)
+            plus *= tl.where(addend_power == 2, u, 1.0)
         total += plus
     if i == j:  # operands that commute up to rounding only leave this tile asymmetric
         total = (total + total.T) / 2
-    diagonal = at_i[:, None] == at_j[None, :]
     total += tl.where(diagonal, shift, 0.0)
+    if HAS_NORMS:
+        known = tl.where(inside, total, 0.0)
+        weight = tl.where(i == j, 1.0, 2.0)
+        tl.store(norms + batch * tl.num_programs(0) + t, weight * tl.sum(known * known))
 
     result = total.to(out.dtype.element_ty)
     tl.store(out + lower, result, mask=inside)
@@ -113,9 +143,9 @@ def _symmetric(
     if KIND == "shifted":
         other = (total + tl.where(diagonal, second_shift, 0.0)).to(second.dtype.element_ty)
     if KIND != "":
-        tl.store(second + lower, other, mask=inside)
+        tl.store(second + first + lower, other, mask=inside)
         if i != j:
-            tl.store(second + upper, other.T, mask=inside.T)
+            tl.store(second + first + upper, other.T, mask=inside.T)
 
 
 def symmetric(
@@ -131,50 +161,74 @@ def symmetric(
     kind: str,
     remainder_scale: float,
     config: Any = None,
-) -> None:
+    *,
+    addend_scale: Tensor | None = None,
+    addend_shift: float = 0.0,
+    norms: Tensor | None = None,
+    each: int = 1,
+) -> int:
     """Run the kernel on contiguous operands, with the tiles of `config` or with tuned ones.
 
     `second` receives what `out` lost to rounding ("remainder"), times `remainder_scale`, or
-    out + factors[3]·I ("shifted").
+    out + factors[3]·I ("shifted"). An `addend` or `out` of int64 is a table of the addresses of
+    float32 tensors with `each` matrices, which may be the same ones; `addend_shift`·I is part of
+    the addend, `addend_scale` its own factor. `norms`, flat, receives the parts of ‖out‖_F², as
+    many for each matrix as are returned, 64² entries or more each.
     """
     count, rows, depth = a.shape
     half = a.element_size() == 2
     # The bulk copy engine of Hopper and later wants rows that begin at multiples of 16 bytes.
     engine = half and depth % 8 == 0 and not INTERPRETED and _has_copy_engine(a.device)
+    other = scale if addend_scale is None else addend_scale
 
-    def run(config: Any) -> None:
+    def run(config: Any, out: Tensor) -> int:
         tile, step = config.kwargs["TILE"], config.kwargs["DEPTH"]
         tiles = triton.cdiv(rows, tile)
+        tiles = tiles * (tiles + 1) // 2
         operands = (a, b)
         if engine:
             box = [count * rows, depth], [depth, 1], [tile, step]
-            operands = (TensorDescriptor(a, *box), TensorDescriptor(b, *box))
-        _symmetric[(tiles * (tiles + 1) // 2, count)](
+            left = TensorDescriptor(a, *box)
+            operands = (left, left if a is b else TensorDescriptor(b, *box))
+        _symmetric[(tiles, count)](
             *operands,
             a if addend is None else addend,
             a if scale is None else scale,
+            a if other is None else other,
             out,
             second if kind else out,
+            a if norms is None else norms,
             rows,
             depth,
             *(*factors, 0.0)[:4],
+            addend_shift,
             *powers,
+            each,
             HAS_ADDEND=addend is not None,
             HAS_SCALE=scale is not None,
+            HAS_NORMS=norms is not None,
+            ADDEND_TABLE=addend is not None and addend.dtype == torch.int64,
+            OUT_TABLE=out.dtype == torch.int64,
             KIND=kind,
             PRECISION=precision,
             REMAINDER=remainder_scale,
             COPY_ENGINE=engine,
             **config.all_kwargs(),
         )
+        return tiles
 
     if config is None and (INTERPRETED or rows <= 96 or not half):
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
-    key = (a.device, a.shape, a.dtype, addend is None, kind)
-    run(config or _tuned.get(key) or _tune(key, run))
+    key = (a.device, a.shape, a.dtype, out.dtype, addend is None, kind)
+    config = config or _tuned.get(key)
+    if config is None:
+        table = out.dtype == torch.int64  # timed elsewhere: the addend may be what is written to
+        spare = a.new_empty((count, rows, rows), dtype=torch.float32) if table else out
+        config = _tune(key, partial(run, out=spare))
+    return run(config, out)
 
 
-def _tune(key: object, run: Callable[[Any], None]) -> Any:
+def _tune(key: object, run: Callable[[Any], object]) -> Any:
     """The fastest configuration for a shape, timed once; while a graph is captured, the first."""
     if torch.cuda.is_current_stream_capturing():
         return CONFIGS[0]

@@ -12,7 +12,7 @@ and the three methods differ only in `direction`. Groups with rule="adamw" take 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
@@ -25,9 +25,11 @@ from nucleon import _checks, moments
 from nucleon.linalg._precision import exact_products
 from nucleon.optim import (
     adamw,
+    bulletin,
     certify,
     checkpoints,
     diagnostics,
+    fused,
     grams,
     options,
     placement,
@@ -36,7 +38,7 @@ from nucleon.optim import (
     stacks,
     wire,
 )
-from nucleon.optim.situation import Situation, situation
+from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
@@ -67,6 +69,7 @@ class MatrixOptimizer(Optimizer, ABC):
             )
         tag = f"{self.name}/{schema.VERSION}"
         super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
+        bulletin.announce(self)
 
     @classmethod
     def for_model(
@@ -249,14 +252,26 @@ class MatrixOptimizer(Optimizer, ABC):
         A DTensor is always among them: other ranks may have a gradient, and must be answered.
         """
         params = zip(group["params"], group["axes"], strict=True)
-        chosen = (
+        chosen = tuple(
             (param, spec)
             for param, spec in params
             if "total" in self.state[param]
             and (not with_gradient or param.grad is not None or shards.sharded(param))
         )
-        built = stacks.build(chosen, group["largest_stack"])
+        built = self._built(chosen, options.largest_stack(group))
         return [(stack, [self.state[param] for param in stack.params]) for stack in built]
+
+    def _built(self, params: Sequence[tuple[Tensor, str | None]], largest: int) -> Sequence[Stack]:
+        """`stacks.build`, once for the same parameters: a step must not pay for it again."""
+        if torch.compiler.is_compiling():
+            return stacks.build(params, largest)
+        key = (largest, *((id(p), spec, p.dtype, p.device) for p, spec in params))
+        cache: dict[object, list[Stack]] = self.__dict__.setdefault("_stacks", {})
+        if key not in cache:
+            if len(cache) >= 16:  # sets of parameters that have a gradient, few in practice
+                cache.clear()
+            cache[key] = stacks.build(params, largest)
+        return cache[key]
 
     def directions(
         self, stack: Stack, states: States, group: Mapping[str, Any]
@@ -272,7 +287,7 @@ class MatrixOptimizer(Optimizer, ABC):
             return (
                 total,
                 smoothing,
-                self._direction(total, smoothing, situation(stack, states, group)),
+                self._direction(total, smoothing, Situation(group, stack, states)),
             )
 
     # ------------------------------------------------------------------ the step
@@ -312,15 +327,19 @@ class MatrixOptimizer(Optimizer, ABC):
         self,
         stack: Stack,
         states: States,
-        gradient: Tensor,
+        gradients: Sequence[Tensor],
         at: Situation,
         present: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Enter gradients (b, m, n) into the state; (P, which matrices are to be moved).
+        """Enter gradients, one per piece, into the state; (P, which matrices are to be moved).
 
         Those that are not `present`, (b,), are left alone; None is all of them.
         """
         group, momentum = cast(dict[str, Any], at.group), at.group["momentum"]
+        done = fused.direction(self, stack, states, gradients, group, present)
+        if done is not None:
+            return done
+        gradient = stack.gather(gradients, _checks.work_dtype(stack.params[0].dtype))
         if group["maximize"]:
             gradient = -gradient
         old = stack.gather([s["total"] for s in states], gradient.dtype)
@@ -380,24 +399,9 @@ class MatrixOptimizer(Optimizer, ABC):
         )
 
     def _check_ranks(self) -> None:
-        """Once, before anything is sent: every rank must have the same parameters and options."""
-        talking = [
-            g["params"]
-            for g in self.param_groups
-            if any(map(shards.sharded, g["params"]))
-            or (g["rule"] == "matrix" and (g["placement"] != "local" or g["consistency_every"]))
-        ]
-        widest = max(talking, key=lambda params: len(placement.world(params)), default=[])
-        if self.__dict__.get("_ranks_agree") or not widest or placement.world(widest) == (0,):
-            return
-        names = stacks.parameter_names(self.param_groups)
-        same = [
-            (names[p], tuple(p.shape), p.dtype, {k: v for k, v in g.items() if k != "params"})
-            for g in self.param_groups
-            for p in g["params"]
-        ]
-        wire.check_same(same, "parameters and options", placement.process_groups(widest))
-        self._ranks_agree = True
+        """Before anything is sent: every rank must have the same parameters and options."""
+        if not self.__dict__.get("_ranks_agree"):
+            self._ranks_agree = bulletin.check(self)
 
     def agree(self, stack: Stack, shared: Tensor, group: Mapping[str, Any]) -> None:
         """Every `consistency_every` steps, raise on all ranks unless they have updated alike.

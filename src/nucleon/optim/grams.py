@@ -21,7 +21,7 @@ from nucleon.linalg.kernels import add_to_diagonal, quintic_factor
 from nucleon.linalg.roots import coupled_inverse_sqrt, floor
 from nucleon.optim import shards, stacks, weights, wire
 from nucleon.optim.polynomials import polynomials
-from nucleon.optim.situation import situation
+from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def update(optimizer: "MatrixOptimizer", stack: Stack, group: dict[str, Any]) ->
     if scale:
         add_to_diagonal(r, scale * (group["gradient_bound"] / (momentum or 1.0)) ** 2)
     r = torch.where(keep, r, torch.eye(m, dtype=r.dtype, device=r.device))
-    at = situation(stack, states, group)
+    at = Situation(group, stack, states)
     q = factor(r, group["method"], group["iterations"])
     direction = q @ torch.where(keep, ahead, 0.0)
 

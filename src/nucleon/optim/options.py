@@ -1,6 +1,7 @@
 """The options that Muon, Pion and Leon share, their defaults and their checks."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -75,9 +76,10 @@ class Options(TypedDict, total=False):
     device (default 0: never; "owner" and "gram" compare parameters and options in any case)."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
-    largest_stack: int
+    largest_stack: int | None
     """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step (default 2²⁴, 64 MiB a float32 copy)."""
+    matrix at least; it bounds the extra memory of a step (default None: 2²⁵ on CUDA, where few
+    large launches pay, else 2²⁴, 64 MiB a float32 copy)."""
 
 
 DEFAULTS = Options(
@@ -99,7 +101,7 @@ DEFAULTS = Options(
     wire_dtype=None,
     consistency_every=0,
     seed=0,
-    largest_stack=2**24,
+    largest_stack=None,
 )
 
 
@@ -114,6 +116,11 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     if scale == "match-adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return 1.0
+
+
+def largest_stack(group: Mapping[str, Any]) -> int:
+    """The option of that name, or its default on the device of the parameters."""
+    return group["largest_stack"] or 2 ** (25 if group["params"][0].is_cuda else 24)
 
 
 def check(group: dict[str, Any]) -> None:
@@ -139,7 +146,8 @@ def check(group: dict[str, Any]) -> None:
         raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
     _checks.nonnegative("consistency_every", group["consistency_every"])
     _checks.count("iterations", group["iterations"])
-    _checks.count("largest_stack", group["largest_stack"])
+    if group["largest_stack"] is not None:
+        _checks.count("largest_stack", group["largest_stack"])
     if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
         raise TypeError(f"seed must be an integer, got {group['seed']!r}")
     for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding", "certify"):

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim import grams, shards, stacks, weights, wire
+from nucleon.optim import grams, options, shards, stacks, weights, wire
 from nucleon.optim.shards import Box
-from nucleon.optim.situation import situation
+from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
 
 if TYPE_CHECKING:
@@ -120,16 +120,14 @@ def check(group: Mapping[str, Any], *, gram_form: bool) -> None:
 def _update_here(
     optimizer: "MatrixOptimizer", stack: Stack, states: list[dict[str, Tensor]], group: Any
 ) -> None:
-    dtype, first = _checks.work_dtype(stack.params[0].dtype), stack.params[0]
-    present = None
+    first, present = stack.params[0], None
     if shards.sharded(first):
         there = torch.tensor([float(p.grad is not None) for p in stack.params]).to(first.device)
         wire.add_up(there, shards.mesh_groups(first), "gradients")
         present = _for_each_matrix(stack, there)
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in stack.params]
-    gradient = stack.gather([wire.gather(g) for g in found], dtype)
-    at = situation(stack, states, group)
-    direction, taken = optimizer.compute(stack, states, gradient, at, present)
+    at = Situation(group, stack, states)
+    direction, taken = optimizer.compute(stack, states, [*map(wire.gather, found)], at, present)
     weights.apply(stack, direction, taken, at)
     optimizer.agree(stack, direction, group)
 
@@ -174,7 +172,7 @@ def _rounds(group: Mapping[str, Any]) -> Iterator[list[_Task]]:
     for param, spec, owner in zip(group["params"], group["axes"], owners(group), strict=True):
         of_rank[cast(int, owner)].append((param, spec))
     built = {
-        rank: stacks.build(of_rank[rank], group["largest_stack"], cut=False)
+        rank: stacks.build(of_rank[rank], options.largest_stack(group), cut=False)
         for rank in sorted(of_rank)
     }
     for row in zip_longest(*built.values()):
@@ -232,9 +230,9 @@ def _compute(optimizer: "MatrixOptimizer", task: _Task, group: dict[str, Any]) -
         there = torch.maximum(there, flags.float())
     present = _for_each_matrix(stack, there)
     states = [optimizer.state[p] for p in stack.params]
-    gradient = stack.gather(whole, _checks.work_dtype(stack.params[0].dtype))
-    at = situation(stack, states, group)
-    direction, taken = optimizer.compute(stack, states, gradient, at, present)
+    at = Situation(group, stack, states)
+    direction, taken = optimizer.compute(stack, states, whole, at, present)
+    direction = direction.to(_checks.work_dtype(stack.params[0].dtype))
     flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
     task.outcome = flat.to(group["wire_dtype"] or flat.dtype)
 
@@ -290,7 +288,7 @@ def _finish(
     arrived()
     for task in tasks:
         stack = task.stack
-        at = situation(stack, [optimizer.state[p] for p in stack.params], group)
+        at = Situation(group, stack, [optimizer.state[p] for p in stack.params])
         dtype = _checks.work_dtype(stack.params[0].dtype)
         if shards.sharded(stack.params[0]):
             sizes = [*_sizes(stack, dist.get_rank()), task.matrices]

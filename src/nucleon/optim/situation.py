@@ -15,14 +15,17 @@ class Situation:
 
     group: Mapping[str, Any]
     """The options of the parameter group."""
-    stream: Tensor
-    """(b,) int64: the identity of each matrix, for noise."""
-    step: Tensor
-    """0-d int64: the number of this step."""
+    stack: Stack
+    """The matrices."""
+    states: Sequence[Mapping[str, Tensor]]
+    """The state of the parameter of each of its pieces."""
 
+    @property
+    def stream(self) -> Tensor:
+        """(b,) int64: the identity of each matrix, for noise."""
+        return self.stack.gather_own([state["stream"] for state in self.states])
 
-def situation(
-    stack: Stack, states: Sequence[Mapping[str, Tensor]], group: Mapping[str, Any]
-) -> Situation:
-    """The situation of a stack, by the states of its pieces."""
-    return Situation(group, stack.gather_own([s["stream"] for s in states]), states[0]["step"])
+    @property
+    def step(self) -> Tensor:
+        """0-d int64: the number of this step."""
+        return self.states[0]["step"]

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +55,25 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where the matrices of a stack lie in contiguous tensors like its parameters, in entries."""
+
+    offsets: tuple[int, ...]
+    """Of the first matrix of each piece."""
+    each: int
+    """Matrices in a piece."""
+    inner: int
+    """From one matrix of a piece to the next."""
+    stride: int
+    """From one row to the next."""
+
+    @property
+    def count(self) -> int:
+        """How many matrices there are."""
+        return self.each * len(self.offsets)
+
+
+@dataclass(frozen=True)
 class Stack:
     """Pieces whose matrices share one shape, dtype and device: one batched call does them all."""
 
@@ -68,6 +88,17 @@ class Stack:
     def params(self) -> list[Tensor]:
         """The parameter of each piece; one cut into pieces appears more than once."""
         return [piece.param for piece in self.pieces]
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """Where the matrices lie; None where no one rule says it for all pieces."""
+        found = [_strides(piece.block, tuple(piece.param.shape)) for piece in self.pieces]
+        counts = {piece.count for piece in self.pieces}
+        if None in found or len(counts) > 1 or len({place[1:] for place in found if place}) > 1:
+            return None
+        places = [cast(tuple[int, int, int], place) for place in found]
+        offsets = (o + p.start * i for (o, i, _), p in zip(places, self.pieces, strict=True))
+        return Layout(tuple(offsets), counts.pop(), *places[0][1:])
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
         """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`, m ≤ n."""
@@ -113,6 +144,18 @@ class Stack:
     def split(self, stacked: Tensor) -> list[Tensor]:
         """(b, …) → one (count, …) view per piece, in order."""
         return list(stacked.split([piece.count for piece in self.pieces]))
+
+
+@lru_cache(maxsize=4096)
+def _strides(block: Block, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Offset and strides of matrices and rows in a contiguous tensor; None if they have none."""
+    region = block.region(torch.empty(shape, device="meta"))
+    try:
+        view = region.view(block.count, block.rows, block.columns)
+    except RuntimeError:
+        return None
+    offset, (inner, row, column) = view.storage_offset(), view.stride()
+    return (offset, inner, row) if column == 1 else None
 
 
 def short_side_first(x: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nucleon import noise
-from nucleon.optim import options, shards
+from nucleon import _checks, noise
+from nucleon.optim import fused, options, shards
 from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
 
@@ -19,10 +19,14 @@ def apply(stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None
     if any(shards.sharded(p) for p in stack.params):
         apply_boxes(stack, stack.boxes(direction), taken, at)
         return
-    taken, dither = taken[:, None, None], _dither(stack, at)
+    dither, cautious = _dither(stack, at), at.group["cautious"]
+    rates = _rates(stack, at, direction)
+    if dither is None and fused.move(stack, direction, taken, *rates, cautious=cautious):
+        return
+    direction = direction.to(_checks.work_dtype(stack.params[0].dtype))
     reads = at.group["weight_decay"] or dither is not None
     weights = stack.gather(stack.params, direction.dtype) if reads else direction
-    change = _change(stack, direction, weights, taken, at)
+    change = _change(direction, weights, taken[:, None, None], *rates, cautious=cautious)
     if dither is not None:
         stack.scatter(_round(weights - change, dither), stack.params)
     else:
@@ -42,23 +46,36 @@ def apply_boxes(stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: S
     oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
     for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
         weights = shards.local(param)
-        change = _change(stack, direction, weights, ok, at)
+        rates = _rates(stack, at, direction)
+        change = _change(direction, weights, ok, *rates, cautious=at.group["cautious"])
         weights.copy_(_round(weights - change, low))
 
 
-def _change(
-    stack: Stack, direction: Tensor, weights: Tensor, taken: Tensor, at: Situation
-) -> Tensor:
-    group, lr = at.group, at.group["lr"]
+def _rates(stack: Stack, at: Situation, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
+    """lr·s·scale(m, n) and lr·`weight_decay`."""
+    lr = at.group["lr"]
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-    length = _random_length(at, direction) if group["steps"] == "exponential" else 1.0
-    scale = options.scale_factor(group["scale"], *stack.shape)
-    change = direction * (taken.to(direction.dtype) * (lr * length * scale))
-    if not group["weight_decay"]:
+    length = _random_length(at, like) if at.group["steps"] == "exponential" else 1.0
+    scale = options.scale_factor(at.group["scale"], *stack.shape)
+    decay = at.group["weight_decay"]
+    return lr * length * scale, lr * decay if decay else 0.0
+
+
+def _change(
+    direction: Tensor,
+    weights: Tensor,
+    taken: Tensor,
+    rate: float | Tensor,
+    decay: float | Tensor,
+    *,
+    cautious: bool,
+) -> Tensor:
+    change = direction * (taken.to(direction.dtype) * rate)
+    if not isinstance(decay, Tensor) and decay == 0.0:
         return change
     weights = weights.to(direction.dtype)
-    decay = torch.where(taken > 0, lr * group["weight_decay"] * weights, 0.0)
-    return change + (decay * (weights * direction > 0) if group["cautious"] else decay)
+    less = torch.where(taken > 0, decay * weights, 0.0)
+    return change + (less * (weights * direction > 0) if cautious else less)
 
 
 def _random_length(at: Situation, like: Tensor) -> Tensor:
@@ -68,7 +85,7 @@ def _random_length(at: Situation, like: Tensor) -> Tensor:
         seed=at.group["seed"],
         stream=EXPONENTIAL_STREAM,
         step=at.step,
-        dtype=like.dtype,
+        dtype=_checks.work_dtype(like.dtype),
         device=like.device,
     )
 

@@ -54,7 +54,7 @@ def exchange(
         return nothing
     for _, tensor in sends:
         TRAFFIC.count(tensor)
-    with _heard(what):
+    with heard(what):
         works = dist.batch_isend_irecv(operations)
     return lambda: _wait(works, what)
 
@@ -63,7 +63,7 @@ def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
     """Start sending a tensor from one rank to all others; returns how to wait for it."""
     if (dist.get_rank() + 1) % dist.get_world_size() != source:
         TRAFFIC.count(tensor)
-    with _heard(what):
+    with heard(what):
         work = dist.broadcast(tensor, src=source, async_op=True)
     return lambda: _wait([work], what)
 
@@ -71,7 +71,7 @@ def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
 def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Tensor:
     """Sum a tensor in place over process groups, one after the other."""
     for group in groups:
-        with _heard(what):
+        with heard(what):
             dist.all_reduce(tensor, group=group)
         ranks = dist.get_world_size(group)
         TRAFFIC.bytes += 2 * (ranks - 1) * tensor.nbytes // ranks
@@ -86,7 +86,7 @@ def gather(tensor: Tensor) -> Tensor:
     axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     parts = math.prod(size for placed, size in axes if placed.is_shard())
     TRAFFIC.count(shards.local(tensor), parts - 1)
-    with _heard("gradients"):
+    with heard("gradients"):
         return tensor.full_tensor()
 
 
@@ -100,7 +100,7 @@ def settle(params: Iterable[Tensor]) -> None:
         if not shards.sharded(param) or param.grad is None or not shards.sharded(param.grad):
             continue
         if param.grad.placements != param.placements:
-            with _heard("gradients"):
+            with heard("gradients"):
                 param.grad = param.grad.redistribute(placements=param.placements)
 
 
@@ -113,7 +113,7 @@ def gather_objects(mine: T, what: str, groups: Groups = (None,)) -> list[T]:
     found: list[tuple[int, T]] = [(dist.get_rank(), mine)]
     for group in groups:
         parts: list[Any] = [None] * dist.get_world_size(group)
-        with _heard(what):
+        with heard(what):
             dist.all_gather_object(parts, found, group=group)
         found = [entry for part in parts for entry in part]
     return [value for _, value in sorted(found, key=itemgetter(0))]
@@ -145,13 +145,13 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 def _wait(works: Sequence[Any], what: str) -> None:
-    with _heard(what):
+    with heard(what):
         for work in works:
             work.wait()
 
 
 @contextmanager
-def _heard(what: str) -> Iterator[None]:
+def heard(what: str) -> Iterator[None]:
     """Say what was being exchanged when another rank failed, or did not answer in time."""
     try:
         yield

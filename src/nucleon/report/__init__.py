@@ -3,7 +3,19 @@
 from nucleon.report.files import to_json, write_whole
 from nucleon.report.page import number, render
 from nucleon.report.plots import draw
-from nucleon.report.runs import MANIFEST, RESULT, TRACE, Run, Subject, draft, publish
+from nucleon.report.runs import (
+    MANIFEST,
+    RESULT,
+    TRACE,
+    Run,
+    State,
+    Subject,
+    announce,
+    draft,
+    publish,
+    run_name,
+    seal,
+)
 from nucleon.report.saved import DamagedRunError, Saved, completed, find, load, load_all
 
 __all__ = [
@@ -13,7 +25,9 @@ __all__ = [
     "DamagedRunError",
     "Run",
     "Saved",
+    "State",
     "Subject",
+    "announce",
     "completed",
     "draft",
     "draw",
@@ -23,6 +37,8 @@ __all__ = [
     "number",
     "publish",
     "render",
+    "run_name",
+    "seal",
     "to_json",
     "write_whole",
 ]

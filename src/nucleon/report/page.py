@@ -68,11 +68,15 @@ class _View:
         charts = map(_chart, run.result.figures)
         return cls(
             run.manifest,
-            {True: "PASS", False: "FAIL", None: ""}[run.passed],
+            {True: "PASS", False: "FAIL", None: _unfinished(run)}[run.passed],
             run.result,
             list(zip(run.result.figures, drawings, charts, strict=True)),
             _facts(run),
         )
+
+
+def _unfinished(run: Saved) -> str:
+    return "" if run.state == "finished" else run.state
 
 
 def _heading(runs: Sequence[Saved]) -> str:

@@ -130,6 +130,7 @@ def _draw_series(series: Series, axis: Axes, marked: bool) -> Line2D:
     look = STYLES[series.style % len(STYLES)]
     if series.low is not None and series.high is not None:
         axis.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.13, lw=0)
+    seen = marked or len(series.x) == 1  # a line through one point is not
     (line,) = axis.plot(
         series.x,
         series.y,
@@ -137,7 +138,7 @@ def _draw_series(series: Series, axis: Axes, marked: bool) -> Line2D:
         linestyle=(0, look.dash) if look.dash else "solid",
         linewidth=1.5,
         label=series.name,
-        marker=look.marker if marked else None,
+        marker=look.marker if seen else None,
         markersize=5.5,
         markeredgecolor="white",
         markeredgewidth=0.6,

@@ -9,7 +9,7 @@ from typing import Any
 
 from nucleon.experiments.base import Check, Figure, Panel, Result, Series, Table
 from nucleon.report.files import digest, to_json
-from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, identity, own_digest
+from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
 
@@ -32,14 +32,24 @@ class Saved:
     drawings: tuple[bytes, ...]
 
     @property
+    def state(self) -> State:
+        """Whether it came to its end; a manifest that does not say is that of one that did."""
+        return self.manifest.get("state", "finished")
+
+    @property
     def passed(self) -> bool | None:
         """Whether all checks passed; None where there were none."""
         return self.result.passed if self.result.checks else None
 
 
 def load(folder: Path) -> Saved:
-    """Read a run, every file held to its digest; `DamagedRunError` names the first that differs."""
+    """Read a run, every file held to its digest; `DamagedRunError` names the first that differs.
+
+    A run that has not ended has a manifest alone, and no result yet.
+    """
     manifest = _manifest(folder / MANIFEST)
+    if manifest.get("state") == "running":
+        return Saved(folder, manifest, Result(checks=()), ())
     contents = dict[str, bytes]()
     try:
         for name, expected in manifest["files"].items():
@@ -69,12 +79,15 @@ def find(path: Path) -> list[Path]:
     """The folders of runs that `path` stands for.
 
     A run stands for itself, the folder of an id for its newest run, a folder of ids for the newest
-    run of each.
+    run of each, and for the runs that were put into it under names of their own.
     """
     if (path / MANIFEST).exists():
         return [path]
-    folders = (path, *_folders(path))
-    return [run for folder in folders for run in _runs(folder)[-1:]]
+    found = _runs(path)[-1:]
+    for folder in _folders(path):
+        if not RUN_NAME.fullmatch(folder.name):
+            found += [folder] if (folder / MANIFEST).exists() else _runs(folder)[-1:]
+    return found
 
 
 def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | None:
@@ -91,12 +104,15 @@ def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | N
 
 
 def _runs(path: Path) -> list[Path]:
-    """The runs in the folder of an id, the newest last; drafts have other names."""
+    """The runs in the folder of an id, the newest last."""
     return [folder for folder in _folders(path) if RUN_NAME.fullmatch(folder.name)]
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
+    """Those in it that are not hidden, as drafts are."""
+    if not path.is_dir():
+        return []
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,7 +1,7 @@
 """A training run in a folder: its options, its log and its checkpoints, made to be broken off.
 
     run.json       the options and the fingerprint of the data, written first
-    log.jsonl      a record a line
+    trace.jsonl    the log, a record a line
     checkpoints/   see `nucleon.training.checkpoint`
 
 A resumed run reads its options from the folder, drops the lines of the log that it will write
@@ -30,7 +30,7 @@ from nucleon.training.optimizers import TORCH, make_optimizer
 
 Task = Literal["digits", "text"]
 TASKS: tuple[Task, ...] = ("digits", "text")
-OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
+OPTIONS, LOG, CHECKPOINTS = "run.json", "trace.jsonl", "checkpoints"
 SCHEMA = 1
 
 
@@ -202,8 +202,11 @@ class _Keeper:
     ) -> None:
         self.run, self.tell, self.stepped, self.stop = run, record, stepped, stop
         self.figures: dict[str, float] = {}
-        for line in read_log(run.folder / LOG):
+        log = run.folder / LOG
+        kept = [line for line in read_log(log) if line["step"] <= run.start]
+        for line in kept:
             self.figures |= line
+        checkpoint.replace(log, "".join(map(_line, kept)))
 
     def record(self, record: Record) -> None:
         self.figures |= record
@@ -226,7 +229,6 @@ def begin(
     run = _build(options, folder, device, compiled, keep)
     folder.mkdir(parents=True, exist_ok=True)
     _write_options(run)
-    (folder / LOG).write_text("", encoding="utf-8")
     return run
 
 
@@ -268,8 +270,6 @@ def resume(
             "ask for more steps, or begin a new run with another --output",
         )
     _write_options(run)  # should it be broken off again, it still knows how far it is to go
-    kept = (line for line in read_log(folder / LOG) if line["step"] <= run.start)
-    checkpoint.replace(folder / LOG, "".join(map(_line, kept)))
     return run
 
 

@@ -1,0 +1,337 @@
+"""Whether all ranks have the same parameters and options, asked before the first step.
+
+Ranks that exchange something ask each other in a collective. An optimizer that exchanges nothing
+may live on one rank, so it takes part in none; where it stands by mistake in the place of one that
+the other ranks wait for, they would wait in vain. Every optimizer therefore leaves a note in the
+process group's store: of which parameters it is, whether it talks to all ranks or is silent, and
+when it begins to step. Notes are read without waiting for their authors.
+"""
+
+import hashlib
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nucleon.optim import placement, shards, stacks, wire
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from nucleon.optim.base import MatrixOptimizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Groups = Sequence[Mapping[str, Any]]
+
+GRACE = 5.0
+"""Seconds that a silent optimizer gives one that talks, built on another rank, for its first step.
+
+After a backward pass of all ranks it is there at once. Another program, where a rank tries
+something out by itself before the run of all, loses them once."""
+
+SILENT, TALKING = 0, 1
+
+
+def check(optimizer: "MatrixOptimizer") -> bool:
+    """Raise unless all ranks have the same parameters and options; whether that is settled now.
+
+    It is not where this rank exchanges nothing: others may still turn out to wait for it.
+    """
+    if placement.world(()) == (0,):
+        return False
+    if torch.compiler.is_compiling() and not _widest(optimizer.param_groups):
+        return False  # so that a whole step may be one graph
+    return _ask(optimizer)
+
+
+# Unlike torch.compiler.disable it imports the compiler when called, which torch.optim does as well.
+@torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]
+def _ask(optimizer: "MatrixOptimizer") -> bool:
+    groups = optimizer.param_groups
+    widest = _widest(groups)
+    _compare_notes(optimizer, _kind(widest))
+    if not widest:
+        return False
+    names = stacks.parameter_names(groups)
+    same = [
+        (names[p], tuple(p.shape), p.dtype, {k: v for k, v in g.items() if k != "params"})
+        for g in groups
+        for p in g["params"]
+    ]
+    wire.check_same(same, "parameters and options", placement.process_groups(widest))
+    return True
+
+
+def announce(optimizer: "MatrixOptimizer") -> None:
+    """Note that an optimizer was built; without a process group it is noted at its first step."""
+    if placement.world(()) != (0,):
+        board = _board()
+        board.attempt(board.notice, optimizer, _kind(_widest(optimizer.param_groups)))
+
+
+def _widest(groups: Groups) -> Sequence[Tensor]:
+    """The parameters, of those that are exchanged, which the most ranks hold.
+
+    Among equals DTensors, which are exchanged under any options: all ranks must choose alike.
+    """
+    talking = [
+        g["params"]
+        for g in groups
+        if any(map(shards.sharded, g["params"]))
+        or (g["rule"] == "matrix" and (g["placement"] != "local" or g["consistency_every"]))
+    ]
+
+    def width(params: Sequence[Tensor]) -> tuple[int, bool]:
+        return len(placement.world(params)), any(map(shards.sharded, params))
+
+    return max(talking, key=width, default=())
+
+
+def _kind(widest: Sequence[Tensor]) -> int:
+    """TALKING where all ranks of the run must step; those of a smaller mesh go on by themselves."""
+    everyone = len(widest) > 0 and len(placement.world(widest)) == dist.get_world_size()
+    return TALKING if everyone else SILENT
+
+
+def _compare_notes(optimizer: "MatrixOptimizer", kind: int) -> None:
+    board = _board()
+    notice = board.attempt(board.notice, optimizer, kind)
+    if notice is None:
+        return
+    notice.steps += 1
+    if kind == TALKING:
+        with wire.heard("parameters and options"):
+            complaint = board.meet(notice, _timeout(optimizer, board.store))
+    elif notice.steps & (notice.steps - 1) == 0:  # at steps 1, 2, 4, 8, …
+        complaint = board.attempt(board.look, notice)
+    else:
+        return
+    if complaint:
+        board.turn_page(notice)
+        raise RuntimeError(complaint)
+
+
+# ---------------------------------------------------------------------------- notes
+
+
+def _two() -> list[int]:
+    return [0, 0]
+
+
+@dataclass
+class Record:
+    """How many optimizers of one list of parameters a rank has, silent and talking ones."""
+
+    built: list[int] = field(default_factory=_two)
+    begun: list[int] = field(default_factory=_two)
+    options: list[str] = field(default_factory=lambda: ["", ""])
+    """Of the latest of each kind."""
+
+    def waits_for(self, other: "Record") -> bool:
+        """Whether one that talks here waits for a rank that steps a silent one in its place."""
+        return _instead(self.begun, self, other)
+
+    def will_wait_for(self, other: "Record") -> bool:
+        """The same of one that is built, and has not come to its first step."""
+        return _instead(self.built, self, other)
+
+
+def _instead(talking: Sequence[int], here: Record, there: Record) -> bool:
+    # A rank may have more optimizers than another, but not less that talk and more silent ones.
+    return talking[TALKING] > there.built[TALKING] and there.begun[SILENT] > here.built[SILENT]
+
+
+@dataclass
+class Notice:
+    """What one optimizer has noted: `page` is counted up after the parameters were refused."""
+
+    digest: str
+    page: int
+    kind: int
+    groups: int
+    begun: bool = False
+    steps: int = 0
+
+    @property
+    def key(self) -> str:
+        """Where the ranks note what they have of these parameters."""
+        return f"{self.digest}/{self.page}"
+
+
+class Board:
+    """The notes of all ranks, in the store of their process group, where it has one."""
+
+    def __init__(self, store: "Store") -> None:
+        self.store = store
+        self.mine: defaultdict[str, Record] = defaultdict(Record)
+        self.notices: WeakKeyDictionary[MatrixOptimizer, Notice] = WeakKeyDictionary()
+        self.pages: Counter[str] = Counter()
+        self.gatherings = 0
+        self.usable = dist.get_backend() != "fake"  # one process that stands for all ranks
+        self.attempt(self.store.add, "ranks", 1)  # of MPI the store is a placeholder
+
+    def attempt(self, act: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+        """Do something with the store; None once it is gone, the rank that hosts it may be done."""
+        try:
+            return act(*args, **options) if self.usable else None
+        except RuntimeError:
+            self.usable = False
+            return None
+
+    def notice(self, optimizer: "MatrixOptimizer", kind: int) -> Notice:
+        """That of an optimizer, made now unless it is there; a late group makes it another one."""
+        groups = optimizer.param_groups
+        found = self.notices.get(optimizer)
+        if found is None or (found.kind, found.groups) != (kind, len(groups)):
+            digest = _digest(groups)
+            found = Notice(digest, self.pages[digest], kind, len(groups))
+            record = self.mine[found.key]
+            record.built[kind] += 1
+            record.options[kind] = _options(groups)
+            self._post(found)
+            self.notices[optimizer] = found
+        return found
+
+    def meet(self, notice: Notice, timeout: float) -> str:
+        """Wait until all ranks have come to compare; why not, if one steps without."""
+        self._begin(notice)
+        gathering, silent = f"gathering {self.gatherings}", 0
+        self.store.add(gathering, 1)
+        for _ in _moments(timeout):
+            if self.store.add(gathering, 0) == dist.get_world_size():
+                self.gatherings += 1
+                return ""
+            if (found := self._count(notice, SILENT)) > silent:
+                silent = found
+                mine = self.mine[notice.key]
+                others = {r: x for r, x in self._others(notice) if mine.waits_for(x)}
+                if others:
+                    self.store.add(gathering, -1)
+                    return self._complaint(notice, others)
+        self.store.set("gave up", str(dist.get_rank()))
+        raise RuntimeError(f"not all ranks came within {timeout:.0f} s")
+
+    def look(self, notice: Notice) -> str:
+        """Why this rank must not go on by itself: others wait for it."""
+        self._begin(notice)
+        mine = self.mine[notice.key]
+        for _ in _moments(GRACE if notice.steps == 1 else 0.0):
+            others = dict(self._others(notice)) if self._count(notice, TALKING) else {}
+            waiting = {r: x for r, x in others.items() if x.waits_for(mine)}
+            if waiting:
+                return self._complaint(notice, waiting)
+            if not any(x.will_wait_for(mine) for x in others.values()):
+                break
+        if self.store.check(["gave up"]):
+            rank = self.store.get("gave up").decode()
+            return (
+                f"rank {rank} waited in vain for all ranks to compare parameters and options, and "
+                f"gave up; every rank must have the same ones, in the same order"
+            )
+        return ""
+
+    def turn_page(self, notice: Notice) -> None:
+        """What was refused shall not stand against what is built after it."""
+        notice.steps = 0
+        self.pages[notice.digest] = max(self.pages[notice.digest], notice.page + 1)
+
+    def _begin(self, notice: Notice) -> None:
+        if not notice.begun:
+            notice.begun = True
+            self.mine[notice.key].begun[notice.kind] += 1
+            self._post(notice)
+
+    def _post(self, notice: Notice) -> None:
+        # The note before its count: whoever sees the count finds the note.
+        self.store.set(
+            f"{notice.key}/rank {dist.get_rank()}", json.dumps(asdict(self.mine[notice.key]))
+        )
+        self.store.add(f"{notice.key}/kind {notice.kind}", 1)
+
+    def _count(self, notice: Notice, kind: int) -> int:
+        """How many notes there are of a kind: mostly none, and the ranks need not be asked."""
+        return self.store.add(f"{notice.key}/kind {kind}", 0)
+
+    def _others(self, notice: Notice) -> Iterator[tuple[int, Record]]:
+        for rank in range(dist.get_world_size()):
+            key = f"{notice.key}/rank {rank}"
+            if rank != dist.get_rank() and self.store.check([key]):
+                yield rank, Record(**json.loads(self.store.get(key)))
+
+    def _complaint(self, notice: Notice, others: Mapping[int, Record]) -> str:
+        here = self.mine[notice.key].options[notice.kind]
+        first = next(iter(others.values()))
+        there = first.options[TALKING if notice.kind == SILENT else SILENT]
+        return (
+            f"options of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
+            f"from those of rank {dist.get_rank()}, for the same parameters: {there} there, {here} "
+            f"here, and one would wait for the other; every rank must have the same placement and "
+            f"consistency_every. An optimizer that is meant for one rank alone needs parameters of "
+            f"other names"
+        )
+
+
+_boards: WeakKeyDictionary[dist.ProcessGroup, Board] = WeakKeyDictionary()
+
+
+def _board() -> Board:
+    """That of the default process group, which may be another one than last time."""
+    # Here, since not every torch has it.
+    from torch.distributed.distributed_c10d import (
+        PrefixStore,
+        _get_default_group,
+        _get_default_store,
+    )
+
+    group = _get_default_group()
+    if group not in _boards:
+        _boards[group] = Board(PrefixStore("nucleon", _get_default_store()))
+    return _boards[group]
+
+
+def _timeout(optimizer: "MatrixOptimizer", store: "Store") -> float:
+    """Of the process group, in seconds; a store that the user made has another."""
+    device = next(p.device for g in optimizer.param_groups for p in g["params"])
+    try:
+        found = cast(Any, dist.group.WORLD)._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):  # not every backend tells
+        found = store.timeout
+    return found.total_seconds()
+
+
+def _moments(seconds: float) -> Iterator[None]:
+    """Now, and again until the time is over, less and less often."""
+    end, pause = time.monotonic() + seconds, 1e-3
+    yield
+    while time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+        yield
+
+
+def _digest(groups: Groups) -> str:
+    """Of the names, where given, shapes and dtypes of all parameters, in whatever groups."""
+    listed = sorted(
+        f"{name} {tuple(param.shape)} {param.dtype}"
+        for g in groups
+        for name, param in zip_longest(g.get("param_names") or (), g["params"])
+    )
+    return hashlib.sha256("\n".join(listed).encode()).hexdigest()
+
+
+def _options(groups: Groups) -> str:
+    found = {
+        f"placement={g['placement']!r}, consistency_every={g['consistency_every']}"
+        for g in groups
+        if g["rule"] == "matrix"
+    }
+    return " and ".join(sorted(found)) or "no matrices"

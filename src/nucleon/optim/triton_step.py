@@ -1,0 +1,208 @@
+"""The Triton kernels of a step around its direction: moments in, weights out; see `fused`.
+
+They read and write the tensors of many parameters at once, by a table of their addresses: entry i
+is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart, with rows
+`stride` entries apart. A tall weight is transposed on the way, tile by tile.
+"""
+# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+
+from nucleon.linalg.triton_symmetric import matrix
+
+TILE = tl.constexpr(64)
+POINTERS = 16
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def tiles(rows: int, columns: int) -> int:
+    """How many programs a matrix is divided among."""
+    return triton.cdiv(rows, TILE.value) * triton.cdiv(columns, TILE.value)
+
+
+@triton.jit(do_not_specialize=[f"p{i}" for i in range(POINTERS)])
+def fill(table, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15):
+    """Addresses as arguments: no copy from the host, and right in a captured graph."""
+    tl.store(table + 0, p0)
+    tl.store(table + 1, p1)
+    tl.store(table + 2, p2)
+    tl.store(table + 3, p3)
+    tl.store(table + 4, p4)
+    tl.store(table + 5, p5)
+    tl.store(table + 6, p6)
+    tl.store(table + 7, p7)
+    tl.store(table + 8, p8)
+    tl.store(table + 9, p9)
+    tl.store(table + 10, p10)
+    tl.store(table + 11, p11)
+    tl.store(table + 12, p12)
+    tl.store(table + 13, p13)
+    tl.store(table + 14, p14)
+    tl.store(table + 15, p15)
+
+
+@triton.jit
+def _place(rows, columns):
+    """The tile of this program: row and column numbers, and what of it is inside."""
+    across = tl.cdiv(columns, TILE)
+    i = (tl.program_id(0) // across) * TILE + tl.arange(0, TILE)
+    j = (tl.program_id(0) % across) * TILE + tl.arange(0, TILE)
+    return i, j, (i < rows)[:, None] & (j < columns)[None, :]
+
+
+@triton.jit
+def _moments(
+    gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """A tile of G, of βĜ + G, and of S; and where it lies in Ĝ."""
+    at = i[:, None].to(tl.int64) * stride + j[None, :]
+    g = tl.load(matrix(gradients, batch, each, inner, GRADIENT) + at, mask=inside, other=0.0)
+    where = matrix(totals, batch, each, inner, TOTAL) + at
+    g = g.to(tl.float32) * sign
+    total = momentum * tl.load(where, mask=inside, other=0.0).to(tl.float32) + g
+    return g, total, lead * total + extra * g, where
+
+
+@triton.jit(do_not_specialize=["each"])
+def look(
+    gradients, totals, sums, rows, columns, each, inner, stride, sign, momentum, lead, extra,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """Parts of ‖S‖_F² and ‖G‖_F², float64: a float32 square may overflow."""
+    batch = tl.program_id(1)
+    i, j, inside = _place(rows, columns)
+    g, _, s, _ = _moments(
+        gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+        GRADIENT, TOTAL,
+    )  # fmt: skip
+    g, s = g.to(tl.float64), s.to(tl.float64)
+    place = 2 * (batch.to(tl.int64) * tl.num_programs(0) + tl.program_id(0))
+    tl.store(sums + place, tl.sum(s * s))
+    tl.store(sums + place + 1, tl.sum(g * g))
+
+
+@triton.jit(do_not_specialize=["each", "parts"])
+def measure(
+    sums, grams, skipped, present, factors, taken, parts, m, each,
+    keep, smoothing, bound, spread, limit, tiny,
+    HAS_GRAM: tl.constexpr, HAS_PRESENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
+
+    factors (5, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂.
+    """
+    batch, count = tl.program_id(0), tl.num_programs(0)
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    square = tl.zeros((BLOCK,), dtype=tl.float64)
+    for k in range(0, parts, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        place = sums + 2 * (batch.to(tl.int64) * parts + at)
+        total += tl.load(place, mask=at < parts, other=0.0)
+        square += tl.load(place + 1, mask=at < parts, other=0.0)
+    size, mine = tl.sum(total), tl.sum(square)
+    finite = (size < float("inf")) & (mine < float("inf"))
+    if HAS_GRAM:
+        gram = matrix(grams, batch, each, m * m, tl.float32)
+        trace = tl.zeros((BLOCK,), dtype=tl.float64)
+        for k in range(0, m, BLOCK):
+            at = k + tl.arange(0, BLOCK)
+            trace += tl.load(gram + at * (m + 1), mask=at < m, other=0.0).to(tl.float64)
+        whole = keep * tl.sum(trace) + mine
+        finite = finite & (whole < limit)  # the Gram matrix is float32
+        size += smoothing * (whole + m * bound)
+    there = finite | (finite == 0)
+    if HAS_PRESENT:
+        there = tl.load(present + batch) != 0
+    ok = finite & there
+    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    tl.store(old, tl.load(old) + tl.where(there & (finite == 0), 1, 0))
+    least = tiny * spread
+    inverse = tl.where(ok, 1.0 / tl.maximum(tl.sqrt(size), least), 0.0)
+    back = tl.maximum(tl.sqrt(mine), least) / spread
+    tl.store(taken + batch, ok)
+    tl.store(factors + batch, (spread * inverse).to(tl.float32))
+    tl.store(factors + count + batch, inverse.to(tl.float32))
+    tl.store(factors + 2 * count + batch, tl.where(ok, 1.0 / back, 0.0).to(tl.float32))
+    tl.store(factors + 3 * count + batch, tl.where(ok, back, 0.0).to(tl.float32))
+    tl.store(factors + 4 * count + batch, tl.where(ok, keep, 1.0).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["each"])
+def advance(
+    gradients, totals, factors, taken, x, scaled, rows, columns, each, inner, stride,
+    sign, momentum, lead, extra,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr, HAS_GRAM: tl.constexpr, TALL: tl.constexpr,
+):  # fmt: skip
+    """Ĝ ← βĜ + G where the matrix is taken; S and, for the Gram matrix, G in float16."""
+    batch, count = tl.program_id(1), tl.num_programs(1)
+    i, j, inside = _place(rows, columns)
+    g, total, s, where = _moments(
+        gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+        GRADIENT, TOTAL,
+    )  # fmt: skip
+    ok = tl.load(taken + batch) != 0
+    tl.store(where, total.to(TOTAL), mask=inside & ok)
+    # What is not finite would survive a factor of zero.
+    s = tl.where(ok, s * tl.load(factors + batch), 0.0).to(tl.float16)
+    first = batch.to(tl.int64) * rows * columns
+    if TALL:
+        at = first + j[:, None].to(tl.int64) * rows + i[None, :]
+        tl.store(x + at, s.T, mask=inside.T)
+    else:
+        at = first + i[:, None].to(tl.int64) * columns + j[None, :]
+        tl.store(x + at, s, mask=inside)
+    if HAS_GRAM:
+        g = tl.where(ok, g * tl.load(factors + 2 * count + batch), 0.0).to(tl.float16)
+        if TALL:
+            tl.store(scaled + at, g.T, mask=inside.T)
+        else:
+            tl.store(scaled + at, g, mask=inside)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def lengths(norms, scale, length, parts, m, spread, BLOCK: tl.constexpr):
+    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²."""
+    batch = tl.program_id(0)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for k in range(0, parts, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        total += tl.load(norms + batch * parts + at, mask=at < parts, other=0.0)
+    inverse = 1.0 / tl.maximum(tl.sqrt(tl.sum(total)), 1.0)
+    tl.store(scale + batch, inverse)
+    tl.store(length + batch, tl.sqrt(m * inverse) / spread)
+
+
+@triton.jit(do_not_specialize=["each"])
+def move(
+    weights, directions, taken, rate, decay, rows, columns, each, inner, stride,
+    WEIGHT: tl.constexpr, TALL: tl.constexpr, DECAYS: tl.constexpr, CAUTIOUS: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+):  # fmt: skip
+    """W ← W − rate·P − decay·W where the matrix is taken; the last only along P with CAUTIOUS."""
+    batch = tl.program_id(1)
+    if tl.load(taken + batch) != 0:
+        i, j, inside = _place(rows, columns)
+        first = batch.to(tl.int64) * rows * columns
+        if TALL:
+            at = first + j[:, None].to(tl.int64) * rows + i[None, :]
+            p = tl.load(directions + at, mask=inside.T, other=0.0).to(tl.float32).T
+        else:
+            at = first + i[:, None].to(tl.int64) * columns + j[None, :]
+            p = tl.load(directions + at, mask=inside, other=0.0).to(tl.float32)
+        if ON_DEVICE:
+            rate = tl.load(rate)
+            decay = tl.load(decay)
+        where = matrix(weights, batch, each, inner, WEIGHT) + i[:, None].to(tl.int64) * stride
+        where += j[None, :]
+        w = tl.load(where, mask=inside, other=0.0).to(tl.float32)
+        change = rate * p
+        if DECAYS:
+            less = decay * w
+            if CAUTIOUS:
+                less = tl.where(w * p > 0, less, 0.0)
+            change += less
+        tl.store(where, (w - change).to(WEIGHT), mask=inside)

@@ -1,0 +1,203 @@
+"""What the ranks do in the tests of ranks that are of different minds."""
+
+import copy
+import os
+import pickle
+import time
+
+import torch
+import torch.distributed as dist
+
+import nucleon
+from nucleon.optim import bulletin
+
+
+def stepped(param, optimizer):
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
+def at_odds(silent, what="placement", late="nobody", width=5):
+    """Some ranks are silent, the others wait for them.
+
+    `late`: "nobody", and all ranks have built theirs before any steps; or the kind of ranks that
+    build theirs after the others have begun. Returns the error, the steps before it, the seconds
+    that it took, and whether weights and state were untouched.
+    """
+    rank = dist.get_rank()
+    kind = "silent" if rank in silent else "talking"
+    asked = {"placement": {"placement": "owner"}, "every": {"consistency_every": 3}}[what]
+    param = torch.ones(4, width, requires_grad=True)
+    dist.barrier()
+    if kind == late:
+        time.sleep(0.5)
+    start, steps = time.monotonic(), 0
+    optimizer = nucleon.Leon([("w", param)], **({} if kind == "silent" else asked))
+    if late == "nobody":
+        dist.barrier()
+    try:
+        while time.monotonic() < start + 15:
+            stepped(param, optimizer)
+            steps += 1
+            time.sleep(0.01)
+    except RuntimeError as error:
+        untouched = torch.equal(param, torch.ones_like(param))
+        states = [s for s in optimizer.state[param].values() if s.is_floating_point()]
+        untouched &= not any(s.any() for s in states) and not optimizer.state[param]["step"].any()
+        took = time.monotonic() - start
+        try:
+            optimizer.step()
+        except RuntimeError as again:
+            assert "differ from those" in str(again)  # by then more ranks may have come
+            return str(error), steps, took, untouched
+    return "no error", steps, time.monotonic() - start, False
+
+
+def in_order(width=5, steps=3, **options):
+    """All ranks alike; returns the weights."""
+    param = torch.ones(4, width, requires_grad=True)
+    optimizer = nucleon.Leon([("w", param)], **options)
+    for _ in range(steps):
+        stepped(param, optimizer)
+    return param.detach()
+
+
+def alone(rank, steps=3):
+    """One rank has a local optimizer, the others have none; the seconds it takes."""
+    start = time.monotonic()
+    if dist.get_rank() == rank:
+        in_order(steps=steps)
+    return time.monotonic() - start
+
+
+def trial(grace):
+    """Rank 0 tries something out on a copy, while the others have built what talks already."""
+    bulletin.GRACE, kept = grace, bulletin.GRACE
+    start = time.monotonic()
+    param = torch.ones(4, 9, requires_grad=True)
+    if dist.get_rank() > 0:
+        optimizer = nucleon.Leon([("w", param)], placement="owner")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for _ in range(3):
+            in_order(width=9)
+        optimizer = nucleon.Leon([("w", param)], placement="owner")
+    tried = time.monotonic() - start
+    dist.all_reduce(torch.zeros(1))  # as that of the gradients
+    for _ in range(3):
+        stepped(param, optimizer)
+    bulletin.GRACE = kept
+    return param.detach(), tried
+
+
+def population():
+    """Every rank trains a model of its own, with options of its own, some in the same shapes."""
+    rank = dist.get_rank()
+    shape = (4, 6 + rank // 2)
+    param = torch.ones(shape, requires_grad=True)
+    optimizer = nucleon.Leon([("w", param)], lr=0.1 * (1 + rank), momentum=0.9 - 0.1 * rank)
+    for _ in range(5):
+        stepped(param, optimizer)
+    return param.detach(), optimizer.state[param]["step"].item()
+
+
+def another_model(first):
+    """Rank 0 has one more optimizer, of another model, built and stepped before or after the run's.
+
+    Nothing else lets the ranks wait for each other.
+    """
+    shared, own = torch.ones(4, 7, requires_grad=True), torch.ones(3, 8, requires_grad=True)
+    extra = nucleon.Leon([("w", own)]) if first and dist.get_rank() == 0 else None
+    if extra:
+        stepped(own, extra)
+    optimizer = nucleon.Leon([("w", shared)], placement="owner")
+    for _ in range(3):
+        stepped(shared, optimizer)
+        if dist.get_rank() == 0:
+            extra = extra or nucleon.Leon([("w", own)])
+            stepped(own, extra)
+    return shared.detach()
+
+
+def strangers(seconds):
+    """Other parameters and another placement on each rank: nothing shows that they belong together.
+
+    Returns the error and when it came.
+    """
+    rank, start = dist.get_rank(), time.monotonic()
+    param = torch.ones(4, 5 + rank, requires_grad=True)
+    optimizer = nucleon.Leon([param], placement=["owner", "local"][rank])
+    try:
+        while time.monotonic() < start + seconds:
+            stepped(param, optimizer)
+            time.sleep(0.01)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "no error", seconds
+
+
+def host_gone():
+    """Rank 0, which hosts the store, is done; the other goes on by itself."""
+    param = torch.ones(4, 5, requires_grad=True)
+    optimizer = nucleon.Leon([param])
+    stepped(param, optimizer)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os._exit(0)
+    time.sleep(0.5)
+    for _ in range(8):
+        stepped(param, optimizer)
+    return in_order()
+
+
+def later_group(placement):
+    """A group that is added after some steps, by all ranks; one optimizer may become a talking one.
+
+    Rank 0 comes late, and what it has noted before must not be held against it.
+    """
+    params = [torch.ones(4, 5, requires_grad=True), torch.ones(6, 2, requires_grad=True)]
+    optimizer = nucleon.Leon([("a", params[0])])
+    for _ in range(3):
+        stepped(params[0], optimizer)
+    if dist.is_initialized():
+        dist.barrier()
+        time.sleep(0.3 * (dist.get_rank() == 0))
+    optimizer.add_param_group({"params": [("b", params[1])], "placement": placement})
+    for _ in range(3):
+        params[1].grad = torch.ones_like(params[1])
+        stepped(params[0], optimizer)
+    return [p.detach() for p in params]
+
+
+def copies(placement):
+    """Copies step on as what they are copies of: the weights of all three."""
+    param = torch.ones(4, 5, requires_grad=True)
+    optimizer = nucleon.Leon([("w", param)], placement=placement)
+    stepped(param, optimizer)
+    found = [optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+    fresh = nucleon.Leon([("w", param.detach().clone().requires_grad_())], placement=placement)
+    fresh.load_state_dict(optimizer.state_dict())
+    for each in (*found, fresh):
+        stepped(each.param_groups[0]["params"][0], each)
+    return [each.param_groups[0]["params"][0].detach() for each in (*found, fresh)]
+
+
+def compiled(placement, fullgraph):
+    param = torch.ones(4, 5, requires_grad=True)
+    optimizer = nucleon.Leon([("w", param)], placement=placement)
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=fullgraph)
+    for _ in range(3):
+        param.grad = torch.ones_like(param)
+        step()
+    return param.detach()
+
+
+def pretend():
+    """A process that stands for four, with either kind of store."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for store in (FakeStore(), dist.HashStore()):
+        dist.init_process_group("fake", rank=0, world_size=4, store=store)
+        for options in ({}, {"placement": "owner"}, {"consistency_every": 1}):
+            in_order(**options)
+        dist.destroy_process_group()
