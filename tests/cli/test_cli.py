@@ -2,6 +2,8 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -54,33 +56,94 @@ def test_list_as_json(command):
 # ------------------------------------------------------------------ bench
 
 
-def test_bench_lists_and_runs_scripts_with_their_own_options(command, tmp_path, monkeypatch):
-    (tmp_path / "quick.py").write_text('"""Times nothing.\n\nAt all."""\nimport sys\nsys.exit(7)\n')
-    (tmp_path / "_shared.py").write_text("")
+TIMES = '''"""Times nothing.
+
+At all."""
+import sys
+
+if __name__ == "__main__":
+    print(f"{'':10}{'ms':>9}\\n{'Muon, ours':10}{1234.5:>12,.2f}\\n\\nwith {sys.argv[1:]}")
+    if "--warn" in sys.argv:
+        print("a warning", file=sys.stderr)
+    if "--crash" in sys.argv:
+        raise ValueError("no such shape")
+    sys.exit(7)
+'''
+
+
+@pytest.fixture
+def benchmarks(tmp_path, monkeypatch):
+    (tmp_path / "times.py").write_text(TIMES)
+    (tmp_path / "shared.py").write_text("")  # not a command: the others import it
     monkeypatch.setattr(bench_verb, "PLACES", (tmp_path / "absent", tmp_path))
-    done = command("bench")
-    assert "quick  Times nothing." in done.stdout
-    assert "shared" not in done.stdout
-    seen = []
-    monkeypatch.setattr(
-        bench_verb.subprocess,
-        "run",
-        lambda words, **_: seen.append(words) or subprocess.CompletedProcess(words, 7),
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_bench_lists_and_passes_on_what_follows_the_name(command, capfd):
+    listed = command("bench").stdout
+    assert "times  Times nothing." in listed
+    assert "shared" not in listed
+    assert command("bench", "times", "--json", "file", "--help").exit_code == 7
+    assert capfd.readouterr().out.endswith("with ['--json', 'file', '--help']\n")
+    assert "the benchmarks are times" in command("bench", "slow").stderr
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_bench_for_machines(command):
+    listed = json.loads(command("bench", "--json").stdout)
+    assert listed == {"benchmarks": {"times": "Times nothing."}}
+    done = command("bench", "--json", "times", "--warn", "8x8")
+    assert done.exit_code == 7
+    assert done.stderr == "a warning\n"
+    found = json.loads(done.stdout)
+    assert found.pop("seconds") > 0
+    assert found == {
+        "benchmark": "times",
+        "arguments": ["--warn", "8x8"],
+        "exit_code": 7,
+        "rows": [["ms"], ["Muon, ours", 1234.5], ["with ['--warn', '8x8']"]],
+    }
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_bench_takes_a_file_and_what_is_given_goes_before_it(command, tmp_path):
+    path = tmp_path / "bench.toml"
+    path.write_text('name = "times"\narguments = ["--set", "2x8"]\njson = true\n')
+    found = json.loads(command("bench", "--config", path).stdout)
+    assert found["arguments"] == ["--set", "2x8"]
+    found = json.loads(command("bench", "--config", path, "times", "--set", "4x4").stdout)
+    assert found["arguments"] == ["--set", "4x4"]
+    path.write_text("nam = 1")
+    done = command("bench", "--config", path)
+    assert done.exit_code == 2
+    assert "sets 'nam'" in re.sub(r"[│\s]+", " ", done.stderr)
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_a_benchmark_that_breaks_is_a_sentence_and_a_traceback_with_debug(command, capfd):
+    done = command("bench", "times", "--crash")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "nucleon: ValueError: no such shape\n  hint: add --debug to see where it happened\n"
     )
-    assert command("bench", "quick", "--set", "2x8", "--help").exit_code == 7
-    assert seen == [[sys.executable, str(tmp_path / "quick.py"), "--set", "2x8", "--help"]]
-    assert "the benchmarks are quick" in command("bench", "slow").stderr
+    assert "Traceback" not in capfd.readouterr().err
+    assert command("bench", "--debug", "times", "--crash").exit_code == 1
+    assert "Traceback (most recent call last):" in capfd.readouterr().err
 
 
-def test_bench_without_a_checkout_says_so(command, tmp_path, monkeypatch):
+def test_a_package_without_benchmarks_says_so(command, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_verb, "PLACES", (tmp_path,))
     done = command("bench")
     assert done.exit_code == 2
-    assert "not installed with the package\n  hint: clone" in done.stderr
+    assert "not installed with the package\n  hint: install it again" in done.stderr
 
 
-def test_the_checkout_has_benchmarks(command):
+def test_the_checkout_and_the_wheel_have_the_benchmarks(command):
     assert "torch's Muon" in command("bench").stdout
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {"benchmarks": f"nucleon/{bench_verb.PLACES[0].name}"}
 
 
 # ------------------------------------------------------------------ --config

@@ -160,10 +160,11 @@ from nucleon.report import plots, runs
 from toys import toy
 
 def slow(figure, folder):
-    plots.draw(figure, folder)
+    drawn = plots.draw(figure, folder)
     if folder.parent.name == "second":
         Path(sys.argv[1], "saving").touch()
         time.sleep(60)
+    return drawn
 
 runs.draw = slow
 reproduce.CLAIMS = {name: toy(name=name) for name in ("first", "second")}
@@ -275,13 +276,13 @@ def test_a_run_of_another_schema_is_named(command, runs, tmp_path, whole):
 
 
 @pytest.mark.parametrize("folder", ["train", "train/some"])
-def test_training_is_not_a_run_to_report(command, tmp_path, folder):
+def test_training_without_a_manifest_is_told_how_to_get_one(command, tmp_path, folder):
     (tmp_path / "train" / "some").mkdir(parents=True)
     (tmp_path / "train" / "some" / "run.json").write_text("{}")
     done = command("report", tmp_path / folder, "--output", tmp_path / "page.html")
     assert done.exit_code == 2
-    assert "holds training" in done.stderr
-    assert "log.jsonl" in done.stderr
+    assert f"{tmp_path / 'train' / 'some'} holds training that has no manifest" in done.stderr
+    assert "go on with: nucleon train --resume" in done.stderr
 
 
 def test_nothing_to_report(command, tmp_path):

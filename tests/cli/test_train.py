@@ -1,16 +1,23 @@
 import errno
+import hashlib
+import html
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 from typer.testing import CliRunner
 
+import nucleon
 from nucleon import training
+from nucleon.cli import train as train_verb
 from nucleon.cli.app import app
+from nucleon.report import find, load, to_json
 from nucleon.training import Checkpoints
 from nucleon.training.run import read_log
 
@@ -37,7 +44,134 @@ def test_digits_from_end_to_end(command, tmp_path):
     assert f"folder     {folder}" in done.stdout
     assert "100 %" in done.stderr
     assert Checkpoints(folder / "checkpoints").steps() == [20, 30]
-    assert [r["step"] for r in read_log(folder / "log.jsonl")] == [10, 15, 20, 30, 30]
+    log = read_log(folder / "trace.jsonl")
+    assert [r["step"] for r in log] == [10, 15, 20, 30, 30]
+
+    saved = load(folder)  # as the claims' runs are: every file held to its digest
+    manifest, said = saved.manifest, json.loads((folder / "manifest.json").read_text())
+    assert said["files"].keys() == {"result.json", "trace.jsonl", "loss.svg", "loss.png"}
+    assert (manifest["id"], saved.state, saved.passed) == ("train", "finished", None)
+    assert manifest["versions"]["nucleon"] == nucleon.__version__
+    assert manifest["options"]["seed"] == 0 and manifest["options"]["steps"] == 30
+    assert manifest["seconds"] > 0 and manifest["machine"]["cores"] > 0
+    losses, right = saved.result.figures[0].panels
+    training_loss, held_out = losses.series
+    assert (training_loss.x, held_out.x) == ([10, 20, 30], [15, 30])
+    assert training_loss.y == [r["loss"] for r in log if "loss" in r]
+    assert right.series[0].y == [r["accuracy"] for r in log if "accuracy" in r]
+    rows = dict(saved.result.tables[0].rows)
+    assert rows == {
+        "steps": "30 of 30",
+        "parameters": "8,970",
+        "training loss": log[-2]["loss"],
+        "held-out loss": log[-1]["test_loss"],
+        "held-out accuracy": log[-1]["accuracy"],
+    }
+
+
+def test_a_run_is_where_runs_are_and_its_command_repeats_it(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "it's a text.txt"
+    text.write_text("it was the best of times, it was the worst of times. " * 10)
+    words = ("--data", text, "--set", "momentum=0.5", "--set", 'method="eigh"', "--tied")
+    done = command(*TINY, *words, "--steps", 3, "--log-every", 1)
+    assert done.exit_code == 0, done.output
+    (first,) = find(tmp_path / "runs")
+    assert first.parent == tmp_path / "runs" / "train"
+    again = shlex.split(load(first).manifest["command"])
+    assert again[:2] == ["nucleon", "train"]
+    assert CliRunner().invoke(app, [*again[1:], "--output", "again"]).exit_code == 0
+    for file in ("run.json", "trace.jsonl", "result.json", "loss.png"):
+        assert (tmp_path / "again" / file).read_bytes() == (first / file).read_bytes()
+    words = hashlib.sha256(to_json(asdict(training.run.read_options(first)[0])).encode())
+    assert first.name.endswith(words.hexdigest()[:8])
+
+
+def test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended(command, tmp_path):
+    """The manifest is there from the start, and what goes on is held to no digest."""
+    folder, page, states = tmp_path / "<b>", tmp_path / "page.html", []
+
+    def report():
+        done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(page)])
+        assert done.exit_code == 0, done.output
+        states.append(load(folder).state)
+        return page.read_text()
+
+    def watched(run, stop, out):
+        assert "running</span>" in report()
+        return training.Run.go(run, stop=iter([False] * 2 + [True] * 9).__next__)
+
+    go = ("--resume", "--output", folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train_verb, "_go", watched)
+        stopped = command(*TINY, "--steps", 9, "--log-every", 1, "--output", folder)
+        assert stopped.exit_code == 130
+        text = report()
+        assert "stopped</span>" in text
+        assert f"nucleon train --resume --output &#39;{html.escape(str(folder))}&#39;" in text
+        assert "Stopped after step 2 of 9" in text
+        assert command(*go).exit_code == 130
+    before = load(folder).manifest
+    assert command(*go).exit_code == 0
+    text = report()
+    assert "nucleon train --task text --optimizer leon --steps 9" in text
+    assert "leon on text" in text and "0.02" in text and "<b>" not in text
+    after = load(folder).manifest
+    assert after["started"] == before["started"]
+    assert after["seconds"] > before["seconds"]  # all parts together
+    assert states == ["running", "stopped", "running", "finished"]
+
+
+def test_a_run_that_was_killed_has_a_manifest_and_one_before_it_a_remedy(command, tmp_path):
+    folder = tmp_path / "run"
+
+    def ended(*_):
+        raise KeyboardInterrupt  # as a second Ctrl-C, which does not wait
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train_verb, "_go", ended)
+        assert command(*TINY, "--steps", 2, "--output", folder).exit_code == 130
+    assert load(folder).state == "running"
+    (folder / "manifest.json").unlink()  # as of an earlier version, or killed before
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "page")])
+    assert done.exit_code == 2
+    assert "holds training that has no manifest" in done.stderr
+    assert f"go on with: nucleon train --resume --output {folder}" in done.stderr
+    assert command("--resume", "--output", folder).exit_code == 0
+    assert load(folder).state == "finished"
+
+
+def test_killed_while_it_is_sealed(command, tmp_path, monkeypatch):
+    """Result and figures may be those of the end or not: the manifest vouches for neither yet."""
+    folder, go = tmp_path / "run", (*TINY, "--steps", 2, "--log-every", 1)
+    assert command(*go, "--output", folder).exit_code == 0
+    sealed = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+    def ended(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nucleon.report.runs.draw", ended)
+        more = command("--resume", "--output", folder, "--steps", 3)
+    assert more.exit_code == 130
+    assert load(folder).state == "running"
+    assert (folder / "result.json").read_bytes() != sealed["result.json"]
+    assert command("--resume", "--output", folder).exit_code == 0
+    assert load(folder).state == "finished"
+    assert dict(load(folder).result.tables[0].rows)["steps"] == "3 of 3"
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "result.json", "trace.jsonl", "loss.svg"])
+def test_a_damaged_run_is_named_and_mended_by_going_on(command, tmp_path, file):
+    folder = tmp_path / "run"
+    command(*TINY, "--steps", 2, "--log-every", 1, "--output", folder)
+    os.truncate(folder / file, (folder / file).stat().st_size - 9)
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "page")])
+    assert done.exit_code == 2
+    assert f"nucleon: {folder / file} is cut off or was altered" in done.stderr
+    assert f"go on with: nucleon train --resume --output {folder}" in done.stderr
+    assert command("--resume", "--output", folder).exit_code == 0
+    assert load(folder).state == "finished"
 
 
 def test_json_is_all_there_is_on_stdout(command, tmp_path):
@@ -150,9 +284,11 @@ def test_a_full_disk_is_named_and_the_run_goes_on(command, tmp_path, monkeypatch
     assert done.exit_code == 2
     assert f"{folder}: No space left on device" in done.stderr
     assert f"then go on with: nucleon train --resume --output {folder}" in done.stderr
+    assert load(folder).state == "running"
     done = command("--resume", "--output", folder)
     assert done.exit_code == 0, done.output
     assert "from step 2, 6 steps" in done.stdout
+    assert load(folder).state == "finished"
 
 
 def test_a_damaged_checkpoint_is_told(command, tmp_path):
@@ -172,6 +308,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(command, tmp_path):
     assert done.exit_code == 2
     assert "the loss is nan after step" in done.stderr
     assert "lower --lr" in done.stderr
+    saved = load(tmp_path / "run")
+    assert saved.state == "stopped"
+    assert "the loss is nan after step" in saved.result.notes[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -186,13 +325,15 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(command, tmp_path, numbe
         stderr=subprocess.PIPE,
         text=True,
     )
-    while process.poll() is None and not read_log(folder / "log.jsonl"):
+    while process.poll() is None and not read_log(folder / "trace.jsonl"):
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == 130, err
     (step,) = Checkpoints(folder / "checkpoints").steps()
     assert f"stopped after step {step} of 1000000, and saved" in err
+    assert load(folder).state == "stopped"
+    assert load(folder).result.figures
     assert f"go on with: nucleon train --resume --output {folder}" in err
     assert "Traceback" not in err
     done = command("--resume", "--output", folder, "--steps", step + 2)

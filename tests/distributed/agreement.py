@@ -84,6 +84,7 @@ def trial(grace):
         optimizer = nucleon.Leon([("w", param)], placement="owner")
     tried = time.monotonic() - start
     dist.all_reduce(torch.zeros(1))  # as that of the gradients
+    time.sleep(0.2 * (dist.get_rank() == 0))
     for _ in range(3):
         stepped(param, optimizer)
     bulletin.GRACE = kept
@@ -201,3 +202,20 @@ def pretend():
         for options in ({}, {"placement": "owner"}, {"consistency_every": 1}):
             in_order(**options)
         dist.destroy_process_group()
+
+
+def lives(port):
+    """One store for several process groups, one after the other: local on one rank in the second.
+
+    Returns the weights of the others.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
+    found = []
+    for placement in ("owner", "local", "owner"):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        if placement == "owner" or rank == 1:
+            found.append(in_order(placement=placement))
+        dist.barrier()
+    return found

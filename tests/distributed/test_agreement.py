@@ -3,7 +3,7 @@
 import pytest
 import torch
 from agreement import copies, in_order, later_group, pretend
-from pool import TIMEOUT, Pool, server
+from pool import TIMEOUT, Pool, free_port, server
 
 PATIENCE = 4  # seconds, the timeout of the process group where it is waited for
 SLACK = 8  # for a busy machine
@@ -152,3 +152,12 @@ def test_copies_and_loaded_states(ranks2, placement):
 def test_compiled_steps(ranks2, placement, fullgraph):
     for weights in ranks2("compiled", placement=placement, fullgraph=fullgraph):
         torch.testing.assert_close(weights, in_order(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_store_that_outlives_its_process_group():
+    pool = Pool(2)
+    try:
+        for found in pool("lives", port=free_port()):
+            assert all(torch.equal(weights, in_order()) for weights in found)
+    finally:
+        pool.close()

@@ -173,15 +173,16 @@ def test_a_compiled_step_equals_the_eager_one(name):
     assert_close(eager, compiled, tolerance(3))
 
 
+FLOAT32 = {"method": "polar-express"}
 LEONS = {
-    "default": {},
-    "unsmoothed": {"smoothing_scale": 0.0},
+    "default": FLOAT32,
+    "unsmoothed": {"smoothing_scale": 0.0, **FLOAT32},
     "unsmoothed-7": {"smoothing_scale": 0.0, "iterations": 7},
     "coupled": {"method": "coupled"},
 }
 TF32 = {
-    "muon": lambda p, **k: nucleon.Muon(p, **k),
-    "pion": lambda p, **k: nucleon.Pion(p, **k),
+    "muon": lambda p, **k: nucleon.Muon(p, **FLOAT32, **k),
+    "pion": lambda p, **k: nucleon.Pion(p, **FLOAT32, **k),
     **{f"leon-{n}": lambda p, o=o, **k: nucleon.Leon(p, **o, **k) for n, o in LEONS.items()},
 }
 

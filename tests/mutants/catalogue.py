@@ -797,13 +797,13 @@ MUTANTS = [
             "a silent rank is never missed",
             "talking[TALKING] > there.built[TALKING] and",
             "False and",
-            "test_a_rank_in_whose_stead_the_others_would_wait[2-silent0-placement]",
+            "test_a_rank_may_try_something_before_the_run",
         ),
         (
-            "any other optimizer stands in for the one that is missing",
-            "there.begun[SILENT] > here.built[SILENT]",
-            "there.begun[SILENT] >= here.built[SILENT]",
-            "test_late_groups[owner]",
+            "an optimizer of another model stands in for the one that is missing",
+            "{tuple(param.shape)} ",
+            "",
+            "test_one_more_optimizer_on_one_rank[True]",
         ),
         (
             "what was refused once is refused for ever",

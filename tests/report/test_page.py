@@ -131,6 +131,12 @@ def test_find_takes_the_newest_run_of_each_id(some_runs, tmp_path):
     assert find(tmp_path) == [tmp_path / "a" / newest, tmp_path / "b" / f"{newest}-2"]
     assert find(tmp_path / "a") == [tmp_path / "a" / newest]
     assert find(tmp_path / "train") == find(tmp_path / "absent") == []
+    for folder in ("train/mine", "own", "a/.x.tmp", ".y"):  # drafts have one before their name
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "manifest.json").touch()
+    assert find(tmp_path / "train") == [tmp_path / "train" / "mine"]
+    assert find(tmp_path) == [*(tmp_path / "a" / newest, tmp_path / "b" / f"{newest}-2"),
+                              tmp_path / "own"]  # fmt: skip
     assert find(some_runs[0].folder) == [some_runs[0].folder]
 
 

@@ -31,6 +31,12 @@ def test_a_long_legend_stays_inside_the_figure():
     assert axis.title.get_window_extent().y1 < box.y0 or axis.bbox.y1 < box.y0
 
 
+def test_a_point_alone_is_seen():
+    panel = Panel("", "x", "y", (Series("one", [1.0], [2.0]), Series("line", X, X)))
+    one, line = _canvas(Figure("some", "", "", (panel,))).axes[0].lines
+    assert (one.get_marker(), line.get_marker()) == (STYLES[0].marker, "None")
+
+
 def test_the_same_data_give_the_same_bytes(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

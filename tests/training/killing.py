@@ -4,8 +4,8 @@
 
 The first half of the kills comes at any moment after the start of a process, the second half soon
 after it began to save, which it does after every step. Exit code 0 when all of them found the run
-alive, and the weights, the optimizer's state, torch's generator and the log at the end are the same
-bit for bit.
+alive, no manifest they left was damaged, and the weights, the optimizer's state, torch's generator
+and the log at the end are the same bit for bit.
 """
 
 import argparse
@@ -19,33 +19,28 @@ from pathlib import Path
 
 import torch
 
-from nucleon.training import Checkpoints, Options, Recipe, begin, resume
+from nucleon.report import load
+from nucleon.training import Checkpoints
 from nucleon.training.run import read_log
 
 STEPS_A_KILL = 20
 """A run that came so far is killed at once: so it is alive at every kill."""
 
-
-def options(optimizer, steps):
-    """A GPT with everything on that has, or could have, a state."""
-    recipe = Recipe(
-        steps, "cosine", warmup=5, clip=1.0, log_every=1, evaluate_every=40, save_every=1
-    )
-    size = {"batch": 4, "megabytes": 0.02, "context": 16, "layers": 1, "heads": 2, "width": 16}
-    return Options("text", recipe, optimizer=optimizer, dropout=0.1, **size)
-
-
-def child(folder, optimizer, steps):
-    """What the process does: begin the run, or go on with it."""
-    there = (folder / "run.json").exists()
-    run = resume(folder) if there else begin(options(optimizer, steps), folder)
-    run.go()
+MODEL = {"batch": 4, "megabytes": 0.02, "context": 16, "layers": 1, "heads": 2, "width": 16}
+RECIPE = {"schedule": "cosine", "warmup": 5, "clip": 1, "dropout": 0.1}
+KEPT = {"log-every": 1, "evaluate-every": 40, "save-every": 1}
+"""A GPT with everything on that has, or could have, a state."""
 
 
 def start(folder, optimizer, steps):
-    command = (sys.executable, __file__, "--child", folder)
-    command = (*command, "--optimizer", optimizer, "--steps", str(steps))
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    """Begin the run, or go on with it, as a user does."""
+    task = {"task": "text", "optimizer": optimizer, "steps": steps}
+    options = {**task, **MODEL, **RECIPE, **KEPT}
+    begin = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = ["--resume"] if (folder / "run.json").exists() else begin
+    command = (sys.executable, "-m", "nucleon", "train", *words, "--output", str(folder))
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
 
 
 def newest(folder):
@@ -75,6 +70,8 @@ def kill(folder, optimizer, steps, at, usual_start):
     wait(process, folder, before + STEPS_A_KILL - 5, at * (2 * usual_start if at < 0.5 else 0.1))
     process.kill()
     process.communicate()
+    if (folder / "manifest.json").exists():
+        assert load(folder).state == "running"
     return process.returncode == -signal.SIGKILL, before, newest(folder)
 
 
@@ -101,7 +98,7 @@ def differences(a, b):
 def final(folder):
     """The state and the log at the end of a run."""
     step, state = Checkpoints(folder / "checkpoints").newest(print)
-    return {"step": step, "state": state, "log": read_log(folder / "log.jsonl")}
+    return {"step": step, "state": state, "log": read_log(folder / "trace.jsonl")}
 
 
 def survive(root, kills, optimizer, generator, say=print):
@@ -117,6 +114,7 @@ def survive(root, kills, optimizer, generator, say=print):
         late += not hit
         say(f"kill {i + 1}: {'killed' if hit else 'too late'}, from step {before} to {after}")
     finish(start(root / "killed", optimizer, steps))
+    assert [load(root / name).state for name in ("alone", "killed")] == ["finished"] * 2
     found = differences(final(root / "alone"), final(root / "killed"))
     return found + [f"{late} kills came too late"] * bool(late)
 
@@ -126,12 +124,7 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--optimizer", default="leon")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.child:
-        child(chosen.child, chosen.optimizer, chosen.steps)
-        return
     with tempfile.TemporaryDirectory() as folder:
         found = survive(Path(folder), chosen.kills, chosen.optimizer, random.Random(chosen.seed))
     print(f"wrong: {', '.join(found)}" if found else "the same bit for bit")

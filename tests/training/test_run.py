@@ -42,9 +42,9 @@ def whole(tmp_path_factory):
 
 def test_a_folder_holds_options_log_and_checkpoints(whole):
     folder, summary = whole
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "log.jsonl", "run.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "run.json", "trace.jsonl"]
     assert json.loads((folder / "run.json").read_text())["options"]["optimizer"] == "pion"
-    log = read_log(folder / "log.jsonl")
+    log = read_log(folder / "trace.jsonl")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 9))
     assert summary.figures["loss"] == log[-2]["loss"]
     assert summary.figures["test_loss"] == log[-1]["test_loss"]
@@ -60,7 +60,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(whole, tmp_path, after):
     assert run.start == after
     assert run.go().finished
     assert differences(final(folder), final(whole[0])) == []
-    assert (folder / "log.jsonl").read_bytes() == (whole[0] / "log.jsonl").read_bytes()
+    assert (folder / "trace.jsonl").read_bytes() == (whole[0] / "trace.jsonl").read_bytes()
 
 
 def test_a_log_that_ran_ahead_of_the_checkpoint_is_cut_back(whole, tmp_path):
@@ -68,13 +68,14 @@ def test_a_log_that_ran_ahead_of_the_checkpoint_is_cut_back(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
     shutil.rmtree(folder / "checkpoints" / "step-00000008")
-    with (folder / "log.jsonl").open("a") as log:
+    with (folder / "trace.jsonl").open("a") as log:
         log.write('{"step": 9, "lo')
     run = resume(folder)
     assert run.start == 6
-    assert max(r["step"] for r in read_log(folder / "log.jsonl")) == 6
-    run.go()
-    assert (folder / "log.jsonl").read_bytes() == (whole[0] / "log.jsonl").read_bytes()
+    run.go(stop=lambda: True)
+    assert max(r["step"] for r in read_log(folder / "trace.jsonl")) == 6
+    resume(folder).go()
+    assert (folder / "trace.jsonl").read_bytes() == (whole[0] / "trace.jsonl").read_bytes()
     assert differences(final(folder), final(whole[0])) == []
 
 
@@ -169,10 +170,10 @@ def test_a_run_is_not_written_over(whole):
 def test_losses_that_are_not_finite_are_words_in_the_log(tmp_path):
     bad = dataclasses.replace(TEXT, optimizer="sgd", lr=1e30)
     begin(bad, tmp_path / "run").go()
-    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run" / "trace.jsonl").read_text().splitlines()
     assert all(json.loads(line, parse_constant=pytest.fail) for line in lines)
     assert (
-        not torch.tensor([r.get("loss", 0.0) for r in read_log(tmp_path / "run/log.jsonl")])
+        not torch.tensor([r.get("loss", 0.0) for r in read_log(tmp_path / "run/trace.jsonl")])
         .isfinite()
         .all()
     )

@@ -14,8 +14,8 @@ from nucleon.cli.report import report
 from nucleon.cli.reproduce import reproduce
 from nucleon.cli.train import train
 
-PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
-"""Options that the verb does not know are another command's, and so may be --help."""
+PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What stands behind the first argument goes on to another command, its options too."""
 
 app = typer.Typer(
     help="Muon, Pion and Leon, and the claims of the paper they come from.",

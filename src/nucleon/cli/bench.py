@@ -31,37 +31,31 @@ TRACEBACK = "Traceback (most recent call last):"
 
 
 def bench(
-    context: typer.Context,
     name: Annotated[
         str | None, typer.Argument(help="Which one; default: list them.", show_default=False)
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="What it is given: its own options.", show_default=False),
+        typer.Argument(help="What it is given: options of its own.", show_default=False),
     ] = None,
     config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
-    explain: Annotated[
-        bool, typer.Option("--help", "-h", help="Show this, or the options of NAME, and exit.")
-    ] = False,
 ) -> None:
-    """Time nucleon beside torch on this machine.
+    """Time nucleon beside torch on this machine; what follows NAME goes to the benchmark.
 
-    All sides of a table are measured in one process, taking turns. With --json the table comes as
+    All sides of a table are measured in one process, taking turns. With --json the tables come as
     rows of numbers and words. The exit code is the benchmark's: 1 when it missed what it is held
     to, 2 when it could not do its work.
 
     For example:
 
         nucleon bench
-        nucleon bench step --set 2x768 --json
+        nucleon bench step --set 2x768
+        nucleon bench --json linalg --quick
         nucleon bench linalg --help
     """
     with plain_errors(debug):
-        if explain and name is None:
-            typer.echo(context.get_help())
-            return
         scripts = _scripts()
         if name is None:
             _list(scripts, as_json)
@@ -70,13 +64,15 @@ def bench(
             raise CommandError(
                 f"there is no benchmark {name!r}", f"the benchmarks are {', '.join(scripts)}"
             )
-        chosen = [*(arguments or ()), *(["--help"] if explain else [])]
-        raise typer.Exit(_run(name, [str(scripts[name]), *chosen], as_json, debug))
+        words = [str(scripts[name]), *(arguments or ())]
+        raise typer.Exit(_run(name, words, as_json, debug))
 
 
 def _scripts() -> dict[str, Path]:
     for place in PLACES:
-        found = {p.stem: p for p in sorted(place.glob("*.py")) if not p.name.startswith("_")}
+        found = {
+            p.stem: p for p in sorted(place.glob("*.py")) if "__main__" in p.read_text("utf-8")
+        }
         if found:
             return found
     raise CommandError(

@@ -70,7 +70,8 @@ class Diary:
             ("parameters", f"{sum(p.numel() for p in numbers):,}"),
             *((words, last[name]) for name, words in _FIGURES.items() if name in last),
         )
-        return Table("At the end", ("figure", "value"), rows)
+        title = "At the end" if done == steps else f"After step {done}"
+        return Table(title, ("figure", "value"), rows)
 
 
 @dataclass(frozen=True)

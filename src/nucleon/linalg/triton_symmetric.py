@@ -6,6 +6,7 @@ halves the arithmetic, and what is added or scaled meanwhile stays in registers.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false
 
 import os
 from collections.abc import Callable

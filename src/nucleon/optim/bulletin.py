@@ -154,6 +154,7 @@ def _instead(talking: Sequence[int], here: Record, there: Record) -> bool:
 class Notice:
     """What one optimizer has noted: `page` is counted up after the parameters were refused."""
 
+    life: int | None
     digest: str
     page: int
     kind: int
@@ -164,7 +165,7 @@ class Notice:
     @property
     def key(self) -> str:
         """Where the ranks note what they have of these parameters."""
-        return f"{self.digest}/{self.page}"
+        return f"{self.life}/{self.digest}/{self.page}"
 
 
 class Board:
@@ -177,7 +178,10 @@ class Board:
         self.pages: Counter[str] = Counter()
         self.gatherings = 0
         self.usable = dist.get_backend() != "fake"  # one process that stands for all ranks
-        self.attempt(self.store.add, "ranks", 1)  # of MPI the store is a placeholder
+        # A store may outlive its process group: what was noted in an earlier life is not looked at.
+        # All ranks read the same here, none can pass a gathering before the others are there. The
+        # store of MPI is a placeholder, and of no use.
+        self.life = self.attempt(self.store.add, "passed", 0)
 
     def attempt(self, act: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """Do something with the store; None once it is gone, the rank that hosts it may be done."""
@@ -193,7 +197,7 @@ class Board:
         found = self.notices.get(optimizer)
         if found is None or (found.kind, found.groups) != (kind, len(groups)):
             digest = _digest(groups)
-            found = Notice(digest, self.pages[digest], kind, len(groups))
+            found = Notice(self.life, digest, self.pages[digest], kind, len(groups))
             record = self.mine[found.key]
             record.built[kind] += 1
             record.options[kind] = _options(groups)
@@ -204,11 +208,12 @@ class Board:
     def meet(self, notice: Notice, timeout: float) -> str:
         """Wait until all ranks have come to compare; why not, if one steps without."""
         self._begin(notice)
-        gathering, silent = f"gathering {self.gatherings}", 0
+        gathering, silent = f"{self.life}/gathering {self.gatherings}", 0
         self.store.add(gathering, 1)
         for _ in _moments(timeout):
             if self.store.add(gathering, 0) == dist.get_world_size():
                 self.gatherings += 1
+                self.store.add("passed", 1)
                 return ""
             if (found := self._count(notice, SILENT)) > silent:
                 silent = found
@@ -217,7 +222,8 @@ class Board:
                 if others:
                     self.store.add(gathering, -1)
                     return self._complaint(notice, others)
-        self.store.set("gave up", str(dist.get_rank()))
+        self.store.add(gathering, -1)
+        self.store.set(f"{self.life}/gave up", str(dist.get_rank()))
         raise RuntimeError(f"not all ranks came within {timeout:.0f} s")
 
     def look(self, notice: Notice) -> str:
@@ -231,10 +237,10 @@ class Board:
                 return self._complaint(notice, waiting)
             if not any(x.will_wait_for(mine) for x in others.values()):
                 break
-        if self.store.check(["gave up"]):
-            rank = self.store.get("gave up").decode()
+        gave_up = f"{self.life}/gave up"
+        if self.store.check([gave_up]):
             return (
-                f"rank {rank} waited in vain for all ranks to compare parameters and options, and "
+                f"rank {self.store.get(gave_up).decode()} waited in vain for all ranks to compare parameters and options, and "
                 f"gave up; every rank must have the same ones, in the same order"
             )
         return ""

@@ -1,4 +1,4 @@
-"""A step around its direction in a few passes over the gradients, whatever their number.
+"""The step of a stack in a few passes over its gradients, however many parameters they are of.
 
 Where the direction is the float16 recursion on CUDA, its operands are made from the parameters' own
 gradients and moments, without a float32 copy of the stack:
@@ -9,11 +9,11 @@ gradients and moments, without a float32 copy of the stack:
     move      W ← W − lr·s·scale·P − lr·`weight_decay`·W, for any direction
 
 Elsewhere the library does the same with torch, in more passes: `MatrixOptimizer.compute` and
-`weights.apply`. The kernels are in `triton_step`.
+`weights.apply`. The kernels are in `triton_step`; `replay` launches all of them at once.
 """
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +21,79 @@ import torch
 from torch import Tensor
 
 from nucleon.linalg import kernels
-from nucleon.linalg.half import Start, augmented_from, polar_from, spread_of
+from nucleon.linalg.half import augmented_from, polar_from
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.polynomials import polynomials
-from nucleon.optim.stacks import Layout, Stack
+from nucleon.optim.stacks import Layout, Stack, gram_key
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
 
-States = Sequence[Mapping[str, Tensor]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_GRID = 65535
-BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the kernels must know of a stack besides where its tensors are."""
+
+    rows: int
+    columns: int
+    layout: Layout
+    gradient: torch.dtype
+    total: torch.dtype
+    has_gram: bool
+    sign: float
+    """−1 to climb."""
+    momentum: float
+    nesterov: bool
+    keep: float
+    """β₂."""
+    smoothing: float
+    bound: float
+    """c and G²β₁⁻² of Λ = c(G²β₁⁻²I + M̂)."""
+    iterations: int
+
+    @property
+    def tall(self) -> bool:
+        """Whether it is transposed: the recursion wants the short side first."""
+        return self.rows > self.columns
+
+
+def job_of(
+    optimizer: "MatrixOptimizer", stack: Stack, gradient: Tensor, total: Tensor, group: Any
+) -> Job | None:
+    """The job, or None where the method, the device or the layout is not for these kernels."""
+    first, (m, n) = stack.params[0], sorted(stack.shape)
+    if not runs_on(first.device) or not optimizer.has_gram_form or group["certify"]:
+        return None
+    if chosen_method(group, m, n, first.device, first.dtype) != "half":
+        return None
+    layout = stack.layout
+    if layout is None or layout.count > LARGEST_GRID:
+        return None
+    momentum, has_gram = group["momentum"], optimizer.has_gram
+    keep = group.get("beta2")
+    return Job(
+        *stack.shape,
+        layout,
+        gradient.dtype,
+        total.dtype,
+        has_gram,
+        sign=-1.0 if group["maximize"] else 1.0,
+        momentum=momentum,
+        nesterov=group["nesterov"],
+        keep=momentum**2 if keep is None else keep,
+        smoothing=optimizer.smoothing_scale(group, m, n) if has_gram else 0.0,
+        bound=(group["gradient_bound"] / (momentum or 1.0)) ** 2 if has_gram else 0.0,
+        iterations=group["iterations"],
+    )
 
 
 def direction(
     optimizer: "MatrixOptimizer",
     stack: Stack,
-    states: States,
+    states: Sequence[Mapping[str, Tensor]],
     gradients: Sequence[Tensor],
     group: Mapping[str, Any],
     present: Tensor | None,
@@ -47,20 +102,20 @@ def direction(
 
     None, with nothing changed, where the method, the device or the layout is another.
     """
-    first, (m, n) = stack.params[0], sorted(stack.shape)
-    if not runs_on(first.device) or not optimizer.has_gram_form or group["certify"]:
+    job = job_of(optimizer, stack, gradients[0], states[0]["total"], group)
+    places = None if job is None else moment_places(stack, job.layout, states, gradients)
+    if job is None or places is None:
         return None
-    if chosen_method(group, m, n, first.device, first.dtype) != "half":
-        return None
-    layout = stack.layout
-    if layout is None:
-        return None
-    new, old = _table(layout, gradients), _table(layout, [s["total"] for s in states])
-    if new is None or old is None:
-        return None
-    begin, taken = _begin(optimizer, stack, layout, states, (new, old), gradients, group, present)
-    recursion = augmented_from if optimizer.has_gram else polar_from
-    return recursion(begin, polynomials("half", group["iterations"]), torch.float16), taken
+    return compute(job, table(places, gradients[0].device), present)
+
+
+def compute(job: Job, where: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same by a table of the four kinds of tensors, see `moment_places`."""
+    from nucleon.optim import triton_step
+
+    begin, taken = triton_step.begin(job, where, present)
+    recursion = augmented_from if job.has_gram else polar_from
+    return recursion(begin, polynomials("half", job.iterations), torch.float16), taken
 
 
 def move(
@@ -71,41 +126,28 @@ def move(
     decay: float | Tensor,
     *,
     cautious: bool,
+    where: Tensor | None = None,
 ) -> bool:
-    """W ← W − rate·P − decay·W for the matrices that are `taken`, (b,); False if it cannot."""
+    """W ← W − rate·P − decay·W for the matrices that are `taken`, (b,); False if it cannot.
+
+    `where` is a table of the weights; None has it made.
+    """
     first = stack.params[0]
     if not runs_on(first.device) or directions.dtype not in DTYPES:
         return False
     if isinstance(rate, Tensor) and rate.device != first.device:
         return False
     layout = stack.layout
-    table = None if layout is None else _table(layout, stack.params)
-    if layout is None or table is None:
+    if layout is None or layout.count > LARGEST_GRID:
         return False
+    if where is None:
+        places = places_in(layout, stack.params)
+        if places is None:
+            return False
+        where = table(places, first.device)
     from nucleon.optim import triton_step
 
-    decays = isinstance(decay, Tensor) or decay != 0.0
-    if isinstance(rate, Tensor):
-        rate = rate.float()
-        decay = decay.float() if isinstance(decay, Tensor) else rate.new_full((), decay)
-    rows, columns = stack.shape
-    triton_step.move[(triton_step.tiles(rows, columns), layout.count)](
-        table,
-        directions.contiguous(),
-        taken,
-        rate,
-        decay,
-        rows,
-        columns,
-        layout.each,
-        layout.inner,
-        layout.stride,
-        WEIGHT=triton_step.TYPES[first.dtype],
-        TALL=rows > columns,
-        DECAYS=decays,
-        CAUTIOUS=cautious,
-        ON_DEVICE=isinstance(rate, Tensor),
-    )
+    triton_step.moved(stack, layout, where, directions.contiguous(), taken, rate, decay, cautious)
     return True
 
 
@@ -114,82 +156,36 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and kernels.triton_works() and not torch.compiler.is_compiling()
 
 
-def _begin(
-    optimizer: "MatrixOptimizer",
+# ---------------------------------------------------------------------- tables of addresses
+
+
+def moment_places(
     stack: Stack,
     layout: Layout,
-    states: States,
-    tables: tuple[Tensor, Tensor],
+    states: Sequence[Mapping[str, Tensor]],
     gradients: Sequence[Tensor],
-    group: Mapping[str, Any],
-    present: Tensor | None,
-) -> tuple[Start, Tensor]:
-    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
-    from nucleon.linalg import triton_symmetric
-    from nucleon.optim import triton_step
+) -> list[int] | None:
+    """Where each piece has its gradient, total, skipped and Gram, kind after kind, as addresses.
 
-    (rows, columns), (m, n) = stack.shape, sorted(stack.shape)
-    count, each, device = layout.count, layout.each, tables[0].device
-    momentum, has_gram = group["momentum"], optimizer.has_gram
-    pieces = list(zip(stack.pieces, states, strict=True))
-    grams = skipped = _addresses([p.own(s["skipped"]).data_ptr() for p, s in pieces], device)
-    keep, smoothing, bound = 0.0, 0.0, 0.0
-    if has_gram:
-        grams = _addresses([p.gram(s).data_ptr() for p, s in pieces], device)
-        keep = momentum**2 if group["beta2"] is None else group["beta2"]
-        smoothing = optimizer.smoothing_scale(group, m, n)
-        bound = (group["gradient_bound"] / (momentum or 1.0)) ** 2
-
-    spread = spread_of(n)
-    tiles = triton_step.tiles(rows, columns)
-    place = (rows, columns, each, layout.inner, layout.stride)
-    ahead = (momentum, 1.0) if group["nesterov"] else (1.0, 0.0)
-    factors_of = (-1.0 if group["maximize"] else 1.0, momentum, *ahead)
-    types = {
-        "GRADIENT": triton_step.TYPES[gradients[0].dtype],
-        "TOTAL": triton_step.TYPES[states[0]["total"].dtype],
-    }
-    sums = torch.empty((count, tiles, 2), dtype=torch.float64, device=device)
-    triton_step.look[(tiles, count)](*tables, sums, *place, *factors_of, **types)
-
-    factors = torch.empty((5, count), dtype=torch.float32, device=device)
-    taken = torch.empty(count, dtype=torch.bool, device=device)
-    limits = torch.finfo(torch.float32)
-    triton_step.measure[(count,)](
-        sums, grams, skipped, taken if present is None else present, factors, taken,
-        tiles, m, each, keep, smoothing, bound, spread, limits.max, limits.tiny,
-        HAS_GRAM=has_gram, HAS_PRESENT=present is not None, BLOCK=BLOCK,
-    )  # fmt: skip
-    x = torch.empty((count, m, n), dtype=torch.float16, device=device)
-    scaled = torch.empty_like(x) if has_gram else x
-    triton_step.advance[(tiles, count)](
-        *tables, factors, taken, x, scaled, *place, *factors_of,
-        **types, HAS_GRAM=has_gram, TALL=rows > columns,
-    )  # fmt: skip
-
-    product = triton_symmetric.symmetric
-    rest = ("tf32", "", kernels.REMAINDER_SCALE)
-    r = torch.empty((count, m, m), dtype=torch.float16, device=device)
-    parts = math.comb(-(-m // 64) + 1, 2)
-    norms = torch.empty(count * parts, dtype=torch.float32, device=device)
-    alpha, remainder = m / spread**2, None
-    if has_gram:
-        _, inverse, _, back, kept = factors.unbind()
-        given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], *rest)
-        product(scaled, scaled, *given, addend_scale=kept, each=each)
-        remainder = torch.empty_like(r)
-        given = (grams, inverse, r, remainder, [alpha, m * smoothing, 0.0], [0, 2], "tf32")
-        parts = product(
-            x, x, *given, "remainder", rest[-1], addend_shift=bound, norms=norms, each=each
-        )
-    else:
-        parts = product(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
-    scale, length = torch.empty((2, count), dtype=torch.float32, device=device).unbind()
-    triton_step.lengths[(count,)](norms, scale, length, parts, m, spread, BLOCK=BLOCK)
-    return Start(x, r, remainder, scale, length, spread), taken
+    None where one of them is irregular; without a Gram the third stands for it.
+    """
+    new, old = (places_in(layout, tensors) for tensors in (gradients, [s["total"] for s in states]))
+    if new is None or old is None:
+        return None
+    skipped: list[int] = []
+    grams: list[int] = []
+    square = 4 * min(stack.shape) ** 2
+    for piece, state in zip(stack.pieces, states, strict=True):
+        skipped.append(state["skipped"].data_ptr() + 8 * (piece.block.first + piece.start))
+        gram = state.get(gram_key(piece.block))
+        if gram is not None:
+            grams.append(gram.data_ptr() + square * piece.start)
+            if gram.dtype != torch.float32 or not gram.is_contiguous() or grams[-1] % 16:
+                return None
+    return [*new, *old, *skipped, *(grams or skipped)]
 
 
-def _table(layout: Layout, tensors: Sequence[Tensor]) -> Tensor | None:
+def places_in(layout: Layout, tensors: Sequence[Tensor]) -> list[int] | None:
     """Where the pieces of a stack lie in tensors like its parameters; None where it is irregular.
 
     Irregular are tensors that are not contiguous, of other dtypes, or off a boundary of 16 bytes.
@@ -201,29 +197,22 @@ def _table(layout: Layout, tensors: Sequence[Tensor]) -> Tensor | None:
         if tensor.dtype != dtype or not tensor.is_contiguous() or address % 16:
             return None
         found.append(address)
-    if dtype not in DTYPES or layout.count > LARGEST_GRID:
-        return None
-    return _addresses(found, tensors[0].device)
+    return found if dtype in DTYPES else None
 
 
-def _addresses(found: Sequence[int], device: torch.device) -> Tensor:
+def table(places: Sequence[int], device: torch.device) -> Tensor:
     """Addresses as a tensor on the device; kept, as most of them are the same at every step."""
     if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
-        return _filled(tuple(found), device)
-    return _kept(tuple(found), device, torch.cuda.current_stream(device).cuda_stream)
-
-
-def _filled(found: tuple[int, ...], device: torch.device) -> Tensor:
-    from nucleon.optim import triton_step
-
-    some = triton_step.POINTERS
-    padded = [*found, *found[-1:] * (-len(found) % some)]
-    table = torch.empty(len(padded), dtype=torch.int64, device=device)
-    for i in range(0, len(padded), some):
-        triton_step.fill[(1,)](table[i:], *padded[i : i + some])
-    return table
+        return _filled(tuple(places), device)
+    return _kept(tuple(places), device, torch.cuda.current_stream(device).cuda_stream)
 
 
 @lru_cache(maxsize=1024)
-def _kept(found: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    return _filled(found, device)
+def _kept(places: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
+    return _filled(places, device)
+
+
+def _filled(places: tuple[int, ...], device: torch.device) -> Tensor:
+    from nucleon.optim import triton_step
+
+    return triton_step.filled(places, device)

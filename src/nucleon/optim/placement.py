@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim import grams, options, shards, stacks, weights, wire
+from nucleon.optim import grams, options, replay, shards, stacks, weights, wire
 from nucleon.optim.shards import Box
 from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
@@ -126,8 +126,10 @@ def _update_here(
         wire.add_up(there, shards.mesh_groups(first), "gradients")
         present = _for_each_matrix(stack, there)
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in stack.params]
-    at = Situation(group, stack, states)
-    direction, taken = optimizer.compute(stack, states, [*map(wire.gather, found)], at, present)
+    gradients, at = [*map(wire.gather, found)], Situation(group, stack, states)
+    if present is None and replay.update(optimizer, stack, states, gradients, at):
+        return
+    direction, taken = optimizer.compute(stack, states, gradients, at, present)
     weights.apply(stack, direction, taken, at)
     optimizer.agree(stack, direction, group)
 

@@ -154,7 +154,7 @@ def _strides(block: Block, shape: tuple[int, ...]) -> tuple[int, int, int] | Non
         view = region.view(block.count, block.rows, block.columns)
     except RuntimeError:
         return None
-    offset, (inner, row, column) = view.storage_offset(), view.stride()
+    offset, (inner, row, column) = int(view.storage_offset()), view.stride()
     return (offset, inner, row) if column == 1 else None
 
 

@@ -6,21 +6,29 @@ is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` 
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false
+
+import math
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from nucleon.linalg.triton_symmetric import matrix
+from nucleon.linalg.half import Start, spread_of
+from nucleon.linalg.kernels import REMAINDER_SCALE
+from nucleon.linalg.triton_symmetric import matrix, symmetric
+from nucleon.optim.stacks import Layout, Stack
+
+if TYPE_CHECKING:
+    from nucleon.optim.fused import Job
+
+BLOCK = 1024
 
 TILE = tl.constexpr(64)
 POINTERS = 16
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
-def tiles(rows: int, columns: int) -> int:
-    """How many programs a matrix is divided among."""
-    return triton.cdiv(rows, TILE.value) * triton.cdiv(columns, TILE.value)
 
 
 @triton.jit(do_not_specialize=[f"p{i}" for i in range(POINTERS)])
@@ -193,16 +201,103 @@ def move(
         else:
             at = first + i[:, None].to(tl.int64) * columns + j[None, :]
             p = tl.load(directions + at, mask=inside, other=0.0).to(tl.float32)
-        if ON_DEVICE:
-            rate = tl.load(rate)
-            decay = tl.load(decay)
         where = matrix(weights, batch, each, inner, WEIGHT) + i[:, None].to(tl.int64) * stride
         where += j[None, :]
         w = tl.load(where, mask=inside, other=0.0).to(tl.float32)
-        change = rate * p
+        change = (tl.load(rate) if ON_DEVICE else rate) * p
         if DECAYS:
-            less = decay * w
+            less = (tl.load(decay) if ON_DEVICE else decay) * w
             if CAUTIOUS:
                 less = tl.where(w * p > 0, less, 0.0)
             change += less
         tl.store(where, (w - change).to(WEIGHT), mask=inside)
+
+
+# ---------------------------------------------------------------------- their launches
+
+
+def tiles(rows: int, columns: int) -> int:
+    """How many programs a matrix is divided among."""
+    return triton.cdiv(rows, TILE.value) * triton.cdiv(columns, TILE.value)
+
+
+def filled(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Addresses as a tensor, by kernels: no copy from the host, and right in a captured graph."""
+    some = POINTERS
+    padded = [*places, *places[-1:] * (-len(places) % some)]
+    found = torch.empty(len(padded), dtype=torch.int64, device=device)
+    for i in range(0, len(padded), some):
+        fill[(1,)](found[i:], *padded[i : i + some])
+    return found[: len(places)]
+
+
+def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Tensor]:
+    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
+    m, n = sorted((job.rows, job.columns))
+    count, each, device = job.layout.count, job.layout.each, where.device
+    gradients, totals, skipped, grams = where.view(4, -1).unbind()
+    spread = spread_of(n)
+    parts = tiles(job.rows, job.columns)
+    place = (job.rows, job.columns, each, job.layout.inner, job.layout.stride)
+    ahead = (job.momentum, 1.0) if job.nesterov else (1.0, 0.0)
+    sums_of = (job.sign, job.momentum, *ahead)
+    types = {"GRADIENT": TYPES[job.gradient], "TOTAL": TYPES[job.total]}
+    sums = torch.empty((count, parts, 2), dtype=torch.float64, device=device)
+    look[(parts, count)](gradients, totals, sums, *place, *sums_of, **types)
+
+    factors = torch.empty((5, count), dtype=torch.float32, device=device)
+    taken = torch.empty(count, dtype=torch.bool, device=device)
+    limits = torch.finfo(torch.float32)
+    measure[(count,)](
+        sums, grams, skipped, taken if present is None else present, factors, taken,
+        parts, m, each, job.keep, job.smoothing, job.bound, spread, limits.max, limits.tiny,
+        HAS_GRAM=job.has_gram, HAS_PRESENT=present is not None, BLOCK=BLOCK,
+    )  # fmt: skip
+    x = torch.empty((count, m, n), dtype=torch.float16, device=device)
+    scaled = torch.empty_like(x) if job.has_gram else x
+    advance[(parts, count)](
+        gradients, totals, factors, taken, x, scaled, *place, *sums_of,
+        **types, HAS_GRAM=job.has_gram, TALL=job.tall,
+    )  # fmt: skip
+
+    rest = ("tf32", "", REMAINDER_SCALE)
+    r = torch.empty((count, m, m), dtype=torch.float16, device=device)
+    norms = torch.empty(count * math.comb(-(-m // 64) + 1, 2), dtype=torch.float32, device=device)
+    alpha, remainder = m / spread**2, None
+    if job.has_gram:
+        _, inverse, _, back, kept = factors.unbind()
+        given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], *rest)
+        symmetric(scaled, scaled, *given, addend_scale=kept, each=each)
+        remainder = torch.empty_like(r)
+        given = (grams, inverse, r, remainder, [alpha, m * job.smoothing, 0.0], [0, 2], "tf32")
+        more = {"addend_shift": job.bound, "norms": norms, "each": each}
+        parts = symmetric(x, x, *given, "remainder", rest[-1], **more)
+    else:
+        parts = symmetric(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
+    scale, length = torch.empty((2, count), dtype=torch.float32, device=device).unbind()
+    lengths[(count,)](norms, scale, length, parts, m, spread, BLOCK=BLOCK)
+    return Start(x, r, remainder, scale, length, spread), taken
+
+
+def moved(
+    stack: Stack,
+    layout: Layout,
+    where: Tensor,
+    directions: Tensor,
+    taken: Tensor,
+    rate: float | Tensor,
+    decay: float | Tensor,
+    cautious: bool,
+) -> None:
+    """Launch `move`; rates of which one is on the device are both taken there."""
+    decays, on_device = isinstance(decay, Tensor) or decay != 0.0, isinstance(rate, Tensor)
+    if isinstance(rate, Tensor):
+        rate = rate.float()
+        decay = decay.float() if isinstance(decay, Tensor) else rate.new_full((), decay)
+    rows, columns = stack.shape
+    move[(tiles(rows, columns), layout.count)](
+        where, directions, taken, rate, decay,
+        rows, columns, layout.each, layout.inner, layout.stride,
+        WEIGHT=TYPES[stack.params[0].dtype], TALL=rows > columns, DECAYS=decays, CAUTIOUS=cautious,
+        ON_DEVICE=on_device,
+    )  # fmt: skip

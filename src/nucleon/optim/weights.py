@@ -1,7 +1,8 @@
 """The update of the weights: W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W, elementwise."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +17,18 @@ EXPONENTIAL_STREAM, _ROUNDING_SEED = -1, 0x5EED  # matrices have streams ≥ 0
 
 def apply(stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None:
     """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
+    wide = _checks.work_dtype(stack.params[0].dtype)
     if any(shards.sharded(p) for p in stack.params):
-        apply_boxes(stack, stack.boxes(direction), taken, at)
+        apply_boxes(stack, stack.boxes(direction.to(wide)), taken, at)
         return
     dither, cautious = _dither(stack, at), at.group["cautious"]
-    rates = _rates(stack, at, direction)
-    if dither is None and fused.move(stack, direction, taken, *rates, cautious=cautious):
+    found = rates(stack, at, direction)
+    if dither is None and fused.move(stack, direction, taken, *found, cautious=cautious):
         return
-    direction = direction.to(_checks.work_dtype(stack.params[0].dtype))
+    direction = direction.to(wide)
     reads = at.group["weight_decay"] or dither is not None
     weights = stack.gather(stack.params, direction.dtype) if reads else direction
-    change = _change(direction, weights, taken[:, None, None], *rates, cautious=cautious)
+    change = _change(direction, weights, taken[:, None, None], *found, cautious=cautious)
     if dither is not None:
         stack.scatter(_round(weights - change, dither), stack.params)
     else:
@@ -46,12 +48,12 @@ def apply_boxes(stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: S
     oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
     for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
         weights = shards.local(param)
-        rates = _rates(stack, at, direction)
-        change = _change(direction, weights, ok, *rates, cautious=at.group["cautious"])
+        found = rates(stack, at, direction)
+        change = _change(direction, weights, ok, *found, cautious=at.group["cautious"])
         weights.copy_(_round(weights - change, low))
 
 
-def _rates(stack: Stack, at: Situation, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
+def rates(stack: Stack, at: Situation, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
     """lr·s·scale(m, n) and lr·`weight_decay`."""
     lr = at.group["lr"]
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
@@ -90,9 +92,14 @@ def _random_length(at: Situation, like: Tensor) -> Tensor:
     )
 
 
+def dithered(stack: Stack, group: Mapping[str, Any]) -> bool:
+    """Whether the weights are rounded at random."""
+    return group["stochastic_rounding"] and stack.params[0].dtype == torch.bfloat16
+
+
 def _dither(stack: Stack, at: Situation) -> Tensor | None:
     """0 … 65535 for each entry, each as likely; None where nothing is rounded at random."""
-    if not at.group["stochastic_rounding"] or stack.params[0].dtype != torch.bfloat16:
+    if not dithered(stack, at.group):
         return None
     uniform = noise.uniform(
         (len(at.stream), *sorted(stack.shape)),

@@ -1,0 +1,182 @@
+"""The fused step and its replay on CUDA: as the torch path, whatever moves or changes."""
+
+import math
+
+import pytest
+import torch
+
+import nucleon
+from nucleon.optim import fused, replay
+
+SHAPES = [(64, 200), (64, 200), (200, 72), (96, 96), (3, 64, 80), (130, 1030)]
+CLASSES = [nucleon.Muon, nucleon.Leon]
+CASES = {
+    "plain": {},
+    "decay": {"weight_decay": 0.1, "nesterov": True},
+    "cautious": {"weight_decay": 0.1, "cautious": True, "maximize": True},
+    "bf16 momentum": {"momentum_dtype": torch.bfloat16},
+    "exponential": {"steps": "exponential", "lr": torch.tensor(0.05)},
+}
+
+
+def parameters(dtype=torch.float32, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(s, generator=generator).to("cuda", dtype).requires_grad_() for s in shapes]
+
+
+def train(optimizer, params, steps, start=0, spoil=None):
+    """New gradients each step, at other addresses; number `spoil` of step 3 is not finite."""
+    held = []
+    for step in range(start, start + steps):
+        generator = torch.Generator().manual_seed(100 + step)
+        for i, p in enumerate(params):
+            gradient = torch.randn(p.shape, generator=generator) * 10.0 ** (i - 2)
+            if (step, i) == (3, spoil):
+                gradient.view(-1)[7] = math.inf
+            held.append(gradient.to(p))  # never freed, so no address comes again
+            p.grad = held[-1]
+        optimizer.step()
+    return params
+
+
+def recordings(optimizer):
+    return list(optimizer.__dict__.get("_recordings", {}).values())
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_the_fused_step_is_that_of_the_torch_path(cls, dtype, options, monkeypatch):
+    options = {"lr": 0.05, **options}
+    if isinstance(options["lr"], torch.Tensor):
+        options["lr"] = options["lr"].cuda()
+    params, others = parameters(dtype), parameters(dtype)
+    optimizer = cls(params, **options)
+    train(optimizer, params, 5, spoil=1)
+    assert recordings(optimizer) and all(r.graph is not None for r in recordings(optimizer))
+    monkeypatch.setattr(fused, "runs_on", lambda device: False)
+    other = cls(others, **options)
+    train(other, others, 5, spoil=1)
+    assert not recordings(other)
+    eps = torch.finfo(dtype).eps
+    for p, q in zip(params, others, strict=True):
+        a, b = optimizer.state[p], other.state[q]
+        assert torch.equal(a["skipped"], b["skipped"])
+        close = {"rtol": 1e-5, "atol": 1e-6 * b["total"].abs().max().item()}
+        if a["total"].dtype == torch.bfloat16:
+            close["rtol"] = 3 * 2.0**-8
+        torch.testing.assert_close(a["total"], b["total"], **close)
+        if "gram" in a:  # of gradients that were rounded to float16
+            difference = torch.linalg.matrix_norm(a["gram"] - b["gram"])
+            assert torch.equal(a["gram"], a["gram"].mT)
+            assert (difference <= 2**-10 * torch.linalg.matrix_norm(b["gram"])).all()
+        # Two float16 recursions of operands that differ in their last bits; five steps of 0.05,
+        # each of Exp(1) length at most; an entry of P near 0 may be decayed in one of them only.
+        scale = math.sqrt(max(1.0, p.shape[-2] / p.shape[-1]))
+        length = 4.0 if "steps" in options else 1.0
+        near = (p - q).abs() <= 0.01 * 5 * 0.05 * scale * length + 4 * eps * q.abs()
+        assert near.float().mean() >= (0.98 if options.get("cautious") else 1.0)
+    assert optimizer.state[params[1]]["skipped"].item() == 1
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_replay_is_bit_for_bit_the_launches_it_replaces(cls, monkeypatch):
+    first = train(cls(p := parameters(), weight_decay=0.1), p, 6)
+    monkeypatch.setattr(replay, "_capture", lambda *_: None)
+    second = train(cls(p := parameters(), weight_decay=0.1), p, 6)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_schedules_loaded_states_and_missing_gradients_are_followed():
+    """Three ways to break a graph that remembers too much; the torch path is not involved."""
+    params, others = parameters(), parameters()
+    one, two = nucleon.Leon(params, lr=0.1), nucleon.Leon(others, lr=0.1)
+    for step in range(6):
+        for optimizer, given in ((one, params), (two, others)):
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+            train_one(optimizer, given, step)
+        if step == 3:  # new state tensors, at new addresses
+            again = nucleon.Leon(others, lr=0.1)
+            again.load_state_dict(two.state_dict())
+            two = again
+    for a, b in zip(params, others, strict=True):
+        assert torch.equal(a, b)
+    assert all(r.known == (pytest.approx(r.known[0]), 0.0) for r in recordings(one))
+
+
+def train_one(optimizer, params, step):
+    train(optimizer, params, 1, start=step)
+    if step == 4:
+        params[0].grad = None
+        optimizer.step()
+
+
+def test_a_schedule_of_the_momentum_is_not_captured():
+    params = parameters(shapes=SHAPES[:1])
+    optimizer = nucleon.Muon(params)
+    for step in range(4):
+        optimizer.param_groups[0]["momentum"] = 0.9 + 0.01 * step
+        train(optimizer, params, 1, start=step)
+    assert [r.graph for r in recordings(optimizer)] == [None]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_neither_capture_nor_replay_waits_for_the_device(cls):
+    params = parameters()
+    optimizer = cls(params, lr=0.1)
+    train(optimizer, params, 1)  # compiles and tunes
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(r.graph is not None for r in recordings(optimizer))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_graph_of_the_user_holds_the_whole_step(cls):
+    eager, captured = parameters(), parameters()
+    one, two = cls(eager, lr=0.1), cls(captured, lr=0.1)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        train(two, captured, 3)
+    torch.cuda.current_stream().wait_stream(side)
+    train(one, eager, 3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        two.step()
+    for _ in range(3):
+        one.step()
+        graph.replay()
+    for a, b in zip(eager, captured, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_memory_of_a_step_is_kept_and_does_not_grow():
+    params = parameters()
+    optimizer = nucleon.Leon(params)
+    train(optimizer, params, 4)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(20):
+        optimizer.step()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == held
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+def test_a_step_stays_in_the_ball(cls, condition):
+    generator = torch.Generator().manual_seed(5)
+    u = torch.linalg.qr(torch.randn(128, 128, generator=generator, dtype=torch.float64)).Q
+    v = torch.linalg.qr(torch.randn(300, 128, generator=generator, dtype=torch.float64)).Q
+    gradient = (u * torch.logspace(0, -math.log10(condition), 128)) @ v.mT
+    weight = torch.zeros(128, 300, device="cuda", requires_grad=True)
+    optimizer = cls([weight], lr=1.0, momentum=0.0, scale="none")
+    for _ in range(3):
+        weight.detach().zero_()
+        weight.grad = gradient.float().cuda()
+        optimizer.step()
+        assert torch.linalg.matrix_norm(weight.detach().double(), 2) <= 1.01
