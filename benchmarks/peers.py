@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 Make = Callable[[Sequence[Tensor]], Optimizer]
 Direction = Callable[[Tensor], Tensor]
 
+REPLAYED = "gram-newton-schulz"
+"""Replays CUDA graphs of its own in every call, and cannot be captured in another."""
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.0, "nesterov": False, "adjust_lr": None}
 
 

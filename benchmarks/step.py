@@ -16,6 +16,7 @@ against the exact polar factor.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -36,7 +37,7 @@ from nucleon.optim.leon import augmented_direction
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.muon import polar_direction
 from nucleon.report.files import write_whole
-from peers import Direction, Make, load
+from peers import REPLAYED, Direction, Make, load
 
 Shape = tuple[int, int]
 
@@ -96,17 +97,16 @@ METHODS: dict[str, Make] = {
     "Pion k=1": lambda p: nucleon.Pion(p, **PLAIN),
     "Pion k=4": lambda p: nucleon.Pion(p, samples=4, **PLAIN),
     "torch Muon": lambda p: torch.optim.Muon(p, nesterov=False, **PLAIN),
-    "torch AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0),
-    "torch AdamW fused": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
+    "torch AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
 }
 EXACT: dict[str, Make] = {
-    **METHODS,
+    "torch AdamW": METHODS["torch AdamW"],
     "Muon": lambda p: nucleon.Muon(p, method="svd", **PLAIN),
     "Leon": lambda p: nucleon.Leon(p, method="eigh", **PLAIN),
     "Pion k=1": lambda p: nucleon.Pion(p, method="svd", **PLAIN),
     "Pion k=4": lambda p: nucleon.Pion(p, samples=4, method="svd", **PLAIN),
-    "torch Muon": lambda p: nucleon.Muon(p, method="svd", **PLAIN),
 }
+"""The other Muons are held against ours."""
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -171,6 +171,17 @@ def captured(step: Callable[[], object]) -> Callable[[], object] | None:
     return graph.replay
 
 
+def works(name: str, step: Callable[[], object]) -> bool:
+    """Take a first step, in which things are compiled and tuned; say so if it cannot be taken."""
+    try:
+        step()
+        torch.cuda.synchronize()
+    except Exception as error:  # of somebody else's code: the others are measured all the same
+        print(f"{name} left out: {type(error).__name__}: {str(error).splitlines()[0]}")
+        return False
+    return True
+
+
 def peak_mib(step: Callable[[], object]) -> float:
     """Memory that one step takes above what is held before it."""
     torch.cuda.reset_peak_memory_stats()
@@ -190,30 +201,36 @@ def time_steps(
     for p, g in zip(params, grads, strict=True):
         p.grad = g
     steps: dict[str, Callable[[], object]] = {n: make(params).step for n, make in makes.items()}
-    found = {"milliseconds": medians(steps, options)}
+    found: dict[str, dict[str, float]] = {}
     if device == "cuda":
+        steps = {name: step for name, step in steps.items() if works(name, step)}
+        # Before the times: some keep from now on what a step takes, and take no more.
         found["peak_mib"] = {name: peak_mib(step) for name, step in steps.items()}
-        replays = {name: captured(step) for name, step in steps.items()}
+    found["milliseconds"] = medians(steps, options)
+    if device == "cuda":
+        replays = {n: captured(step) for n, step in steps.items() if not n.startswith(REPLAYED)}
         kept = {name: replay for name, replay in replays.items() if replay is not None}
         found["graph_milliseconds"] = medians(kept, options)
     return found
 
 
-def error(make: Make, exactly: Make, shapes: Sequence[Shape], device: str, dtype: torch.dtype):
-    """The relative error of the last of two updates against the exact float64 method."""
-    ours, exact = parameters(shapes, device, dtype), parameters(shapes, device, torch.float64)
-    pairs = [(make(ours), ours), (exactly(exact), exact)]
-    updates: list[list[Tensor]] = []
-    for optimizer, params in pairs:
-        for step in range(2):
-            # Both sides see the same gradients, as the dtype of the weights rounds them.
-            for p, g in zip(params, gradients(shapes, "cpu", seed=step), strict=True):
-                p.grad = g.to(dtype).to(p)
-                p.detach().zero_()  # so that the weights end as the last update alone
-            optimizer.step()
-        updates.append([p.detach().cpu().double() for p in params])
-    difference = sum((a - b).square().sum() for a, b in zip(*updates, strict=True))
-    return (difference / sum(b.square().sum() for b in updates[1])).sqrt().item()
+def second_update(
+    make: Make, shapes: Sequence[Shape], device: str, given: torch.dtype, own: torch.dtype
+) -> list[Tensor]:
+    """The second update of weights in the dtype `own`, from gradients rounded to `given`."""
+    params = parameters(shapes, device, own)
+    optimizer = make(params)
+    for step in range(2):
+        for p, g in zip(params, gradients(shapes, "cpu", seed=step), strict=True):
+            p.grad = g.to(given).to(p)
+            p.detach().zero_()  # so that the weights end as the last update alone
+        optimizer.step()
+    return [p.detach().double() for p in params]
+
+
+def relative_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    difference = sum((a - b).square().sum() for a, b in zip(found, exact, strict=True))
+    return (difference / sum(b.square().sum() for b in exact)).sqrt().item()
 
 
 def run(
@@ -223,7 +240,7 @@ def run(
     counts = ", ".join(f"{shapes.count(s)} of {s[0]}×{s[1]}" for s in distinct)
     print(f"\n{name}: {counts}; {options.dtype} weights on {options.device}")
     makes = {**METHODS, **others}
-    exact = {**{other: EXACT["Muon"] for other in others}, **EXACT}
+    exact = dict[Make, list[Tensor]]()
     found = time_steps(shapes, dtype, makes, options)
     times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
     print(
@@ -234,7 +251,11 @@ def run(
     small = max(min(s) for s in distinct) <= options.error_rows
     for method, value in times.items():
         if options.error and small:
-            errors[method] = error(makes[method], exact[method], distinct, options.device, dtype)
+            exactly, shared = EXACT.get(method, EXACT["Muon"]), (distinct, options.device, dtype)
+            if exactly not in exact:
+                exact[exactly] = second_update(exactly, *shared, torch.float64)
+            update = second_update(makes[method], *shared, dtype)
+            errors[method] = relative_error(update, exact[exactly])
         print(
             f"{method:36} {value:9.3f} {value / times['Muon']:8.2f} "
             f"{value / times['torch Muon']:13.2f} {graphs.get(method, float('nan')):9.3f} "
@@ -282,6 +303,8 @@ def directions(
         # A copy each: one of them normalizes its argument in place.
         **{name: partial(call, total.clone()) for name, call in others.items()},
     }
+    if options.device == "cuda":
+        calls = {name: call for name, call in calls.items() if works(name, call)}
     times, errors, norms = medians(calls, options), dict[str, float](), dict[str, float]()
     graphs: dict[str, float] = {}
     if options.device == "cuda":
@@ -312,25 +335,30 @@ def directions(
 
 
 def plot(source: Path, target: Path) -> None:
-    """The steps of every set as bars, each method over the fastest of the other Muons."""
+    """The whole sets of a JSON file as bars: a step as it is called, and replayed as a graph."""
     import matplotlib.pyplot as plt
 
     figures = json.loads(source.read_text())
-    results = [r for r in figures["results"] if "set" in r]
-    key = "graph_milliseconds" if figures["environment"]["device"] != "cpu" else "milliseconds"
+    results = [r for r in figures["results"] if "×" not in r.get("set", "×")]  # not single shapes
+    kinds = {"milliseconds": "called", "graph_milliseconds": "replayed as a CUDA graph"}
+    kinds = {key: title for key, title in kinds.items() if any(r.get(key) for r in results)}
     names = list(dict.fromkeys(n for r in results for n in r["milliseconds"]))
-    chart, axis = plt.subplots(figsize=(10, 4.5))
-    width = 0.8 / len(names)
-    for index, name in enumerate(names):
-        values = [r.get(key, {}).get(name, r["milliseconds"].get(name, 0.0)) for r in results]
-        axis.bar([i + index * width for i in range(len(results))], values, width, label=name)
-    axis.set_xticks([i + 0.4 for i in range(len(results))], [r["set"] for r in results])
-    axis.set_ylabel("milliseconds a step")
-    axis.set_yscale("log")
-    axis.set_title(f"{figures['environment']['device']}, torch {figures['environment']['torch']}")
-    axis.legend(fontsize="small", ncols=2)
+    chart, axes = plt.subplots(len(kinds), figsize=(11, 4 * len(kinds)), squeeze=False)
+    width = 0.85 / len(names)
+    for axis, (key, title) in zip(axes[:, 0], kinds.items(), strict=True):
+        for index, name in enumerate(names):
+            values = [r[key].get(name, math.nan) for r in results]
+            places = [i + index * width for i in range(len(results))]
+            axis.bar(places, values, 0.9 * width, label=name, color=f"C{index}")
+        axis.set_xticks([i + 0.43 for i in range(len(results))], [r["set"] for r in results])
+        axis.set(ylabel="milliseconds a step", yscale="log", title=f"A step, {title}")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+    axes[0, 0].legend(fontsize="small", ncols=3)
+    facts = figures["environment"]
+    chart.suptitle(f"{facts['device']}, torch {facts['torch']}, {facts['dtype']} weights")
     chart.tight_layout()
-    chart.savefig(target)
+    chart.savefig(target, dpi=120)
 
 
 def environment(options: argparse.Namespace) -> dict[str, object]:
@@ -368,7 +396,7 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="count the CPU time of the process, all threads together: for a machine others use",
     )
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="write the figures there too, after those of it")
     parser.add_argument("--plot", nargs=2, type=Path, metavar=("JSON", "PNG"))
     return parser.parse_args()
 
@@ -385,6 +413,11 @@ def main() -> None:
         print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
     optimizers, bare = load(options.peer)
     results: list[dict[str, object]] = []
+    if options.json and options.json.exists():
+        earlier = json.loads(options.json.read_text())
+        if earlier["environment"] != facts:
+            raise SystemExit(f"{options.json} is of another machine or setting; name another file")
+        results += earlier["results"]
 
     def keep(result: dict[str, object]) -> None:
         results.append(result)

@@ -94,7 +94,7 @@ def trial(grace):
 def population():
     """Every rank trains a model of its own, with options of its own, some in the same shapes."""
     rank = dist.get_rank()
-    shape = (4, 6 + rank // 2)
+    shape = (4, 16 + rank // 2)
     param = torch.ones(shape, requires_grad=True)
     optimizer = nucleon.Leon([("w", param)], lr=0.1 * (1 + rank), momentum=0.9 - 0.1 * rank)
     for _ in range(5):
@@ -205,9 +205,9 @@ def pretend():
 
 
 def lives(port):
-    """One store for several process groups, one after the other: local on one rank in the second.
+    """One store for several process groups, one after the other; returns the weights of each.
 
-    Returns the weights of the others.
+    All ranks exchange in the first and in the third, in the second one rank is by itself.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
@@ -215,7 +215,14 @@ def lives(port):
     for placement in ("owner", "local", "owner"):
         dist.destroy_process_group()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        param = torch.ones(4, 5, requires_grad=True)
         if placement == "owner" or rank == 1:
-            found.append(in_order(placement=placement))
+            optimizer = nucleon.Leon([("w", param)], placement=placement)
+            dist.all_reduce(torch.zeros(1))  # as that of the gradients
+            for _ in range(3):
+                stepped(param, optimizer)
+            found.append(param.detach())
+        else:
+            dist.all_reduce(torch.zeros(1))
         dist.barrier()
     return found

@@ -178,3 +178,16 @@ def half_a_state(folder):
     finally:
         after = alone.state_dict()
         assert before["param_groups"] == after["param_groups"]
+
+
+def full_state(placement, resumed="local"):
+    """torch's own way to the whole state, taken after two steps and loaded by the same call."""
+    model, options = Weights(), StateDictOptions(full_state_dict=True)
+    called = spread(model, "ddp")
+    optimizer = make(model, placement)
+    go(model, optimizer, 0, 2)
+    state = get_optimizer_state_dict(called, optimizer, options=options)
+    fresh = make(model, resumed)
+    set_optimizer_state_dict(called, fresh, state, options=options)
+    go(model, fresh, 2, 4)
+    return {n: whole(p) for n, p in model.named_parameters()}

@@ -817,8 +817,8 @@ MUTANTS = [
         "tests/training/test_run.py",
         (
             "a resumed log keeps what will be written again",
-            'if line["step"] <= run.start)',
-            "if line)",
+            'if line["step"] <= run.start]',
+            "if line]",
             "test_a_log_that_ran_ahead_of_the_checkpoint_is_cut_back",
         ),
     ),
@@ -836,6 +836,46 @@ MUTANTS = [
             '"options": json.loads(to_json(dict(options)))}',
             "}",
             "tests/report/test_page.py::test_completed_wants_the_same_options",
+        ),
+    ),
+    *mutants(
+        "report/runs.py",
+        "tests/cli/test_train.py",
+        (
+            "a run that goes on still vouches for its files",
+            "_write_manifest(run, folder, ())",
+            "None",
+            "test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended",
+        ),
+    ),
+    *mutants(
+        "cli/trained.py",
+        "tests/cli/test_train.py",
+        (
+            "a resumed run forgets how long it took before",
+            "self.before + time.perf_counter() - self.clock",
+            "time.perf_counter() - self.clock",
+            "test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended",
+        ),
+    ),
+    *mutants(
+        "cli/jobs.py",
+        "tests/cli/test_reproduce.py",
+        (
+            "claims wait in the pool's queue",
+            "while left and len(pending) < jobs:",
+            "while left:",
+            "test_beside_each_other_too_the_expected_time_comes_before_a_claim_starts",
+        ),
+    ),
+    *mutants(
+        "experiments/app_training.py",
+        "tests/experiments/test_app_training.py",
+        (
+            "means that agree are enough",
+            "return ratio + float(t.ppf(CONFIDENCE, freedom)) * error",
+            "return ratio + 0 * freedom",
+            "test_leon_must_be_shown_not_to_be_worse",
         ),
     ),
     *mutants(

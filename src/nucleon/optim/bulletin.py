@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -48,9 +48,18 @@ def check(optimizer: "MatrixOptimizer") -> bool:
     """
     if placement.world(()) == (0,):
         return False
-    if torch.compiler.is_compiling() and not _widest(optimizer.param_groups):
-        return False  # so that a whole step may be one graph
-    return _ask(optimizer)
+    if torch.compiler.is_compiling():  # a step that exchanges nothing may be one graph
+        return bool(_widest(optimizer.param_groups)) and _ask(optimizer)
+    return not _resting(optimizer) and _ask(optimizer)
+
+
+def _resting(optimizer: "MatrixOptimizer") -> bool:
+    """Whether there is nothing to look at: that is done at steps 1, 2, 4, 8 and so on."""
+    notice: Notice | None = optimizer.__dict__.get("_notice")
+    if notice is None or not notice.alone or notice.asked != _asked(optimizer.param_groups):
+        return False
+    notice.steps += 1
+    return notice.steps & (notice.steps - 1) != 0
 
 
 # Unlike torch.compiler.disable it imports the compiler when called, which torch.optim does as well.
@@ -58,7 +67,7 @@ def check(optimizer: "MatrixOptimizer") -> bool:
 def _ask(optimizer: "MatrixOptimizer") -> bool:
     groups = optimizer.param_groups
     widest = _widest(groups)
-    _compare_notes(optimizer, _kind(widest))
+    _compare_notes(optimizer, widest)
     if not widest:
         return False
     names = stacks.parameter_names(groups)
@@ -75,7 +84,7 @@ def announce(optimizer: "MatrixOptimizer") -> None:
     """Note that an optimizer was built; without a process group it is noted at its first step."""
     if placement.world(()) != (0,):
         board = _board()
-        board.attempt(board.notice, optimizer, _kind(_widest(optimizer.param_groups)))
+        board.attempt(board.notice, optimizer, _widest(optimizer.param_groups))
 
 
 def _widest(groups: Groups) -> Sequence[Tensor]:
@@ -102,19 +111,16 @@ def _kind(widest: Sequence[Tensor]) -> int:
     return TALKING if everyone else SILENT
 
 
-def _compare_notes(optimizer: "MatrixOptimizer", kind: int) -> None:
+def _compare_notes(optimizer: "MatrixOptimizer", widest: Sequence[Tensor]) -> None:
     board = _board()
-    notice = board.attempt(board.notice, optimizer, kind)
+    notice = board.attempt(board.notice, optimizer, widest)
     if notice is None:
         return
-    notice.steps += 1
-    if kind == TALKING:
+    if notice.kind == TALKING:
         with wire.heard("parameters and options"):
-            complaint = board.meet(notice, _timeout(optimizer, board.store))
-    elif notice.steps & (notice.steps - 1) == 0:  # at steps 1, 2, 4, 8, …
-        complaint = board.attempt(board.look, notice)
+            complaint = board.meet(notice, _timeout(widest[0].device, board.store))
     else:
-        return
+        complaint = board.attempt(board.look, notice)
     if complaint:
         board.turn_page(notice)
         raise RuntimeError(complaint)
@@ -154,18 +160,20 @@ def _instead(talking: Sequence[int], here: Record, there: Record) -> bool:
 class Notice:
     """What one optimizer has noted: `page` is counted up after the parameters were refused."""
 
-    life: int | None
+    board: "ref[Board]"
+    asked: list[tuple[str, int]]
     digest: str
     page: int
     kind: int
-    groups: int
+    alone: bool
+    """Whether it exchanges nothing, neither with all ranks nor with those of a smaller mesh."""
     begun: bool = False
     steps: int = 0
 
     @property
     def key(self) -> str:
         """Where the ranks note what they have of these parameters."""
-        return f"{self.life}/{self.digest}/{self.page}"
+        return f"{self.digest}/{self.page}"
 
 
 class Board:
@@ -174,7 +182,6 @@ class Board:
     def __init__(self, store: "Store") -> None:
         self.store = store
         self.mine: defaultdict[str, Record] = defaultdict(Record)
-        self.notices: WeakKeyDictionary[MatrixOptimizer, Notice] = WeakKeyDictionary()
         self.pages: Counter[str] = Counter()
         self.gatherings = 0
         self.usable = dist.get_backend() != "fake"  # one process that stands for all ranks
@@ -191,18 +198,19 @@ class Board:
             self.usable = False
             return None
 
-    def notice(self, optimizer: "MatrixOptimizer", kind: int) -> Notice:
+    def notice(self, optimizer: "MatrixOptimizer", widest: Sequence[Tensor]) -> Notice:
         """That of an optimizer, made now unless it is there; a late group makes it another one."""
-        groups = optimizer.param_groups
-        found = self.notices.get(optimizer)
-        if found is None or (found.kind, found.groups) != (kind, len(groups)):
+        groups, kind = optimizer.param_groups, _kind(widest)
+        found: Notice | None = optimizer.__dict__.get("_notice")
+        if found is None or found.board() is not self or found.asked != _asked(groups):
             digest = _digest(groups)
-            found = Notice(self.life, digest, self.pages[digest], kind, len(groups))
+            page = self.pages[digest]
+            found = Notice(ref(self), _asked(groups), digest, page, kind, alone=not widest)
             record = self.mine[found.key]
             record.built[kind] += 1
             record.options[kind] = _options(groups)
             self._post(found)
-            self.notices[optimizer] = found
+            optimizer.__dict__["_notice"] = found  # copies shall have none
         return found
 
     def meet(self, notice: Notice, timeout: float) -> str:
@@ -230,7 +238,7 @@ class Board:
         """Why this rank must not go on by itself: others wait for it."""
         self._begin(notice)
         mine = self.mine[notice.key]
-        for _ in _moments(GRACE if notice.steps == 1 else 0.0):
+        for _ in _moments(GRACE if notice.steps <= 1 else 0.0):
             others = dict(self._others(notice)) if self._count(notice, TALKING) else {}
             waiting = {r: x for r, x in others.items() if x.waits_for(mine)}
             if waiting:
@@ -239,8 +247,9 @@ class Board:
                 break
         gave_up = f"{self.life}/gave up"
         if self.store.check([gave_up]):
+            rank = self.store.get(gave_up).decode()
             return (
-                f"rank {self.store.get(gave_up).decode()} waited in vain for all ranks to compare parameters and options, and "
+                f"rank {rank} waited in vain for all ranks to compare parameters and options, and "
                 f"gave up; every rank must have the same ones, in the same order"
             )
         return ""
@@ -259,17 +268,18 @@ class Board:
     def _post(self, notice: Notice) -> None:
         # The note before its count: whoever sees the count finds the note.
         self.store.set(
-            f"{notice.key}/rank {dist.get_rank()}", json.dumps(asdict(self.mine[notice.key]))
+            f"{self.life}/{notice.key}/rank {dist.get_rank()}",
+            json.dumps(asdict(self.mine[notice.key])),
         )
-        self.store.add(f"{notice.key}/kind {notice.kind}", 1)
+        self.store.add(f"{self.life}/{notice.key}/kind {notice.kind}", 1)
 
     def _count(self, notice: Notice, kind: int) -> int:
         """How many notes there are of a kind: mostly none, and the ranks need not be asked."""
-        return self.store.add(f"{notice.key}/kind {kind}", 0)
+        return self.store.add(f"{self.life}/{notice.key}/kind {kind}", 0)
 
     def _others(self, notice: Notice) -> Iterator[tuple[int, Record]]:
         for rank in range(dist.get_world_size()):
-            key = f"{notice.key}/rank {rank}"
+            key = f"{self.life}/{notice.key}/rank {rank}"
             if rank != dist.get_rank() and self.store.check([key]):
                 yield rank, Record(**json.loads(self.store.get(key)))
 
@@ -304,13 +314,12 @@ def _board() -> Board:
     return _boards[group]
 
 
-def _timeout(optimizer: "MatrixOptimizer", store: "Store") -> float:
+def _timeout(device: torch.device, store: "Store") -> float:
     """Of the process group, in seconds; a store that the user made has another."""
-    device = next(p.device for g in optimizer.param_groups for p in g["params"])
     try:
         found = cast(Any, dist.group.WORLD)._get_backend(device).options._timeout
     except (AttributeError, RuntimeError):  # not every backend tells
-        found = store.timeout
+        found = cast(Any, store).timeout
     return found.total_seconds()
 
 
@@ -332,6 +341,11 @@ def _digest(groups: Groups) -> str:
         for name, param in zip_longest(g.get("param_names") or (), g["params"])
     )
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()
+
+
+def _asked(groups: Groups) -> list[tuple[str, int]]:
+    """What of the options decides whether an optimizer exchanges anything."""
+    return [(g["placement"], g["consistency_every"]) for g in groups]
 
 
 def _options(groups: Groups) -> str:
