@@ -58,7 +58,7 @@ def _gram_newton_schulz(optimizers: dict[str, Make], directions: dict[str, Direc
         import quack  # noqa: F401
 
         kernels = True
-    except ImportError:
+    except (ImportError, OSError):
         kernels = False
     label = "gram-newton-schulz" + ("" if kernels else " (torch products)")
     more = {"ns_use_kernels": kernels, "gram_newton_schulz_restart_iterations": [2]}

@@ -388,7 +388,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--error-rows", type=int, default=1024, help="no errors of larger matrices: an SVD each"
     )
-    parser.add_argument("--each-shape", action="store_true", help="every shape by itself too")
+    parser.add_argument("--each-shape", action="store_true", help="every shape of the sets by itself")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(
@@ -430,10 +430,12 @@ def main() -> None:
             keep(directions(shape, bare, options))
     for name in options.set or ([] if options.directions else ["2x768"]):
         shapes = shapes_of(name)
-        keep(run(name, shapes, optimizers, options))
-        for shape in dict.fromkeys(shapes) if options.each_shape else ():
-            alone = [s for s in shapes if s == shape]
-            keep(run(f"{name} {shape[0]}×{shape[1]}", alone, optimizers, options))
+        parts = {name: shapes}
+        if options.each_shape:
+            distinct = dict.fromkeys(shapes)
+            parts = {f"{name} {m}×{n}": [s for s in shapes if s == (m, n)] for m, n in distinct}
+        for label, part in parts.items():
+            keep(run(label, part, optimizers, options))
 
 
 if __name__ == "__main__":
