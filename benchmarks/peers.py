@@ -7,6 +7,7 @@ They are run as they are published, at the arithmetic they choose themselves.
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,18 @@ def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction]]
 
 
 def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:
+    import triton
     from dion import Muon
+    from dion import newton_schulz_triton as newton_schulz_triton_module
     from dion.newton_schulz_triton import newton_schulz_triton
     from dion.polar_express import polar_express_triton
+    from triton.runtime.autotuner import Autotuner
+
+    # Each of their 27 configurations is timed for 125 ms at every new shape, minutes for a network
+    # of many: a tenth of that finds the same ones.
+    for kernel in vars(newton_schulz_triton_module).values():
+        if isinstance(kernel, Autotuner):
+            kernel._do_bench = partial(triton.testing.do_bench, warmup=3, rep=12)
 
     def make(params: Sequence[Tensor], *, express: bool) -> Optimizer:
         kind = {"use_triton": True, "use_polar_express": express}

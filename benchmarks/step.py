@@ -118,14 +118,11 @@ def shapes_of(name: str) -> list[Shape]:
 
 
 def gradients(shapes: Sequence[Shape], device: str, seed: int) -> list[Tensor]:
-    """Gaussian matrices whose rows fall off as k^(-1/2), the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(m, n, generator=generator) * torch.arange(1, m + 1).rsqrt()[:, None]).to(
-            device
-        )
-        for m, n in shapes
-    ]
+    """Gaussian matrices whose rows fall off as k^(-1/2)."""
+    generator = torch.Generator(device).manual_seed(seed)
+    fall = [torch.arange(1, m + 1, device=device).rsqrt()[:, None] for m, _ in shapes]
+    drawn = (torch.randn(s, generator=generator, device=device) for s in shapes)
+    return [g * f for g, f in zip(drawn, fall, strict=True)]
 
 
 def parameters(shapes: Sequence[Shape], device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -388,7 +385,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--error-rows", type=int, default=1024, help="no errors of larger matrices: an SVD each"
     )
-    parser.add_argument("--each-shape", action="store_true", help="every shape of the sets by itself")
+    parser.add_argument("--each-shape", action="store_true", help="every shape of a set by itself")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(

@@ -270,6 +270,30 @@ def train_mixed(kind, placement):
     return {name: whole(p) for name, p in model.named_parameters()}
 
 
+def train_scaled(placement, bad, scale):
+    """DDP under GradScaler, where rank `bad` overflows at the second of four steps; None: never.
+
+    With `scale` None the scaler is left out, and the second step too. Returns the weights, the
+    number of steps that were taken, and the last scale.
+    """
+    model = Net(torch.float32)
+    called = layout(model, "ddp")
+    optimizer = make_optimizer("leon", model, placement=placement)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(4):
+        loss = called(batch(step, rank, size, torch.float32))
+        if step == 1 and rank == bad:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        if scale is not None or step != 1:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+    taken = {int(state["step"]) for state in optimizer.state.values()}
+    return {name: whole(p) for name, p in model.named_parameters()}, taken, scaler.get_scale()
+
+
 def replicated(placement, rule):
     """A weight that every rank has whole, on a batch that DTensor cut: its gradient is a sum of
     parts still to be added up. Returns the weights after two steps here, and in one process."""

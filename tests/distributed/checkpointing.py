@@ -180,10 +180,10 @@ def half_a_state(folder):
         assert before["param_groups"] == after["param_groups"]
 
 
-def full_state(placement, resumed="local"):
-    """torch's own way to the whole state, taken after two steps and loaded by the same call."""
-    model, options = Weights(), StateDictOptions(full_state_dict=True)
-    called = spread(model, "ddp")
+def full_state(kind, placement, resumed):
+    """torch's own way to the whole state, taken after two steps, and loaded in the same way."""
+    model, options = Weights(torch.float64), StateDictOptions(full_state_dict=True)
+    called = spread(model, kind)
     optimizer = make(model, placement)
     go(model, optimizer, 0, 2)
     state = get_optimizer_state_dict(called, optimizer, options=options)

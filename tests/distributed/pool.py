@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
+import nucleon
+
 TIMEOUT = 20  # seconds until a rank that does not answer is an error
 
 
@@ -46,7 +48,10 @@ def serve(rank, size, meeting, timeout, pipe):
 def server():
     """A process that has imported everything, once, and of which every rank is a fork."""
     here = Path(__file__).parent
-    places = [str(here), str(here.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    # Before all others the folder of the package at hand, which may be a copy of the installed one.
+    source = str(Path(nucleon.__file__).parents[1])
+    benchmarks = str(here.parents[1] / "benchmarks")
+    places = [source, str(here), benchmarks, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["checkpointing", "agreement"])

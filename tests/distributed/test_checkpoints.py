@@ -88,6 +88,25 @@ def test_a_part_of_a_state_is_refused_with_the_remedy(ranks2, tmp_path):
         assert "consolidate" in message
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_full_state_dict(ranks2, kind):
+    for resumed in ("local", "owner"):
+        results = ranks2("full_state", kind=kind, placement="local", resumed=resumed)
+        check_same(results, unbroken(dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement"), [("ddp", "owner"), ("fsdp", "owner"), ("fsdp", "gram")]
+)
+def test_full_state_dict_of_owners_is_refused(ranks2, kind, placement):
+    """torch would put zeros in the place of what the other ranks own, of "gram" in some groups."""
+    for resumed in ("local", "owner"):
+        arguments = {"kind": kind, "placement": placement, "resumed": resumed}
+        for ok, message in ranks2.try_all("full_state", **arguments):
+            assert not ok
+            assert "ValueError: full_state_dict=True takes what one rank owns" in message
+
+
 @pytest.mark.parametrize(("kind", "placement"), LAYOUTS)
 def test_diagnostics_and_certificates_are_those_of_one_process_on_every_rank(
     ranks4, kind, placement

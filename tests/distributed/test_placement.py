@@ -195,6 +195,18 @@ def test_no_sync_and_autocast(ranks2, kind):
             assert torch.equal(weights[name], value), name
 
 
+@pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_scaled_loss_that_overflows_on_one_rank_is_skipped_on_all(ranks2, placement, bad):
+    """A power of two as a scale changes no bit: the weights are those without scaler and step."""
+    expected, _, _ = ranks2("train_scaled", placement="local", bad=None, scale=None)[0]
+    for weights, taken, scale in ranks2("train_scaled", placement=placement, bad=bad, scale=2.0**8):
+        assert taken == {3}
+        assert scale == 2.0**7
+        for name, value in expected.items():
+            assert torch.equal(weights[name], value), name
+
+
 def test_state_lies_with_the_owner_only(ranks4):
     local = ranks4("train", method="leon", kind="ddp", placement="local", steps=1)
     owner = ranks4("train", method="leon", kind="ddp", placement="owner", steps=1)

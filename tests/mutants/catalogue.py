@@ -531,9 +531,35 @@ MUTANTS = [
         "tests/optim/test_contract.py",
         (
             "a skipped step still moves",
-            "(taken.to(direction.dtype) * (lr * length * scale))",
-            "(lr * length * scale)",
+            "direction * (taken.to(direction.dtype) * rate)",
+            "direction * rate",
             "test_a_nonfinite_gradient_is_skipped_and_counted",
+        ),
+    ),
+    *mutants(
+        "optim/triton_step.py",
+        "tests/optim/test_fused.py",
+        (
+            "the smoothing scale is forgotten",
+            "m * job.smoothing",
+            "m * 1.0",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+        (
+            "a gradient that is not finite is entered",
+            "tl.store(where, total.to(TOTAL), mask=inside & ok)",
+            "tl.store(where, total.to(TOTAL), mask=inside)",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+    ),
+    *mutants(
+        "optim/stacks.py",
+        "tests/optim/test_fused.py",
+        (
+            "pieces of a stack all begin at its first matrix",
+            "(o + p.start * i for",
+            "(o for",
+            "test_the_layout_says_where_the_matrices_are",
         ),
     ),
     *mutants(

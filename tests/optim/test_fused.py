@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import nucleon
 from nucleon.optim import axes, stacks
 
 HERE = Path(__file__).parent
@@ -17,7 +18,8 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_fused_step_in_the_interpreter():
     # A process of its own: Triton decides at import whether it compiles or interprets.
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    source = str(Path(nucleon.__file__).parents[1])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
     run = subprocess.run(
         [sys.executable, str(HERE / "interpreted_step.py")],
         env=environment,

@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-# Few, because each is compiled once, and timed at every new shape. Three stages of a 128×64 tile leave
+# Few: each is compiled once, and timed at every new shape. Three stages of a 128×64 tile leave
 # room for two programs on a multiprocessor, so that one multiplies while the other stores.
 CONFIGS = [
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),

@@ -191,6 +191,7 @@ class MatrixOptimizer(Optimizer, ABC):
         final: list[dict[str, Any]] = []
 
         def check(_: Optimizer, given: dict[str, Any]) -> None:
+            checkpoints.complete(given)
             self._check_state_dict(given)
             final.append(given)
 

@@ -32,6 +32,21 @@ def add_up_grams(optimizer: Any, packed: dict[str, Any]) -> None:
                 packed["state"][key] = {**state, "gram": whole}
 
 
+def complete(given: dict[str, Any]) -> None:
+    """Put back what is empty, which torch drops on loading with full_state_dict=True.
+
+    It puts new state in the place of what is missing, too: raise where another rank had some.
+    """
+    dropped = [g for g in given.get("param_groups", ()) if "certified" not in g]
+    if any(g.get("placement") == "owner" for g in dropped):
+        raise ValueError(
+            "full_state_dict=True takes what one rank owns for the whole state; use "
+            "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
+        )
+    if dropped:
+        given["param_groups"] = [{"certified": (), **g} for g in given["param_groups"]]
+
+
 @torch.no_grad()
 def consolidate(optimizer: "MatrixOptimizer") -> dict[str, Any]:
     """The whole state in one dict, on the CPU of rank 0; {} on the others, which must call it too.
