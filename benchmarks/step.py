@@ -16,7 +16,6 @@ against the exact polar factor.
 
 import argparse
 import json
-import math
 import os
 import statistics
 import time
@@ -331,8 +330,11 @@ def directions(
     }
 
 
+OURS = ("Muon", "Leon", "Pion k=1", "Pion k=4")
+
+
 def plot(source: Path, target: Path) -> None:
-    """The whole sets of a JSON file as bars: a step as it is called, and replayed as a graph."""
+    """The steps of the whole sets of a JSON file, over that of the fastest of the other Muons."""
     import matplotlib.pyplot as plt
 
     figures = json.loads(source.read_text())
@@ -340,21 +342,31 @@ def plot(source: Path, target: Path) -> None:
     kinds = {"milliseconds": "called", "graph_milliseconds": "replayed as a CUDA graph"}
     kinds = {key: title for key, title in kinds.items() if any(r.get(key) for r in results)}
     names = list(dict.fromkeys(n for r in results for n in r["milliseconds"]))
-    chart, axes = plt.subplots(len(kinds), figsize=(11, 4 * len(kinds)), squeeze=False)
-    width = 0.85 / len(names)
+    size = (11, 1.6 + len(kinds) * (1.2 + 0.9 * len(results)))
+    chart, axes = plt.subplots(len(kinds), figsize=size, squeeze=False, sharex=True)
     for axis, (key, title) in zip(axes[:, 0], kinds.items(), strict=True):
-        for index, name in enumerate(names):
-            values = [r[key].get(name, math.nan) for r in results]
-            places = [i + index * width for i in range(len(results))]
-            axis.bar(places, values, 0.9 * width, label=name, color=f"C{index}")
-        axis.set_xticks([i + 0.43 for i in range(len(results))], [r["set"] for r in results])
-        axis.set(ylabel="milliseconds a step", yscale="log", title=f"A step, {title}")
+        axis.axvline(1.0, color="0.5", linewidth=1)
+        for y, result in enumerate(results):
+            times = result[key]
+            least = min(t for n, t in times.items() if n not in (*OURS, "torch AdamW"))
+            axis.plot([min(times.values()) / least, max(times.values()) / least], [y, y], "0.9")
+            for index, name in enumerate(n for n in names if n in times):
+                marker = "o" if name in OURS else "D"
+                label = name if y == 0 and axis is axes[0, 0] else None
+                color, place = f"C{names.index(name)}", (times[name] / least, y)
+                axis.plot(*place, marker, color=color, markersize=9, label=label)
+                drop = -15 if index % 2 else 9
+                axis.annotate(f"{times[name]:.3g}", place, (0, drop), ha="center", fontsize=8,
+                              textcoords="offset points")  # fmt: skip
+        axis.set_yticks(range(len(results)), [r["set"] for r in results])
+        axis.set(xscale="log", title=f"A step, {title}", ylim=(len(results) - 0.5, -0.5))
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", alpha=0.3)
-    axes[0, 0].legend(fontsize="small", ncols=3)
+    axes[-1, 0].set_xlabel("time over the fastest other Muon's; the labels are milliseconds")
+    chart.legend(loc="lower center", ncols=5, fontsize="small")
     facts = figures["environment"]
     chart.suptitle(f"{facts['device']}, torch {facts['torch']}, {facts['dtype']} weights")
-    chart.tight_layout()
+    chart.tight_layout(rect=(0, 0.1, 1, 1))
     chart.savefig(target, dpi=120)
 
 
