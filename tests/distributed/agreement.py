@@ -226,3 +226,81 @@ def lives(port):
             dist.all_reduce(torch.zeros(1))
         dist.barrier()
     return found
+
+
+def switched(placement, what, seconds):
+    """After three steps of all ranks rank 0 alone asks for more; the error and when it came."""
+    params = [torch.ones(4, 5, requires_grad=True), torch.ones(6, 2, requires_grad=True)]
+    optimizer = nucleon.Leon([("a", params[0])], placement=placement)
+    for _ in range(3):
+        stepped(params[0], optimizer)
+    if dist.get_rank() == 0 and what == "every":
+        optimizer.param_groups[0]["consistency_every"] = 1
+    elif dist.get_rank() == 0:
+        optimizer.add_param_group({"params": [("b", params[1])], "placement": "owner"})
+    start = time.monotonic()
+    try:
+        while time.monotonic() < start + seconds:
+            stepped(params[0], optimizer)
+            time.sleep(0.01)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return f"no error, {params[0].detach()[0]}", seconds
+
+
+def ordinary(program):
+    """Programs in which nothing is wrong, and ranks are not in step; returns the weights."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    def pause():
+        time.sleep(0.05 * torch.rand(()).item() if dist.is_initialized() else 0.0)
+
+    def one(placement, steps=3, lr=0.02):
+        pause()
+        param = torch.ones(4, 13, requires_grad=True)
+        optimizer = nucleon.Leon([("w", param)], placement=placement, lr=lr)
+        for _ in range(steps):
+            pause()
+            stepped(param, optimizer)
+        return param.detach()
+
+    if program == "sweep":  # each trial with an optimizer of its own
+        return [one(placement) for placement in ("local", "owner", "owner", "local", "owner")]
+    if program == "two models":  # of the same names and shapes, stepped in turn
+        params = [torch.ones(4, 13, requires_grad=True) for _ in range(2)]
+        built = []
+        for param, placement in zip(params, ("local", "owner"), strict=True):
+            pause()
+            built.append(nucleon.Leon([("w", param)], placement=placement))
+            stepped(param, built[-1])
+        for _ in range(3):
+            for param, optimizer in zip(params, built, strict=True):
+                pause()
+                stepped(param, optimizer)
+        return [p.detach() for p in params]
+    if program == "evaluation":  # rank 0 tunes a copy between the steps of the run
+        param = torch.ones(4, 13, requires_grad=True)
+        optimizer = nucleon.Leon([("w", param)], placement="owner")
+        for _ in range(3):
+            stepped(param, optimizer)
+            if rank == 0:
+                one("local")
+        return [param.detach()]
+    if program == "rates of their own":  # as tensors on each rank's device are, printed
+        kinds = (torch.float32, torch.float64)
+        return [one("owner", lr=torch.tensor(0.5, dtype=kinds[rank % 2]))]
+    raise ValueError(program)
+
+
+def built_before(port):
+    """An optimizer from before the process group was there."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    param = torch.ones(4, 5, requires_grad=True)
+    optimizer = nucleon.Leon([("w", param)], placement="owner")
+    meeting = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=size)
+    for _ in range(3):
+        stepped(param, optimizer)
+    dist.barrier()
+    return param.detach()

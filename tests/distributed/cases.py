@@ -9,16 +9,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 import nucleon
 
+TENSOR_PARALLEL = {
+    "up": ColwiseParallel(),
+    "middle": RowwiseParallel(),
+    "again": ColwiseParallel(),
+    "down": RowwiseParallel(),
+}
 MAKE = {"muon": nucleon.Muon, "leon": nucleon.Leon, "pion": nucleon.Pion}
 
 
@@ -91,13 +98,7 @@ def layout(model, kind):
         mesh = mesh_of(2, size // 2)
     elif kind == "tp":
         mesh = mesh_of(size)
-        plan = {
-            "up": ColwiseParallel(),
-            "middle": RowwiseParallel(),
-            "again": ColwiseParallel(),
-            "down": RowwiseParallel(),
-        }
-        parallelize_module(model, mesh, plan)
+        parallelize_module(model, mesh, TENSOR_PARALLEL)
         return model
     for module in (model.up, model.middle, model):
         axis = long_side if kind == "long" else None
@@ -171,8 +172,6 @@ def gradient_of(name, step, dtype):
 
 def spread(tensor, kind):
     """A parameter that every rank makes alike, placed as `kind` says."""
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
     if kind == "plain":
         return tensor.clone()
     size = dist.get_world_size()
@@ -180,9 +179,17 @@ def spread(tensor, kind):
         mesh, placed = mesh_of(2, size // 2), [Replicate(), Shard(0)]
     elif kind == "2d":
         mesh, placed = mesh_of(2, size // 2), [Shard(1), Shard(0)]
+    elif kind == "twice":
+        mesh, placed = mesh_of(2, size // 2), [_StridedShard(0, split_factor=size // 2), Shard(0)]
     else:
         mesh, placed = mesh_of(size), [Shard({"rows": 0, "columns": 1}[kind])]
-    return distribute_tensor(tensor, mesh, placed)
+    return place(tensor, mesh, placed)
+
+
+def place(tensor, mesh, placed):
+    """A tensor that every rank has, cut: also what distribute_tensor does not cut unevenly."""
+    held = distribute_tensor(tensor, mesh, [Replicate()] * mesh.ndim)
+    return held.redistribute(placements=placed)
 
 
 def prescribed(
@@ -297,8 +304,6 @@ def train_scaled(placement, bad, scale):
 def replicated(placement, rule):
     """A weight that every rank has whole, on a batch that DTensor cut: its gradient is a sum of
     parts still to be added up. Returns the weights after two steps here, and in one process."""
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
     mesh = mesh_of(dist.get_world_size())
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(6, 4, generator=generator, dtype=torch.float64)
@@ -336,18 +341,75 @@ def vectors(kind, bad, absent=None):
     return [whole(p) for p in params], counts
 
 
-def train_both_ways(steps=3):
+def both_ways(model, plan):
     """Tensor parallel within, FSDP2 without: some matrices are cut twice along their rows."""
-    model, mesh = Net(torch.float64), mesh_of(2, dist.get_world_size() // 2)
-    plan = {"up": ColwiseParallel(), "middle": RowwiseParallel()}
+    mesh = mesh_of(2, dist.get_world_size() // 2)
     parallelize_module(model, mesh["inner"], plan)
     fully_shard(model, mesh=mesh["outer"])
-    optimizer = make_optimizer("leon", model)
+    return mesh["outer"].get_local_rank()
+
+
+def train_both_ways(placement, steps=3):
+    """Under "gram" that is the matrix cut along its long side alone, the rest by owners."""
+    model = Net(torch.float64)
+    share = both_ways(model, TENSOR_PARALLEL)
+    assert [type(p).__name__ for p in model.up.weight.placements] == ["_StridedShard", "Shard"]
+    named = dict(model.named_parameters())
+    groups = [{"params": [("up.weight", named.pop("up.weight"))], "placement": placement}]
+    experts = ("experts", named.pop("experts"))  # whole for tensor parallelism, on another mesh
+    rest = [item for item in named.items() if item[1].ndim == 2]
+    other = "local" if placement == "local" else "owner"
+    groups += [{"params": params, "placement": other} for params in (rest, [experts])]
+    biases = [item for item in named.items() if item[1].ndim == 1]
+    groups.append({"params": biases, "rule": "adamw", "lr": 1e-2})
+    optimizer = nucleon.Leon(groups, lr=0.05, weight_decay=0.1)
     for step in range(steps):
-        model(batch(step, mesh["outer"].get_local_rank(), 2, torch.float64)).backward()
+        model(batch(step, share, 2, torch.float64)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return {name: whole(p) for name, p in model.named_parameters()}, None
+
+
+class Attention(nn.Module):
+    """Logits of `heads` query and half as many key heads of 3 rows."""
+
+    def __init__(self, heads=4):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.q_proj = nn.Linear(8, 3 * heads, dtype=torch.float64)
+            self.k_proj = nn.Linear(8, 3 * heads // 2, dtype=torch.float64)
+        self.head_dim = 3
+
+    def forward(self, x):
+        q, k = (linear(x).unflatten(-1, (-1, 3)) for linear in (self.q_proj, self.k_proj))
+        k = k.repeat_interleave(q.shape[-2] // k.shape[-2], dim=-2)
+        return torch.einsum("qhi,khi->hqk", q, k) * 3**-0.5
+
+
+def clipped(kind, recorded):
+    """The projections after a clip, whole; of several ranks each pair has a batch of its own."""
+    model = Attention()
+    first = [p.detach().clone() for p in model.parameters()]
+    clip = nucleon.optim.QKClip(0.2)
+    share = 0
+    if kind == "both":
+        share = both_ways(model, {name: ColwiseParallel() for name in ("q_proj", "k_proj")})
+    elif kind == "tp":
+        mesh = mesh_of(2, dist.get_world_size() // 2)
+        plan = {name: ColwiseParallel() for name in ("q_proj", "k_proj")}
+        parallelize_module(model, mesh["inner"], plan)
+        share = mesh["outer"].get_local_rank()
+    clip.watch("a", model.q_proj, model.k_proj, head_size=3)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batches = [x, 2 * x] if kind == "alone" else [(1 + share) * x]
+    for inputs in batches:
+        logits = model(inputs)
+        if recorded:
+            clip.record("a", logits)
+        logits.sum().backward()
+    clip.step()
+    return first, [whole(p) for p in model.parameters()]
 
 
 def wide_gradients(kind, placement):
@@ -365,8 +427,6 @@ def wide_gradients(kind, placement):
 
 def stages(placement):
     """Ranks 0 and 1 hold one matrix, ranks 2 and 3 another: each pair goes on by itself."""
-    from torch.distributed.tensor import distribute_tensor
-
     mesh, name = mesh_of(2, 2)["inner"], "tall" if dist.get_rank() < 2 else "odd"
     start = torch.full(SHAPES[name], 0.5)
     param = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
@@ -430,9 +490,10 @@ def unsupported(case):
     from torch.distributed.tensor import DTensor, Partial
 
     zeros = torch.zeros
-    if case == "partial":
+    if case in ("partial", "strided"):
+        placed = [Partial()] if case == "partial" else [_StridedShard(0, split_factor=3)]
         mesh = mesh_of(dist.get_world_size())
-        param = DTensor.from_local(zeros(4, 6), mesh, [Partial()]).requires_grad_()
+        param = DTensor.from_local(zeros(4, 6), mesh, placed, run_check=False).requires_grad_()
         return nucleon.Leon([("w", param)], placement="owner")
     if case == "pion":
         return nucleon.Pion([("w", spread(zeros(9, 4), "rows"))], placement="gram")

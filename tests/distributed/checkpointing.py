@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases import SHAPES, gradient_of, mesh_of, whole
+from cases import SHAPES, gradient_of, mesh_of, place, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import nucleon
@@ -43,6 +43,12 @@ def spread(model, kind):
     size = dist.get_world_size() if kind != "alone" else 1
     if kind == "fsdp":
         fully_shard(model, mesh=mesh_of(size))
+    if kind == "twice":  # along their rows, by tensor parallelism and FSDP2
+        mesh = mesh_of(2, size // 2)
+        for name, p in list(model.named_parameters()):
+            cut = distribute_tensor(p.detach(), mesh["inner"], [Shard(0)])
+            model.register_parameter(name, nn.Parameter(cut))
+        fully_shard(model, mesh=mesh["outer"])
     if kind == "hsdp":
         fully_shard(model, mesh=mesh_of(2, size // 2))
     return model
@@ -71,7 +77,7 @@ def go(model, optimizer, start, stop):
             else:
                 gradient = gradient_of(name, step, p.dtype)
             if hasattr(p, "device_mesh"):
-                gradient = distribute_tensor(gradient, p.device_mesh, p.placements)
+                gradient = place(gradient, p.device_mesh, p.placements)
             p.grad = gradient
         optimizer.step()
 
@@ -100,7 +106,7 @@ def load(folder, through, model, called, optimizer):
             value = found["model"][name]
             with torch.no_grad():
                 if hasattr(p, "device_mesh"):
-                    value = distribute_tensor(value, p.device_mesh, p.placements)
+                    value = place(value, p.device_mesh, p.placements)
                 p.copy_(value)
         optimizer.load_state_dict(found["optimizer"])
         return
@@ -180,14 +186,25 @@ def half_a_state(folder):
         assert before["param_groups"] == after["param_groups"]
 
 
-def full_state(kind, placement, resumed):
-    """torch's own way to the whole state, taken after two steps, and loaded in the same way."""
+def full_state(kind, placement, resumed, certify=False, used=False):
+    """torch's own way to the whole state, taken after two steps, and loaded in the same way.
+
+    `used`: into an optimizer that has stepped before.
+    """
     model, options = Weights(torch.float64), StateDictOptions(full_state_dict=True)
     called = spread(model, kind)
-    optimizer = make(model, placement)
+    asked = {"certify": certify, "gradient_bound": 9.0 * certify}
+    optimizer = make(model, placement, **asked)
     go(model, optimizer, 0, 2)
     state = get_optimizer_state_dict(called, optimizer, options=options)
-    fresh = make(model, resumed)
+    fresh = make(model, resumed, **asked)
+    if used:
+        kept = [p.detach().clone() for p in model.parameters()]
+        go(model, fresh, 5, 6)
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), kept, strict=True):
+                p.copy_(old)
     set_optimizer_state_dict(called, fresh, state, options=options)
     go(model, fresh, 2, 4)
+    assert all(c.refusal is None for c in fresh.certificates().values())
     return {n: whole(p) for n, p in model.named_parameters()}

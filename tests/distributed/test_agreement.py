@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import copies, in_order, later_group, pretend
+from agreement import copies, in_order, later_group, ordinary, pretend
 from pool import TIMEOUT, Pool, free_port, server
 
 PATIENCE = 4  # seconds, the timeout of the process group where it is waited for
@@ -94,6 +94,22 @@ def test_one_more_optimizer_on_one_rank(ranks4, first):
         assert torch.equal(weights, in_order(width=7))
 
 
+@pytest.mark.parametrize("program", ["sweep", "two models", "evaluation", "rates of their own"])
+def test_programs_in_which_nothing_is_wrong(ranks4, program):
+    expected = ordinary(program)
+    for found in ranks4("ordinary", program=program):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_an_optimizer_from_before_the_process_group():
+    pool = Pool(2)
+    try:
+        for weights in pool("built_before", port=free_port()):
+            assert torch.equal(weights, in_order())
+    finally:
+        pool.close()
+
+
 def test_other_parameters_and_another_placement_end_by_the_timeout_on_every_rank():
     pool = Pool(2, timeout=PATIENCE)
     try:
@@ -104,6 +120,25 @@ def test_other_parameters_and_another_placement_end_by_the_timeout_on_every_rank
     assert PATIENCE <= talking[1] < PATIENCE + SLACK
     assert "rank 0 waited in vain" in silent[0]
     assert silent[1] < PATIENCE + 2 * SLACK
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("what", ["every", "group"])
+def test_a_rank_that_asks_for_more_during_the_run_ends_by_the_timeout_on_every_rank(
+    placement, what
+):
+    """It may be the first of all, so that nothing tells it from a program that is in order."""
+    pool = Pool(2, timeout=PATIENCE)
+    try:
+        seconds = PATIENCE + 2 * SLACK
+        first, second = pool("switched", placement=placement, what=what, seconds=seconds)
+    finally:
+        pool.close()
+    for message, took in (first, second):
+        assert "did not answer within the process group's timeout" in message or (
+            "rank 0 waited in vain" in message
+        )
+        assert took < seconds
 
 
 def test_a_store_that_is_gone_hinders_nobody():

@@ -27,6 +27,7 @@ CLOSE = 1e-10
 LAYOUTS = [("ddp", "local"), ("ddp", "owner")]  # where nothing is cut there is no "gram"
 LAYOUTS += [("fsdp", "local"), ("fsdp", "owner"), ("fsdp", "gram")]
 LAYOUTS += [("hsdp", "local"), ("hsdp", "owner"), ("hsdp", "gram")]
+LAYOUTS += [("twice", "local"), ("twice", "owner"), ("twice", "gram")]
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -45,6 +46,17 @@ def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(
     rest = {"loads": True, "start": 2, **options}
     check_same(ranks2("resumable", kind=kind, placement=placement, **rest), expected, atol)
     check_same([resumable("alone", "local", **rest)], expected, atol)
+
+
+@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+def test_rows_that_are_cut_twice(ranks4, ranks2, tmp_path, placement):
+    options = {"folder": str(tmp_path), **GRAM}
+    expected, atol = unbroken(**GRAM), CLOSE if placement == "gram" else 0.0
+    saved = ranks4("resumable", kind="twice", placement=placement, saves_at=2, **options)
+    check_same(saved, expected, atol)
+    rest = {"loads": True, "start": 2, **options}
+    check_same(ranks4("resumable", kind="twice", placement=placement, **rest), expected, atol)
+    check_same(ranks2("resumable", kind="fsdp", placement="owner", **rest), expected, atol)
 
 
 @pytest.mark.parametrize("method", ["muon", "pion"])
@@ -88,21 +100,26 @@ def test_a_part_of_a_state_is_refused_with_the_remedy(ranks2, tmp_path):
         assert "consolidate" in message
 
 
+@pytest.mark.parametrize("certify", [False, True])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_full_state_dict(ranks2, kind):
+def test_full_state_dict(ranks2, kind, certify):
+    expected = unbroken(dtype=torch.float64, certify=certify, gradient_bound=9.0 * certify)
     for resumed in ("local", "owner"):
-        results = ranks2("full_state", kind=kind, placement="local", resumed=resumed)
-        check_same(results, unbroken(dtype=torch.float64))
+        options = {"placement": "local", "resumed": resumed, "certify": certify}
+        check_same(ranks2("full_state", kind=kind, **options), expected)
 
 
+@pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "placement"), [("ddp", "owner"), ("fsdp", "owner"), ("fsdp", "gram")]
+    ("kind", "placement", "certify"),
+    [(kind, "owner", certify) for kind in ("ddp", "fsdp") for certify in (False, True)]
+    + [("fsdp", "gram", False)],  # which keeps no regret
 )
-def test_full_state_dict_of_owners_is_refused(ranks2, kind, placement):
+def test_full_state_dict_of_owners_is_refused(ranks2, kind, placement, certify, used):
     """torch would put zeros in the place of what the other ranks own, of "gram" in some groups."""
     for resumed in ("local", "owner"):
-        arguments = {"kind": kind, "placement": placement, "resumed": resumed}
-        for ok, message in ranks2.try_all("full_state", **arguments):
+        arguments = {"kind": kind, "placement": placement, "resumed": resumed, "used": used}
+        for ok, message in ranks2.try_all("full_state", certify=certify, **arguments):
             assert not ok
             assert "ValueError: full_state_dict=True takes what one rank owns" in message
 

@@ -1,11 +1,16 @@
 """The parts of a placement that need no second process."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
-from nucleon.optim import grams, placement, stacks, wire
+from nucleon.optim import grams, placement, shards, stacks, wire
 
 sides = st.integers(0, 40)
 blocks = st.tuples(st.integers(0, 3), sides, sides)
@@ -70,3 +75,27 @@ def test_a_fingerprint_sees_a_bit_and_a_place():
         y = x.clone()
         y[1, 2] = torch.nextafter(y[1, 2], y[2, 2]) if dtype != torch.bfloat16 else 6.03125
         assert wire.fingerprint(x) != wire.fingerprint(y)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 25), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_boxes_are_chunks_of_chunks(rows, outer, inner, strided):
+    """Plain Shards cut from the outer axis of the mesh inwards, FSDP2 over tensor parallel last."""
+    first = _StridedShard(0, split_factor=inner) if strided else Shard(0)
+    mesh = SimpleNamespace(shape=(2, outer, inner), mesh=torch.arange(2 * outer * inner))
+    placed = (Replicate(), first, Shard(0))
+    param = SimpleNamespace(shape=(rows, 3), ndim=2, placements=placed, device_mesh=mesh)
+    shards.supported("w", param)
+    held = shards.of(param)
+    entries = torch.arange(rows)
+    for (copy, i, j), (box, columns) in zip(
+        product(range(2), range(outer), range(inner)), held.boxes, strict=True
+    ):
+        order = ((inner, j), (outer, i)) if strided else ((outer, i), (inner, j))
+        expected = entries
+        for parts, index in order:
+            chunks = expected.chunk(parts)
+            expected = chunks[index] if index < len(chunks) else entries[:0]
+        assert torch.equal(entries[box], expected)
+        assert columns == slice(0, 3)
+        assert held.replica_of((copy * outer + i) * inner + j)[0] == copy * outer * inner

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import prescribed, train_alone, vectors
+from cases import clipped, prescribed, train_alone, vectors
 
 METHODS = ("muon", "leon", "pion")
-LAYOUTS = ("plain", "rows", "columns", "hsdp", "2d", ("plain", "rows", "columns"))
+LAYOUTS = ("plain", "rows", "columns", "hsdp", "2d", "twice", ("plain", "rows", "columns"))
 
 
 def check_same_bits(results, expected):
@@ -105,11 +105,24 @@ def test_vectors_are_counted_and_skipped_alike_on_every_rank(ranks4, bad):
         assert all(map(torch.equal, found, expected))
 
 
-def test_rows_that_are_cut_twice(ranks4):
+@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+def test_rows_that_are_cut_twice(ranks4, placement):
     expected = train_alone("leon", shares=2)
-    for weights, _ in ranks4("train_both_ways"):
+    for weights, _ in ranks4("train_both_ways", placement=placement):
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("kind", ["tp", "both"])
+def test_heads_that_are_cut_twice_are_clipped_as_in_one_process(ranks4, kind, recorded):
+    """Float64 rounding of logits of order 1, which a rank computes of its own heads."""
+    before, expected = clipped("alone", recorded)
+    ratios = (expected[0] / before[0]).flatten(1).mean(1)
+    assert len(set(ratios.view(4, 3)[:, 0].tolist())) > 2  # heads that are shrunk differently
+    for _, found in ranks4("clipped", kind=kind, recorded=recorded):
+        for got, value in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, value, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "rows"])
@@ -238,11 +251,12 @@ def test_ranks_that_differ_later_are_refused_as_well(ranks2):
 
 def test_unsupported_placements_are_refused_by_name(ranks2):
     for case, words in {
-        "short side": "is cut along axis 0",
-        "stack": "not one 2-D matrix",
+        "short side": "w of shape (4, 9) is cut along axis 0",
+        "stack": "w is not one 2-D matrix",
         "pion": "is for Muon and Leon",
         "certify": "keeps no regret",
-        "partial": "is placed as",
+        "partial": "w is placed as P",
+        "strided": "w is placed as _S(0, 3)",
     }.items():
         for ok, message in ranks2.try_all("unsupported", case=case):
             assert not ok, case

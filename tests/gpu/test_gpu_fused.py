@@ -1,5 +1,6 @@
 """The fused step and its replay on CUDA: as the torch path, whatever moves or changes."""
 
+import copy
 import math
 
 import pytest
@@ -119,6 +120,95 @@ def test_a_schedule_of_the_momentum_is_not_captured():
         optimizer.param_groups[0]["momentum"] = 0.9 + 0.01 * step
         train(optimizer, params, 1, start=step)
     assert [r.graph for r in recordings(optimizer)] == [None]
+
+
+def test_options_that_change_once_are_followed_and_captured_anew(monkeypatch):
+    """All graphs are given up together, and with them the memory they share."""
+
+    def trained():
+        params = parameters()
+        optimizer = nucleon.Leon(params, lr=0.1)
+        for step, momentum in enumerate([0.9] * 3 + [0.95] * 3):
+            optimizer.param_groups[0]["momentum"] = momentum
+            train(optimizer, params, 1, start=step)
+        return optimizer, params
+
+    one, params = trained()
+    assert all(r.graph is not None for r in recordings(one))
+    monkeypatch.setattr(replay, "_capture", lambda *_: None)
+    _, others = trained()
+    for a, b in zip(params, others, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_capture_that_fails_is_done_without(monkeypatch):
+    params, others = parameters(), parameters()
+    train(nucleon.Leon(others), others, 4)
+    run = replay._run
+
+    def failing(*args):
+        run(*args)
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError
+
+    monkeypatch.setattr(replay, "_run", failing)
+    optimizer = nucleon.Leon(params)
+    train(optimizer, params, 4)
+    assert all(r.graph is None and r.fails for r in recordings(optimizer))
+    for a, b in zip(params, others, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_copy_has_no_graphs_and_goes_on_by_itself():
+    params = parameters()
+    optimizer = nucleon.Leon(params, lr=0.1)
+    train(optimizer, params, 3)
+    other = copy.deepcopy(optimizer)
+    assert not recordings(other)
+    others = other.param_groups[0]["params"]
+    train(optimizer, params, 3, start=3)
+    train(other, others, 3, start=3)
+    for a, b in zip(params, others, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_queries_keys_and_values_are_fused_with_a_projection():
+    params = parameters(shapes=[(192, 64), (64, 64)])
+    optimizer = nucleon.Leon(params, axes=["(b=3 r) c", None])
+    train(optimizer, params, 3)
+    (found,) = recordings(optimizer)
+    assert found.graph is not None
+
+
+def test_a_learning_rate_on_the_host_with_random_lengths_and_decay():
+    params = parameters()
+    lr = torch.tensor(0.05)
+    options = {"steps": "exponential", "weight_decay": 0.1}
+    train(nucleon.Leon(params, lr=lr, **options), params, 3)
+    train(nucleon.Leon(others := parameters(), lr=lr.cuda(), **options), others, 3)
+    for a, b in zip(params, others, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_left_on_the_host_is_an_error_that_can_be_caught():
+    params = parameters(shapes=SHAPES[:1])
+    optimizer = nucleon.Muon(params)
+    train(optimizer, params, 3)
+    optimizer.state[params[0]]["total"] = optimizer.state[params[0]]["total"].cpu()
+    with pytest.raises(RuntimeError, match="device"):
+        train(optimizer, params, 1)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two devices")
+def test_parameters_on_two_devices():
+    params = parameters(shapes=SHAPES[:2])
+    params[1] = params[1].detach().to("cuda:1").requires_grad_()
+    others = parameters(shapes=SHAPES[:2])
+    train(nucleon.Leon(params), params, 4)
+    train(nucleon.Leon(others), others, 4)
+    for a, b in zip(params, others, strict=True):
+        torch.testing.assert_close(a.to(b.device), b, rtol=0.0, atol=0.01 * 4 * 0.02)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -551,14 +551,36 @@ MUTANTS = [
             "tl.store(where, total.to(TOTAL), mask=inside)",
             "test_the_fused_step_in_the_interpreter",
         ),
+        (
+            "a gradient that is not there is entered",
+            "ok = finite & there",
+            "ok = finite",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+    ),
+    *mutants(
+        "optim/fused.py",
+        "tests/optim/test_fused.py",
+        (
+            "addresses are taken on any device",
+            "and tensor.device == device ",
+            "",
+            "test_an_address_is_only_taken_of_what_lies_as_it_should",
+        ),
+        (
+            "all matrices of a piece are counted as its first",
+            "8 * (first + start)",
+            "8 * first",
+            "test_the_fused_step_in_the_interpreter",
+        ),
     ),
     *mutants(
         "optim/stacks.py",
         "tests/optim/test_fused.py",
         (
             "pieces of a stack all begin at its first matrix",
-            "(o + p.start * i for",
-            "(o for",
+            "tuple(o + k * i for",
+            "tuple(o + (k - p.start) * i for",
             "test_the_layout_says_where_the_matrices_are",
         ),
     ),
@@ -791,6 +813,16 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/shards.py",
+        "tests/distributed/test_parts.py",
+        (
+            "FSDP2 cuts before tensor parallelism",
+            'key=lambda x: hasattr(x[0], "split_factor")',
+            "key=lambda x: 0",
+            "test_boxes_are_chunks_of_chunks",
+        ),
+    ),
+    *mutants(
         "optim/grams.py",
         "tests/distributed/test_parts.py",
         (
@@ -804,6 +836,16 @@ MUTANTS = [
             "whole[:, b:, a:b] = whole[:, a:b, b:].mT",
             "whole[:, b:, a:b] = 0.0",
             "test_a_symmetric_matrix_survives_its_strips",
+        ),
+    ),
+    *mutants(
+        "optim/checkpoints.py",
+        "tests/distributed/test_checkpoints.py",
+        (
+            "what one rank owns is loaded as the whole",
+            'if not rest and group.get("placement") == "owner":',
+            "if False:",
+            "test_full_state_dict_of_owners_is_refused[ddp-owner-True-True]",
         ),
     ),
     *mutants(
@@ -821,7 +863,7 @@ MUTANTS = [
         "tests/distributed/test_agreement.py",
         (
             "a silent rank is never missed",
-            "talking[TALKING] > there.built[TALKING] and",
+            "talking[TALKING] > other.built[TALKING] and",
             "False and",
             "test_a_rank_may_try_something_before_the_run",
         ),

@@ -11,18 +11,19 @@ import torch
 import nucleon
 from nucleon.linalg import triton_symmetric
 from nucleon.optim import fused, replay, triton_step
+from nucleon.optim.situation import Situation
 
 assert triton_symmetric.INTERPRETED
 
 HERE = fused.runs_on
+fused.table = lambda places, device: torch.tensor(places)
+torch.cuda.is_current_stream_capturing = lambda: False
+replay._capture = lambda *_: None  # launched one by one every time
 
 
 def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, grad_dtype=None, **options):
     """Weights and states after three steps; gradient number `spoil` of the second is not finite."""
     fused.runs_on = (lambda device: True) if fast else HERE
-    fused.table = lambda places, device: torch.tensor(places)
-    torch.cuda.is_current_stream_capturing = lambda: False
-    replay._capture = lambda *_: None  # launched one by one every time
     generator = torch.Generator().manual_seed(0)
     params = [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
     optimizer = cls(params, method="half", **options)
@@ -39,7 +40,7 @@ def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, grad_dtype=None
         for i, p in enumerate(params):
             gradient = torch.randn(p.shape, generator=generator) * 10.0 ** (i - step)
             if (step, i) == (1, spoil):
-                gradient.view(-1)[5] = math.nan
+                gradient.view(-1)[-5] = math.nan  # of the last matrix
             p.grad = gradient.to(dtype)
         optimizer.step()
     triton_step.begin = begin
@@ -70,6 +71,50 @@ def compare(cls, shapes, spoil=None, **options):
         assert fast[1][spoil]["skipped"].sum() == 1
 
 
+def not_there():
+    """One of two parameters has no gradient, then one that is not finite, then again none."""
+    found = []
+    for fast in (True, False):
+        params = [torch.zeros(64, 70, requires_grad=True) for _ in range(2)]
+        optimizer = nucleon.Leon(params, method="half")
+        generator = torch.Generator().manual_seed(3)
+        gradients = [torch.randn(64, 70, generator=generator) for _ in params]
+        ((stack, states),) = optimizer.stacks_of(optimizer.param_groups[0])
+        at = Situation(optimizer.param_groups[0], stack, states)
+        fused.runs_on = (lambda device: True) if fast else HERE
+        for there in (False, True, False):
+            present = torch.tensor([True, there])
+            with torch.no_grad():
+                p, taken = optimizer.compute(stack, states, gradients, at, present)
+            gradients[1][5, 6] = math.nan
+        found.append((p[0].float(), taken, states))
+    fused.runs_on = HERE
+    (p, taken, states), (q, others, expected) = found
+    assert taken.tolist() == others.tolist() == [True, False]
+    assert ((p - q).abs() <= 0.01).all()  # as in `compare`
+    for a, b in zip(states, expected, strict=True):
+        assert torch.equal(a["skipped"], b["skipped"])
+        torch.testing.assert_close(a["total"], b["total"], rtol=1e-6, atol=1e-6)
+    assert states[1]["skipped"].item() == 1
+    assert not states[1]["gram"].any() and not states[1]["total"].any()
+
+
+def huge():
+    """‖G‖² just fits float32, m times an entry of GGᵀ does not: P = polar(G)/√2 all the same."""
+    weight = torch.zeros(64, 100, requires_grad=True)
+    size = torch.where(torch.arange(64) < 16, 3e17, 3e16)
+    weight.grad = torch.randn(64, 100, generator=torch.Generator().manual_seed(4)) * size[:, None]
+    exact = torch.linalg.svd(weight.grad.double(), full_matrices=False)
+    assert 64 * weight.grad.double().square().sum(-1).max() > torch.finfo(torch.float32).max
+    fused.runs_on = lambda device: True
+    optimizer = nucleon.Leon([weight], lr=1.0, scale="none", method="half")
+    optimizer.step()
+    fused.runs_on = HERE
+    assert optimizer.state[weight]["skipped"].item() == 0
+    expected = exact.U @ exact.Vh / math.sqrt(2)
+    assert torch.linalg.matrix_norm(weight.detach() + expected) <= 0.1 * math.sqrt(64)
+
+
 def main() -> None:
     wide, tall, stack = (64, 100), (130, 70), (3, 64, 64)
     for cls in (nucleon.Muon, nucleon.Leon):
@@ -80,6 +125,10 @@ def main() -> None:
     compare(nucleon.Leon, [(64, 2 * 72)], axes="r (b=2 c)", smoothing_scale=0.5)
     compare(nucleon.Leon, [(64 + 80, 96)], axes="r{64,80} c", steps="exponential")
     compare(nucleon.Leon, [wide], dtype=torch.float16)
+    compare(nucleon.Leon, [(3 * 64, 64), (64, 64)], axes=["(b=3 r) c", None], spoil=0)
+    compare(nucleon.Leon, [wide], momentum=0, smoothing_scale=0, weight_decay=1, lr=1)
+    not_there()
+    huge()
     print("all agree")
 
 

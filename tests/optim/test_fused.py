@@ -4,13 +4,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 
 import nucleon
-from nucleon.optim import axes, stacks
+from nucleon.optim import fused, stacks
 
 HERE = Path(__file__).parent
 
@@ -52,7 +53,7 @@ def test_the_layout_says_where_the_matrices_are(shape, spec):
         flat, (rows, columns) = param.reshape(-1), stack.shape
         found = [
             flat.as_strided((rows, columns), (layout.stride, 1), offset + k * layout.inner)
-            for offset in layout.offsets
+            for offset in chain(*layout.offsets)
             for k in range(layout.each)
         ]
         expected = torch.cat([piece.matrices(param) for piece in stack.pieces])
@@ -62,7 +63,56 @@ def test_the_layout_says_where_the_matrices_are(shape, spec):
 def test_no_layout_where_one_rule_does_not_do():
     transposed = stacks.build([(torch.zeros(6, 8), "c r")], 2**20)
     assert [stack.layout for stack in transposed] == [None]
-    unequal = stacks.build([(torch.zeros(3, 4, 5), None), (torch.zeros(4, 5), None)], 2**20)
+    unequal = stacks.build([(torch.zeros(4, 10), "r (b=2 c)"), (torch.zeros(4, 5), None)], 2**20)
     assert len(unequal) == 1
     assert unequal[0].layout is None
-    assert axes.default(2) == "r c"
+
+
+def test_pieces_of_unequal_counts_are_cut_into_equal_runs():
+    """Queries, keys and values in one weight, beside a projection of the same shape."""
+    params = [torch.arange(n * 20.0).view(n * 4, 5) for n in (3, 1, 6)]
+    specs = ["(b=3 r) c", None, "(b=6 r) c"]
+    for given, each in ((slice(0, 3), 1), (slice(0, 3, 2), 3)):
+        pairs = list(zip(params, specs, strict=True))[given]
+        (stack,) = stacks.build(pairs, 2**20)
+        layout = stack.layout
+        assert layout is not None and layout.each == each
+        assert layout.count == sum(piece.count for piece in stack.pieces)
+        for piece, offsets in zip(stack.pieces, layout.offsets, strict=True):
+            starts = piece.matrices(piece.param)[::each, 0, 0].long()
+            assert starts.tolist() == list(offsets)
+
+
+def test_an_address_is_only_taken_of_what_lies_as_it_should():
+    param = torch.zeros(8, 8)
+    (stack,) = stacks.build([(param, None)], 2**20)
+    layout, here = stack.layout, param.device
+    assert layout is not None
+    assert fused.places_in(layout, [param], here) == [param.data_ptr()]
+    for other in (
+        param.double(),
+        torch.zeros(8, 16)[:, ::2],
+        torch.zeros(65)[1:].view(8, 8),
+        param.to("meta"),
+        torch.zeros(8).expand(8, 8),
+    ):
+        assert fused.places_in(layout, [other], here) is None
+    assert fused.places_in(layout, [param], torch.device("meta")) is None
+
+
+def test_stacks_are_built_once_also_for_many_groups():
+    groups = [{"params": [torch.zeros(3, 4, requires_grad=True)]} for _ in range(40)]
+    optimizer = nucleon.Muon(groups)
+    first, second = (
+        [optimizer.stacks_of(group)[0][0] for group in optimizer.param_groups] for _ in range(2)
+    )
+    assert all(a is b for a, b in zip(first, second, strict=True))
+
+
+def test_a_parameter_that_was_given_other_entries_is_stacked_anew():
+    param = torch.zeros(3, 4, requires_grad=True)
+    optimizer = nucleon.Muon([param])
+    group = optimizer.param_groups[0]
+    assert optimizer.stacks_of(group)[0][0].shape == (3, 4)
+    param.data = torch.zeros(5, 6)
+    assert optimizer.stacks_of(group)[0][0].shape == (5, 6)

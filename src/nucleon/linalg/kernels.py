@@ -183,9 +183,9 @@ def _symmetric_torch(
     for _ in range(powers[0]):
         total = total * s
     if addend is not None:
-        plus = addend.float() * beta
-        for _ in range(powers[1]):
-            plus = plus * s
+        plus = addend.float()  # s before β, and one s at a time: either alone may leave the range
+        for factor in [s, beta, s] if powers[1] == 2 else [s, beta][1 - powers[1] :]:
+            plus = plus * factor
         total = total + plus
     total = add_to_diagonal(total.tril() + total.tril(-1).mT, shift)
     out = total.to(dtype)

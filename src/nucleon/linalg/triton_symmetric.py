@@ -37,7 +37,7 @@ _tuned: dict[object, Any] = {}
 
 @triton.jit
 def matrix(table, index, each, size, TYPE: tl.constexpr):
-    """Matrix `index` of tensors that hold `each` of them, `size` entries apart; see `tables`."""
+    """Matrix `index` of runs of `each`, `size` entries apart, by a table of where they begin."""
     base = tl.load(table + index // each).to(tl.pointer_type(TYPE))
     return tl.multiple_of(base, 16) + (index % each).to(tl.int64) * size
 
@@ -121,12 +121,13 @@ def _symmetric(
     diagonal = at_i[:, None] == at_j[None, :]
     if HAS_ADDEND:
         plus = tl.load(addend + lower, mask=inside, other=0.0).to(tl.float32)
-        plus = (plus + tl.where(diagonal, addend_shift, 0.0)) * beta
-        if HAS_SCALE:  # one factor at a time: s² alone may leave the range
+        plus += tl.where(diagonal, addend_shift, 0.0)
+        if HAS_SCALE:  # one factor at a time: u² or the addend times β alone may leave the range
             u = tl.load(addend_scale + batch)
             plus *= tl.where(addend_power == 0, 1.0, u)
-            plus *= tl.where(addend_power == 2, u, 1.0)
-        total += plus
+            total += plus * beta * tl.where(addend_power == 2, u, 1.0)
+        else:
+            total += plus * beta
     if i == j:  # operands that commute up to rounding only leave this tile asymmetric
         total = (total + total.T) / 2
     total += tl.where(diagonal, shift, 0.0)
@@ -222,11 +223,12 @@ def symmetric(
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
     key = (a.device, a.shape, a.dtype)  # what comes after the product matters little
     config = config or _tuned.get(key)
-    if config is None:
-        table = out.dtype == torch.int64  # timed elsewhere: the addend may be what is written to
-        spare = a.new_empty((count, rows, rows), dtype=torch.float32) if table else out
-        config = _tune(key, partial(run, out=spare))
-    return run(config, out)
+    with torch.cuda.device_of(a):  # Triton launches on the current device
+        if config is None:
+            table = out.dtype == torch.int64  # timed elsewhere: it may be the addend as well
+            spare = a.new_empty((count, rows, rows), dtype=torch.float32) if table else out
+            config = _tune(key, partial(run, out=spare))
+        return run(config, out)
 
 
 def _tune(key: object, run: Callable[[Any], object]) -> Any:
@@ -258,7 +260,8 @@ def _squares(x, sums, size, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
 def squares(x: Tensor) -> Tensor:
     """‖X‖_F² of each contiguous (b, m, n), (b,) float64: torch would first copy X to float64."""
     sums = x.new_empty((x.shape[0], CHUNKS), dtype=torch.float64)
-    _squares[(x.shape[0], CHUNKS)](x, sums, x[0].numel(), CHUNK, CHUNKS)
+    with torch.cuda.device_of(x):
+        _squares[(x.shape[0], CHUNKS)](x, sums, x[0].numel(), CHUNK, CHUNKS)
     return sums.sum(-1)
 
 
@@ -273,5 +276,6 @@ def _scaled_half(x, factor, out, size, CHUNK: tl.constexpr):
 def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
     """float16(factor·X), (b,) factors and contiguous (b, m, n), in one pass of wide loads."""
     out, size = torch.empty_like(x, dtype=torch.float16), x[0].numel()
-    _scaled_half[(triton.cdiv(size, 4 * CHUNK), x.shape[0])](x, factor, out, size, 4 * CHUNK)
+    with torch.cuda.device_of(x):
+        _scaled_half[(triton.cdiv(size, 4 * CHUNK), x.shape[0])](x, factor, out, size, 4 * CHUNK)
     return out

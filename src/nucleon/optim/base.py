@@ -131,10 +131,10 @@ class MatrixOptimizer(Optimizer, ABC):
         if group["rule"] == "matrix":
             schema.check_matrices(params, axes)
         param_group.update({**own, **param_group, "params": params, "axes": axes})
-        bare = [item[1] if isinstance(item, tuple) else item for item in params]
-        placement.check({**group, "params": bare, "axes": axes}, gram_form=self.has_gram_form)
+        named = [x if isinstance(x, tuple) else (f"parameter {i}", x) for i, x in enumerate(params)]
+        given = {"params": [p for _, p in named], "param_names": [name for name, _ in named]}
+        placement.check({**group, **given, "axes": axes}, gram_form=self.has_gram_form)
         super().add_param_group(param_group)
-        self._ranks_agree = False
         first = sum(len(g["params"]) for g in self.param_groups[:-1])
         added = self.param_groups[-1]
         owners = zip(added["params"], axes, placement.owners(added), strict=True)
@@ -175,7 +175,7 @@ class MatrixOptimizer(Optimizer, ABC):
         With placement="gram" every rank must call it: the Gram matrices are summed.
         """
         # Before the user's own hooks: they are to see what will be saved.
-        hook = self.register_state_dict_post_hook(checkpoints.add_up_grams, prepend=True)
+        hook = self.register_state_dict_post_hook(checkpoints.pack, prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -191,7 +191,7 @@ class MatrixOptimizer(Optimizer, ABC):
         final: list[dict[str, Any]] = []
 
         def check(_: Optimizer, given: dict[str, Any]) -> None:
-            checkpoints.complete(given)
+            checkpoints.unpack(given)
             self._check_state_dict(given)
             final.append(given)
 
@@ -266,11 +266,13 @@ class MatrixOptimizer(Optimizer, ABC):
         """`stacks.build`, once for the same parameters: a step must not pay for it again."""
         if torch.compiler.is_compiling():
             return stacks.build(params, largest)
-        key = (largest, *((id(p), spec, p.dtype, p.device) for p, spec in params))
+        key = (largest, *((id(p), spec, p.shape, p.dtype, p.device) for p, spec in params))
         cache: dict[object, list[Stack]] = self.__dict__.setdefault("_stacks", {})
         if key not in cache:
-            if len(cache) >= 16:  # sets of parameters that have a gradient, few in practice
+            # Sets of parameters that have a gradient, few of each group in practice.
+            if len(cache) >= 16 * len(self.param_groups):
                 cache.clear()
+                self.__dict__.pop("_recordings", None)  # they are of these stacks
             cache[key] = stacks.build(params, largest)
         return cache[key]
 
@@ -304,7 +306,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_ranks()
+        bulletin.check(self)
         wire.settle(chain.from_iterable(g["params"] for g in self.param_groups))
         self._check_gradients()
         if any(group["consistency_every"] for group in self.param_groups):
@@ -398,11 +400,6 @@ class MatrixOptimizer(Optimizer, ABC):
             eta=scale**-0.5 if scale else math.inf,
             discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
         )
-
-    def _check_ranks(self) -> None:
-        """Before anything is sent: every rank must have the same parameters and options."""
-        if not self.__dict__.get("_ranks_agree"):
-            self._ranks_agree = bulletin.check(self)
 
     def agree(self, stack: Stack, shared: Tensor, group: Mapping[str, Any]) -> None:
         """Every `consistency_every` steps, raise on all ranks unless they have updated alike.

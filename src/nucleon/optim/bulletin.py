@@ -41,16 +41,19 @@ something out by itself before the run of all, loses them once."""
 SILENT, TALKING = 0, 1
 
 
-def check(optimizer: "MatrixOptimizer") -> bool:
-    """Raise unless all ranks have the same parameters and options; whether that is settled now.
+def check(optimizer: "MatrixOptimizer") -> None:
+    """Raise unless all ranks have the same parameters and options, asked once for each of them.
 
-    It is not where this rank exchanges nothing: others may still turn out to wait for it.
+    Where this rank exchanges nothing that is never settled: others may still wait for it.
     """
-    if placement.world(()) == (0,):
-        return False
+    groups = optimizer.param_groups
+    if placement.world(()) == (0,) or optimizer.__dict__.get("_agreed") == _asked(groups):
+        return
     if torch.compiler.is_compiling():  # a step that exchanges nothing may be one graph
-        return bool(_widest(optimizer.param_groups)) and _ask(optimizer)
-    return not _resting(optimizer) and _ask(optimizer)
+        if _widest(groups):
+            _ask(optimizer)
+    elif not _resting(optimizer):
+        _ask(optimizer)
 
 
 def _resting(optimizer: "MatrixOptimizer") -> bool:
@@ -64,20 +67,37 @@ def _resting(optimizer: "MatrixOptimizer") -> bool:
 
 # Unlike torch.compiler.disable it imports the compiler when called, which torch.optim does as well.
 @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]
-def _ask(optimizer: "MatrixOptimizer") -> bool:
-    groups = optimizer.param_groups
+def _ask(optimizer: "MatrixOptimizer") -> None:
+    groups, board = optimizer.param_groups, _board()
     widest = _widest(groups)
-    _compare_notes(optimizer, widest)
-    if not widest:
-        return False
-    names = stacks.parameter_names(groups)
-    same = [
-        (names[p], tuple(p.shape), p.dtype, {k: v for k, v in g.items() if k != "params"})
-        for g in groups
-        for p in g["params"]
-    ]
-    wire.check_same(same, "parameters and options", placement.process_groups(widest))
-    return True
+    notice = board.attempt(board.notice, optimizer, widest)
+    if notice is not None:
+        if notice.kind == TALKING:
+            with wire.heard("parameters and options"):
+                complaint = board.meet(notice, _timeout(widest[0].device, board.store))
+        else:
+            complaint = board.attempt(board.look, notice)
+        if complaint:
+            board.turn_page(notice)
+            raise RuntimeError(complaint)
+    if widest:
+        names = stacks.parameter_names(groups)
+        same = [
+            (names[p], tuple(p.shape), p.dtype, _comparable(g))
+            for g in groups
+            for p in g["params"]
+        ]
+        wire.check_same(same, "parameters and options", placement.process_groups(widest))
+        optimizer.__dict__["_agreed"] = _asked(groups)  # copies shall ask anew
+
+
+def _comparable(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group, free of what is of one rank: a rate on the device names that."""
+    return {
+        name: value.item() if isinstance(value, Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
 
 
 def announce(optimizer: "MatrixOptimizer") -> None:
@@ -111,49 +131,24 @@ def _kind(widest: Sequence[Tensor]) -> int:
     return TALKING if everyone else SILENT
 
 
-def _compare_notes(optimizer: "MatrixOptimizer", widest: Sequence[Tensor]) -> None:
-    board = _board()
-    notice = board.attempt(board.notice, optimizer, widest)
-    if notice is None:
-        return
-    if notice.kind == TALKING:
-        with wire.heard("parameters and options"):
-            complaint = board.meet(notice, _timeout(widest[0].device, board.store))
-    else:
-        complaint = board.attempt(board.look, notice)
-    if complaint:
-        board.turn_page(notice)
-        raise RuntimeError(complaint)
-
-
 # ---------------------------------------------------------------------------- notes
-
-
-def _two() -> list[int]:
-    return [0, 0]
 
 
 @dataclass
 class Record:
     """How many optimizers of one list of parameters a rank has, silent and talking ones."""
 
-    built: list[int] = field(default_factory=_two)
-    begun: list[int] = field(default_factory=_two)
+    built: list[int] = field(default_factory=lambda: [0, 0])
+    begun: list[int] = field(default_factory=lambda: [0, 0])
     options: list[str] = field(default_factory=lambda: ["", ""])
     """Of the latest of each kind."""
 
-    def waits_for(self, other: "Record") -> bool:
-        """Whether one that talks here waits for a rank that steps a silent one in its place."""
-        return _instead(self.begun, self, other)
+    def misses(self, other: "Record", talking: Sequence[int]) -> bool:
+        """Whether one of the `talking` ones here waits for a rank that steps a silent one instead.
 
-    def will_wait_for(self, other: "Record") -> bool:
-        """The same of one that is built, and has not come to its first step."""
-        return _instead(self.built, self, other)
-
-
-def _instead(talking: Sequence[int], here: Record, there: Record) -> bool:
-    # A rank may have more optimizers than another, but not less that talk and more silent ones.
-    return talking[TALKING] > there.built[TALKING] and there.begun[SILENT] > here.built[SILENT]
+        A rank may have more optimizers than another, but not less that talk and more silent ones.
+        """
+        return talking[TALKING] > other.built[TALKING] and other.begun[SILENT] > self.built[SILENT]
 
 
 @dataclass
@@ -219,14 +214,14 @@ class Board:
         gathering, silent = f"{self.life}/gathering {self.gatherings}", 0
         self.store.add(gathering, 1)
         for _ in _moments(timeout):
-            if self.store.add(gathering, 0) == dist.get_world_size():
+            if self.store.add(gathering, 0) >= dist.get_world_size():
                 self.gatherings += 1
                 self.store.add("passed", 1)
                 return ""
             if (found := self._count(notice, SILENT)) > silent:
                 silent = found
                 mine = self.mine[notice.key]
-                others = {r: x for r, x in self._others(notice) if mine.waits_for(x)}
+                others = {r: x for r, x in self._others(notice) if mine.misses(x, mine.begun)}
                 if others:
                     self.store.add(gathering, -1)
                     return self._complaint(notice, others)
@@ -240,10 +235,10 @@ class Board:
         mine = self.mine[notice.key]
         for _ in _moments(GRACE if notice.steps <= 1 else 0.0):
             others = dict(self._others(notice)) if self._count(notice, TALKING) else {}
-            waiting = {r: x for r, x in others.items() if x.waits_for(mine)}
+            waiting = {r: x for r, x in others.items() if x.misses(mine, x.begun)}
             if waiting:
                 return self._complaint(notice, waiting)
-            if not any(x.will_wait_for(mine) for x in others.values()):
+            if not any(x.misses(mine, x.built) for x in others.values()):
                 break
         gave_up = f"{self.life}/gave up"
         if self.store.check([gave_up]):

@@ -10,6 +10,7 @@ Distributed Checkpoint takes each of them, under the names that `get_optimizer_s
 parameters, and loads it under any other placement, on any number of ranks.
 """
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
 
 
-def add_up_grams(optimizer: Any, packed: dict[str, Any]) -> None:
-    """Put the whole Gram matrices in the place of this rank's parts; every rank must do it."""
+def pack(optimizer: Any, packed: dict[str, Any]) -> None:
+    """Make what torch packed fit to be saved; with Gram matrices every rank must take part.
+
+    They become whole. `certified` becomes a list of one length, which full_state_dict=True needs,
+    with something empty in it, which it drops.
+    """
     for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
+        saved["certified"] = (json.dumps(saved["certified"], default=float), ())
         for param, key in zip(group["params"], saved["params"], strict=True):
             state = packed["state"][key]
             if group["placement"] == "gram" and shards.sharded(param) and "gram" in state:
@@ -32,19 +38,25 @@ def add_up_grams(optimizer: Any, packed: dict[str, Any]) -> None:
                 packed["state"][key] = {**state, "gram": whole}
 
 
-def complete(given: dict[str, Any]) -> None:
-    """Put back what is empty, which torch drops on loading with full_state_dict=True.
+def unpack(given: dict[str, Any]) -> None:
+    """Put back what `pack` has put elsewhere.
 
-    It puts new state in the place of what is missing, too: raise where another rank had some.
+    full_state_dict=True fills in new state for what is missing: raise where another rank had some.
     """
-    dropped = [g for g in given.get("param_groups", ()) if "certified" not in g]
-    if any(g.get("placement") == "owner" for g in dropped):
-        raise ValueError(
-            "full_state_dict=True takes what one rank owns for the whole state; use "
-            "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
-        )
-    if dropped:
-        given["param_groups"] = [{"certified": (), **g} for g in given["param_groups"]]
+    groups: list[dict[str, Any]] = []
+    for group in given.get("param_groups", ()):
+        match group.get("certified"):
+            case [str(game), *rest]:
+                if not rest and group.get("placement") == "owner":
+                    raise ValueError(
+                        "full_state_dict=True takes what one rank owns for the whole state; use "
+                        "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
+                    )
+                groups.append({**group, "certified": json.loads(game) or ()})
+            case _:
+                groups.append(group)
+    if groups:
+        given["param_groups"] = groups
 
 
 @torch.no_grad()

@@ -69,8 +69,8 @@ def job_of(
         return None
     if chosen_method(group, m, n, first.device, first.dtype) != "half":
         return None
-    layout = stack.layout
-    if layout is None or layout.count > LARGEST_GRID:
+    layout = _layout(stack)
+    if layout is None:
         return None
     momentum, has_gram = group["momentum"], optimizer.has_gram
     keep = group.get("beta2")
@@ -81,10 +81,10 @@ def job_of(
         total.dtype,
         has_gram,
         sign=-1.0 if group["maximize"] else 1.0,
-        momentum=momentum,
+        momentum=float(momentum),  # the kernels are compiled for the type of a number
         nesterov=group["nesterov"],
-        keep=momentum**2 if keep is None else keep,
-        smoothing=optimizer.smoothing_scale(group, m, n) if has_gram else 0.0,
+        keep=float(momentum**2 if keep is None else keep),
+        smoothing=float(optimizer.smoothing_scale(group, m, n)) if has_gram else 0.0,
         bound=(group["gradient_bound"] / (momentum or 1.0)) ** 2 if has_gram else 0.0,
         iterations=group["iterations"],
     )
@@ -103,7 +103,7 @@ def direction(
     None, with nothing changed, where the method, the device or the layout is another.
     """
     job = job_of(optimizer, stack, gradients[0], states[0]["total"], group)
-    places = None if job is None else moment_places(stack, job.layout, states, gradients)
+    places = None if job is None else moment_places(stack, job, states, gradients)
     if job is None or places is None:
         return None
     return compute(job, table(places, gradients[0].device), present)
@@ -113,9 +113,10 @@ def compute(job: Job, where: Tensor, present: Tensor | None) -> tuple[Tensor, Te
     """The same by a table of the four kinds of tensors, see `moment_places`."""
     from nucleon.optim import triton_step
 
-    begin, taken = triton_step.begin(job, where, present)
-    recursion = augmented_from if job.has_gram else polar_from
-    return recursion(begin, polynomials("half", job.iterations), torch.float16), taken
+    with torch.cuda.device_of(where):  # Triton launches on the current device
+        begin, taken = triton_step.begin(job, where, present)
+        recursion = augmented_from if job.has_gram else polar_from
+        return recursion(begin, polynomials("half", job.iterations), torch.float16), taken
 
 
 def move(
@@ -135,19 +136,21 @@ def move(
     first = stack.params[0]
     if not runs_on(first.device) or directions.dtype not in DTYPES:
         return False
-    if isinstance(rate, Tensor) and rate.device != first.device:
+    if any(isinstance(x, Tensor) and x.device != first.device for x in (rate, decay)):
         return False
-    layout = stack.layout
-    if layout is None or layout.count > LARGEST_GRID:
+    layout = _layout(stack)
+    if layout is None:
         return False
     if where is None:
-        places = places_in(layout, stack.params)
+        places = places_in(layout, stack.params, first.device)
         if places is None:
             return False
         where = table(places, first.device)
     from nucleon.optim import triton_step
 
-    triton_step.moved(stack, layout, where, directions.contiguous(), taken, rate, decay, cautious)
+    given = (where, directions.contiguous(), taken, rate, decay, cautious)
+    with torch.cuda.device_of(first):
+        triton_step.moved(stack, layout, *given)
     return True
 
 
@@ -156,55 +159,73 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and kernels.triton_works() and not torch.compiler.is_compiling()
 
 
+def _layout(stack: Stack) -> Layout | None:
+    """Where the matrices lie, if the kernels can follow it."""
+    layout = stack.layout
+    return None if layout is None or layout.count > LARGEST_GRID else layout
+
+
 # ---------------------------------------------------------------------- tables of addresses
 
 
 def moment_places(
-    stack: Stack,
-    layout: Layout,
-    states: Sequence[Mapping[str, Tensor]],
-    gradients: Sequence[Tensor],
+    stack: Stack, job: Job, states: Sequence[Mapping[str, Tensor]], gradients: Sequence[Tensor]
 ) -> list[int] | None:
-    """Where each piece has its gradient, total, skipped and Gram, kind after kind, as addresses.
+    """Where each run has its gradient, total, skipped and Gram, kind after kind, as addresses.
 
     None where one of them is irregular; without a Gram the third stands for it.
     """
-    new, old = (places_in(layout, tensors) for tensors in (gradients, [s["total"] for s in states]))
+    layout, device = job.layout, stack.params[0].device
+    new = places_in(layout, gradients, device)
+    old = places_in(layout, [state["total"] for state in states], device)
     if new is None or old is None:
         return None
     skipped: list[int] = []
     grams: list[int] = []
     square = 4 * min(stack.shape) ** 2
     for piece, state in zip(stack.pieces, states, strict=True):
-        skipped.append(state["skipped"].data_ptr() + 8 * (piece.block.first + piece.start))
-        gram = state.get(gram_key(piece.block))
-        if gram is not None:
-            grams.append(gram.data_ptr() + square * piece.start)
-            if gram.dtype != torch.float32 or not gram.is_contiguous() or grams[-1] % 16:
+        starts, first = range(piece.start, piece.stop, layout.each), piece.block.first
+        count = state["skipped"]
+        if not _regular(count, torch.int64, device):
+            return None
+        skipped += [count.data_ptr() + 8 * (first + start) for start in starts]
+        if job.has_gram:
+            gram = state[gram_key(piece.block)]
+            if not _regular(gram, torch.float32, device):
                 return None
+            grams += [gram.data_ptr() + square * start for start in starts]
+    if any(place % 16 for place in grams):
+        return None
     return [*new, *old, *skipped, *(grams or skipped)]
 
 
-def places_in(layout: Layout, tensors: Sequence[Tensor]) -> list[int] | None:
-    """Where the pieces of a stack lie in tensors like its parameters; None where it is irregular.
+def places_in(layout: Layout, tensors: Sequence[Tensor], device: torch.device) -> list[int] | None:
+    """Where the runs of a stack lie in tensors like its parameters; None where it is irregular.
 
-    Irregular are tensors that are not contiguous, of other dtypes, or off a boundary of 16 bytes.
+    Irregular are tensors that are not contiguous, of other dtypes, on another device, without a
+    storage of their own as some subclasses are, or off a boundary of 16 bytes.
     """
     dtype, size = tensors[0].dtype, tensors[0].element_size()
     found: list[int] = []
-    for tensor, offset in zip(tensors, layout.offsets, strict=True):
-        address = tensor.data_ptr() + offset * size
-        if tensor.dtype != dtype or not tensor.is_contiguous() or address % 16:
+    for tensor, offsets in zip(tensors, layout.offsets, strict=True):
+        start = tensor.data_ptr()
+        if not start or not _regular(tensor, dtype, device):
             return None
-        found.append(address)
-    return found if dtype in DTYPES else None
+        found += [start + size * offset for offset in offsets]
+    return None if dtype not in DTYPES or any(place % 16 for place in found) else found
+
+
+def _regular(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> bool:
+    # A kernel given the address of anything else would take the whole process down.
+    return tensor.dtype == dtype and tensor.device == device and tensor.is_contiguous()
 
 
 def table(places: Sequence[int], device: torch.device) -> Tensor:
     """Addresses as a tensor on the device; kept, as most of them are the same at every step."""
-    if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
-        return _filled(tuple(places), device)
-    return _kept(tuple(places), device, torch.cuda.current_stream(device).cuda_stream)
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
+            return _filled(tuple(places), device)
+        return _kept(tuple(places), device, torch.cuda.current_stream().cuda_stream)
 
 
 @lru_cache(maxsize=1024)

@@ -37,7 +37,7 @@ def check(name: str, param: Tensor, spec: str | None) -> None:
         raise ValueError(
             f"{name} is not one 2-D matrix, which placement='gram' is for; use placement='owner'"
         )
-    cut = {p.dim for p in param.placements if p.is_shard()}  # pyright: ignore[reportAttributeAccessIssue]
+    cut = {axis for p in param.placements if (axis := shards.axis_cut(p)) is not None}
     if cut - {_long_axis(param)}:
         raise ValueError(
             f"{name} of shape {tuple(param.shape)} is cut along axis {min(cut)}; placement='gram' "

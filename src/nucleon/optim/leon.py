@@ -40,7 +40,8 @@ class Leon(MatrixOptimizer):
         smoothing_scale: c = 1/η²; the theorem's is 1, more smooths more, 0 is Muon (1.0).
         gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 3 as printed (0.0).
         method: "auto", the default, is "half" or "polar-express", see `chosen_method`; "half", the
-            float16 Gram recursion (measured: the fastest on CUDA); "polar-express", the augmented
+            float16 Gram recursion (measured: the fastest on CUDA), where M̂ too is made of
+            gradients rounded to float16; "polar-express", the augmented
             recursion with optimal quintics (measured: the fastest on the CPU with an error below
             torch's Muon, both `benchmarks/step.py`);
             "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root;

@@ -98,8 +98,7 @@ def check(group: Mapping[str, Any], *, gram_form: bool) -> None:
     """Raise on a group whose parameters or options its placement cannot serve."""
     if group["placement"] == "local" or group["rule"] != "matrix":
         return
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-    for name, param, spec in zip(names, group["params"], group["axes"], strict=True):
+    for name, param, spec in zip(group["param_names"], group["params"], group["axes"], strict=True):
         shards.supported(name, param)
         if group["placement"] == "gram":
             grams.check(name, param, spec)

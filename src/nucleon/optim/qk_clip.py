@@ -11,7 +11,8 @@ bounded by scale·max‖q_h‖·max‖k_h‖, which rotary embeddings do not cha
 several ranks, each with its own batch, S_h is the largest of all: their weights stay the same.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -34,19 +35,37 @@ class _Side:
     """Of a head."""
     longest: Tensor
     """(heads,): the largest norm since the last clipping."""
+    here: slice = field(default_factory=lambda: ALL)
+    """Heads that this rank computes, as the last output showed: tensor parallelism divides them."""
 
     @property
     def heads(self) -> int:
         return len(self.longest)
 
     def see(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """A forward hook: keep the norms of the outputs (…, rows)."""
+        """A forward hook: keep the norms of the outputs (…, rows), those that are on this rank."""
         if not module.training:
             return
-        heads = output.detach()[..., self.rows].unflatten(-1, (self.heads, self.size))
-        norms = torch.linalg.vector_norm(heads.to(self.longest.dtype), dim=-1)
-        seen = norms.reshape(-1, self.heads).amax(0)
-        self.longest = torch.maximum(self.longest.to(seen.device), seen)
+        output = output.detach()
+        if shards.sharded(output) and any(p.is_partial() for p in output.placements):
+            output = shards.full(output)  # of a row-wise projection, before it is added up
+        held, part = shards.of(output), shards.local(output)
+        columns = held.mine()[-1] if held else slice(0, self.linear.out_features)
+        wanted = range(self.linear.out_features)[self.rows]
+        ends = [bisect_left(wanted, edge) for edge in (columns.start, columns.stop)]
+        if any(end % self.size for end in ends):
+            raise ValueError(
+                f"a rank holds columns {columns.start} to {columns.stop} of an attention's outputs "
+                f"and so a part of a head of {self.size}; cut it between heads"
+            )
+        self.here = slice(*(end // self.size for end in ends))
+        found = wanted[slice(*ends)]
+        mine = part[..., found.start - columns.start : found.stop - columns.start : found.step]
+        if mine.numel():
+            vectors = mine.unflatten(-1, (len(found) // self.size, self.size)).flatten(0, -3)
+            seen = torch.linalg.vector_norm(vectors.to(self.longest.dtype), dim=-1).amax(0)
+            self.longest = self.longest.to(seen.device)
+            self.longest[self.here] = torch.maximum(self.longest[self.here], seen)
 
     def shrink(self, factor: Tensor) -> None:
         """Multiply weight and bias of each head, what this rank has of them, by its factor."""
@@ -54,6 +73,7 @@ class _Side:
         rows[self.rows] = factor.repeat_interleave(self.size)
         for tensor in (self.linear.weight, cast(Tensor | None, self.linear.bias)):
             if tensor is not None:
+                shards.supported("a projection of an attention", tensor, "QKClip cannot shrink it")
                 held, part = shards.of(tensor), shards.local(tensor)
                 mine = rows[held.mine()[0]] if held else rows
                 part.mul_(mine.to(part).reshape(-1, *[1] * (part.ndim - 1)))
@@ -163,30 +183,31 @@ class QKClip:
         unseen = torch.full_like(queries.longest, -torch.inf)
         factor = head_size**-0.5 if scale is None else float(scale)
         self._attentions[name] = _Attention(queries, keys, factor, unseen)
-        self._hooks += [side.linear.register_forward_hook(side.see) for side in (queries, keys)]
+        for side in (queries, keys):
+            # Before the hooks of tensor parallelism, after which no output tells which part it is.
+            self._hooks.append(side.linear.register_forward_hook(side.see, prepend=True))
 
     @torch.no_grad()
     def record(self, name: str, logits: Tensor) -> None:
         """Enter the logits (…, heads, queries, keys) of a watched attention, masked ones as −∞.
 
-        They take the place of the bound, which is larger.
+        They take the place of the bound, which is larger. With tensor parallelism they are those
+        of the heads of this rank.
         """
         if name not in self._attentions:
             raise ValueError(f"{name!r} is not watched; watched are {list(self._attentions)}")
         seen = self._attentions[name]
-        if logits.ndim < 3 or logits.shape[-3] != seen.query.heads:
+        heads = logits.shape[-3] if logits.ndim >= 3 else 0
+        here = ALL if heads == seen.query.heads else seen.query.here
+        if heads != len(seen.recorded[here]):
             raise ValueError(
                 f"logits of {name!r} must be (…, {seen.query.heads}, queries, keys), got "
                 f"{tuple(logits.shape)}"
             )
-        largest = (
-            logits.detach()
-            .to(seen.recorded.dtype)
-            .amax((-2, -1))
-            .reshape(-1, seen.query.heads)
-            .amax(0)
-        )
-        seen.recorded = torch.maximum(seen.recorded.to(largest.device), largest)
+        wide = logits.detach().to(seen.recorded.dtype)
+        largest = wide.amax((-2, -1)).reshape(-1, heads).amax(0)
+        seen.recorded = seen.recorded.to(largest.device)
+        seen.recorded[here] = torch.maximum(seen.recorded[here], largest)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -35,7 +35,7 @@ class Recording:
     """`places` on the device: gradients, totals, skipped, Grams, weights."""
     rates: Tensor
     """(2,): on the direction, and of the decay."""
-    known: tuple[float, float] | None = None
+    known: tuple[float | Tensor, float | Tensor] | None = None
     """What the rates hold, where the host knows it."""
     graph: torch.cuda.CUDAGraph | None = None
     fails: bool = False
@@ -55,12 +55,12 @@ def update(
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    moments = fused.moment_places(stack, job.layout, states, gradients)
-    target = fused.places_in(job.layout, stack.params)
+    moments = fused.moment_places(stack, job, states, gradients)
+    target = fused.places_in(job.layout, stack.params, stack.params[0].device)
     if moments is None or target is None:
         return False
     rates = weights.rates(stack, at, stack.params[0])
-    if any(isinstance(x, Tensor) and x.is_cpu for x in rates):
+    if any(isinstance(x, Tensor) and x.device != stack.params[0].device for x in rates):
         return False
     recording = _recording(optimizer, stack, job, [*moments, *target], group)
     _set(recording, rates)
@@ -80,8 +80,6 @@ def _recording(
     key = (job, stack.params[0].dtype, bool(group["weight_decay"]), group["cautious"])
     found = known.get(id(stack))
     if found is None or found.key != key:
-        if found is None and len(known) >= 1024:
-            known.clear()
         table = fused.table(places, device).clone()
         found = Recording(stack, key, places, table, torch.empty(2, device=device))
         known[id(stack)] = found
@@ -95,20 +93,18 @@ def _recording(
 
 
 def _set(recording: Recording, rates: tuple[float | Tensor, float | Tensor]) -> None:
-    if any(isinstance(rate, Tensor) for rate in rates):
-        recording.known = None
-        for target, rate in zip(recording.rates, rates, strict=True):
-            target.copy_(rate) if isinstance(rate, Tensor) else target.fill_(rate)
-    elif recording.known != rates:
-        for target, rate in zip(recording.rates, rates, strict=True):
-            target.fill_(rate)
-        recording.known = (float(rates[0]), float(rates[1]))
+    known = None if any(isinstance(rate, Tensor) for rate in rates) else rates
+    if known is not None and recording.known == known:
+        return
+    for target, rate in zip(recording.rates, rates, strict=True):
+        target.copy_(rate) if isinstance(rate, Tensor) else target.fill_(rate)
+    recording.known = known
 
 
 def _run(recording: Recording, job: fused.Job, group: Mapping[str, Any]) -> None:
     """Launch the kernels one by one."""
-    pieces = len(job.layout.offsets)
-    moments, target = recording.table[: 4 * pieces], recording.table[4 * pieces :]
+    runs = job.layout.runs
+    moments, target = recording.table[: 4 * runs], recording.table[4 * runs :]
     directions, taken = fused.compute(job, moments, None)
     rate, decay = recording.rates.unbind()
     fused.move(
@@ -130,19 +126,21 @@ def _capture(
     Without the synchronization and the emptied cache of `torch.cuda.graph`. Other threads may go on
     using the device: loaders pin memory, and communication is watched.
     """
-    store = optimizer.__dict__
-    pool = store.setdefault("_graph_pool", torch.cuda.graph_pool_handle())
-    stream = store.setdefault("_graph_stream", torch.cuda.Stream(recording.table.device))
-    current = torch.cuda.current_stream(recording.table.device)
-    stream.wait_stream(current)
+    device = recording.table.device
+    # A pool dies with the last graph in it, so the first one is kept for as long as the optimizer.
+    firsts: dict[torch.device, Any] = optimizer.__dict__.setdefault("_first_graphs", {})
+    stream, first = firsts.get(device) or (torch.cuda.Stream(device), None)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            _run(recording, job, group)
-        except RuntimeError:
-            recording.fails = True
-        finally:
-            graph.capture_end()
-    current.wait_stream(stream)
-    recording.graph = None if recording.fails else graph
+    try:
+        with torch.cuda.stream(stream):
+            pool = None if first is None else first.pool()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                _run(recording, job, group)
+            finally:
+                graph.capture_end()
+    except Exception:  # it is launched one by one instead, which shows what is wrong with it
+        recording.fails = True
+    else:
+        recording.graph = graph
+        firsts.setdefault(device, (stream, graph))

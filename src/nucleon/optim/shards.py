@@ -1,9 +1,10 @@
 """Which part of a parameter lies on which rank: plain tensors are whole, DTensors in boxes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -51,13 +52,29 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if sharded(tensor) else tensor
 
 
-def supported(name: str, param: Tensor) -> None:
-    """Raise on a DTensor whose parts cannot be told apart by mesh coordinates alone."""
-    for placement in param.placements if sharded(param) else ():
-        if type(placement).__name__ not in ("Shard", "Replicate"):  # not a subclass of them
+def axis_cut(placement: object) -> int | None:
+    """The axis of a tensor that a placement cuts, across its axis of the mesh; None: no axis."""
+    return getattr(placement, "dim", None)  # is_shard() is not true of everything that cuts
+
+
+def supported(name: str, param: Tensor, remedy: str = "use placement='local' for it") -> None:
+    """Raise on a DTensor whose parts are not boxes that mesh coordinates tell."""
+    if not sharded(param):
+        return
+    placed = list(zip(param.placements, param.device_mesh.shape, strict=True))
+    for i, (placement, _) in enumerate(placed):
+        kind = type(placement).__name__  # a subclass may be anything
+        if kind == "_StridedShard":  # as FSDP2 makes it: it cuts what the inner axes have left
+            axis = axis_cut(placement)
+            inner = [size for p, size in placed[i + 1 :] if axis_cut(p) == axis]
+            alone = sum(type(p).__name__ == kind and axis_cut(p) == axis for p, _ in placed) == 1
+            fits = alone and cast(Any, placement).split_factor == math.prod(inner)
+        else:
+            fits = kind in ("Shard", "Replicate")
+        if not fits:
             raise ValueError(
-                f"{name} is placed as {placement} on its mesh; placement='owner' and 'gram' take "
-                f"Shard and Replicate, use placement='local' for it"
+                f"{name} is placed as {placement} in {param.placements}; only Shard, Replicate and "
+                f"what FSDP2 makes of them over tensor parallelism can be taken apart: {remedy}"
             )
 
 
@@ -80,12 +97,12 @@ def of(param: Tensor) -> Shards | None:
 
 
 def _box(param: "DTensor", coordinate: Sequence[int]) -> Box:
-    """The entries at one coordinate of the mesh: each Shard cuts what the ones before it left."""
+    """The entries at one coordinate of the mesh: each axis of it cuts what others left."""
     starts, sizes = [0] * param.ndim, list(param.shape)
     placed = zip(param.placements, param.device_mesh.shape, coordinate, strict=True)
-    for placement, parts, index in placed:
-        if placement.is_shard():
-            axis: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+    # FSDP2 is the outer axis of the mesh and cuts last: what tensor parallelism has left.
+    for placement, parts, index in sorted(placed, key=lambda x: hasattr(x[0], "split_factor")):
+        if (axis := axis_cut(placement)) is not None:
             step = -(-sizes[axis] // parts)  # as torch.chunk cuts: the last ones may be empty
             start = min(index * step, sizes[axis])
             starts[axis] += start
@@ -103,7 +120,7 @@ def sharded_groups(param: "DTensor", axis: int) -> list[dist.ProcessGroup]:
     return [
         param.device_mesh.get_group(mesh_axis)
         for mesh_axis, p in enumerate(param.placements)
-        if p.is_shard(axis)
+        if axis_cut(p) == axis
     ]
 
 

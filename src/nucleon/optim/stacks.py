@@ -1,5 +1,6 @@
 """Same-shape matrices of many parameters as one batch, short side first."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -58,19 +59,24 @@ class Piece:
 class Layout:
     """Where the matrices of a stack lie in contiguous tensors like its parameters, in entries."""
 
-    offsets: tuple[int, ...]
-    """Of the first matrix of each piece."""
+    offsets: tuple[tuple[int, ...], ...]
+    """For each piece, of the first matrix of each run of `each`."""
     each: int
-    """Matrices in a piece."""
+    """Matrices in a run; all pieces are made of such runs."""
     inner: int
-    """From one matrix of a piece to the next."""
+    """From one matrix of a run to the next."""
     stride: int
     """From one row to the next."""
 
     @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return sum(map(len, self.offsets))
+
+    @property
     def count(self) -> int:
         """How many matrices there are."""
-        return self.each * len(self.offsets)
+        return self.each * self.runs
 
 
 @dataclass(frozen=True)
@@ -93,12 +99,17 @@ class Stack:
     def layout(self) -> Layout | None:
         """Where the matrices lie; None where no one rule says it for all pieces."""
         found = [_strides(piece.block, tuple(piece.param.shape)) for piece in self.pieces]
-        counts = {piece.count for piece in self.pieces}
-        if None in found or len(counts) > 1 or len({place[1:] for place in found if place}) > 1:
+        if None in found or len({place[2] for place in found if place}) > 1:
             return None
-        places = [cast(tuple[int, int, int], place) for place in found]
-        offsets = (o + p.start * i for (o, i, _), p in zip(places, self.pieces, strict=True))
-        return Layout(tuple(offsets), counts.pop(), *places[0][1:])
+        places = cast(list[tuple[int, int, int]], found)
+        _, inner, stride = places[0]
+        alike = all(place[1] == inner for place in places)
+        each = math.gcd(*(piece.count for piece in self.pieces)) if alike else 1
+        offsets = (
+            tuple(o + k * i for k in range(p.start, p.stop, each))
+            for (o, i, _), p in zip(places, self.pieces, strict=True)
+        )
+        return Layout(tuple(offsets), each, inner, stride)
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
         """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`, m ≤ n."""

@@ -2,7 +2,7 @@
 
 They read and write the tensors of many parameters at once, by a table of their addresses: entry i
 is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart, with rows
-`stride` entries apart. A tall weight is transposed on the way, tile by tile.
+`stride` entries apart, see `stacks.Layout`. A tall weight is transposed on the way, tile by tile.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
@@ -120,9 +120,9 @@ def measure(
             at = k + tl.arange(0, BLOCK)
             trace += tl.load(gram + at * (m + 1), mask=at < m, other=0.0).to(tl.float64)
         whole = keep * tl.sum(trace) + mine
-        finite = finite & (whole < limit)  # the Gram matrix is float32
+        finite = finite & (whole < limit)  # with room for rounding: the Gram matrix is float32
         size += smoothing * (whole + m * bound)
-    there = finite | (finite == 0)
+    there = batch >= 0  # all are
     if HAS_PRESENT:
         there = tl.load(present + batch) != 0
     ok = finite & there
@@ -250,7 +250,7 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
     limits = torch.finfo(torch.float32)
     measure[(count,)](
         sums, grams, skipped, taken if present is None else present, factors, taken,
-        parts, m, each, job.keep, job.smoothing, job.bound, spread, limits.max, limits.tiny,
+        parts, m, each, job.keep, job.smoothing, job.bound, spread, limits.max / 2, limits.tiny,
         HAS_GRAM=job.has_gram, HAS_PRESENT=present is not None, BLOCK=BLOCK,
     )  # fmt: skip
     x = torch.empty((count, m, n), dtype=torch.float16, device=device)
@@ -294,6 +294,8 @@ def moved(
     if isinstance(rate, Tensor):
         rate = rate.float()
         decay = decay.float() if isinstance(decay, Tensor) else rate.new_full((), decay)
+    else:  # also of NumPy's numbers, which Triton does not take
+        rate, decay = float(rate), float(decay)
     rows, columns = stack.shape
     move[(tiles(rows, columns), layout.count)](
         where, directions, taken, rate, decay,

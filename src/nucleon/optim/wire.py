@@ -84,7 +84,7 @@ def gather(tensor: Tensor) -> Tensor:
     if not shards.sharded(tensor):
         return tensor
     axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    parts = math.prod(size for placed, size in axes if placed.is_shard())
+    parts = math.prod(size for placed, size in axes if shards.axis_cut(placed) is not None)
     TRAFFIC.count(shards.local(tensor), parts - 1)
     with heard("gradients"):
         return tensor.full_tensor()
