@@ -11,6 +11,7 @@ import nucleon
 from nucleon import cli
 from nucleon.cli import bench as bench_verb
 from nucleon.cli.app import app
+from nucleon.cli.console import _rate
 from nucleon.experiments import CLAIMS
 from nucleon.learners import LEARNERS
 from nucleon.streams import STREAMS
@@ -51,6 +52,21 @@ def test_list_as_json(command):
     listed = json.loads(command("list", "learners", "--json").stdout)
     assert list(listed) == ["learners"]
     assert list(listed["learners"]) == list(LEARNERS)
+
+
+def test_list_takes_a_file_as_the_other_verbs_do(command, tmp_path):
+    (tmp_path / "run.toml").write_text('kind = "learners"\njson = true\n')
+    go = ("list", "--config", tmp_path / "run.toml")
+    assert list(json.loads(command(*go).stdout)) == ["learners"]
+    assert list(json.loads(command(*go, "claims").stdout)) == ["claims"]
+
+
+# ------------------------------------------------------------------ progress
+
+
+def test_rates_are_plain_numbers():
+    shown = [_rate(value) for value in (0.03117, 4.5678, 99.96, 1234.5, 2e6)]
+    assert shown == ["0.0312", "4.57", "100", "1,234", "2,000,000"]
 
 
 # ------------------------------------------------------------------ bench

@@ -125,6 +125,17 @@ def test_a_page_that_cannot_be_written_is_named_as_it_was_asked_for(command, tmp
     assert f"nucleon: {tmp_path}: Is a directory\n" in done.stderr
 
 
+def test_a_page_on_a_read_only_disk_is_named_too(command, tmp_path, whole, monkeypatch):
+    def refused(path, *_, **__):  # such a disk refuses to delete, even what is not there
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(pathlib.Path, "write_text", refused)
+    monkeypatch.setattr(pathlib.Path, "unlink", refused)
+    done = command("report", whole, "--output", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert f"nucleon: {tmp_path / 'page.html'}: Read-only file system\n" in done.stderr
+
+
 def test_the_page_before_stays_when_the_new_one_does_not_fit(command, runs, tmp_path, monkeypatch):
     go = ("reproduce", "toy", "--output", tmp_path)
     command(*go, claims=[toy()])
@@ -276,13 +287,23 @@ def test_a_run_of_another_schema_is_named(command, runs, tmp_path, whole):
 
 
 @pytest.mark.parametrize("folder", ["train", "train/some"])
-def test_training_without_a_manifest_is_told_how_to_get_one(command, tmp_path, folder):
-    (tmp_path / "train" / "some").mkdir(parents=True)
-    (tmp_path / "train" / "some" / "run.json").write_text("{}")
-    done = command("report", tmp_path / folder, "--output", tmp_path / "page.html")
+def test_training_without_a_manifest_is_told_how_to_get_one(command, runs, tmp_path, whole, folder):
+    some = tmp_path / "train" / "some"
+    some.mkdir(parents=True)
+    (some / "run.json").write_text("{}")
+    page = tmp_path / "page.html"
+    go = ("report", tmp_path / folder, "--output", page)
+    done = command(*go)
     assert done.exit_code == 2
-    assert f"{tmp_path / 'train' / 'some'} holds training that has no manifest" in done.stderr
-    assert "go on with: nucleon train --resume" in done.stderr
+    assert f"nucleon: {some / 'manifest.json'} cannot be read" in done.stderr
+    assert f"go on with: nucleon train --resume --output {some}" in done.stderr
+    assert not page.exists()
+    # Beside a run that is whole it is left out, and keeps nothing else from the page.
+    shutil.copytree(runs(whole, "good")[0], tmp_path / "train" / "whole")
+    done = command(*go, tmp_path / "train" / "whole")
+    assert done.exit_code == 1
+    assert f"{some / 'manifest.json'} cannot be read" in done.stderr
+    assert "nucleon reproduce good" in page.read_text()
 
 
 def test_nothing_to_report(command, tmp_path):

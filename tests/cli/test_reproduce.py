@@ -35,6 +35,7 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
     assert manifest["versions"]["nucleon"] == nucleon.__version__
     assert manifest["command"] == "nucleon reproduce fig-ripples --quick --seeds 2"
     assert 0 < manifest["seconds"] < 600
+    assert manifest["expected"] == 8
     assert {"system", "processor", "cores"} <= manifest["machine"].keys()
     files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
     del files["manifest.json"]
@@ -50,7 +51,9 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
     for figure in ("loss-paths", "by-rate"):
         assert ET.parse(folder / f"{figure}.svg").getroot().tag.endswith("svg")
         assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-    assert "nucleon reproduce fig-ripples --quick" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "nucleon reproduce fig-ripples --quick" in page
+    assert ", about 8 s expected</dd>" in page
 
 
 def test_an_impossible_tolerance_fails(command, runs, tmp_path, monkeypatch):
@@ -85,6 +88,7 @@ def test_one_failing_claim_of_several_sets_the_exit_code(command, runs, tmp_path
         (["fig-ripples", "--seeds", "1001"], ["--seeds is 1001", "to 1000"]),
         (["fig-ripples", "--seeds", "many"], ["seeds"]),
         (["fig-ripples", "--jobs", "0"], ["jobs"]),
+        (["fig-ripples", "--first-seed", "-1"], ["first-seed"]),
         (["fig-ripples", "--device", "abacus"], ["--device abacus", "hint: pass cpu"]),
         (["fig-ripples", "--bogus"], ["bogus"]),
     ],

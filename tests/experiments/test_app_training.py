@@ -38,7 +38,8 @@ def test_a_range_that_leaves_the_grid_says_so_and_a_second_valley_does_not_count
 def test_checks_can_fail_each_by_itself():
     def passed(muon, leon):
         others = {n: curve([0.3, 0.2, 0.1, 0.1, 0.2, 0.3], n) for n in ("Pion", "AdamW")}
-        checks = app_training._checks({"Muon": muon, "Leon": leon, **others})
+        curves = {"Muon": muon, "Leon": leon, **others}
+        checks = (app_training._not_worse(curves), *app_training._checks(curves))
         return [check.passed for check in checks]
 
     wide, narrow = [0.11, 0.1, 0.1, 0.1, 0.1, 0.11], [0.9, 0.9, 0.9, 0.1, 0.9, 0.9]
@@ -123,9 +124,19 @@ def test_a_diverged_run_counts_as_the_worst():
 def test_the_claim_runs_from_end_to_end(monkeypatch):
     monkeypatch.setattr(app_training, "QUICK_STEPS", 3)
     result = CLAIMS["app-training"].run(Settings(quick=True, seeds=1), Silent())
-    assert len(result.checks) == 3
+    assert len(result.checks) == 2
     assert not result.passed  # three steps teach nobody
     assert len(result.records) == 4 * len(app_training.OCTAVES)
     assert [row[0] for row in result.tables[0].rows] == ["Muon", "Pion", "Leon", "AdamW"]
     (figure,) = result.figures
     assert [len(panel.series) for panel in figure.panels] == [4, 4]
+    monkeypatch.setattr(app_training, "STEPS", 3)
+    full = CLAIMS["app-training"].run(Settings(seeds=1), Silent())
+    assert len(full.checks) == 3
+    assert full.checks[0].name.endswith("95 % limit")
+    assert not full.checks[0].passed  # one seed refutes nothing
+
+
+def test_the_quick_claim_holds():
+    result = CLAIMS["app-training"].run(Settings(quick=True), Silent())
+    assert result.passed, [check for check in result.checks if not check.passed]

@@ -925,6 +925,22 @@ MUTANTS = [
             "time.perf_counter() - self.clock",
             "test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended",
         ),
+        (
+            "a damaged run goes on in silence",
+            "if (folder / MANIFEST).exists():",
+            "if False:",
+            "test_a_damaged_run_is_named_and_mended_by_going_on[trace.jsonl]",
+        ),
+    ),
+    *mutants(
+        "cli/report.py",
+        "tests/cli/test_faults.py",
+        (
+            "training without a manifest is passed over",
+            "[*find(path), *unmarked]",
+            "find(path)",
+            "test_training_without_a_manifest_is_told_how_to_get_one[train]",
+        ),
     ),
     *mutants(
         "cli/jobs.py",
@@ -954,6 +970,12 @@ MUTANTS = [
             "autoescape=True,",
             "autoescape=False,",
             "test_every_word_is_escaped",
+        ),
+        (
+            "runs of one id look alike",
+            "name if ids.count(name) == 1 else",
+            "name if ids else",
+            "test_runs_of_one_id_are_told_apart_by_their_folders",
         ),
     ),
     *mutants(

@@ -4,9 +4,10 @@ import html.parser
 import json
 import math
 import re
+import shutil
 
 from nucleon.experiments import Settings, Silent
-from nucleon.report import DamagedRunError, completed, find, number, render
+from nucleon.report import DamagedRunError, completed, find, load, number, render
 from toys import EVIL, toy
 
 
@@ -111,6 +112,18 @@ def test_a_page_over_one_run_has_no_contents(some_runs):
     assert "<nav" not in page
     assert "The claim does not hold" in render(some_runs[1:2])
     assert "1 run" in render(some_runs[2:])
+
+
+def test_runs_of_one_id_are_told_apart_by_their_folders(some_runs, tmp_path):
+    def links(runs):
+        return re.findall(r'<a href="#run-\d+">(.*?)</a>', render(runs))
+
+    assert links(some_runs)[0] == "good"
+    folder = shutil.copytree(some_runs[0].folder, tmp_path / "<b>")
+    shown = links([*some_runs, load(folder)])
+    assert shown[0] == f"good/{some_runs[0].folder.name}"
+    assert shown[1] == "lemma-decomposition"
+    assert shown[-1] == "good/&lt;b&gt;"
 
 
 def test_damaged_runs_are_named(some_runs, tmp_path):

@@ -248,7 +248,7 @@ class Lines:
         left = seconds * (self.total - self.done) / self.done
         print(
             f"{self.what}  {100 * self.done / self.total:3.0f} %  "
-            f"{self.done / max(seconds, 1e-9):.3g} {self.unit}/s  {left:.0f} s left  ({stage})",
+            f"{_rate(self.done / max(seconds, 1e-9))} {self.unit}/s  {left:.0f} s left  ({stage})",
             file=sys.stderr,
             flush=True,
         )
@@ -266,5 +266,10 @@ class _Shown(Progress):
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         fields: dict[str, Any] = task.fields
-        speed = f"{task.speed:.3g}" if task.speed else "–"
+        speed = _rate(task.speed) if task.speed else "–"
         return Text(f"{speed} {fields['unit']}/s", style="cyan")
+
+
+def _rate(value: float) -> str:
+    """Three digits, and never a power of ten: 0.0312, 4.56, 1,230."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

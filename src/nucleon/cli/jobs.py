@@ -77,7 +77,13 @@ def check(
             return Outcome(claim, trouble=explain(error))
         outcome = Outcome(claim, result, time.perf_counter() - clock)
         run = Run(
-            claim, command(claim, settings), asdict(settings), result, started, outcome.seconds
+            claim,
+            command(claim, settings),
+            asdict(settings),
+            result,
+            started,
+            outcome.seconds,
+            expected=claim.expected(settings.quick),
         )
         try:
             return replace(outcome, folder=publish(run, folder))

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon import potentials
-from nucleon.cli.console import AsJson, Debug, console, plain_errors, print_json
+from nucleon.cli.console import AsJson, Config, Debug, console, plain_errors, print_json
 from nucleon.experiments import CLAIMS
 from nucleon.learners import LEARNERS
 from nucleon.optim import Leon, Muon, Pion
@@ -28,6 +28,7 @@ def list_names(
     kind: Annotated[
         Kind | None, typer.Argument(help="Only these; default: everything.", show_default=False)
     ] = None,
+    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

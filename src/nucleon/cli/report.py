@@ -19,7 +19,7 @@ from nucleon.cli.console import (
     print_json,
 )
 from nucleon.experiments import CLAIMS
-from nucleon.report import DamagedRunError, Saved, find, load_all, render, write_whole
+from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render, write_whole
 from nucleon.training.run import OPTIONS
 
 REPORT = "report.html"
@@ -72,7 +72,10 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
     for error in damaged:
         complain(f"{error}; that run is left out", _remedy(error.path.parent))
     if not shown:
-        raise CommandError("there is no undamaged run to report", "run `nucleon reproduce` first")
+        raise CommandError(
+            "there is no undamaged run to report",
+            "run `nucleon reproduce` first, or go on as said above",
+        )
     write_whole(page, render(shown, damaged))
     return shown, damaged
 
@@ -86,14 +89,10 @@ def _remedy(folder: Path) -> str:
 
 
 def _find(path: Path) -> list[Path]:
-    folders = find(path)
-    begun = [found.parent for found in (*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}"))]
-    if not folders and begun:
-        raise CommandError(
-            f"{begun[0]} holds training that has no manifest: it was begun by an earlier version, "
-            f"or killed as it began",
-            _remedy(begun[0]),
-        )
+    begun = (found.parent for found in (*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}")))
+    # Killed as it began, or begun by an earlier version: it is named, not passed over.
+    unmarked = sorted(folder for folder in begun if not (folder / MANIFEST).exists())
+    folders = list(dict.fromkeys([*find(path), *unmarked]))
     if not folders:
         raise CommandError(
             f"there are no runs in {path}", "run `nucleon reproduce` first, or name their folder"

@@ -51,7 +51,7 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Claims to check at the same time.")] = 1,
@@ -137,7 +137,7 @@ def _check_all(
     """Outcomes as they come, each with its claim printed before it."""
 
     def starting(claim: Claim) -> None:
-        expected = _duration(_seconds(claim, settings.quick))
+        expected = _duration(claim.expected(settings.quick))
         out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
 
     together, alone = _split(claims, jobs)
@@ -163,14 +163,10 @@ def _split(claims: Sequence[Claim], jobs: int) -> tuple[list[Claim], list[Claim]
 def _forecast(claims: Sequence[Claim], quick: bool, jobs: int) -> str:
     if not claims:
         return "nothing is left to check"
-    together, alone = ([_seconds(c, quick) for c in part] for part in _split(claims, jobs))
+    together, alone = ([c.expected(quick) for c in part] for part in _split(claims, jobs))
     total = max((sum(together) / jobs, *together)) + sum(alone)
     named = f"{len(claims)} claims" if len(claims) > 1 else "1 claim"
     return f"{named} to check, about {_duration(total)}"
-
-
-def _seconds(claim: Claim, quick: bool) -> float:
-    return claim.quick_seconds if quick else claim.seconds
 
 
 def _duration(seconds: float) -> str:
@@ -201,7 +197,7 @@ def _plain(outcome: Outcome) -> dict[str, object]:
 
 
 def _introduce(claim: Claim, settings: Settings, out: Console) -> None:
-    expected = _duration(_seconds(claim, settings.quick))
+    expected = _duration(claim.expected(settings.quick))
     out.print(f"\n[bold]{escape(claim.id)}[/]  {escape(claim.title)} [dim](about {expected})[/]")
     facts = Grid.grid(padding=(0, 2))
     for name in ("statement", "place", "tolerance"):

@@ -12,8 +12,19 @@ from typing import Any
 import typer
 
 from nucleon import training
+from nucleon.cli.console import complain
 from nucleon.experiments import Figure, Panel, Result, Series, Table
-from nucleon.report import DamagedRunError, Run, State, announce, load, run_name, seal, to_json
+from nucleon.report import (
+    MANIFEST,
+    DamagedRunError,
+    Run,
+    State,
+    announce,
+    load,
+    run_name,
+    seal,
+    to_json,
+)
 from nucleon.training import Options
 from nucleon.training.run import LOG, read_log
 
@@ -99,7 +110,9 @@ def _earlier(folder: Path) -> tuple[datetime, float]:
     """When the run of a folder was begun, and how long it took so far."""
     try:
         manifest = load(folder).manifest
-    except DamagedRunError:  # or none yet
+    except DamagedRunError as error:
+        if (folder / MANIFEST).exists():  # else it begins, or was killed as it began
+            complain(str(error), "the weights are those of its last checkpoint; look at its log")
         return datetime.now().astimezone(), 0.0
     return datetime.fromisoformat(manifest["started"]), float(manifest["seconds"])
 

@@ -229,8 +229,9 @@ def run(settings: Settings, progress: Progress) -> Result:
 
         rates = [2.0 ** (k + method.shift) for k in OCTAVES]
         curves.append(Curve(name, rates, *fit(data, method.make, rates, seeds, steps, tick)))
+    found = {c.method: c for c in curves}
     return Result(
-        checks=_checks({c.method: c for c in curves}),
+        checks=_checks(found) if settings.quick else (_not_worse(found), *_checks(found)),
         tables=(_table(curves),),
         figures=(_figure(curves, len(data.test_targets)),),
         records=tuple(_records(curves, seeds)),
@@ -238,16 +239,20 @@ def run(settings: Settings, progress: Progress) -> Result:
     )
 
 
+def _not_worse(curves: Mapping[str, Curve]) -> Check:
+    """Of full runs: it was made for their seeds and steps, and quick ones are too few to refute."""
+    return Check(
+        f"Leon's test loss over Muon's, each at its best rate, {100 * CONFIDENCE:g} % limit",
+        _limit(curves["Leon"], curves["Muon"]),
+        "<",
+        EQUAL,
+    )
+
+
 def _checks(curves: Mapping[str, Curve]) -> tuple[Check, ...]:
     muon, leon = curves["Muon"], curves["Leon"]
     accuracies = (c.accuracies[c.best].mean().item() for c in curves.values())
     return (
-        Check(
-            f"Leon's test loss over Muon's, each at its best rate, {100 * CONFIDENCE:g} % limit",
-            _limit(leon, muon),
-            "<",
-            EQUAL,
-        ),
         Check(
             f"Leon's octaves of good rates, against Muon's less {NARROWER:g}",
             leon.width,
@@ -382,7 +387,8 @@ CLAIM = Claim(
         f"At its best rate Leon's mean test loss is less than {EQUAL:g} times Muon's, with "
         f"{100 * CONFIDENCE:g} % confidence over {SEEDS} seeds; its range of rates within "
         f"{100 * (EQUAL - 1):.0f} % of its best loss is at most {NARROWER:g} octave narrower than "
-        f"Muon's; and every method reaches an accuracy of {LEARNED:g}."
+        f"Muon's; and every method reaches an accuracy of {LEARNED:g}. In quick mode, with fewer "
+        f"seeds and steps than the first was made for, it is reported and not judged."
     ),
     run=run,
     seconds=130,

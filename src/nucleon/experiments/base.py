@@ -195,3 +195,7 @@ class Claim:
     seconds: float
     quick_seconds: float
     alone: bool = False
+
+    def expected(self, quick: bool) -> float:
+        """About how many seconds a run takes."""
+        return self.quick_seconds if quick else self.seconds

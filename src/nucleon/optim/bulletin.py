@@ -83,9 +83,7 @@ def _ask(optimizer: "MatrixOptimizer") -> None:
     if widest:
         names = stacks.parameter_names(groups)
         same = [
-            (names[p], tuple(p.shape), p.dtype, _comparable(g))
-            for g in groups
-            for p in g["params"]
+            (names[p], tuple(p.shape), p.dtype, _comparable(g)) for g in groups for p in g["params"]
         ]
         wire.check_same(same, "parameters and options", placement.process_groups(widest))
         optimizer.__dict__["_agreed"] = _asked(groups)  # copies shall ask anew

@@ -5,6 +5,7 @@ import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,8 @@ def write_whole(path: Path, text: str) -> None:
         error.filename = str(path)  # a full disk names nothing, others the temporary name
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only disk, which is not to hide the first one
+            temporary.unlink(missing_ok=True)
 
 
 def to_json(value: object, indent: int | None = None) -> str:

@@ -42,7 +42,7 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
     environment.filters["number"] = number
     style, script = _resource("page.css") + _series_rules(), _resource("page.js")
     return environment.get_template("page.html").render(
-        runs=[_View.of(run) for run in runs],
+        runs=[_View.of(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
         damaged=damaged,
         heading=_heading(runs),
         version=nucleon.__version__,
@@ -57,17 +57,19 @@ class _View:
     """A run as the template wants it."""
 
     about: Mapping[str, Any]
+    label: str
     mark: str
     result: Any
     figures: list[tuple[Figure, str, dict[str, Any]]]
     facts: dict[str, str]
 
     @classmethod
-    def of(cls, run: Saved) -> "_View":
+    def of(cls, run: Saved, label: str) -> "_View":
         drawings = map(_image, run.drawings)
         charts = map(_chart, run.result.figures)
         return cls(
             run.manifest,
+            label,
             {True: "PASS", False: "FAIL", None: _unfinished(run)}[run.passed],
             run.result,
             list(zip(run.result.figures, drawings, charts, strict=True)),
@@ -77,6 +79,15 @@ class _View:
 
 def _unfinished(run: Saved) -> str:
     return "" if run.state == "finished" else run.state
+
+
+def _labels(runs: Sequence[Saved]) -> list[str]:
+    """The id of each run, with its folder where there are several of an id."""
+    ids = [run.manifest["id"] for run in runs]
+    return [
+        name if ids.count(name) == 1 else f"{name}/{run.folder.name}"
+        for name, run in zip(ids, runs, strict=True)
+    ]
 
 
 def _heading(runs: Sequence[Saved]) -> str:
@@ -94,7 +105,7 @@ def _facts(run: Saved) -> dict[str, str]:
     about, machine = run.manifest, run.manifest["machine"]
     facts = {
         "started": f"{datetime.fromisoformat(about['started']):%Y-%m-%d %H:%M:%S %z}",
-        "took": f"{about['seconds']:.1f} s",
+        "took": f"{about['seconds']:.1f} s{_expected(about)}",
         "options": ", ".join(f"{k} = {v}" for k, v in about["options"].items() if v is not None),
         "commit": str(about["commit"] or "not known"),
         **{f"version of {name}": value for name, value in about["versions"].items()},
@@ -103,6 +114,11 @@ def _facts(run: Saved) -> dict[str, str]:
         "folder": str(run.folder),
     }
     return {**facts, "GPU": machine["gpu"]} if machine["gpu"] else facts
+
+
+def _expected(about: Mapping[str, Any]) -> str:
+    seconds = about.get("expected")
+    return "" if seconds is None else f", about {seconds:.0f} s expected"
 
 
 def _chart(figure: Figure) -> dict[str, Any]:

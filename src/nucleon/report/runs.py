@@ -75,6 +75,7 @@ class Run:
         started: when.
         seconds: how long it took.
         state: whether it came to its end ("finished").
+        expected: seconds that it was said to take, before it started (None: not said).
     """
 
     subject: Subject
@@ -84,6 +85,7 @@ class Run:
     started: datetime
     seconds: float
     state: State = "finished"
+    expected: float | None = None
 
 
 @contextmanager
@@ -177,6 +179,7 @@ def _manifest(run: Run) -> dict[str, object]:
         "options": dict(run.options),
         "started": run.started.isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
+        "expected": run.expected,
         **identity(),
         "commit": commit(),
         "machine": _machine(),
