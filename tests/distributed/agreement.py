@@ -96,10 +96,24 @@ def population():
     rank = dist.get_rank()
     shape = (4, 16 + rank // 2)
     param = torch.ones(shape, requires_grad=True)
-    optimizer = nucleon.Leon([("w", param)], lr=0.1 * (1 + rank), momentum=0.9 - 0.1 * rank)
+    own = {"lr": 0.1 * (1 + rank), "momentum": 0.9 - 0.1 * rank}
+    optimizer = nucleon.Leon([("w", param)], **own, consistency_every=None)
     for _ in range(5):
         stepped(param, optimizer)
     return param.detach(), optimizer.state[param]["step"].item()
+
+
+def parting(odd, width=21):
+    """Under "local", as with DDP, rank `odd` has another rate; the error, and whether it moved."""
+    param = torch.ones(4, width, requires_grad=True)
+    rate = 0.2 if dist.get_rank() == odd else 0.1
+    optimizer = nucleon.Leon([("w", param)], lr=rate, weight_decay=0.1)
+    dist.all_reduce(torch.zeros(1))  # as that of the gradients
+    try:
+        stepped(param, optimizer)
+    except RuntimeError as error:
+        return str(error), torch.equal(param, torch.ones_like(param))
+    return "no error", False
 
 
 def another_model(first):
@@ -255,9 +269,9 @@ def ordinary(program):
     def pause():
         time.sleep(0.05 * torch.rand(()).item() if dist.is_initialized() else 0.0)
 
-    def one(placement, steps=3, lr=0.02):
+    def one(placement, steps=3, lr=0.02, width=13):
         pause()
-        param = torch.ones(4, 13, requires_grad=True)
+        param = torch.ones(4, width, requires_grad=True)
         optimizer = nucleon.Leon([("w", param)], placement=placement, lr=lr)
         for _ in range(steps):
             pause()
@@ -288,7 +302,7 @@ def ordinary(program):
         return [param.detach()]
     if program == "rates of their own":  # as tensors on each rank's device are, printed
         kinds = (torch.float32, torch.float64)
-        return [one("owner", lr=torch.tensor(0.5, dtype=kinds[rank % 2]))]
+        return [one("owner", lr=torch.tensor(0.5, dtype=kinds[rank % 2]), width=14)]
     raise ValueError(program)
 
 

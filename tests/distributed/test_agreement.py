@@ -88,6 +88,15 @@ def test_every_rank_may_train_a_model_of_its_own(ranks4):
         assert steps == 5
 
 
+@pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (4, 2)])
+def test_local_optimizers_of_the_same_parameters_have_the_same_options(pools, size, odd):
+    for rank, (message, untouched) in enumerate(pools[size]("parting", odd=odd)):
+        there, here = (0.1, 0.2) if rank == odd else (0.2, 0.1)
+        assert f"differ from those of rank {rank}, for the same parameters: " in message
+        assert f": lr={there} there, {here} here; every rank" in message
+        assert untouched
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_one_more_optimizer_on_one_rank(ranks4, first):
     for weights in ranks4("another_model", first=first):

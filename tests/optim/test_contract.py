@@ -703,6 +703,8 @@ def test_without_stochastic_rounding_small_steps_vanish():
         ({"momentum_dtype": torch.int8}, "momentum_dtype"),
         ({"nesterov": 1}, "nesterov"),
         ({"largest_stack": 0}, "largest_stack"),
+        ({"consistency_every": 2.5}, "consistency_every"),
+        ({"consistency_every": -1}, "consistency_every"),
         ({"no_such_option": 1}, "no_such_option"),
     ],
     ids=lambda v: str(v)[:40],

@@ -3,8 +3,10 @@
 Ranks that exchange something ask each other in a collective. An optimizer that exchanges nothing
 may live on one rank, so it takes part in none; where it stands by mistake in the place of one that
 the other ranks wait for, they would wait in vain. Every optimizer therefore leaves a note in the
-process group's store: of which parameters it is, whether it talks to all ranks or is silent, and
-when it begins to step. Notes are read without waiting for their authors.
+process group's store: of which parameters it is, whether it talks to all ranks or is silent, with
+which options, and when it begins to step. Notes are read without waiting for their authors. Silent
+ones of the same parameters must have the same options too, as under DDP, unless
+consistency_every=None says that the ranks have nothing to do with each other.
 """
 
 import hashlib
@@ -140,6 +142,8 @@ class Record:
     begun: list[int] = field(default_factory=lambda: [0, 0])
     options: list[str] = field(default_factory=lambda: ["", ""])
     """Of the latest of each kind."""
+    choices: list[str] = field(default_factory=list[str])
+    """All options of each silent one that is compared, every choice once."""
 
     def misses(self, other: "Record", talking: Sequence[int]) -> bool:
         """Whether one of the `talking` ones here waits for a rank that steps a silent one instead.
@@ -148,18 +152,25 @@ class Record:
         """
         return talking[TALKING] > other.built[TALKING] and other.begun[SILENT] > self.built[SILENT]
 
+    def parts_from(self, other: "Record") -> bool:
+        """Whether each has made a choice that the other has not; one may have made more."""
+        mine, theirs = set(self.choices), set(other.choices)
+        return bool(mine - theirs and theirs - mine)
+
 
 @dataclass
 class Notice:
     """What one optimizer has noted: `page` is counted up after the parameters were refused."""
 
     board: "ref[Board]"
-    asked: list[tuple[str, int]]
+    asked: list[tuple[str, int | None]]
     digest: str
     page: int
     kind: int
     alone: bool
     """Whether it exchanges nothing, neither with all ranks nor with those of a smaller mesh."""
+    choice: str
+    """Its options, where they are compared; otherwise empty."""
     begun: bool = False
     steps: int = 0
 
@@ -198,11 +209,17 @@ class Board:
         if found is None or found.board() is not self or found.asked != _asked(groups):
             digest = _digest(groups)
             page = self.pages[digest]
-            found = Notice(ref(self), _asked(groups), digest, page, kind, alone=not widest)
+            choice = "" if widest else _choice(groups)
+            found = Notice(ref(self), _asked(groups), digest, page, kind, not widest, choice)
             record = self.mine[found.key]
             record.built[kind] += 1
             record.options[kind] = _options(groups)
+            new = [choice] if choice and choice not in record.choices else []
+            record.choices += new
             self._post(found)
+            for text in new:  # how many ranks have chosen the same, and how many have chosen
+                self.store.add(self._of_choice(found, text), 1)
+                self.store.add(self._of_choice(found), len(record.choices) == 1)
             optimizer.__dict__["_notice"] = found  # copies shall have none
         return found
 
@@ -245,7 +262,32 @@ class Board:
                 f"rank {rank} waited in vain for all ranks to compare parameters and options, and "
                 f"gave up; every rank must have the same ones, in the same order"
             )
-        return ""
+        return self._difference(notice)
+
+    def _difference(self, notice: Notice) -> str:
+        """How the options of other silent ones of the same parameters differ, if they do."""
+        same, all_ = (self._of_choice(notice, text) for text in (notice.choice, ""))
+        if not notice.choice or self.store.add(same, 0) >= self.store.add(all_, 0):
+            return ""
+        mine = self.mine[notice.key]
+        others = {r: x for r, x in self._others(notice) if mine.parts_from(x)}
+        if not others:
+            return ""
+        there = json.loads(next(iter(others.values())).choices[-1])
+        here = json.loads(notice.choice)
+        differing = [
+            f"{name}={other.get(name)} there, {own.get(name)} here"
+            for own, other in zip(here, there, strict=False)
+            for name in sorted(own.keys() | other.keys())
+            if own.get(name) != other.get(name)
+        ]
+        return (
+            f"options of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
+            f"from those of rank {dist.get_rank()}, for the same parameters: "
+            f"{'; '.join(differing) or 'other groups'}; every rank must have the same ones, or "
+            f"their weights would part. Where each trains a model of its own pass "
+            f"consistency_every=None"
+        )
 
     def turn_page(self, notice: Notice) -> None:
         """What was refused shall not stand against what is built after it."""
@@ -265,6 +307,11 @@ class Board:
             json.dumps(asdict(self.mine[notice.key])),
         )
         self.store.add(f"{self.life}/{notice.key}/kind {notice.kind}", 1)
+
+    def _of_choice(self, notice: Notice, text: str = "") -> str:
+        """Where it is counted how many ranks have chosen these options, or any."""
+        named = hashlib.sha256(text.encode()).hexdigest() if text else "any"
+        return f"{self.life}/{notice.key}/choice {named}"
 
     def _count(self, notice: Notice, kind: int) -> int:
         """How many notes there are of a kind: mostly none, and the ranks need not be asked."""
@@ -336,9 +383,21 @@ def _digest(groups: Groups) -> str:
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()
 
 
-def _asked(groups: Groups) -> list[tuple[str, int]]:
+def _asked(groups: Groups) -> list[tuple[str, int | None]]:
     """What of the options decides whether an optimizer exchanges anything."""
     return [(g["placement"], g["consistency_every"]) for g in groups]
+
+
+def _choice(groups: Groups) -> str:
+    """All options of an optimizer, group by group, or nothing where it is not to be compared."""
+    if any(g["consistency_every"] is None for g in groups):
+        return ""
+    left_out = ("param_names", "initial_lr")  # the first is in the digest, the second a schedule's
+    listed = [
+        {name: repr(x) for name, x in _comparable(g).items() if name not in left_out}
+        for g in groups
+    ]
+    return json.dumps(listed, sort_keys=True)
 
 
 def _options(groups: Groups) -> str:

@@ -70,10 +70,11 @@ class Options(TypedDict, total=False):
     wire_dtype: torch.dtype | None
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
-    consistency_every: int
-    """Compare the update across the ranks every so many steps, and before the first one parameters
-    and options, and raise on all of them where they differ; every rank must step, and waits for the
-    device (default 0: never; "owner" and "gram" compare parameters and options in any case)."""
+    consistency_every: int | None
+    """Compare the update across the ranks every so many steps, and raise on all of them where it
+    differs; every rank must step, and waits for the device (default 0: never). Parameters and
+    options are compared before the first step in any case, unless it is None: then each rank
+    trains a model of its own under "local"."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int | None
@@ -144,7 +145,8 @@ def check(group: dict[str, Any]) -> None:
     _checks.choice("placement", group["placement"], PLACEMENTS)
     if group["wire_dtype"] not in (None, torch.bfloat16):
         raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
-    _checks.nonnegative("consistency_every", group["consistency_every"])
+    if group["consistency_every"] is not None:
+        _checks.count("consistency_every", group["consistency_every"], minimum=0)
     _checks.count("iterations", group["iterations"])
     if group["largest_stack"] is not None:
         _checks.count("largest_stack", group["largest_stack"])
