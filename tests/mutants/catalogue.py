@@ -874,6 +874,12 @@ MUTANTS = [
             "test_one_more_optimizer_on_one_rank[True]",
         ),
         (
+            "ranks that part are not missed",
+            "return bool(mine - theirs and theirs - mine)",
+            "return False",
+            "test_local_optimizers_of_the_same_parameters_have_the_same_options[2-0]",
+        ),
+        (
             "what was refused once is refused for ever",
             "max(self.pages[notice.digest], notice.page + 1)",
             "0",
