@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
 
 import nucleon
 from nucleon.optim import bulletin
@@ -221,14 +222,17 @@ def pretend():
 def lives(port):
     """One store for several process groups, one after the other; returns the weights of each.
 
-    All ranks exchange in the first and in the third, in the second one rank is by itself.
+    All ranks exchange in the first and in the third, in the second one rank is by itself. Only the
+    notes share the store: gloo would meet addresses that the group before has left in it.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
     found = []
-    for placement in ("owner", "local", "owner"):
+    for life, placement in enumerate(("owner", "local", "owner")):
         dist.destroy_process_group()
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        own = dist.PrefixStore(str(life), store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
+        bulletin._boards[_get_default_group()] = bulletin.Board(dist.PrefixStore("notes", store))
         param = torch.ones(4, 5, requires_grad=True)
         if placement == "owner" or rank == 1:
             optimizer = nucleon.Leon([("w", param)], placement=placement)
