@@ -21,7 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers, also as a script
+
 import nucleon
+from helpers_states import differences
 from nucleon.optim import consolidate
 from nucleon.training import GPT, Checkpoints, GPTConfig, Nobody, Recipe, read, sharded, text, train
 
@@ -154,26 +157,6 @@ def survive(root, kills, generator, say=print):
     leave_alone(root / "killed", steps)
     states = [torch.load(root / n / "final.pt", weights_only=True) for n in ("alone", "killed")]
     return wrong + differences(*states)
-
-
-def leaves(value, path=""):
-    """Every number, tensor and word of a nested state, by its place."""
-    if isinstance(value, dict):
-        return {k: v for key, x in value.items() for k, v in leaves(x, f"{path}/{key}").items()}
-    if isinstance(value, list | tuple):
-        return {k: v for i, x in enumerate(value) for k, v in leaves(x, f"{path}/{i}").items()}
-    return {path: value}
-
-
-def differences(a, b):
-    """The places at which two nested states are not the same bit for bit."""
-    a, b = leaves(a), leaves(b)
-    same = {
-        key
-        for key in a.keys() & b.keys()
-        if (torch.equal(a[key], b[key]) if isinstance(a[key], torch.Tensor) else a[key] == b[key])
-    }
-    return sorted((a.keys() | b.keys()) - same)
 
 
 def main():

@@ -17,8 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers, also as a script
 
+from helpers_states import differences
 from nucleon.report import load
 from nucleon.training import Checkpoints
 from nucleon.training.run import read_log
@@ -73,26 +74,6 @@ def kill(folder, optimizer, steps, at, usual_start):
     if (folder / "manifest.json").exists():
         assert load(folder).state == "running"
     return process.returncode == -signal.SIGKILL, before, newest(folder)
-
-
-def leaves(value, path=""):
-    """Every number, tensor and word of a nested state, by its place."""
-    if isinstance(value, dict):
-        return {k: v for key, x in value.items() for k, v in leaves(x, f"{path}/{key}").items()}
-    if isinstance(value, list | tuple):
-        return {k: v for i, x in enumerate(value) for k, v in leaves(x, f"{path}/{i}").items()}
-    return {path: value}
-
-
-def differences(a, b):
-    """The places at which two nested states are not the same bit for bit."""
-    a, b = leaves(a), leaves(b)
-    same = {
-        key
-        for key in a.keys() & b.keys()
-        if (torch.equal(a[key], b[key]) if isinstance(a[key], torch.Tensor) else a[key] == b[key])
-    }
-    return sorted((a.keys() | b.keys()) - same)
 
 
 def final(folder):

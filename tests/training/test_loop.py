@@ -3,9 +3,9 @@ import math
 
 import pytest
 import torch
-from killing import differences
 from torch import nn
 
+from helpers_states import differences
 from nucleon.training import (
     GPT,
     MLP,

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 import torch
-from killing import differences, final, survive
+from killing import final, survive
 
+from helpers_states import differences
 from nucleon.training import Options, Recipe, RunError, begin, resume
 from nucleon.training.run import read_log
 

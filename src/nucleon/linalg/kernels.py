@@ -2,7 +2,7 @@
 
 import importlib.util
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -124,22 +124,13 @@ def _launches(x: Tensor) -> bool:
     return x.is_cuda and triton_works() and not torch.compiler.is_compiling()
 
 
-def _symmetric(
-    a: Tensor,
-    b: Tensor,
-    addend: Tensor | None,
-    scale: Tensor | None,
-    factors: list[float],
-    powers: list[int],
-    dtype: torch.dtype,
-    precision: str,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
+def _symmetric(a: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """By Triton or by torch, with the arguments of `_symmetric_triton`."""
     if not a.is_cuda or not triton_works():
-        return _symmetric_torch(a, b, addend, scale, factors, powers, dtype, precision, kind)
+        return _symmetric_torch(a, *rest)
     if torch.compiler.is_compiling():  # opaque to the compiler, which would tune it by itself
-        return _symmetric_op(a, b, addend, scale, factors, powers, dtype, precision, kind)
-    return _symmetric_triton(a, b, addend, scale, factors, powers, dtype, precision, kind)
+        return _symmetric_op(a, *rest)
+    return _symmetric_triton(a, *rest)
 
 
 def _symmetric_triton(
@@ -157,8 +148,7 @@ def _symmetric_triton(
 
     a, b = a.contiguous(), b.contiguous()
     addend = None if addend is None else addend.contiguous()
-    out = a.new_empty((a.shape[0], a.shape[1], a.shape[1]), dtype=dtype)
-    second = torch.empty_like(out) if kind else out.new_empty(0)
+    out, second = _results(a, dtype, kind)
     if out.numel():
         rest = (factors, powers, precision, kind, REMAINDER_SCALE)
         triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest)
@@ -213,6 +203,11 @@ def _(  # pyright: ignore[reportUnusedFunction]
     precision: str,
     kind: str,
 ) -> tuple[Tensor, Tensor]:
+    return _results(a, dtype, kind)
+
+
+def _results(a: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
+    """Room for the product and for what comes second, empty where nothing does."""
     out = a.new_empty((a.shape[0], a.shape[1], a.shape[1]), dtype=dtype)
     return out, torch.empty_like(out) if kind else out.new_empty(0)
 

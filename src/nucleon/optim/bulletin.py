@@ -190,8 +190,8 @@ class Board:
         self.gatherings = 0
         self.usable = dist.get_backend() != "fake"  # one process that stands for all ranks
         # A store may outlive its process group: what was noted in an earlier life is not looked at.
-        # All ranks read the same here, none can pass a gathering before the others are there. The
-        # store of MPI is a placeholder, and of no use.
+        # All ranks read the same here, none can pass a gathering before the others are there. MPI
+        # has no store that notes could be left in: the attempt fails, and nothing is noted.
         self.life = self.attempt(self.store.add, "passed", 0)
 
     def attempt(self, act: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, final
+from typing import Any, ClassVar, Literal, Unpack, final, get_args
 
 import torch
 from torch import Tensor
@@ -17,14 +17,7 @@ from nucleon.optim.polynomials import polynomials
 from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal["auto", "half", "polar-express", "newton-schulz", "coupled", "eigh"]
-LEON_METHODS: tuple[LeonMethod, ...] = (
-    "auto",
-    "half",
-    "polar-express",
-    "newton-schulz",
-    "coupled",
-    "eigh",
-)
+LEON_METHODS: tuple[LeonMethod, ...] = get_args(LeonMethod)
 
 
 @final

@@ -1,7 +1,7 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, final
+from typing import Any, ClassVar, Literal, Unpack, final, get_args
 
 from torch import Tensor
 
@@ -13,14 +13,7 @@ from nucleon.optim.options import Options
 from nucleon.optim.polynomials import polynomials
 
 PolarMethod = Literal["auto", "half", "polar-express", "newton-schulz", "muon", "svd"]
-POLAR_METHODS: tuple[PolarMethod, ...] = (
-    "auto",
-    "half",
-    "polar-express",
-    "newton-schulz",
-    "muon",
-    "svd",
-)
+POLAR_METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
 
 
 @final
