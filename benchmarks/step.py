@@ -3,7 +3,7 @@
     python benchmarks/step.py                                    # 2 layers of width 768, CPU
     python benchmarks/step.py --device cuda --set gpt2-small --set llama-1b --json step.json
     python benchmarks/step.py --device cuda --directions --peer dion=PATH  # bare directions
-    python benchmarks/step.py --plot step.json step.png
+    python benchmarks/step_report.py step.json step.png          # tables and a picture of them
 
 The methods move the same weights, each with a state of its own, and take their steps in turn, so
 that a change in the machine's load or clock concerns all of them. The time is the median over the
@@ -169,12 +169,15 @@ def captured(step: Callable[[], object]) -> Callable[[], object] | None:
 
 def works(name: str, step: Callable[[], object]) -> bool:
     """Take a first step, in which things are compiled and tuned; say so if it cannot be taken."""
+    start = time.perf_counter()
     try:
         step()
         torch.cuda.synchronize()
     except Exception as error:  # of somebody else's code: the others are measured all the same
         print(f"{name} left out: {type(error).__name__}: {str(error).splitlines()[0]}")
         return False
+    if (seconds := time.perf_counter() - start) > 1:
+        print(f"{name}: {seconds:.0f} s for the first", flush=True)
     return True
 
 
@@ -211,17 +214,47 @@ def time_steps(
 
 
 def second_update(
-    make: Make, shapes: Sequence[Shape], device: str, given: torch.dtype, own: torch.dtype
+    make: Make, grads: Sequence[Sequence[Tensor]], own: torch.dtype
 ) -> list[Tensor]:
-    """The second update of weights in the dtype `own`, from gradients rounded to `given`."""
-    params = parameters(shapes, device, own)
+    """The second update of weights in the dtype `own`, from the gradients of two steps."""
+    first = grads[0]
+    params = parameters([(g.shape[0], g.shape[1]) for g in first], first[0].device.type, own)
     optimizer = make(params)
-    for step in range(2):
-        for p, g in zip(params, gradients(shapes, "cpu", seed=step), strict=True):
-            p.grad = g.to(given).to(p)
+    for drawn in grads:
+        for p, g in zip(params, drawn, strict=True):
+            p.grad = g.to(own)
             p.detach().zero_()  # so that the weights end as the last update alone
         optimizer.step()
     return [p.detach().double() for p in params]
+
+
+def errors_of(
+    names: Sequence[str],
+    makes: dict[str, Make],
+    shapes: Sequence[Shape],
+    dtype: torch.dtype,
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    """The error of the update of the first matrix of each shape, by method.
+
+    Ours take these matrices alone, as the noise of a sample depends on the place of a matrix in the
+    optimizer; the others take all, for which they have been compiled.
+    """
+    firsts = [shapes.index(s) for s in dict.fromkeys(shapes)]
+    drawn = [gradients(shapes, options.device, seed) for seed in (1, 2)]
+    drawn = [[g.to(dtype) for g in grads] for grads in drawn]
+    few = [[grads[i] for i in firsts] for grads in drawn]
+    exact = dict[Make, list[Tensor]]()
+    found = dict[str, float]()
+    for name in names:
+        exactly = EXACT.get(name, EXACT["Muon"])
+        if exactly not in exact:
+            exact[exactly] = second_update(exactly, few, torch.float64)
+        update = second_update(makes[name], few if name in EXACT else drawn, dtype)
+        if name not in EXACT:
+            update = [update[i] for i in firsts]
+        found[name] = relative_error(update, exact[exactly])
+    return found
 
 
 def relative_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
@@ -230,13 +263,11 @@ def relative_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def run(
-    name: str, shapes: Sequence[Shape], others: dict[str, Make], options: argparse.Namespace
+    name: str, shapes: Sequence[Shape], makes: dict[str, Make], options: argparse.Namespace
 ) -> dict[str, object]:
     dtype, distinct = getattr(torch, options.dtype), list(dict.fromkeys(shapes))
     counts = ", ".join(f"{shapes.count(s)} of {s[0]}×{s[1]}" for s in distinct)
     print(f"\n{name}: {counts}; {options.dtype} weights on {options.device}")
-    makes = {**METHODS, **others}
-    exact = dict[Make, list[Tensor]]()
     found = time_steps(shapes, dtype, makes, options)
     times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
     print(
@@ -244,14 +275,9 @@ def run(
         f"{'error':>9}"
     )
     errors: dict[str, float] = {}
-    small = max(min(s) for s in distinct) <= options.error_rows
+    if options.error and max(min(s) for s in distinct) <= options.error_rows:
+        errors = errors_of(list(times), makes, shapes, dtype, options)
     for method, value in times.items():
-        if options.error and small:
-            exactly, shared = EXACT.get(method, EXACT["Muon"]), (distinct, options.device, dtype)
-            if exactly not in exact:
-                exact[exactly] = second_update(exactly, *shared, torch.float64)
-            update = second_update(makes[method], *shared, dtype)
-            errors[method] = relative_error(update, exact[exactly])
         print(
             f"{method:36} {value:9.3f} {value / times['Muon']:8.2f} "
             f"{value / times['torch Muon']:13.2f} {graphs.get(method, float('nan')):9.3f} "
@@ -330,46 +356,6 @@ def directions(
     }
 
 
-OURS = ("Muon", "Leon", "Pion k=1", "Pion k=4")
-
-
-def plot(source: Path, target: Path) -> None:
-    """The steps of the whole sets of a JSON file, over that of the fastest of the other Muons."""
-    import matplotlib.pyplot as plt
-
-    figures = json.loads(source.read_text())
-    results = [r for r in figures["results"] if "×" not in r.get("set", "×")]  # not single shapes
-    kinds = {"milliseconds": "called", "graph_milliseconds": "replayed as a CUDA graph"}
-    kinds = {key: title for key, title in kinds.items() if any(r.get(key) for r in results)}
-    names = list(dict.fromkeys(n for r in results for n in r["milliseconds"]))
-    size = (11, 1.6 + len(kinds) * (1.2 + 0.9 * len(results)))
-    chart, axes = plt.subplots(len(kinds), figsize=size, squeeze=False, sharex=True)
-    for axis, (key, title) in zip(axes[:, 0], kinds.items(), strict=True):
-        axis.axvline(1.0, color="0.5", linewidth=1)
-        for y, result in enumerate(results):
-            times = result[key]
-            least = min(t for n, t in times.items() if n not in (*OURS, "torch AdamW"))
-            axis.plot([min(times.values()) / least, max(times.values()) / least], [y, y], "0.9")
-            for index, name in enumerate(n for n in names if n in times):
-                marker = "o" if name in OURS else "D"
-                label = name if y == 0 and axis is axes[0, 0] else None
-                color, place = f"C{names.index(name)}", (times[name] / least, y)
-                axis.plot(*place, marker, color=color, markersize=9, label=label)
-                drop = -15 if index % 2 else 9
-                axis.annotate(f"{times[name]:.3g}", place, (0, drop), ha="center", fontsize=8,
-                              textcoords="offset points")  # fmt: skip
-        axis.set_yticks(range(len(results)), [r["set"] for r in results])
-        axis.set(xscale="log", title=f"A step, {title}", ylim=(len(results) - 0.5, -0.5))
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("time over the fastest other Muon's; the labels are milliseconds")
-    chart.legend(loc="lower center", ncols=5, fontsize="small")
-    facts = figures["environment"]
-    chart.suptitle(f"{facts['device']}, torch {facts['torch']}, {facts['dtype']} weights")
-    chart.tight_layout(rect=(0, 0.1, 1, 1))
-    chart.savefig(target, dpi=120)
-
-
 def environment(options: argparse.Namespace) -> dict[str, object]:
     cuda = options.device == "cuda"
     return {
@@ -397,7 +383,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--error-rows", type=int, default=1024, help="no errors of larger matrices: an SVD each"
     )
-    parser.add_argument("--each-shape", action="store_true", help="every shape of a set by itself")
+    parser.add_argument(
+        "--each-shape", action="store_true", help="then every shape of a set by itself, without Pion"
+    )
+    parser.add_argument("--leave-out", action="append", default=[], metavar="METHOD")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(
@@ -406,21 +395,18 @@ def arguments() -> argparse.Namespace:
         help="count the CPU time of the process, all threads together: for a machine others use",
     )
     parser.add_argument("--json", type=Path, help="write the figures there too, after those of it")
-    parser.add_argument("--plot", nargs=2, type=Path, metavar=("JSON", "PNG"))
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
-    if options.plot:
-        plot(*options.plot)
-        return
     facts = environment(options)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     if options.device == "cpu":
         limit = os.environ["ONEDNN_MAX_CPU_ISA"]
         print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
     optimizers, bare = load(options.peer)
+    makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():
         earlier = json.loads(options.json.read_text())
@@ -440,11 +426,12 @@ def main() -> None:
     for name in options.set or ([] if options.directions else ["2x768"]):
         shapes = shapes_of(name)
         parts = {name: shapes}
-        if options.each_shape:
+        if options.each_shape:  # after the whole: the others have compiled for them by then
             distinct = dict.fromkeys(shapes)
-            parts = {f"{name} {m}×{n}": [s for s in shapes if s == (m, n)] for m, n in distinct}
+            parts |= {f"{name} {m}×{n}": [s for s in shapes if s == (m, n)] for m, n in distinct}
+        few = {method: make for method, make in makes.items() if not method.startswith("Pion")}
         for label, part in parts.items():
-            keep(run(label, part, optimizers, options))
+            keep(run(label, part, makes if label == name else few, options))
 
 
 if __name__ == "__main__":
