@@ -213,9 +213,7 @@ def time_steps(
     return found
 
 
-def second_update(
-    make: Make, grads: Sequence[Sequence[Tensor]], own: torch.dtype
-) -> list[Tensor]:
+def second_update(make: Make, grads: Sequence[Sequence[Tensor]], own: torch.dtype) -> list[Tensor]:
     """The second update of weights in the dtype `own`, from the gradients of two steps."""
     first = grads[0]
     params = parameters([(g.shape[0], g.shape[1]) for g in first], first[0].device.type, own)
@@ -384,7 +382,7 @@ def arguments() -> argparse.Namespace:
         "--error-rows", type=int, default=1024, help="no errors of larger matrices: an SVD each"
     )
     parser.add_argument(
-        "--each-shape", action="store_true", help="then every shape of a set by itself, without Pion"
+        "--each-shape", action="store_true", help="then its shapes one by one, without Pion"
     )
     parser.add_argument("--leave-out", action="append", default=[], metavar="METHOD")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
