@@ -25,7 +25,8 @@ OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.0, "nesterov": False, "
 
 def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction]]:
     """Whole optimizers and bare directions by name, of every peer given as NAME=PATH."""
-    torch._dynamo.config.recompile_limit = 64  # they compile once a shape
+    torch._dynamo.config.recompile_limit = 64  # they compile once a shape,
+    torch._dynamo.config.automatic_dynamic_shapes = False  # and for that shape
     optimizers: dict[str, Make] = {}
     directions: dict[str, Direction] = {}
     for entry in entries:
