@@ -18,8 +18,9 @@ triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 CONFIGS = triton_symmetric.CONFIGS
 SEQUENCE = coefficients.half_polar_express(5)
 F32 = torch.float32
-# 256-wide rows go through the copy engine, 147-wide ones cannot; 130 and 5 leave ragged tiles.
-SHAPES = [(2, 5, 7), (3, 130, 147), (2, 256, 256), (1, 200, 512), (2, 128, 136)]
+# 256-wide rows go through the copy engine, 147-wide ones cannot; 130, 200 and 5 leave ragged tiles,
+# and a product of 300 rows is stored without the engine, which its operands go through.
+SHAPES = [(2, 5, 7), (3, 130, 147), (2, 256, 256), (2, 200, 512), (2, 128, 136), (2, 300, 64)]
 KINDS = ("", "remainder", "shifted")
 HALF = [(torch.float16, shape, kind) for shape in SHAPES for kind in KINDS]
 OTHERS = [(torch.bfloat16, SHAPES[3], ""), (F32, SHAPES[1], ""), (F32, SHAPES[3], "shifted")]

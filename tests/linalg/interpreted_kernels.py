@@ -9,7 +9,8 @@ from nucleon.linalg import kernels, triton_symmetric
 
 assert triton_symmetric.INTERPRETED
 generator = torch.Generator().manual_seed(0)
-for count, m, k in ((2, 5, 7), (1, 70, 33), (2, 130, 128), (1, 64, 64), (1, 200, 40)):
+# With and without the copy engine for the operands, and for what is added and stored.
+for count, m, k in ((2, 5, 7), (1, 70, 33), (2, 130, 128), (2, 136, 64), (1, 64, 64), (2, 200, 40)):
     for dtype in (torch.float16, torch.float32):
         a = torch.randn(count, m, k, generator=generator).to(dtype)
         c = torch.randn(count, m, m, generator=generator)
@@ -19,7 +20,7 @@ for count, m, k in ((2, 5, 7), (1, 70, 33), (2, 130, 128), (1, 64, 64), (1, 200,
             ("remainder", [1, 2], c),
             ("shifted", [2, 1], c.to(dtype)),
         ):
-            for config in triton_symmetric.CONFIGS if m == 130 else (None,):
+            for config in triton_symmetric.CONFIGS if m in (130, 136) else (None,):
                 out = torch.full((count, m, m), torch.nan, dtype=dtype)
                 second = torch.full_like(out, torch.nan)
                 factors = [0.5, 2.0, 0.25, 3.0]

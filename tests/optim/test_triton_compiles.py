@@ -1,6 +1,9 @@
 """Every Triton kernel compiles for a GPU, which the interpreter does not say; no GPU is needed."""
 
 import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,8 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
 )
 
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+FIRST = {"HAS_SCALE": True, "HAS_NORMS": True, "KIND": "remainder"}
 TABLE, WHERE = "*i64", dict.fromkeys(("rows", "columns", "each", "inner", "stride"), "i32")
 FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
 TENSORS = {"gradients": TABLE, "totals": TABLE}
@@ -22,13 +27,31 @@ TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32}
 WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
 REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
-SYMMETRIC = {
-    "HAS_ADDEND": True,
-    "HAS_SCALE": True,
-    "ADDEND_TABLE": True,
-    "PRECISION": "tf32",
-    "REMAINDER": 2048.0,
-}
+
+
+def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):
+    """Kinds and constants of the symmetric kernel: a product αABᵀ + βC of float16."""
+    operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
+    at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
+    kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
+    kinds |= {"addend": at[addend], "out": at[out], "second": at[out], **OPERANDS, **WHOLE, **REAL}
+    constants = {
+        "ADDEND": "last" if out == "table" else "first" if addend else "",
+        "ADDEND_AT": addend,
+        "OUT_AT": out,
+        "HAS_SCALE": False,
+        "HAS_NORMS": False,
+        "KIND": "",
+        "PRECISION": "tf32",
+        "REMAINDER": 2048.0,
+        "COPY_ENGINE": engine,
+        "OUT_TYPE": tl.float32 if out == "table" else tl.float16,
+        "TILE": tile,
+        "DEPTH": depth,
+    }
+    return kinds, constants | more
+
+
 # Kernel, the kinds of its arguments, its constants.
 CASES = {
     "fill": (
@@ -66,28 +89,62 @@ CASES = {
         )
         for kind in ("fp32", "*fp32")
     },
-    "the Gram matrix in place": (
+    "the first Gram matrix without the copy engine": (
         triton_symmetric._symmetric,
-        {"a": "tensordesc<fp16[128,64]>", "b": "tensordesc<fp16[128,64]>", "addend": TABLE}
-        | {"out": TABLE, "second": TABLE, **OPERANDS, **WHOLE, **REAL},
-        {**SYMMETRIC, "OUT_TABLE": True, "HAS_NORMS": False, "KIND": "", "COPY_ENGINE": True}
-        | {"TILE": 128, "DEPTH": 64},
-    ),
-    "the first Gram matrix of the recursion": (
-        triton_symmetric._symmetric,
-        {"a": "*fp16", "b": "*fp16", "addend": TABLE, "out": "*fp16", "second": "*fp16"}
-        | {**OPERANDS, **WHOLE, **REAL},
-        {**SYMMETRIC, "OUT_TABLE": False, "HAS_NORMS": True, "KIND": "remainder"}
-        | {"COPY_ENGINE": False, "TILE": 64, "DEPTH": 64},
+        *symmetric(64, 64, addend="table", out="pointer", engine=False, **FIRST),
     ),
 }
 
 
+def compiled(kernel, kinds, constants, **options):
+    signature = {n: kinds.get(n, "constexpr") for n in kernel.arg_names}
+    # As a launch finds them: addresses and sizes that are multiples of 16.
+    whole = [
+        (i,)
+        for i, name in enumerate(kernel.arg_names)
+        if kinds.get(name, "").startswith("*") or name in ("rows", "depth")
+    ]
+    attributes = {place: [["tt.divisibility", 16]] for place in whole}
+    source = compiler.ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=backends.GPUTarget("cuda", 90, 32), options=options)
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_kernel_compiles(case):
-    kernel, kinds, constants = case
-    signature = {n: kinds.get(n, "constexpr") for n in kernel.arg_names}
-    source = compiler.ASTSource(kernel, signature, constexprs=constants)
-    compiled = triton.compile(source, target=backends.GPUTarget("cuda", 90, 32))
-    assert compiled.asm["cubin"]
-    assert compiled.metadata.shared <= 227 * 1024  # of a multiprocessor of an H100
+    found = compiled(*case)
+    assert found.asm["cubin"]
+    assert found.metadata.shared <= 227 * 1024  # of a multiprocessor of an H100
+
+
+PRODUCTS = {
+    "XXᵀ": {"addend": ""},
+    "αAB + βC": {},
+    "with a shifted second": {"HAS_SCALE": True, "KIND": "shifted"},
+    "the first Gram matrix": {"addend": "table", **FIRST},
+    "the Gram matrix in place": {"addend": "table", "out": "table", "HAS_SCALE": True},
+}
+LARGE, FEW_WARPS = triton_symmetric.LARGE, triton_symmetric.CONFIGS[1]
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [*((LARGE, name) for name in PRODUCTS), (FEW_WARPS, "αAB + βC")],
+    ids=lambda x: x if isinstance(x, str) else f"{x.num_warps} warps",
+)
+def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
+    """Spilled registers once made it slower than a full product by cuBLAS."""
+    tiles = config.kwargs["TILE"], config.kwargs["DEPTH"]
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    kinds, constants = symmetric(*tiles, **PRODUCTS[name])
+    found = compiled(triton_symmetric._symmetric, kinds, constants, **options)
+    file = tmp_path / "kernel.cubin"
+    file.write_bytes(found.asm["cubin"])
+    said = subprocess.run(
+        [CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True
+    ).stdout
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", said).groups())
+    assert stack <= 64  # bytes a thread; of a kernel that spills, hundreds
+    if name not in ("the first Gram matrix", "the Gram matrix in place"):  # twice in all
+        assert 2 * 32 * config.num_warps * registers <= 65536  # two programs fit
+        assert 2 * found.metadata.shared <= 227 * 1024

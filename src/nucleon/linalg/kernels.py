@@ -72,7 +72,7 @@ def symmetric_product(
         alpha: α.
         beta: β.
         shift: δ.
-        scale: s, (b,) float32, a factor that only the device knows.
+        scale: s, (b,) float32, a factor that only the device knows; αs^p is a normal number.
         powers: (p, q), each 0, 1 or 2.
         dtype: of the result; None is that of `a`.
         precision: of float32 operands: "tf32", "tf32x3" or "ieee".
@@ -182,7 +182,7 @@ def _symmetric_torch(
     if kind == "remainder":
         return out, ((total - out.float()) * REMAINDER_SCALE).to(dtype)
     if kind == "shifted":
-        return out, add_to_diagonal(total.clone(), rest[0]).to(dtype)
+        return out, add_to_diagonal(out.clone(), rest[0])
     return out, out.new_empty(0)
 
 

@@ -8,6 +8,7 @@ halves the arithmetic, and what is added or scaled meanwhile stays in registers.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
+import math
 import os
 from collections.abc import Callable
 from functools import cache, partial
@@ -22,15 +23,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # Few: each is compiled once, and timed at every new shape. Three stages of a 128×64 tile leave
-# room for two programs on a multiprocessor, so that one multiplies while the other stores.
+# room for two programs on a multiprocessor, so that one multiplies while the other stores, if a
+# thread takes no more than 128 registers with eight warps, 256 with four: see the test.
 CONFIGS = [
-    triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=8, num_stages=3),
+    triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 128}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 64, "DEPTH": 64}, num_warps=4, num_stages=4),
 ]
-SMALL = CONFIGS[-1]
+LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
 CHUNK, CHUNKS = 1024, 64
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 _tuned: dict[object, Any] = {}
 
@@ -40,6 +43,33 @@ def matrix(table, index, each, size, TYPE: tl.constexpr):
     """Matrix `index` of runs of `each`, `size` entries apart, by a table of where they begin."""
     base = tl.load(table + index // each).to(tl.pointer_type(TYPE))
     return tl.multiple_of(base, 16) + (index % each).to(tl.int64) * size
+
+
+@triton.jit
+def _tile_of(x, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
+    """Tile (i, j) of a symmetric matrix, as float32; zero outside of it."""
+    if AT == "engine":
+        found = tl.reshape(x.load([batch, i * TILE, j * TILE]), (TILE, TILE))
+    else:
+        at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
+        inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
+        found = tl.load(x + at_i[:, None] * rows + at_j[None, :], mask=inside, other=0.0)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _store(x, value, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
+    """Tile (i, j) of a symmetric matrix, and (j, i) with it."""
+    if AT == "engine":
+        x.store([batch, i * TILE, j * TILE], tl.reshape(value, (1, TILE, TILE)))
+        if i != j:
+            x.store([batch, j * TILE, i * TILE], tl.reshape(value.T, (1, TILE, TILE)))
+    else:
+        at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
+        inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
+        tl.store(x + at_i[:, None] * rows + at_j[None, :], value, mask=inside)
+        if i != j:
+            tl.store(x + at_j[:, None] * rows + at_i[None, :], value.T, mask=inside.T)
 
 
 @triton.jit(do_not_specialize=["product_power", "addend_power", "each"])
@@ -62,92 +92,96 @@ def _symmetric(
     product_power,
     addend_power,
     each,
-    HAS_ADDEND: tl.constexpr,
+    ADDEND: tl.constexpr,
+    ADDEND_AT: tl.constexpr,
+    OUT_AT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
-    ADDEND_TABLE: tl.constexpr,
-    OUT_TABLE: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
     REMAINDER: tl.constexpr,
     COPY_ENGINE: tl.constexpr,
+    OUT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
     # Tile t of the lower triangle, row by row: t = i(i+1)/2 + j with j ≤ i.
-    t = tl.program_id(0)
+    t, batch = tl.program_id(0), tl.program_id(1)
     i = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > t, i - 1, i)  # the root may be off by one either way
     i = tl.where((i + 1) * (i + 2) // 2 <= t, i + 1, i)
     j = t - i * (i + 1) // 2
-    batch = tl.program_id(1).to(tl.int64)
-
     at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
-    at_k = tl.arange(0, DEPTH)
+    diagonal = at_i[:, None] == at_j[None, :]
+    # The copy engine knows where the matrices are; for the others, where is this one?
+    far = batch.to(tl.int64)
+    if ADDEND_AT == "table":
+        addend = matrix(addend, far, each, rows * rows, tl.float32)
+    if ADDEND_AT == "pointer":
+        addend += far * rows * rows
+    if OUT_AT == "table":
+        out = matrix(out, far, each, rows * rows, tl.float32)
+    if OUT_AT == "pointer":
+        out, second = out + far * rows * rows, second + far * rows * rows
+    s1, s2, u1, u2 = 1.0, 1.0, 1.0, 1.0
+    if HAS_SCALE:
+        s, u = tl.load(scale + batch), tl.load(addend_scale + batch)
+        s1, s2 = tl.where(product_power == 0, 1.0, s), tl.where(product_power == 2, s, 1.0)
+        u1, u2 = tl.where(addend_power == 0, 1.0, u), tl.where(addend_power == 2, u, 1.0)
+
+    # An addend that the sums begin with takes no registers when they are complete, and then there
+    # are none to spare; what is divided out now is multiplied in later. Everywhere one factor at a
+    # time: u² or the addend times β alone may leave the range.
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
-    # Rows past the end are those of the next matrix, or wrap around, or are zero, instead of being
-    # masked: what they give is never stored.
-    if COPY_ENGINE:
-        above = tl.program_id(1) * rows
+    if ADDEND == "first":
+        plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
+        if ADDEND_AT == "table" and i == j:
+            plus += tl.where(diagonal, addend_shift, 0.0)
+        total = plus * u1 * beta * u2 * (1.0 / (alpha * s1 * s2))
+    if COPY_ENGINE:  # which fills with zeros past the end of a matrix
         for k in range(0, depth, DEPTH):
-            left, right = a.load([above + i * TILE, k]), b.load([above + j * TILE, k])
+            left = tl.reshape(a.load([batch, i * TILE, k]), (TILE, DEPTH))
+            right = tl.reshape(b.load([batch, j * TILE, k]), (TILE, DEPTH))
             total = tl.dot(left, right.T, total)
-    else:
-        a_tile = a + batch * rows * depth + (at_i % rows)[:, None] * depth + at_k[None, :]
-        b_tile = b + batch * rows * depth + (at_j % rows)[:, None] * depth + at_k[None, :]
+    else:  # rows past the end wrap around instead of being masked: they are never stored
+        at_k = tl.arange(0, DEPTH)
+        a_tile = a + far * rows * depth + (at_i % rows)[:, None] * depth + at_k[None, :]
+        b_tile = b + far * rows * depth + (at_j % rows)[:, None] * depth + at_k[None, :]
         for k in range(0, depth, DEPTH):
             known = at_k[None, :] < depth - k
             left = tl.load(a_tile + k, mask=known, other=0.0)
             right = tl.load(b_tile + k, mask=known, other=0.0)
             total = tl.dot(left, right.T, total, input_precision=PRECISION)
 
-    total *= alpha
-    inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
-    lower = at_i[:, None] * rows + at_j[None, :]
-    upper = at_j[:, None] * rows + at_i[None, :]
-    first = batch * rows * rows
-    if ADDEND_TABLE:
-        addend = matrix(addend, batch, each, rows * rows, tl.float32)
-    else:
-        addend += first
-    if OUT_TABLE:
-        out = matrix(out, batch, each, rows * rows, tl.float32)
-    else:
-        out += first
-    if HAS_SCALE:
-        s = tl.load(scale + batch)
-        total *= tl.where(product_power == 0, 1.0, s)
-        total *= tl.where(product_power == 2, s, 1.0)
-    diagonal = at_i[:, None] == at_j[None, :]
-    if HAS_ADDEND:
-        plus = tl.load(addend + lower, mask=inside, other=0.0).to(tl.float32)
-        plus += tl.where(diagonal, addend_shift, 0.0)
-        if HAS_SCALE:  # one factor at a time: u² or the addend times β alone may leave the range
-            u = tl.load(addend_scale + batch)
-            plus *= tl.where(addend_power == 0, 1.0, u)
-            total += plus * beta * tl.where(addend_power == 2, u, 1.0)
-        else:
-            total += plus * beta
-    if i == j:  # operands that commute up to rounding only leave this tile asymmetric
-        total = (total + total.T) / 2
-    total += tl.where(diagonal, shift, 0.0)
+    total = total * alpha * s1 * s2
+    if ADDEND == "last":
+        plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
+        if ADDEND_AT == "table" and i == j:
+            plus += tl.where(diagonal, addend_shift, 0.0)
+        total += plus * u1 * beta * u2
+    if i == j:
+        total += tl.where(diagonal, shift, 0.0)
     if HAS_NORMS:
+        inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         known = tl.where(inside, total, 0.0)
         weight = tl.where(i == j, 1.0, 2.0)
-        tl.store(norms + batch * tl.num_programs(0) + t, weight * tl.sum(known * known))
+        tl.store(norms + far * tl.num_programs(0) + t, weight * tl.sum(known * known))
 
-    result = total.to(out.dtype.element_ty)
-    tl.store(out + lower, result, mask=inside)
-    if i != j:
-        tl.store(out + upper, result.T, mask=inside.T)
+    # Operands that commute up to rounding only leave a tile on the diagonal asymmetric.
+    result = total.to(OUT_TYPE)
+    below = at_i[:, None] >= at_j[None, :]
     if KIND == "remainder":
-        other = ((total - result.to(tl.float32)) * REMAINDER).to(second.dtype.element_ty)
+        other = ((total - result.to(tl.float32)) * REMAINDER).to(OUT_TYPE)
+        if i == j:
+            other = tl.where(below, other, other.T)
+        _store(second, other, batch, i, j, rows, OUT_AT, TILE)
+    if i == j:
+        result = tl.where(below, result, result.T)
+    _store(out, result, batch, i, j, rows, OUT_AT, TILE)
     if KIND == "shifted":
-        other = (total + tl.where(diagonal, second_shift, 0.0)).to(second.dtype.element_ty)
-    if KIND != "":
-        tl.store(second + first + lower, other, mask=inside)
-        if i != j:
-            tl.store(second + first + upper, other.T, mask=inside.T)
+        if i == j:
+            result = (result.to(tl.float32) + tl.where(diagonal, second_shift, 0.0)).to(OUT_TYPE)
+        _store(second, result, batch, i, j, rows, OUT_AT, TILE)
 
 
 def symmetric(
@@ -174,31 +208,47 @@ def symmetric(
     `second` receives what `out` lost to rounding ("remainder"), times `remainder_scale`, or
     out + factors[3]·I ("shifted"). An `addend` or `out` of int64 is a table of the addresses of
     float32 tensors with `each` matrices, which may be the same ones; `addend_shift`·I is part of
-    the addend, `addend_scale` its own factor. `norms`, flat, receives the parts of ‖out‖_F², as
-    many for each matrix as are returned, 64² entries or more each.
+    such an addend, `addend_scale` its own factor. `norms`, flat, receives the parts of ‖out‖_F², as
+    many for each matrix as are returned, 64² entries or more each. What is not added in place is
+    divided by the product's factor first, so that must be neither 0 nor subnormal.
     """
     count, rows, depth = a.shape
     half = a.element_size() == 2
     # The bulk copy engine of Hopper and later wants rows that begin at multiples of 16 bytes.
-    engine = half and depth % 8 == 0 and not INTERPRETED and _has_copy_engine(a.device)
-    other = scale if addend_scale is None else addend_scale
+    engine = half and depth % 8 == 0 and _has_copy_engine(a.device)
 
-    def run(config: Any, out: Tensor) -> int:
+    def place(x: Tensor) -> str:
+        if x.dtype == torch.int64:
+            return "table"
+        return "engine" if engine and rows % 8 == 0 and x.element_size() == 2 else "pointer"
+
+    other = scale if addend_scale is None else addend_scale
+    addend_at, out_at = "" if addend is None else place(addend), place(out)
+    in_place = out_at == "table"
+    when = "" if addend is None else "last" if in_place or not factors[0] else "first"
+
+    def run(config: Any) -> int:
         tile, step = config.kwargs["TILE"], config.kwargs["DEPTH"]
         tiles = triton.cdiv(rows, tile)
         tiles = tiles * (tiles + 1) // 2
-        operands = (a, b)
-        if engine:
-            box = [count * rows, depth], [depth, 1], [tile, step]
-            left = TensorDescriptor(a, *box)
-            operands = (left, left if a is b else TensorDescriptor(b, *box))
+        left = _boxes(a, tile, step) if engine else a
+        right = left if a is b else _boxes(b, tile, step) if engine else b
+        plus, results = a if addend is None else addend, [out, second if kind else out]
+        if addend_at == "engine":
+            plus = _boxes(plus, tile, tile)
+        if out_at == "engine":
+            results = [_boxes(x, tile, tile) for x in results]
         _symmetric[(tiles, count)](
-            *operands,
-            a if addend is None else addend,
+            left,
+            right,
+            a
+            if addend is None
+            else _boxes(addend, tile, tile)
+            if addend_at == "engine"
+            else addend,
             a if scale is None else scale,
             a if other is None else other,
-            out,
-            second if kind else out,
+            *results,
             a if norms is None else norms,
             rows,
             depth,
@@ -206,43 +256,61 @@ def symmetric(
             addend_shift,
             *powers,
             each,
-            HAS_ADDEND=addend is not None,
+            ADDEND=when,
+            ADDEND_AT=addend_at,
+            OUT_AT=out_at,
             HAS_SCALE=scale is not None,
             HAS_NORMS=norms is not None,
-            ADDEND_TABLE=addend is not None and addend.dtype == torch.int64,
-            OUT_TABLE=out.dtype == torch.int64,
             KIND=kind,
             PRECISION=precision,
             REMAINDER=remainder_scale,
             COPY_ENGINE=engine,
+            OUT_TYPE=TYPES.get(out.dtype, tl.float32),
             **config.all_kwargs(),
         )
         return tiles
 
     if config is None and (INTERPRETED or rows <= 96 or not half):
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
-    key = (a.device, a.shape, a.dtype)  # what comes after the product matters little
-    config = config or _tuned.get(key)
     with torch.cuda.device_of(a):  # Triton launches on the current device
+        if config is None and (in_place or kind == "remainder"):
+            config = _for_heavy(count * math.comb(triton.cdiv(rows, 128) + 1, 2), a.device)
         if config is None:
-            table = out.dtype == torch.int64  # timed elsewhere: it may be the addend as well
-            spare = a.new_empty((count, rows, rows), dtype=torch.float32) if table else out
-            config = _tune(key, partial(run, out=spare))
-        return run(config, out)
+            config = _tuned_for((a.device, a.shape, a.dtype), run)
+        return run(config)
 
 
-def _tune(key: object, run: Callable[[Any], object]) -> Any:
-    """The fastest configuration for a shape, timed once; while a graph is captured, the first."""
-    if torch.cuda.is_current_stream_capturing():
-        return CONFIGS[0]
-    times = [triton.testing.do_bench(partial(run, c), warmup=2, rep=8) for c in CONFIGS]
-    _tuned[key] = CONFIGS[times.index(min(times))]
+def _for_heavy(tiles: int, device: torch.device) -> Any:
+    """For kernels with more in registers at their end: large tiles if they fill the device."""
+    return LARGE if tiles >= _multiprocessors(device) else SMALL
+
+
+def _tuned_for(key: object, run: Callable[[Any], object]) -> Any:
+    """The fastest configuration for a shape, timed once; while a graph is captured, the first.
+
+    What comes after the product matters little among those that are timed.
+    """
+    if key not in _tuned:
+        if torch.cuda.is_current_stream_capturing():
+            return CONFIGS[0]
+        times = [triton.testing.do_bench(partial(run, c), warmup=2, rep=8) for c in CONFIGS]
+        _tuned[key] = CONFIGS[times.index(min(times))]
     return _tuned[key]
+
+
+def _boxes(x: Tensor, high: int, wide: int) -> TensorDescriptor:
+    """A contiguous (b, m, n) for the copy engine, in boxes of one matrix each."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, high, wide])
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
 def _has_copy_engine(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nucleon.linalg.half import Start, spread_of
 from nucleon.linalg.kernels import REMAINDER_SCALE
-from nucleon.linalg.triton_symmetric import matrix, symmetric
+from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric
 from nucleon.optim.stacks import Layout, Stack
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ BLOCK = 1024
 
 TILE = tl.constexpr(64)
 POINTERS = 16
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit(do_not_specialize=[f"p{i}" for i in range(POINTERS)])
