@@ -89,6 +89,7 @@ def sorts(results: list[Result]) -> dict[str, list[Result]]:
 def plot(figures: dict[str, Any], target: Path) -> None:
     """The steps of the whole sets, over that of the fastest of the other Muons."""
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     results = sorts(figures["results"])["Whole steps"]
     kinds = {key: title for key, title in KINDS.items() if any(r.get(key) for r in results)}
@@ -114,7 +115,7 @@ def plot(figures: dict[str, Any], target: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel("time over the fastest other Muon's; the labels are milliseconds")
     handles = [
-        plt.Line2D([], [], marker="o" if name in OURS else "D", color=f"C{i}", linestyle="")
+        Line2D([], [], marker="o" if name in OURS else "D", color=f"C{i}", linestyle="")
         for i, name in enumerate(names)
     ]
     chart.legend(handles, names, loc="lower center", ncols=5, fontsize="small")

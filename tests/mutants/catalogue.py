@@ -559,7 +559,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/fused.py",
+        "optim/addresses.py",
         "tests/optim/test_fused.py",
         (
             "addresses are taken on any device",

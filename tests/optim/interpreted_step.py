@@ -4,25 +4,29 @@ Each step is done twice from the same state, by the kernels and by the torch pat
 float16 recursion in both. No bfloat16: the interpreter knows its bit patterns only.
 """
 
+import copy
 import math
 
 import torch
 
 import nucleon
 from nucleon.linalg import triton_symmetric
-from nucleon.optim import fused, replay, triton_step
+from nucleon.optim import addresses, fused, replay, triton_step
 from nucleon.optim.situation import Situation
 
 assert triton_symmetric.INTERPRETED
 
 HERE = fused.runs_on
-fused.table = lambda places, device: torch.tensor(places)
+addresses.table = lambda places, device: torch.tensor(places)
 torch.cuda.is_current_stream_capturing = lambda: False
 replay._capture = lambda *_: None  # launched one by one every time
 
 
-def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, grad_dtype=None, **options):
-    """Weights and states after three steps; gradient number `spoil` of the second is not finite."""
+def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves=False, **options):
+    """Weights and states after three steps; gradient number `spoil` of the second is not finite.
+
+    With `moves` weights and states are elsewhere from the third on.
+    """
     fused.runs_on = (lambda device: True) if fast else HERE
     generator = torch.Generator().manual_seed(0)
     params = [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
@@ -42,7 +46,14 @@ def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, grad_dtype=None
             if (step, i) == (1, spoil):
                 gradient.view(-1)[-5] = math.nan  # of the last matrix
             p.grad = gradient.to(dtype)
+        if moves and step == 2:
+            old = [p.detach() for p in params]
+            for p in params:
+                p.data = p.detach().clone()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.step()
+        if moves and step == 2:
+            assert not any(torch.equal(a, b) for a, b in zip(old, params, strict=True))
     triton_step.begin = begin
     fused.runs_on = HERE
     assert bool(calls) == fast
@@ -125,6 +136,7 @@ def main() -> None:
     compare(nucleon.Leon, [(64, 2 * 72)], axes="r (b=2 c)", smoothing_scale=0.5)
     compare(nucleon.Leon, [(64 + 80, 96)], axes="r{64,80} c", steps="exponential")
     compare(nucleon.Leon, [wide], dtype=torch.float16)
+    compare(nucleon.Leon, [wide, wide], moves=True)
     compare(nucleon.Leon, [(3 * 64, 64), (64, 64)], axes=["(b=3 r) c", None], spoil=0)
     compare(nucleon.Leon, [wide], momentum=0, smoothing_scale=0, weight_decay=1, lr=1)
     not_there()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim import fused, stacks
+from nucleon.optim import addresses, stacks
 
 HERE = Path(__file__).parent
 
@@ -88,7 +88,7 @@ def test_an_address_is_only_taken_of_what_lies_as_it_should():
     (stack,) = stacks.build([(param, None)], 2**20)
     layout, here = stack.layout, param.device
     assert layout is not None
-    assert fused.places_in(layout, [param], here) == [param.data_ptr()]
+    assert addresses.places_in(layout, [param], here) == [param.data_ptr()]
     for other in (
         param.double(),
         torch.zeros(8, 16)[:, ::2],
@@ -96,8 +96,8 @@ def test_an_address_is_only_taken_of_what_lies_as_it_should():
         param.to("meta"),
         torch.zeros(8).expand(8, 8),
     ):
-        assert fused.places_in(layout, [other], here) is None
-    assert fused.places_in(layout, [param], torch.device("meta")) is None
+        assert addresses.places_in(layout, [other], here) is None
+    assert addresses.places_in(layout, [param], torch.device("meta")) is None
 
 
 def test_stacks_are_built_once_also_for_many_groups():

@@ -14,7 +14,6 @@ Elsewhere the library does the same with torch, in more passes: `MatrixOptimizer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,14 +21,14 @@ from torch import Tensor
 
 from nucleon.linalg import kernels
 from nucleon.linalg.half import augmented_from, polar_from
+from nucleon.optim import addresses
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.polynomials import polynomials
-from nucleon.optim.stacks import Layout, Stack, gram_key
+from nucleon.optim.stacks import Layout, Stack
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_GRID = 65535
 
 
@@ -103,14 +102,18 @@ def direction(
     None, with nothing changed, where the method, the device or the layout is another.
     """
     job = job_of(optimizer, stack, gradients[0], states[0]["total"], group)
-    places = None if job is None else moment_places(stack, job, states, gradients)
-    if job is None or places is None:
+    if job is None:
         return None
-    return compute(job, table(places, gradients[0].device), present)
+    device = gradients[0].device
+    new = addresses.places_in(job.layout, gradients, device)
+    old = addresses.of_states(stack, states, has_gram=job.has_gram)
+    if new is None or old is None:
+        return None
+    return compute(job, addresses.table([*new, *old], device), present)
 
 
 def compute(job: Job, where: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same by a table of the four kinds of tensors, see `moment_places`."""
+    """The same by a table: gradients, then `addresses.of_states`."""
     from nucleon.optim import triton_step
 
     with torch.cuda.device_of(where):  # Triton launches on the current device
@@ -134,7 +137,7 @@ def move(
     `where` is a table of the weights; None has it made.
     """
     first = stack.params[0]
-    if not runs_on(first.device) or directions.dtype not in DTYPES:
+    if not runs_on(first.device) or directions.dtype not in addresses.DTYPES:
         return False
     if any(isinstance(x, Tensor) and x.device != first.device for x in (rate, decay)):
         return False
@@ -142,10 +145,10 @@ def move(
     if layout is None:
         return False
     if where is None:
-        places = places_in(layout, stack.params, first.device)
+        places = addresses.places_in(layout, stack.params, first.device)
         if places is None:
             return False
-        where = table(places, first.device)
+        where = addresses.table(places, first.device)
     from nucleon.optim import triton_step
 
     given = (where, directions.contiguous(), taken, rate, decay, cautious)
@@ -163,77 +166,3 @@ def _layout(stack: Stack) -> Layout | None:
     """Where the matrices lie, if the kernels can follow it."""
     layout = stack.layout
     return None if layout is None or layout.count > LARGEST_GRID else layout
-
-
-# ---------------------------------------------------------------------- tables of addresses
-
-
-def moment_places(
-    stack: Stack, job: Job, states: Sequence[Mapping[str, Tensor]], gradients: Sequence[Tensor]
-) -> list[int] | None:
-    """Where each run has its gradient, total, skipped and Gram, kind after kind, as addresses.
-
-    None where one of them is irregular; without a Gram the third stands for it.
-    """
-    layout, device = job.layout, stack.params[0].device
-    new = places_in(layout, gradients, device)
-    old = places_in(layout, [state["total"] for state in states], device)
-    if new is None or old is None:
-        return None
-    skipped: list[int] = []
-    grams: list[int] = []
-    square = 4 * min(stack.shape) ** 2
-    for piece, state in zip(stack.pieces, states, strict=True):
-        starts, first = range(piece.start, piece.stop, layout.each), piece.block.first
-        count = state["skipped"]
-        if not _regular(count, torch.int64, device):
-            return None
-        skipped += [count.data_ptr() + 8 * (first + start) for start in starts]
-        if job.has_gram:
-            gram = state[gram_key(piece.block)]
-            if not _regular(gram, torch.float32, device):
-                return None
-            grams += [gram.data_ptr() + square * start for start in starts]
-    if any(place % 16 for place in grams):
-        return None
-    return [*new, *old, *skipped, *(grams or skipped)]
-
-
-def places_in(layout: Layout, tensors: Sequence[Tensor], device: torch.device) -> list[int] | None:
-    """Where the runs of a stack lie in tensors like its parameters; None where it is irregular.
-
-    Irregular are tensors that are not contiguous, of other dtypes, on another device, without a
-    storage of their own as some subclasses are, or off a boundary of 16 bytes.
-    """
-    dtype, size = tensors[0].dtype, tensors[0].element_size()
-    found: list[int] = []
-    for tensor, offsets in zip(tensors, layout.offsets, strict=True):
-        start = tensor.data_ptr()
-        if not start or not _regular(tensor, dtype, device):
-            return None
-        found += [start + size * offset for offset in offsets]
-    return None if dtype not in DTYPES or any(place % 16 for place in found) else found
-
-
-def _regular(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> bool:
-    # A kernel given the address of anything else would take the whole process down.
-    return tensor.dtype == dtype and tensor.device == device and tensor.is_contiguous()
-
-
-def table(places: Sequence[int], device: torch.device) -> Tensor:
-    """Addresses as a tensor on the device; kept, as most of them are the same at every step."""
-    with torch.cuda.device(device):
-        if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
-            return _filled(tuple(places), device)
-        return _kept(tuple(places), device, torch.cuda.current_stream().cuda_stream)
-
-
-@lru_cache(maxsize=1024)
-def _kept(places: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    return _filled(places, device)
-
-
-def _filled(places: tuple[int, ...], device: torch.device) -> Tensor:
-    from nucleon.optim import triton_step
-
-    return triton_step.filled(places, device)

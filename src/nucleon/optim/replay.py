@@ -9,13 +9,14 @@ The graphs of an optimizer share one pool of memory, which it keeps: that of its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nucleon.optim import fused, weights
+from nucleon.optim import addresses, fused, weights
 from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
 
@@ -39,6 +40,15 @@ class Recording:
     """What the rates hold, where the host knows it."""
     graph: torch.cuda.CUDAGraph | None = None
     fails: bool = False
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    """States and parameters, which were found regular,"""
+    pointers: list[int] = field(default_factory=list[int])
+    """and where they were then."""
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the same, where they were: then `places` is right but for gradients."""
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return same and [t.data_ptr() for t in tensors] == self.pointers
 
 
 def update(
@@ -55,14 +65,23 @@ def update(
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    moments = fused.moment_places(stack, job, states, gradients)
-    target = fused.places_in(job.layout, stack.params, stack.params[0].device)
-    if moments is None or target is None:
+    device = gradients[0].device
+    tensors = addresses.tensors_of(stack, states, has_gram=job.has_gram)
+    before = _recordings(optimizer).get(id(stack))
+    new = addresses.places_in(job.layout, gradients, device)
+    if before is not None and before.holds(tensors):  # most of a step of small matrices is this
+        rest = before.places[job.layout.runs :]
+    else:
+        moments = addresses.of_states(stack, states, has_gram=job.has_gram)
+        target = addresses.places_in(job.layout, stack.params, device)
+        rest = None if moments is None or target is None else [*moments, *target]
+    if new is None or rest is None:
         return False
     rates = weights.rates(stack, at, stack.params[0])
-    if any(isinstance(x, Tensor) and x.device != stack.params[0].device for x in rates):
+    if any(isinstance(x, Tensor) and x.device != device for x in rates):
         return False
-    recording = _recording(optimizer, stack, job, [*moments, *target], group)
+    recording = _recording(optimizer, stack, job, [*new, *rest], group)
+    recording.tensors, recording.pointers = tensors, [t.data_ptr() for t in tensors]
     _set(recording, rates)
     if recording.graph is not None:
         recording.graph.replay()
@@ -71,21 +90,26 @@ def update(
     return True
 
 
+def _recordings(optimizer: "MatrixOptimizer") -> dict[int, Recording]:
+    """By the id of the stack."""
+    return optimizer.__dict__.setdefault("_recordings", {})
+
+
 def _recording(
     optimizer: "MatrixOptimizer", stack: Stack, job: fused.Job, places: list[int], group: Any
 ) -> Recording:
     """What is known of a stack, with its table brought up to date; captured the second time."""
-    known: dict[int, Recording] = optimizer.__dict__.setdefault("_recordings", {})
+    known = _recordings(optimizer)
     device = stack.params[0].device
     key = (job, stack.params[0].dtype, bool(group["weight_decay"]), group["cautious"])
     found = known.get(id(stack))
     if found is None or found.key != key:
-        table = fused.table(places, device).clone()
+        table = addresses.table(places, device).clone()
         found = Recording(stack, key, places, table, torch.empty(2, device=device))
         known[id(stack)] = found
         return found
     if found.places != places:
-        found.table.copy_(fused.table(places, device))
+        found.table.copy_(addresses.table(places, device))
         found.places = places
     if found.graph is None and not found.fails:
         _capture(optimizer, found, job, group)
