@@ -104,8 +104,14 @@ EXACT: dict[str, Make] = {
     "Leon": lambda p: nucleon.Leon(p, method="eigh", **PLAIN),
     "Pion k=1": lambda p: nucleon.Pion(p, method="svd", **PLAIN),
     "Pion k=4": lambda p: nucleon.Pion(p, samples=4, method="svd", **PLAIN),
+    "torch Muon": lambda p: nucleon.Muon(p, method="svd", **PLAIN),  # they scale alike
 }
-"""The other Muons are held against ours."""
+"""What each method is held against."""
+
+
+def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
+    """Peers are asked for polar factors without a scale for the shape, see `peers.OPTIONS`."""
+    return nucleon.Muon(params, method="svd", scale="none", **PLAIN)
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -245,7 +251,7 @@ def errors_of(
     exact = dict[Make, list[Tensor]]()
     found = dict[str, float]()
     for name in names:
-        exactly = EXACT.get(name, EXACT["Muon"])
+        exactly = EXACT.get(name, exact_peer)
         if exactly not in exact:
             exact[exactly] = second_update(exactly, few, torch.float64)
         update = second_update(makes[name], few if name in EXACT else drawn, dtype)
