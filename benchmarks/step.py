@@ -3,7 +3,7 @@
     python benchmarks/step.py                                    # 2 layers of width 768, CPU
     python benchmarks/step.py --device cuda --set gpt2-small --set llama-1b --json step.json
     python benchmarks/step.py --device cuda --directions --peer dion=PATH  # bare directions
-    python benchmarks/step_report.py step.json step.png          # tables and a picture of them
+    python benchmarks/step_report.py step.json --plot step.png   # tables and a picture of them
 
 The methods move the same weights, each with a state of its own, and take their steps in turn, so
 that a change in the machine's load or clock concerns all of them. The time is the median over the
@@ -15,6 +15,7 @@ against the exact polar factor.
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -189,6 +190,7 @@ def works(name: str, step: Callable[[], object]) -> bool:
 
 def peak_mib(step: Callable[[], object]) -> float:
     """Memory that one step takes above what is held before it."""
+    gc.collect()  # or it might be freed meanwhile, and hide what the step takes
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step()

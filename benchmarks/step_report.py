@@ -1,7 +1,7 @@
 """What `step.py --json` has written, as Markdown tables and as one picture.
 
-    python benchmarks/step_report.py step.json              # the tables
-    python benchmarks/step_report.py step.json step.png     # and the picture
+    python benchmarks/step_report.py step.json                    # the tables
+    python benchmarks/step_report.py step.json --plot step.png    # and the picture
 
 "Others" are the Muons of other people; the fastest of them is the measure of ours.
 """
@@ -86,60 +86,65 @@ def sorts(results: list[Result]) -> dict[str, list[Result]]:
     }
 
 
-def plot(figures: dict[str, Any], target: Path) -> None:
-    """The steps of the whole sets, over that of the fastest of the other Muons."""
+def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
+    """A panel for each whole set, a line for each method, fastest first."""
     import matplotlib.pyplot as plt
-    from matplotlib.lines import Line2D
+    from matplotlib.ticker import NullFormatter
 
-    results = sorts(figures["results"])["Whole steps"]
-    kinds = {key: title for key, title in KINDS.items() if any(r.get(key) for r in results)}
-    names = list(dict.fromkeys(n for r in results for n in r["milliseconds"]))
-    size = (11, 1.6 + len(kinds) * (1.2 + 0.9 * len(results)))
-    chart, axes = plt.subplots(len(kinds), figsize=size, squeeze=False, sharex=True)
-    for axis, (key, title) in zip(axes[:, 0], kinds.items(), strict=True):
-        axis.axvline(1.0, color="0.5", linewidth=1)
-        for y, result in enumerate(results):
-            times = result[key]
-            _, least = fastest(times)
-            axis.plot([min(times.values()) / least, max(times.values()) / least], [y, y], "0.9")
-            for index, name in enumerate(sorted(times, key=lambda n: times[n])):
-                marker = "o" if name in OURS else "D"
-                color, place = f"C{names.index(name)}", (times[name] / least, y)
-                axis.plot(*place, marker, color=color, markersize=9, clip_on=False)
-                drop = -15 if index % 2 else 9
-                axis.annotate(f"{times[name]:.3g}", place, (0, drop), ha="center", fontsize=8,
-                              textcoords="offset points")  # fmt: skip
-        axis.set_yticks(range(len(results)), [r["set"] for r in results])
-        axis.set(xscale="log", title=f"A step, {title}", ylim=(len(results) - 0.5, -0.5))
+    wide = min(2, len(results))
+    high = -(-len(results) // wide)
+    most = max(len(r["milliseconds"]) for r in results)
+    size = (6 * wide, 0.9 + high * (0.8 + 0.27 * most))
+    chart, axes = plt.subplots(high, wide, figsize=size, squeeze=False)
+    for axis in axes.flat[len(results) :]:
+        axis.set_visible(False)
+    for axis, result in zip(axes.flat, results, strict=False):
+        called, graphs = result["milliseconds"], result.get("graph_milliseconds") or {}
+        names = sorted(called, key=lambda n: called[n])
+        axis.axvline(fastest(called)[1], color="0.6", linewidth=1, zorder=0)
+        for y, name in enumerate(names):
+            color, both = "C0" if name in OURS else "0.35", [called[name]]
+            if name in graphs:
+                both.append(graphs[name])
+                axis.plot(graphs[name], y, "o", markerfacecolor="white", color=color, zorder=3)
+            axis.plot(both, [y] * len(both), color=color, linewidth=1)
+            axis.plot(called[name], y, "o", color=color)
+            axis.annotate(f"{called[name]:.3g}", (max(both), y), (7, 0), fontsize=8, va="center",
+                          color=color, textcoords="offset points")  # fmt: skip
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        for text, name in zip(axis.get_yticklabels(), names, strict=True):
+            text.set_color("C0" if name in OURS else "0.35")
+        axis.set(xscale="log", title=label(result), ylim=(len(names) - 0.5, -0.5))
+        axis.margins(x=0.12)
         axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("time over the fastest other Muon's; the labels are milliseconds")
-    handles = [
-        Line2D([], [], marker="o" if name in OURS else "D", color=f"C{i}", linestyle="")
-        for i, name in enumerate(names)
-    ]
-    chart.legend(handles, names, loc="lower center", ncols=5, fontsize="small")
-    facts = figures["environment"]
-    chart.suptitle(f"{facts['device']}, torch {facts['torch']}, {facts['dtype']} weights")
-    chart.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
+    for axis in axes[-1]:
+        axis.set_xlabel("milliseconds a step", fontsize=9)
+    title = f"{facts['device']}, torch {facts['torch']}, {facts['dtype']} weights\n"
+    legend = "● called   ○ replayed as a CUDA graph   │ the fastest other Muon, called"
+    chart.suptitle(title + legend, fontsize=10)
+    chart.tight_layout()
     chart.savefig(target, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("json", type=Path)
-    parser.add_argument("png", type=Path, nargs="?")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("json", type=Path, nargs="+", help="of one machine; sets may be divided")
+    parser.add_argument("--plot", type=Path, metavar="PNG")
     options = parser.parse_args()
-    figures = json.loads(options.json.read_text())
-    print(", ".join(f"{key} {value}" for key, value in figures["environment"].items()))
-    for title, results in sorts(figures["results"]).items():
+    files = [json.loads(path.read_text()) for path in options.json]
+    for figures in files:
+        print(", ".join(f"{key} {value}" for key, value in figures["environment"].items()))
+    every = [result for figures in files for result in figures["results"]]
+    for title, results in sorts(every).items():
         for key, kind in KINDS.items():
             if timed := [r for r in results if r.get(key)]:
                 print(f"\n{title}, {kind}\n\n{summary(timed, key)}")
         for result in results:
             print(f"\n{methods(result)}")
-    if options.png:
-        plot(figures, options.png)
+    if options.plot:
+        plot(sorts(every)["Whole steps"], files[0]["environment"], options.plot)
 
 
 if __name__ == "__main__":
