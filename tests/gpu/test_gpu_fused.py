@@ -25,8 +25,11 @@ def parameters(dtype=torch.float32, shapes=SHAPES):
     return [torch.randn(s, generator=generator).to("cuda", dtype).requires_grad_() for s in shapes]
 
 
-def train(optimizer, params, steps, start=0, spoil=None):
-    """New gradients each step, at other addresses; number `spoil` of step 3 is not finite."""
+def train(optimizer, params, steps, start=0, spoil=None, at=0):
+    """New gradients each step, at other addresses; number `spoil` of step 3 is not finite.
+
+    Each begins at entry `at` of a buffer.
+    """
     held = []
     for step in range(start, start + steps):
         generator = torch.Generator().manual_seed(100 + step)
@@ -34,8 +37,8 @@ def train(optimizer, params, steps, start=0, spoil=None):
             gradient = torch.randn(p.shape, generator=generator) * 10.0 ** (i - 2)
             if (step, i) == (3, spoil):
                 gradient.view(-1)[7] = math.inf
-            held.append(gradient.to(p))  # never freed, so no address comes again
-            p.grad = held[-1]
+            held.append(torch.empty(at + p.numel(), device=p.device, dtype=p.dtype))
+            p.grad = held[-1][at:].view(p.shape).copy_(gradient)  # and never freed
         optimizer.step()
     return params
 
@@ -86,6 +89,21 @@ def test_a_replay_is_bit_for_bit_the_launches_it_replaces(cls, monkeypatch):
     monkeypatch.setattr(replay, "_capture", lambda *_: None)
     second = train(cls(p := parameters(), weight_decay=0.1), p, 6)
     for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_may_begin_anywhere_in_a_buffer(dtype):
+    """As those of DistributedDataParallel in their buckets do."""
+    first = train(nucleon.Leon(p := parameters(dtype)), p, 4)
+    others = parameters(dtype)
+    optimizer = nucleon.Leon(others)
+    train(optimizer, others, 2, at=1)
+    before = [r.graph for r in recordings(optimizer)]
+    assert all(graph is not None for graph in before)
+    train(optimizer, others, 2, start=2, at=0)  # other kernels: captured anew
+    assert not any(r.graph in before for r in recordings(optimizer))
+    for a, b in zip(first, others, strict=True):
         assert torch.equal(a, b)
 
 

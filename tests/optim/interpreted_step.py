@@ -22,10 +22,11 @@ torch.cuda.is_current_stream_capturing = lambda: False
 replay._capture = lambda *_: None  # launched one by one every time
 
 
-def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves=False, **options):
+def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves=False, at=0, **options):
     """Weights and states after three steps; gradient number `spoil` of the second is not finite.
 
-    With `moves` weights and states are elsewhere from the third on.
+    With `moves` weights and states are elsewhere from the third on. Gradients begin at entry `at`
+    of a buffer of their own.
     """
     fused.runs_on = (lambda device: True) if fast else HERE
     generator = torch.Generator().manual_seed(0)
@@ -45,7 +46,8 @@ def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves=False, **
             gradient = torch.randn(p.shape, generator=generator) * 10.0 ** (i - step)
             if (step, i) == (1, spoil):
                 gradient.view(-1)[-5] = math.nan  # of the last matrix
-            p.grad = gradient.to(dtype)
+            buffer = torch.empty(at + p.numel(), dtype=dtype)
+            p.grad = buffer[at:].view(p.shape).copy_(gradient)
         if moves and step == 2:
             old = [p.detach() for p in params]
             for p in params:
@@ -137,6 +139,7 @@ def main() -> None:
     compare(nucleon.Leon, [(64 + 80, 96)], axes="r{64,80} c", steps="exponential")
     compare(nucleon.Leon, [wide], dtype=torch.float16)
     compare(nucleon.Leon, [wide, wide], moves=True)
+    compare(nucleon.Leon, [wide, wide], at=1)
     compare(nucleon.Leon, [(3 * 64, 64), (64, 64)], axes=["(b=3 r) c", None], spoil=0)
     compare(nucleon.Leon, [wide], momentum=0, smoothing_scale=0, weight_decay=1, lr=1)
     not_there()

@@ -92,12 +92,14 @@ def test_an_address_is_only_taken_of_what_lies_as_it_should():
     for other in (
         param.double(),
         torch.zeros(8, 16)[:, ::2],
-        torch.zeros(65)[1:].view(8, 8),
         param.to("meta"),
         torch.zeros(8).expand(8, 8),
     ):
         assert addresses.places_in(layout, [other], here) is None
     assert addresses.places_in(layout, [param], torch.device("meta")) is None
+    for start, boundary in ((0, 16), (1, 4), (4, 16)):
+        places = addresses.places_in(layout, [torch.zeros(68)[start:][:64].view(8, 8)], here)
+        assert places is not None and addresses.boundary(places, 4) == boundary
 
 
 def test_stacks_are_built_once_also_for_many_groups():

@@ -23,7 +23,7 @@ FIRST = {"HAS_SCALE": True, "HAS_NORMS": True, "KIND": "remainder"}
 TABLE, WHERE = "*i64", dict.fromkeys(("rows", "columns", "each", "inner", "stride"), "i32")
 FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
 TENSORS = {"gradients": TABLE, "totals": TABLE}
-TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32}
+TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOTAL_BYTES": 16}
 WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
 REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
@@ -84,7 +84,7 @@ CASES = {
             triton_step.move,
             {"weights": TABLE, "directions": "*fp16", "taken": "*i1", "rate": kind, "decay": kind}
             | WHERE,
-            {"WEIGHT": tl.bfloat16, "TALL": True, "DECAYS": True, "CAUTIOUS": True}
+            {"WEIGHT": tl.bfloat16, "BYTES": 16, "TALL": True, "DECAYS": True, "CAUTIOUS": True}
             | {"ON_DEVICE": kind == "*fp32"},
         )
         for kind in ("fp32", "*fp32")

@@ -39,10 +39,13 @@ _tuned: dict[object, Any] = {}
 
 
 @triton.jit
-def matrix(table, index, each, size, TYPE: tl.constexpr):
-    """Matrix `index` of runs of `each`, `size` entries apart, by a table of where they begin."""
+def matrix(table, index, each, size, TYPE: tl.constexpr, BYTES: tl.constexpr = 16):
+    """Matrix `index` of runs of `each`, `size` entries apart, by a table of where they begin.
+
+    All entries of the table are multiples of BYTES.
+    """
     base = tl.load(table + index // each).to(tl.pointer_type(TYPE))
-    return tl.multiple_of(base, 16) + (index % each).to(tl.int64) * size
+    return tl.multiple_of(base, BYTES) + (index % each).to(tl.int64) * size
 
 
 @triton.jit

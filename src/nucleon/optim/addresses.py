@@ -17,8 +17,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def places_in(layout: Layout, tensors: Sequence[Tensor], device: torch.device) -> list[int] | None:
     """Where the runs of a stack lie in tensors like its parameters; None where it is irregular.
 
-    Irregular are tensors that are not contiguous, of other dtypes, on another device, without a
-    storage of their own as some subclasses are, or off a boundary of 16 bytes.
+    Irregular are tensors that are not contiguous, of other dtypes, on another device, or without a
+    storage of their own as some subclasses are.
     """
     dtype, size = tensors[0].dtype, tensors[0].element_size()
     found: list[int] = []
@@ -27,7 +27,15 @@ def places_in(layout: Layout, tensors: Sequence[Tensor], device: torch.device) -
         if not start or not _regular(tensor, dtype, device):
             return None
         found += [start + size * offset for offset in offsets]
-    return None if dtype not in DTYPES or any(place % 16 for place in found) else found
+    return None if dtype not in DTYPES else found
+
+
+def boundary(places: Sequence[int], size: int) -> int:
+    """What all addresses of entries of so many bytes are multiples of: 16, as wide loads want.
+
+    Or the size of an entry: parts of a flat buffer, as of gradients, may begin anywhere in it.
+    """
+    return size if any(place % 16 for place in places) else 16
 
 
 def _regular(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> bool:

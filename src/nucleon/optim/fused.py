@@ -109,15 +109,27 @@ def direction(
     old = addresses.of_states(stack, states, has_gram=job.has_gram)
     if new is None or old is None:
         return None
-    return compute(job, addresses.table([*new, *old], device), present)
+    places = [*new, *old]
+    return compute(job, addresses.table(places, device), boundaries(job, places), present)
 
 
-def compute(job: Job, where: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same by a table: gradients, then `addresses.of_states`."""
+def boundaries(job: Job, places: Sequence[int]) -> tuple[int, int]:
+    """Of the gradients and of the totals, which come first among the places."""
+    runs = job.layout.runs
+    return (
+        addresses.boundary(places[:runs], job.gradient.itemsize),
+        addresses.boundary(places[runs : 2 * runs], job.total.itemsize),
+    )
+
+
+def compute(
+    job: Job, where: Tensor, bytes_: tuple[int, int], present: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same by a table: gradients, then `addresses.of_states`; with their `boundaries`."""
     from nucleon.optim import triton_step
 
     with torch.cuda.device_of(where):  # Triton launches on the current device
-        begin, taken = triton_step.begin(job, where, present)
+        begin, taken = triton_step.begin(job, where, bytes_, present)
         recursion = augmented_from if job.has_gram else polar_from
         return recursion(begin, polynomials("half", job.iterations), torch.float16), taken
 
@@ -130,11 +142,11 @@ def move(
     decay: float | Tensor,
     *,
     cautious: bool,
-    where: Tensor | None = None,
+    where: tuple[Tensor, int] | None = None,
 ) -> bool:
     """W ← W − rate·P − decay·W for the matrices that are `taken`, (b,); False if it cannot.
 
-    `where` is a table of the weights; None has it made.
+    `where` is a table of the weights with their boundary; None has it made.
     """
     first = stack.params[0]
     if not runs_on(first.device) or directions.dtype not in addresses.DTYPES:
@@ -148,12 +160,13 @@ def move(
         places = addresses.places_in(layout, stack.params, first.device)
         if places is None:
             return False
-        where = addresses.table(places, first.device)
+        bytes_ = addresses.boundary(places, first.element_size())
+        where = addresses.table(places, first.device), bytes_
     from nucleon.optim import triton_step
 
-    given = (where, directions.contiguous(), taken, rate, decay, cautious)
+    given = (directions.contiguous(), taken, rate, decay, cautious)
     with torch.cuda.device_of(first):
-        triton_step.moved(stack, layout, *given)
+        triton_step.moved(stack, layout, *where, *given)
     return True
 
 

@@ -64,11 +64,13 @@ def _place(rows, columns):
 def _moments(
     gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
 ):  # fmt: skip
     """A tile of G, of βĜ + G, and of S; and where it lies in Ĝ."""
     at = i[:, None].to(tl.int64) * stride + j[None, :]
-    g = tl.load(matrix(gradients, batch, each, inner, GRADIENT) + at, mask=inside, other=0.0)
-    where = matrix(totals, batch, each, inner, TOTAL) + at
+    here = matrix(gradients, batch, each, inner, GRADIENT, GRADIENT_BYTES) + at
+    g = tl.load(here, mask=inside, other=0.0)
+    where = matrix(totals, batch, each, inner, TOTAL, TOTAL_BYTES) + at
     g = g.to(tl.float32) * sign
     total = momentum * tl.load(where, mask=inside, other=0.0).to(tl.float32) + g
     return g, total, lead * total + extra * g, where
@@ -78,13 +80,14 @@ def _moments(
 def look(
     gradients, totals, sums, rows, columns, each, inner, stride, sign, momentum, lead, extra,
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Parts of ‖S‖_F² and ‖G‖_F², float64: a float32 square may overflow."""
     batch = tl.program_id(1)
     i, j, inside = _place(rows, columns)
     g, _, s, _ = _moments(
         gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
-        GRADIENT, TOTAL,
+        GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
     g, s = g.to(tl.float64), s.to(tl.float64)
     place = 2 * (batch.to(tl.int64) * tl.num_programs(0) + tl.program_id(0))
@@ -142,14 +145,16 @@ def measure(
 def advance(
     gradients, totals, factors, taken, x, scaled, rows, columns, each, inner, stride,
     sign, momentum, lead, extra,
-    GRADIENT: tl.constexpr, TOTAL: tl.constexpr, HAS_GRAM: tl.constexpr, TALL: tl.constexpr,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
+    HAS_GRAM: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
     """Ĝ ← βĜ + G where the matrix is taken; S and, for the Gram matrix, G in float16."""
     batch, count = tl.program_id(1), tl.num_programs(1)
     i, j, inside = _place(rows, columns)
     g, total, s, where = _moments(
         gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
-        GRADIENT, TOTAL,
+        GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
     ok = tl.load(taken + batch) != 0
     tl.store(where, total.to(TOTAL), mask=inside & ok)
@@ -186,8 +191,8 @@ def lengths(norms, scale, length, parts, m, spread, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["each"])
 def move(
     weights, directions, taken, rate, decay, rows, columns, each, inner, stride,
-    WEIGHT: tl.constexpr, TALL: tl.constexpr, DECAYS: tl.constexpr, CAUTIOUS: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
+    WEIGHT: tl.constexpr, BYTES: tl.constexpr, TALL: tl.constexpr, DECAYS: tl.constexpr,
+    CAUTIOUS: tl.constexpr, ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
     """W ← W − rate·P − decay·W where the matrix is taken; the last only along P with CAUTIOUS."""
     batch = tl.program_id(1)
@@ -200,8 +205,8 @@ def move(
         else:
             at = first + i[:, None].to(tl.int64) * columns + j[None, :]
             p = tl.load(directions + at, mask=inside, other=0.0).to(tl.float32)
-        where = matrix(weights, batch, each, inner, WEIGHT) + i[:, None].to(tl.int64) * stride
-        where += j[None, :]
+        where = matrix(weights, batch, each, inner, WEIGHT, BYTES)
+        where += i[:, None].to(tl.int64) * stride + j[None, :]
         w = tl.load(where, mask=inside, other=0.0).to(tl.float32)
         change = (tl.load(rate) if ON_DEVICE else rate) * p
         if DECAYS:
@@ -230,8 +235,13 @@ def filled(places: tuple[int, ...], device: torch.device) -> Tensor:
     return found[: len(places)]
 
 
-def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Tensor]:
-    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
+def begin(
+    job: "Job", where: Tensor, boundaries: tuple[int, int], present: Tensor | None
+) -> tuple[Start, Tensor]:
+    """The new moments, and where the recursion begins; which matrices are taken, (b,).
+
+    Gradients and totals lie at multiples of `boundaries`, in bytes.
+    """
     m, n = sorted((job.rows, job.columns))
     count, each, device = job.layout.count, job.layout.each, where.device
     gradients, totals, skipped, grams = where.view(4, -1).unbind()
@@ -241,6 +251,7 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
     ahead = (job.momentum, 1.0) if job.nesterov else (1.0, 0.0)
     sums_of = (job.sign, job.momentum, *ahead)
     types = {"GRADIENT": TYPES[job.gradient], "TOTAL": TYPES[job.total]}
+    types |= dict(zip(("GRADIENT_BYTES", "TOTAL_BYTES"), boundaries, strict=True))
     sums = torch.empty((count, parts, 2), dtype=torch.float64, device=device)
     look[(parts, count)](gradients, totals, sums, *place, *sums_of, **types)
 
@@ -282,6 +293,7 @@ def moved(
     stack: Stack,
     layout: Layout,
     where: Tensor,
+    boundary: int,
     directions: Tensor,
     taken: Tensor,
     rate: float | Tensor,
@@ -299,6 +311,6 @@ def moved(
     move[(tiles(rows, columns), layout.count)](
         where, directions, taken, rate, decay,
         rows, columns, layout.each, layout.inner, layout.stride,
-        WEIGHT=TYPES[stack.params[0].dtype], TALL=rows > columns, DECAYS=decays, CAUTIOUS=cautious,
-        ON_DEVICE=on_device,
+        WEIGHT=TYPES[stack.params[0].dtype], BYTES=boundary, TALL=rows > columns, DECAYS=decays,
+        CAUTIOUS=cautious, ON_DEVICE=on_device,
     )  # fmt: skip
