@@ -283,10 +283,11 @@ def run(
     errors: dict[str, float] = {}
     if options.error and max(min(s) for s in distinct) <= options.error_rows:
         errors = errors_of(list(times), makes, shapes, dtype, options)
+    ours, torchs = (times.get(name, float("nan")) for name in ("Muon", "torch Muon"))
     for method, value in times.items():
         print(
-            f"{method:36} {value:9.3f} {value / times['Muon']:8.2f} "
-            f"{value / times['torch Muon']:13.2f} {graphs.get(method, float('nan')):9.3f} "
+            f"{method:36} {value:9.3f} {value / ours:8.2f} "
+            f"{value / torchs:13.2f} {graphs.get(method, float('nan')):9.3f} "
             f"{found.get('peak_mib', {}).get(method, float('nan')):7.0f} "
             f"{errors.get(method, float('nan')):9.1e}",
             flush=True,

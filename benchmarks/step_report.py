@@ -8,13 +8,17 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 OURS = ("Muon", "Leon", "Pion k=1", "Pion k=4")
 NOT_A_MUON = "torch AdamW"
-KINDS = {"milliseconds": "called", "graph_milliseconds": "replayed as a CUDA graph"}
+KINDS = {
+    "milliseconds": "called",
+    "graph_milliseconds": "replayed as a CUDA graph, where a method can be captured",
+}
 
 Result = dict[str, Any]
 
@@ -37,18 +41,11 @@ def summary(results: list[Result], key: str) -> str:
     for result in results:
         times: dict[str, float] = result[key]
         peer, least = fastest(times)
-        torchs = times["torch Muon"]
-        rows.append(
-            [
-                label(result),
-                *(f"{times[name]:.3g}" for name in ("Leon", "Muon")),
-                f"{least:.3g} ({peer})",
-                f"{torchs:.3g}",
-                f"**{times['Leon'] / least:.2f}**",
-                f"{times['Muon'] / least:.2f}",
-                f"{times['Leon'] / torchs:.2f}",
-            ]
-        )
+        leon, muon, torchs = (times.get(name, math.nan) for name in ("Leon", "Muon", "torch Muon"))
+        values = (leon, muon, torchs, leon / least, muon / least, leon / torchs)
+        told = [f"{value:.3g}" for value in values[:3]] + [f"{value:.2f}" for value in values[3:]]
+        told.insert(2, f"{least:.3g} ({peer})")
+        rows.append([label(result), *told])
     head = ("", "Leon, ms", "Muon, ms", "fastest other, ms", "torch Muon, ms")
     return table((*head, "Leon / fastest", "Muon / fastest", "Leon / torch"), rows)
 

@@ -61,7 +61,7 @@ def test_the_kernel_is_its_equation(dtype, shape, kind):
 )
 def test_gram_of_float32(precision, close):
     a, c = torch.randn(2, 130, 300, device="cuda"), torch.zeros(2, 130, 130, device="cuda")
-    out = kernels.add_gram(c, a, beta=0.5, precision=precision)
+    out = kernels.symmetric_product(a, a, c, beta=0.5, precision=precision)
     exact = a.double() @ a.double().mT
     assert torch.equal(out, out.mT)
     assert ((out - exact).norm() / exact.norm()).item() <= close

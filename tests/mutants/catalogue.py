@@ -575,6 +575,22 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/replay.py",
+        "tests/optim/test_fused.py",
+        (
+            "tensors that have moved are written where they were",
+            "(t.data_ptr(), t.dtype, t.is_contiguous())",
+            "(t.dtype, t.is_contiguous())",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+        (
+            "a weight that was transposed is written as it lay",
+            "t.dtype, t.is_contiguous())",
+            "t.dtype)",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+    ),
+    *mutants(
         "optim/stacks.py",
         "tests/optim/test_fused.py",
         (

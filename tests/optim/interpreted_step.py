@@ -22,11 +22,11 @@ torch.cuda.is_current_stream_capturing = lambda: False
 replay._capture = lambda *_: None  # launched one by one every time
 
 
-def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves=False, at=0, **options):
+def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves="", at=0, **options):
     """Weights and states after three steps; gradient number `spoil` of the second is not finite.
 
-    With `moves` weights and states are elsewhere from the third on. Gradients begin at entry `at`
-    of a buffer of their own.
+    What `moves` is elsewhere, or lies otherwise, from the third step on. Gradients begin at entry
+    `at` of a buffer of their own.
     """
     fused.runs_on = (lambda device: True) if fast else HERE
     generator = torch.Generator().manual_seed(0)
@@ -48,14 +48,15 @@ def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves=False, at
                 gradient.view(-1)[-5] = math.nan  # of the last matrix
             buffer = torch.empty(at + p.numel(), dtype=dtype)
             p.grad = buffer[at:].view(p.shape).copy_(gradient)
-        if moves and step == 2:
-            old = [p.detach() for p in params]
+        if step == 2:
             for p in params:
-                p.data = p.detach().clone()
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                if moves == "weights":
+                    p.data = p.detach().clone()
+                if moves == "transposed":
+                    p.data = p.detach().mT
+            if moves == "states":
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.step()
-        if moves and step == 2:
-            assert not any(torch.equal(a, b) for a, b in zip(old, params, strict=True))
     triton_step.begin = begin
     fused.runs_on = HERE
     assert bool(calls) == fast
@@ -138,7 +139,9 @@ def main() -> None:
     compare(nucleon.Leon, [(64, 2 * 72)], axes="r (b=2 c)", smoothing_scale=0.5)
     compare(nucleon.Leon, [(64 + 80, 96)], axes="r{64,80} c", steps="exponential")
     compare(nucleon.Leon, [wide], dtype=torch.float16)
-    compare(nucleon.Leon, [wide, wide], moves=True)
+    compare(nucleon.Leon, [wide, wide], moves="weights")
+    compare(nucleon.Leon, [wide, wide], moves="states")
+    compare(nucleon.Leon, [(64, 64)], moves="transposed")
     compare(nucleon.Leon, [wide, wide], at=1)
     compare(nucleon.Leon, [(3 * 64, 64), (64, 64)], axes=["(b=3 r) c", None], spoil=0)
     compare(nucleon.Leon, [wide], momentum=0, smoothing_scale=0, weight_decay=1, lr=1)

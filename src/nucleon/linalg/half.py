@@ -90,7 +90,7 @@ def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) ->
         x = torch.baddbmm(x, z, x, beta=a)
         r = symmetric_product(x, x)
     a, b, c = sequence[-1]
-    return _product(symmetric_pair(r, r, r, alpha=c, beta=b, second_shift=a)[1], x, dtype)
+    return _product(symmetric_product(r, r, r, alpha=c, beta=b, shift=a), x, dtype)
 
 
 def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:

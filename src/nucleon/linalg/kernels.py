@@ -24,16 +24,6 @@ def add_product(
     return torch.baddbmm(*flat, beta=beta, alpha=alpha).reshape(c.shape)
 
 
-def add_gram(c: Tensor, a: Tensor, *, beta: float, precision: Precision = "ieee") -> Tensor:
-    """βC + AAᵀ for float32 stacks (b, m, n), with half the arithmetic where Triton is at hand.
-
-    AAᵀ is positive semidefinite at any `precision`; "tf32", the fastest, rounds A to 11 bits.
-    """
-    if a.is_cuda and a.ndim == 3 and a.dtype == c.dtype == torch.float32 and triton_works():
-        return symmetric_product(a, a, c, beta=beta, precision=precision)
-    return add_product(c, a, a.mT, beta=beta)
-
-
 def add_to_diagonal(a: Tensor, value: float | Tensor) -> Tensor:
     """A + value·I in place; a tensor has one entry a matrix, (…)."""
     diagonal = a.diagonal(dim1=-2, dim2=-1)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -212,46 +213,45 @@ def symmetric(
     out + factors[3]·I ("shifted"). An `addend` or `out` of int64 is a table of the addresses of
     float32 tensors with `each` matrices, which may be the same ones; `addend_shift`·I is part of
     such an addend, `addend_scale` its own factor. `norms`, flat, receives the parts of ‖out‖_F², as
-    many for each matrix as are returned, 64² entries or more each. What is not added in place is
-    divided by the product's factor first, so that must be neither 0 nor subnormal.
+    many for each matrix as are returned, 64² entries or more each. Unless `out` is a table or has a
+    remainder, the factor of the product must be a normal number: the addend is divided by it first.
     """
     count, rows, depth = a.shape
-    half = a.element_size() == 2
     # The bulk copy engine of Hopper and later wants rows that begin at multiples of 16 bytes.
-    engine = half and depth % 8 == 0 and _has_copy_engine(a.device)
+    half, engine = a.element_size() == 2, _fits(a) and _fits(b)
 
     def place(x: Tensor) -> str:
         if x.dtype == torch.int64:
             return "table"
-        return "engine" if engine and rows % 8 == 0 and x.element_size() == 2 else "pointer"
+        return "engine" if engine and _fits(x) else "pointer"
 
-    other = scale if addend_scale is None else addend_scale
+    own = scale if addend_scale is None else addend_scale
     addend_at, out_at = "" if addend is None else place(addend), place(out)
-    in_place = out_at == "table"
-    when = "" if addend is None else "last" if in_place or not factors[0] else "first"
+    # The matrix units truncate their sums, each time by a last bit of what is there already: too
+    # much of an addend that is to be kept to more digits than float16 has.
+    precise = out_at == "table" or kind == "remainder"
+    when = "" if addend is None else "last" if precise else "first"
 
     def run(config: Any) -> int:
         tile, step = config.kwargs["TILE"], config.kwargs["DEPTH"]
         tiles = triton.cdiv(rows, tile)
         tiles = tiles * (tiles + 1) // 2
-        left = _boxes(a, tile, step) if engine else a
-        right = left if a is b else _boxes(b, tile, step) if engine else b
-        plus, results = a if addend is None else addend, [out, second if kind else out]
+        left, right, plus, result = a, b, a if addend is None else addend, out
+        other = second if kind else out
+        if engine:
+            left, right = _boxes(a, tile, step), _boxes(b, tile, step)
         if addend_at == "engine":
             plus = _boxes(plus, tile, tile)
         if out_at == "engine":
-            results = [_boxes(x, tile, tile) for x in results]
+            result, other = _boxes(out, tile, tile), _boxes(other, tile, tile)
         _symmetric[(tiles, count)](
             left,
             right,
-            a
-            if addend is None
-            else _boxes(addend, tile, tile)
-            if addend_at == "engine"
-            else addend,
+            plus,
             a if scale is None else scale,
-            a if other is None else other,
-            *results,
+            a if own is None else own,
+            result,
+            other,
             a if norms is None else norms,
             rows,
             depth,
@@ -276,34 +276,46 @@ def symmetric(
     if config is None and (INTERPRETED or rows <= 96 or not half):
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
     with torch.cuda.device_of(a):  # Triton launches on the current device
-        if config is None and (in_place or kind == "remainder"):
-            config = _for_heavy(count * math.comb(triton.cdiv(rows, 128) + 1, 2), a.device)
+        if config is None and (precise or out_at == "pointer"):
+            # More is in registers at their end: large tiles if they fill the device, not timed.
+            tiles = count * math.comb(triton.cdiv(rows, LARGE.kwargs["TILE"]) + 1, 2)
+            config = LARGE if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
             config = _tuned_for((a.device, a.shape, a.dtype), run)
         return run(config)
 
 
-def _for_heavy(tiles: int, device: torch.device) -> Any:
-    """For kernels with more in registers at their end: large tiles if they fill the device."""
-    return LARGE if tiles >= _multiprocessors(device) else SMALL
-
-
 def _tuned_for(key: object, run: Callable[[Any], object]) -> Any:
     """The fastest configuration for a shape, timed once; while a graph is captured, the first.
 
-    What comes after the product matters little among those that are timed.
+    What comes after the product matters little where the copy engine stores it.
     """
     if key not in _tuned:
         if torch.cuda.is_current_stream_capturing():
             return CONFIGS[0]
-        times = [triton.testing.do_bench(partial(run, c), warmup=2, rep=8) for c in CONFIGS]
+        times = [_time(partial(run, config)) for config in CONFIGS]
         _tuned[key] = CONFIGS[times.index(min(times))]
     return _tuned[key]
 
 
+def _time(launch: Callable[[], object]) -> float:
+    """Milliseconds; infinity where the device has too little shared memory, as smaller ones do."""
+    try:
+        return float(triton.testing.do_bench(launch, warmup=2, rep=8))
+    except OutOfResources:
+        return math.inf
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether the copy engine takes it: 16-bit entries, and multiples of 16 bytes everywhere."""
+    regular = x.element_size() == 2 and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0
+    return regular and _has_copy_engine(x.device)
+
+
 def _boxes(x: Tensor, high: int, wide: int) -> TensorDescriptor:
     """A contiguous (b, m, n) for the copy engine, in boxes of one matrix each."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, high, wide])
+    _, m, n = x.shape  # the strides of a dimension of size 1 may be any
+    return TensorDescriptor(x, list(x.shape), [m * n, n, 1], [1, high, wide])
 
 
 @cache

@@ -10,7 +10,6 @@ The graphs of an optimizer share one pool of memory, which it keeps: that of its
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,15 +43,8 @@ class Recording:
     """What the rates hold, where the host knows it."""
     graph: torch.cuda.CUDAGraph | None = None
     fails: bool = False
-    tensors: list[Tensor] = field(default_factory=list[Tensor])
-    """States and parameters, which were found regular,"""
-    pointers: list[int] = field(default_factory=list[int])
-    """and where they were then."""
-
-    def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the same, where they were: then `places` is right but for gradients."""
-        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-        return same and [t.data_ptr() for t in tensors] == self.pointers
+    seen: list[object] = field(default_factory=list[object])
+    """What `_look` saw of states and parameters when they were found regular."""
 
 
 def update(
@@ -69,11 +61,11 @@ def update(
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    device = gradients[0].device
-    tensors = addresses.tensors_of(stack, states, has_gram=job.has_gram)
+    device = stack.params[0].device
+    seen = _look(addresses.tensors_of(stack, states, has_gram=job.has_gram))
     before = _recordings(optimizer).get(id(stack))
     new = addresses.places_in(job.layout, gradients, device)
-    if before is not None and before.holds(tensors):  # most of a step of small matrices is this
+    if before is not None and before.seen == seen:  # to find them again costs a step its time
         rest = before.places[job.layout.runs :]
     else:
         moments = addresses.of_states(stack, states, has_gram=job.has_gram)
@@ -85,13 +77,18 @@ def update(
     if any(isinstance(x, Tensor) and x.device != device for x in rates):
         return False
     recording = _recording(optimizer, stack, job, [*new, *rest], group)
-    recording.tensors, recording.pointers = tensors, [t.data_ptr() for t in tensors]
+    recording.seen = seen
     _set(recording, rates)
     if recording.graph is not None:
         recording.graph.replay()
     else:
         _run(recording, job, group)
     return True
+
+
+def _look(tensors: Sequence[Tensor]) -> list[object]:
+    """All that their addresses depend on; an address says the device as well."""
+    return [(t.data_ptr(), t.dtype, t.is_contiguous()) for t in tensors]
 
 
 def _recordings(optimizer: "MatrixOptimizer") -> dict[int, Recording]:
