@@ -56,6 +56,18 @@ def test_the_kernel_is_its_equation(dtype, shape, kind):
         assert ((whole - expected).abs() <= eps**2 * sizes + sums).all()
 
 
+def test_a_remainder_holds_though_the_sums_are_long():
+    """The matrix units truncate each partial sum: an addend among them would lose eleven bits."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn(2, 128, 2**16, generator=generator, device="cuda").half() / 640
+    root = torch.randn(2, 128, 100, generator=generator, device="cuda")
+    addend = 40 * root @ root.mT  # 10⁴ times as large as XXᵀ
+    value, rest = kernels.symmetric_pair(x, x, addend)
+    whole = value.double() + rest.double() / kernels.REMAINDER_SCALE
+    exact = x.double() @ x.double().mT + addend.double()
+    assert (whole - exact).abs().max() <= 2**-20 * exact.abs().max()
+
+
 @pytest.mark.parametrize(
     ("precision", "close"), [("tf32", 2**-9), ("tf32x3", 2**-18), ("ieee", 2**-20)]
 )
