@@ -19,6 +19,13 @@ KINDS = {
     "milliseconds": "called",
     "graph_milliseconds": "replayed as a CUDA graph, where a method can be captured",
 }
+COLUMNS = {
+    "graph_milliseconds": ("as a graph, ms", ".3g"),
+    "peak_mib": ("memory of a step, MiB", ".0f"),
+    "error": ("error", ".2g"),
+    "norm": ("largest norm", ".3f"),
+}
+"""Of the table of one result: titles and formats."""
 
 Result = dict[str, Any]
 
@@ -54,17 +61,12 @@ def methods(result: Result) -> str:
     """A line for every method of one result."""
     rows: list[list[str]] = []
     for name, time in result["milliseconds"].items():
-        rest = [
-            f"{found[name]:{style}}" if name in (found := result.get(key) or {}) else ""
-            for key, style in MORE.items()
-        ]
-        rows.append([name, f"{time:.3g}", *rest])
-    return table((label(result), "called, ms", *TITLES.values()), rows)
-
-
-MORE = {"graph_milliseconds": ".3g", "peak_mib": ".0f", "error": ".2g", "norm": ".3f"}
-TITLES = {"graph_milliseconds": "as a graph, ms", "peak_mib": "memory of a step, MiB",
-          "error": "error", "norm": "largest norm"}  # fmt: skip
+        row = [name, f"{time:.3g}"]
+        for key, (_, style) in COLUMNS.items():
+            found = result.get(key) or {}
+            row.append(f"{found[name]:{style}}" if name in found else "")
+        rows.append(row)
+    return table((label(result), "called, ms", *(title for title, _ in COLUMNS.values())), rows)
 
 
 def label(result: Result) -> str:

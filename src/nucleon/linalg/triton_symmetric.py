@@ -217,7 +217,6 @@ def symmetric(
     remainder, the factor of the product must be a normal number: the addend is divided by it first.
     """
     count, rows, depth = a.shape
-    # The bulk copy engine of Hopper and later wants rows that begin at multiples of 16 bytes.
     half, engine = a.element_size() == 2, _fits(a) and _fits(b)
 
     def place(x: Tensor) -> str:
@@ -236,14 +235,16 @@ def symmetric(
         tile, step = config.kwargs["TILE"], config.kwargs["DEPTH"]
         tiles = triton.cdiv(rows, tile)
         tiles = tiles * (tiles + 1) // 2
-        left, right, plus, result = a, b, a if addend is None else addend, out
-        other = second if kind else out
+        left, right, plus = a, b, a if addend is None else addend
+        result, other = out, second if kind else out
         if engine:
-            left, right = _boxes(a, tile, step), _boxes(b, tile, step)
+            left = _boxes(a, tile, step)
+            right = left if a is b else _boxes(b, tile, step)
         if addend_at == "engine":
             plus = _boxes(plus, tile, tile)
         if out_at == "engine":
-            result, other = _boxes(out, tile, tile), _boxes(other, tile, tile)
+            result = _boxes(out, tile, tile)
+            other = _boxes(second, tile, tile) if kind else result
         _symmetric[(tiles, count)](
             left,
             right,
@@ -307,7 +308,7 @@ def _time(launch: Callable[[], object]) -> float:
 
 
 def _fits(x: Tensor) -> bool:
-    """Whether the copy engine takes it: 16-bit entries, and multiples of 16 bytes everywhere."""
+    """Whether Hopper's copy engine takes it: 16-bit entries, rows at multiples of 16 bytes."""
     regular = x.element_size() == 2 and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0
     return regular and _has_copy_engine(x.device)
 

@@ -13,7 +13,7 @@ Elsewhere the library does the same with torch, in more passes: `MatrixOptimizer
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +41,7 @@ class Job:
     layout: Layout
     gradient: torch.dtype
     total: torch.dtype
+    weight: torch.dtype
     has_gram: bool
     sign: float
     """−1 to climb."""
@@ -52,6 +53,8 @@ class Job:
     bound: float
     """c and G²β₁⁻² of Λ = c(G²β₁⁻²I + M̂)."""
     iterations: int
+    boundaries: tuple[int, int, int] = (16, 16, 16)
+    """Of gradients, totals and weights, see `addresses.boundary`."""
 
     @property
     def tall(self) -> bool:
@@ -78,6 +81,7 @@ def job_of(
         layout,
         gradient.dtype,
         total.dtype,
+        first.dtype,
         has_gram,
         sign=-1.0 if group["maximize"] else 1.0,
         momentum=float(momentum),  # the kernels are compiled for the type of a number
@@ -110,26 +114,26 @@ def direction(
     if new is None or old is None:
         return None
     places = [*new, *old]
-    return compute(job, addresses.table(places, device), boundaries(job, places), present)
+    return compute(placed(job, places), addresses.table(places, device), present)
 
 
-def boundaries(job: Job, places: Sequence[int]) -> tuple[int, int]:
-    """Of the gradients and of the totals, which come first among the places."""
+def placed(job: Job, places: Sequence[int]) -> Job:
+    """The job for gradients, then `addresses.of_states`, then weights that lie at these places."""
     runs = job.layout.runs
-    return (
-        addresses.boundary(places[:runs], job.gradient.itemsize),
-        addresses.boundary(places[runs : 2 * runs], job.total.itemsize),
-    )
+    parts = places[:runs], places[runs : 2 * runs], places[4 * runs :]
+    dtypes = job.gradient, job.total, job.weight
+    gradient, total, weight = map(addresses.boundary, parts, (dtype.itemsize for dtype in dtypes))
+    if (gradient, total, weight) == job.boundaries:  # mostly, and a copy is not for nothing
+        return job
+    return replace(job, boundaries=(gradient, total, weight))
 
 
-def compute(
-    job: Job, where: Tensor, bytes_: tuple[int, int], present: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The same by a table: gradients, then `addresses.of_states`; with their `boundaries`."""
+def compute(job: Job, where: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same by a table of the places, without the weights."""
     from nucleon.optim import triton_step
 
     with torch.cuda.device_of(where):  # Triton launches on the current device
-        begin, taken = triton_step.begin(job, where, bytes_, present)
+        begin, taken = triton_step.begin(job, where, present)
         recursion = augmented_from if job.has_gram else polar_from
         return recursion(begin, polynomials("half", job.iterations), torch.float16), taken
 
@@ -160,8 +164,8 @@ def move(
         places = addresses.places_in(layout, stack.params, first.device)
         if places is None:
             return False
-        bytes_ = addresses.boundary(places, first.element_size())
-        where = addresses.table(places, first.device), bytes_
+        boundary = addresses.boundary(places, first.element_size())
+        where = addresses.table(places, first.device), boundary
     from nucleon.optim import triton_step
 
     given = (directions.contiguous(), taken, rate, decay, cautious)

@@ -35,10 +35,6 @@ class Recording:
     """`places` on the device: gradients, totals, skipped, Grams, weights."""
     rates: Tensor
     """(2,): on the direction, and of the decay."""
-    boundaries: tuple[int, int]
-    """Of gradients and totals,"""
-    boundary: int
-    """and of the weights, in bytes."""
     known: tuple[float | Tensor, float | Tensor] | None = None
     """What the rates hold, where the host knows it."""
     graph: torch.cuda.CUDAGraph | None = None
@@ -76,7 +72,9 @@ def update(
     rates = weights.rates(stack, at, stack.params[0])
     if any(isinstance(x, Tensor) and x.device != device for x in rates):
         return False
-    recording = _recording(optimizer, stack, job, [*new, *rest], group)
+    places = [*new, *rest]
+    job = fused.placed(job, places)
+    recording = _recording(optimizer, stack, job, places, group)
     recording.seen = seen
     _set(recording, rates)
     if recording.graph is not None:
@@ -102,13 +100,11 @@ def _recording(
     """What is known of a stack, with its table brought up to date; captured the second time."""
     known = _recordings(optimizer)
     device = stack.params[0].device
-    first, target = stack.params[0], places[4 * job.layout.runs :]
-    lies = fused.boundaries(job, places), addresses.boundary(target, first.element_size())
-    key = (job, first.dtype, bool(group["weight_decay"]), group["cautious"], lies)
+    key = (job, bool(group["weight_decay"]), group["cautious"])
     found = known.get(id(stack))
     if found is None or found.key != key:
         table = addresses.table(places, device).clone()
-        found = Recording(stack, key, places, table, torch.empty(2, device=device), *lies)
+        found = Recording(stack, key, places, table, torch.empty(2, device=device))
         known[id(stack)] = found
         return found
     if found.places != places:
@@ -132,7 +128,7 @@ def _run(recording: Recording, job: fused.Job, group: Mapping[str, Any]) -> None
     """Launch the kernels one by one."""
     runs = job.layout.runs
     moments, target = recording.table[: 4 * runs], recording.table[4 * runs :]
-    directions, taken = fused.compute(job, moments, recording.boundaries, None)
+    directions, taken = fused.compute(job, moments, None)
     rate, decay = recording.rates.unbind()
     fused.move(
         recording.stack,
@@ -141,7 +137,7 @@ def _run(recording: Recording, job: fused.Job, group: Mapping[str, Any]) -> None
         rate,
         decay if group["weight_decay"] else 0.0,
         cautious=group["cautious"],
-        where=(target, recording.boundary),
+        where=(target, job.boundaries[-1]),
     )
 
 

@@ -235,13 +235,8 @@ def filled(places: tuple[int, ...], device: torch.device) -> Tensor:
     return found[: len(places)]
 
 
-def begin(
-    job: "Job", where: Tensor, boundaries: tuple[int, int], present: Tensor | None
-) -> tuple[Start, Tensor]:
-    """The new moments, and where the recursion begins; which matrices are taken, (b,).
-
-    Gradients and totals lie at multiples of `boundaries`, in bytes.
-    """
+def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Tensor]:
+    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
     m, n = sorted((job.rows, job.columns))
     count, each, device = job.layout.count, job.layout.each, where.device
     gradients, totals, skipped, grams = where.view(4, -1).unbind()
@@ -251,7 +246,7 @@ def begin(
     ahead = (job.momentum, 1.0) if job.nesterov else (1.0, 0.0)
     sums_of = (job.sign, job.momentum, *ahead)
     types = {"GRADIENT": TYPES[job.gradient], "TOTAL": TYPES[job.total]}
-    types |= dict(zip(("GRADIENT_BYTES", "TOTAL_BYTES"), boundaries, strict=True))
+    types |= {"GRADIENT_BYTES": job.boundaries[0], "TOTAL_BYTES": job.boundaries[1]}
     sums = torch.empty((count, parts, 2), dtype=torch.float64, device=device)
     look[(parts, count)](gradients, totals, sums, *place, *sums_of, **types)
 
