@@ -123,7 +123,7 @@ def placed(job: Job, places: Sequence[int]) -> Job:
     parts = places[:runs], places[runs : 2 * runs], places[4 * runs :]
     dtypes = job.gradient, job.total, job.weight
     gradient, total, weight = map(addresses.boundary, parts, (dtype.itemsize for dtype in dtypes))
-    if (gradient, total, weight) == job.boundaries:  # mostly, and a copy is not for nothing
+    if (gradient, total, weight) == job.boundaries:  # as mostly: a copy costs time
         return job
     return replace(job, boundaries=(gradient, total, weight))
 
