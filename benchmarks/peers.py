@@ -43,7 +43,7 @@ def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None
     import triton
     from dion import Muon
     from dion import newton_schulz_triton as newton_schulz_triton_module
-    from dion.newton_schulz_triton import newton_schulz_triton
+    from dion.newton_schulz_triton import newton_schulz_triton, newton_schulz_triton_fast
     from dion.polar_express import polar_express_triton
     from triton.runtime.autotuner import Autotuner
 
@@ -53,14 +53,17 @@ def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None
         if isinstance(kernel, Autotuner):
             kernel._do_bench = partial(triton.testing.do_bench, warmup=3, rep=12)
 
-    def make(params: Sequence[Tensor], *, express: bool) -> Optimizer:
-        kind = {"use_triton": True, "use_polar_express": express}
-        return Muon(list(params), mu=0.95, **kind, **OPTIONS)
+    own: dict[str, Direction] = {
+        "dion Polar Express": polar_express_triton,
+        "dion Newton-Schulz": newton_schulz_triton,
+        "dion fast Newton-Schulz": newton_schulz_triton_fast,  # four steps; never chosen by itself
+    }
+    directions |= own
+    optimizers |= {name: partial(_dion_muon, Muon, call) for name, call in own.items()}
 
-    optimizers["dion Polar Express"] = lambda p: make(p, express=True)
-    optimizers["dion Newton-Schulz"] = lambda p: make(p, express=False)
-    directions["dion Polar Express"] = polar_express_triton
-    directions["dion Newton-Schulz"] = newton_schulz_triton
+
+def _dion_muon(muon: Any, direction: Direction, params: Sequence[Tensor]) -> Optimizer:
+    return muon(list(params), mu=0.95, newton_schulz_func=direction, **OPTIONS)
 
 
 def _gram_newton_schulz(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:

@@ -77,20 +77,22 @@ def half_augmented(s: Tensor, smoothing: Tensor | None, sequence: Sequence[Quint
 def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
     """polar(S) in `dtype`, by the cheaper way for the shape.
 
-    Nearly square matrices gain nothing from the Gram recursion: X ← aX + (bR + cR²)X with R = XXᵀ
-    in every step takes 4m²n + m³ flops each, needs no restart and no floor.
+    Nearly square matrices gain nothing from the Gram recursion: X ← (aI + bR + cR²)X with R = XXᵀ
+    in every step takes 3m²n + m³ flops each, needs no restart and no floor. As every R is made of
+    the X at hand, the rounding of aI concerns its step alone.
     """
     m, n = begin.x.shape[-2:]
     if n >= WIDE * m:
         return augmented_from(begin, sequence, dtype)
-    r, first = begin.r, begin.scale
+    r, q, first = begin.r, begin.r, begin.scale
     x = scaled_half(begin.x, begin.length)
-    for i, (a, b, c) in enumerate(sequence[:-1]):
-        z = symmetric_product(r, r, r, alpha=c, beta=b, scale=None if i else first, powers=(2, 1))
-        x = torch.baddbmm(x, z, x, beta=a)
-        r = symmetric_product(x, x)
-    a, b, c = sequence[-1]
-    return _product(symmetric_product(r, r, r, alpha=c, beta=b, shift=a), x, dtype)
+    for i, (a, b, c) in enumerate(sequence):
+        given = None if i else first
+        q = symmetric_product(r, r, r, alpha=c, beta=b, shift=a, scale=given, powers=(2, 1))
+        if i + 1 < len(sequence):
+            x = q @ x
+            r = symmetric_product(x, x)
+    return _product(q, x, dtype)
 
 
 def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:

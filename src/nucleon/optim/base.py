@@ -259,7 +259,8 @@ class MatrixOptimizer(Optimizer, ABC):
             if "total" in self.state[param]
             and (not with_gradient or param.grad is not None or shards.sharded(param))
         )
-        built = self._built(chosen, options.largest_stack(group))
+        fuse = with_gradient and fused.expected(self, group)
+        built = self._built(chosen, options.largest_stack(group, fused=fuse))
         return [(stack, [self.state[param] for param in stack.params]) for stack in built]
 
     def _built(self, params: Sequence[tuple[Tensor, str | None]], largest: int) -> Sequence[Stack]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nucleon.linalg import kernels
 from nucleon.linalg.half import augmented_from, polar_from
-from nucleon.optim import addresses
+from nucleon.optim import addresses, shards
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.polynomials import polynomials
 from nucleon.optim.stacks import Layout, Stack
@@ -60,6 +60,13 @@ class Job:
     def tall(self) -> bool:
         """Whether it is transposed: the recursion wants the short side first."""
         return self.rows > self.columns
+
+
+def expected(optimizer: "MatrixOptimizer", group: Mapping[str, Any]) -> bool:
+    """Whether the stacks of a group, which are not built yet, will have a job on CUDA."""
+    whole = group["placement"] == "local" and not shards.sharded(group["params"][0])
+    plain = optimizer.has_gram_form and not group["certify"]
+    return whole and plain and group["method"] in ("auto", "half")
 
 
 def job_of(

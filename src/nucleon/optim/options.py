@@ -79,8 +79,9 @@ class Options(TypedDict, total=False):
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int | None
     """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step (default None: 2²⁵ on CUDA, where few
-    large launches pay, else 2²⁴, 64 MiB a float32 copy)."""
+    matrix at least; it bounds the extra memory of a step (default None: 2²⁴, 64 MiB a float32 copy;
+    on CUDA, where few large launches pay, 2²⁵, and 2²⁷ where the step is fused and makes no such
+    copy)."""
 
 
 DEFAULTS = Options(
@@ -119,9 +120,10 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     return 1.0
 
 
-def largest_stack(group: Mapping[str, Any]) -> int:
+def largest_stack(group: Mapping[str, Any], *, fused: bool = False) -> int:
     """The option of that name, or its default on the device of the parameters."""
-    return group["largest_stack"] or 2 ** (25 if group["params"][0].is_cuda else 24)
+    default = (27 if fused else 25) if group["params"][0].is_cuda else 24
+    return group["largest_stack"] or 2**default
 
 
 def check(group: dict[str, Any]) -> None:

@@ -232,7 +232,11 @@ def _pieces(param: Tensor, block: Block, largest: int) -> list[Piece]:
 
 def _chunks(pieces: Sequence[Piece], largest: int) -> list[Stack]:
     per_matrix = pieces[0].block.rows * pieces[0].block.columns
-    room = largest
+    # As few as possible, and then alike: a small last one would be as slow as the others.
+    counts = [piece.count for piece in pieces]
+    fewest = math.ceil(sum(counts) / max(1, largest // per_matrix))
+    even = math.ceil(sum(counts) / fewest) + max(counts) - 1
+    room = largest = min(largest, even * per_matrix)
     chunk: list[Piece] = []
     done: list[Stack] = []
     for piece in pieces:
