@@ -88,7 +88,7 @@ def sorts(results: list[Result]) -> dict[str, list[Result]]:
 def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
     """A panel for each whole set, a line for each method, fastest first."""
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     wide = min(2, len(results))
     high = -(-len(results) // wide)
@@ -115,6 +115,7 @@ def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
             text.set_color("C0" if name in OURS else "0.35")
         axis.set(xscale="log", title=label(result), ylim=(len(names) - 0.5, -0.5))
         axis.margins(x=0.12)
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.spines[["top", "right"]].set_visible(False)

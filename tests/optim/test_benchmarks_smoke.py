@@ -37,3 +37,12 @@ def test_memory():
         assert abs(state - weights - (4 * 32 * 32 * 4 / 2**20 if name == "Leon" else 0)) <= 0.051
         assert 0 < small <= large
     assert set(METHODS) <= set(rows)
+
+
+def test_step_profile():
+    lines = run("step_profile.py", "2x16x24", "--device", "cpu", "--method", "Muon").splitlines()
+    at = lines.index("Muon, 2x16x24") + 1
+    *kernels, last = (line.split("µs")[0].split() for line in lines[at:])
+    assert any("mm" in name for name, _ in kernels)  # polynomials are products
+    assert last[:2] == [str(len(kernels)), "kernels"]
+    assert abs(float(last[2]) - sum(float(t) for _, t in kernels)) <= 0.1 * len(kernels)
