@@ -699,6 +699,8 @@ def test_without_stochastic_rounding_small_steps_vanish():
         ({"method": "magic"}, "method"),
         ({"iterations": 0}, "iterations"),
         ({"iterations": 2.5}, "iterations"),
+        ({"method": "half", "iterations": 4}, "takes 5 iterations"),
+        ({"method": "half", "iterations": 6}, "takes 5 iterations"),
         ({"nonfinite": "ignore"}, "nonfinite"),
         ({"momentum_dtype": torch.int8}, "momentum_dtype"),
         ({"nesterov": 1}, "nesterov"),
