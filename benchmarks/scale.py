@@ -14,7 +14,6 @@ the link plus flops over the rate, nothing overlapped.
 import argparse
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import nucleon
-from nucleon.optim import placement, wire
+from nucleon.optim import placement, stacks, wire
 from nucleon.optim.grams import strips
 
 Shape = tuple[int, int]
@@ -168,12 +167,10 @@ def _state(way: Way, shape: Shape, ranks: int = 1) -> int:
 
 
 def _stacks(shapes: Sequence[Shape]) -> list[tuple[Shape, int]]:
-    """Stacks of one shape, of at most `largest_stack` entries, and their sizes."""
-    found: list[tuple[Shape, int]] = []
-    for shape, total in Counter(shapes).items():
-        most = max(1, 2**25 // (shape[0] * shape[1]))  # the default on CUDA
-        found += [(shape, min(most, total - i)) for i in range(0, total, most)]
-    return found
+    """Stacks of one shape, of 2²⁵ entries at most as by default for shards on CUDA, their sizes."""
+    params = [(torch.empty(shape, device="meta"), None) for shape in shapes]
+    built = stacks.build(params, lambda *_: 2**25)
+    return [(stack.shape, len(stack.pieces)) for stack in built]
 
 
 # ------------------------------------------------------------------ measured

@@ -88,9 +88,8 @@ def test_the_triton_kernels_in_the_interpreter():
     assert "all agree" in run.stdout
 
 
-@pytest.mark.parametrize("steps", [4, 5, 6])
-def test_the_half_precision_sequence_stays_in_the_unit_interval(steps):
-    sequence = coefficients.half_polar_express(steps)
+def test_the_half_precision_sequence_stays_in_the_unit_interval():
+    sequence = coefficients.half_polar_express(5)
     x = torch.linspace(0, 1, 20_001, dtype=torch.float64)
     for a, b, c in sequence:
         x = a * x + b * x**3 + c * x**5

@@ -601,6 +601,42 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/stacks.py",
+        "tests/optim/test_stacks.py",
+        (
+            "the last stack is what the others have left",
+            "room = most = min(most, ",
+            "room = most = max(most, ",
+            "test_stacks_are_few_and_within_their_limit",
+        ),
+        (
+            "a batch is cut where the first piece is full",
+            "step = math.ceil(first / parts) * inner",
+            "step = (max(1, most // inner) if cut else first) * inner",
+            "test_matrices_are_split_evenly",
+        ),
+    ),
+    *mutants(
+        "optim/base.py",
+        "tests/optim/test_stacks.py",
+        (
+            "a step does not ask whether it is fused",
+            "partial(fused.expected, self, group) if stepping else None",
+            "None",
+            "test_a_step_asks_whether_it_is_fused_and_diagnostics_do_not",
+        ),
+    ),
+    *mutants(
+        "optim/fused.py",
+        "tests/optim/test_stacks.py",
+        (
+            "moments that the kernels cannot read count as fused",
+            'group["momentum_dtype"] != torch.float64',
+            "True",
+            "test_which_steps_are_expected_to_be_fused",
+        ),
+    ),
+    *mutants(
         "optim/schema.py",
         "tests/optim/test_contract.py",
         (
@@ -1008,6 +1044,12 @@ MUTANTS = [
             "(q @ begin.remainder).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)",
             "q @ begin.r",
             "test_half_precision_keeps_its_promises[condition 1e3-same]",
+        ),
+        (
+            "a square step forgets its linear term",
+            "beta=b, shift=a, scale=given",
+            "beta=b, scale=given",
+            "test_half_precision_polar_factors_keep_them_too",
         ),
         (
             "a zero matrix divides by its norm",

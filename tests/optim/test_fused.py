@@ -16,6 +16,10 @@ from nucleon.optim import addresses, stacks
 HERE = Path(__file__).parent
 
 
+def room(entries=2**20):
+    return lambda *_: entries
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_fused_step_in_the_interpreter():
     # A process of its own: Triton decides at import whether it compiles or interprets.
@@ -47,7 +51,7 @@ def test_the_fused_step_in_the_interpreter():
 )
 def test_the_layout_says_where_the_matrices_are(shape, spec):
     param = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
-    for stack in stacks.build([(param, spec)], 20):  # pieces of a few matrices
+    for stack in stacks.build([(param, spec)], room(20)):  # pieces of a few matrices
         layout = stack.layout
         assert layout is not None
         flat, (rows, columns) = param.reshape(-1), stack.shape
@@ -61,9 +65,9 @@ def test_the_layout_says_where_the_matrices_are(shape, spec):
 
 
 def test_no_layout_where_one_rule_does_not_do():
-    transposed = stacks.build([(torch.zeros(6, 8), "c r")], 2**20)
+    transposed = stacks.build([(torch.zeros(6, 8), "c r")], room())
     assert [stack.layout for stack in transposed] == [None]
-    unequal = stacks.build([(torch.zeros(4, 10), "r (b=2 c)"), (torch.zeros(4, 5), None)], 2**20)
+    unequal = stacks.build([(torch.zeros(4, 10), "r (b=2 c)"), (torch.zeros(4, 5), None)], room())
     assert len(unequal) == 1
     assert unequal[0].layout is None
 
@@ -74,7 +78,7 @@ def test_pieces_of_unequal_counts_are_cut_into_equal_runs():
     specs = ["(b=3 r) c", None, "(b=6 r) c"]
     for given, each in ((slice(0, 3), 1), (slice(0, 3, 2), 3)):
         pairs = list(zip(params, specs, strict=True))[given]
-        (stack,) = stacks.build(pairs, 2**20)
+        (stack,) = stacks.build(pairs, room())
         layout = stack.layout
         assert layout is not None and layout.each == each
         assert layout.count == sum(piece.count for piece in stack.pieces)
@@ -85,7 +89,7 @@ def test_pieces_of_unequal_counts_are_cut_into_equal_runs():
 
 def test_an_address_is_only_taken_of_what_lies_as_it_should():
     param = torch.zeros(8, 8)
-    (stack,) = stacks.build([(param, None)], 2**20)
+    (stack,) = stacks.build([(param, None)], room())
     layout, here = stack.layout, param.device
     assert layout is not None
     assert addresses.places_in(layout, [param], here) == [param.data_ptr()]

@@ -9,59 +9,100 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import fused, options, stacks
+from nucleon.optim import axes, fused, options, stacks
 
 ROWS, COLUMNS = 2, 3
+(BLOCK,) = axes.parse("r c", (ROWS, COLUMNS))
 
 
-def counts_of(counts, largest):
-    """How many matrices each stack has, of parameters with so many each."""
+def counts_of(counts, entries, *, cut):
+    """The pieces of each stack, of parameters with so many matrices each."""
     params = [torch.empty(c, ROWS, COLUMNS, device="meta") for c in counts]
-    built = stacks.build([(p, None) for p in params], largest, cut=False)
-    assert [id(p) for stack in built for p in stack.params] == [*map(id, params)]
+    built = stacks.build([(p, None) for p in params], lambda *_: entries, cut=cut)
+    pieces = [(id(p.param), k) for s in built for p in s.pieces for k in range(p.start, p.stop)]
+    assert pieces == [(id(p), k) for p in params for k in range(len(p))]
     return [[piece.count for piece in stack.pieces] for stack in built]
 
 
-def greedy(counts, room):
+def greedy(counts, most):
     """The fewest stacks in order: each takes what still fits."""
     found, left = 0, -1
     for count in counts:
         if found == 0 or count > left:
-            found, left = found + 1, room
+            found, left = found + 1, most
         left -= count
     return found
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=40), st.integers(1, 30), st.integers(0, 5))
-def test_stacks_are_few_and_within_their_limit(counts, room, more):
-    built = counts_of(counts, room * ROWS * COLUMNS + more)
-    assert all(sum(stack) <= room or len(stack) == 1 for stack in built)
-    assert len(built) <= greedy(counts, room)
+def test_stacks_are_few_and_within_their_limit(counts, most, more):
+    built = counts_of(counts, most * ROWS * COLUMNS + more, cut=False)
+    assert all(sum(stack) <= most or len(stack) == 1 for stack in built)
+    assert len(built) <= greedy(counts, most)
 
 
-@given(st.integers(1, 100), st.integers(1, 30))
-def test_single_matrices_are_split_evenly(count, room):
-    sizes = [len(stack) for stack in counts_of([1] * count, room * ROWS * COLUMNS)]
-    assert len(sizes) == math.ceil(count / room)
-    assert max(sizes) == math.ceil(count / len(sizes))
+@given(st.integers(1, 100), st.integers(1, 30), st.booleans())
+def test_matrices_are_split_evenly(count, most, together):
+    counts = [count] if together else [1] * count
+    sizes = [sum(stack) for stack in counts_of(counts, most * ROWS * COLUMNS, cut=True)]
+    assert max(sizes) == math.ceil(count / math.ceil(count / most))
+    assert len(sizes) <= math.ceil(count / most)
+
+
+def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
+    sizes = [sum(s) for s in counts_of([40_000, 40_000, 70_000], 2**40, cut=True)]
+    assert max(sizes) <= stacks.LARGEST_GRID
+    assert sum(sizes) == 150_000
 
 
 @pytest.mark.parametrize(
     ("make", "given_options", "expected"),
     [
         (nucleon.Leon, {}, True),
-        (nucleon.Muon, {"method": "half"}, True),
-        (nucleon.Pion, {}, False),  # its samples are made by torch
+        (nucleon.Muon, {"momentum_dtype": torch.bfloat16}, True),
+        (nucleon.Leon, {"method": "auto"}, False),  # which is not float16 on a CPU
         (nucleon.Leon, {"certify": True}, False),
-        (nucleon.Leon, {"method": "eigh"}, False),
         (nucleon.Leon, {"placement": "owner"}, False),
+        (nucleon.Leon, {"momentum_dtype": torch.float64}, False),
+        (nucleon.Leon, {"stochastic_rounding": True}, False),
+        (nucleon.Pion, {}, False),  # its samples are made by torch
     ],
 )
-def test_the_largest_default_is_for_fused_steps(make, given_options, expected):
-    optimizer = make([torch.zeros(4, 6, requires_grad=True)], lr=0.1, **given_options)
+def test_which_steps_are_expected_to_be_fused(make, given_options, expected, monkeypatch):
+    param = torch.zeros(ROWS, COLUMNS, requires_grad=True)
+    optimizer = make([param], lr=0.1, **{"method": "half", **given_options})
     (group,) = optimizer.param_groups
-    assert fused.expected(optimizer, group) is expected
-    on_cuda = {**group, "params": [SimpleNamespace(is_cuda=True)]}
-    assert options.largest_stack(on_cuda, fused=expected) == 2 ** (27 if expected else 25)
-    assert options.largest_stack(group, fused=expected) == 2**24
-    assert options.largest_stack({**on_cuda, "largest_stack": 7}, fused=expected) == 7
+    assert not fused.expected(optimizer, group, param, BLOCK)  # there are no kernels for a CPU
+    monkeypatch.setattr(fused, "runs_on", lambda device: True)
+    assert fused.expected(optimizer, group, param, BLOCK) is expected
+
+
+def test_the_room_of_a_stack():
+    group = {"largest_stack": None}
+    cpu, cuda = (SimpleNamespace(is_cuda=there) for there in (False, True))
+    assert options.room(group)(cpu, BLOCK) == options.room(group, lambda *_: True)(cpu, BLOCK)
+    assert options.room(group)(cpu, BLOCK) == 2**24
+    assert options.room(group)(cuda, BLOCK) == 2**25
+    assert options.room(group, lambda *_: False)(cuda, BLOCK) == 2**25
+    assert options.room(group, lambda *_: True)(cuda, BLOCK) == 2**27
+    assert options.room({"largest_stack": 7}, lambda *_: True)(cuda, BLOCK) == 7
+
+
+def test_a_step_asks_whether_it_is_fused_and_diagnostics_do_not(monkeypatch):
+    params = [torch.zeros(ROWS, COLUMNS, requires_grad=True) for _ in range(4)]
+    optimizer = nucleon.Leon(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+    def room(group, fuses=None):
+        entries = 2 * ROWS * COLUMNS if fuses is None else 4 * ROWS * COLUMNS
+        return lambda param, block: group["largest_stack"] or entries
+
+    monkeypatch.setattr(options, "room", room)
+    optimizer.__dict__.pop("_stacks")
+    (group,) = optimizer.param_groups
+    assert len(optimizer.stacks_of(group, with_gradient=True)) == 1
+    assert len(optimizer.stacks_of(group)) == 2
+    group["largest_stack"] = 1  # and not what was built before
+    assert len(optimizer.stacks_of(group, with_gradient=True)) == 4

@@ -13,6 +13,7 @@ and the three methods differ only in `direction`. Groups with rule="adamw" take 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
@@ -259,22 +260,29 @@ class MatrixOptimizer(Optimizer, ABC):
             if "total" in self.state[param]
             and (not with_gradient or param.grad is not None or shards.sharded(param))
         )
-        fuse = with_gradient and fused.expected(self, group)
-        built = self._built(chosen, options.largest_stack(group, fused=fuse))
+        built = self._built(chosen, group, stepping=with_gradient)
         return [(stack, [self.state[param] for param in stack.params]) for stack in built]
 
-    def _built(self, params: Sequence[tuple[Tensor, str | None]], largest: int) -> Sequence[Stack]:
+    def _built(
+        self,
+        params: Sequence[tuple[Tensor, str | None]],
+        group: Mapping[str, Any],
+        *,
+        stepping: bool,
+    ) -> Sequence[Stack]:
         """`stacks.build`, once for the same parameters: a step must not pay for it again."""
+        room = options.room(group, partial(fused.expected, self, group) if stepping else None)
         if torch.compiler.is_compiling():
-            return stacks.build(params, largest)
-        key = (largest, *((id(p), spec, p.shape, p.dtype, p.device) for p, spec in params))
+            return stacks.build(params, room)
+        how = [group[option] for option in options.STACKING]
+        key = (stepping, *how, *((id(p), spec, p.shape, p.dtype, p.device) for p, spec in params))
         cache: dict[object, list[Stack]] = self.__dict__.setdefault("_stacks", {})
         if key not in cache:
             # Sets of parameters that have a gradient, few of each group in practice.
             if len(cache) >= 16 * len(self.param_groups):
                 cache.clear()
                 self.__dict__.pop("_recordings", None)  # they are of these stacks
-            cache[key] = stacks.build(params, largest)
+            cache[key] = stacks.build(params, room)
         return cache[key]
 
     def directions(

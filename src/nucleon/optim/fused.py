@@ -22,14 +22,13 @@ from torch import Tensor
 from nucleon.linalg import kernels
 from nucleon.linalg.half import augmented_from, polar_from
 from nucleon.optim import addresses, shards
+from nucleon.optim.axes import Block
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.polynomials import polynomials
-from nucleon.optim.stacks import Layout, Stack
+from nucleon.optim.stacks import LARGEST_GRID, Layout, Stack
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
-
-LARGEST_GRID = 65535
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,19 @@ class Job:
         return self.rows > self.columns
 
 
-def expected(optimizer: "MatrixOptimizer", group: Mapping[str, Any]) -> bool:
-    """Whether the stacks of a group, which are not built yet, will have a job on CUDA."""
-    whole = group["placement"] == "local" and not shards.sharded(group["params"][0])
-    plain = optimizer.has_gram_form and not group["certify"]
-    return whole and plain and group["method"] in ("auto", "half")
+def serves(optimizer: "MatrixOptimizer", group: Any, param: Tensor, m: int, n: int) -> bool:
+    """Whether the kernels compute the direction of such matrices, m ≤ n, of a parameter."""
+    if not runs_on(param.device) or not optimizer.has_gram_form or group["certify"]:
+        return False
+    return chosen_method(group, m, n, param.device, param.dtype) == "half"
+
+
+def expected(optimizer: "MatrixOptimizer", group: Any, param: Tensor, block: Block) -> bool:
+    """Whether they do the whole step of a block of it, if all tensors lie regularly."""
+    local = group["placement"] == "local" and not shards.sharded(param)
+    plain = not group["stochastic_rounding"] and group["momentum_dtype"] != torch.float64
+    m, n = sorted((block.rows, block.columns))
+    return local and plain and serves(optimizer, group, param, m, n)
 
 
 def job_of(
@@ -74,9 +81,7 @@ def job_of(
 ) -> Job | None:
     """The job, or None where the method, the device or the layout is not for these kernels."""
     first, (m, n) = stack.params[0], sorted(stack.shape)
-    if not runs_on(first.device) or not optimizer.has_gram_form or group["certify"]:
-        return None
-    if chosen_method(group, m, n, first.device, first.dtype) != "half":
+    if not serves(optimizer, group, first, m, n):
         return None
     layout = _layout(stack)
     if layout is None:

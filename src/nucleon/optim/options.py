@@ -1,13 +1,15 @@
 """The options that Muon, Pion and Leon share, their defaults and their checks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.optim.axes import Block
+from nucleon.optim.stacks import Room
 
 Scale = Literal["spectral", "match-adamw", "none"]
 SCALES: tuple[Scale, ...] = ("spectral", "match-adamw", "none")
@@ -79,9 +81,9 @@ class Options(TypedDict, total=False):
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int | None
     """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step (default None: 2²⁴, 64 MiB a float32 copy;
-    on CUDA, where few large launches pay, 2²⁵, and 2²⁷ where the step is fused and makes no such
-    copy)."""
+    matrix at least; it bounds the extra memory of a step, 30 to 110 bytes an entry (default None:
+    2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ where the step is fused, which takes 9
+    to 23 bytes an entry)."""
 
 
 DEFAULTS = Options(
@@ -120,10 +122,21 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     return 1.0
 
 
-def largest_stack(group: Mapping[str, Any], *, fused: bool = False) -> int:
-    """The option of that name, or its default on the device of the parameters."""
-    default = (27 if fused else 25) if group["params"][0].is_cuda else 24
-    return group["largest_stack"] or 2**default
+STACKING = (
+    *("largest_stack", "method", "iterations", "certify", "placement"),
+    *("momentum_dtype", "stochastic_rounding"),
+)
+"""What the sizes of stacks depend on besides the parameters."""
+
+
+def room(group: Mapping[str, Any], fused: Callable[[Tensor, Block], bool] | None = None) -> Room:
+    """`largest_stack` or its default, which depends on the device and on whether it is `fused`."""
+
+    def entries(param: Tensor, block: Block) -> int:
+        default = 24 if not param.is_cuda else 27 if fused and fused(param, block) else 25
+        return group["largest_stack"] or 2**default
+
+    return entries
 
 
 def check(group: dict[str, Any]) -> None:

@@ -172,10 +172,8 @@ def _rounds(group: Mapping[str, Any]) -> Iterator[list[_Task]]:
     of_rank: dict[int, list[tuple[Tensor, str | None]]] = defaultdict(list)
     for param, spec, owner in zip(group["params"], group["axes"], owners(group), strict=True):
         of_rank[cast(int, owner)].append((param, spec))
-    built = {
-        rank: stacks.build(of_rank[rank], options.largest_stack(group), cut=False)
-        for rank in sorted(of_rank)
-    }
+    room = options.room(group)
+    built = {rank: stacks.build(of_rank[rank], room, cut=False) for rank in sorted(of_rank)}
     for row in zip_longest(*built.values()):
         yield [_Task(owner, s) for owner, s in zip(built, row, strict=True) if s is not None]
 

@@ -5,7 +5,9 @@ two small tensors that stay where they are: a table of addresses, of gradients a
 two rates of the update. What is baked in, the options of `fused.Job`, is compared at every step;
 where it changes from step to step, as with a schedule of the momentum, nothing is captured.
 
-The graphs of an optimizer share one pool of memory, which it keeps: that of its largest stack.
+The graphs of an optimizer share one pool of memory, which it keeps: that of the largest stack among
+them. Those with large products are not captured: their kernels take longer than the launches, and
+between the steps their memory is free for others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,10 @@ from nucleon.optim.stacks import Stack
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
+
+
+LARGEST = 2**35
+"""Multiplications in an m×m product of a stack that is captured: 0.1 ms on a fast device."""
 
 
 @dataclass
@@ -110,7 +116,8 @@ def _recording(
     if found.places != places:
         found.table.copy_(addresses.table(places, device))
         found.places = places
-    if found.graph is None and not found.fails:
+    work = job.layout.count * min(job.rows, job.columns) ** 3
+    if found.graph is None and not found.fails and work <= LARGEST:
         _capture(optimizer, found, job, group)
     return found
 

@@ -1,10 +1,9 @@
 """Same-shape matrices of many parameters as one batch, short side first."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -12,6 +11,11 @@ from torch import Tensor
 
 from nucleon.optim import axes, shards
 from nucleon.optim.axes import Block
+
+LARGEST_GRID = 65535
+"""Matrices in a stack at most: a kernel has one program or more for each, along its second axis."""
+Room = Callable[[Tensor, Block], int]
+"""How many entries a stack of such matrices, of a block of a parameter, may have."""
 
 
 @dataclass(frozen=True)
@@ -202,47 +206,51 @@ def parameter_names(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
 
 
 def build(
-    params: Iterable[tuple[Tensor, str | None]], largest: int, *, cut: bool = True
+    params: Iterable[tuple[Tensor, str | None]], room: Room, *, cut: bool = True
 ) -> list[Stack]:
-    """Stacks of at most `largest` entries (one matrix at least), in the order of first appearance.
+    """Stacks of at most `room` entries (one matrix at least), in the order of first appearance.
 
     A batch of matrices is `cut` into pieces; parameters without entries are left out.
     """
-    buckets: dict[object, list[Piece]] = {}
+    buckets: dict[object, list[tuple[Tensor, Block]]] = {}
     for param, spec in params:
-        if param.numel() == 0:
-            continue
-        for block in blocks(param, spec):
+        for block in blocks(param, spec) if param.numel() else ():
             key = (block.rows, block.columns, param.dtype, param.device, shards.kind(param))
-            buckets.setdefault(key, []).extend(
-                _pieces(param, block, largest if cut else param.numel())
-            )
-    return list(chain.from_iterable(_chunks(pieces, largest) for pieces in buckets.values()))
+            buckets.setdefault(key, []).append((param, block))
+    built: list[Stack] = []
+    for found in buckets.values():
+        param, block = found[0]
+        most = room(param, block) // (block.rows * block.columns)
+        most = min(max(1, most), LARGEST_GRID)
+        built += _chunks([piece for pair in found for piece in _pieces(*pair, most, cut)], most)
+    return built
 
 
-def _pieces(param: Tensor, block: Block, largest: int) -> list[Piece]:
+def _pieces(param: Tensor, block: Block, most: int, cut: bool) -> list[Piece]:
+    """A block in as few pieces of at most `most` matrices as can be, about alike."""
     # Cut along the first axis of the batch only: every piece is then a view of the parameter.
-    inner = block.count // block.batch[0] if block.batch else 1
-    step = max(1, largest // (inner * block.rows * block.columns)) * inner
+    first = block.batch[0] if block.batch else 1
+    inner = block.count // first
+    parts = math.ceil(first / max(1, most // inner)) if cut else 1
+    step = math.ceil(first / parts) * inner
     return [
         Piece(param, block, start, min(start + step, block.count))
         for start in range(0, block.count, step)
     ]
 
 
-def _chunks(pieces: Sequence[Piece], largest: int) -> list[Stack]:
-    per_matrix = pieces[0].block.rows * pieces[0].block.columns
-    # As few as possible, and then alike: a small last one would be as slow as the others.
+def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
+    """Stacks of at most `most` matrices: as few as their order allows, and then about alike."""
     counts = [piece.count for piece in pieces]
-    fewest = math.ceil(sum(counts) / max(1, largest // per_matrix))
-    even = math.ceil(sum(counts) / fewest) + max(counts) - 1
-    room = largest = min(largest, even * per_matrix)
+    fewest = math.ceil(sum(counts) / most)
+    # A stack that is full to within a piece has its share, so there are no more than the fewest.
+    room = most = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
     chunk: list[Piece] = []
     done: list[Stack] = []
     for piece in pieces:
-        if chunk and piece.count * per_matrix > room:
+        if chunk and piece.count > room:
             done.append(Stack(chunk))
-            room, chunk = largest, []
+            room, chunk = most, []
         chunk.append(piece)
-        room -= piece.count * per_matrix
+        room -= piece.count
     return [*done, Stack(chunk)]
