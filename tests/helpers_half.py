@@ -96,20 +96,28 @@ def exact(s, smoothing):
     return ((u * (sigma > 1e-6 * sigma[0])) @ vh)[:, : s.shape[1]]
 
 
+def distance(p, reference):
+    """‖P − exact‖_F/‖exact‖_F."""
+    return ((p.double() - reference).norm() / reference.norm()).item()
+
+
 def accuracy(p, s, smoothing):
     """(‖P − exact‖_F/‖exact‖_F, ‖P‖_op)."""
-    reference = exact(s, smoothing)
-    error = (p.double() - reference).norm() / reference.norm()
-    return error.item(), torch.linalg.matrix_norm(p.double(), 2).item()
+    norm = torch.linalg.matrix_norm(p.double(), 2).item()
+    return distance(p, exact(s, smoothing)), norm
 
 
 def jordan(s, smoothing):
     """The error of Muon's usual five steps in bfloat16, on [S L]."""
+    return distance(jordan_direction(s, smoothing), exact(s, smoothing))
+
+
+def jordan_direction(s, smoothing):
+    """What these steps make of S."""
     a, b, c = muon()
     x = augmented(s, smoothing).bfloat16()
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    reference = exact(s, smoothing)
-    return ((x[:, : s.shape[1]].double() - reference).norm() / reference.norm()).item()
+    return x[:, : s.shape[1]]

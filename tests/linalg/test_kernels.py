@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import half_contract
 from helpers_half import CASES, LAMBDAS, accuracy, case, jordan, smoothing_of
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
@@ -138,3 +139,19 @@ def test_zero_gives_zero_and_leaves_its_neighbour_alone():
     for p in (half_polar(s, SEQUENCE), half_augmented(s, s @ s.mT, SEQUENCE)):
         assert torch.equal(p[0], torch.zeros_like(p[0])) and p.isfinite().all()
     assert math.isclose(torch.linalg.matrix_norm(half_polar(s, SEQUENCE)[1], 2), 1, abs_tol=0.02)
+
+
+def test_a_broken_promise_is_published_with_its_input(monkeypatch, capsys):
+    monkeypatch.setattr(half_contract, "CASES", ("gaussian",))
+    monkeypatch.setattr(half_contract, "LAMBDAS", ("none", "same"))
+    monkeypatch.setattr("sys.argv", ["half_contract.py", "--rows", "64"])
+    with pytest.raises(SystemExit, match="False"):
+        half_contract.main()
+    kept = capsys.readouterr().out
+    assert kept.count("3 directions") == 2 and "BROKEN" not in kept
+    monkeypatch.setattr(half_contract, "LARGEST_NORM", 0.8)  # polar factors have 1, Λ = SSᵀ halves
+    with pytest.raises(SystemExit, match="True"):
+        half_contract.main()
+    broken = [x for x in capsys.readouterr().out.splitlines() if "BROKEN" in x]
+    assert len(broken) == 4
+    assert all("S gaussian, Λ none" in line for line in broken)

@@ -1,0 +1,75 @@
+"""The promises of the float16 directions over many kinds of matrices; violations with their input.
+
+    python tests/half_contract.py                                        # 64, 128 and 256 rows
+    python tests/half_contract.py --device cuda --rows 64 512            # judged on the CPU
+
+For every kind of S and of Λ in `helpers_half`, square and four times as wide: ‖P‖_op at most 1.01,
+and an error no larger than that of Muon's usual five bfloat16 steps on the same [S L]. Where those
+are exact by accident, 0.04 will do. Exit code 1 where one of the two is broken.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+from itertools import product
+from pathlib import Path
+
+# Some virtual machines advertise AMX and then fault on it; oneDNN reads this at import.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers, also as a script
+
+from helpers_half import CASES, LAMBDAS, case, distance, exact, jordan_direction, smoothing_of
+from nucleon.linalg.coefficients import half_polar_express
+from nucleon.linalg.half import half_augmented, half_polar
+
+SEQUENCE = half_polar_express(5)
+LARGEST_NORM, LARGEST_ERROR = 1.01, 0.04
+
+
+def judged(name, kind, m, n, seed, device):
+    """(label, ‖P‖_op, error, Jordan's error) of the directions of one input."""
+    s = case(name, m, n, seed)
+    smoothing = smoothing_of(kind, s, seed)
+    there, batch = s[None].to(device), None if smoothing is None else smoothing[None].to(device)
+    found = {"Leon": half_augmented(there, batch, SEQUENCE)}
+    if smoothing is None:
+        found["Muon"] = half_polar(there, SEQUENCE)
+    reference = exact(s, smoothing)
+    theirs = distance(jordan_direction(s, smoothing), reference)
+    for method, directions in found.items():
+        p = directions[0].cpu()
+        norm = torch.linalg.matrix_norm(p.double(), 2).item()
+        label = f"{method}, S {name}, Λ {kind}, {m}×{n}, seed {seed}"
+        yield label, norm, distance(p, reference), theirs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    broken = False
+    for m, wide in product(options.rows, (1, 4)):
+        inputs = product(CASES, LAMBDAS, range(options.seeds))
+        every = (judged(c, k, m, wide * m, seed, options.device) for c, k, seed in inputs)
+        found = [row for rows in every for row in rows]
+        label, norm, *_ = max(found, key=lambda row: row[1])
+        mean, theirs = (statistics.fmean(row[i] for row in found) for i in (2, 3))
+        print(f"{m}×{wide * m}, {len(found)} directions: ‖P‖_op at most {norm:.4f} ({label});")
+        print(f"    mean error {mean:.3f}, of Muon's five bfloat16 steps {theirs:.3f}", flush=True)
+        for label, norm, error, least in found:
+            if norm > LARGEST_NORM or error > least:
+                allowed = norm <= LARGEST_NORM and error <= LARGEST_ERROR
+                broken |= not allowed
+                word = "above theirs" if allowed else "BROKEN"
+                print(f"    {word}: {label}: ‖P‖_op {norm:.4f}, {error:.3f} against {least:.3f}")
+    raise SystemExit(broken)
+
+
+if __name__ == "__main__":
+    main()
