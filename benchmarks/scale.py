@@ -167,7 +167,7 @@ def _state(way: Way, shape: Shape, ranks: int = 1) -> int:
 
 
 def _stacks(shapes: Sequence[Shape]) -> list[tuple[Shape, int]]:
-    """Stacks of one shape, of 2²⁵ entries at most as by default for shards on CUDA, their sizes."""
+    """Stacks of one shape, of 2²⁵ entries at most as by default for shards on CUDA; their sizes."""
     params = [(torch.empty(shape, device="meta"), None) for shape in shapes]
     built = stacks.build(params, lambda *_: 2**25)
     return [(stack.shape, len(stack.pieces)) for stack in built]

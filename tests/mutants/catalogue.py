@@ -605,8 +605,8 @@ MUTANTS = [
         "tests/optim/test_stacks.py",
         (
             "the last stack is what the others have left",
-            "room = most = min(most, ",
-            "room = most = max(most, ",
+            "limit = min(most, ",
+            "limit = max(most, ",
             "test_stacks_are_few_and_within_their_limit",
         ),
         (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import axes, fused, options, stacks
+from nucleon.optim import axes, fused, methods, options, replay, shards, stacks
 
 ROWS, COLUMNS = 2, 3
 (BLOCK,) = axes.parse("r c", (ROWS, COLUMNS))
@@ -75,6 +75,10 @@ def test_which_steps_are_expected_to_be_fused(make, given_options, expected, mon
     assert not fused.expected(optimizer, group, param, BLOCK)  # there are no kernels for a CPU
     monkeypatch.setattr(fused, "runs_on", lambda device: True)
     assert fused.expected(optimizer, group, param, BLOCK) is expected
+    assert not fused.expected(optimizer, group, param.mT, *axes.parse("r c", (COLUMNS, ROWS)))
+    assert not fused.expected(optimizer, group, param, *axes.parse("c r", (ROWS, COLUMNS)))
+    monkeypatch.setattr(shards, "sharded", lambda tensor: True)
+    assert not fused.expected(optimizer, group, param, BLOCK)
 
 
 def test_the_room_of_a_stack():
@@ -106,3 +110,56 @@ def test_a_step_asks_whether_it_is_fused_and_diagnostics_do_not(monkeypatch):
     assert len(optimizer.stacks_of(group)) == 2
     group["largest_stack"] = 1  # and not what was built before
     assert len(optimizer.stacks_of(group, with_gradient=True)) == 4
+
+
+@pytest.mark.parametrize("option", options.STACKING)
+def test_stacks_are_built_anew_when_what_they_depend_on_changes(option, monkeypatch):
+    params = [torch.zeros(ROWS, COLUMNS, requires_grad=True) for _ in range(4)]
+    optimizer = nucleon.Leon(params, lr=0.1)
+    (group,) = optimizer.param_groups
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = group[option]
+
+    def room(group, fuses=None):
+        return lambda param, block: ROWS * COLUMNS * (4 if group[option] == before else 2)
+
+    monkeypatch.setattr(options, "room", room)
+    optimizer.__dict__.pop("_stacks")
+    assert len(optimizer.stacks_of(group)) == 1
+    group[option] = "another"
+    assert len(optimizer.stacks_of(group)) == 2
+
+
+def test_a_bucket_has_the_least_room_of_its_parameters():
+    params = [(torch.empty(ROWS, COLUMNS, device="meta"), spec) for spec in ("r c", "r c", "c r")]
+    params[-1] = (torch.empty(COLUMNS, ROWS, device="meta"), "c r")
+    assert len({block for p, s in params for block in stacks.blocks(p, s)}) == 2
+    rooms = iter([3, 3, 1])
+    built = stacks.build(params, lambda *_: next(rooms) * ROWS * COLUMNS)
+    assert [len(stack.pieces) for stack in built] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "columns", "captured"),
+    [(12, 768, 3072, True), (24, 4096, 1024, True), (8, 8192, 2048, False), (1, 4096, 4096, False)],
+)
+def test_stacks_of_large_products_are_not_captured(count, rows, columns, captured):
+    layout = SimpleNamespace(count=count)
+    assert replay.captures(SimpleNamespace(layout=layout, rows=rows, columns=columns)) is captured
+
+
+def test_what_is_float16_by_itself(monkeypatch):
+    monkeypatch.setattr(methods, "triton_works", lambda: True)
+    cuda, group = torch.device("cuda"), {"method": "auto", "iterations": 5}
+
+    def chosen(m, n, device=cuda, dtype=torch.float32, **other):
+        return methods.chosen_method(group | other, m, n, device, dtype)
+
+    assert chosen(64, 64) == chosen(2**15, 2**16 - 1, dtype=torch.bfloat16) == "half"
+    others = [chosen(63, 64), chosen(64, 64, torch.device("cpu")), chosen(2**15, 2**16)]
+    others += [chosen(64, 64, dtype=torch.float64), *(chosen(64, 64, iterations=k) for k in (4, 6))]
+    assert set(others) == {"polar-express"}
+    with pytest.raises(ValueError, match="method='half' is for matrices below"):
+        chosen(2**15, 2**16, method="half")

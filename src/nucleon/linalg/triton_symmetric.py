@@ -218,8 +218,6 @@ def symmetric(
     """
     count, rows, depth = a.shape
     half, engine = a.element_size() == 2, _fits(a) and _fits(b)
-    if rows * (rows if engine else max(rows, depth)) >= 2**31:  # offsets in it have 32 bits
-        raise ValueError(f"a matrix of {rows}×{depth} is too large; pass method='polar-express'")
 
     def place(x: Tensor) -> str:
         if x.dtype == torch.int64:

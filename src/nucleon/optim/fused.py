@@ -25,7 +25,7 @@ from nucleon.optim import addresses, shards
 from nucleon.optim.axes import Block
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.polynomials import polynomials
-from nucleon.optim.stacks import LARGEST_GRID, Layout, Stack
+from nucleon.optim.stacks import LARGEST_GRID, Layout, Stack, strides
 
 if TYPE_CHECKING:
     from nucleon.optim.base import MatrixOptimizer
@@ -69,11 +69,12 @@ def serves(optimizer: "MatrixOptimizer", group: Any, param: Tensor, m: int, n: i
 
 
 def expected(optimizer: "MatrixOptimizer", group: Any, param: Tensor, block: Block) -> bool:
-    """Whether they do the whole step of a block of it, if all tensors lie regularly."""
+    """Whether they do the whole step of a block of it, if its gradients lie regularly."""
     local = group["placement"] == "local" and not shards.sharded(param)
     plain = not group["stochastic_rounding"] and group["momentum_dtype"] != torch.float64
+    regular = param.is_contiguous() and strides(block, tuple(param.shape)) is not None
     m, n = sorted((block.rows, block.columns))
-    return local and plain and serves(optimizer, group, param, m, n)
+    return local and plain and regular and serves(optimizer, group, param, m, n)
 
 
 def job_of(

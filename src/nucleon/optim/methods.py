@@ -11,8 +11,10 @@ from nucleon.linalg.kernels import triton_works
 HALF_ROWS = 64
 """From so many rows on float16 pays, and its noise, which falls as 1/√m, is small enough."""
 HALF_STEPS = 5
-"""What the float16 recursion is made for: four leave too much undone, as there is 15 % of room in
-the polynomial after the restart for nothing, and with six rounding takes ‖P‖_op to 1.04."""
+"""What the float16 recursion is made for: with four the 15 % of room after its restart have no step
+left that makes them good, and with six rounding takes ‖P‖_op to 1.04."""
+HALF_ENTRIES = 2**31
+"""A matrix has fewer: the kernels' offsets in it have 32 bits."""
 
 
 def chosen_method(
@@ -23,9 +25,12 @@ def chosen_method(
     "half" on CUDA with Triton, unless the weights are float64, a side is below 64, a matrix has 2³¹
     entries or more, or `iterations` is not 5; "polar-express" otherwise.
     """
-    if group["method"] != "auto":
-        return group["method"]
-    fits = min(m, n) >= HALF_ROWS and m * n < 2**31 and group["iterations"] == HALF_STEPS
+    method, small = group["method"], m * n < HALF_ENTRIES
+    if method == "half" and not small:
+        raise ValueError(f"method='half' is for matrices below {m}×{n}; pass method='auto'")
+    if method != "auto":
+        return method
+    fits = min(m, n) >= HALF_ROWS and small and group["iterations"] == HALF_STEPS
     fast = device.type == "cuda" and dtype != torch.float64 and triton_works()
     return "half" if fits and fast else "polar-express"
 

@@ -81,7 +81,7 @@ class Options(TypedDict, total=False):
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int | None
     """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step, 30 to 110 bytes an entry (default None:
+    matrix at least; it bounds the extra memory of a step, 20 to 110 bytes an entry (default None:
     2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ where the step is fused, which takes 9
     to 23 bytes an entry)."""
 
@@ -123,8 +123,13 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
 
 
 STACKING = (
-    *("largest_stack", "method", "iterations", "certify", "placement"),
-    *("momentum_dtype", "stochastic_rounding"),
+    "largest_stack",
+    "method",
+    "iterations",
+    "certify",
+    "placement",
+    "momentum_dtype",
+    "stochastic_rounding",
 )
 """What the sizes of stacks depend on besides the parameters."""
 

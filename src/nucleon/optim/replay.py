@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LARGEST = 2**35
-"""Multiplications in an m×m product of a stack that is captured: 0.1 ms on a fast device."""
+"""bm³ of a stack that is captured, b matrices of short side m: 0.1 ms a product on an H200."""
 
 
 @dataclass
@@ -90,6 +90,11 @@ def update(
     return True
 
 
+def captures(job: fused.Job) -> bool:
+    """Whether launches take long beside the kernels."""
+    return job.layout.count * min(job.rows, job.columns) ** 3 <= LARGEST
+
+
 def _look(tensors: Sequence[Tensor]) -> list[object]:
     """All that their addresses depend on; an address says the device as well."""
     return [(t.data_ptr(), t.dtype, t.is_contiguous()) for t in tensors]
@@ -116,8 +121,7 @@ def _recording(
     if found.places != places:
         found.table.copy_(addresses.table(places, device))
         found.places = places
-    work = job.layout.count * min(job.rows, job.columns) ** 3
-    if found.graph is None and not found.fails and work <= LARGEST:
+    if found.graph is None and not found.fails and captures(job):
         _capture(optimizer, found, job, group)
     return found
 

@@ -102,7 +102,7 @@ class Stack:
     @cached_property
     def layout(self) -> Layout | None:
         """Where the matrices lie; None where no one rule says it for all pieces."""
-        found = [_strides(piece.block, tuple(piece.param.shape)) for piece in self.pieces]
+        found = [strides(piece.block, tuple(piece.param.shape)) for piece in self.pieces]
         if None in found or len({place[2] for place in found if place}) > 1:
             return None
         places = cast(list[tuple[int, int, int]], found)
@@ -162,7 +162,7 @@ class Stack:
 
 
 @lru_cache(maxsize=4096)
-def _strides(block: Block, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+def strides(block: Block, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Offset and strides of matrices and rows in a contiguous tensor; None if they have none."""
     region = block.region(torch.empty(shape, device="meta"))
     try:
@@ -210,7 +210,8 @@ def build(
 ) -> list[Stack]:
     """Stacks of at most `room` entries (one matrix at least), in the order of first appearance.
 
-    A batch of matrices is `cut` into pieces; parameters without entries are left out.
+    A batch of matrices that has more is `cut` into pieces about alike; parameters without entries
+    are left out.
     """
     buckets: dict[object, list[tuple[Tensor, Block]]] = {}
     for param, spec in params:
@@ -219,8 +220,8 @@ def build(
             buckets.setdefault(key, []).append((param, block))
     built: list[Stack] = []
     for found in buckets.values():
-        param, block = found[0]
-        most = room(param, block) // (block.rows * block.columns)
+        _, block = found[0]
+        most = min(room(*pair) for pair in found) // (block.rows * block.columns)
         most = min(max(1, most), LARGEST_GRID)
         built += _chunks([piece for pair in found for piece in _pieces(*pair, most, cut)], most)
     return built
@@ -240,17 +241,17 @@ def _pieces(param: Tensor, block: Block, most: int, cut: bool) -> list[Piece]:
 
 
 def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
-    """Stacks of at most `most` matrices: as few as their order allows, and then about alike."""
+    """Stacks of at most `most` matrices, as few as their order allows, the last the smallest."""
     counts = [piece.count for piece in pieces]
     fewest = math.ceil(sum(counts) / most)
     # A stack that is full to within a piece has its share, so there are no more than the fewest.
-    room = most = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
-    chunk: list[Piece] = []
+    limit = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
+    left, chunk = limit, list[Piece]()
     done: list[Stack] = []
     for piece in pieces:
-        if chunk and piece.count > room:
+        if chunk and piece.count > left:
             done.append(Stack(chunk))
-            room, chunk = most, []
+            left, chunk = limit, []
         chunk.append(piece)
-        room -= piece.count
+        left -= piece.count
     return [*done, Stack(chunk)]
