@@ -5,9 +5,11 @@ import os
 import pickle
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
+from torch.optim.lr_scheduler import LambdaLR
 
 import nucleon
 from nucleon.optim import bulletin
@@ -104,11 +106,23 @@ def population():
     return param.detach(), optimizer.state[param]["step"].item()
 
 
-def parting(odd, width=21):
-    """Under "local", as with DDP, rank `odd` has another rate; the error, and whether it moved."""
-    param = torch.ones(4, width, requires_grad=True)
-    rate = 0.2 if dist.get_rank() == odd else 0.1
-    optimizer = nucleon.Leon([("w", param)], lr=rate, weight_decay=0.1)
+def parting(odd, how="built", width=21):
+    """Under "local", as with DDP, rank `odd` has another rate; the error, and whether it moved.
+
+    From the start, or set before the first step, by a schedule, or the rates of two parameters are
+    exchanged.
+    """
+    param, other = (torch.ones(4, width, requires_grad=True) for _ in range(2))
+    rates = [0.2, 0.1] if dist.get_rank() == odd else [0.1, 0.2]
+    start = rates[0] if how in ("built", "exchanged") else 0.1
+    groups = [{"params": [("w", param)]}]
+    if how == "exchanged":
+        groups.append({"params": [("v", other)], "lr": rates[1]})
+    optimizer = nucleon.Leon(groups, lr=start, weight_decay=0.1)
+    if how == "set":
+        optimizer.param_groups[0]["lr"] = rates[0]
+    if how == "scheduled":
+        LambdaLR(optimizer, lambda _: rates[0] / start)
     dist.all_reduce(torch.zeros(1))  # as that of the gradients
     try:
         stepped(param, optimizer)
@@ -222,20 +236,23 @@ def pretend():
 def lives(port):
     """One store for several process groups, one after the other; returns the weights of each.
 
-    All ranks exchange in the first and in the third, in the second one rank is by itself. Only the
-    notes share the store: gloo would meet addresses that the group before has left in it.
+    All ranks exchange in the first and in the third, in the second one rank is by itself; in the
+    last two none exchanges anything, and the rates differ between them. Only the notes share the
+    store: gloo would meet addresses that the group before has left in it.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
     found = []
-    for life, placement in enumerate(("owner", "local", "owner")):
+    placements = ("owner", "local", "owner", "local", "local")
+    for life, placement in enumerate(placements):
         dist.destroy_process_group()
         own = dist.PrefixStore(str(life), store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
         bulletin._boards[_get_default_group()] = bulletin.Board(dist.PrefixStore("notes", store))
         param = torch.ones(4, 5, requires_grad=True)
-        if placement == "owner" or rank == 1:
-            optimizer = nucleon.Leon([("w", param)], placement=placement)
+        if placement == "owner" or rank == 1 or life > 2:
+            time.sleep(0.2 * rank * (life > 3))  # what is there is of the life before
+            optimizer = nucleon.Leon([("w", param)], placement=placement, lr=0.1 * (1 + life))
             dist.all_reduce(torch.zeros(1))  # as that of the gradients
             for _ in range(3):
                 stepped(param, optimizer)
@@ -303,6 +320,25 @@ def ordinary(program):
             stepped(param, optimizer)
             if rank == 0:
                 one("local")
+        return [param.detach()]
+    if program == "groups in another order":
+        params = [torch.ones(4, 15, requires_grad=True) for _ in range(2)]
+        named = zip("ab", params, (0.1, 0.2), strict=True)
+        groups = [{"params": [(name, param)], "lr": rate} for name, param, rate in named]
+        optimizer = nucleon.Leon(groups[:: -1 if rank % 2 else 1])
+        for _ in range(3):
+            pause()
+            for param in params:
+                stepped(param, optimizer)
+        return [param.detach() for param in params]
+    if program == "entries of the user's own":
+        param = torch.ones(4, 16, requires_grad=True)
+        rate = np.float64(0.1) if rank % 2 else 0.1
+        own = {"decide": lambda: rank, "table": torch.zeros(3), "at": torch.device("cuda", rank)}
+        optimizer = nucleon.Leon([{"params": [("w", param)], **own}], lr=rate)
+        for _ in range(3):
+            pause()
+            stepped(param, optimizer)
         return [param.detach()]
     if program == "rates of their own":  # as tensors on each rank's device are, printed
         kinds = (torch.float32, torch.float64)

@@ -88,10 +88,15 @@ def test_every_rank_may_train_a_model_of_its_own(ranks4):
         assert steps == 5
 
 
+@pytest.mark.parametrize("how", ["built", "set", "scheduled", "exchanged"])
 @pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (4, 2)])
-def test_local_optimizers_of_the_same_parameters_have_the_same_options(pools, size, odd):
-    for rank, (message, untouched) in enumerate(pools[size]("parting", odd=odd)):
+def test_local_optimizers_of_the_same_parameters_have_the_same_options(pools, size, odd, how):
+    for rank, (message, untouched) in enumerate(pools[size]("parting", odd=odd, how=how)):
         there, here = (0.1, 0.2) if rank == odd else (0.2, 0.1)
+        if how == "exchanged":
+            assert "lr=0.1 there, 0.2 here; " in message and "lr=0.2 there, 0.1 here; " in message
+            assert untouched
+            continue
         assert f"differ from those of rank {rank}, for the same parameters: " in message
         assert f": lr={there} there, {here} here; every rank" in message
         assert untouched
@@ -103,7 +108,17 @@ def test_one_more_optimizer_on_one_rank(ranks4, first):
         assert torch.equal(weights, in_order(width=7))
 
 
-@pytest.mark.parametrize("program", ["sweep", "two models", "evaluation", "rates of their own"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "sweep",
+        "two models",
+        "evaluation",
+        "rates of their own",
+        "groups in another order",
+        "entries of the user's own",
+    ],
+)
 def test_programs_in_which_nothing_is_wrong(ranks4, program):
     expected = ordinary(program)
     for found in ranks4("ordinary", program=program):
@@ -202,6 +217,8 @@ def test_a_store_that_outlives_its_process_group():
     pool = Pool(2)
     try:
         for found in pool("lives", port=free_port()):
-            assert all(torch.equal(weights, in_order()) for weights in found)
+            lived = [0, 1, 2, 3, 4] if len(found) == 5 else [0, 2, 3, 4]
+            expected = [in_order(lr=0.1 * (1 + life)) for life in lived]
+            assert all(map(torch.equal, found, expected))
     finally:
         pool.close()

@@ -911,6 +911,22 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/choices.py",
+        "tests/distributed/test_agreement.py",
+        (
+            "an optimizer of another model stands in for the one that is missing",
+            "{tuple(param.shape)} ",
+            "",
+            "test_one_more_optimizer_on_one_rank[True]",
+        ),
+        (
+            "which parameters have which options is not compared",
+            '| {"of": digest([g])}',
+            '| {"of": ""}',
+            "test_local_optimizers_of_the_same_parameters_have_the_same_options[2-0-exchanged]",
+        ),
+    ),
+    *mutants(
         "optim/bulletin.py",
         "tests/distributed/test_agreement.py",
         (
@@ -920,16 +936,10 @@ MUTANTS = [
             "test_a_rank_may_try_something_before_the_run",
         ),
         (
-            "an optimizer of another model stands in for the one that is missing",
-            "{tuple(param.shape)} ",
-            "",
-            "test_one_more_optimizer_on_one_rank[True]",
-        ),
-        (
             "ranks that part are not missed",
             "return bool(mine - theirs and theirs - mine)",
             "return False",
-            "test_local_optimizers_of_the_same_parameters_have_the_same_options[2-0]",
+            "test_local_optimizers_of_the_same_parameters_have_the_same_options[2-0-built]",
         ),
         (
             "what was refused once is refused for ever",

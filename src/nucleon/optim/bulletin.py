@@ -4,9 +4,10 @@ Ranks that exchange something ask each other in a collective. An optimizer that 
 may live on one rank, so it takes part in none; where it stands by mistake in the place of one that
 the other ranks wait for, they would wait in vain. Every optimizer therefore leaves a note in the
 process group's store: of which parameters it is, whether it talks to all ranks or is silent, with
-which options, and when it begins to step. Notes are read without waiting for their authors. Silent
-ones of the same parameters must have the same options too, as under DDP, unless
-consistency_every=None says that the ranks have nothing to do with each other.
+when it begins to step, and with which options. Notes are read without waiting for their authors,
+but for a moment at the first step. Silent ones of the same parameters must have the same options
+too, as under DDP, unless consistency_every=None says that the ranks have nothing to do with each
+other.
 """
 
 import hashlib
@@ -15,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nucleon.optim import placement, shards, stacks, wire
+from nucleon.optim import choices, placement, shards, stacks, wire
+from nucleon.optim.choices import Groups
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Groups = Sequence[Mapping[str, Any]]
 
 GRACE = 5.0
-"""Seconds that a silent optimizer gives one that talks, built on another rank, for its first step.
+"""Seconds that a silent optimizer gives others, built on another rank, for their first step.
 
 After a backward pass of all ranks it is there at once. Another program, where a rank tries
 something out by itself before the run of all, loses them once."""
@@ -49,7 +49,7 @@ def check(optimizer: "MatrixOptimizer") -> None:
     Where this rank exchanges nothing that is never settled: others may still wait for it.
     """
     groups = optimizer.param_groups
-    if placement.world(()) == (0,) or optimizer.__dict__.get("_agreed") == _asked(groups):
+    if not _several() or optimizer.__dict__.get("_agreed") == choices.asked(groups):
         return
     if torch.compiler.is_compiling():  # a step that exchanges nothing may be one graph
         if _widest(groups):
@@ -58,10 +58,14 @@ def check(optimizer: "MatrixOptimizer") -> None:
         _ask(optimizer)
 
 
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def _resting(optimizer: "MatrixOptimizer") -> bool:
     """Whether there is nothing to look at: that is done at steps 1, 2, 4, 8 and so on."""
     notice: Notice | None = optimizer.__dict__.get("_notice")
-    if notice is None or not notice.alone or notice.asked != _asked(optimizer.param_groups):
+    if notice is None or not notice.alone or notice.asked != choices.asked(optimizer.param_groups):
         return False
     notice.steps += 1
     return notice.steps & (notice.steps - 1) != 0
@@ -78,31 +82,24 @@ def _ask(optimizer: "MatrixOptimizer") -> None:
             with wire.heard("parameters and options"):
                 complaint = board.meet(notice, _timeout(widest[0].device, board.store))
         else:
-            complaint = board.attempt(board.look, notice)
+            complaint = board.attempt(board.look, notice, choices.choice(groups))
         if complaint:
             board.turn_page(notice)
             raise RuntimeError(complaint)
     if widest:
         names = stacks.parameter_names(groups)
         same = [
-            (names[p], tuple(p.shape), p.dtype, _comparable(g)) for g in groups for p in g["params"]
+            (names[p], tuple(p.shape), p.dtype, choices.comparable(g))
+            for g in groups
+            for p in g["params"]
         ]
         wire.check_same(same, "parameters and options", placement.process_groups(widest))
-        optimizer.__dict__["_agreed"] = _asked(groups)  # copies shall ask anew
-
-
-def _comparable(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a group, free of what is of one rank: a rate on the device names that."""
-    return {
-        name: value.item() if isinstance(value, Tensor) else value
-        for name, value in group.items()
-        if name != "params"
-    }
+        optimizer.__dict__["_agreed"] = choices.asked(groups)  # copies shall ask anew
 
 
 def announce(optimizer: "MatrixOptimizer") -> None:
     """Note that an optimizer was built; without a process group it is noted at its first step."""
-    if placement.world(()) != (0,):
+    if _several():
         board = _board()
         board.attempt(board.notice, optimizer, _widest(optimizer.param_groups))
 
@@ -143,7 +140,11 @@ class Record:
     options: list[str] = field(default_factory=lambda: ["", ""])
     """Of the latest of each kind."""
     choices: list[str] = field(default_factory=list[str])
-    """All options of each silent one that is compared, every choice once."""
+    """A hash of all options of each silent one that is compared and has begun, each once."""
+    latest: str = ""
+    """The options of the last of them."""
+    life: int = 0
+    """Which of the rank's boards in this store it is of."""
 
     def misses(self, other: "Record", talking: Sequence[int]) -> bool:
         """Whether one of the `talking` ones here waits for a rank that steps a silent one instead.
@@ -151,6 +152,11 @@ class Record:
         A rank may have more optimizers than another, but not less that talk and more silent ones.
         """
         return talking[TALKING] > other.built[TALKING] and other.begun[SILENT] > self.built[SILENT]
+
+    @property
+    def choosing(self) -> int:
+        """How many silent ones have not begun."""
+        return self.built[SILENT] - self.begun[SILENT]
 
     def parts_from(self, other: "Record") -> bool:
         """Whether each has made a choice that the other has not; one may have made more."""
@@ -169,8 +175,8 @@ class Notice:
     kind: int
     alone: bool
     """Whether it exchanges nothing, neither with all ranks nor with those of a smaller mesh."""
-    choice: str
-    """Its options, where they are compared; otherwise empty."""
+    choice: str = ""
+    """A hash of its options at its first step, where they are compared; otherwise empty."""
     begun: bool = False
     steps: int = 0
 
@@ -193,6 +199,8 @@ class Board:
         # All ranks read the same here, none can pass a gathering before the others are there. MPI
         # has no store that notes could be left in: the attempt fails, and nothing is noted.
         self.life = self.attempt(self.store.add, "passed", 0)
+        # Silent ones gather nowhere: they are compared with those of a rank's board of this number.
+        self.own = self.attempt(self.store.add, f"boards of rank {dist.get_rank()}", 1) or 0
 
     def attempt(self, act: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """Do something with the store; None once it is gone, the rank that hosts it may be done."""
@@ -206,20 +214,16 @@ class Board:
         """That of an optimizer, made now unless it is there; a late group makes it another one."""
         groups, kind = optimizer.param_groups, _kind(widest)
         found: Notice | None = optimizer.__dict__.get("_notice")
-        if found is None or found.board() is not self or found.asked != _asked(groups):
-            digest = _digest(groups)
+        if found is None or found.board() is not self or found.asked != choices.asked(groups):
+            digest = choices.digest(groups)
             page = self.pages[digest]
-            choice = "" if widest else _choice(groups)
-            found = Notice(ref(self), _asked(groups), digest, page, kind, not widest, choice)
+            found = Notice(ref(self), choices.asked(groups), digest, page, kind, not widest)
             record = self.mine[found.key]
             record.built[kind] += 1
-            record.options[kind] = _options(groups)
-            new = [choice] if choice and choice not in record.choices else []
-            record.choices += new
+            record.options[kind], record.life = choices.talk(groups), self.own
             self._post(found)
-            for text in new:  # how many ranks have chosen the same, and how many have chosen
-                self.store.add(self._of_choice(found, text), 1)
-                self.store.add(self._of_choice(found), len(record.choices) == 1)
+            if found.alone and not choices.apart(groups):
+                self.store.add(self._of_choice(found, "built"), record.built[SILENT] == 1)
             optimizer.__dict__["_notice"] = found  # copies shall have none
         return found
 
@@ -244,9 +248,9 @@ class Board:
         self.store.set(f"{self.life}/gave up", str(dist.get_rank()))
         raise RuntimeError(f"not all ranks came within {timeout:.0f} s")
 
-    def look(self, notice: Notice) -> str:
-        """Why this rank must not go on by itself: others wait for it."""
-        self._begin(notice)
+    def look(self, notice: Notice, choice: str) -> str:
+        """Why this rank must not go on by itself: others wait for it, or have other options."""
+        self._begin(notice, choice if notice.alone else "")
         mine = self.mine[notice.key]
         for _ in _moments(GRACE if notice.steps <= 1 else 0.0):
             others = dict(self._others(notice)) if self._count(notice, TALKING) else {}
@@ -266,27 +270,32 @@ class Board:
 
     def _difference(self, notice: Notice) -> str:
         """How the options of other silent ones of the same parameters differ, if they do."""
-        same, all_ = (self._of_choice(notice, text) for text in (notice.choice, ""))
-        if not notice.choice or self.store.add(same, 0) >= self.store.add(all_, 0):
+        if not notice.choice:
             return ""
-        mine = self.mine[notice.key]
-        others = {r: x for r, x in self._others(notice) if mine.parts_from(x)}
+        mine, others = self.mine[notice.key], dict[int, Record]()
+        counted = [self._of_choice(notice, what) for what in (notice.choice, "any", "built")]
+        for _ in _moments(GRACE if notice.steps <= 1 else 0.0):
+            same, chosen, built = (self.store.add(name, 0) for name in counted)
+            parting = self._others(notice) if same < chosen else ()
+            others = {r: x for r, x in parting if x.life == self.own and mine.parts_from(x)}
+            # What has been built and not begun may make the choice that is missing.
+            if chosen >= built and all(x.choosing <= 0 for x in (mine, *others.values())):
+                break
         if not others:
             return ""
-        there = json.loads(next(iter(others.values())).choices[-1])
-        here = json.loads(notice.choice)
+        there, here = (json.loads(x.latest) for x in (next(iter(others.values())), mine))
         differing = [
             f"{name}={other.get(name)} there, {own.get(name)} here"
             for own, other in zip(here, there, strict=False)
-            for name in sorted(own.keys() | other.keys())
+            for name in sorted((own.keys() | other.keys()) - {"of"})
             if own.get(name) != other.get(name)
         ]
         return (
             f"options of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
             f"from those of rank {dist.get_rank()}, for the same parameters: "
             f"{'; '.join(differing) or 'other groups'}; every rank must have the same ones, or "
-            f"their weights would part. Where each trains a model of its own pass "
-            f"consistency_every=None"
+            f"their weights would part. Where each trains a model of its own, or a part of one, "
+            f"pass consistency_every=None"
         )
 
     def turn_page(self, notice: Notice) -> None:
@@ -294,11 +303,19 @@ class Board:
         notice.steps = 0
         self.pages[notice.digest] = max(self.pages[notice.digest], notice.page + 1)
 
-    def _begin(self, notice: Notice) -> None:
-        if not notice.begun:
-            notice.begun = True
-            self.mine[notice.key].begun[notice.kind] += 1
-            self._post(notice)
+    def _begin(self, notice: Notice, choice: str = "") -> None:
+        if notice.begun:
+            return
+        notice.begun, record = True, self.mine[notice.key]
+        record.begun[notice.kind] += 1
+        notice.choice = hashlib.sha256(choice.encode()).hexdigest() if choice else ""
+        new = bool(choice) and notice.choice not in record.choices
+        record.choices += [notice.choice] * new
+        record.latest = choice or record.latest
+        self._post(notice)
+        if new:  # how many ranks have chosen the same, and how many have chosen
+            self.store.add(self._of_choice(notice, notice.choice), 1)
+            self.store.add(self._of_choice(notice, "any"), len(record.choices) == 1)
 
     def _post(self, notice: Notice) -> None:
         # The note before its count: whoever sees the count finds the note.
@@ -308,10 +325,9 @@ class Board:
         )
         self.store.add(f"{self.life}/{notice.key}/kind {notice.kind}", 1)
 
-    def _of_choice(self, notice: Notice, text: str = "") -> str:
-        """Where it is counted how many ranks have chosen these options, or any."""
-        named = hashlib.sha256(text.encode()).hexdigest() if text else "any"
-        return f"{self.life}/{notice.key}/choice {named}"
+    def _of_choice(self, notice: Notice, what: str) -> str:
+        """Where it is counted how many ranks have built such an optimizer, or chosen options."""
+        return f"{self.life}/{self.own}/{notice.key}/choice {what}"
 
     def _count(self, notice: Notice, kind: int) -> int:
         """How many notes there are of a kind: mostly none, and the ranks need not be asked."""
@@ -371,39 +387,3 @@ def _moments(seconds: float) -> Iterator[None]:
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
         yield
-
-
-def _digest(groups: Groups) -> str:
-    """Of the names, where given, shapes and dtypes of all parameters, in whatever groups."""
-    listed = sorted(
-        f"{name} {tuple(param.shape)} {param.dtype}"
-        for g in groups
-        for name, param in zip_longest(g.get("param_names") or (), g["params"])
-    )
-    return hashlib.sha256("\n".join(listed).encode()).hexdigest()
-
-
-def _asked(groups: Groups) -> list[tuple[str, int | None]]:
-    """What of the options decides whether an optimizer exchanges anything."""
-    return [(g["placement"], g["consistency_every"]) for g in groups]
-
-
-def _choice(groups: Groups) -> str:
-    """All options of an optimizer, group by group, or nothing where it is not to be compared."""
-    if any(g["consistency_every"] is None for g in groups):
-        return ""
-    left_out = ("param_names", "initial_lr")  # the first is in the digest, the second a schedule's
-    listed = [
-        {name: repr(x) for name, x in _comparable(g).items() if name not in left_out}
-        for g in groups
-    ]
-    return json.dumps(listed, sort_keys=True)
-
-
-def _options(groups: Groups) -> str:
-    found = {
-        f"placement={g['placement']!r}, consistency_every={g['consistency_every']}"
-        for g in groups
-        if g["rule"] == "matrix"
-    }
-    return " and ".join(sorted(found)) or "no matrices"

@@ -246,7 +246,7 @@ def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
     fewest = math.ceil(sum(counts) / most)
     # A stack that is full to within a piece has its share, so there are no more than the fewest.
     limit = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
-    left, chunk = limit, list[Piece]()
+    left, chunk = limit, cast(list[Piece], [])
     done: list[Stack] = []
     for piece in pieces:
         if chunk and piece.count > left:
