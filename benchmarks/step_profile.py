@@ -28,17 +28,18 @@ def kernels(stack: str, method: str, device: str) -> list[tuple[str, float]]:
     for _ in range(3):
         optimizer.step()
     drain(device)
-    kind, activity = DeviceType.CPU, ProfilerActivity.CPU
-    if device == "cuda":
-        kind, activity = DeviceType.CUDA, ProfilerActivity.CUDA
+    on_cuda = device == "cuda"
+    activity = ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU
     with profile(activities=[activity]) as profiler:
         optimizer.step()
         drain(device)
+    kind = DeviceType.CUDA if on_cuda else DeviceType.CPU
     events = [e for e in profiler.events() if e.device_type == kind]
     events.sort(key=lambda e: e.time_range.start)
-    if device == "cuda":
-        return [(e.name, e.time_range.elapsed_us()) for e in events]
-    return [(e.name, e.self_cpu_time_total) for e in events]  # operators call each other
+    # Operators call each other, kernels do not.
+    return [
+        (e.name, e.time_range.elapsed_us() if on_cuda else e.self_cpu_time_total) for e in events
+    ]
 
 
 def main() -> None:

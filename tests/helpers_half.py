@@ -101,19 +101,8 @@ def distance(p, reference):
     return ((p.double() - reference).norm() / reference.norm()).item()
 
 
-def accuracy(p, s, smoothing):
-    """(‖P − exact‖_F/‖exact‖_F, ‖P‖_op)."""
-    norm = torch.linalg.matrix_norm(p.double(), 2).item()
-    return distance(p, exact(s, smoothing)), norm
-
-
 def jordan(s, smoothing):
-    """The error of Muon's usual five steps in bfloat16, on [S L]."""
-    return distance(jordan_direction(s, smoothing), exact(s, smoothing))
-
-
-def jordan_direction(s, smoothing):
-    """What these steps make of S."""
+    """What Muon's usual five steps in bfloat16, on [S L], make of S."""
     a, b, c = muon()
     x = augmented(s, smoothing).bfloat16()
     x = x / (x.norm() + 1e-7)

@@ -234,7 +234,7 @@ def pretend():
 
 
 def lives(port):
-    """One store for several process groups, one after the other; returns the weights of each.
+    """One store for several process groups, one after the other; the weights by life, from 0.
 
     All ranks exchange in the first and in the third, in the second one rank is by itself; in the
     last two none exchanges anything, and the rates differ between them. Only the notes share the
@@ -242,9 +242,8 @@ def lives(port):
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
-    found = []
-    placements = ("owner", "local", "owner", "local", "local")
-    for life, placement in enumerate(placements):
+    found = {}
+    for life, placement in enumerate(("owner", "local", "owner", "local", "local")):
         dist.destroy_process_group()
         own = dist.PrefixStore(str(life), store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
@@ -256,7 +255,7 @@ def lives(port):
             dist.all_reduce(torch.zeros(1))  # as that of the gradients
             for _ in range(3):
                 stepped(param, optimizer)
-            found.append(param.detach())
+            found[life] = param.detach()
         else:
             dist.all_reduce(torch.zeros(1))
         dist.barrier()

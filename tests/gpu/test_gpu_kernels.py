@@ -8,8 +8,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers, however the folder is collected
 
+import half_contract
 import nucleon
-from helpers_half import CASES, LAMBDAS, accuracy, case, jordan, smoothing_of
+from helpers_half import CASES, LAMBDAS
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
 from nucleon.optim.methods import chosen_method
@@ -82,19 +83,9 @@ def test_gram_of_float32(precision, close):
 @pytest.mark.parametrize("kind", LAMBDAS)
 def test_half_precision_keeps_its_promises(kind):
     for name in CASES:
-        for m, n in ((64, 200), (136, 136)):
-            s = case(name, m, n)
-            smoothing = smoothing_of(kind, s)
-            given = None if smoothing is None else smoothing[None].cuda()
-            error, norm = accuracy(
-                half_augmented(s[None].cuda(), given, SEQUENCE)[0].cpu(), s, smoothing
-            )
-            assert norm <= 1.01, (name, m, n)
-            assert error <= max(jordan(s, smoothing), 0.04), (name, m, n)
-            if smoothing is None:
-                error, norm = accuracy(half_polar(s[None].cuda(), SEQUENCE)[0].cpu(), s, None)
-                assert norm <= 1.01, (name, m, n)
-                assert error <= max(jordan(s, None), 0.04), (name, m, n)
+        for shape in ((64, 200), (136, 136)):
+            for label, *figures in half_contract.judged(name, kind, *shape, 0, "cuda"):
+                assert half_contract.kept(*figures), (label, figures)
 
 
 @pytest.mark.parametrize("shape", [(3, 128, 128), (2, 128, 512)], ids=str)

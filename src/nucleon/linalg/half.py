@@ -84,14 +84,13 @@ def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) ->
     m, n = begin.x.shape[-2:]
     if n >= WIDE * m:
         return augmented_from(begin, sequence, dtype)
-    r, q, first = begin.r, begin.r, begin.scale
-    x = scaled_half(begin.x, begin.length)
+    x, r, q = scaled_half(begin.x, begin.length), begin.r, begin.r
     for i, (a, b, c) in enumerate(sequence):
-        given = None if i else first
-        q = symmetric_product(r, r, r, alpha=c, beta=b, shift=a, scale=given, powers=(2, 1))
-        if i + 1 < len(sequence):
+        if i:
             x = q @ x
             r = symmetric_product(x, x)
+        given = None if i else begin.scale
+        q = symmetric_product(r, r, r, alpha=c, beta=b, shift=a, scale=given, powers=(2, 1))
     return _product(q, x, dtype)
 
 

@@ -3,8 +3,8 @@
 Ranks that exchange something ask each other in a collective. An optimizer that exchanges nothing
 may live on one rank, so it takes part in none; where it stands by mistake in the place of one that
 the other ranks wait for, they would wait in vain. Every optimizer therefore leaves a note in the
-process group's store: of which parameters it is, whether it talks to all ranks or is silent, with
-when it begins to step, and with which options. Notes are read without waiting for their authors,
+process group's store: of which parameters it is, whether it talks to all ranks or is silent, when
+it begins to step, and with which options. Notes are read without waiting for their authors,
 but for a moment at the first step. Silent ones of the same parameters must have the same options
 too, as under DDP, unless consistency_every=None says that the ranks have nothing to do with each
 other.
@@ -37,8 +37,8 @@ T = TypeVar("T")
 GRACE = 5.0
 """Seconds that a silent optimizer gives others, built on another rank, for their first step.
 
-After a backward pass of all ranks it is there at once. Another program, where a rank tries
-something out by itself before the run of all, loses them once."""
+After a backward pass of all ranks they are there at once. Another program, where a rank tries
+something out by itself before the run of all, loses these seconds once."""
 
 SILENT, TALKING = 0, 1
 
@@ -82,7 +82,8 @@ def _ask(optimizer: "MatrixOptimizer") -> None:
             with wire.heard("parameters and options"):
                 complaint = board.meet(notice, _timeout(widest[0].device, board.store))
         else:
-            complaint = board.attempt(board.look, notice, choices.choice(groups))
+            choice = "" if notice.begun or not notice.alone else choices.choice(groups)
+            complaint = board.attempt(board.look, notice, choice)
         if complaint:
             board.turn_page(notice)
             raise RuntimeError(complaint)
@@ -143,8 +144,8 @@ class Record:
     """A hash of all options of each silent one that is compared and has begun, each once."""
     latest: str = ""
     """The options of the last of them."""
-    life: int = 0
-    """Which of the rank's boards in this store it is of."""
+    board: int = 0
+    """Which of the rank's boards in this store it is on."""
 
     def misses(self, other: "Record", talking: Sequence[int]) -> bool:
         """Whether one of the `talking` ones here waits for a rank that steps a silent one instead.
@@ -200,7 +201,7 @@ class Board:
         # has no store that notes could be left in: the attempt fails, and nothing is noted.
         self.life = self.attempt(self.store.add, "passed", 0)
         # Silent ones gather nowhere: they are compared with those of a rank's board of this number.
-        self.own = self.attempt(self.store.add, f"boards of rank {dist.get_rank()}", 1) or 0
+        self.number = self.attempt(self.store.add, f"boards of rank {dist.get_rank()}", 1) or 0
 
     def attempt(self, act: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """Do something with the store; None once it is gone, the rank that hosts it may be done."""
@@ -220,7 +221,7 @@ class Board:
             found = Notice(ref(self), choices.asked(groups), digest, page, kind, not widest)
             record = self.mine[found.key]
             record.built[kind] += 1
-            record.options[kind], record.life = choices.talk(groups), self.own
+            record.options[kind], record.board = choices.talk(groups), self.number
             self._post(found)
             if found.alone and not choices.apart(groups):
                 self.store.add(self._of_choice(found, "built"), record.built[SILENT] == 1)
@@ -249,8 +250,11 @@ class Board:
         raise RuntimeError(f"not all ranks came within {timeout:.0f} s")
 
     def look(self, notice: Notice, choice: str) -> str:
-        """Why this rank must not go on by itself: others wait for it, or have other options."""
-        self._begin(notice, choice if notice.alone else "")
+        """Why this rank must not go on by itself: others wait for it, or have other options.
+
+        Its `choice` is looked at the first time.
+        """
+        self._begin(notice, choice)
         mine = self.mine[notice.key]
         for _ in _moments(GRACE if notice.steps <= 1 else 0.0):
             others = dict(self._others(notice)) if self._count(notice, TALKING) else {}
@@ -277,7 +281,7 @@ class Board:
         for _ in _moments(GRACE if notice.steps <= 1 else 0.0):
             same, chosen, built = (self.store.add(name, 0) for name in counted)
             parting = self._others(notice) if same < chosen else ()
-            others = {r: x for r, x in parting if x.life == self.own and mine.parts_from(x)}
+            others = {r: x for r, x in parting if x.board == self.number and mine.parts_from(x)}
             # What has been built and not begun may make the choice that is missing.
             if chosen >= built and all(x.choosing <= 0 for x in (mine, *others.values())):
                 break
@@ -327,7 +331,7 @@ class Board:
 
     def _of_choice(self, notice: Notice, what: str) -> str:
         """Where it is counted how many ranks have built such an optimizer, or chosen options."""
-        return f"{self.life}/{self.own}/{notice.key}/choice {what}"
+        return f"{self.life}/{self.number}/{notice.key}/choice {what}"
 
     def _count(self, notice: Notice, kind: int) -> int:
         """How many notes there are of a kind: mostly none, and the ranks need not be asked."""

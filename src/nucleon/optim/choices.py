@@ -38,13 +38,15 @@ def choice(groups: Groups) -> str:
 
     Of a schedule they are those of the first step.
     """
+    if apart(groups):
+        return ""
     left_out = ("param_names", "initial_lr")  # the first is in the digest, the second a schedule's
     listed = [
         {name: x for name, x in comparable(g).items() if name not in left_out} | {"of": digest([g])}
         for g in groups
     ]
     listed.sort(key=lambda options: (options["of"], sorted(options.items())))
-    return "" if apart(groups) else json.dumps(listed, sort_keys=True)
+    return json.dumps(listed, sort_keys=True)
 
 
 def talk(groups: Groups) -> str:
