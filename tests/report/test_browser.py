@@ -36,6 +36,9 @@ def address(some_runs, tmp_path_factory):
     return path.as_uri()
 
 
+DRAWN = "panel => panel.querySelector('text.y-tick')"
+
+
 @pytest.fixture
 def visit(browser, address):
     """Open the page; afterwards nothing was asked of the network and nothing complained."""
@@ -49,6 +52,8 @@ def visit(browser, address):
         page.on("dialog", lambda dialog: complaints.append(dialog.message) or dialog.dismiss())
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
+        if options.get("java_script_enabled", True):  # a panel is drawn once it has a size
+            page.wait_for_function(f"[...document.querySelectorAll('.panel')].every({DRAWN})")
         return page
 
     yield go
