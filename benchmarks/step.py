@@ -107,7 +107,7 @@ EXACT: dict[str, Make] = {
     "Pion k=4": lambda p: nucleon.Pion(p, samples=4, method="svd", **PLAIN),
 }
 """What each method is held against."""
-EXACT["torch Muon"] = EXACT["Muon"]  # they scale alike
+EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
 
 
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:

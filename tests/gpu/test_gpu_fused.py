@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim import fused, replay
+from nucleon.optim import fused, lanes, replay
 
 SHAPES = [(64, 200), (64, 200), (200, 72), (96, 96), (3, 64, 80), (130, 1030)]
 CLASSES = [nucleon.Muon, nucleon.Leon]
@@ -290,3 +290,29 @@ def test_a_step_stays_in_the_ball(cls, condition):
         weight.grad = gradient.float().cuda()
         optimizer.step()
         assert torch.linalg.matrix_norm(weight.detach().double(), 2) <= 1.01
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_small_stacks_side_by_side_are_bit_for_bit_those_in_turn(cls, monkeypatch):
+    """Gradients come late on the caller's stream, and are gone with the step."""
+    shapes = [(64, 64 + 8 * i) for i in range(20)]
+    generator = torch.Generator("cuda").manual_seed(3)
+    drawn = [torch.randn(s, generator=generator, device="cuda") for s in shapes]
+
+    def trained():
+        params = parameters(shapes=shapes)
+        optimizer = cls(params, lr=0.05)
+        for step in range(6):
+            torch.cuda._sleep(3_000_000)
+            for p, g in zip(params, drawn, strict=True):
+                p.grad = g * (1 + step)
+            optimizer.step()
+            moved = [p.detach().clone() for p in params]
+            optimizer.zero_grad()  # their memory is that of what comes next
+            torch.full((sum(p.numel() for p in params),), math.nan, device="cuda")
+        return moved
+
+    beside = trained()
+    monkeypatch.setattr(lanes, "LARGEST", 0)
+    for p, q in zip(beside, trained(), strict=True):
+        assert torch.equal(p, q)

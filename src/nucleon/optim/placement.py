@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim import grams, options, replay, shards, stacks, weights, wire
+from nucleon.optim import grams, lanes, options, replay, shards, stacks, weights, wire
 from nucleon.optim.shards import Box
 from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
@@ -39,11 +39,15 @@ def update(optimizer: "MatrixOptimizer", group: dict[str, Any]) -> None:
     if group["placement"] == "owner" and world(group["params"]) != (0,):
         _update_by_owners(optimizer, group)
         return
-    for stack, states in optimizer.stacks_of(group, with_gradient=True):
-        if group["placement"] == "gram" and shards.sharded(stack.params[0]):
-            grams.update(optimizer, stack, group)
-        else:
+    pairs = optimizer.stacks_of(group, with_gradient=True)
+    if torch.compiler.is_compiling():
+        for stack, states in pairs:
             _update_here(optimizer, stack, states, group)
+        return
+    with lanes.opened() as lane:
+        for stack, states in pairs:
+            with lane(stack):
+                _update_here(optimizer, stack, states, group)
 
 
 def world(params: Sequence[Tensor]) -> tuple[int, ...]:
@@ -121,6 +125,9 @@ def _update_here(
 ) -> None:
     first, present = stack.params[0], None
     if shards.sharded(first):
+        if group["placement"] == "gram":
+            grams.update(optimizer, stack, group)
+            return
         there = torch.tensor([float(p.grad is not None) for p in stack.params]).to(first.device)
         wire.add_up(there, shards.mesh_groups(first), "gradients")
         present = _for_each_matrix(stack, there)

@@ -5,9 +5,10 @@ two small tensors that stay where they are: a table of addresses, of gradients a
 two rates of the update. What is baked in, the options of `fused.Job`, is compared at every step;
 where it changes from step to step, as with a schedule of the momentum, nothing is captured.
 
-The graphs of an optimizer share one pool of memory, which it keeps: that of the largest stack among
-them. Those with large products are not captured: their kernels take longer than the launches, and
-between the steps their memory is free for others.
+The graphs of an optimizer share pools of memory, which it keeps: one of the largest stack among
+them, and a small one for each of the `lanes` of small stacks. Those with large products are not
+captured: their kernels take longer than the launches, and between the steps their memory is free
+for others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,8 +163,10 @@ def _capture(
     """
     device = recording.table.device
     # A pool dies with the last graph in it, so the first one is kept for as long as the optimizer.
-    firsts: dict[torch.device, Any] = optimizer.__dict__.setdefault("_first_graphs", {})
-    stream, first = firsts.get(device) or (torch.cuda.Stream(device), None)
+    # Graphs that share a pool must not run at once: one pool for each stream they are replayed on.
+    firsts: dict[torch.cuda.Stream, Any] = optimizer.__dict__.setdefault("_first_graphs", {})
+    caller = torch.cuda.current_stream(device)
+    stream, first = firsts.get(caller) or (torch.cuda.Stream(device), None)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.stream(stream):
@@ -177,4 +180,4 @@ def _capture(
         recording.fails = True
     else:
         recording.graph = graph
-        firsts.setdefault(device, (stream, graph))
+        firsts.setdefault(caller, (stream, graph))
