@@ -3,9 +3,10 @@
     python tests/half_contract.py                                        # 64, 128 and 256 rows
     python tests/half_contract.py --device cuda --rows 64 512            # judged on the CPU
 
-For every kind of S and of Λ in `helpers_half`, square and four times as wide: ‖P‖_op at most 1.01,
-and an error no larger than that of Muon's usual five bfloat16 steps on the same [S L]. Where those
-are exact by accident, 0.04 will do. Exit code 1 where one of the two is broken.
+For every kind of S and of Λ in `helpers_half`, and for many draws of its clusters, square and four
+times as wide: ‖P‖_op at most 1.01, and an error no larger than that of Muon's usual five bfloat16
+steps on the same [S L]. Where those are exact by accident, 0.04 will do. Exit code 1 where one of
+the two is broken.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, also as a script
 
-from helpers_half import CASES, LAMBDAS, case, distance, exact, jordan, smoothing_of
+from helpers_half import CASES, CLUSTERS, LAMBDAS, distance, exact, jordan, pair
 from nucleon.linalg.coefficients import half_polar_express
 from nucleon.linalg.half import half_augmented, half_polar
 
@@ -33,8 +34,7 @@ LARGEST_NORM, LARGEST_ERROR = 1.01, 0.04
 
 def judged(name, kind, m, n, seed, device):
     """(label, ‖P‖_op, error, Jordan's error) of the directions of one input."""
-    s = case(name, m, n, seed)
-    smoothing = smoothing_of(kind, s, seed)
+    s, smoothing = pair(name, kind, m, n, seed)
     there, batch = s[None].to(device), None if smoothing is None else smoothing[None].to(device)
     found = {"Leon": half_augmented(there, batch, SEQUENCE)}
     if smoothing is None:
@@ -57,12 +57,14 @@ def kept(norm, error, theirs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="of each kind of S and Λ")
+    parser.add_argument("--clusters", type=int, default=50, help="draws of each kind of clusters")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     broken = False
     for m, wide in product(options.rows, (1, 4)):
-        inputs = product(CASES, LAMBDAS, range(options.seeds))
+        inputs = [*product(CASES, LAMBDAS, range(options.seeds))]
+        inputs += product(CLUSTERS, ("own", "none"), range(options.clusters))
         every = (judged(c, k, m, wide * m, seed, options.device) for c, k, seed in inputs)
         found = [row for rows in every for row in rows]
         label, norm, *_ = max(found, key=lambda row: row[1])

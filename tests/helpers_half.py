@@ -26,6 +26,17 @@ CASES = (
     "one entry",
 )
 LAMBDAS = ("none", "same", "small", "rotated", "gradients", "low rank", "ridge", "large ridge")
+CLUSTERS = {"clusters": None, "clusters in 16 rows": 16, "clusters in 6 rows": 6}
+"""Names of `clusters`, with their rows; Λ is "none" or "own"."""
+
+
+def pair(name, kind, m, n, seed=0):
+    """S and Λ of these names, Λ None where it is 0."""
+    if name in CLUSTERS:
+        s, smoothing = clusters(m, n, seed, CLUSTERS[name])
+        return s, smoothing if kind == "own" else None
+    s = case(name, m, n, seed)
+    return s, smoothing_of(kind, s, seed)
 
 
 def case(name, m, n, seed=0):
@@ -82,12 +93,40 @@ def smoothing_of(kind, s, seed=0):
     return torch.eye(m) * size * (1e-6 if kind == "ridge" else 1e2)
 
 
+def clusters(m, n, seed, rows=None):
+    """S with two to five singular values over 3.5 decades, and a Λ of rank one or two.
+
+    Λ has a hundredth to a hundred times ‖S‖_F²; only `rows` rows are not zero (all). The hardest
+    inputs that are known: float16 has the fewest bits for the small values beside the large ones.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    k = m if rows is None else rows
+
+    def uniform():
+        return torch.rand((), generator=generator, dtype=torch.float64).item()
+
+    def orthogonal(rows, columns):
+        drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(drawn).Q
+
+    few = torch.tensor([10 ** (-3.5 * uniform()) for _ in range(2 + int(4 * uniform()))])
+    values = few.double()[torch.randint(0, len(few), (k,), generator=generator)]
+    if uniform() < 0.5:
+        s = torch.eye(k, n, dtype=torch.float64) * values[:, None]
+    else:
+        s = (orthogonal(k, k) * values) @ orthogonal(n, k).mT
+    v = torch.randn(k, 1 + int(2 * uniform()), generator=generator, dtype=torch.float64)
+    v *= (10 ** (4 * uniform() - 2) * values.square().sum() / v.square().sum()).sqrt()
+    where = torch.eye(m, dtype=torch.float64)[:, torch.randperm(m, generator=generator)[:k]]
+    return (where @ s).float(), (where @ v @ v.mT @ where.mT).float()
+
+
 def augmented(s, smoothing):
     """[S L] in float64, LLᵀ = Λ."""
     if smoothing is None:
         return s.double()
-    values, vectors = torch.linalg.eigh(smoothing.double())
-    return torch.cat([s.double(), vectors * values.clamp_min(0).sqrt()], dim=-1)
+    vectors, values, _ = torch.linalg.svd(smoothing.double())  # eigh may fail with many zeros
+    return torch.cat([s.double(), vectors * values.sqrt()], dim=-1)
 
 
 def exact(s, smoothing):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 FULL_DTYPES = (torch.float32, torch.float64)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+COMPLETE = ("cpu", "cuda", "meta")
+"""Devices, ROCm's among them, that have float64, decompositions and `frexp`; others may not."""
 REAL_DTYPES = FULL_DTYPES + HALF_DTYPES
 
 ROUNDING = 32
@@ -78,8 +80,9 @@ def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:
     """Return the symmetric `tensor` if no eigenvalue is more negative than rounding explains."""
     if tensor.numel() == 0:
         return tensor
-    largest = tensor.abs().amax(dim=(-2, -1), keepdim=True).double()
-    wide = tensor.double() / torch.where(largest > 0, largest, 1.0)
+    held = tensor if tensor.device.type in COMPLETE else tensor.cpu()
+    largest = held.abs().amax(dim=(-2, -1), keepdim=True).double()
+    wide = held.double() / torch.where(largest > 0, largest, 1.0)
     rounding = (
         ROUNDING * torch.finfo(tensor.dtype).eps * torch.linalg.matrix_norm(wide, keepdim=True)
     )

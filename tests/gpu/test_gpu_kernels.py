@@ -31,7 +31,12 @@ OTHERS = [(torch.bfloat16, SHAPES[3], ""), (F32, SHAPES[1], ""), (F32, SHAPES[3]
 def test_the_kernel_is_its_equation(dtype, shape, kind):
     count, m, depth = shape
     generator = torch.Generator("cuda").manual_seed(0)
-    a = torch.randn(shape, generator=generator, device="cuda").to(dtype)
+    x = torch.randn(shape, generator=generator, device="cuda").to(dtype)
+    # A ≠ B with a symmetric ABᵀ: a polynomial of a symmetric matrix and that, or BR and B.
+    r = torch.randn(count, depth, depth, generator=generator, device="cuda") / depth**0.5
+    r = (r + r.mT) / 2
+    a, b = (x, x) if kind == "shifted" else (r @ r - r, r) if m == depth else (x.float() @ r, x)
+    a, b = a.to(dtype), b.to(dtype)
     c = torch.randn(count, m, m, generator=generator, device="cuda")
     c, scale = c + c.mT, torch.rand(count, generator=generator, device="cuda") + 0.5
     addend = {"": None, "remainder": c, "shifted": c.to(dtype)}[kind]
@@ -40,13 +45,15 @@ def test_the_kernel_is_its_equation(dtype, shape, kind):
     # Every shape with other tiles; float32 has small ones only.
     config = CONFIGS[-1] if dtype == F32 else CONFIGS[SHAPES.index(shape) % len(CONFIGS)]
     rest = ([0.5, 2.0, 0.25, 3.0], [1, 2], "ieee", kind, kernels.REMAINDER_SCALE)
-    triton_symmetric.symmetric(a, a, addend, scale, out, second, *rest, config)
-    wide, s = a.double(), scale.double()[:, None, None]
+    triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest, config)
+    left, right, s = a.double(), b.double(), scale.double()[:, None, None]
     plus = 0.0 if addend is None else 2 * s**2 * addend.double()
     eye = torch.eye(m, device="cuda", dtype=torch.float64)
-    expected = 0.5 * s * wide @ wide.mT + plus + 0.25 * eye
+    expected = 0.5 * s * left @ right.mT + plus + 0.25 * eye
+    expected = expected.tril() + expected.tril(-1).mT  # rounded operands commute nearly
     # One rounding to the dtype after float32 sums of `depth` products, against the sizes summed.
-    sizes = 0.5 * s * wide.abs() @ wide.abs().mT + abs(plus) + 4
+    sizes = 0.5 * s * left.abs() @ right.abs().mT + abs(plus) + 4
+    sizes = sizes.tril() + sizes.tril(-1).mT
     sums, eps = depth * 2**-24 * sizes, torch.finfo(dtype).eps
     assert torch.equal(out, out.mT)
     assert ((out - expected).abs() <= eps * sizes + sums).all()
@@ -55,6 +62,18 @@ def test_the_kernel_is_its_equation(dtype, shape, kind):
     if kind == "remainder":
         whole = out.double() + second.double() / kernels.REMAINDER_SCALE
         assert ((whole - expected).abs() <= eps**2 * sizes + sums).all()
+
+
+def test_what_a_kernel_would_read_out_of_bounds_is_refused_by_name():
+    a = torch.zeros(2, 8, 16, device="cuda", dtype=torch.float16)
+    for name, given, error in (
+        ("a", [a[0], a[0]], ValueError),
+        ("a", [a.double(), a.double()], TypeError),
+        ("b", [a, a[:1]], ValueError),
+        ("addend", [a, a, torch.zeros(8, 8, device="cuda")], ValueError),
+    ):
+        with pytest.raises(error, match=f"^{name} must"):
+            kernels.symmetric_product(*given)
 
 
 def test_a_remainder_holds_though_the_sums_are_long():

@@ -10,24 +10,34 @@ from nucleon.linalg import kernels, triton_symmetric
 assert triton_symmetric.INTERPRETED
 generator = torch.Generator().manual_seed(0)
 # With and without the copy engine for the operands, and for what is added and stored.
-for count, m, k in ((2, 5, 7), (1, 70, 33), (2, 130, 128), (2, 136, 64), (1, 64, 64), (2, 200, 40)):
-    for dtype in (torch.float16, torch.float32):
-        a = torch.randn(count, m, k, generator=generator).to(dtype)
+SHAPES = ((2, 5, 7), (1, 70, 33), (2, 130, 128), (2, 136, 64), (1, 64, 64), (2, 200, 40), (2, 7, 7))
+for count, m, k in SHAPES:
+    for dtype, precision in (
+        (torch.float16, "tf32"),  # which is for float32 only, and comes with float16 in a step
+        (torch.float32, "ieee" if m % 2 else "tf32"),  # the interpreter multiplies in full
+    ):
+        x = torch.randn(count, m, k, generator=generator).to(dtype)
         c = torch.randn(count, m, m, generator=generator)
         c, scale = c + c.mT, torch.rand(count, generator=generator) + 0.5
-        for kind, powers, addend in (
-            ("", [0, 0], None),
-            ("remainder", [1, 2], c),
-            ("shifted", [2, 1], c.to(dtype)),
+        # A ≠ B with a symmetric ABᵀ: a polynomial of a symmetric matrix and that, or BR and B.
+        r = torch.randn(count, k, k, generator=generator) / k**0.5
+        r = (r + r.mT) / 2
+        a, b = (r @ r - r, r) if m == k else (x.float() @ r, x)
+        a, b = a.to(dtype), b.to(dtype)
+        for kind, powers, addend, left, right in (
+            ("", [0, 0], None, x, x),
+            ("", [1, 1], c.to(dtype), a, b),
+            ("remainder", [1, 2], c, a, b),
+            ("shifted", [2, 1], c.to(dtype), x, x),
         ):
             for config in triton_symmetric.CONFIGS if m in (130, 136) else (None,):
                 out = torch.full((count, m, m), torch.nan, dtype=dtype)
                 second = torch.full_like(out, torch.nan)
                 factors = [0.5, 2.0, 0.25, 3.0]
-                rest = (factors, powers, "ieee", kind, kernels.REMAINDER_SCALE)
-                triton_symmetric.symmetric(a, a, addend, scale, out, second, *rest, config)
+                rest = (factors, powers, precision, kind, kernels.REMAINDER_SCALE)
+                triton_symmetric.symmetric(left, right, addend, scale, out, second, *rest, config)
                 expected, other = kernels._symmetric_torch(
-                    a, a, addend, scale, factors, powers, dtype, "ieee", kind
+                    left, right, addend, scale, factors, powers, dtype, precision, kind
                 )
                 assert torch.equal(out, out.mT), (m, k, dtype, kind)
                 # Sums in another order: one rounding to float16, some of float32.

@@ -5,13 +5,14 @@ import math
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 
 import half_contract
-from helpers_half import CASES, LAMBDAS
+from helpers_half import CASES, CLUSTERS, LAMBDAS, clusters
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
 
@@ -49,6 +50,23 @@ def test_a_product_that_is_not_quite_symmetric_is_mirrored():
     torch.testing.assert_close(out.tril(), (a @ b).tril())
 
 
+@pytest.mark.parametrize("function", [kernels.symmetric_product, kernels.symmetric_pair])
+@pytest.mark.parametrize(
+    ("name", "operands", "error"),
+    [
+        ("a", [torch.zeros(3, 4)] * 2, ValueError),
+        ("a", [torch.zeros(1, 2, 3, 4)] * 2, ValueError),
+        ("a", [torch.zeros(2, 3, 4).double()] * 2, TypeError),
+        ("b", [torch.zeros(2, 3, 4), torch.zeros(1, 3, 4)], ValueError),
+        ("b", [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4).half()], ValueError),
+        ("addend", [torch.zeros(2, 3, 4)] * 2 + [torch.zeros(3, 3)], ValueError),
+    ],
+)
+def test_what_a_kernel_would_misread_is_refused_by_name(function, name, operands, error):
+    with pytest.raises(error, match=f"^{name} must"):
+        function(*operands)
+
+
 def test_value_and_remainder_together_have_twice_the_digits():
     a = torch.randn(2, 20, 30, generator=torch.Generator().manual_seed(3)).half()
     value, rest = kernels.symmetric_pair(a, a, alpha=0.1)
@@ -77,11 +95,85 @@ def test_squares_and_scaled_half():
     assert torch.equal(kernels.scaled_half(a, factor), (a * factor[:, None, None]).half())
 
 
+@pytest.fixture
+def launches(monkeypatch):
+    """The Triton module with no tiles timed, timing as a fake launch says, and none captured."""
+    module = pytest.importorskip("nucleon.linalg.triton_symmetric")
+    monkeypatch.setattr(module, "_tuned", {})
+    monkeypatch.setattr(module.triton.testing, "do_bench", lambda launch, **_: launch())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return module
+
+
+def timed(module, times):
+    """A launch that takes the time of its configuration, None is too large, and a log of them."""
+    log = []
+
+    def run(config):
+        log.append(config)
+        time = times[module.CONFIGS.index(config)]
+        if time is None:
+            raise module.OutOfResources(2**18, 2**17, "shared memory")
+        return time
+
+    return run, log
+
+
+def test_the_fastest_tiles_are_taken_and_timed_once(launches):
+    slow, quick = timed(launches, [3.0, 2.0, 1.0, 4.0]), timed(launches, [1.0, 2.0, 3.0, 4.0])
+    for _ in range(2):
+        assert launches._tuned_for("this", slow[0]) is launches.CONFIGS[2]
+        assert launches._tuned_for("that", quick[0]) is launches.CONFIGS[0]
+    assert slow[1] == quick[1] == launches.CONFIGS
+
+
+def test_tiles_that_do_not_fit_the_device_are_passed_over(launches):
+    run, log = timed(launches, [None, 3.0, None, 2.0])
+    assert launches._tuned_for("this", run) is launches.CONFIGS[3]
+    assert log == launches.CONFIGS
+
+
+def test_while_a_graph_is_captured_nothing_is_timed(launches, monkeypatch):
+    run, log = timed(launches, [4.0, 3.0, 2.0, 1.0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert launches._tuned_for("this", run) is launches.CONFIGS[0]
+    assert log == []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert launches._tuned_for("this", run) is launches.CONFIGS[3]  # the first was not remembered
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert launches._tuned_for("this", run) is launches.CONFIGS[3]
+
+
+def test_each_kind_of_product_has_tiles_of_its_own(launches, monkeypatch):
+    """Square matrices: XXᵀ, αRR + βR, the same with a second result, and those of another shape."""
+    keys = []
+
+    def tuned(key, run):
+        keys.append(key)
+        return launches.SMALL
+
+    monkeypatch.setattr(launches, "INTERPRETED", False)
+    monkeypatch.setattr(launches, "_has_copy_engine", lambda device: True)
+    monkeypatch.setattr(launches, "_tuned_for", tuned)
+    monkeypatch.setattr(launches, "_symmetric", defaultdict(lambda: lambda *_, **__: None))
+    for m in (128, 136):
+        r = torch.zeros(1, m, m, dtype=torch.float16)
+        for addend, kind in ((None, ""), (r, ""), (r, "shifted")):
+            for factor in (1.0, 2.0):  # which are arguments: the kernel is the same
+                factors = [factor, factor, 0.0, 1.0]
+                launches.symmetric(
+                    r, r, addend, None, r, r, factors, [0, 0], "tf32", kind, kernels.REMAINDER_SCALE
+                )
+    assert len(keys) == 12 and len(set(keys)) == 6
+    assert keys[::2] == keys[1::2]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_triton_kernels_in_the_interpreter():
     # A process of its own: Triton decides at import whether it compiles or interprets.
     script = HERE / "interpreted_kernels.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    source = str(Path(kernels.__file__).parents[2])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
     run = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
     )
@@ -115,6 +207,14 @@ def test_half_precision_polar_factors_keep_them_too(name):
 SEQUENCE = coefficients.half_polar_express(5)
 
 
+@pytest.mark.parametrize("rows", CLUSTERS.values(), ids=CLUSTERS)
+def test_half_precision_stays_in_the_ball_on_the_hardest_inputs(rows):
+    drawn = [clusters(64, 128, seed, rows) for seed in range(200)]
+    s, smoothing = map(torch.stack, zip(*drawn, strict=True))
+    for p in (half_augmented(s, smoothing, SEQUENCE), half_polar(s, SEQUENCE)):
+        assert torch.linalg.matrix_norm(p.double(), 2).max() <= half_contract.LARGEST_NORM
+
+
 @pytest.mark.parametrize("exponent", [-100, -20, 20, 100])
 @pytest.mark.parametrize("shape", [(2, 64, 64), (2, 64, 160)], ids=str)
 def test_half_precision_does_not_see_the_scale(shape, exponent):
@@ -137,7 +237,7 @@ def test_zero_gives_zero_and_leaves_its_neighbour_alone():
 def test_a_broken_promise_is_published_with_its_input(monkeypatch, capsys):
     monkeypatch.setattr(half_contract, "CASES", ("gaussian",))
     monkeypatch.setattr(half_contract, "LAMBDAS", ("none", "same"))
-    monkeypatch.setattr("sys.argv", ["half_contract.py", "--rows", "64"])
+    monkeypatch.setattr("sys.argv", ["half_contract.py", "--rows", "64", "--clusters", "0"])
     with pytest.raises(SystemExit, match="False"):
         half_contract.main()
     kept = capsys.readouterr().out

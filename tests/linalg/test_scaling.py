@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleon.linalg._scaling import exponent, joint_unit_scale, shift, unit_scale
+from nucleon.linalg._scaling import exponent, exponent_bits, joint_unit_scale, shift, unit_scale
 from strategies import EMPTY, F64, FULL, HALF, exponents, normal, seeds, times_power_of_two
 
 dtypes = st.sampled_from(FULL)
@@ -128,3 +128,34 @@ def test_joint_scale_broadcasts_the_smoothing_and_keeps_matrices_apart():
         one, rest = joint_unit_scale(s[i], smoothing)
         assert torch.equal(a[i], one)
         assert torch.equal(b[i], rest)
+
+
+# ---------------------------------------------------------------- exponents from bits
+
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers of as many bytes."""
+
+
+@pytest.mark.parametrize("dtype", FULL + HALF)
+@given(data=st.data())
+def test_exponents_from_bits_are_those_of_frexp(dtype, data):
+    """Of any bits at all: subnormal numbers, zero, infinity and NaN are among them."""
+    word = WORDS[dtype.itemsize]
+    bits = st.integers(0, torch.iinfo(word).max)  # no sign
+    x = torch.tensor(data.draw(st.lists(bits, min_size=1, max_size=20)), dtype=word).view(dtype)
+    found = exponent_bits(x)
+    assert found.dtype == torch.int32
+    assert torch.equal(found, torch.frexp(x).exponent)
+
+
+@pytest.mark.parametrize("dtype", FULL + HALF)
+def test_exponents_from_bits_at_every_power_of_two(dtype):
+    """And one unit below and above it, from the smallest subnormal number to infinity."""
+    word, info = WORDS[dtype.itemsize], torch.finfo(dtype)
+    low, high = math.frexp(info.tiny * info.eps)[1], math.frexp(info.max)[1]
+    powers = torch.tensor([2.0 ** (e - 1) for e in range(low, high + 1)], dtype=F64)
+    x = powers.to(dtype).view(word)
+    x = torch.cat([x - 1, x, x + 1, torch.zeros(1, dtype=word)]).view(dtype)
+    finite = x[x.isfinite()]
+    assert torch.equal(exponent_bits(x), torch.frexp(x).exponent)
+    assert exponent_bits(finite).tolist() == [math.frexp(v)[1] for v in finite.tolist()]

@@ -1,10 +1,33 @@
-"""Float32 products are float32 products, whatever the user allows elsewhere."""
+"""Float32 products are float32 products, and float64 is where the device has it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from nucleon import _checks
+
+
+def complete(device: torch.device) -> bool:
+    """Whether torch has everything on a device, float64 first of all."""
+    return device.type in _checks.COMPLETE
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """What sums are kept in: float64, or float32 on a device that may have none."""
+    return torch.float64 if complete(device) else torch.float32
+
+
+def decomposable(x: Tensor) -> Tensor:
+    """`x`, on the CPU where its own device may have no decompositions."""
+    return x if complete(x.device) else x.cpu()
+
+
+def exact(x: Tensor) -> Tensor:
+    """`x` in float64, on the CPU where its own device may have none."""
+    return decomposable(x).double()
 
 
 @contextmanager

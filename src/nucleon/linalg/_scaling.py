@@ -3,12 +3,30 @@
 import torch
 from torch import Tensor
 
+from nucleon import _checks
+from nucleon.linalg._precision import complete
+
 
 def exponent(x: Tensor) -> Tensor:
     """The integer e, (…, 1, 1), with 2^(e-1) ≤ max|x| < 2^e; 0 for a zero or empty matrix."""
     if x.shape[-1] == 0 or x.shape[-2] == 0:
         return torch.zeros((*x.shape[:-2], 1, 1), dtype=torch.int32, device=x.device)
-    return torch.frexp(x.abs().amax(dim=(-2, -1), keepdim=True)).exponent
+    largest = x.abs().amax(dim=(-2, -1), keepdim=True)
+    return torch.frexp(largest).exponent if complete(x.device) else exponent_bits(largest)
+
+
+def exponent_bits(x: Tensor) -> Tensor:
+    """What `torch.frexp` gives as the exponent of numbers x ≥ 0, by integer operations alone."""
+    x = x.detach().to(_checks.work_dtype(x.dtype))
+    word, digits, bias = (
+        (torch.int64, 52, 1022) if x.dtype == torch.float64 else (torch.int32, 23, 126)
+    )
+    bits = x.view(word)
+    # A subnormal number is its bits, as an integer, times 2^-(bias + digits).
+    subnormal = bits >> digits == 0
+    normal = torch.where(subnormal, bits.to(x.dtype), x).view(word)
+    e = (normal >> digits) - bias - torch.where(subnormal, bias + digits, 0)
+    return torch.where((bits > 0) & x.isfinite(), e, 0).to(torch.int32)
 
 
 def shift(x: Tensor, e: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
-from nucleon.linalg._precision import full_float32
+from nucleon.linalg._precision import full_float32, widest
 from nucleon.linalg._scaling import joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
@@ -202,9 +202,12 @@ def augmented_polynomial(
     2m³ for the first step after a start and 4m³ for the last one before an end; 4m²n + 4m³ a
     restart.
     """
-    # In float64: the square of a representable float32 norm need not be representable.
-    norm = torch.linalg.vector_norm(s, dim=(-2, -1), dtype=torch.float64)
-    trace = smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1, dtype=torch.float64)
+    # The square of a representable norm need not be representable: in float64, or at unit scale.
+    wide = widest(s.device)
+    if wide != torch.float64:
+        s, smoothing = joint_unit_scale(s, smoothing)
+    norm = torch.linalg.vector_norm(s, dim=(-2, -1), dtype=wide)
+    trace = smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1, dtype=wide)
     norm = (norm.square() + trace).sqrt().to(s.dtype).clamp_min(torch.finfo(s.dtype).tiny)
     norm = norm[..., None, None]
     x, rest = s / norm, smoothing / norm / norm

@@ -10,8 +10,8 @@ others. Eleven bits are too few for a Gram matrix, so
 
 - the first R is kept to 22 bits, as a float16 matrix and the float16 remainder of its rounding;
 - the recursion restarts once, X ← QX, with R recomputed: from X, or as QRQᵀ where Λ is part of it;
-- R gets a floor on its spectrum, relative to its norm, in the first step and at the restart, so
-  that rounding leaves no negative eigenvalue for the polynomials to amplify;
+- R gets a floor on its spectrum in the first step and at the restart, as large as what rounding may
+  do to its eigenvalues, so that none is negative or too small, for the polynomials to amplify;
 - Z is formed without aI, whose rounding would be as large as that of the whole.
 
 Without these the recursion leaves the ball or diverges; with them ‖P‖_op ≤ 1.01.
@@ -27,16 +27,23 @@ from torch import Tensor
 from nucleon.linalg.coefficients import HALF_RESTART, Quintic
 from nucleon.linalg.kernels import (
     REMAINDER_SCALE,
+    add_to_diagonal,
     scaled_half,
     squares,
     symmetric_pair,
     symmetric_product,
 )
 
-FIRST_FLOOR = 7e-4
-"""Added to R after the first step, which multiplies small eigenvalues by 67: 1e-5 before it."""
+FIRST_FLOOR = 0.1
+"""Over √k, added to R after the first step, which multiplies small eigenvalues by 67. Rounding to
+eleven bits moves them the more, the fewer rows k have the large entries."""
+SPREAD_ROWS = 16**2
+"""k at most: where more rows have them, rounding in the later steps is the larger part."""
 RESTART_FLOOR = 3e-3
 """Added to R at the restart, where rounding may have moved its eigenvalues by about as much."""
+SMOOTHED_FLOOR = 6e-2
+"""Over √m, the same where Λ is part of R: QR is rounded relative to its largest entries, which may
+be those of Λ alone."""
 
 
 WIDE = 1.5
@@ -102,7 +109,7 @@ def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype
     """
     m, last = begin.x.shape[-2], len(sequence) - 1
     x, r, scale = begin.x, begin.r, begin.scale
-    q, z = r, r
+    q, z, floor = r, r, _first_floor(r)
     for i, (a, b, c) in enumerate(sequence):
         if i == HALF_RESTART:
             x = q @ x
@@ -110,7 +117,8 @@ def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype
                 r = symmetric_product(x, x, shift=RESTART_FLOOR)
             else:
                 qr = (q @ begin.remainder).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)
-                r = symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=RESTART_FLOOR)
+                more = max(RESTART_FLOOR, SMOOTHED_FLOOR / math.sqrt(m))
+                r = symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=more)
         given = None if i else scale
         if i in (0, HALF_RESTART):
             z, q = symmetric_pair(
@@ -123,8 +131,17 @@ def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype
             q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
         if i + 1 not in (HALF_RESTART, last + 1):
             rz = symmetric_product(r, z, r, beta=a, scale=given, powers=(1, 1))
-            r = symmetric_product(z, rz, rz, beta=a, shift=0.0 if i else FIRST_FLOOR)
+            r = symmetric_product(z, rz, rz, beta=a)
+            if not i:
+                add_to_diagonal(r, floor)
     return _product(q, x, dtype)
+
+
+def _first_floor(r: Tensor) -> Tensor:
+    """(b,): `FIRST_FLOOR`/√k, k = (Σ r_ii)²/Σ r_ii², about the rows that have the large entries."""
+    m = r.shape[-1]  # and the trace
+    norm = torch.linalg.vector_norm(r.diagonal(dim1=-2, dim2=-1), dim=-1, dtype=torch.float32)
+    return (norm * (FIRST_FLOOR / m)).clamp_min(FIRST_FLOOR / math.sqrt(SPREAD_ROWS))
 
 
 def spread_of(n: int) -> float:
@@ -138,7 +155,7 @@ def start(s: Tensor, smoothing: Tensor | None) -> Start:
     spread = spread_of(n)
     square = squares(s)
     if smoothing is not None:
-        square = square + smoothing.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
+        square = square + smoothing.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=square.dtype)
     tiny = torch.finfo(torch.float32).tiny
     inverse = square.sqrt().clamp_min(tiny * spread).reciprocal()  # its square overflows no float32
     x = scaled_half(s, (spread * inverse).float())

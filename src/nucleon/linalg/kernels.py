@@ -1,4 +1,4 @@
-"""The products that the iterations are made of, fused where torch can; no checks, no sync."""
+"""The products that the iterations are made of, fused where torch can; no sync."""
 
 import importlib.util
 from functools import cache
@@ -7,7 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nucleon.linalg._precision import widest
+
 Precision = Literal["tf32", "tf32x3", "ieee"]
+OPERANDS = (torch.float16, torch.bfloat16, torch.float32)
+"""What `symmetric_product` multiplies, all of it summed in float32."""
 
 REMAINDER_SCALE = 2048.0
 """A remainder is stored times 2¹¹: it is that much below its value and would be subnormal."""
@@ -56,8 +60,8 @@ def symmetric_product(
     one triangle is computed and mirrored, also where rounding would make the two differ.
 
     Args:
-        a: (b, m, k), float16, bfloat16 or float32, accumulated in float32.
-        b: the same.
+        a: (b, m, k), float16, bfloat16 or float32, accumulated in float32; float64 is refused.
+        b: of the same shape and dtype.
         addend: C, symmetric, (b, m, m).
         alpha: α.
         beta: β.
@@ -92,12 +96,15 @@ def symmetric_pair(
 
 
 def squares(x: Tensor) -> Tensor:
-    """‖X‖_F² of each matrix, (b,) float64: the square of a float32 norm may overflow float32."""
+    """‖X‖_F² of each matrix, (b,) float64: the square of a float32 norm may overflow float32.
+
+    float32 on a device without float64, for norms from 1e-19 to 1e19.
+    """
     if x.numel() and _launches(x):
         from nucleon.linalg import triton_symmetric
 
         return triton_symmetric.squares(x.contiguous())
-    return x.double().square().sum(dim=(-2, -1))
+    return x.to(widest(x.device)).square().sum(dim=(-2, -1))
 
 
 def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
@@ -114,13 +121,35 @@ def _launches(x: Tensor) -> bool:
     return x.is_cuda and triton_works() and not torch.compiler.is_compiling()
 
 
-def _symmetric(a: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _symmetric(a: Tensor, b: Tensor, addend: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     """By Triton or by torch, with the arguments of `_symmetric_triton`."""
+    _check_operands(a, b, addend)
     if not a.is_cuda or not triton_works():
-        return _symmetric_torch(a, *rest)
+        return _symmetric_torch(a, b, addend, *rest)
     if torch.compiler.is_compiling():  # opaque to the compiler, which would tune it by itself
-        return _symmetric_op(a, *rest)
-    return _symmetric_triton(a, *rest)
+        return _symmetric_op(a, b, addend, *rest)
+    return _symmetric_triton(a, b, addend, *rest)
+
+
+def _check_operands(a: Tensor, b: Tensor, addend: Tensor | None) -> None:
+    """Raise on what torch would broadcast or round in silence, and Triton read out of bounds."""
+    if a.dtype not in OPERANDS:
+        raise TypeError(
+            f"a must be of float16, bfloat16 or float32, got {a.dtype}; the sums are of float32: "
+            f"convert it first, a.float(), or multiply with torch.matmul"
+        )
+    if a.ndim != 3:
+        raise ValueError(f"a must be a stack (b, m, k), got shape {tuple(a.shape)}; reshape it")
+    if b is not a and (b.shape != a.shape or b.dtype != a.dtype):
+        raise ValueError(
+            f"b must be as a, {tuple(a.shape)} of {a.dtype}, got {tuple(b.shape)} of {b.dtype}; "
+            f"expand or convert it"
+        )
+    count, m, _ = a.shape
+    if addend is not None and addend.shape != (count, m, m):
+        raise ValueError(
+            f"addend must have shape {(count, m, m)}, got {tuple(addend.shape)}; expand it"
+        )
 
 
 def _symmetric_triton(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg._precision import decomposable
 from nucleon.linalg._scaling import exponent, shift
 
 
@@ -15,7 +16,7 @@ def operator_norm(x: Tensor) -> Tensor:
     """
     values, e = _singular_values(_checks.matrix("x", x))
     largest = values.amax(dim=-1) if values.shape[-1] else values.sum(dim=-1)
-    return shift(largest, e).to(x.dtype)
+    return shift(largest, e).to(x)
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
     entries has norm 0.
     """
     values, e = _singular_values(_checks.matrix("x", x))
-    return shift(values.sum(dim=-1), e).to(x.dtype)
+    return shift(values.sum(dim=-1), e).to(x)
 
 
 def operator_norm_bound(x: Tensor, squarings: int = 12) -> Tensor:
@@ -49,6 +50,6 @@ def operator_norm_bound(x: Tensor, squarings: int = 12) -> Tensor:
 
 def _singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values (…, min(m, n)) of x·2^-e, and e, (…)."""
-    work = x.to(_checks.work_dtype(x.dtype))
+    work = decomposable(x.to(_checks.work_dtype(x.dtype)))
     e = exponent(work)
     return torch.linalg.svdvals(shift(work, -e)), e[..., 0, 0]

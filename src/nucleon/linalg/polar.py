@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
-from nucleon.linalg._precision import full_float32
+from nucleon.linalg._precision import decomposable, exact, full_float32
 from nucleon.linalg._scaling import unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
@@ -101,12 +101,12 @@ def polar(
         if rank_tolerance is None:
             rank_tolerance = _rounding(x)
         rank_tolerance = _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
-        p, steps = polar_svd(x.double(), rank_tolerance), 0
+        p, steps = polar_svd(exact(x), rank_tolerance), 0
     else:
         rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, eps**0.5, at_least=eps)
         steps = _steps(x, method, tolerance, rank_tolerance) if steps is None else steps
         p = _iterate(x, method, _checks.count("steps", steps), rank_tolerance)
-    result = p.to(s.dtype)
+    result = p.to(s)
     if not report:
         return result
     return result, Convergence(_residual(x, p, rank_tolerance), tolerance, steps)
@@ -122,9 +122,9 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
         return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
         rank_tolerance = _rounding(s)
-    u, sigma, vh = torch.linalg.svd(unit_scale(s), full_matrices=False)
+    u, sigma, vh = torch.linalg.svd(decomposable(unit_scale(s)), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
-    return _compose((u * keep.unsqueeze(-2)) @ vh, [coefficients.newton_schulz()])
+    return _compose((u * keep.unsqueeze(-2)) @ vh, [coefficients.newton_schulz()]).to(s.device)
 
 
 def polar_polynomial(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
@@ -207,10 +207,10 @@ def _residual(s: Tensor, p: Tensor, rank_tolerance: float) -> Tensor:
         return _residual(s.mT, p.mT, rank_tolerance)
     if s.numel() == 0:
         return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
-    u, sigma, _ = torch.linalg.svd(unit_scale(s.double()), full_matrices=False)
+    u, sigma, _ = torch.linalg.svd(unit_scale(exact(s)), full_matrices=False)
     u = torch.linalg.qr(u).Q  # orthogonal to rounding, which GPU solvers do not give
     keep = sigma > rank_tolerance * sigma[..., :1]  # descending: the first rank(S) ones
-    block = (u * keep.unsqueeze(-2)).mT @ p.double()
+    block = (u * keep.unsqueeze(-2)).mT @ exact(p)
     values = torch.linalg.eigvalsh(block @ block.mT).flip(-1).clamp_min(0).sqrt()
     return torch.where(keep, (1 - values).abs(), 0.0).amax(dim=-1)
 

@@ -23,9 +23,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-# Few: each is compiled once, and timed at every new shape. Three stages of a 128×64 tile leave
-# room for two programs on a multiprocessor, so that one multiplies while the other stores, if a
-# thread takes no more than 128 registers with eight warps, 256 with four: see the test.
+# Few: each is compiled for each kind of product, and timed at every new shape of it. Three stages
+# of a 128×64 tile leave room for two programs on a multiprocessor, so that one multiplies while the
+# other stores, if a thread takes no more than 128 registers with eight warps, 256 with four: see
+# the test.
 CONFIGS = [
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),
@@ -282,14 +283,14 @@ def symmetric(
             tiles = count * math.comb(triton.cdiv(rows, LARGE.kwargs["TILE"]) + 1, 2)
             config = LARGE if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
-            config = _tuned_for((a.device, a.shape, a.dtype), run)
+            config = _tuned_for((a.device, a.shape, a.dtype, when, kind), run)
         return run(config)
 
 
 def _tuned_for(key: object, run: Callable[[Any], object]) -> Any:
-    """The fastest configuration for a shape, timed once; while a graph is captured, the first.
+    """The fastest configuration for a key, timed once; while a graph is captured, the first.
 
-    What comes after the product matters little where the copy engine stores it.
+    The key says what takes time: shape and dtype, and what is added and stored besides.
     """
     if key not in _tuned:
         if torch.cuda.is_current_stream_capturing():

@@ -9,6 +9,7 @@ The moments of half-precision parameters are float32: in bf16, v would stand sti
 A parameter whose gradient is not finite, or has no finite square, keeps its weights, moments and t.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg._precision import widest
 from nucleon.optim import shards, wire
 
 
@@ -84,7 +86,8 @@ def _update(
     dtype: torch.dtype,
 ) -> None:
     beta1, beta2 = group["betas"]
-    lr = group["lr"].reshape(()).double() if isinstance(group["lr"], Tensor) else group["lr"]
+    wide = widest(params[0].device)
+    lr = group["lr"].reshape(()).to(wide) if isinstance(group["lr"], Tensor) else group["lr"]
     gradients = [
         torch.zeros_like(shards.local(p), dtype=dtype)
         if p.grad is None
@@ -103,8 +106,7 @@ def _update(
     torch._foreach_add_([s["step"] for s in states], list(finite.long().unbind()))
     torch._foreach_add_([s["skipped"] for s in states], list(skipped.long().unbind()))
 
-    # In float64: at β₂ = 0.999 the first 1 − β₂ᵗ would lose four digits in float32.
-    step = torch.stack([s["step"] for s in states]).double()
+    step = torch.stack([s["step"] for s in states]).to(wide)
 
     def factors(value: float | Tensor, skipped: float) -> list[Tensor]:
         """One 0-d factor a parameter: `value`, or `skipped` where its step is."""
@@ -114,9 +116,9 @@ def _update(
     torch._foreach_mul_(second, factors(beta2, 1.0))
     torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
     denominator = torch._foreach_sqrt(second)
-    torch._foreach_div_(denominator, factors((1 - beta2**step).sqrt(), 1.0))
+    torch._foreach_div_(denominator, factors(_complement(beta2, step).sqrt(), 1.0))
     torch._foreach_add_(denominator, factors(group["eps"], 1.0))
-    change = torch._foreach_mul(first, factors(-(lr / (1 - beta1**step)), 0.0))
+    change = torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0))
     torch._foreach_div_(change, denominator)
 
     weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
@@ -125,6 +127,13 @@ def _update(
     torch._foreach_add_(weights, change)
     if any(weight is not p for weight, p in zip(weights, params, strict=True)):
         torch._foreach_copy_(params, weights)
+
+
+def _complement(beta: float, step: Tensor) -> Tensor:
+    """1 − βᵗ for t ≥ 1; at β = 0.999 the first difference would lose four digits in float32."""
+    if step.dtype == torch.float64:
+        return 1 - beta**step
+    return -torch.expm1(step * (math.log(beta) if beta else -math.inf))
 
 
 def _flags(params: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:

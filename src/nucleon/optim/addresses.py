@@ -3,13 +3,14 @@
 A kernel that is given the address of anything irregular would take the whole process down.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from nucleon.optim.stacks import Layout, Stack, gram_key
+from nucleon.optim.stacks import Layout, Stack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -21,13 +22,11 @@ def places_in(layout: Layout, tensors: Sequence[Tensor], device: torch.device) -
     storage of their own as some subclasses are.
     """
     dtype, size = tensors[0].dtype, tensors[0].element_size()
-    found: list[int] = []
-    for tensor, offsets in zip(tensors, layout.offsets, strict=True):
-        start = tensor.data_ptr()
-        if not start or not _regular(tensor, dtype, device):
-            return None
-        found += [start + size * offset for offset in offsets]
-    return None if dtype not in DTYPES else found
+    starts = [tensor.data_ptr() for tensor in tensors]
+    if dtype not in DTYPES or not all(starts) or not _regular(tensors, dtype, device):
+        return None
+    pairs = zip(starts, layout.offsets, strict=True)
+    return [start + size * offset for start, offsets in pairs for offset in offsets]
 
 
 def boundary(places: Sequence[int], size: int) -> int:
@@ -35,11 +34,12 @@ def boundary(places: Sequence[int], size: int) -> int:
 
     Or the size of an entry: parts of a flat buffer, as of gradients, may begin anywhere in it.
     """
-    return size if any(place % 16 for place in places) else 16
+    return 16 if math.gcd(16, *places) == 16 else size
 
 
-def _regular(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> bool:
-    return tensor.dtype == dtype and tensor.device == device and tensor.is_contiguous()
+def _regular(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> bool:
+    found = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
+    return found == {(dtype, device, True)}
 
 
 def of_states(
@@ -53,34 +53,35 @@ def of_states(
     totals = layout and places_in(layout, [state["total"] for state in states], device)
     if layout is None or totals is None:
         return None
-    skipped: list[int] = []
-    grams: list[int] = []
-    square = 4 * min(stack.shape) ** 2
-    for piece, state in zip(stack.pieces, states, strict=True):
-        starts, first = range(piece.start, piece.stop, layout.each), piece.block.first
-        count = state["skipped"]
-        if not _regular(count, torch.int64, device):
-            return None
-        skipped += [count.data_ptr() + 8 * (first + start) for start in starts]
-        if has_gram:
-            gram = state[gram_key(piece.block)]
-            if not _regular(gram, torch.float32, device):
-                return None
-            grams += [gram.data_ptr() + square * start for start in starts]
-    if any(place % 16 for place in grams):
+    skipped = _owned(stack, layout, stack.own(s["skipped"] for s in states), torch.int64)
+    grams = _owned(stack, layout, stack.grams(states), torch.float32) if has_gram else skipped
+    if skipped is None or grams is None or (has_gram and boundary(grams, 4) < 16):
         return None
-    return [*totals, *skipped, *(grams or skipped)]
+    return [*totals, *skipped, *grams]
+
+
+def _owned(
+    stack: Stack, layout: Layout, tensors: Sequence[Tensor], dtype: torch.dtype
+) -> list[int] | None:
+    """Where the runs lie in tensors of each piece, an entry per matrix; None if irregular."""
+    if not _regular(tensors, dtype, stack.params[0].device):
+        return None
+    size = tensors[0].nbytes // stack.pieces[0].count
+    return [
+        tensor.data_ptr() + size * start
+        for piece, tensor in zip(stack.pieces, tensors, strict=True)
+        for start in range(0, piece.count, layout.each)
+    ]
 
 
 def tensors_of(
     stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool
 ) -> list[Tensor]:
     """The tensors that `of_states` looks at, and the parameters."""
-    found = [state[key] for state in states for key in ("total", "skipped")]
+    found = [*stack.params, *(s["total"] for s in states), *(s["skipped"] for s in states)]
     if has_gram:
-        pairs = zip(stack.pieces, states, strict=True)
-        found += [state[gram_key(piece.block)] for piece, state in pairs]
-    return [*found, *stack.params]
+        found += [s[key] for key, s in zip(stack.gram_keys, states, strict=True)]
+    return found
 
 
 def table(places: Sequence[int], device: torch.device) -> Tensor:

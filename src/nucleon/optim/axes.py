@@ -51,9 +51,16 @@ class Block:
     section: int | None
     """The number of the section; None where the axis is whole."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is a 2-D parameter as it is: of this no view need be made."""
+        return self.section is None and len(self.factors) == 2 and self.order == (0, 1)
+
     def region(self, tensor: Tensor) -> Tensor:
         """The section of a tensor shaped like the parameter, (*batch, …rows, …columns); a view."""
-        view = tensor.narrow(self.axis, self.start, self.length)
+        view = tensor
+        if self.section is not None:
+            view = tensor.narrow(self.axis, self.start, self.length)
         for axis in reversed(range(len(self.factors))):
             if len(self.factors[axis]) > 1:
                 view = view.unflatten(axis, self.factors[axis])

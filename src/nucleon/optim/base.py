@@ -254,12 +254,12 @@ class MatrixOptimizer(Optimizer, ABC):
         A DTensor is always among them: other ranks may have a gradient, and must be answered.
         """
         params = zip(group["params"], group["axes"], strict=True)
-        chosen = tuple(
+        chosen = [
             (param, spec)
             for param, spec in params
             if "total" in self.state[param]
             and (not with_gradient or param.grad is not None or shards.sharded(param))
-        )
+        ]
         built = self._built(chosen, group, stepping=with_gradient)
         return [(stack, [self.state[param] for param in stack.params]) for stack in built]
 
@@ -275,15 +275,16 @@ class MatrixOptimizer(Optimizer, ABC):
         if torch.compiler.is_compiling():
             return stacks.build(params, room)
         how = [group[option] for option in options.STACKING]
-        key = (stepping, *how, *((id(p), spec, p.shape, p.dtype, p.device) for p, spec in params))
+        key = (stepping, *how, *[(id(p), spec, p.shape, p.dtype, p.device) for p, spec in params])
         cache: dict[object, list[Stack]] = self.__dict__.setdefault("_stacks", {})
-        if key not in cache:
+        found = cache.get(key)
+        if found is None:
             # Sets of parameters that have a gradient, few of each group in practice.
             if len(cache) >= 16 * len(self.param_groups):
                 cache.clear()
                 self.__dict__.pop("_recordings", None)  # they are of these stacks
-            cache[key] = stacks.build(params, room)
-        return cache[key]
+            found = cache[key] = stacks.build(params, room)
+        return found
 
     def directions(
         self, stack: Stack, states: States, group: Mapping[str, Any]
@@ -379,19 +380,16 @@ class MatrixOptimizer(Optimizer, ABC):
         if group["certify"]:
             certify.record(stack, states, gradient, direction, finite, group)
         stack.scatter(total, [s["total"] for s in states])
-        torch._foreach_add_(
-            [p.own(s["skipped"]) for p, s in zip(stack.pieces, states, strict=True)],
-            stack.split(skipped.long()),
-        )
+        counts = stack.own(s["skipped"] for s in states)
+        torch._foreach_add_(counts, stack.split(skipped.long()))
         if self.has_gram:
-            kept = [p.gram(s) for p, s in zip(stack.pieces, states, strict=True)]
-            torch._foreach_copy_(kept, stack.split(gram))
+            torch._foreach_copy_(stack.grams(states), stack.split(gram))
         return direction, finite
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:
         if not self.has_gram:
             return torch.empty(0, device=states[0]["total"].device)
-        return torch.cat([p.gram(s) for p, s in zip(stack.pieces, states, strict=True)])
+        return torch.cat(stack.grams(states))
 
     def _advance(self, gram: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
         if not self.has_gram:
@@ -425,20 +423,18 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _check_gradients(self) -> None:
         for group in self.param_groups:
+            states = [self.state[p] for p in group["params"] if group["certify"]]
+            if any("total" in state and "played" not in state for state in states):
+                raise ValueError(
+                    "certify was switched on during the run; pass certify=True when the group is "
+                    "added, so that its regret is kept from the start"
+                )
             for param in group["params"]:
-                if (
-                    group["certify"]
-                    and "total" in self.state[param]
-                    and "played" not in self.state[param]
-                ):
-                    raise ValueError(
-                        "certify was switched on during the run; pass certify=True when the group "
-                        "is added, so that its regret is kept from the start"
-                    )
-                if param.grad is not None and param.grad.layout is not torch.strided:
+                gradient = param.grad
+                if gradient is not None and gradient.layout is not torch.strided:
                     raise RuntimeError(
                         f"{self.name} takes dense gradients, a parameter of shape "
-                        f"{tuple(param.shape)} has layout {param.grad.layout}; "
+                        f"{tuple(param.shape)} has layout {gradient.layout}; "
                         f"use sparse=False or another optimizer for it"
                     )
         strict = [g for g in self.param_groups if g["nonfinite"] == "raise"]

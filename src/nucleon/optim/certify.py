@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, theory
+from nucleon.linalg._precision import exact, widest
 from nucleon.linalg.norms import nuclear_norm, operator_norm_bound
 from nucleon.optim import placement, shards
 from nucleon.optim.axes import Block
@@ -32,7 +33,7 @@ _USED = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
 
 def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a certificate needs of a parameter: the last direction, and three numbers a matrix."""
-    zeros = torch.zeros(matrices, dtype=torch.float64, device=param.device)
+    zeros = torch.zeros(matrices, dtype=widest(param.device), device=param.device)
     return {
         "played": shards.zeros(param, dtype),
         "loss": zeros,
@@ -58,9 +59,10 @@ def record(
     """Enter one round of every matrix of a stack, the skipped ones excepted; no sync."""
     discount: float = group["momentum"]
     played = stack.gather((s["played"] for s in states), gradient.dtype)
-    loss = -(gradient.double() * played).sum(dim=(-2, -1))
-    norm = operator_norm_bound(gradient).double()
-    frobenius = torch.linalg.matrix_norm(gradient).double() * math.sqrt(gradient.shape[-2])
+    wide = widest(gradient.device)
+    loss = -(gradient.to(wide) * played).sum(dim=(-2, -1))
+    norm = operator_norm_bound(gradient).to(wide)
+    frobenius = torch.linalg.matrix_norm(gradient).to(wide) * math.sqrt(gradient.shape[-2])
     for name, new in (("loss", loss), ("largest", norm), ("first", frobenius)):
         old = stack.gather_own(s[name] for s in states)
         if name == "loss":
@@ -122,8 +124,8 @@ def _certificate(
 ) -> Certificate:
     state: dict[str, Tensor] = optimizer.state[param]
     found = blocks(param, spec)
-    norms = [nuclear_norm(block.matrices(state["total"].double())) for block in found]
-    regret = state["loss"] + torch.cat(norms)
+    norms = [nuclear_norm(block.matrices(exact(state["total"]))) for block in found]
+    regret = exact(state["loss"]) + torch.cat(norms)
     largest = state["largest"].max().item()
     bound = torch.cat([_bound(optimizer, state, group, block) for block in found])
     place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
@@ -131,7 +133,7 @@ def _certificate(
         regret=regret.to(place),
         bound=bound.to(place),
         theorem=optimizer.theorem,
-        conditional_on=_conditions(group),
+        conditional_on=_conditions(group, state["loss"].dtype),
         refusal=optimizer.uncertified or _refusal(group, largest),
     )
 
@@ -144,7 +146,7 @@ def _bound(
 ) -> Tensor:
     m, n = sorted((block.rows, block.columns))
     constants = optimizer.admissibility(group, m, n)
-    first = state["first"][block.first : block.first + block.count]
+    first = exact(state["first"])[block.first : block.first + block.count]
     if (
         constants is None
         or not group["gradient_bound"]
@@ -153,7 +155,7 @@ def _bound(
         return torch.full_like(first, torch.inf)
     eta = optimizer.smoothing_scale(group, m, n) ** -0.5
     return theory.gbpa_bound(
-        state[gram_key(block)].double(),
+        exact(state[gram_key(block)]),
         radius=1.0,
         gradient_bound=group["gradient_bound"],
         alpha=constants.alpha,
@@ -166,10 +168,12 @@ def _bound(
     )
 
 
-def _conditions(group: Mapping[str, Any]) -> tuple[str, ...]:
+def _conditions(group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
     conditions = ["skipped steps do not count"]
     if group["momentum_dtype"] == torch.bfloat16:
         conditions.append("rounding Ĝ to bfloat16 does not matter")
+    if kept != torch.float64:  # the device has no wider type
+        conditions.append("rounding the losses to float32 does not matter")
     if group["method"] not in ("eigh", "svd"):
         conditions.append(f"method={group['method']!r} is as good as exact")
     return tuple(conditions)

@@ -37,7 +37,7 @@ def collect(optimizer: "MatrixOptimizer") -> dict[str, float]:
             skipped = stack.gather_own(s["skipped"] for s in states)
             with exact_products(total.device):
                 table = _measure(total, smoothing, direction, norms, group["lr"], skipped)
-            tables.append(table.flatten().double())
+            tables.append(table.flatten())
             scale = scale_factor(group["scale"], *stack.shape)
             for piece in stack.pieces:
                 for name in piece.names(names[piece.param]):

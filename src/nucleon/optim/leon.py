@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg._precision import exact
 from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
 from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer, Situation
@@ -89,7 +90,7 @@ def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, An
     method = chosen_method(group, m, n, total.device, total.dtype)
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
-        return augmented_svd(total.double(), smoothing.double(), cut).to(total.dtype)
+        return augmented_svd(exact(total), exact(smoothing), cut).to(total)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
     if method == "half":

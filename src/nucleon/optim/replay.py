@@ -13,6 +13,8 @@ for others.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +100,8 @@ def captures(job: fused.Job) -> bool:
 
 def _look(tensors: Sequence[Tensor]) -> list[object]:
     """All that their addresses depend on; an address says the device as well."""
-    return [(t.data_ptr(), t.dtype, t.is_contiguous()) for t in tensors]
+    looks = Tensor.data_ptr, attrgetter("dtype"), Tensor.is_contiguous
+    return [*chain.from_iterable(map(look, tensors) for look in looks)]
 
 
 def _recordings(optimizer: "MatrixOptimizer") -> dict[int, Recording]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg._precision import widest
 from nucleon.optim import certify, grams, shards, stacks
 
 VERSION = 2
@@ -23,6 +24,7 @@ def parameters(group: Mapping[str, Any]) -> list[Any]:
         raise TypeError("params must be ordered, got a set; pass a list")
     found = [params] if isinstance(params, Tensor) else list(params)
     _check_params(found, group["lr"])
+    _check_momentum_dtype(found, group)
     return found
 
 
@@ -96,7 +98,9 @@ def loaded(
     for name in own:
         if name not in found:
             continue
-        value = found[name].to(device=param.device, copy=True)
+        value, wide = found[name], widest(param.device)
+        dtype = wide if value.dtype == torch.float64 else value.dtype
+        value = value.to(param.device, dtype, copy=True)
         if shards.sharded(own[name]) and not shards.sharded(value):
             value = shards.like(value, param)
         elif not shards.sharded(own[name]):
@@ -172,6 +176,18 @@ def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, T
             raise ValueError(
                 f"state_dict holds {name!r} of shape {tuple(value.shape)} for parameter {key}, "
                 f"expected {tuple(own.shape)}; the models differ"
+            )
+
+
+def _check_momentum_dtype(params: Sequence[Any], group: Mapping[str, Any]) -> None:
+    if group["rule"] != "matrix" or group["momentum_dtype"] != torch.float64:
+        return
+    for item in params:
+        name, param = item if isinstance(item, tuple) else ("params", item)
+        if widest(param.device) != torch.float64:
+            raise TypeError(
+                f"momentum_dtype=torch.float64, but {name} is on {param.device}, where it may not "
+                f"exist; pass momentum_dtype=None for float32"
             )
 
 

@@ -34,7 +34,7 @@ class Piece:
 
     def matrices(self, tensor: Tensor) -> Tensor:
         """The piece of a tensor shaped like the parameter, as (count, rows, columns)."""
-        return self.block.matrices(tensor)[self.start : self.stop]
+        return _cut(self.block.matrices(tensor), self.start, self.stop)
 
     def region(self, tensor: Tensor) -> Tensor:
         """The same as (*batch, …rows, …columns): always a view, to be written to."""
@@ -46,11 +46,11 @@ class Piece:
 
     def own(self, state: Tensor) -> Tensor:
         """The piece of a state tensor with an entry for each matrix of the parameter."""
-        return state[self.block.first + self.start : self.block.first + self.stop]
+        return _cut(state, self.block.first + self.start, self.block.first + self.stop)
 
     def gram(self, state: Mapping[str, Tensor]) -> Tensor:
         """The Gram matrices of the piece, (count, m, m)."""
-        return state[gram_key(self.block)][self.start : self.stop]
+        return _cut(state[gram_key(self.block)], self.start, self.stop)
 
     def names(self, name: str) -> list[str]:
         """A name for each matrix, that of the parameter where it is the only one."""
@@ -88,16 +88,26 @@ class Stack:
     """Pieces whose matrices share one shape, dtype and device: one batched call does them all."""
 
     pieces: Sequence[Piece]
+    params: Sequence[Tensor]
+    """The parameter of each piece; one cut into pieces appears more than once."""
+    plain: bool
+    """Whether each piece is a 2-D parameter as it is: a view of each would take a step its time."""
+
+    @staticmethod
+    def of(pieces: Sequence[Piece]) -> "Stack":
+        """The stack of these pieces."""
+        plain = all(piece.block.plain for piece in pieces)
+        return Stack(pieces, [piece.param for piece in pieces], plain)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns, as the parameters have them."""
         return self.pieces[0].block.rows, self.pieces[0].block.columns
 
-    @property
-    def params(self) -> list[Tensor]:
-        """The parameter of each piece; one cut into pieces appears more than once."""
-        return [piece.param for piece in self.pieces]
+    @cached_property
+    def gram_keys(self) -> list[str]:
+        """What the state of each piece calls its Gram matrices."""
+        return [gram_key(piece.block) for piece in self.pieces]
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -117,6 +127,8 @@ class Stack:
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
         """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`, m ≤ n."""
+        if self.plain:
+            return short_side_first(torch.stack([*tensors]).to(dtype))
         views = [piece.matrices(t) for piece, t in zip(self.pieces, tensors, strict=True)]
         return short_side_first(torch.cat(views).to(dtype))
 
@@ -125,7 +137,10 @@ class Stack:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Where (b, m, n) belongs in such tensors, and its parts in the same shapes."""
         rows, columns = self.shape
-        parts = self.split((stacked.mT if rows > columns else stacked).contiguous())
+        natural = (stacked.mT if rows > columns else stacked).contiguous()
+        if self.plain:
+            return [*tensors], [*natural.unbind()]
+        parts = self.split(natural)
         regions = [piece.region(t) for piece, t in zip(self.pieces, tensors, strict=True)]
         return regions, [p.reshape(r.shape) for p, r in zip(parts, regions, strict=True)]
 
@@ -149,12 +164,23 @@ class Stack:
 
     def gather_own(self, states: Iterable[Tensor]) -> Tensor:
         """State tensors with one entry per matrix, one per piece → (b, …)."""
-        return torch.cat([p.own(s) for p, s in zip(self.pieces, states, strict=True)])
+        return torch.cat(self.own(states))
 
     def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Write (b, …) into state tensors with one entry per matrix, one per piece."""
-        own = [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
-        torch._foreach_copy_(own, self.split(stacked))
+        torch._foreach_copy_(self.own(states), self.split(stacked))
+
+    def own(self, states: Iterable[Tensor]) -> list[Tensor]:
+        """What belongs to each piece of state tensors with one entry per matrix; views."""
+        if self.plain:
+            return [*states]
+        return [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
+
+    def grams(self, states: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
+        """The Gram matrices of each piece, (count, m, m); views."""
+        if self.plain:
+            return [state["gram"] for state in states]
+        return [p.gram(s) for p, s in zip(self.pieces, states, strict=True)]
 
     def split(self, stacked: Tensor) -> list[Tensor]:
         """(b, …) → one (count, …) view per piece, in order."""
@@ -171,6 +197,11 @@ def strides(block: Block, shape: tuple[int, ...]) -> tuple[int, int, int] | None
         return None
     offset, (inner, row, column) = int(view.storage_offset()), view.stride()
     return (offset, inner, row) if column == 1 else None
+
+
+def _cut(x: Tensor, start: int, stop: int) -> Tensor:
+    """x[start:stop]; where that is all of it x itself, which takes a tenth of the time."""
+    return x if x.shape[0] == stop - start else x[start:stop]
 
 
 def short_side_first(x: Tensor) -> Tensor:
@@ -246,12 +277,11 @@ def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
     fewest = math.ceil(sum(counts) / most)
     # A stack that is full to within a piece has its share, so there are no more than the fewest.
     limit = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
-    left, chunk = limit, cast(list[Piece], [])
-    done: list[Stack] = []
+    left, chunks = limit, cast(list[list[Piece]], [[]])
     for piece in pieces:
-        if chunk and piece.count > left:
-            done.append(Stack(chunk))
-            left, chunk = limit, []
-        chunk.append(piece)
+        if chunks[-1] and piece.count > left:
+            chunks.append([])
+            left = limit
+        chunks[-1].append(piece)
         left -= piece.count
-    return [*done, Stack(chunk)]
+    return [Stack.of(chunk) for chunk in chunks]

@@ -1,0 +1,155 @@
+"""Which stream a stack is launched on, and who waits for whom; no GPU is needed."""
+
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from nucleon.optim import lanes, stacks
+
+
+def stack_of(*shape, device="cuda:0"):
+    """A stack of one parameter, which has a device but no memory."""
+    with FakeTensorMode():
+        param = torch.empty(shape, device=device)
+    (stack,) = stacks.build([(param, None)], lambda *_: 2**62)
+    return stack
+
+
+SMALL, LARGE = stack_of(3, 64, 80), stack_of(2048, 2048)
+
+
+class Stream:
+    """A name that writes down for whom it waits."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append((self.name, "waits for", other.name))
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Streams that log, and `run`, which logs the stream that a launch would be on."""
+    log, inside = [], []
+    callers = cache(lambda device: Stream(f"caller {device.index}", log))
+
+    def current(device):
+        return inside[-1] if inside else callers(device)
+
+    @contextmanager
+    def entered(stream):
+        inside.append(stream)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    @cache
+    def streams(device):
+        return [Stream(f"lane {device.index}.{i}", log) for i in range(lanes.COUNT)]
+
+    monkeypatch.setattr(lanes, "_streams", streams)
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+
+    def run(given):
+        """A step of these stacks; the streams they were on."""
+        found = []
+        with lanes.opened() as lane:
+            for stack in given:
+                with lane(stack):
+                    found.append(current(stack.params[0].device).name)
+                    log.append((found[-1], "runs", id(stack)))
+        return found
+
+    return SimpleNamespace(log=log, run=run)
+
+
+def waits(log):
+    return [event for event in log if event[1] == "waits for"]
+
+
+def test_lanes_begin_after_the_caller_and_the_caller_goes_on_after_all_of_them(device):
+    used = device.run([SMALL] * 20)
+    assert set(used) == {f"lane 0.{i}" for i in range(lanes.COUNT)}
+    assert len(waits(device.log)) == 2 * lanes.COUNT  # no lane for another, each once
+    for name in set(used):
+        runs = [i for i, event in enumerate(device.log) if event[:2] == (name, "runs")]
+        assert device.log.index((name, "waits for", "caller 0")) < runs[0]
+        assert device.log.index(("caller 0", "waits for", name)) > runs[-1]
+
+
+def test_lanes_that_are_not_used_are_not_waited_for(device):
+    assert device.run([SMALL, LARGE]) == ["lane 0.0", "caller 0"]
+    assert waits(device.log) == [
+        ("lane 0.0", "waits for", "caller 0"),
+        ("caller 0", "waits for", "lane 0.0"),
+    ]
+
+
+def test_lanes_are_joined_though_a_stack_fails(device):
+    with pytest.raises(ZeroDivisionError), lanes.opened() as lane:
+        with lane(SMALL):
+            pass
+        with lane(SMALL):
+            raise ZeroDivisionError
+    assert [event[2] for event in waits(device.log)[2:]] == ["lane 0.0", "lane 0.1"]
+    assert {event[0] for event in waits(device.log)[2:]} == {"caller 0"}
+    assert device.run([LARGE]) == ["caller 0"]  # none is left entered
+
+
+def test_a_list_of_stacks_has_the_same_lanes_at_every_step(device):
+    small = [stack_of(64, 64 + i) for i in range(20)]
+    given = [*small[:7], LARGE, *small[7:]]
+    first = device.run(given)
+    assert device.run(given) == device.run(given) == first
+    assert first.pop(7) == "caller 0"
+    assert first == [f"lane 0.{i % lanes.COUNT}" for i in range(20)]
+
+
+def test_each_device_has_lanes_and_a_caller_of_its_own(device):
+    assert device.run([SMALL, stack_of(64, 64, device="cuda:1")]) == ["lane 0.0", "lane 1.1"]
+    assert waits(device.log)[1::2] == [
+        ("lane 1.1", "waits for", "caller 1"),
+        ("caller 1", "waits for", "lane 1.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "small"),
+    [
+        ((64, 128, 4096), True),  # 64 tiles, one for each matrix
+        ((65, 128, 4096), False),
+        ((64, 4096, 128), True),  # the short side counts
+        ((21, 129, 256), True),  # three tiles each
+        ((22, 129, 256), False),
+        ((1280, 1280), True),  # a triangle of 55
+        ((1281, 1281), False),  # of 66
+    ],
+)
+def test_small_is_what_has_few_tiles(shape, small, device):
+    found = device.run([stack_of(*shape)])
+    assert found == ["lane 0.0" if small else "caller 0"]
+    assert bool(device.log[1:]) is small  # alone, nothing waits
+
+
+def test_the_matrices_of_all_pieces_are_counted():
+    with FakeTensorMode():
+        params = [torch.empty(64, 64, device="cuda:0") for _ in range(65)]
+    for some in (64, 65):
+        (stack,) = stacks.build([(p, None) for p in params[:some]], lambda *_: 2**62)
+        assert lanes._small(stack) is (some == 64)
+
+
+def test_what_other_ranks_hold_too_and_the_cpu_stay_with_the_caller(device, monkeypatch):
+    with lanes.opened() as lane, lane(stack_of(64, 64, device="cpu")):
+        pass
+    assert device.log == []
+    monkeypatch.setattr(lanes.shards, "sharded", lambda tensor: True)
+    assert device.run([SMALL]) == ["caller 0"]
+    assert waits(device.log) == []
