@@ -1,14 +1,19 @@
-"""Other people's Muon, imported from a checkout by path: optimizers and bare polar factors.
+"""Other people's Muon, installed or in a checkout: whole optimizers and bare polar factors.
 
-    --peer dion=PATH --peer gram-newton-schulz=PATH --peer flash-muon=PATH
+    --peer dion=PATH --peer gram-newton-schulz=PATH --peer flash-muon     # the last one installed
 
-They are run as they are published, at the arithmetic they choose themselves, with one change: where
-they time configurations of a kernel at every new shape, they have less time for each.
+They are run as they are published, at the arithmetic they choose themselves, but: where they or the
+compiler time configurations of a kernel at every new shape, they have less time for each; functions
+that they compile are compiled for each shape; and what flash-muon gathers from all ranks is its
+own.
 """
 
+import hashlib
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,19 +30,40 @@ REPLAYED = "gram-newton-schulz"
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.0, "nesterov": False, "adjust_lr": None}
 
 
-def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction]]:
-    """Whole optimizers and bare directions by name, of every peer given as NAME=PATH."""
+def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction], dict[str, str]]:
+    """Whole optimizers, bare directions and versions by name, of every peer, NAME or NAME=PATH."""
     torch._dynamo.config.recompile_limit = 64  # they compile once a shape,
     torch._dynamo.config.automatic_dynamic_shapes = False  # and for that shape
     optimizers: dict[str, Make] = {}
     directions: dict[str, Direction] = {}
+    versions: dict[str, str] = {}
     for entry in entries:
         name, _, path = entry.partition("=")
-        if name not in KNOWN or not Path(path).is_dir():
-            raise SystemExit(f"--peer is NAME=FOLDER with NAME among {', '.join(KNOWN)}: {entry!r}")
-        sys.path.insert(0, path)
-        KNOWN[name](optimizers, directions)
-    return optimizers, directions
+        if name not in KNOWN or (path and not Path(path).is_dir()):
+            raise SystemExit(f"--peer is NAME or NAME=FOLDER, NAME of {', '.join(KNOWN)}: {entry}")
+        if path:
+            sys.path.insert(0, path)
+        try:
+            KNOWN[name](optimizers, directions)
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"--peer {entry}: {error}; install it, or give NAME=FOLDER") from error
+        versions[name] = version(name, path)
+    return optimizers, directions, versions
+
+
+def version(name: str, path: str) -> str:
+    """The version of an installed peer; of a folder its commit, or a digest of its Python files."""
+    if not path:
+        return metadata.version(name)
+    found = subprocess.run(
+        ["git", "-C", path, "log", "-1", "--format=%H"], capture_output=True, text=True
+    )
+    if found.returncode == 0 and (Path(path) / ".git").exists():
+        return found.stdout.strip()
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).rglob("*.py")):
+        digest.update(file.relative_to(path).as_posix().encode() + file.read_bytes())
+    return f"sha256:{digest.hexdigest()[:16]} of its Python files"
 
 
 def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:

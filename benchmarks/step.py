@@ -18,10 +18,12 @@ import argparse
 import gc
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -363,10 +365,12 @@ def directions(
     }
 
 
-def environment(options: argparse.Namespace) -> dict[str, object]:
+def environment(options: argparse.Namespace, peers: dict[str, str]) -> dict[str, object]:
     cuda = options.device == "cuda"
     return {
+        "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": triton_version(),
         "nucleon": nucleon.__version__,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "threads": torch.get_num_threads(),
@@ -374,7 +378,15 @@ def environment(options: argparse.Namespace) -> dict[str, object]:
         "rounds": options.rounds,
         "clock": "CPU time" if options.cpu_time else "wall",
         "tf32": torch.backends.cuda.matmul.allow_tf32,
+        **peers,
     }
+
+
+def triton_version() -> str:
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def arguments() -> argparse.Namespace:
@@ -394,7 +406,7 @@ def arguments() -> argparse.Namespace:
         "--each-shape", action="store_true", help="then its shapes one by one, without Pion"
     )
     parser.add_argument("--leave-out", action="append", default=[], metavar="METHOD")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PATH]")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(
         "--cpu-time",
@@ -407,12 +419,12 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    facts = environment(options)
+    optimizers, bare, versions = load(options.peer)
+    facts = environment(options, versions)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     if options.device == "cpu":
         limit = os.environ["ONEDNN_MAX_CPU_ISA"]
         print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
-    optimizers, bare = load(options.peer)
     makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():

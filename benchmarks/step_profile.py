@@ -5,7 +5,8 @@
     python benchmarks/step_profile.py 2x64x64 --device cpu           # torch's own operators
 
 COUNTxROWSxCOLUMNS is a stack. The step that is profiled is the fourth: the first compiles and
-tunes, the second is captured. A last line has the sum, which leaves out what lies between kernels.
+tunes, the second captures a graph unless the products are large. A last line has the sum, which
+leaves out what lies between kernels.
 """
 
 import argparse

@@ -33,7 +33,7 @@ Result = dict[str, Any]
 def fastest(times: dict[str, float]) -> tuple[str, float]:
     """The fastest of the others."""
     others = {name: t for name, t in times.items() if name not in (*OURS, NOT_A_MUON)}
-    return min(others.items(), key=lambda item: item[1])
+    return min(others.items(), key=lambda item: item[1], default=("none", math.nan))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

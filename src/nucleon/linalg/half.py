@@ -14,7 +14,8 @@ others. Eleven bits are too few for a Gram matrix, so
   do to its eigenvalues, so that none is negative or too small, for the polynomials to amplify;
 - Z is formed without aI, whose rounding would be as large as that of the whole.
 
-Without these the recursion leaves the ball or diverges; with them ‖P‖_op ≤ 1.01.
+Without these the recursion leaves the ball or diverges; with them ‖P‖_op ≤ 1.01 but for rare inputs
+that are made for it (`tests/half_contract.py`).
 """
 
 import math
