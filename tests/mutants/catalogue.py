@@ -586,6 +586,12 @@ MUTANTS = [
             "test_the_fused_step_in_the_interpreter",
         ),
         (
+            "the first floor sees a column",
+            "at.to(tl.int64) * (m + 1), mask=at < m",
+            "at.to(tl.int64) * m, mask=at < m",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+        (
             "the scale forgets the bound of the gradients",
             "smoothing * (whole + m * bound)",
             "smoothing * whole",
@@ -703,8 +709,8 @@ MUTANTS = [
         "tests/optim/test_contract.py",
         (
             "state cast to the parameter's dtype",
-            "found[name].to(device=param.device, copy=True)",
-            "found[name].to(param.device, param.dtype, copy=True)",
+            "value.to(param.device, dtype, copy=True)",
+            "value.to(param.device, param.dtype, copy=True)",
             "test_half_precision_weights_keep_wide_moments",
         ),
     ),

@@ -11,6 +11,7 @@ import torch
 
 import nucleon
 from nucleon.linalg import triton_symmetric
+from nucleon.linalg.half import first_floor
 from nucleon.optim import addresses, fused, replay, triton_step
 from nucleon.optim.situation import Situation
 
@@ -38,7 +39,9 @@ def steps(cls, shapes, *, fast, spoil=None, dtype=torch.float32, moves="", at=0,
     def counted(*args):
         nonlocal calls
         calls += 1
-        return begin(*args)
+        found, taken = begin(*args)
+        assert torch.allclose(found.floor, first_floor(found.r), rtol=1e-5)  # a sum of squares
+        return found, taken
 
     triton_step.begin = counted
     for step in range(3):

@@ -75,8 +75,8 @@ CASES = {
     ),
     "lengths": (
         triton_step.lengths,
-        {"norms": "*fp32", "scale": "*fp32", "length": "*fp32", "parts": "i32", "m": "i32"}
-        | {"spread": "fp32"},
+        {"norms": "*fp32", "r": "*fp16", "scale": "*fp32", "length": "*fp32", "floor": "*fp32"}
+        | {"parts": "i32", "m": "i32", "spread": "fp32", "most": "fp32", "least": "fp32"},
         {"BLOCK": 1024},
     ),
     **{

@@ -65,6 +65,8 @@ class Start:
     """(b,): 1/‖r‖_F, so that R of the equations is r·scale."""
     length: Tensor
     """(b,): √(m·scale)/spread, so that X of the equations is x·length."""
+    floor: Tensor
+    """(b,): what R gets after the first step, see `first_floor`."""
     spread: float
     """About √n."""
 
@@ -110,7 +112,7 @@ def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype
     """
     m, last = begin.x.shape[-2], len(sequence) - 1
     x, r, scale = begin.x, begin.r, begin.scale
-    q, z, floor = r, r, _first_floor(r)
+    q, z = r, r
     for i, (a, b, c) in enumerate(sequence):
         if i == HALF_RESTART:
             x = q @ x
@@ -134,11 +136,11 @@ def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype
             rz = symmetric_product(r, z, r, beta=a, scale=given, powers=(1, 1))
             r = symmetric_product(z, rz, rz, beta=a)
             if not i:
-                add_to_diagonal(r, floor)
+                add_to_diagonal(r, begin.floor)
     return _product(q, x, dtype)
 
 
-def _first_floor(r: Tensor) -> Tensor:
+def first_floor(r: Tensor) -> Tensor:
     """(b,): `FIRST_FLOOR`/√k, k = (Σ r_ii)²/Σ r_ii², about the rows that have the large entries."""
     m = r.shape[-1]  # and the trace
     norm = torch.linalg.vector_norm(r.diagonal(dim1=-2, dim2=-1), dim=-1, dtype=torch.float32)
@@ -170,7 +172,8 @@ def start(s: Tensor, smoothing: Tensor | None) -> Start:
     # tr r = m, so its norm is at least √m, unless it is a zero matrix.
     norm = torch.linalg.vector_norm(r, dim=(-2, -1), dtype=torch.float32)
     scale = norm.clamp_min(1.0).reciprocal()
-    return Start(x, r, remainder, scale, (m * scale).sqrt() / spread, spread)
+    length = (m * scale).sqrt() / spread
+    return Start(x, r, remainder, scale, length, first_floor(r), spread)
 
 
 def _product(q: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nucleon.linalg.half import Start, spread_of
+from nucleon.linalg.half import FIRST_FLOOR, SPREAD_ROWS, Start, spread_of
 from nucleon.linalg.kernels import REMAINDER_SCALE
 from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric
 from nucleon.optim.stacks import Layout, Stack
@@ -176,8 +176,10 @@ def advance(
 
 
 @triton.jit(do_not_specialize=["parts"])
-def lengths(norms, scale, length, parts, m, spread, BLOCK: tl.constexpr):
-    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²."""
+def lengths(
+    norms, r, scale, length, floor, parts, m, spread, most, least, BLOCK: tl.constexpr
+):  # fmt: skip
+    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²; its first floor."""
     batch = tl.program_id(0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for k in range(0, parts, BLOCK):
@@ -186,6 +188,13 @@ def lengths(norms, scale, length, parts, m, spread, BLOCK: tl.constexpr):
     inverse = 1.0 / tl.maximum(tl.sqrt(tl.sum(total)), 1.0)
     tl.store(scale + batch, inverse)
     tl.store(length + batch, tl.sqrt(m * inverse) / spread)
+    squares = tl.zeros((BLOCK,), dtype=tl.float32)
+    first = r + batch.to(tl.int64) * m * m
+    for k in range(0, m, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        entry = tl.load(first + at.to(tl.int64) * (m + 1), mask=at < m, other=0.0).to(tl.float32)
+        squares += entry * entry
+    tl.store(floor + batch, tl.maximum(most * tl.sqrt(tl.sum(squares)) / m, least))
 
 
 @triton.jit(do_not_specialize=["each"])
@@ -279,9 +288,10 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
         parts = symmetric(x, x, *given, "remainder", rest[-1], **more)
     else:
         parts = symmetric(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
-    scale, length = torch.empty((2, count), dtype=torch.float32, device=device).unbind()
-    lengths[(count,)](norms, scale, length, parts, m, spread, BLOCK=BLOCK)
-    return Start(x, r, remainder, scale, length, spread), taken
+    scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=device).unbind()
+    floors = (FIRST_FLOOR, FIRST_FLOOR / math.sqrt(SPREAD_ROWS))
+    lengths[(count,)](norms, r, scale, length, floor, parts, m, spread, *floors, BLOCK=BLOCK)
+    return Start(x, r, remainder, scale, length, floor, spread), taken
 
 
 def moved(
