@@ -34,7 +34,7 @@ ROWS, QUICK_ROWS = (128, 192, 256, 384, 512), (192, 384)
 ASPECTS, QUICK_ASPECTS = (1, 2, 4, 8), (1, 4)
 STEPS = (4, 12)
 SAMPLES = 4  # of FTPL: so many that the Cholesky factor, whose flops are dear, hardly counts
-REPEATS, QUICK_REPEATS = 5, 7  # a median of three on two sizes is at the mercy of one of them
+REPEATS, QUICK_REPEATS = 5, 7  # the fewer sizes, the more one of them decides
 TINY = (
     8  # rows of a matrix whose flops cost nothing: its time is what starting the operations takes
 )
@@ -150,7 +150,7 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Timing:
-    """The median CPU time of a round, and that of the same operations on tiny matrices."""
+    """The least CPU time of a round, and that of the same operations on tiny matrices."""
 
     m: int
     n: int
@@ -202,7 +202,10 @@ class Fit:
 def measure(
     methods: dict[str, Method], settings: Settings, progress: Progress
 ) -> dict[str, tuple[Timing, ...]]:
-    """Median CPU times; the repeats go over all points in turn, so that a slow spell hits few."""
+    """The least of a few CPU times each, as whatever else runs only adds to one.
+
+    The repeats go over all points in turn, so that a slow spell hits few.
+    """
     rows = QUICK_ROWS if settings.quick else ROWS
     aspects = QUICK_ASPECTS if settings.quick else ASPECTS
     repeats = QUICK_REPEATS if settings.quick else REPEATS
@@ -221,11 +224,11 @@ def measure(
             if repeat:  # the first pass warms up
                 found.append(time.process_time() - start)
             progress.advance(1, name)
-    median = {point: statistics.median(s) for point, s in zip(points, seconds, strict=True)}
+    least = {point: min(s) for point, s in zip(points, seconds, strict=True)}
     return {
         name: tuple(
-            Timing(p.m, p.n, p.steps, s, median[other, replace(p, m=TINY, n=p.n // p.m * TINY)])
-            for (other, p), s in median.items()
+            Timing(p.m, p.n, p.steps, s, least[other, replace(p, m=TINY, n=p.n // p.m * TINY)])
+            for (other, p), s in least.items()
             if other == name and p.m != TINY
         )
         for name in methods
@@ -269,7 +272,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         figures=(_figure(fits),),
         records=tuple(_record(name, f) for name, f in fits.items()),
         notes=(
-            "Times are medians of the CPU time of the process on one thread; they differ from run "
+            "Times are the least CPU time of the process on one thread; they differ from run "
             "to run and from machine to machine, and the seed does not determine them.",
             f"The exponents may be off by what the formulas leave out, if that takes as long as "
             f"the flops at m = {LEADS}: in m by {ROW_EXPONENT:.2g}, since the time is that of a "
@@ -355,7 +358,7 @@ def _figure(fits: dict[str, Fit]) -> Figure:
         title = f"{name}, K = {steps}"
         return Panel(title, "m", "ms a round", tuple(lines(f)), "log", "log", marked=True)
 
-    caption = "Medians of CPU time on one thread, and the fitted formula."
+    caption = "Least CPU times on one thread, and the fitted formula."
     panels = tuple(panel(name, f) for name, f in fits.items())
     return Figure("time", "Time of a round against the flop model", caption, panels)
 
