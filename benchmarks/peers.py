@@ -55,11 +55,9 @@ def version(name: str, path: str) -> str:
     """The version of an installed peer; of a folder its commit, or a digest of its Python files."""
     if not path:
         return metadata.version(name)
-    found = subprocess.run(
-        ["git", "-C", path, "log", "-1", "--format=%H"], capture_output=True, text=True
-    )
-    if found.returncode == 0 and (Path(path) / ".git").exists():
-        return found.stdout.strip()
+    if (Path(path) / ".git").exists():
+        asked = ["git", "-C", path, "log", "-1", "--format=%H"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     digest = hashlib.sha256()
     for file in sorted(Path(path).rglob("*.py")):
         digest.update(file.relative_to(path).as_posix().encode() + file.read_bytes())

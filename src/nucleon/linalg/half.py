@@ -38,8 +38,8 @@ from nucleon.linalg.kernels import (
 FIRST_FLOOR = 0.1
 """Over √k, added to R after the first step, which multiplies small eigenvalues by 67. Rounding to
 eleven bits moves them the more, the fewer rows k have the large entries."""
-SPREAD_ROWS = 16**2
-"""k at most: where more rows have them, rounding in the later steps is the larger part."""
+LEAST_FLOOR = FIRST_FLOOR / 16
+"""The same at least: beyond 16² rows rounding in the later steps is the larger part."""
 RESTART_FLOOR = 3e-3
 """Added to R at the restart, where rounding may have moved its eigenvalues by about as much."""
 SMOOTHED_FLOOR = 6e-2
@@ -144,7 +144,7 @@ def first_floor(r: Tensor) -> Tensor:
     """(b,): `FIRST_FLOOR`/√k, k = (Σ r_ii)²/Σ r_ii², about the rows that have the large entries."""
     m = r.shape[-1]  # and the trace
     norm = torch.linalg.vector_norm(r.diagonal(dim1=-2, dim2=-1), dim=-1, dtype=torch.float32)
-    return (norm * (FIRST_FLOOR / m)).clamp_min(FIRST_FLOOR / math.sqrt(SPREAD_ROWS))
+    return (norm * (FIRST_FLOOR / m)).clamp_min(LEAST_FLOOR)
 
 
 def spread_of(n: int) -> float:

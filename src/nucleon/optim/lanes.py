@@ -58,7 +58,7 @@ def _small(stack: Stack) -> bool:
     first, across = stack.params[0], -(-min(stack.shape) // TILE)
     if first.device.type != "cuda" or shards.sharded(first):
         return False
-    return sum(piece.count for piece in stack.pieces) * across * (across + 1) // 2 <= LARGEST
+    return stack.count * across * (across + 1) // 2 <= LARGEST
 
 
 @cache

@@ -105,6 +105,11 @@ class Stack:
         return self.pieces[0].block.rows, self.pieces[0].block.columns
 
     @cached_property
+    def count(self) -> int:
+        """How many matrices there are."""
+        return sum(piece.count for piece in self.pieces)
+
+    @cached_property
     def gram_keys(self) -> list[str]:
         """What the state of each piece calls its Gram matrices."""
         return [gram_key(piece.block) for piece in self.pieces]

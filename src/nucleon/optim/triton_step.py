@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nucleon.linalg.half import FIRST_FLOOR, SPREAD_ROWS, Start, spread_of
+from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start, spread_of
 from nucleon.linalg.kernels import REMAINDER_SCALE
 from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric
 from nucleon.optim.stacks import Layout, Stack
@@ -289,7 +289,7 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
     else:
         parts = symmetric(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
     scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=device).unbind()
-    floors = (FIRST_FLOOR, FIRST_FLOOR / math.sqrt(SPREAD_ROWS))
+    floors = (FIRST_FLOOR, LEAST_FLOOR)
     lengths[(count,)](norms, r, scale, length, floor, parts, m, spread, *floors, BLOCK=BLOCK)
     return Start(x, r, remainder, scale, length, floor, spread), taken
 
