@@ -583,6 +583,23 @@ def test_a_compiled_step_equals_the_eager_one(make):
 
 
 @every_method
+def test_a_compiler_is_given_no_operations_on_lists(make):
+    """That of torch 2.11 enters a gradient twice where it is, on CUDA; see `optim.lists`."""
+    params, found = parameters(shapes=[(4, 6), (6, 4), (6, 4), (2, 6, 4)]), list[str]()
+
+    def collect(graph, inputs):
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    torch._dynamo.reset()
+    give_gradients(params, 0)
+    optimizer = make(params, lr=0.1, weight_decay=0.1)
+    torch.compile(optimizer.step, backend=collect, fullgraph=True)()
+    assert len(found) > 10
+    assert not [name for name in found if "foreach" in name]
+
+
+@every_method
 def test_autocast_around_the_step_changes_nothing(make):
     plain, cast = parameters(), parameters()
     one, two = make(plain, lr=0.1), make(cast, lr=0.1)

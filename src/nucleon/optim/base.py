@@ -32,6 +32,7 @@ from nucleon.optim import (
     diagnostics,
     fused,
     grams,
+    lists,
     options,
     placement,
     schema,
@@ -322,17 +323,17 @@ class MatrixOptimizer(Optimizer, ABC):
         if any(group["consistency_every"] for group in self.param_groups):
             self._compared = self.__dict__.get("_compared", -1) + 1
         for group in self.param_groups:
-            if not group["params"]:
+            params = group["params"]
+            if not params:
                 continue
             if group["rule"] == "adamw":
-                params = group["params"]
                 active = [p for p in params if p.grad is not None or shards.sharded(p)]
                 adamw.update(active, [self.state[p] for p in active], group)
                 continue
             if group["certify"]:
                 certify.note(group)
-            torch._foreach_add_([self.state[p]["step"] for p in group["params"]], 1)
-            with exact_products(group["params"][0].device):
+            lists.add([self.state[p]["step"] for p in params], [1] * len(params))
+            with exact_products(params[0].device):
                 placement.update(self, group)
         return loss
 
@@ -381,9 +382,9 @@ class MatrixOptimizer(Optimizer, ABC):
             certify.record(stack, states, gradient, direction, finite, group)
         stack.scatter(total, [s["total"] for s in states])
         counts = stack.own(s["skipped"] for s in states)
-        torch._foreach_add_(counts, stack.split(skipped.long()))
+        lists.add(counts, stack.split(skipped.long()))
         if self.has_gram:
-            torch._foreach_copy_(stack.grams(states), stack.split(gram))
+            lists.copy(stack.grams(states), stack.split(gram))
         return direction, finite
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:

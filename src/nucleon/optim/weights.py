@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon.optim import fused, options, shards
+from nucleon.optim import fused, lists, options, shards
 from nucleon.optim.situation import Situation
 from nucleon.optim.stacks import Stack
 
@@ -32,7 +32,7 @@ def apply(stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None
     if dither is not None:
         stack.scatter(_round(weights - change, dither), stack.params)
     else:
-        torch._foreach_sub_(*stack.regions(stack.params, change))
+        lists.subtract(*stack.regions(stack.params, change))
 
 
 def apply_boxes(stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: Situation) -> None:
