@@ -124,11 +124,11 @@ def _launches(x: Tensor) -> bool:
 def _symmetric(a: Tensor, b: Tensor, addend: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     """By Triton or by torch, with the arguments of `_symmetric_triton`."""
     _check_operands(a, b, addend)
-    if not a.is_cuda or not triton_works():
-        return _symmetric_torch(a, b, addend, *rest)
-    if torch.compiler.is_compiling():  # opaque to the compiler, which would tune it by itself
+    # Opaque to a compiler, which would time the tiles by itself, and keep the wider values of what
+    # is to be rounded: a remainder would be 0.
+    if torch.compiler.is_compiling():
         return _symmetric_op(a, b, addend, *rest)
-    return _symmetric_triton(a, b, addend, *rest)
+    return _symmetric_here(a, b, addend, *rest)
 
 
 def _check_operands(a: Tensor, b: Tensor, addend: Tensor | None) -> None:
@@ -205,9 +205,23 @@ def _symmetric_torch(
     return out, out.new_empty(0)
 
 
-_symmetric_op = torch.library.custom_op(
-    "nucleon::symmetric", _symmetric_triton, mutates_args=(), device_types="cuda"
-)
+def _symmetric_here(
+    a: Tensor,
+    b: Tensor,
+    addend: Tensor | None,
+    scale: Tensor | None,
+    factors: list[float],
+    powers: list[int],
+    dtype: torch.dtype,
+    precision: str,
+    kind: str,
+) -> tuple[Tensor, Tensor]:
+    """By Triton where it works, by torch elsewhere."""
+    compute = _symmetric_triton if a.is_cuda and triton_works() else _symmetric_torch
+    return compute(a, b, addend, scale, factors, powers, dtype, precision, kind)
+
+
+_symmetric_op = torch.library.custom_op("nucleon::symmetric", _symmetric_here, mutates_args=())
 
 
 @_symmetric_op.register_fake
