@@ -12,14 +12,9 @@ not commute with the new R; "exactly corrected" has the error that this alone le
 import argparse
 
 import torch
-from torch import Tensor
 
 import nucleon
-
-
-def inverse_root(a: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(a)
-    return (vectors * values.clamp_min(1e-12 * values[-1]).rsqrt()) @ vectors.mT
+from nucleon.linalg import inverse_sqrt
 
 
 def main() -> None:
@@ -52,11 +47,11 @@ def main() -> None:
             e = before @ gram @ before
             values = torch.linalg.eigvalsh(e)
             once = (3 * torch.eye(len(e)) - e) @ before @ total / 2
-            fully = inverse_root(e) @ before @ total
+            fully = inverse_sqrt(e) @ before @ total
             errors = [((p - exact).norm() / exact.norm()).item() for p in (once, fully)]
             norm = torch.linalg.matrix_norm(once, 2).item()
             rows.append((values[0].item(), values[-1].item(), *errors, norm))
-        before = inverse_root(gram)
+        before = inverse_sqrt(gram)
     print(f"{d}×{2 * d}, minibatches of {options.batch}, steps {options.steps // 3} and later")
     found = torch.tensor(rows)
     for name, column in zip(

@@ -76,11 +76,21 @@ def smoothing(value: object, s: Tensor) -> Tensor:
     return positive_semidefinite("smoothing", tensor)
 
 
+def complete(device: torch.device) -> bool:
+    """Whether torch has everything on a device, float64 first of all."""
+    return device.type in COMPLETE
+
+
+def decomposable(x: Tensor) -> Tensor:
+    """`x`, on the CPU where its own device may have no decompositions."""
+    return x if complete(x.device) else x.cpu()
+
+
 def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:
     """Return the symmetric `tensor` if no eigenvalue is more negative than rounding explains."""
     if tensor.numel() == 0:
         return tensor
-    held = tensor if tensor.device.type in COMPLETE else tensor.cpu()
+    held = decomposable(tensor)
     largest = held.abs().amax(dim=(-2, -1), keepdim=True).double()
     wide = held.double() / torch.where(largest > 0, largest, 1.0)
     rounding = (

@@ -79,7 +79,7 @@ MUTANTS = [
         "tests/optim/test_other_devices.py",
         (
             "float64 on every device",
-            "return torch.float64 if complete(device) else torch.float32",
+            "return torch.float64 if _checks.complete(device) else torch.float32",
             "return torch.float64",
             "test_a_step_needs_nothing_that_mps_lacks[defaults-dtype0-leon]",
         ),

@@ -10,24 +10,14 @@ from torch import Tensor
 from nucleon import _checks
 
 
-def complete(device: torch.device) -> bool:
-    """Whether torch has everything on a device, float64 first of all."""
-    return device.type in _checks.COMPLETE
-
-
 def widest(device: torch.device) -> torch.dtype:
     """What sums are kept in: float64, or float32 on a device that may have none."""
-    return torch.float64 if complete(device) else torch.float32
-
-
-def decomposable(x: Tensor) -> Tensor:
-    """`x`, on the CPU where its own device may have no decompositions."""
-    return x if complete(x.device) else x.cpu()
+    return torch.float64 if _checks.complete(device) else torch.float32
 
 
 def exact(x: Tensor) -> Tensor:
     """`x` in float64, on the CPU where its own device may have none."""
-    return decomposable(x).double()
+    return _checks.decomposable(x).double()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg._precision import complete
 
 
 def exponent(x: Tensor) -> Tensor:
@@ -12,7 +11,7 @@ def exponent(x: Tensor) -> Tensor:
     if x.shape[-1] == 0 or x.shape[-2] == 0:
         return torch.zeros((*x.shape[:-2], 1, 1), dtype=torch.int32, device=x.device)
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
-    return torch.frexp(largest).exponent if complete(x.device) else exponent_bits(largest)
+    return torch.frexp(largest).exponent if _checks.complete(x.device) else exponent_bits(largest)
 
 
 def exponent_bits(x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg._precision import decomposable
 from nucleon.linalg._scaling import exponent, shift
 
 
@@ -50,6 +49,6 @@ def operator_norm_bound(x: Tensor, squarings: int = 12) -> Tensor:
 
 def _singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values (…, min(m, n)) of x·2^-e, and e, (…)."""
-    work = decomposable(x.to(_checks.work_dtype(x.dtype)))
+    work = _checks.decomposable(x.to(_checks.work_dtype(x.dtype)))
     e = exponent(work)
     return torch.linalg.svdvals(shift(work, -e)), e[..., 0, 0]

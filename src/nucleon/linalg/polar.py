@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
-from nucleon.linalg._precision import decomposable, exact, full_float32
+from nucleon.linalg._precision import exact, full_float32
 from nucleon.linalg._scaling import unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
@@ -122,7 +122,7 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
         return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
         rank_tolerance = _rounding(s)
-    u, sigma, vh = torch.linalg.svd(decomposable(unit_scale(s)), full_matrices=False)
+    u, sigma, vh = torch.linalg.svd(_checks.decomposable(unit_scale(s)), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
     return _compose((u * keep.unsqueeze(-2)) @ vh, [coefficients.newton_schulz()]).to(s.device)
 
