@@ -58,15 +58,16 @@ def summary(results: list[Result], key: str) -> str:
 
 
 def methods(result: Result) -> str:
-    """A line for every method of one result."""
+    """A line for every method of one result, with the columns that it has figures for."""
+    columns = {key: column for key, column in COLUMNS.items() if result.get(key)}
     rows: list[list[str]] = []
     for name, time in result["milliseconds"].items():
         row = [name, f"{time:.3g}"]
-        for key, (_, style) in COLUMNS.items():
-            found = result.get(key) or {}
+        for key, (_, style) in columns.items():
+            found = result[key]
             row.append(f"{found[name]:{style}}" if name in found else "")
         rows.append(row)
-    return table((label(result), "called, ms", *(title for title, _ in COLUMNS.values())), rows)
+    return table((label(result), "called, ms", *(title for title, _ in columns.values())), rows)
 
 
 def label(result: Result) -> str:

@@ -585,7 +585,7 @@ def test_a_compiled_step_equals_the_eager_one(make):
 @pytest.mark.parametrize("cls", [nucleon.Muon, nucleon.Leon])
 def test_a_compiled_step_in_float16_equals_the_eager_one(cls):
     """A compiler that kept wider values in the products would lose R's remainder: nan."""
-    shapes = [(64, 96), (96, 64)]
+    shapes = [(64, 96), (96, 64), (64, 64)]  # wide, tall, and square: another way for Muon
     eager, compiled = parameters(shapes=shapes), parameters(shapes=shapes)
     one, two = (cls(params, lr=0.1, method="half") for params in (eager, compiled))
     before = snapshot(eager)
@@ -597,13 +597,16 @@ def test_a_compiled_step_in_float16_equals_the_eager_one(cls):
         one.step()
         step()
     for a, b, old in zip(eager, compiled, before, strict=True):
-        assert (a - b).norm() < 0.01 * (a - old).norm()  # measured: 0.001, float16's rounding
+        assert (a - b).norm() < 0.01 * (a - old).norm()  # measured: 0.002, float16's rounding
+    for a, b in zip(all_state(one), all_state(two), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @every_method
 def test_a_compiler_is_given_no_operations_on_lists(make):
     """That of torch 2.11 enters a gradient twice where it is, on CUDA; see `optim.lists`."""
-    params, found = parameters(shapes=[(4, 6), (6, 4), (6, 4), (2, 6, 4)]), list[str]()
+    params, found = parameters(shapes=[(4, 6), (6, 4), (6, 4), (2, 6, 4), (3,)]), list[str]()
+    rest = {"params": params[4:], "rule": "adamw", "weight_decay": 0.1}
 
     def collect(graph, inputs):
         found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
@@ -611,10 +614,11 @@ def test_a_compiler_is_given_no_operations_on_lists(make):
 
     torch._dynamo.reset()
     give_gradients(params, 0)
-    optimizer = make(params, lr=0.1, weight_decay=0.1)
+    optimizer = make([{"params": params[:4]}, rest], lr=0.1, weight_decay=0.1)
     torch.compile(optimizer.step, backend=collect, fullgraph=True)()
     assert len(found) > 10
-    assert not [name for name in found if "foreach" in name]
+    # The norms are computed from gradients, and change nothing.
+    assert not [name for name in found if "foreach" in name and "norm" not in name]
 
 
 @every_method

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg._precision import widest
-from nucleon.optim import shards, wire
+from nucleon.optim import lists, shards, wire
 
 
 class AdamWOptions(TypedDict, total=False):
@@ -102,9 +102,9 @@ def _update(
     skipped, finite = there & ~finite, there & finite
     gradients = [torch.where(ok, g, 0.0) for ok, g in zip(finite.unbind(), gradients, strict=True)]
     if group["maximize"]:
-        torch._foreach_neg_(gradients)
-    torch._foreach_add_([s["step"] for s in states], list(finite.long().unbind()))
-    torch._foreach_add_([s["skipped"] for s in states], list(skipped.long().unbind()))
+        lists.each("neg_", gradients)
+    lists.each("add_", [s["step"] for s in states], list(finite.long().unbind()))
+    lists.each("add_", [s["skipped"] for s in states], list(skipped.long().unbind()))
 
     step = torch.stack([s["step"] for s in states]).to(wide)
 
@@ -112,21 +112,21 @@ def _update(
         """One 0-d factor a parameter: `value`, or `skipped` where its step is."""
         return list(torch.where(finite, torch.zeros_like(step) + value, skipped).to(dtype).unbind())
 
-    torch._foreach_lerp_(first, gradients, factors(1 - beta1, 0.0))
-    torch._foreach_mul_(second, factors(beta2, 1.0))
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-    denominator = torch._foreach_sqrt(second)
-    torch._foreach_div_(denominator, factors(_complement(beta2, step).sqrt(), 1.0))
-    torch._foreach_add_(denominator, factors(group["eps"], 1.0))
-    change = torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0))
-    torch._foreach_div_(change, denominator)
+    lists.each("lerp_", first, gradients, factors(1 - beta1, 0.0))
+    lists.each("mul_", second, factors(beta2, 1.0))
+    lists.each("addcmul_", second, gradients, gradients, value=1 - beta2)
+    denominator = lists.each("sqrt", second)
+    lists.each("div_", denominator, factors(_complement(beta2, step).sqrt(), 1.0))
+    lists.each("add_", denominator, factors(group["eps"], 1.0))
+    change = lists.each("mul", first, factors(-(lr / _complement(beta1, step)), 0.0))
+    lists.each("div_", change, denominator)
 
     weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
     if group["weight_decay"]:
-        torch._foreach_mul_(weights, factors(1 - lr * group["weight_decay"], 1.0))
-    torch._foreach_add_(weights, change)
+        lists.each("mul_", weights, factors(1 - lr * group["weight_decay"], 1.0))
+    lists.each("add_", weights, change)
     if any(weight is not p for weight, p in zip(weights, params, strict=True)):
-        torch._foreach_copy_(params, weights)
+        lists.each("copy_", params, weights)
 
 
 def _complement(beta: float, step: Tensor) -> Tensor:

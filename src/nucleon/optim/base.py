@@ -332,7 +332,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 continue
             if group["certify"]:
                 certify.note(group)
-            lists.add([self.state[p]["step"] for p in params], [1] * len(params))
+            lists.each("add_", [self.state[p]["step"] for p in params], [1] * len(params))
             with exact_products(params[0].device):
                 placement.update(self, group)
         return loss
@@ -382,9 +382,9 @@ class MatrixOptimizer(Optimizer, ABC):
             certify.record(stack, states, gradient, direction, finite, group)
         stack.scatter(total, [s["total"] for s in states])
         counts = stack.own(s["skipped"] for s in states)
-        lists.add(counts, stack.split(skipped.long()))
+        lists.each("add_", counts, stack.split(skipped.long()))
         if self.has_gram:
-            lists.copy(stack.grams(states), stack.split(gram))
+            lists.each("copy_", stack.grams(states), stack.split(gram))
         return direction, finite
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:

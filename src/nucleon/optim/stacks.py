@@ -165,7 +165,7 @@ class Stack:
 
     def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
         """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
-        lists.copy(*self.regions(tensors, stacked))
+        lists.each("copy_", *self.regions(tensors, stacked))
 
     def gather_own(self, states: Iterable[Tensor]) -> Tensor:
         """State tensors with one entry per matrix, one per piece → (b, …)."""
@@ -173,7 +173,7 @@ class Stack:
 
     def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Write (b, …) into state tensors with one entry per matrix, one per piece."""
-        lists.copy(self.own(states), self.split(stacked))
+        lists.each("copy_", self.own(states), self.split(stacked))
 
     def own(self, states: Iterable[Tensor]) -> list[Tensor]:
         """What belongs to each piece of state tensors with one entry per matrix; views."""

@@ -32,7 +32,7 @@ def apply(stack: Stack, direction: Tensor, taken: Tensor, at: Situation) -> None
     if dither is not None:
         stack.scatter(_round(weights - change, dither), stack.params)
     else:
-        lists.subtract(*stack.regions(stack.params, change))
+        lists.each("sub_", *stack.regions(stack.params, change))
 
 
 def apply_boxes(stack: Stack, directions: Sequence[Tensor], taken: Tensor, at: Situation) -> None:
