@@ -75,6 +75,28 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/lists.py",
+        "tests/optim/test_contract.py",
+        (
+            "a compiler is given lists",
+            "if not torch.compiler.is_compiling():",
+            "if tensors is not None:",
+            "test_a_compiler_is_given_no_operations_on_lists[leon]",
+        ),
+    ),
+    *mutants(
+        "linalg/kernels.py",
+        "tests/optim/test_contract.py",
+        (
+            "a compiler sees into the float16 products",
+            """    if torch.compiler.is_compiling():
+        return _symmetric_op""",
+            """    if a is None:
+        return _symmetric_op""",
+            "test_a_compiled_step_in_float16_equals_the_eager_one[Leon]",
+        ),
+    ),
+    *mutants(
         "linalg/_precision.py",
         "tests/optim/test_other_devices.py",
         (
