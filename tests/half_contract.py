@@ -2,6 +2,7 @@
 
     python tests/half_contract.py                                        # 64, 128 and 256 rows
     python tests/half_contract.py --device cuda --rows 64 512            # judged on the CPU
+    python tests/half_contract.py --device cuda --step                   # steps of the optimizers
 
 For every kind of S and of Λ in `helpers_half`, and for many draws of its clusters, square and four
 times as wide: ‖P‖_op at most 1.01, and an error no larger than that of Muon's usual five bfloat16
@@ -23,6 +24,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 
+import nucleon
+
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, also as a script
 
 from helpers_half import CASES, CLUSTERS, LAMBDAS, distance, exact, jordan, pair
@@ -33,17 +36,38 @@ SEQUENCE = half_polar_express(5)
 LARGEST_NORM, LARGEST_ERROR = 1.01, 0.04
 
 
-def judged(name, kind, m, n, seed, device):
+def bare(s, smoothing):
+    """The directions themselves, by the names of their optimizers."""
+    batch = None if smoothing is None else smoothing[None]
+    found = {"Leon": half_augmented(s[None], batch, SEQUENCE)[0]}
+    if smoothing is None:
+        found["Muon"] = half_polar(s[None], SEQUENCE)[0]
+    return found
+
+
+def stepped(s, smoothing):
+    """What steps of the optimizers move weights by whose moments become S and Λ."""
+    found = {}
+    for cls in (nucleon.Leon, nucleon.Muon) if smoothing is None else (nucleon.Leon,):
+        weight = torch.zeros_like(s).requires_grad_()
+        weight.grad = torch.zeros_like(s)
+        optimizer = cls([weight], lr=1.0, momentum=0.5, scale="none", method="half")
+        optimizer.state[weight]["total"].copy_(2 * s)
+        if smoothing is not None:
+            optimizer.state[weight]["gram"].copy_(4 * smoothing)
+        optimizer.step()
+        found[cls.__name__] = -weight.detach()
+    return found
+
+
+def judged(name, kind, m, n, seed, device, directions=bare):
     """(label, ‖P‖_op, error, Jordan's error) of the directions of one input."""
     s, smoothing = pair(name, kind, m, n, seed)
-    there, batch = s[None].to(device), None if smoothing is None else smoothing[None].to(device)
-    found = {"Leon": half_augmented(there, batch, SEQUENCE)}
-    if smoothing is None:
-        found["Muon"] = half_polar(there, SEQUENCE)
+    found = directions(s.to(device), None if smoothing is None else smoothing.to(device))
     reference = exact(s, smoothing)
     theirs = distance(jordan(s, smoothing), reference)
-    for method, directions in found.items():
-        p = directions[0].cpu()
+    for method, direction in found.items():
+        p = direction.cpu()
         finite = bool(p.isfinite().all())
         norm = torch.linalg.matrix_norm(p.double(), 2).item() if finite else math.inf
         label = f"{method}, S {name}, Λ {kind}, {m}×{n}, seed {seed}"
@@ -61,12 +85,13 @@ def main():
     parser.add_argument("--seeds", type=int, default=1, help="of each kind of S and Λ")
     parser.add_argument("--clusters", type=int, default=50, help="draws of each kind of clusters")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--step", action="store_true", help="of whole steps of Leon and Muon")
     options = parser.parse_args()
-    broken = False
+    broken, how = False, stepped if options.step else bare
     for m, wide in product(options.rows, (1, 4)):
         inputs = [*product(CASES, LAMBDAS, range(options.seeds))]
         inputs += product(CLUSTERS, ("own", "none"), range(options.clusters))
-        every = (judged(c, k, m, wide * m, seed, options.device) for c, k, seed in inputs)
+        every = (judged(c, k, m, wide * m, seed, options.device, how) for c, k, seed in inputs)
         found = [row for rows in every for row in rows]
         label, norm, *_ = max(found, key=lambda row: row[1])
         mean, theirs = (statistics.fmean(row[i] for row in found) for i in (2, 3))

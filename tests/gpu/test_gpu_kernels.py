@@ -99,11 +99,15 @@ def test_gram_of_float32(precision, close):
     assert ((out - exact).norm() / exact.norm()).item() <= close
 
 
+WAYS = [half_contract.bare, half_contract.stepped]  # the latter by the fused kernels
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", LAMBDAS)
-def test_half_precision_keeps_its_promises(kind):
+def test_half_precision_keeps_its_promises(kind, way):
     for name in CASES:
         for shape in ((64, 200), (136, 136)):
-            for label, *figures in half_contract.judged(name, kind, *shape, 0, "cuda"):
+            for label, *figures in half_contract.judged(name, kind, *shape, 0, "cuda", way):
                 assert half_contract.kept(*figures), (label, figures)
 
 

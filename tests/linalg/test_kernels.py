@@ -197,6 +197,16 @@ def test_half_precision_keeps_its_promises(name, kind):
         assert half_contract.kept(*figures), (label, figures)
 
 
+@pytest.mark.parametrize("kind", LAMBDAS)
+def test_steps_keep_the_promises_of_their_directions(kind):
+    """Weights of 0 and a gradient of 0: the step is the direction of the moments at hand."""
+    for name in CASES:
+        for label, *figures in half_contract.judged(
+            name, kind, 64, 100, 0, "cpu", half_contract.stepped
+        ):
+            assert half_contract.kept(*figures), (label, figures)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_half_precision_polar_factors_keep_them_too(name):
     found = list(half_contract.judged(name, "none", 64, 64, 0, "cpu"))
