@@ -369,8 +369,8 @@ class MatrixOptimizer(Optimizer, ABC):
         skipped = ~finite if present is None else ~finite & present
         finite = finite if present is None else finite & present
         if self.has_gram:
-            gram = torch.where(finite[:, None, None], gram, old_gram)
-        total = torch.where(finite[:, None, None], total, old)
+            gram = lists.settled(torch.where(finite[:, None, None], gram, old_gram))
+        total = lists.settled(torch.where(finite[:, None, None], total, old))
 
         ahead = total
         if group["nesterov"] or group["certify"]:

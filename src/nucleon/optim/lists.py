@@ -1,8 +1,9 @@
 """An operation of torch on each tensor of a list: one launch for all of them.
 
 A compiler is given them one by one instead. On CUDA that of torch 2.11 fails at lists of matrices
-that are transposed elsewhere, and where a list has one entry it may compute what it copies into a
-state from that state a second time, after the copy: a gradient would enter its moment twice.
+that are transposed elsewhere. It may also compute what is copied into a state from that state a
+second time, after the copy, so that a gradient enters its moment twice: always where a list has one
+entry, and without lists where the moment has several uses, unless it is `settled`.
 """
 
 from collections.abc import Sequence
@@ -21,3 +22,18 @@ def each(
         return list(found or tensors)  # some versions return None for what is done in place
     rows = zip(tensors, *others, strict=True)
     return [getattr(tensor, operation)(*rest, **more) for tensor, *rest in rows]
+
+
+def settled(x: Tensor) -> Tensor:
+    """`x`, of which a compiler knows no more than that it is there: it computes it once."""
+    return _settled(x) if torch.compiler.is_compiling() else x
+
+
+@torch.library.custom_op("nucleon::settled", mutates_args=())
+def _settled(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@_settled.register_fake
+def _(x: Tensor) -> Tensor:  # pyright: ignore[reportUnusedFunction]
+    return torch.empty_like(x)
