@@ -164,6 +164,17 @@ def moments(optimizer):
     return [tensor for tensor, key in found if key in ("total", "gram", "exp_avg", "exp_avg_sq")]
 
 
+def train_compiled_beside(one, two, eager, compiled):
+    """Three steps of `one` as it is, and of `two` compiled."""
+    torch._dynamo.reset()
+    step = torch.compile(two.step)
+    for i in range(3):
+        give_gradients(eager, i)
+        give_gradients(compiled, i)
+        one.step()
+        step()
+
+
 def test_a_compiled_step_of_adamw_equals_the_eager_one():
     shapes = [(5,), (24, 64), (7,)]
     eager, compiled = parameters("cuda", shapes=shapes), parameters("cuda", shapes=shapes)
@@ -173,13 +184,7 @@ def test_a_compiled_step_of_adamw_equals_the_eager_one():
         nucleon.Leon([{"params": params, "rule": "adamw", "lr": LR}])
         for params in (eager, compiled)
     )
-    torch._dynamo.reset()
-    step = torch.compile(two.step)
-    for i in range(3):
-        give_gradients(eager, i)
-        give_gradients(compiled, i)
-        one.step()
-        step()
+    train_compiled_beside(one, two, eager, compiled)
     assert_close(eager, compiled, 1e-5)
     assert_close(moments(one), moments(two), 1e-5)
 
@@ -192,13 +197,7 @@ ALONE = [(24, 64), (64, 24), (32, 32), (2, 40, 24)]
 def test_a_compiled_step_equals_the_eager_one(name, shapes):
     eager, compiled = parameters("cuda", shapes=shapes), parameters("cuda", shapes=shapes)
     one, two = METHODS[name](eager, lr=LR), METHODS[name](compiled, lr=LR)
-    torch._dynamo.reset()
-    step = torch.compile(two.step)
-    for i in range(3):
-        give_gradients(eager, i)
-        give_gradients(compiled, i)
-        one.step()
-        step()
+    train_compiled_beside(one, two, eager, compiled)
     assert_close(eager, compiled, tolerance(3))
     assert_close(*(moments(optimizer) for optimizer in (one, two)), 1e-4)
 
@@ -209,14 +208,8 @@ def test_a_compiled_step_in_float16_equals_the_eager_one(name):
     shapes = [(64, 96), (96, 64), (96, 64), (64, 64)]
     eager, compiled = parameters("cuda", shapes=shapes), parameters("cuda", shapes=shapes)
     one, two = METHODS[name](eager, lr=LR), METHODS[name](compiled, lr=LR)
-    torch._dynamo.reset()
-    step = torch.compile(two.step)
     before = [p.detach().clone() for p in eager]
-    for i in range(3):
-        give_gradients(eager, i)
-        give_gradients(compiled, i)
-        one.step()
-        step()
+    train_compiled_beside(one, two, eager, compiled)
     for a, b in zip(moments(one), moments(two), strict=True):  # Gram matrices of float16 gradients
         assert (a - b).norm() <= 2**-10 * b.norm()
     for p, q, old in zip(eager, compiled, before, strict=True):

@@ -122,7 +122,7 @@ def _launches(x: Tensor) -> bool:
 
 
 def _symmetric(a: Tensor, b: Tensor, addend: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    """By Triton or by torch, with the arguments of `_symmetric_triton`."""
+    """`_symmetric_here` of checked operands, with its arguments."""
     _check_operands(a, b, addend)
     # Opaque to a compiler, which would time the tiles by itself, and keep the wider values of what
     # is to be rounded: a remainder would be 0.
@@ -150,28 +150,6 @@ def _check_operands(a: Tensor, b: Tensor, addend: Tensor | None) -> None:
         raise ValueError(
             f"addend must have shape {(count, m, m)}, got {tuple(addend.shape)}; expand it"
         )
-
-
-def _symmetric_triton(
-    a: Tensor,
-    b: Tensor,
-    addend: Tensor | None,
-    scale: Tensor | None,
-    factors: list[float],
-    powers: list[int],
-    dtype: torch.dtype,
-    precision: str,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
-    from nucleon.linalg import triton_symmetric
-
-    a, b = a.contiguous(), b.contiguous()
-    addend = None if addend is None else addend.contiguous()
-    out, second = _results(a, dtype, kind)
-    if out.numel():
-        rest = (factors, powers, precision, kind, REMAINDER_SCALE)
-        triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest)
-    return out, second
 
 
 def _symmetric_torch(
@@ -217,8 +195,17 @@ def _symmetric_here(
     kind: str,
 ) -> tuple[Tensor, Tensor]:
     """By Triton where it works, by torch elsewhere."""
-    compute = _symmetric_triton if a.is_cuda and triton_works() else _symmetric_torch
-    return compute(a, b, addend, scale, factors, powers, dtype, precision, kind)
+    if not a.is_cuda or not triton_works():
+        return _symmetric_torch(a, b, addend, scale, factors, powers, dtype, precision, kind)
+    from nucleon.linalg import triton_symmetric
+
+    a, b = a.contiguous(), b.contiguous()
+    addend = None if addend is None else addend.contiguous()
+    out, second = _results(a, dtype, kind)
+    if out.numel():
+        rest = (factors, powers, precision, kind, REMAINDER_SCALE)
+        triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest)
+    return out, second
 
 
 _symmetric_op = torch.library.custom_op("nucleon::symmetric", _symmetric_here, mutates_args=())
