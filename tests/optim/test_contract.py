@@ -10,6 +10,7 @@ from torch.testing._internal import common_optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nucleon
+from nucleon.optim import options
 
 METHODS = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
@@ -619,6 +620,19 @@ def test_a_compiler_is_given_no_operations_on_lists(make):
     assert len(found) > 10
     # The norms are computed from gradients, and change nothing.
     assert not [name for name in found if "foreach" in name and "norm" not in name]
+
+
+def test_a_compiler_is_not_asked_which_stacks_are_fused(monkeypatch):
+    """None is, and for parameters on CUDA the question would break the graph into pieces."""
+    params, asked, room = parameters(shapes=[(4, 6)]), list[object](), options.room
+    monkeypatch.setattr(options, "room", lambda g, fused=None: asked.append(fused) or room(g))
+    give_gradients(params, 0)
+    optimizer = nucleon.Leon(params, lr=0.1)
+    torch._dynamo.reset()
+    torch.compile(optimizer.step, backend="eager", fullgraph=True)()
+    assert asked == [None]
+    optimizer.step()
+    assert callable(asked[1])
 
 
 @every_method

@@ -272,9 +272,9 @@ class MatrixOptimizer(Optimizer, ABC):
         stepping: bool,
     ) -> Sequence[Stack]:
         """`stacks.build`, once for the same parameters: a step must not pay for it again."""
+        if torch.compiler.is_compiling():  # no step that is compiled is fused
+            return stacks.build(params, options.room(group))
         room = options.room(group, partial(fused.expected, self, group) if stepping else None)
-        if torch.compiler.is_compiling():
-            return stacks.build(params, room)
         how = [group[option] for option in options.STACKING]
         key = (stepping, *how, *[(id(p), spec, p.shape, p.dtype, p.device) for p, spec in params])
         cache: dict[object, list[Stack]] = self.__dict__.setdefault("_stacks", {})
