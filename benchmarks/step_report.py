@@ -110,7 +110,8 @@ def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
             axis.plot(both, [y] * len(both), color=color, linewidth=1)
             axis.plot(called[name], y, "o", color=color)
             axis.annotate(f"{called[name]:.3g}", (max(both), y), (7, 0), fontsize=8, va="center",
-                          color=color, textcoords="offset points")  # fmt: skip
+                          color=color, textcoords="offset points",
+                          bbox={"fc": "white", "lw": 0, "pad": 1})  # fmt: skip
         axis.set_yticks(range(len(names)), names, fontsize=8)
         for text, name in zip(axis.get_yticklabels(), names, strict=True):
             text.set_color("C0" if name in OURS else "0.35")

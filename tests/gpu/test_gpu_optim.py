@@ -167,7 +167,7 @@ def moments(optimizer):
 def train_compiled_beside(one, two, eager, compiled):
     """Three steps of `one` as it is, and of `two` compiled whole."""
     torch._dynamo.reset()
-    step = torch.compile(two.step, fullgraph=True)  # in pieces it takes ten times as long
+    step = torch.compile(two.step, fullgraph=True)  # pieces would be right, and slow
     for i in range(3):
         give_gradients(eager, i)
         give_gradients(compiled, i)
