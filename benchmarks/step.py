@@ -40,7 +40,8 @@ from nucleon.optim.leon import augmented_direction
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.muon import polar_direction
 from nucleon.report.files import write_whole
-from peers import REPLAYED, Direction, Make, load
+from nucleon.report.runs import commit
+from peers import REPLAYED, Direction, Make, load, version
 
 Shape = tuple[int, int]
 
@@ -116,6 +117,17 @@ EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
     """Peers are asked for polar factors without a scale for the shape, see `peers.OPTIONS`."""
     return nucleon.Muon(params, method="svd", scale="none", **PLAIN)
+
+
+def compiled(make: Make) -> Make:
+    """The same with a step that is one graph of the compiler's."""
+
+    def made(params: Sequence[Tensor]) -> torch.optim.Optimizer:
+        optimizer = make(params)
+        optimizer.step = torch.compile(optimizer.step, fullgraph=True)
+        return optimizer
+
+    return made
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -370,12 +382,12 @@ def directions(
 
 
 def environment(options: argparse.Namespace, peers: dict[str, str]) -> dict[str, object]:
-    cuda = options.device == "cuda"
+    cuda, source = options.device == "cuda", str(Path(nucleon.__file__).parent)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton_version(),
-        "nucleon": nucleon.__version__,
+        "nucleon": f"{nucleon.__version__}, {commit() or version('nucleon', source)}",
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "dtype": options.dtype,
@@ -410,6 +422,9 @@ def arguments() -> argparse.Namespace:
         "--each-shape", action="store_true", help="then its shapes one by one, without Pion"
     )
     parser.add_argument("--leave-out", action="append", default=[], metavar="METHOD")
+    parser.add_argument(
+        "--compile", action="append", default=[], metavar="METHOD", help="and it compiled"
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PATH]")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(
@@ -430,6 +445,11 @@ def main() -> None:
         limit = os.environ["ONEDNN_MAX_CPU_ISA"]
         print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
     makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
+    for name in options.compile:
+        if name not in makes:
+            raise SystemExit(f"--compile {name}: no such method; there are {', '.join(makes)}")
+        makes[f"{name} compiled"] = compiled(makes[name])
+        EXACT[f"{name} compiled"] = EXACT.get(name, exact_peer)
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():
         earlier = json.loads(options.json.read_text())

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-OURS = ("Muon", "Leon", "Pion k=1", "Pion k=4")
+OURS = ("Muon", "Leon", "Pion")  # what their names begin with
 NOT_A_MUON = "torch AdamW"
 KINDS = {
     "milliseconds": "called",
@@ -32,7 +32,7 @@ Result = dict[str, Any]
 
 def fastest(times: dict[str, float]) -> tuple[str, float]:
     """The fastest of the others."""
-    others = {name: t for name, t in times.items() if name not in (*OURS, NOT_A_MUON)}
+    others = {name: t for name, t in times.items() if not name.startswith((*OURS, NOT_A_MUON))}
     return min(others.items(), key=lambda item: item[1], default=("none", math.nan))
 
 
@@ -78,9 +78,10 @@ def label(result: Result) -> str:
 
 
 def sorts(results: list[Result]) -> dict[str, list[Result]]:
-    """Whole sets, single shapes of a set, bare directions."""
+    """Whole sets, smallest first, single shapes of a set, bare directions."""
+    whole = [r for r in results if "×" not in r.get("set", "×")]
     return {
-        "Whole steps": [r for r in results if "×" not in r.get("set", "×")],
+        "Whole steps": sorted(whole, key=lambda r: sum(map(math.prod, r["shapes"]))),
         "Steps, shape by shape": [r for r in results if "×" in r.get("set", "")],
         "Bare directions": [r for r in results if "stack" in r],
     }
@@ -103,7 +104,7 @@ def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
         names = sorted(called, key=lambda n: called[n])
         axis.axvline(fastest(called)[1], color="0.6", linewidth=1, zorder=0)
         for y, name in enumerate(names):
-            color, both = "C0" if name in OURS else "0.35", [called[name]]
+            color, both = "C0" if name.startswith(OURS) else "0.35", [called[name]]
             if name in graphs:
                 both.append(graphs[name])
                 axis.plot(graphs[name], y, "o", markerfacecolor="white", color=color, zorder=3)
@@ -114,14 +115,14 @@ def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
                           bbox={"fc": "white", "lw": 0, "pad": 1})  # fmt: skip
         axis.set_yticks(range(len(names)), names, fontsize=8)
         for text, name in zip(axis.get_yticklabels(), names, strict=True):
-            text.set_color("C0" if name in OURS else "0.35")
+            text.set_color("C0" if name.startswith(OURS) else "0.35")
         axis.set(xscale="log", title=label(result), ylim=(len(names) - 0.5, -0.5))
         axis.margins(x=0.12)
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes[-1]:
+    for axis in axes.flat[: len(results)][-wide:]:  # the lowest of each column
         axis.set_xlabel("milliseconds a step", fontsize=9)
     title = f"{facts['device']}, torch {facts['torch']}, {facts['dtype']} weights\n"
     legend = "● called   ○ replayed as a CUDA graph   │ the fastest other Muon, called"

@@ -83,6 +83,22 @@ MUTANTS = [
             "if tensors is not None:",
             "test_a_compiler_is_given_no_operations_on_lists[leon]",
         ),
+        (
+            "a compiler sees where moments come from",
+            "return _settled(x) if torch.compiler.is_compiling() else x",
+            "return x",
+            "test_a_compiler_is_given_no_operations_on_lists[muon]",
+        ),
+    ),
+    *mutants(
+        "optim/base.py",
+        "tests/optim/test_contract.py",
+        (
+            "a compiler is asked which stacks are fused",
+            "        if torch.compiler.is_compiling():  # no step that is compiled is fused",
+            "        if not stepping:",
+            "test_a_compiler_is_not_asked_which_stacks_are_fused",
+        ),
     ),
     *mutants(
         "linalg/kernels.py",

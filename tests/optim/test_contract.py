@@ -605,7 +605,7 @@ def test_a_compiled_step_in_float16_equals_the_eager_one(cls):
 
 @every_method
 def test_a_compiler_is_given_no_operations_on_lists(make):
-    """That of torch 2.11 enters a gradient twice where it is, on CUDA; see `optim.lists`."""
+    """And with settled moments: or that of torch 2.11 may enter a gradient twice, `optim.lists`."""
     params, found = parameters(shapes=[(4, 6), (6, 4), (6, 4), (2, 6, 4), (3,)]), list[str]()
     rest = {"params": params[4:], "rule": "adamw", "weight_decay": 0.1}
 
@@ -620,6 +620,8 @@ def test_a_compiler_is_given_no_operations_on_lists(make):
     assert len(found) > 10
     # The norms are computed from gradients, and change nothing.
     assert not [name for name in found if "foreach" in name and "norm" not in name]
+    stacks, sums = 2, 1 + optimizer.has_gram  # one of 4×6, one of 6×4
+    assert sum("nucleon.settled" in name for name in found) == stacks * sums
 
 
 def test_a_compiler_is_not_asked_which_stacks_are_fused(monkeypatch):
