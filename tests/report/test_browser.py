@@ -50,7 +50,7 @@ def visit(browser, address):
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
         if options.get("java_script_enabled", True):  # a panel is drawn once it has a size
-            # Not wait_for_function, which at its second look evaluates a string: the page forbids it.
+            # Not wait_for_function: its second look evaluates a string, which the page forbids.
             empty = page.locator(".panel:not(:has(text.y-tick))")
             playwright.expect(empty).to_have_count(0, timeout=30_000)
         return page
