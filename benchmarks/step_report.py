@@ -102,9 +102,10 @@ def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
     for axis, result in zip(axes.flat, results, strict=False):
         called, graphs = result["milliseconds"], result.get("graph_milliseconds") or {}
         names = sorted(called, key=lambda n: called[n])
+        colors = ["C0" if name.startswith(OURS) else "0.35" for name in names]
         axis.axvline(fastest(called)[1], color="0.6", linewidth=1, zorder=0)
-        for y, name in enumerate(names):
-            color, both = "C0" if name.startswith(OURS) else "0.35", [called[name]]
+        for y, (name, color) in enumerate(zip(names, colors, strict=True)):
+            both = [called[name]]
             if name in graphs:
                 both.append(graphs[name])
                 axis.plot(graphs[name], y, "o", markerfacecolor="white", color=color, zorder=3)
@@ -114,8 +115,8 @@ def plot(results: list[Result], facts: dict[str, Any], target: Path) -> None:
                           color=color, textcoords="offset points",
                           bbox={"fc": "white", "lw": 0, "pad": 1})  # fmt: skip
         axis.set_yticks(range(len(names)), names, fontsize=8)
-        for text, name in zip(axis.get_yticklabels(), names, strict=True):
-            text.set_color("C0" if name.startswith(OURS) else "0.35")
+        for text, color in zip(axis.get_yticklabels(), colors, strict=True):
+            text.set_color(color)
         axis.set(xscale="log", title=label(result), ylim=(len(names) - 0.5, -0.5))
         axis.margins(x=0.12)
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

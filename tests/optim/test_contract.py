@@ -565,6 +565,17 @@ def test_step_never_reads_back(make, options):
 # ---------------------------------------------------------------- compile, precision, rounding
 
 
+def train_compiled_beside(one, two, eager, compiled, steps=3, **how):
+    """Steps of `one` as it is, and of `two` compiled whole."""
+    torch._dynamo.reset()  # each optimizer compiles the same function anew
+    step = torch.compile(two.step, fullgraph=True, **how)  # or it would fall back
+    for i in range(steps):
+        give_gradients(eager, i)
+        give_gradients(compiled, i)
+        one.step()
+        step()
+
+
 @every_method
 def test_a_compiled_step_equals_the_eager_one(make):
     eager, compiled = (
@@ -572,13 +583,7 @@ def test_a_compiled_step_equals_the_eager_one(make):
         parameters(shapes=[(4, 6), (6, 4), (5, 5)]),
     )
     one, two = make(eager, lr=0.1), make(compiled, lr=0.1)
-    torch._dynamo.reset()  # each method compiles the same function anew
-    step = torch.compile(two.step, backend="aot_eager", fullgraph=True)  # or it would fall back
-    for i in range(3):
-        give_gradients(eager, i)
-        give_gradients(compiled, i)
-        one.step()
-        step()
+    train_compiled_beside(one, two, eager, compiled, backend="aot_eager")
     for a, b in zip(eager, compiled, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -590,13 +595,7 @@ def test_a_compiled_step_in_float16_equals_the_eager_one(cls):
     eager, compiled = parameters(shapes=shapes), parameters(shapes=shapes)
     one, two = (cls(params, lr=0.1, method="half") for params in (eager, compiled))
     before = snapshot(eager)
-    torch._dynamo.reset()
-    step = torch.compile(two.step, fullgraph=True)
-    for i in range(2):
-        give_gradients(eager, i)
-        give_gradients(compiled, i)
-        one.step()
-        step()
+    train_compiled_beside(one, two, eager, compiled, steps=2)
     for a, b, old in zip(eager, compiled, before, strict=True):
         assert (a - b).norm() < 0.01 * (a - old).norm()  # measured: 0.002, float16's rounding
     for a, b in zip(all_state(one), all_state(two), strict=True):
