@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,23 +64,30 @@ def version(name: str, path: str) -> str:
     return f"sha256:{digest.hexdigest()[:16]} of its Python files"
 
 
-def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:
+def _tune_briefly(module: ModuleType) -> Callable[..., Any]:
+    """Time the configurations of a module's Triton kernels with what is returned."""
     import triton
+    from triton.runtime.autotuner import Autotuner
+
+    brief = partial(triton.testing.do_bench, warmup=3, rep=12)
+    for kernel in vars(module).values():
+        if isinstance(kernel, Autotuner):
+            kernel._do_bench = brief
+    return brief
+
+
+def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:
     from dion import Muon
     from dion import newton_schulz_triton as newton_schulz_triton_module
     from dion.newton_schulz_triton import newton_schulz_triton, newton_schulz_triton_fast
     from dion.polar_express import polar_express_triton
     from torch._inductor.runtime.benchmarking import benchmarker
-    from triton.runtime.autotuner import Autotuner
 
     # Each of their 30 configurations is timed for 65 to 125 ms at every new shape, by Triton or,
     # where the kernel is part of a compiled function, by the compiler: minutes for a network of
     # many shapes.
-    brief = partial(triton.testing.do_bench, warmup=3, rep=12)
+    brief = _tune_briefly(newton_schulz_triton_module)
     benchmarker.benchmark_gpu = lambda call, **_: brief(call)
-    for kernel in vars(newton_schulz_triton_module).values():
-        if isinstance(kernel, Autotuner):
-            kernel._do_bench = brief
 
     own: dict[str, Direction] = {
         "dion Polar Express": polar_express_triton,
@@ -118,6 +125,9 @@ def _gram_newton_schulz(optimizers: dict[str, Make], directions: dict[str, Direc
 
 def _flash_muon(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None:
     import flash_muon.muon as module
+    from flash_muon import matmul_transpose_triton
+
+    _tune_briefly(matmul_transpose_triton)
 
     # It takes one matrix at a time, and gathers each update from all ranks: here its own.
     def gathered(out: Tensor, own: Tensor, async_op: bool) -> SimpleNamespace:
