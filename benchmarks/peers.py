@@ -48,6 +48,8 @@ def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction],
         except ModuleNotFoundError as error:
             raise SystemExit(f"--peer {entry}: {error}; install it, or give NAME=FOLDER") from error
         versions[name] = version(name, path)
+    if (quack := sys.modules.get("quack")) is not None:  # gram-newton-schulz's kernels
+        versions["quack"] = quack.__version__
     return optimizers, directions, versions
 
 
@@ -65,7 +67,7 @@ def version(name: str, path: str) -> str:
 
 
 def _tune_briefly(module: ModuleType) -> Callable[..., Any]:
-    """Time the configurations of a module's Triton kernels with what is returned."""
+    """Shorten the timing of the configurations of a module's Triton kernels; return the timer."""
     import triton
     from triton.runtime.autotuner import Autotuner
 
@@ -85,9 +87,11 @@ def _dion(optimizers: dict[str, Make], directions: dict[str, Direction]) -> None
 
     # Each of their 30 configurations is timed for 65 to 125 ms at every new shape, by Triton or,
     # where the kernel is part of a compiled function, by the compiler: minutes for a network of
-    # many shapes.
+    # many shapes. The compiler's timer is everybody's; what it chose in an earlier process, perhaps
+    # on a busy device, is not taken.
     brief = _tune_briefly(newton_schulz_triton_module)
     benchmarker.benchmark_gpu = lambda call, **_: brief(call)
+    torch._inductor.config.autotune_local_cache = False
 
     own: dict[str, Direction] = {
         "dion Polar Express": polar_express_triton,

@@ -40,7 +40,7 @@ from nucleon.optim.leon import augmented_direction
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.muon import polar_direction
 from nucleon.report.files import write_whole
-from nucleon.report.runs import commit
+from nucleon.report.runs import commit, processor
 from peers import REPLAYED, Direction, Make, load, version
 
 Shape = tuple[int, int]
@@ -388,7 +388,8 @@ def environment(options: argparse.Namespace, peers: dict[str, str]) -> dict[str,
         "torch": torch.__version__,
         "triton": triton_version(),
         "nucleon": f"{nucleon.__version__}, {commit() or version('nucleon', source)}",
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "device": torch.cuda.get_device_name() if cuda else processor(),
+        **({} if cuda else {"oneDNN": os.environ["ONEDNN_MAX_CPU_ISA"]}),
         "threads": torch.get_num_threads(),
         "dtype": options.dtype,
         "rounds": options.rounds,
@@ -442,8 +443,7 @@ def main() -> None:
     facts = environment(options, versions)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     if options.device == "cpu":
-        limit = os.environ["ONEDNN_MAX_CPU_ISA"]
-        print(f"oneDNN is limited to {limit}: with AMX torch's bfloat16 Muon would be faster")
+        print("oneDNN is limited: with AMX torch's bfloat16 Muon would be faster")
     makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
     for name in options.compile:
         if name not in makes:

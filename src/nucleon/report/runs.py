@@ -190,14 +190,15 @@ def _machine() -> dict[str, object]:
     cuda = torch.cuda.is_available()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if cuda else None,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
