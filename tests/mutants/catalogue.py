@@ -789,6 +789,12 @@ MUTANTS = [
             "new = old + new",
             "test_the_regret_is_that_of_the_directions_played",
         ),
+        (
+            "Gram matrix with the rounding of its dtype",
+            "(gram + gram.mT) / 2,",
+            "gram,",
+            "test_a_gram_matrix_is_symmetric_up_to_its_own_rounding",
+        ),
     ),
     *mutants(
         "experiments/games.py",

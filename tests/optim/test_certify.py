@@ -37,6 +37,22 @@ def test_the_regret_is_that_of_the_directions_played(shape):
     torch.testing.assert_close(certificate.regret, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("make", [nucleon.Leon, nucleon.Pion])
+def test_a_gram_matrix_is_symmetric_up_to_its_own_rounding(make):
+    """Some processors compute the two triangles of a float32 GGᵀ in different orders."""
+    param = torch.nn.Parameter(torch.zeros(6, 18))
+    optimizer = make([param], gradient_bound=50.0, certify=True)
+    for gradient in bounded_gradients((6, 18), 3).float():
+        param.grad = gradient
+        optimizer.step()
+    (before,) = optimizer.certificates().values()
+    gram = optimizer.state[param]["gram"]
+    gram.copy_(gram.tril() + (gram.triu(1) * (1 + torch.finfo(gram.dtype).eps)))
+    assert not torch.equal(gram, gram.mT)
+    (after,) = optimizer.certificates().values()
+    torch.testing.assert_close(after.bound, before.bound, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("scale", [0.25, 1.0, 4.0])
 def test_leons_certificate_is_famls(scale):
     """The optimizer and the learner play the same game: same regret, same bound."""

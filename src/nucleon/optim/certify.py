@@ -154,8 +154,9 @@ def _bound(
     ):
         return torch.full_like(first, torch.inf)
     eta = optimizer.smoothing_scale(group, m, n) ** -0.5
+    gram = exact(state[gram_key(block)])
     return theory.gbpa_bound(
-        exact(state[gram_key(block)]),
+        (gram + gram.mT) / 2,  # symmetric up to the rounding of its own dtype, not of float64
         radius=1.0,
         gradient_bound=group["gradient_bound"],
         alpha=constants.alpha,
