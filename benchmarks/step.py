@@ -119,6 +119,9 @@ def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
     return nucleon.Muon(params, method="svd", scale="none", **PLAIN)
 
 
+COMPILED = " compiled"
+
+
 def compiled(make: Make) -> Make:
     """The same with a step that is one graph of the compiler's."""
 
@@ -271,11 +274,12 @@ def errors_of(
     exact = dict[Make, list[Tensor]]()
     found = dict[str, float]()
     for name in names:
-        exactly = EXACT.get(name, exact_peer)
+        plain = name.removesuffix(COMPILED)
+        exactly = EXACT.get(plain, exact_peer)
         if exactly not in exact:
             exact[exactly] = second_update(exactly, few, torch.float64)
-        update = second_update(makes[name], few if name in EXACT else drawn, dtype)
-        if name not in EXACT:
+        update = second_update(makes[name], few if plain in EXACT else drawn, dtype)
+        if plain not in EXACT:
             update = [update[i] for i in firsts]
         found[name] = relative_error(update, exact[exactly])
     return found
@@ -448,8 +452,7 @@ def main() -> None:
     for name in options.compile:
         if name not in makes:
             raise SystemExit(f"--compile {name}: no such method; there are {', '.join(makes)}")
-        makes[f"{name} compiled"] = compiled(makes[name])
-        EXACT[f"{name} compiled"] = EXACT.get(name, exact_peer)
+        makes[f"{name}{COMPILED}"] = compiled(makes[name])
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():
         earlier = json.loads(options.json.read_text())

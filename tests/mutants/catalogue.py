@@ -790,10 +790,10 @@ MUTANTS = [
             "test_the_regret_is_that_of_the_directions_played",
         ),
         (
-            "Gram matrix with the rounding of its dtype",
-            "(gram + gram.mT) / 2,",
-            "gram,",
-            "test_a_gram_matrix_is_symmetric_up_to_its_own_rounding",
+            "Gram matrix judged by the rounding of another dtype",
+            "        state[gram_key(block)],  #",
+            "        exact(state[gram_key(block)]),  #",
+            "test_gradients_of_low_rank_are_certified",
         ),
     ),
     *mutants(

@@ -53,6 +53,22 @@ def test_a_gram_matrix_is_symmetric_up_to_its_own_rounding(make):
     torch.testing.assert_close(after.bound, before.bound, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("make", [nucleon.Leon, nucleon.Pion])
+def test_gradients_of_low_rank_are_certified(make):
+    """Their float32 Gram matrix has eigenvalues below 0, by more than a rounding of float64."""
+    param = torch.nn.Parameter(torch.zeros(64, 64))
+    optimizer = make([param], gradient_bound=1.0, certify=True)
+    column = bounded_gradients((64, 1), 1)[0]
+    for row in bounded_gradients((1, 64), 20):
+        param.grad = (column * row).float()
+        optimizer.step()
+    gram = optimizer.state[param]["gram"]
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1e-6 * gram.abs().max())  # as some processors round
+    assert torch.linalg.eigvalsh(gram.double()).min() < 0
+    (certificate,) = optimizer.certificates().values()
+    assert (certificate.slack >= 0).all()
+
+
 @pytest.mark.parametrize("scale", [0.25, 1.0, 4.0])
 def test_leons_certificate_is_famls(scale):
     """The optimizer and the learner play the same game: same regret, same bound."""

@@ -154,9 +154,8 @@ def _bound(
     ):
         return torch.full_like(first, torch.inf)
     eta = optimizer.smoothing_scale(group, m, n) ** -0.5
-    gram = exact(state[gram_key(block)])
     return theory.gbpa_bound(
-        (gram + gram.mT) / 2,  # symmetric up to the rounding of its own dtype, not of float64
+        state[gram_key(block)],  # in its own dtype, whose rounding is allowed for
         radius=1.0,
         gradient_bound=group["gradient_bound"],
         alpha=constants.alpha,

@@ -19,8 +19,12 @@ class Sides(NamedTuple):
 
 
 def spectrum(name: str, gram: Tensor) -> Tensor:
-    """The eigenvalues (…, m) of the Gram matrix (…, m, m) in float64, clipped at 0."""
-    eigenvalues = torch.linalg.eigvalsh(_checks.symmetric(name, gram).double())
+    """The eigenvalues (…, m) of the Gram matrix (…, m, m) in float64, clipped at 0.
+
+    It is checked up to the rounding of its dtype, so it must come in the one it was summed in.
+    """
+    held = _checks.decomposable(_checks.symmetric(name, gram))
+    eigenvalues = torch.linalg.eigvalsh(held.double())
     # A sum of many rounded products drifts from semidefinite by far more than one rounding, so the
     # check only refuses what no accumulation could explain.
     slack = torch.finfo(gram.dtype).eps ** 0.5
