@@ -48,8 +48,8 @@ def load(entries: Sequence[str]) -> tuple[dict[str, Make], dict[str, Direction],
         except ModuleNotFoundError as error:
             raise SystemExit(f"--peer {entry}: {error}; install it, or give NAME=FOLDER") from error
         versions[name] = version(name, path)
-    if (quack := sys.modules.get("quack")) is not None:  # gram-newton-schulz's kernels
-        versions["quack"] = quack.__version__
+        if name == REPLAYED and name in optimizers:  # with the kernels of that package
+            versions["quack"] = metadata.version("quack-kernels")
     return optimizers, directions, versions
 
 

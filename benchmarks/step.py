@@ -114,12 +114,13 @@ EXACT: dict[str, Make] = {
 EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
 
 
+COMPILED = " compiled"
+"""What the names of compiled methods end with."""
+
+
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
     """Peers are asked for polar factors without a scale for the shape, see `peers.OPTIONS`."""
     return nucleon.Muon(params, method="svd", scale="none", **PLAIN)
-
-
-COMPILED = " compiled"
 
 
 def compiled(make: Make) -> Make:
@@ -446,8 +447,6 @@ def main() -> None:
     optimizers, bare, versions = load(options.peer)
     facts = environment(options, versions)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    if options.device == "cpu":
-        print("oneDNN is limited: with AMX torch's bfloat16 Muon would be faster")
     makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
     for name in options.compile:
         if name not in makes:

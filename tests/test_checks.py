@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleon import _checks
+from nucleon import _checks, theory
 from strategies import FULL, HALF, eps, gram, normal, seeds
 
 ONES = torch.ones(2, 3)
@@ -104,6 +104,19 @@ def test_subnormal_rounding_is_rounding(dtype):
     a = torch.full((2, 2), 1000 * unit, dtype=dtype)
     a[0, 1] += unit
     _checks.symmetric("a", a)
+
+
+@pytest.mark.parametrize("dtype", FULL)
+def test_a_subnormal_gram_matrix_is_semidefinite(dtype):
+    """Rounded to whole units, the Gram matrix of a column has eigenvalues far below 0."""
+    unit = torch.finfo(dtype).smallest_normal * eps(dtype)
+    column = torch.arange(1.0, 9.0, dtype=torch.float64)[:, None] ** 0.5
+    a = ((column @ column.mT).round() * unit).to(dtype)
+    assert torch.linalg.eigvalsh(a.double() / unit).min() < -0.1
+    _checks.positive_semidefinite("a", a)
+    assert (theory.preconditioner_trace(a, gradient_bound=0.0) >= 0).all()
+    with pytest.raises(ValueError, match="semidefinite"):
+        _checks.positive_semidefinite("a", torch.diag(a.new_tensor([1.0, -1.0])))
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,14 @@ def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:
     """Return the symmetric `tensor` if no eigenvalue is more negative than rounding explains."""
     if tensor.numel() == 0:
         return tensor
-    held = decomposable(tensor)
-    largest = held.abs().amax(dim=(-2, -1), keepdim=True).double()
-    wide = held.double() / torch.where(largest > 0, largest, 1.0)
-    rounding = (
-        ROUNDING * torch.finfo(tensor.dtype).eps * torch.linalg.matrix_norm(wide, keepdim=True)
-    )
+    held, info = decomposable(tensor), torch.finfo(tensor.dtype)
+    # Subnormals round like the smallest normal number, whatever their size.
+    least = info.smallest_normal
+    largest = held.abs().amax(dim=(-2, -1), keepdim=True).double().clamp_min(least)
+    wide = held.double() / largest
+    norm = torch.linalg.matrix_norm(wide, keepdim=True)
+    norm = norm.clamp_min(wide.shape[-1] * least / largest)
+    rounding = ROUNDING * info.eps * norm
     eye = torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
     # Cholesky wants a positive definite matrix even where the given one is zero.
     _, failed = torch.linalg.cholesky_ex(

@@ -35,9 +35,15 @@ MUTANTS = [
         ),
         (
             "an indefinite matrix is let in",
-            "ROUNDING * torch.finfo(tensor.dtype).eps",
-            "1e15 * torch.finfo(tensor.dtype).eps",
+            "ROUNDING * info.eps * norm",
+            "1e15 * info.eps * norm",
             "tests/linalg/test_roots.py::test_rounding_is_forgiven_and_a_negative_eigenvalue_is_not",
+        ),
+        (
+            "subnormals round no more than others",
+            "norm.clamp_min(wide.shape[-1] * least / largest)",
+            "norm",
+            "test_a_subnormal_gram_matrix_is_semidefinite",
         ),
         (
             "broadcasting goes both ways",

@@ -26,9 +26,11 @@ def spectrum(name: str, gram: Tensor) -> Tensor:
     held = _checks.decomposable(_checks.symmetric(name, gram))
     eigenvalues = torch.linalg.eigvalsh(held.double())
     # A sum of many rounded products drifts from semidefinite by far more than one rounding, so the
-    # check only refuses what no accumulation could explain.
-    slack = torch.finfo(gram.dtype).eps ** 0.5
-    if eigenvalues.numel() and (eigenvalues[..., 0] < -slack * eigenvalues[..., -1].abs()).any():
+    # check only refuses what no accumulation could explain. Subnormals round like the smallest
+    # normal number, whatever their size.
+    info = torch.finfo(gram.dtype)
+    size = eigenvalues[..., -1:].abs().clamp_min(gram.shape[-1] * info.smallest_normal)
+    if (eigenvalues[..., :1] < -(info.eps**0.5) * size).any():
         raise ValueError(
             f"{name} must be positive semidefinite, its smallest eigenvalue is "
             f"{eigenvalues.min().item():.3g}; pass a sum of G @ G.mT"
