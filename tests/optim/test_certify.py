@@ -71,15 +71,13 @@ def test_gradients_of_low_rank_are_certified(make):
 
 
 def test_a_matrix_without_gradients_does_not_stop_the_certificates():
-    """Its Gram matrix ends as a few units of the smallest number there is."""
+    """Its moments end as zeros, before they are numbers whose rounding shows."""
     params = [torch.nn.Parameter(torch.zeros(8, 12)) for _ in range(2)]
     optimizer = exact_leon(params, method="polar-express")
     for i, gradient in enumerate(bounded_gradients((8, 12), 700).float()):
         params[0].grad, params[1].grad = gradient, gradient * (i < 4)
         optimizer.step()
-    gram = optimizer.state[params[1]]["gram"].double()
-    assert 0 < gram.abs().max() < 1e-40
-    assert torch.linalg.eigvalsh(gram).min() < -0.01 * gram.abs().max()
+    assert not any(optimizer.state[params[1]][name].any() for name in ("total", "gram"))
     assert all(certificate.holds for certificate in optimizer.certificates().values())
 
 

@@ -249,7 +249,7 @@ def test_no_direction_leaves_the_ball(name, iterations, shape):
 
 
 @pytest.mark.parametrize("name", FEASIBLE)
-@pytest.mark.parametrize("k", [-40, 40])
+@pytest.mark.parametrize("k", [-30, 40])
 def test_a_power_of_two_on_the_gradients_changes_no_bit(name, k):
     make, options, _ = FEASIBLE[name]
     cases = contract(6, 10)[:15].float()

@@ -249,7 +249,7 @@ def test_the_directions_are_those_of_other_devices(options, another_device, monk
 def test_a_norm_whose_square_overflows(another_device):
     """In units of 2^k the direction is the same bit for bit, though its squares are not numbers."""
     directions = []
-    for power in (0, 61, -61):
+    for power in (0, 61, -40):
         weight = torch.nn.Parameter(torch.zeros(4, 40))
         optimizer = nucleon.Leon([weight], lr=1.0, scale="none")
         weight.grad = torch.ones(4, 40).cumsum(1).remainder(3).sub(1) * torch.eye(4, 40).add(1)

@@ -62,9 +62,10 @@ CASES = {
     "look": (triton_step.look, {**TENSORS, "sums": "*fp64", **WHERE, **FACTORS}, TYPES),
     "measure": (
         triton_step.measure,
-        {"sums": "*fp64", "grams": TABLE, "skipped": TABLE, "present": "*i1", "factors": "*fp32"}
-        | {"taken": "*i1", "parts": "i32", "m": "i32", "each": "i32"}
-        | dict.fromkeys(("keep", "smoothing", "bound", "spread", "limit", "tiny"), "fp32"),
+        {"sums": "*fp64", "grams": TABLE, "skipped": TABLE, "quiet": TABLE, "present": "*i1"}
+        | {"factors": "*fp32", "taken": "*i1"}
+        | dict.fromkeys(("parts", "m", "each", "longest"), "i32")
+        | dict.fromkeys(("keep", "smoothing", "bound", "spread", "limit", "tiny", "least"), "fp32"),
         {"HAS_GRAM": True, "HAS_PRESENT": True, "BLOCK": 1024},
     ),
     "advance": (
@@ -76,6 +77,7 @@ CASES = {
     "lengths": (
         triton_step.lengths,
         {"norms": "*fp32", "r": "*fp16", "scale": "*fp32", "length": "*fp32", "floor": "*fp32"}
+        | {"taken": "*i1", "skipped": TABLE, "each": "i32"}
         | {"parts": "i32", "m": "i32", "spread": "fp32", "most": "fp32", "least": "fp32"},
         {"BLOCK": 1024},
     ),

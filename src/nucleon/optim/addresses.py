@@ -45,19 +45,22 @@ def _regular(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device
 def of_states(
     stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool
 ) -> list[int] | None:
-    """Where each run has its total, skipped and Gram, kind after kind; None if one is irregular.
+    """Where each run has its total, skipped, quiet and Gram; None if one is irregular.
 
-    Without a Gram the second stands for it.
+    Kind after kind; without a Gram the second stands for it.
     """
     layout, device = stack.layout, stack.params[0].device
     totals = layout and places_in(layout, [state["total"] for state in states], device)
     if layout is None or totals is None:
         return None
-    skipped = _owned(stack, layout, stack.own(s["skipped"] for s in states), torch.int64)
+    skipped, quiet = (
+        _owned(stack, layout, stack.own(s[name] for s in states), torch.int64)
+        for name in ("skipped", "quiet")
+    )
     grams = _owned(stack, layout, stack.grams(states), torch.float32) if has_gram else skipped
-    if skipped is None or grams is None or (has_gram and boundary(grams, 4) < 16):
+    if skipped is None or quiet is None or grams is None or (has_gram and boundary(grams, 4) < 16):
         return None
-    return [*totals, *skipped, *grams]
+    return [*totals, *skipped, *quiet, *grams]
 
 
 def _owned(
@@ -78,7 +81,8 @@ def tensors_of(
     stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool
 ) -> list[Tensor]:
     """The tensors that `of_states` looks at, and the parameters."""
-    found = [*stack.params, *(s["total"] for s in states), *(s["skipped"] for s in states)]
+    names = ("total", "skipped", "quiet")
+    found = [*stack.params, *(s[name] for name in names for s in states)]
     if has_gram:
         found += [s[key] for key, s in zip(stack.gram_keys, states, strict=True)]
     return found

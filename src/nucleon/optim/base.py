@@ -35,6 +35,7 @@ from nucleon.optim import (
     lists,
     options,
     placement,
+    rest,
     schema,
     shards,
     stacks,
@@ -298,11 +299,9 @@ class MatrixOptimizer(Optimizer, ABC):
             if self.has_gram and shards.sharded(states[0]["total"]):
                 gram = grams.whole_gram(stack.params[0], gram)
             smoothing = self._smoothing(stack, gram, group)
-            return (
-                total,
-                smoothing,
-                self._direction(total, smoothing, Situation(group, stack, states)),
-            )
+            direction = self._direction(total, smoothing, Situation(group, stack, states))
+            quiet = stack.gather_own(s["quiet"] for s in states)
+            return total, smoothing, rest.kept(~rest.resting(quiet, group), direction)
 
     # ------------------------------------------------------------------ the step
 
@@ -353,39 +352,46 @@ class MatrixOptimizer(Optimizer, ABC):
         done = fused.direction(self, stack, states, gradients, group, present)
         if done is not None:
             return done
-        gradient = stack.gather(gradients, _checks.work_dtype(stack.params[0].dtype))
+        dtype = _checks.work_dtype(stack.params[0].dtype)
+        gradient = stack.gather(gradients, dtype)
         if group["maximize"]:
             gradient = -gradient
-        old = stack.gather([s["total"] for s in states], gradient.dtype)
+        old = stack.gather([s["total"] for s in states], dtype)
         old_gram = self._gather_gram(stack, states)
         total = moments.accumulate_total(old, gradient, momentum)
         gram = self._advance(old_gram, gradient, group)
+        total, gram = rest.faded(total, gram)
+        ahead = momentum * total + gradient if group["nesterov"] else total
+        smoothing = self._smoothing(stack, gram, group)
 
-        # Skipping is arithmetic, not a branch: the host never learns which matrices it concerns. A
-        # gradient that is not finite shows in the total, one whose square is not in the Gram.
-        finite = torch.linalg.vector_norm(total, ord=torch.inf, dim=(-2, -1)).isfinite()  # (b,)
-        if self.has_gram:
-            finite = finite & gram.diagonal(dim1=-2, dim2=-1).isfinite().all(dim=-1)
+        # Skipping is arithmetic, not a branch: the host never learns which matrices it concerns.
+        rounded = total.to(states[0]["total"].dtype)
+        finite = rest.all_finite(gradient, rounded, ahead, gram, smoothing)  # (b,)
+        quiet = rest.quiet_steps(stack.gather_own(s["quiet"] for s in states), gradient)
+        moving = finite & ~rest.resting(quiet, group)
+        moving = moving if present is None else moving & present
+        ahead, smoothing = (rest.kept(moving, x) for x in (ahead, smoothing))
+        direction = self._direction(ahead, smoothing, at)
+        finite = finite & rest.all_finite(direction)
+        direction = rest.kept(moving & finite, direction)
         skipped = ~finite if present is None else ~finite & present
-        finite = finite if present is None else finite & present
-        if self.has_gram:
-            gram = lists.settled(torch.where(finite[:, None, None], gram, old_gram))
-        total = lists.settled(torch.where(finite[:, None, None], total, old))
-
-        ahead = total
-        if group["nesterov"] or group["certify"]:
-            gradient = torch.where(finite[:, None, None], gradient, 0.0)
-            ahead = momentum * total + gradient if group["nesterov"] else total
-        direction = self._direction(ahead, self._smoothing(stack, gram, group), at)
+        taken = finite if present is None else finite & present
 
         if group["certify"]:
-            certify.record(stack, states, gradient, direction, finite, group)
+            certify.record(stack, states, rest.kept(taken, gradient), direction, taken, group)
+        each = taken[:, None, None]
+        total = lists.settled(torch.where(each, total, old))
         stack.scatter(total, [s["total"] for s in states])
+        if self.has_gram:
+            gram = lists.settled(torch.where(each, gram, old_gram))
+            lists.each("copy_", stack.grams(states), stack.split(gram))
+        stack.scatter_own(
+            torch.where(taken, quiet, stack.gather_own(s["quiet"] for s in states)),
+            [s["quiet"] for s in states],
+        )
         counts = stack.own(s["skipped"] for s in states)
         lists.each("add_", counts, stack.split(skipped.long()))
-        if self.has_gram:
-            lists.each("copy_", stack.grams(states), stack.split(gram))
-        return direction, finite
+        return direction, taken
 
     def _gather_gram(self, stack: Stack, states: States) -> Tensor:
         if not self.has_gram:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nucleon.linalg import kernels
 from nucleon.linalg.half import augmented_from, polar_from
-from nucleon.optim import addresses, shards
+from nucleon.optim import addresses, rest, shards
 from nucleon.optim.axes import Block
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.polynomials import polynomials
@@ -51,6 +51,8 @@ class Job:
     smoothing: float
     bound: float
     """c and G²β₁⁻² of Λ = c(G²β₁⁻²I + M̂)."""
+    longest_quiet: int
+    """Steps without a gradient after which the direction is zero, see `rest`."""
     iterations: int
     boundaries: tuple[int, int, int] = (16, 16, 16)
     """Of gradients, totals and weights, see `addresses.boundary`."""
@@ -102,6 +104,7 @@ def job_of(
         keep=float(momentum**2 if keep is None else keep),
         smoothing=float(optimizer.smoothing_scale(group, m, n)) if has_gram else 0.0,
         bound=(group["gradient_bound"] / (momentum or 1.0)) ** 2 if has_gram else 0.0,
+        longest_quiet=rest.longest_quiet(momentum, group.get("gradient_bound", 0.0)),
         iterations=group["iterations"],
     )
 
@@ -133,7 +136,7 @@ def direction(
 def placed(job: Job, places: Sequence[int]) -> Job:
     """The job for gradients, then `addresses.of_states`, then weights that lie at these places."""
     runs = job.layout.runs
-    parts = places[:runs], places[runs : 2 * runs], places[4 * runs :]
+    parts = places[:runs], places[runs : 2 * runs], places[5 * runs :]
     dtypes = job.gradient, job.total, job.weight
     gradient, total, weight = map(addresses.boundary, parts, (dtype.itemsize for dtype in dtypes))
     if (gradient, total, weight) == job.boundaries:  # as mostly: a copy costs time

@@ -41,7 +41,7 @@ class Recording:
     key: object
     places: list[int]
     table: Tensor
-    """`places` on the device: gradients, totals, skipped, Grams, weights."""
+    """`places` on the device: gradients, totals, skipped, quiet, Grams, weights."""
     rates: Tensor
     """(2,): on the direction, and of the decay."""
     known: tuple[float | Tensor, float | Tensor] | None = None
@@ -142,7 +142,7 @@ def _set(recording: Recording, rates: tuple[float | Tensor, float | Tensor]) -> 
 def _run(recording: Recording, job: fused.Job, group: Mapping[str, Any]) -> None:
     """Launch the kernels one by one."""
     runs = job.layout.runs
-    moments, target = recording.table[: 4 * runs], recording.table[4 * runs :]
+    moments, target = recording.table[: 5 * runs], recording.table[5 * runs :]
     directions, taken = fused.compute(job, moments, None)
     rate, decay = recording.rates.unbind()
     fused.move(

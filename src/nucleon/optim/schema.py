@@ -1,5 +1,6 @@
 """What the state of an optimizer holds, and what is refused: parameters, groups, saved states."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from nucleon.optim import certify, grams, shards, stacks
 VERSION = 2
 SLICES = 1 << 20  # streams are parameter·2²⁰ + matrix
 
+LATER = {"quiet"}
+"""Entries that states of the same version may lack: they begin at zero."""
 SETTLED = ("rule", "axes", "certify")
 """Options that the state of a group is made by: they cannot change under it."""
 
@@ -25,6 +28,7 @@ def parameters(group: Mapping[str, Any]) -> list[Any]:
     found = [params] if isinstance(params, Tensor) else list(params)
     _check_params(found, group["lr"])
     _check_momentum_dtype(found, group)
+    _check_range(found, group)
     return found
 
 
@@ -78,6 +82,7 @@ def new_state(
         return state
     dtype = group["momentum_dtype"] or wide
     state["skipped"] = torch.zeros_like(matrices)
+    state["quiet"] = torch.zeros_like(matrices)
     # Where each rank keeps its own part, it is cut like the parameter.
     part = group["placement"] == "gram" and shards.sharded(param)
     state["total"] = (
@@ -150,7 +155,8 @@ def check_state_dict(
 
 def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
-    strange = set(found) ^ set(expected)
+    strange = (set(found) ^ set(expected)) - LATER
+    expected = {name: own for name, own in expected.items() if name in found or name not in LATER}
     if "total" not in expected:  # another rank owns it, here or in the run that saved it
         strange = set()
         expected = {name: own for name, own in expected.items() if name in found}
@@ -172,6 +178,11 @@ def _check_saved(key: object, found: Mapping[str, Any], expected: Mapping[str, T
                 f"state_dict holds {name!r} of type {kind} for parameter {key}, expected "
                 f"{own.dtype}; it is damaged"
             )
+        if not shards.local(value).isfinite().all():
+            raise ValueError(
+                f"state_dict holds {name!r} with values that are not finite for parameter {key}; "
+                f"it is damaged: load an earlier one"
+            )
         if value.shape != own.shape:
             raise ValueError(
                 f"state_dict holds {name!r} of shape {tuple(value.shape)} for parameter {key}, "
@@ -188,6 +199,31 @@ def _check_momentum_dtype(params: Sequence[Any], group: Mapping[str, Any]) -> No
             raise TypeError(
                 f"momentum_dtype=torch.float64, but {name} is on {param.device}, where it may not "
                 f"exist; pass momentum_dtype=None for float32"
+            )
+
+
+def _check_range(params: Sequence[Any], group: Mapping[str, Any]) -> None:
+    """Raise on options with which c and cG²β₁⁻² of Λ leave the dtype that a step works in."""
+    if group["rule"] != "matrix" or "gradient_bound" not in group:
+        return
+    scale = group["smoothing_scale"]
+    scale = 1.0 if isinstance(scale, str) else float(scale)
+    root = float(group["gradient_bound"]) / (group["momentum"] or 1.0)
+    for item in params:
+        name, param = item if isinstance(item, tuple) else ("params", item)
+        limits = torch.finfo(_checks.work_dtype(param.dtype))
+        if scale and not limits.tiny <= scale <= limits.max:
+            raise ValueError(
+                f"smoothing_scale={group['smoothing_scale']!r} is no normal number of "
+                f"{limits.dtype}, in which {name} is stepped; pass 0.0 for no smoothing, or a "
+                f"number from {limits.tiny:.3g} to {limits.max:.3g}"
+            )
+        if scale * root * root > limits.max / 2:
+            most = math.sqrt(limits.max / 2 / scale) * (group["momentum"] or 1.0)
+            raise ValueError(
+                f"gradient_bound={group['gradient_bound']!r} enters squared and leaves "
+                f"{limits.dtype}, in which {name} is stepped; pass at most {most:.3g}, or scale "
+                f"the loss"
             )
 
 

@@ -66,14 +66,19 @@ def _moments(
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of G, of βĜ + G, and of S; and where it lies in Ĝ."""
+    """A tile of G, of βĜ + G, and of S; and where it lies in Ĝ.
+
+    What the dtype of Ĝ cannot hold makes S infinite.
+    """
     at = i[:, None].to(tl.int64) * stride + j[None, :]
     here = matrix(gradients, batch, each, inner, GRADIENT, GRADIENT_BYTES) + at
     g = tl.load(here, mask=inside, other=0.0)
     where = matrix(totals, batch, each, inner, TOTAL, TOTAL_BYTES) + at
     g = g.to(tl.float32) * sign
     total = momentum * tl.load(where, mask=inside, other=0.0).to(tl.float32) + g
-    return g, total, lead * total + extra * g, where
+    s = lead * total + extra * g
+    s = tl.where(tl.abs(total.to(TOTAL).to(tl.float32)) < float("inf"), s, float("inf"))
+    return g, total, s, where
 
 
 @triton.jit(do_not_specialize=["each"])
@@ -82,39 +87,43 @@ def look(
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Parts of ‖S‖_F² and ‖G‖_F², float64: a float32 square may overflow."""
+    """Parts of ‖S‖_F², ‖G‖_F² and ‖Ĝ‖_F², float64: a float32 square may overflow."""
     batch = tl.program_id(1)
     i, j, inside = _place(rows, columns)
-    g, _, s, _ = _moments(
+    g, total, s, _ = _moments(
         gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
         GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
-    g, s = g.to(tl.float64), s.to(tl.float64)
-    place = 2 * (batch.to(tl.int64) * tl.num_programs(0) + tl.program_id(0))
+    g, s, total = g.to(tl.float64), s.to(tl.float64), total.to(tl.float64)
+    place = 3 * (batch.to(tl.int64) * tl.num_programs(0) + tl.program_id(0))
     tl.store(sums + place, tl.sum(s * s))
     tl.store(sums + place + 1, tl.sum(g * g))
+    tl.store(sums + place + 2, tl.sum(total * total))
 
 
-@triton.jit(do_not_specialize=["each", "parts"])
+@triton.jit(do_not_specialize=["each", "parts", "longest"])
 def measure(
-    sums, grams, skipped, present, factors, taken, parts, m, each,
-    keep, smoothing, bound, spread, limit, tiny,
+    sums, grams, skipped, quiet, present, factors, taken, parts, m, each, longest,
+    keep, smoothing, bound, spread, limit, tiny, least,
     HAS_GRAM: tl.constexpr, HAS_PRESENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
 
-    factors (5, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂.
+    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. The rules are those of `rest`.
     """
     batch, count = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
     square = tl.zeros((BLOCK,), dtype=tl.float64)
+    moment = tl.zeros((BLOCK,), dtype=tl.float64)
     for k in range(0, parts, BLOCK):
         at = k + tl.arange(0, BLOCK)
-        place = sums + 2 * (batch.to(tl.int64) * parts + at)
+        place = sums + 3 * (batch.to(tl.int64) * parts + at)
         total += tl.load(place, mask=at < parts, other=0.0)
         square += tl.load(place + 1, mask=at < parts, other=0.0)
-    size, mine = tl.sum(total), tl.sum(square)
-    finite = (size < float("inf")) & (mine < float("inf"))
+        moment += tl.load(place + 2, mask=at < parts, other=0.0)
+    size, mine, own = tl.sum(total), tl.sum(square), tl.sum(moment)
+    finite = (size < float("inf")) & (mine < float("inf")) & (own < float("inf"))
+    faded = own < least
     if HAS_GRAM:
         gram = matrix(grams, batch, each, m * m, tl.float32)
         trace = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -122,23 +131,31 @@ def measure(
             at = k + tl.arange(0, BLOCK)
             trace += tl.load(gram + at * (m + 1), mask=at < m, other=0.0).to(tl.float64)
         whole = keep * tl.sum(trace) + mine
-        finite = finite & (whole < limit)  # with room for rounding: the Gram matrix is float32
         size += smoothing * (whole + m * bound)
+        # With room for rounding: M̂ and Λ are float32.
+        finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)
+        faded = faded & (whole < least)
     there = batch >= 0  # all are
     if HAS_PRESENT:
         there = tl.load(present + batch) != 0
     ok = finite & there
     old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
     tl.store(old, tl.load(old) + tl.where(there & (finite == 0), 1, 0))
-    least = tiny * spread
-    inverse = tl.where(ok, 1.0 / tl.maximum(tl.sqrt(size), least), 0.0)
-    back = tl.maximum(tl.sqrt(mine), least) / spread
+    past = tl.load(quiet + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    without = tl.where(mine == 0, tl.load(past) + 1, 0)
+    tl.store(past, without, mask=ok)
+    entered, moving = ok & (faded == 0), ok & (faded == 0) & (without <= longest)
+    smallest = tiny * spread
+    inverse = tl.where(entered, 1.0 / tl.maximum(tl.sqrt(size), smallest), 0.0)
+    back = tl.maximum(tl.sqrt(mine), smallest) / spread
     tl.store(taken + batch, ok)
-    tl.store(factors + batch, (spread * inverse).to(tl.float32))
+    tl.store(factors + batch, tl.where(moving, spread * inverse, 0.0).to(tl.float32))
     tl.store(factors + count + batch, inverse.to(tl.float32))
-    tl.store(factors + 2 * count + batch, tl.where(ok, 1.0 / back, 0.0).to(tl.float32))
-    tl.store(factors + 3 * count + batch, tl.where(ok, back, 0.0).to(tl.float32))
-    tl.store(factors + 4 * count + batch, tl.where(ok, keep, 1.0).to(tl.float32))
+    tl.store(factors + 2 * count + batch, tl.where(entered, 1.0 / back, 0.0).to(tl.float32))
+    tl.store(factors + 3 * count + batch, tl.where(entered, back, 0.0).to(tl.float32))
+    left = tl.where(entered, keep, 0.0)
+    tl.store(factors + 4 * count + batch, tl.where(ok, left, 1.0).to(tl.float32))
+    tl.store(factors + 5 * count + batch, tl.where(entered, 1.0, 0.0).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["each"])
@@ -157,6 +174,7 @@ def advance(
         GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
     ok = tl.load(taken + batch) != 0
+    total *= tl.load(factors + 5 * count + batch)
     tl.store(where, total.to(TOTAL), mask=inside & ok)
     # What is not finite would survive a factor of zero.
     s = tl.where(ok, s * tl.load(factors + batch), 0.0).to(tl.float16)
@@ -175,17 +193,26 @@ def advance(
             tl.store(scaled + at, g, mask=inside)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["each", "parts"])
 def lengths(
-    norms, r, scale, length, floor, parts, m, spread, most, least, BLOCK: tl.constexpr
+    norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, most, least,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²; its first floor."""
+    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²; its first floor.
+
+    A Gram matrix whose state was not finite shows here; its weights stay.
+    """
     batch = tl.program_id(0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for k in range(0, parts, BLOCK):
         at = k + tl.arange(0, BLOCK)
         total += tl.load(norms + batch * parts + at, mask=at < parts, other=0.0)
-    inverse = 1.0 / tl.maximum(tl.sqrt(tl.sum(total)), 1.0)
+    norm = tl.sum(total)
+    damaged = (norm < float("inf")) == 0
+    tl.store(taken + batch, False, mask=damaged)
+    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    tl.store(old, tl.load(old) + 1, mask=damaged)
+    inverse = 1.0 / tl.maximum(tl.sqrt(norm), 1.0)
     tl.store(scale + batch, inverse)
     tl.store(length + batch, tl.sqrt(m * inverse) / spread)
     squares = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -214,6 +241,7 @@ def move(
         else:
             at = first + i[:, None].to(tl.int64) * columns + j[None, :]
             p = tl.load(directions + at, mask=inside, other=0.0).to(tl.float32)
+        p = tl.where(tl.abs(p) < float("inf"), p, 0.0)  # whatever P is, weights stay finite
         where = matrix(weights, batch, each, inner, WEIGHT, BYTES)
         where += i[:, None].to(tl.int64) * stride + j[None, :]
         w = tl.load(where, mask=inside, other=0.0).to(tl.float32)
@@ -248,7 +276,7 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
     """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
     m, n = sorted((job.rows, job.columns))
     count, each, device = job.layout.count, job.layout.each, where.device
-    gradients, totals, skipped, grams = where.view(4, -1).unbind()
+    gradients, totals, skipped, quiet, grams = where.view(5, -1).unbind()
     spread = spread_of(n)
     parts = tiles(job.rows, job.columns)
     place = (job.rows, job.columns, each, job.layout.inner, job.layout.stride)
@@ -256,15 +284,16 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
     sums_of = (job.sign, job.momentum, *ahead)
     types = {"GRADIENT": TYPES[job.gradient], "TOTAL": TYPES[job.total]}
     types |= {"GRADIENT_BYTES": job.boundaries[0], "TOTAL_BYTES": job.boundaries[1]}
-    sums = torch.empty((count, parts, 2), dtype=torch.float64, device=device)
+    sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
     look[(parts, count)](gradients, totals, sums, *place, *sums_of, **types)
 
-    factors = torch.empty((5, count), dtype=torch.float32, device=device)
+    factors = torch.empty((6, count), dtype=torch.float32, device=device)
     taken = torch.empty(count, dtype=torch.bool, device=device)
     limits = torch.finfo(torch.float32)
     measure[(count,)](
-        sums, grams, skipped, taken if present is None else present, factors, taken,
-        parts, m, each, job.keep, job.smoothing, job.bound, spread, limits.max / 2, limits.tiny,
+        sums, grams, skipped, quiet, taken if present is None else present, factors, taken,
+        parts, m, each, job.longest_quiet, job.keep, job.smoothing, job.bound, spread,
+        limits.max / 2, limits.tiny, limits.tiny / limits.eps,
         HAS_GRAM=job.has_gram, HAS_PRESENT=present is not None, BLOCK=BLOCK,
     )  # fmt: skip
     x = torch.empty((count, m, n), dtype=torch.float16, device=device)
@@ -279,7 +308,7 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
     norms = torch.empty(count * math.comb(-(-m // 64) + 1, 2), dtype=torch.float32, device=device)
     alpha, remainder = m / spread**2, None
     if job.has_gram:
-        _, inverse, _, back, kept = factors.unbind()
+        _, inverse, _, back, kept, _ = factors.unbind()
         given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], *rest)
         symmetric(scaled, scaled, *given, addend_scale=kept, each=each)
         remainder = torch.empty_like(r)
@@ -290,7 +319,9 @@ def begin(job: "Job", where: Tensor, present: Tensor | None) -> tuple[Start, Ten
         parts = symmetric(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
     scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=device).unbind()
     floors = (FIRST_FLOOR, LEAST_FLOOR)
-    lengths[(count,)](norms, r, scale, length, floor, parts, m, spread, *floors, BLOCK=BLOCK)
+    lengths[(count,)](
+        norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, *floors, BLOCK=BLOCK
+    )  # fmt: skip
     return Start(x, r, remainder, scale, length, floor, spread), taken
 
 

@@ -72,7 +72,7 @@ def _change(
     *,
     cautious: bool,
 ) -> Tensor:
-    change = direction * (taken.to(direction.dtype) * rate)
+    change = torch.where(taken > 0, direction * rate, 0.0)  # 0 times what is not finite is not 0
     if not isinstance(decay, Tensor) and decay == 0.0:
         return change
     weights = weights.to(direction.dtype)
