@@ -22,7 +22,7 @@ from _timing import environment, medians
 from memory import MIB, peak_extra
 from nucleon.learners import FAML, FTL, FTPL
 from nucleon.optim import Leon, Muon, Pion
-from nucleon.optim.o2nc import O2NC
+from nucleon.o2nc.optimizer import O2NC
 
 RHO, DISCOUNT, ROUNDS, BOUND = 1.0, 0.99, 10**6, 100.0
 PLAIN = {"lr": 1e-3, "momentum": DISCOUNT, "scale": "none", "steps": "exponential"}

@@ -1,8 +1,9 @@
 """Adaptive matrix online learning over the operator-norm ball, and its optimizers."""
 
-from nucleon import learners, linalg, optim, potentials, regret, streams, theory
+from nucleon import learners, linalg, o2nc, optim, potentials, regret, streams, theory
 from nucleon.game import Trace, play
-from nucleon.optim import O2NC, Leon, Muon, Pion, create, list_optimizers
+from nucleon.o2nc import O2NC, estimate, plan
+from nucleon.optim import Leon, Muon, Pion, create, list_optimizers
 
 __version__ = "0.1.0"
 
@@ -13,10 +14,13 @@ __all__ = [
     "Pion",
     "Trace",
     "create",
+    "estimate",
     "learners",
     "linalg",
     "list_optimizers",
+    "o2nc",
     "optim",
+    "plan",
     "play",
     "potentials",
     "regret",

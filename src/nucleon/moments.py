@@ -43,7 +43,8 @@ def smoothing(
     """
     bound, root, rate = map(_per_matrix, (gradient_bound, eta, discount))
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    return ((bound / rate / root) ** 2 * eye + gram / root**2).to(gram.dtype)
+    shift = bound / rate / root
+    return (shift * shift * eye + gram / root**2).to(gram.dtype)  # x * x is inf where x**2 raises
 
 
 def _per_matrix(scalar: Scalar) -> Scalar:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import nucleon
 from nucleon.cli.convert import convert as verb
-from nucleon.optim.switching import convert
+from nucleon.optim.migrate import convert
 
 MODEL = """
 import torch

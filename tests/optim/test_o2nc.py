@@ -23,8 +23,8 @@ from nucleon.learners import (
     Shampoo,
 )
 from nucleon.optim import Leon, Muon, Pion, conversion
-from nucleon.optim.conversion import ConversionMeter
-from nucleon.optim.o2nc import O2NC
+from nucleon.o2nc.meter import ConversionMeter
+from nucleon.o2nc.optimizer import O2NC
 
 F64 = torch.float64
 GAMMA, RHO, BOUND = 0.9, 0.7, 6.0

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nucleon import theory
 from nucleon.cli.plan import plan as verb
-from nucleon.optim.planning import MARGIN, Estimates, Interval, estimate, plan
+from nucleon.o2nc.plans import MARGIN, Estimates, Interval, estimate, plan
 
 GIVEN = {"rho": 1.0, "q_nuclear": 3.0, "loss_gap": 2.0, "gradient_bound": 1.0, "shape": (8, 16)}
 

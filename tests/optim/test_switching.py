@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nucleon
-from nucleon.optim.switching import convert, convert_checkpoint
+from nucleon.optim.migrate import convert, convert_checkpoint
 
 BETA = 0.95
 

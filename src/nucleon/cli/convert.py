@@ -25,9 +25,9 @@ from nucleon.cli.console import (
     print_json,
 )
 from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.migrate import Momentum, convert_checkpoint
+from nucleon.optim.migrate import convert as convert_optimizers
 from nucleon.optim.registry import create, list_optimizers
-from nucleon.optim.switching import Momentum, convert_checkpoint
-from nucleon.optim.switching import convert as convert_optimizers
 
 KEYS = ("optimizer", "optimizer_state_dict", "optimizer_states")
 """Where training scripts and Lightning keep the state of the optimizer in a checkpoint."""

@@ -17,8 +17,8 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
 )
-from nucleon.optim.planning import Plan, Planned
-from nucleon.optim.planning import plan as make_plan
+from nucleon.o2nc.plans import Plan, Planned
+from nucleon.o2nc.plans import plan as make_plan
 
 
 def plan(

@@ -24,7 +24,7 @@ from nucleon.experiments.base import (
 )
 from nucleon.experiments.games import worst
 from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
-from nucleon.optim.planning import Interval
+from nucleon.o2nc.plans import Interval
 from nucleon.potentials import Potential, Regularized
 from nucleon.regret import Decomposition, decompose
 from nucleon.streams import Stream

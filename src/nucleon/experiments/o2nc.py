@@ -21,9 +21,9 @@ from nucleon.experiments.base import (
 )
 from nucleon.learners import FAML, FTL, FTPL, Learner
 from nucleon.linalg.norms import operator_norm
-from nucleon.optim.conversion import ConversionMeter, ConversionTerms
-from nucleon.optim.o2nc import O2NC
-from nucleon.optim.planning import Interval
+from nucleon.o2nc.meter import ConversionMeter, ConversionTerms
+from nucleon.o2nc.optimizer import O2NC
+from nucleon.o2nc.plans import Interval
 from nucleon.problems.kinks import Kinks, random_kinks
 
 SHAPE = (2, 8)

@@ -25,7 +25,7 @@ from nucleon.experiments.games import BOUND, curve, exponent, played, worst
 from nucleon.game import Trace
 from nucleon.learners import FTPL
 from nucleon.linalg.norms import operator_norm
-from nucleon.optim.planning import Interval
+from nucleon.o2nc.plans import Interval
 from nucleon.potentials import Gaussian, Hyperbolic
 from nucleon.streams import Stream
 

@@ -25,7 +25,7 @@ from nucleon.experiments.base import (
 from nucleon.experiments.games import curve, played, ratio, worst
 from nucleon.game import Trace, play
 from nucleon.learners import FAML, FTPL, FTRL, GBPA, ScalarGBPA
-from nucleon.optim.planning import Interval
+from nucleon.o2nc.plans import Interval
 from nucleon.streams import Stream
 
 SHAPE = (3, 8)

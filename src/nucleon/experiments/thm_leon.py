@@ -30,7 +30,7 @@ from nucleon.experiments.o2nc import (
     sampling,
 )
 from nucleon.learners import FAML, FTL, Learner
-from nucleon.optim.planning import Plan, Planned, plan
+from nucleon.o2nc.plans import Plan, Planned, plan
 from nucleon.problems.kinks import random_kinks
 from nucleon.problems.resistance import Resistance
 

@@ -1,46 +1,62 @@
 """Muon, Pion and Leon: torch optimizers from online learning over the operator-norm ball."""
 
-from nucleon.optim.adamw import AdamWOptions
-from nucleon.optim.certify import CertificateLog
+import importlib
+import warnings
+from typing import Any
+
+from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
-from nucleon.optim.conversion import ConversionMeter, ConversionTerms
-from nucleon.optim.explanation import Explanation
-from nucleon.optim.leon import Leon
-from nucleon.optim.muon import Muon
-from nucleon.optim.o2nc import O2NC
-from nucleon.optim.options import Options, scale_factor
-from nucleon.optim.pion import Pion
-from nucleon.optim.planning import Estimates, Interval, Plan, estimate, plan
+from nucleon.optim.engines.work import Context
+from nucleon.optim.leon import Leon, LeonOptions
+from nucleon.optim.migrate import convert, convert_checkpoint
+from nucleon.optim.muon import Muon, MuonOptions
+from nucleon.optim.options import AdamWOptions, Options, scale_factor
+from nucleon.optim.pion import Pion, PionOptions
 from nucleon.optim.qk_clip import QKClip
 from nucleon.optim.registry import create, list_optimizers, register
-from nucleon.optim.roles import Place, Role, register_module
-from nucleon.optim.switching import convert, convert_checkpoint
+from nucleon.optim.routing.explanation import Explanation
+from nucleon.optim.routing.roles import Place, Role, register_module
+from nucleon.optim.watch.certificates import CertificateLog
 
 __all__ = [
-    "O2NC",
     "AdamWOptions",
     "CertificateLog",
-    "ConversionMeter",
-    "ConversionTerms",
-    "Estimates",
+    "Context",
     "Explanation",
-    "Interval",
     "Leon",
+    "LeonOptions",
+    "MatrixOptimizer",
     "Muon",
+    "MuonOptions",
     "Options",
     "Pion",
+    "PionOptions",
     "Place",
-    "Plan",
     "QKClip",
     "Role",
     "consolidate",
     "convert",
     "convert_checkpoint",
     "create",
-    "estimate",
     "list_optimizers",
-    "plan",
     "register",
     "register_module",
     "scale_factor",
 ]
+
+_MOVED = (
+    *("O2NC", "ConversionMeter", "ConversionTerms"),
+    *("Estimates", "Interval", "Plan", "estimate", "plan"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Names that live in `nucleon.o2nc`, under their old address."""
+    if name in _MOVED:
+        warnings.warn(
+            f"nucleon.optim.{name} is deprecated, use nucleon.o2nc.{name}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module("nucleon.o2nc"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,78 +1,104 @@
-"""The optimizer behind Muon, Pion and Leon: moments of the gradient, one hook, a weight update.
+"""The optimizer behind Muon, Pion and Leon: torch's contract around a list of work.
 
-For each matrix W (m×n, transposed when tall) and its gradient G, a step is
+A step checks the gradients, then hands each piece of work to its engine:
 
-    Ĝ ← β₁Ĝ + G          M̂ ← β₂M̂ + GGᵀ          (sums, not averages)
-    S = Ĝ, or β₁Ĝ + G with `nesterov`
-    P = direction(S, Λ),   Λ = c(G_max² β₁⁻² I + M̂),   c = `smoothing_scale`
-    W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
+    for work in worklist:  work.engine.step(work)
 
-and the three methods differ only in `direction`. Groups with rule="adamw" take AdamW's step.
+The mathematics of a step is in `engines.reference`; a method adds its `direction`. Groups with
+rule="adamw" take AdamW's step.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
+from typing import Any, ClassVar, Self, cast, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from nucleon import _checks, moments
-from nucleon.linalg._precision import exact_products
-from nucleon.optim import (
-    adamw,
-    bulletin,
-    certify,
-    checkpoints,
-    diagnostics,
-    fused,
-    grams,
-    lists,
-    options,
-    placement,
-    rest,
-    schema,
-    shards,
-    stacks,
-    wire,
-)
-from nucleon.optim.situation import Situation
-from nucleon.optim.stacks import Stack
+from nucleon.optim import options, state, worklist
+from nucleon.optim.engines.cuda import lanes
+from nucleon.optim.engines.ranks import agreement, placement, wire
+from nucleon.optim.engines.work import Context, Matrices
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import ParameterInfo
+from nucleon.optim.routing import routing
+from nucleon.optim.routing.explanation import Explanation, Row
+from nucleon.optim.watch import certificates, diagnostics
+from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
-if TYPE_CHECKING:
-    from nucleon.optim import routing
 
-States = list[dict[str, Tensor]]
+@dataclass
+class Runtime:
+    """What an optimizer keeps between steps beside its state."""
+
+    infos: dict[Tensor, ParameterInfo] = field(default_factory=dict[Tensor, ParameterInfo])
+    worklist: Worklist | None = None
+    entered: set[Tensor] = field(default_factory=set[Tensor])
+    """Parameters that have had a gradient: later, a missing one is a mask."""
+    steps: int = 0
+    agreed: bool = False
+    """Whether the ranks have compared parameters and options."""
+    left_out: tuple[Row, ...] = ()
+    """Parameters of the model that routing left out."""
+    note: str = ""
+    """What routing wants its user to know."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
-    """Options, state and weight update shared by the three methods; see the module's equations."""
+    """Options, state and step of a method; a subclass writes `direction` and names its options.
+
+    Args:
+        params: 2-D parameters and 3-D stacks of matrices, or groups of them.
+        lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
+            is its radius D, see `nucleon.o2nc.plan`).
+        momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
+        given: `own_options` of the method, and those of `Options`.
+    """
 
     name: ClassVar[str]
-    has_gram: ClassVar[bool]
-    has_gram_form: ClassVar[bool] = True
-    """Whether P = Q(ĜĜᵀ + Λ)·Ĝ, which placement="gram" needs."""
-    theorem: ClassVar[str]
-    uncertified: ClassVar[str | None]
+    """Of the method, in states, reports and diagnostics."""
+    own_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of the method beside `Options`, with their defaults."""
+    has_gram: ClassVar[bool] = False
+    """Whether M̂ is kept; without it `direction` is given an empty Λ."""
+    kernel: ClassVar[str | None] = None
+    """The recursion of the CUDA engine that is this `direction`: "polar" or "augmented"."""
+    settles: ClassVar[bool] = False
+    """Whether P falls as Ĝ does once `gradient_bound` > 0, see `engines.rest`."""
+    theorem: ClassVar[str] = "none"
+    """That bounds the regret of the method."""
+    uncertified: ClassVar[str | None] = "the method names no theorem"
     """Why no run of the method can be certified; None where it can."""
 
-    def __init__(self, params: Any, given: Mapping[str, Any], **own: Any) -> None:
-        unknown = sorted(set(given) - set(options.DEFAULTS))
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A `direction` of its own is the one that runs: the offer of a kernel is not inherited."""
+        super().__init_subclass__(**kwargs)
+        if "direction" in vars(cls) and "kernel" not in vars(cls):
+            cls.kernel = None
+
+    def __init__(
+        self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, **options.DEFAULTS, **self.own_options}
+        unknown = sorted(set(given) - set(defaults))
         if unknown:
             raise TypeError(
                 f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; its options "
-                f"are {', '.join(sorted([*own, *options.DEFAULTS]))}"
+                f"are {', '.join(sorted(defaults))}"
             )
-        tag = f"{self.name}/{schema.VERSION}"
-        super().__init__(params, {**options.DEFAULTS, **given, **own, "nucleon": tag})
-        bulletin.announce(self)
+        self._runtime = Runtime()
+        defaults.pop("axes")  # a fact of each parameter, not an option of a group
+        axes = {"axes": given.pop("axes")} if "axes" in given else {}
+        groups = _as_groups(params, axes)
+        tag = f"{self.name}/{state.VERSION}"
+        super().__init__(groups, {**defaults, **given, "certified": "", "nucleon": tag})
 
     @classmethod
     def for_model(
@@ -80,8 +106,10 @@ class MatrixOptimizer(Optimizer, ABC):
         model: nn.Module,
         lr: float | Tensor = 0.02,
         *,
-        aux_lr: float | Tensor = 3e-4,
-        overrides: "Mapping[str, routing.Override] | None" = None,
+        aux_lr: float | Tensor = routing.AUX_LR,
+        aux: Mapping[str, Any] | None = None,
+        head: str | None = "auto",
+        overrides: Mapping[str, routing.Override] | None = None,
         **given: Any,
     ) -> Self:
         """One optimizer for a whole model: its matrices by this method, the rest by AdamW.
@@ -90,60 +118,105 @@ class MatrixOptimizer(Optimizer, ABC):
             model: its parameters are routed by the module that holds them, see `explain`.
             lr: learning rate of the matrices (0.02).
             aux_lr: learning rate of the parameters that go to AdamW (3e-4).
-            overrides: {glob over parameter names: a route, or options of its own} (None).
-            given: options of the method, and those of `nucleon.optim.routing.for_model`.
+            aux: their other options, see `AdamWOptions` (None).
+            head: the output head, a glob over module names, "auto" for what the model itself tells
+                (see `nucleon.optim.routing.heads`), or None for no head ("auto").
+            overrides: {glob over parameter names: a route, or options of its own} (None); where
+                several match, the later wins, key by key. A route is "matrix", "adamw" or
+                "frozen", which leaves out.
+            given: options of the method.
         """
-        from nucleon.optim import routing
+        known = {"lr", "momentum", *cls.own_options, *cast(Mapping[str, Any], options.DEFAULTS)}
+        found = routing.routed(
+            model, aux=aux, head=head, overrides=overrides, known=known - {"rule", "axes"}
+        )
+        optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
+        optimizer._runtime.left_out = found.left_out
+        optimizer._runtime.note = found.note
+        return optimizer
 
-        return routing.for_model(cls, model, lr=lr, aux_lr=aux_lr, overrides=overrides, **given)
-
-    def explain(self) -> "routing.Explanation":
+    def explain(self) -> Explanation:
         """Which parameter goes where, and why: a table that prints, and exports to a dict."""
-        from nucleon.optim import routing
+        runtime = self._runtime
+        rows = routing.rows(self.name, self.param_groups, self.state, runtime.infos)
+        return Explanation(self.name, (*rows, *runtime.left_out), note=runtime.note)
 
-        return routing.explain(self)
+    @property
+    def infos(self) -> Mapping[Tensor, ParameterInfo]:
+        """Name, axes and routing of each parameter."""
+        return self._runtime.infos
+
+    # ------------------------------------------------------------------ what a method says
 
     @abstractmethod
-    def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
+    def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n: the hook, free of host syncs.
 
-        A method without a Gram is given an empty smoothing.
+        Args:
+            total: S, in float32, or float64 for float64 parameters.
+            smoothing: Λ, empty for a method without a Gram.
+            context: the options of the group, and seed, stream and step for noise.
         """
-
-    @abstractmethod
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """(α, β) of the method's potential for m×n matrices; None where it has none."""
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
         """The factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices."""
-        return group["smoothing_scale"]
+        return group.get("smoothing_scale", 1.0)
 
-    @abstractmethod
-    def _check_options(self, group: Mapping[str, Any]) -> None:
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """(α, β) of the method's potential for m×n matrices; None where it has none."""
+        return None
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise on a bad option of the method itself; the shared ones are checked before."""
 
     # ------------------------------------------------------------------ parameters and state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Check the options and parameters of a group, then add it with its state, created now."""
-        own = adamw.DEFAULTS if param_group.get("rule") == "adamw" else {}
+        """Check the options and parameters of a group, then add it with its state.
+
+        A frozen parameter has its state made with its first gradient.
+        """
+        own = options.ADAMW_DEFAULTS if param_group.get("rule") == "adamw" else {}
         group = {**self.defaults, **own, **param_group}
         self._check_group(group)
-        params = schema.parameters(group)
-        axes = schema.specs(group["axes"], len(params))
+        first = sum(len(g["params"]) for g in self.param_groups)
+        named = state.named(group, first)
+        specs = state.specs(group.pop("axes", None), len(named))
+        reasons = param_group.get("reasons") or ["as given"] * len(named)
+        infos = {
+            param: ParameterInfo(name, spec, reason)
+            for (name, param), spec, reason in zip(named, specs, reasons, strict=True)
+        }
+        params = [param for _, param in named]
         if group["rule"] == "matrix":
-            schema.check_matrices(params, axes)
-        param_group.update({**own, **param_group, "params": params, "axes": axes})
-        named = [x if isinstance(x, tuple) else (f"parameter {i}", x) for i, x in enumerate(params)]
-        given = {"params": [p for _, p in named], "param_names": [name for name, _ in named]}
-        placement.check({**group, **given, "axes": axes}, gram_form=self.has_gram_form)
-        super().add_param_group(param_group)
-        first = sum(len(g["params"]) for g in self.param_groups[:-1])
-        added = self.param_groups[-1]
-        owners = zip(added["params"], axes, placement.owners(added), strict=True)
-        for index, (param, spec, owner) in enumerate(owners, start=first):
-            owned = owner is None or owner == dist.get_rank()
-            self.state[param] = self._new_state(param, spec, index, added, owned=owned)
+            state.check_matrices(infos)
+        placement.check({**group, "params": params}, infos)
+        facts = ("axes", "reasons", "param_names")
+        added = {**own, **param_group, "params": params}
+        super().add_param_group({k: v for k, v in added.items() if k not in facts})
+        self._runtime.infos |= infos
+        self._make_states(self.param_groups[-1], first)
+
+    def _make_states(self, group: dict[str, Any], first: int) -> None:
+        """The states that a group has from the start; under "owner" every rank knows of all."""
+        infos = self._runtime.infos
+        pairs = zip(group["params"], placement.owners(group, infos), strict=True)
+        for index, (param, owner) in enumerate(pairs, start=first):
+            if param.requires_grad or owner is not None:
+                owned = owner is None or owner == dist.get_rank()
+                self.state[param] = self._new_state(group, param, index, owned=owned)
+
+    def _new_state(
+        self, group: Mapping[str, Any], param: Tensor, index: int, *, owned: bool = True
+    ) -> state.State:
+        if group["rule"] == "adamw":
+            return state.new_adamw_state(param)
+        # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
+        step = next((s["step"] for s in self.state.values() if "stream" in s), None)
+        info = self._runtime.infos[param]
+        return state.new_matrix_state(
+            param, info, index, step, group, has_gram=self.has_gram, owned=owned
+        )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
@@ -151,64 +224,51 @@ class MatrixOptimizer(Optimizer, ABC):
             raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
         options.check(group)
         if group["rule"] == "adamw":
-            adamw.check(group)
+            options.check_adamw(group)
         else:
-            self._check_options(group)
-
-    def _new_state(
-        self,
-        param: Tensor,
-        spec: str | None,
-        index: int,
-        group: Mapping[str, Any],
-        *,
-        owned: bool,
-    ) -> dict[str, Tensor]:
-        if group["rule"] == "adamw":
-            return adamw.new_state(param, group)
-        # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
-        step = next((s["step"] for s in self.state.values() if "stream" in s), None)
-        return schema.new_state(
-            param, spec, index, step, group, has_gram=self.has_gram, owned=owned
-        )
+            self.check_options(group)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns all of it.
-
-        With placement="gram" every rank must call it: the Gram matrices are summed.
-        """
+        """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns it all."""
         # Before the user's own hooks: they are to see what will be saved.
-        hook = self.register_state_dict_post_hook(checkpoints.pack, prepend=True)
+        hook = self.register_state_dict_post_hook(state.pack, prepend=True)
         try:
             return super().state_dict()
         finally:
             hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the same method, shapes and schema; refuse any other, changing nothing.
+        """Load a state of the same method and shapes; refuse any other, changing nothing.
 
         State keeps the dtype it was saved in: torch's cast to the parameter's dtype would round
         the float32 moments of a bf16 parameter.
         """
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
         final: list[dict[str, Any]] = []
+        templates = self._templates()
 
-        def check(_: Optimizer, given: dict[str, Any]) -> None:
-            checkpoints.unpack(given)
-            self._check_state_dict(given)
-            final.append(given)
+        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            found = state.upgraded(given, self.param_groups, self._runtime.infos)
+            groups, infos = self.param_groups, self._runtime.infos
+            state.check_state_dict(found, groups, templates, infos, self.defaults)
+            for saved in found["param_groups"]:
+                self._check_group(saved)
+            final.append(found)
+            return found
 
-        before_loading = self.param_groups, dict(self.state)
+        old_groups = self.param_groups
 
         def restore(_: Optimizer) -> None:
-            old_groups, old_state = before_loading
             for saved, old, group in zip(
                 final[0]["param_groups"], old_groups, self.param_groups, strict=True
             ):
-                group.update({name: old[name] for name in placement.OPTIONS})
+                group.update({name: old[name] for name in options.RUN})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     found = final[0]["state"].get(key, {})
-                    self.state[param] = schema.loaded(param, found, old_state[param], group)
+                    if found or param.requires_grad:
+                        self.state[param] = state.loaded(param, found, templates[param])
+                    else:
+                        self.state.pop(param, None)
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -218,10 +278,24 @@ class MatrixOptimizer(Optimizer, ABC):
             before.remove()
             after.remove()
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        schema.check_state_dict(state_dict, self.param_groups, self.state, self.defaults)
-        for saved in state_dict["param_groups"]:
-            self._check_group(saved)
+    def _templates(self) -> dict[Tensor, state.State]:
+        """The state that each parameter has, or would have."""
+        found: dict[Tensor, state.State] = {}
+        for group in self.param_groups:
+            for param in group["params"]:
+                own = self.state.get(param) or self._new_state(group, param, len(found))
+                found[param] = own
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle has: torch's entries, and what is known of the parameters."""
+        return {**super().__getstate__(), "infos": self._runtime.infos}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        """Take over what `__getstate__` gave."""
+        if "infos" in saved:  # torch itself loads a state by this way, without
+            self._runtime = Runtime(saved["infos"])
+        super().__setstate__({name: x for name, x in saved.items() if name != "infos"})
 
     # ------------------------------------------------------------------ looking at it
 
@@ -237,71 +311,32 @@ class MatrixOptimizer(Optimizer, ABC):
         Quantities: `update_norm` ‖P‖_op, `smoothing_share` Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P
         and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F, `skipped` steps.
         """
-        return diagnostics.collect(self)
+        groups, infos = self.param_groups, self._runtime.infos
+        return diagnostics.collect(self.name, groups, self._matrices(), infos)
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
         """The discounted regret of each parameter beside its bound, radius 1; synchronizes.
 
         Only groups with certify=True keep what is needed. A parameter of several matrices has one
-        entry a matrix. With placement="owner" every rank must call it, and has all of the answer.
+        entry per matrix. With placement="owner" every rank must call it, and has all of the answer.
         """
-        return certify.certificates(self)
+        return certificates.collect(self, self.param_groups, self.state, self._runtime.infos)
 
-    def stacks_of(
-        self, group: Mapping[str, Any], *, with_gradient: bool = False
-    ) -> list[tuple[Stack, States]]:
-        """Stacks of the matrices of a group, each with the state of its pieces, in order.
-
-        A DTensor is always among them: other ranks may have a gradient, and must be answered.
-        """
-        params = zip(group["params"], group["axes"], strict=True)
-        chosen = [
-            (param, spec)
-            for param, spec in params
-            if "total" in self.state[param]
-            and (not with_gradient or param.grad is not None or shards.sharded(param))
+    def _matrices(self) -> list[Matrices]:
+        """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
+        return [
+            work
+            for group in self.param_groups
+            if group["rule"] == "matrix"
+            for work in worklist.matrices(
+                self,
+                group,
+                [p for p in group["params"] if "total" in self.state.get(p, {})],
+                self.state,
+                self._runtime.infos,
+            )
         ]
-        built = self._built(chosen, group, stepping=with_gradient)
-        return [(stack, [self.state[param] for param in stack.params]) for stack in built]
-
-    def _built(
-        self,
-        params: Sequence[tuple[Tensor, str | None]],
-        group: Mapping[str, Any],
-        *,
-        stepping: bool,
-    ) -> Sequence[Stack]:
-        """`stacks.build`, once for the same parameters: a step must not pay for it again."""
-        if torch.compiler.is_compiling():  # no step that is compiled is fused
-            return stacks.build(params, options.room(group))
-        room = options.room(group, partial(fused.expected, self, group) if stepping else None)
-        how = [group[option] for option in options.STACKING]
-        key = (stepping, *how, *[(id(p), spec, p.shape, p.dtype, p.device) for p, spec in params])
-        cache: dict[object, list[Stack]] = self.__dict__.setdefault("_stacks", {})
-        found = cache.get(key)
-        if found is None:
-            # Sets of parameters that have a gradient, few of each group in practice.
-            if len(cache) >= 16 * len(self.param_groups):
-                cache.clear()
-                self.__dict__.pop("_recordings", None)  # they are of these stacks
-            found = cache[key] = stacks.build(params, room)
-        return found
-
-    def directions(
-        self, stack: Stack, states: States, group: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(S, Λ, P) of the present state, S = Ĝ, each (b, …); Λ is empty without a Gram."""
-        dtype = _checks.work_dtype(stack.params[0].dtype)
-        with exact_products(states[0]["total"].device):
-            total = stack.gather((shards.full(s["total"]) for s in states), dtype)
-            gram = self._gather_gram(stack, states)
-            if self.has_gram and shards.sharded(states[0]["total"]):
-                gram = grams.whole_gram(stack.params[0], gram)
-            smoothing = self._smoothing(stack, gram, group)
-            direction = self._direction(total, smoothing, Situation(group, stack, states))
-            quiet = stack.gather_own(s["quiet"] for s in states)
-            return total, smoothing, rest.kept(~rest.resting(quiet, group), direction)
 
     # ------------------------------------------------------------------ the step
 
@@ -309,6 +344,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
+    @_disable_dynamo  # a compiled training loop calls the plain step: nothing here is traced
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient; returns the closure's loss, if given one."""
@@ -316,138 +352,79 @@ class MatrixOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        bulletin.check(self)
-        wire.settle(chain.from_iterable(g["params"] for g in self.param_groups))
         self._check_gradients()
-        if any(group["consistency_every"] for group in self.param_groups):
-            self._compared = self.__dict__.get("_compared", -1) + 1
         for group in self.param_groups:
-            params = group["params"]
-            if not params:
-                continue
-            if group["rule"] == "adamw":
-                active = [p for p in params if p.grad is not None or shards.sharded(p)]
-                adamw.update(active, [self.state[p] for p in active], group)
-                continue
-            if group["certify"]:
-                certify.note(group)
-            lists.each("add_", [self.state[p]["step"] for p in params], [1] * len(params))
-            with exact_products(params[0].device):
-                placement.update(self, group)
+            certificates.note(group)
+        found = self._worklist()
+        wire.settle(found.sharded)
+        for counters in found.counters.values():
+            torch._foreach_add_(counters, 1)
+        with lanes.opened() as lane:
+            for work in found.works:
+                with lane(work):
+                    work.engine.step(work)
+        agreement.check_update(self.param_groups, self.state, self._runtime.steps)
+        self._runtime.steps += 1
         return loss
 
-    def compute(
-        self,
-        stack: Stack,
-        states: States,
-        gradients: Sequence[Tensor],
-        at: Situation,
-        present: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Enter gradients, one per piece, into the state; (P, which matrices are to be moved).
+    def _worklist(self) -> Worklist:
+        """The list of work for the present structure: nearly always that of the last step."""
+        runtime, groups = self._runtime, self.param_groups
+        now = worklist.signature(groups, self.state, runtime.entered)
+        if runtime.worklist is None or runtime.worklist.signature != now:
+            self._enter()
+            found = worklist.build(self, groups, self.state, runtime.infos, runtime.entered)
+            runtime.worklist = found
+            if not runtime.agreed and agreement.exchanges(groups):
+                known = [*self.defaults, *options.ADAMW_DEFAULTS]
+                agreement.check_start(groups, runtime.infos, known)
+                runtime.agreed = True
+        return runtime.worklist
 
-        Those that are not `present`, (b,), are left alone; None is all of them.
-        """
-        group, momentum = cast(dict[str, Any], at.group), at.group["momentum"]
-        done = fused.direction(self, stack, states, gradients, group, present)
-        if done is not None:
-            return done
-        dtype = _checks.work_dtype(stack.params[0].dtype)
-        gradient = stack.gather(gradients, dtype)
-        if group["maximize"]:
-            gradient = -gradient
-        old = stack.gather([s["total"] for s in states], dtype)
-        old_gram = self._gather_gram(stack, states)
-        total = moments.accumulate_total(old, gradient, momentum)
-        gram = self._advance(old_gram, gradient, group)
-        total, gram = rest.faded(total, gram)
-        ahead = momentum * total + gradient if group["nesterov"] else total
-        smoothing = self._smoothing(stack, gram, group)
-
-        # Skipping is arithmetic, not a branch: the host never learns which matrices it concerns.
-        rounded = total.to(states[0]["total"].dtype)
-        finite = rest.all_finite(gradient, rounded, ahead, gram, smoothing)  # (b,)
-        quiet = rest.quiet_steps(stack.gather_own(s["quiet"] for s in states), gradient)
-        moving = finite & ~rest.resting(quiet, group)
-        moving = moving if present is None else moving & present
-        ahead, smoothing = (rest.kept(moving, x) for x in (ahead, smoothing))
-        direction = self._direction(ahead, smoothing, at)
-        finite = finite & rest.all_finite(direction)
-        direction = rest.kept(moving & finite, direction)
-        skipped = ~finite if present is None else ~finite & present
-        taken = finite if present is None else finite & present
-
-        if group["certify"]:
-            certify.record(stack, states, rest.kept(taken, gradient), direction, taken, group)
-        each = taken[:, None, None]
-        total = lists.settled(torch.where(each, total, old))
-        stack.scatter(total, [s["total"] for s in states])
-        if self.has_gram:
-            gram = lists.settled(torch.where(each, gram, old_gram))
-            lists.each("copy_", stack.grams(states), stack.split(gram))
-        stack.scatter_own(
-            torch.where(taken, quiet, stack.gather_own(s["quiet"] for s in states)),
-            [s["quiet"] for s in states],
-        )
-        counts = stack.own(s["skipped"] for s in states)
-        lists.each("add_", counts, stack.split(skipped.long()))
-        return direction, taken
-
-    def _gather_gram(self, stack: Stack, states: States) -> Tensor:
-        if not self.has_gram:
-            return torch.empty(0, device=states[0]["total"].device)
-        return torch.cat(stack.grams(states))
-
-    def _advance(self, gram: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
-        if not self.has_gram:
-            return gram
-        discount = group["momentum"] if group["beta2"] is None else math.sqrt(group["beta2"])
-        return moments.accumulate_gram(gram, gradient, discount)
-
-    def _smoothing(self, stack: Stack, gram: Tensor, group: Mapping[str, Any]) -> Tensor:
-        if not self.has_gram:
-            return gram
-        scale = self.smoothing_scale(group, *sorted(stack.shape))
-        return moments.smoothing(
-            gram,
-            gradient_bound=group["gradient_bound"],
-            eta=scale**-0.5 if scale else math.inf,
-            discount=group["momentum"] or 1.0,  # without momentum there is no bound to divide
-        )
-
-    def agree(self, stack: Stack, shared: Tensor, group: Mapping[str, Any]) -> None:
-        """Every `consistency_every` steps, raise on all ranks unless they have updated alike.
-
-        Compared are what they share of the direction, the learning rate, and the new weights where
-        every rank has them whole.
-        """
-        every, params = group["consistency_every"], stack.params
-        if not every or placement.world(params) == (0,) or self._compared % every:
-            return
-        tensors = [shared] if shards.sharded(params[0]) else [shared, *params]
-        found = [float(group["lr"]), *map(wire.fingerprint, tensors)]
-        wire.check_same(found, "updates", placement.process_groups(params))
+    def _enter(self) -> None:
+        """Note who has a gradient for the first time, and make the state of what was frozen."""
+        first = 0
+        for group in self.param_groups:
+            for index, param in enumerate(group["params"], start=first):
+                if param.grad is None:
+                    continue
+                self._runtime.entered.add(param)
+                if param not in self.state:
+                    self.state[param] = self._new_state(group, param, index)
+            first += len(group["params"])
 
     def _check_gradients(self) -> None:
         for group in self.param_groups:
-            states = [self.state[p] for p in group["params"] if group["certify"]]
-            if any("total" in state and "played" not in state for state in states):
-                raise ValueError(
-                    "certify was switched on during the run; pass certify=True when the group is "
-                    "added, so that its regret is kept from the start"
-                )
+            options.check_rates(group)
+            if group["certify"]:
+                states = [self.state.get(p, {}) for p in group["params"]]
+                if any("total" in s and "played" not in s for s in states):
+                    raise ValueError(
+                        "certify was switched on during the run; pass certify=True when the group "
+                        "is added, so that its regret is kept from the start"
+                    )
             for param in group["params"]:
                 gradient = param.grad
                 if gradient is not None and gradient.layout is not torch.strided:
                     raise RuntimeError(
-                        f"{self.name} takes dense gradients, a parameter of shape "
-                        f"{tuple(param.shape)} has layout {gradient.layout}; "
-                        f"use sparse=False or another optimizer for it"
+                        f"{self.name} takes dense gradients, {self._runtime.infos[param].name} of "
+                        f"shape {tuple(param.shape)} has layout {gradient.layout}; use "
+                        f"sparse=False or another optimizer for it"
                     )
         strict = [g for g in self.param_groups if g["nonfinite"] == "raise"]
         for param in chain.from_iterable(g["params"] for g in strict):
-            if param.grad is not None and not torch.isfinite(param.grad).all():
+            if param.grad is not None and not torch.isfinite(shards.local(param.grad)).all():
                 raise ValueError(
-                    f"the gradient of a parameter of shape {tuple(param.shape)} is not finite; "
+                    f"the gradient of {self._runtime.infos[param].name} is not finite; "
                     f"nonfinite='skip' would leave it out of this step"
                 )
+
+
+def _as_groups(params: Any, axes: Mapping[str, Any]) -> Any:
+    """`params` as groups that carry the axes given for all of them."""
+    if not axes:
+        return params
+    items = [params] if isinstance(params, Tensor) else list(params)
+    if items and isinstance(items[0], dict):
+        return [{**axes, **cast(dict[str, Any], group)} for group in items]
+    return [{"params": items, **axes}]

@@ -1,42 +1,45 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, final, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from torch import Tensor
 
 from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_polynomial, polar_svd
-from nucleon.optim.base import MatrixOptimizer, Situation
-from nucleon.optim.methods import check_method, chosen_method
+from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.engines.work import Context
+from nucleon.optim.methods import check_method, chosen_method, polynomials
 from nucleon.optim.options import Options
-from nucleon.optim.polynomials import polynomials
 
 PolarMethod = Literal["auto", "half", "polar-express", "newton-schulz", "muon", "svd"]
 POLAR_METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
 
 
-@final
+class MuonOptions(Options, total=False):
+    """Options of `Muon`, each settable per parameter group."""
+
+    method: PolarMethod
+    """Of the polar factor. "auto", the default, is "half" or "polar-express", see
+    `nucleon.optim.methods`; "half", the float16 Gram recursion (measured: the fastest on CUDA);
+    "polar-express", the optimal quintics (measured: the smallest error of a five-step method, both
+    `benchmarks/step.py`); "newton-schulz", the paper's cubic; "muon", Jordan's quintic, which
+    leaves the ball; "svd", exact and slow."""
+
+
 class Muon(MatrixOptimizer):
     """P = polar(Ĝ): Follow-the-Leader over the operator-norm ball, without a regret guarantee.
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
-            is its radius D, see `plan`).
-        momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
-        method: of the polar factor. "auto", the default, is "half" or "polar-express", see
-            `chosen_method`; "half", the float16 Gram recursion (measured: the fastest on CUDA);
-            "polar-express", the optimal quintics (measured: the smallest error of a five-step
-            method, both `benchmarks/step.py`);
-            "newton-schulz", the paper's cubic; "muon", Jordan's quintic, which leaves the ball;
-            "svd", exact and slow.
-        options: see `nucleon.optim.Options`.
+        lr: learning rate (0.02), see `MatrixOptimizer`.
+        momentum: β₁ (0.95), see `MatrixOptimizer`.
+        options: see `MuonOptions`.
     """
 
     name: ClassVar[str] = "muon"
-    has_gram: ClassVar[bool] = False
-    theorem: ClassVar[str] = "none"
+    own_options: ClassVar[Mapping[str, Any]] = {"method": "auto"}
+    kernel: ClassVar[str | None] = "polar"
     uncertified: ClassVar[str | None] = "the nuclear norm is not smooth, the regret can be linear"
 
     def __init__(
@@ -44,20 +47,17 @@ class Muon(MatrixOptimizer):
         params: Any,
         lr: float | Tensor = 0.02,
         momentum: float = 0.95,
-        *,
-        method: PolarMethod = "auto",
-        **options: Unpack[Options],
+        **options: Unpack[MuonOptions],
     ) -> None:
-        super().__init__(params, options, lr=lr, momentum=momentum, method=method)
+        super().__init__(params, lr, momentum, **options)
 
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> None:
-        """None: the nuclear norm is not smooth."""
+    def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
+        """polar(S) by the method of the group."""
+        return polar_direction(total, context.options)
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise on a bad `method`."""
         check_method(group, POLAR_METHODS)
-
-    def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
-        return polar_direction(total, situation.group)
 
 
 def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:

@@ -1,15 +1,14 @@
 """The options that Muon, Pion and Leon share, their defaults and their checks."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.optim.axes import Block
-from nucleon.optim.stacks import Room
+from nucleon.linalg._precision import widest
 
 Scale = Literal["spectral", "match-adamw", "none"]
 SCALES: tuple[Scale, ...] = ("spectral", "match-adamw", "none")
@@ -17,8 +16,8 @@ Steps = Literal["constant", "exponential"]
 STEPS: tuple[Steps, ...] = ("constant", "exponential")
 NonFinite = Literal["skip", "raise"]
 NON_FINITE: tuple[NonFinite, ...] = ("skip", "raise")
-Placement = Literal["local", "owner", "gram"]
-PLACEMENTS: tuple[Placement, ...] = ("local", "owner", "gram")
+Placement = Literal["local", "owner"]
+PLACEMENTS: tuple[Placement, ...] = ("local", "owner")
 Rule = Literal["matrix", "adamw"]
 RULES: tuple[Rule, ...] = ("matrix", "adamw")
 
@@ -28,30 +27,28 @@ class Options(TypedDict, total=False):
 
     rule: Rule
     """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
-    the options of `nucleon.optim.adamw`."""
+    the options of `AdamWOptions`."""
     axes: str | list[str | None] | None
-    """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.axes`: one spec
-    for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
+    """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.matrices.axes`:
+    one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
     nesterov: bool
     """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
     way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
     weight_decay: float
     """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
-    cautious: bool
-    """Decay only where it goes along with the update: lr·weight_decay·W·[P∘W > 0] (default False:
-    plain decoupled decay; measured by others to help, not by us)."""
     scale: Scale
     """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
     practice; the theory's is "none")."""
     steps: Steps
-    """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) a step for
-    all matrices together, the random scaling of the theory."""
+    """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) per step
+    for all matrices together, the random scaling of the theory."""
     iterations: int
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
     nonfinite: NonFinite
-    """"skip": a matrix whose gradient is not finite, or overflows the moments, keeps its weights
-    and state, without a host synchronization, and is counted (default: for safety; the theory has
-    no such gradients). "raise": raise on one that is not finite, before anything changes."""
+    """"skip": a matrix whose gradient, moments, smoothing or direction are not finite keeps its
+    weights and state bit for bit, without a host synchronization, and is counted (default: for
+    safety; the theory has no such gradients). "raise": raise on a gradient that is not finite,
+    before anything changes."""
     maximize: bool
     """Climb instead of descend (default False)."""
     momentum_dtype: torch.dtype | None
@@ -62,28 +59,23 @@ class Options(TypedDict, total=False):
     has no rounding)."""
     certify: bool
     """Keep the discounted regret of each matrix, for `certificates()`: the last direction, mn more
-    numbers a matrix, and one more product GGᵀ a step (default False)."""
-    certified: tuple[()] | list[Any] | None
-    """The optimizer's own note of the options a certificate relies on; leave it alone."""
+    numbers per matrix, and one more product GGᵀ per step (default False)."""
     placement: Placement
-    """Who computes which matrix in a run of several processes, see `nucleon.optim.placement`:
-    "local", every rank every matrix (default); "owner", one rank each; "gram", for matrices cut
-    along their long side."""
+    """Who computes which matrix in a run of several processes: "local", every rank every matrix
+    (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
     wire_dtype: torch.dtype | None
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
-    consistency_every: int | None
-    """Compare the update across the ranks every so many steps, and raise on all of them where it
-    differs; every rank must step, and waits for the device (default 0: never). Parameters and
-    options are compared before the first step in any case, unless it is None: then each rank
-    trains a model of its own under "local"."""
+    consistency_every: int
+    """Compare the updates of the ranks every so many steps, and raise on all of them where they
+    differ; every rank must step, and waits for the device (default 0: never)."""
     seed: int
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: int | None
     """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step, 20 to 110 bytes an entry (default None:
-    2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ where the step is fused, which takes 9
-    to 23 bytes an entry)."""
+    matrix at least; it bounds the extra memory of a step, 20 to 110 bytes per entry (default
+    None: 2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ on the CUDA engine, which takes 9
+    to 23 bytes per entry)."""
 
 
 DEFAULTS = Options(
@@ -91,7 +83,6 @@ DEFAULTS = Options(
     axes=None,
     nesterov=False,
     weight_decay=0.0,
-    cautious=False,
     scale="spectral",
     steps="constant",
     iterations=5,
@@ -100,7 +91,6 @@ DEFAULTS = Options(
     momentum_dtype=None,
     stochastic_rounding=False,
     certify=False,
-    certified=(),
     placement="local",
     wire_dtype=None,
     consistency_every=0,
@@ -122,26 +112,13 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     return 1.0
 
 
-STACKING = (
-    "largest_stack",
-    "method",
-    "iterations",
-    "certify",
-    "placement",
-    "momentum_dtype",
-    "stochastic_rounding",
+RUN = ("placement", "wire_dtype", "consistency_every")
+"""Options of the run, not of the state: a state is loaded under those of the optimizer at hand."""
+STRUCTURE = (
+    *("rule", "method", "iterations", "certify", "placement"),
+    *("momentum_dtype", "stochastic_rounding", "largest_stack"),
 )
-"""What the sizes of stacks depend on besides the parameters."""
-
-
-def room(group: Mapping[str, Any], fused: Callable[[Tensor, Block], bool] | None = None) -> Room:
-    """`largest_stack` or its default, which depends on the device and on whether it is `fused`."""
-
-    def entries(param: Tensor, block: Block) -> int:
-        default = 24 if not param.is_cuda else 27 if fused and fused(param, block) else 25
-        return group["largest_stack"] or 2**default
-
-    return entries
+"""Options that decide which engine steps a stack, and how large it is."""
 
 
 def check(group: dict[str, Any]) -> None:
@@ -165,14 +142,13 @@ def check(group: dict[str, Any]) -> None:
     _checks.choice("placement", group["placement"], PLACEMENTS)
     if group["wire_dtype"] not in (None, torch.bfloat16):
         raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
-    if group["consistency_every"] is not None:
-        _checks.count("consistency_every", group["consistency_every"], minimum=0)
+    _checks.count("consistency_every", group["consistency_every"], minimum=0)
     _checks.count("iterations", group["iterations"])
     if group["largest_stack"] is not None:
         _checks.count("largest_stack", group["largest_stack"])
     if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
         raise TypeError(f"seed must be an integer, got {group['seed']!r}")
-    for flag in ("nesterov", "cautious", "maximize", "stochastic_rounding", "certify"):
+    for flag in ("nesterov", "maximize", "stochastic_rounding", "certify"):
         if not isinstance(group[flag], bool):
             raise TypeError(f"{flag} must be True or False, got {group[flag]!r}")
     if group["certify"] and not group["momentum"]:
@@ -184,6 +160,60 @@ def check(group: dict[str, Any]) -> None:
             f"momentum_dtype must be None, torch.bfloat16, torch.float32 or torch.float64, "
             f"got {group['momentum_dtype']!r}"
         )
+
+
+def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
+    """Raise where a momentum of float64 is asked for on a device that may not have it."""
+    if group["rule"] != "matrix" or group["momentum_dtype"] != torch.float64:
+        return
+    for name, param in named:
+        if widest(param.device) != torch.float64:
+            raise TypeError(
+                f"momentum_dtype=torch.float64, but {name} is on {param.device}, where it may not "
+                f"exist; pass momentum_dtype=None for float32"
+            )
+
+
+def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
+    """Raise on rates, or c and cG²β₁⁻² of Λ, that leave the dtype that a step works in."""
+    for name, param in named:
+        most = torch.finfo(_checks.work_dtype(param.dtype)).max
+        if (
+            not isinstance(group["lr"], Tensor)
+            and group["lr"] * max(1, group["weight_decay"]) > most
+        ):
+            raise ValueError(
+                f"lr={group['lr']!r} with weight_decay={group['weight_decay']!r} leaves the range "
+                f"of the weights of {name}; pass smaller ones"
+            )
+    if group["rule"] != "matrix" or "gradient_bound" not in group:
+        return
+    scale = group["smoothing_scale"]
+    scale = 1.0 if isinstance(scale, str) else float(scale)
+    root = float(group["gradient_bound"]) / (group["momentum"] or 1.0)
+    for name, param in named:
+        limits = torch.finfo(_checks.work_dtype(param.dtype))
+        if scale and not limits.tiny <= scale <= limits.max:
+            raise ValueError(
+                f"smoothing_scale={group['smoothing_scale']!r} is no normal number of "
+                f"{limits.dtype}, in which {name} is stepped; pass 0.0 for no smoothing, or a "
+                f"number from {limits.tiny:.3g} to {limits.max:.3g}"
+            )
+        if scale * root * root > limits.max / 2:
+            most = math.sqrt(limits.max / 2 / scale) * (group["momentum"] or 1.0)
+            raise ValueError(
+                f"gradient_bound={group['gradient_bound']!r} enters squared and leaves "
+                f"{limits.dtype}, in which {name} is stepped; pass at most {most:.3g}, or scale "
+                f"the loss"
+            )
+
+
+def check_rates(group: Mapping[str, Any]) -> None:
+    """Raise on a rate or decay that was set to no number after the group was made; no sync."""
+    for name in ("lr", "weight_decay"):
+        value = group[name]
+        if not isinstance(value, Tensor) and not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} is {value!r} now; set it to a finite number ≥ 0")
 
 
 def check_lr(lr: object) -> None:
@@ -199,5 +229,31 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
-OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
+OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples"}
 """Options that not every method has: given to one that does not, they are a mistake."""
+
+
+class AdamWOptions(TypedDict, total=False):
+    """Options of a group with rule="adamw"; `maximize` and `nonfinite` are as for matrices."""
+
+    lr: float | Tensor
+    """A number or a one-element tensor (default 1e-3, that of `torch.optim.AdamW`)."""
+    betas: tuple[float, float]
+    """(β₁, β₂) (default (0.9, 0.999), as torch)."""
+    eps: float
+    """ε (default 1e-8, as torch)."""
+    weight_decay: float
+    """Decoupled (default 0.0, since norms and biases are seldom decayed; torch's is 0.01)."""
+
+
+ADAMW_DEFAULTS = AdamWOptions(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+
+
+def check_adamw(group: Mapping[str, Any]) -> None:
+    """Raise on a bad value among AdamW's own options."""
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(cast(Sequence[object], betas)) != 2:
+        raise ValueError(f"betas must be a pair (β₁, β₂), got {betas!r}; torch's is (0.9, 0.999)")
+    for index, beta in enumerate(cast(Sequence[float], betas)):
+        _checks.fraction(f"betas[{index}]", beta, closed="0")
+    _checks.nonnegative("eps", group["eps"])

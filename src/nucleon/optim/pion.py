@@ -4,20 +4,40 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, final
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon.optim.base import MatrixOptimizer, Situation
+from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_method
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
 from nucleon.optim.options import Options
 from nucleon.potentials import Admissibility, Gaussian, cholesky_root
 
+PionScale = float | Literal["theory", "literal"]
 
-@final
+
+class PionOptions(Options, total=False):
+    """Options of `Pion`, each settable per parameter group."""
+
+    beta2: float | None
+    """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
+    smoothing_scale: PionScale
+    """c of Λ = c(G²β₁⁻²I + M̂). "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by
+    zero columns to the width max(n, 2m, m+2) where that holds (default); "literal" is 1 without
+    padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a number,
+    with the padding."""
+    gradient_bound: float
+    """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithm 2 as printed)."""
+    samples: int
+    """k (default 1, the cheapest; the theorem takes the mean over infinitely many)."""
+    method: PolarMethod
+    """Of the polar factors, as for `Muon` (default "auto")."""
+
+
 class Pion(MatrixOptimizer):
     """P = mean over k draws of polar([Ĝ 0] + LZ)'s leading block, LLᵀ = Λ = c(G²β₁⁻²I + M̂).
 
@@ -26,24 +46,20 @@ class Pion(MatrixOptimizer):
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
-            is its radius D, see `plan`).
-        momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
-        beta2: β₂ of M̂ ← β₂M̂ + GGᵀ; None is β₁² at every step, the theory's (None).
-        smoothing_scale: c. "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by zero
-            columns to the width max(n, 2m, m+2) where that holds (default); "literal" is 1 without
-            padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a
-            number, with the padding.
-        gradient_bound: G ≥ ‖G_t‖_op; the theorem needs it, 0 is Algorithm 2 as printed (0.0).
-        samples: k (1, the cheapest; the theorem takes the mean over infinitely many).
-        antithetic: draw Z in pairs Z, −Z; needs an even k (False, as printed).
-        method: of the polar factors, as for `Muon` ("auto").
-        options: see `nucleon.optim.Options`.
+        lr: learning rate (0.02), see `MatrixOptimizer`.
+        momentum: β₁ (0.95), see `MatrixOptimizer`.
+        options: see `PionOptions`.
     """
 
     name: ClassVar[str] = "pion"
+    own_options: ClassVar[Mapping[str, Any]] = {
+        "beta2": None,
+        "smoothing_scale": "theory",
+        "gradient_bound": 0.0,
+        "samples": 1,
+        "method": "auto",
+    }
     has_gram: ClassVar[bool] = True
-    has_gram_form: ClassVar[bool] = False
     theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1, discounted"
     uncertified: ClassVar[str | None] = "the gradients of a run depend on the noise that was drawn"
 
@@ -52,71 +68,52 @@ class Pion(MatrixOptimizer):
         params: Any,
         lr: float | Tensor = 0.02,
         momentum: float = 0.95,
-        *,
-        beta2: float | None = None,
-        smoothing_scale: float | Literal["theory", "literal"] = "theory",
-        gradient_bound: float = 0.0,
-        samples: int = 1,
-        antithetic: bool = False,
-        method: PolarMethod = "auto",
-        **options: Unpack[Options],
+        **options: Unpack[PionOptions],
     ) -> None:
-        super().__init__(
-            params,
-            options,
-            lr=lr,
-            momentum=momentum,
-            beta2=beta2,
-            smoothing_scale=smoothing_scale,
-            gradient_bound=gradient_bound,
-            samples=samples,
-            antithetic=antithetic,
-            method=method,
-        )
+        super().__init__(params, lr, momentum, **options)
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        check_method(group, POLAR_METHODS)
-        if isinstance(group["smoothing_scale"], str):
-            _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
-        else:
-            _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
-        Gaussian(samples=group["samples"], antithetic=group["antithetic"])  # checks the pair
+    def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
+        """The mean of polar factors of perturbed matrices."""
+        options, (m, n) = context.options, total.shape[-2:]
+        width = perturbation(options["smoothing_scale"], m, n)[1]
+        root, _ = cholesky_root(smoothing)
+        padded = torch.nn.functional.pad(total, (0, width - n))
+        mean = torch.zeros_like(total)
+        for sample in range(options["samples"]):
+            # One draw at a time: k of them at once would need k times the memory.
+            z = noise.normal(
+                tuple(padded.shape),
+                seed=context.seed,
+                stream=context.stream,
+                step=context.step,
+                sample=sample,
+                dtype=total.dtype,
+                device=total.device,
+            )
+            direction = polar_direction(padded + root @ z, options)
+            mean += direction[..., :n] / options["samples"]
+        return mean
+
+    def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+        """1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
+        return perturbation(group["smoothing_scale"], m, n)[0]
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
         """Theorem 4.1 at the padded width; None as printed, where that is below m+2."""
         width = perturbation(group["smoothing_scale"], m, n)[1]
         return Gaussian(width=width).admissibility(m, n)
 
-    def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
-        """1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
-        return perturbation(group["smoothing_scale"], m, n)[0]
-
-    def _direction(self, total: Tensor, smoothing: Tensor, situation: Situation) -> Tensor:
-        group, (m, n) = situation.group, total.shape[-2:]
-        width = perturbation(group["smoothing_scale"], m, n)[1]
-        root, _ = cholesky_root(smoothing)
-        padded = torch.nn.functional.pad(total, (0, width - n))
-        samples, mean = group["samples"], torch.zeros_like(total)
-        for sample in range(samples):
-            # One draw at a time: k of them at once would need k times the memory.
-            draw, sign = (sample // 2, (-1) ** sample) if group["antithetic"] else (sample, 1)
-            z = noise.normal(
-                tuple(padded.shape),
-                seed=group["seed"],
-                stream=situation.stream,
-                step=situation.step,
-                sample=draw,
-                dtype=total.dtype,
-                device=total.device,
-            )
-            direction = polar_direction(padded + sign * (root @ z), group)
-            mean += direction[..., :n] / samples
-        return mean
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise on a bad `method`, `smoothing_scale` or `samples`."""
+        check_method(group, POLAR_METHODS)
+        if isinstance(group["smoothing_scale"], str):
+            _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
+        else:
+            _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
+        _checks.count("samples", group["samples"])
 
 
-def perturbation(
-    smoothing_scale: float | Literal["theory", "literal"], m: int, n: int
-) -> tuple[float, int]:
+def perturbation(smoothing_scale: PionScale, m: int, n: int) -> tuple[float, int]:
     """The factor c on G²β₁⁻²I + M̂ and the width n′ of the perturbed matrix, for m×n, m ≤ n."""
     if smoothing_scale == "literal":
         return 1.0, n

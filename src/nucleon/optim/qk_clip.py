@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nucleon import _checks
-from nucleon.optim import shards
+from nucleon.optim.matrices import shards
 
 ALL = slice(None)
 

@@ -1,0 +1,1 @@
+"""What steps the work of an optimizer: `reference`, `cuda`, `ranks` and `adamw`."""

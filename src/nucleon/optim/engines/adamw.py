@@ -1,0 +1,112 @@
+"""AdamW for the parameters that are not matrices, inside the same optimizer.
+
+For each parameter W with the gradient G, at its own step t,
+
+    m ← β₁m + (1−β₁)G          v ← β₂v + (1−β₂)G²          (averages, as `torch.optim.AdamW`)
+    W ← (1 − lr·`weight_decay`)W − lr·m/(1−β₁ᵗ) / (√(v/(1−β₂ᵗ)) + ε)
+
+The moments of half-precision parameters are float32: in bf16, v would stand still at β₂ = 0.999.
+A parameter whose gradient is not finite, or has no finite square, keeps its weights, moments and t.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg._precision import widest
+from nucleon.optim.engines.ranks import wire
+from nucleon.optim.engines.work import State, Work
+from nucleon.optim.matrices import shards
+
+
+def step(work: Work) -> None:
+    """One step of the parameters that have a gradient, on one device; no host synchronization.
+
+    It is elementwise, so each rank does it to what it holds of a DTensor. All ranks of a mesh must
+    take part: they skip together, and count the same steps. A gradient that is missing on some of
+    them is 0 there; missing on all, the parameter is left alone.
+    """
+    buckets: dict[tuple[torch.dtype, object], list[int]] = {}
+    for index, param in enumerate(work.params):
+        if param.grad is not None or shards.sharded(param):
+            mesh = param.device_mesh if shards.sharded(param) else None
+            buckets.setdefault((_checks.work_dtype(param.dtype), mesh), []).append(index)
+    for (dtype, _), chosen in buckets.items():
+        params, states = [work.params[i] for i in chosen], [work.states[i] for i in chosen]
+        _update(params, states, work.group, dtype)
+
+
+def _update(
+    params: list[Tensor],
+    states: list[State],
+    group: Mapping[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    beta1, beta2 = group["betas"]
+    wide = widest(params[0].device)
+    lr = group["lr"].reshape(()).to(wide) if isinstance(group["lr"], Tensor) else group["lr"]
+    gradients = [
+        torch.zeros_like(shards.local(p), dtype=dtype)
+        if p.grad is None
+        else shards.local(p.grad).to(dtype)
+        for p in params
+    ]
+    there, finite = _flags(params, gradients)
+    params = [shards.local(p) for p in params]
+    first, second = ([shards.local(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
+
+    # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves.
+    skipped, finite = there & ~finite, there & finite
+    gradients = [torch.where(ok, g, 0.0) for ok, g in zip(finite.unbind(), gradients, strict=True)]
+    if group["maximize"]:
+        torch._foreach_neg_(gradients)
+    torch._foreach_add_([s["step"] for s in states], list(finite.long().unbind()))
+    torch._foreach_add_([s["skipped"] for s in states], list(skipped.long().unbind()))
+
+    step = torch.stack([s["step"] for s in states]).to(wide)
+
+    def factors(value: float | Tensor, skipped: float) -> list[Tensor]:
+        """One 0-d factor per parameter: `value`, or `skipped` where its step is."""
+        return list(torch.where(finite, torch.zeros_like(step) + value, skipped).to(dtype).unbind())
+
+    torch._foreach_lerp_(first, gradients, factors(1 - beta1, 0.0))
+    torch._foreach_mul_(second, factors(beta2, 1.0))
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+    denominator = list(torch._foreach_sqrt(second))
+    torch._foreach_div_(denominator, factors(_complement(beta2, step).sqrt(), 1.0))
+    torch._foreach_add_(denominator, factors(group["eps"], 1.0))
+    if not group["eps"]:  # a gradient that was always zero has 0/0
+        torch._foreach_clamp_min_(denominator, torch.finfo(dtype).tiny)
+    change = list(torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0)))
+    torch._foreach_div_(change, denominator)
+
+    weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
+    if group["weight_decay"]:
+        torch._foreach_mul_(weights, factors(1 - lr * group["weight_decay"], 1.0))
+    torch._foreach_add_(weights, change)
+    if any(weight is not p for weight, p in zip(weights, params, strict=True)):
+        torch._foreach_copy_(params, weights)
+
+
+def _complement(beta: float, step: Tensor) -> Tensor:
+    """1 − βᵗ for t ≥ 1; at β = 0.999 the first difference would lose four digits in float32."""
+    if step.dtype == torch.float64:
+        return 1 - beta**step
+    return -torch.expm1(step * (math.log(beta) if beta else -math.inf))
+
+
+def _flags(params: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Whether each gradient is there, and has finite squares, on all ranks that hold it: (k,)."""
+    # All squares are finite if the largest is; what a rank holds may be nothing.
+    some = [g if g.numel() else g.new_zeros(1) for g in gradients]
+    finite = torch.stack(torch._foreach_norm(some, ord=torch.inf)).square().isfinite()
+    if not shards.sharded(params[0]):
+        return torch.ones_like(finite), finite
+    there = torch.tensor([p.grad is not None for p in params]).to(finite)
+    counts = torch.stack([there, ~finite]).float()
+    there, bad = (wire.add_up(counts, shards.mesh_groups(params[0]), "gradients") > 0).unbind()
+    return there, ~bad

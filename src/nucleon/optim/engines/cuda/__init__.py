@@ -1,0 +1,1 @@
+"""The step in fused kernels and a replayed graph, on CUDA."""

@@ -1,0 +1,190 @@
+"""The whole step of a stack as one CUDA graph: one launch instead of thirty, without being asked.
+
+A graph holds the addresses it was captured with, so everything that may move or change is read from
+small tensors that stay where they are: a table of pointers, to gradients among others, the mask of
+those that are there, and the two rates of the update. What is baked in, the `Job`, is compared at
+every step; where it changes from step to step, as with a schedule of the momentum, nothing is
+captured.
+
+The graphs of an optimizer share pools of memory, which it keeps: one of the largest stack among
+them, and a small one for each of the `lanes` of small stacks. Those with large products are not
+captured: their kernels take longer than the launches, and between the steps their memory is free
+for others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nucleon.optim.engines.cuda import pointers
+from nucleon.optim.engines.cuda.job import Job, aligned, compute, job_of
+from nucleon.optim.engines.work import Matrices
+
+LARGEST = 2**35
+"""bm³ of a stack that is captured, b matrices of short side m: 0.1 ms per product on an H200."""
+
+Rates = tuple[float | Tensor, float | Tensor]
+
+
+@dataclass
+class Recording:
+    """A stack's step as it was seen last: first run, then captured, then replayed."""
+
+    job: object
+    places: list[int]
+    table: Tensor
+    """`places` on the device: gradients, totals, skipped, quiet, Grams, weights."""
+    rates: Tensor
+    """(2,): on the direction, and of the decay."""
+    mask: Tensor
+    """(b,): which matrices have a gradient."""
+    known: Rates | None = None
+    """What the rates hold, where the host knows it."""
+    there: Sequence[bool] | None = None
+    """What the mask holds."""
+    graph: torch.cuda.CUDAGraph | None = None
+    fails: bool = False
+    seen: list[object] = field(default_factory=list[object])
+    """`pointers.signature` when states and parameters were found regular."""
+
+
+Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
+"""For each stream that replays, the stream that captures, and the first graph with the pool."""
+
+
+def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[bool] | None) -> bool:
+    """The step of a stack; False, with nothing changed, where its state cannot be followed.
+
+    `there` says which gradients are there; None: all. Once some were missing the kernels ask.
+    """
+    before: Recording | None = work.memory.get("recording")
+    work.memory["masked"] = masked = there is not None or work.memory.get("masked", False)
+    first = next(g for g in gradients if g is not None)
+    job = job_of(work, first.dtype, masked=masked)
+    found = _places(work, job, gradients, before)
+    if found is None:
+        return False
+    places, seen = found
+    job = aligned(job, places)
+    rates = work.rates(job.hyper.scale)
+    there = there or [True] * len(gradients)
+    if torch.cuda.is_current_stream_capturing():  # the caller's graph
+        table, mask = pointers.table(places, first.device), _mask(work, there)
+        _run(job, table, mask, *rates)
+        return True
+    recording = _recording(work, job, places)
+    recording.seen = seen
+    _set_rates(recording, rates)
+    if masked and recording.there != there:
+        recording.mask.copy_(_mask(work, there))
+        recording.there = there
+    if recording.graph is not None:
+        recording.graph.replay()
+    else:
+        _launch(recording, job)
+    return True
+
+
+def _places(
+    work: Matrices, job: Job, gradients: Sequence[Tensor | None], before: Recording | None
+) -> tuple[list[int], list[object]] | None:
+    """All pointers, and what they were found by; None where one is irregular."""
+    stack, states, device = work.stack, work.states, work.params[0].device
+    new = pointers.of_tensors(job.layout, gradients, device)
+    seen = pointers.signature(stack, states, has_gram=job.has_gram)
+    if new is None:
+        return None
+    if before is not None and before.seen == seen:  # to find them again costs a step its time
+        return [*new, *before.places[job.layout.runs :]], seen
+    moments = pointers.of_states(stack, job.layout, states, has_gram=job.has_gram)
+    target = pointers.of_tensors(job.layout, stack.params, device)
+    if moments is None or target is None:
+        return None
+    return [*new, *moments, *target], seen
+
+
+def captures(job: Job) -> bool:
+    """Whether launches take long beside the kernels."""
+    return job.layout.count * min(job.rows, job.columns) ** 3 <= LARGEST
+
+
+def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
+    """What is known of a stack, with its table brought up to date; captured the second time."""
+    device = work.params[0].device
+    found: Recording | None = work.memory.get("recording")
+    if found is None or found.job != job:
+        table = pointers.table(places, device).clone()
+        rates = torch.empty(2, device=device)
+        mask = torch.ones(job.layout.count, dtype=torch.bool, device=device)
+        found = Recording(job, places, table, rates, mask)
+        work.memory["recording"] = found
+        return found
+    if found.places != places:
+        found.table.copy_(pointers.table(places, device))
+        found.places = places
+    if found.graph is None and not found.fails and captures(job):
+        _capture(work.memory["pools"], found, job)
+    return found
+
+
+def _mask(work: Matrices, there: Sequence[bool]) -> Tensor:
+    """(b,): a flag per piece as one per matrix."""
+    pieces = zip(there, work.stack.pieces, strict=True)
+    flags = [flag for flag, piece in pieces for _ in range(piece.count)]
+    return torch.tensor(flags).to(work.params[0].device)
+
+
+def _set_rates(recording: Recording, rates: Rates) -> None:
+    known = None if any(isinstance(rate, Tensor) for rate in rates) else rates
+    if known is not None and recording.known == known:
+        return
+    for target, rate in zip(recording.rates, rates, strict=True):
+        target.copy_(rate) if isinstance(rate, Tensor) else target.fill_(rate)
+    recording.known = known
+
+
+def _launch(recording: Recording, job: Job) -> None:
+    _run(job, recording.table, recording.mask, *recording.rates.unbind())
+
+
+def _run(
+    job: Job, table: Tensor, mask: Tensor, rate: float | Tensor, decay: float | Tensor
+) -> None:
+    """Launch the kernels one by one."""
+    from nucleon.optim.engines.cuda import kernels
+
+    runs = job.layout.runs
+    moments, weights = table[: 5 * runs], table[5 * runs :]
+    directions, taken = compute(job, moments, mask if job.masked else None)
+    with torch.cuda.device_of(table):
+        kernels.moved(job, weights, directions, taken, rate, decay)
+
+
+def _capture(pools: Pools, recording: Recording, job: Job) -> None:
+    """Record the launches of a stack that has been run before: they are compiled and tuned.
+
+    Without the synchronization and the emptied cache of `torch.cuda.graph`. Other threads may go on
+    using the device: loaders pin memory, and communication is watched.
+    """
+    device = recording.table.device
+    # A pool dies with the last graph in it, so the first one is kept as long as the worklist.
+    # Graphs that share a pool must not run at once: one pool for each stream they are replayed on.
+    caller = torch.cuda.current_stream(device)
+    stream, first = pools.get(caller) or (torch.cuda.Stream(device), None)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(stream):
+            pool: Any = None if first is None else first.pool()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                _launch(recording, job)
+            finally:
+                graph.capture_end()
+    except Exception:  # it is launched one by one instead, which shows what is wrong with it
+        recording.fails = True
+    else:
+        recording.graph = graph
+        pools.setdefault(caller, (stream, graph))

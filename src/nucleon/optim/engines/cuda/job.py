@@ -1,0 +1,83 @@
+"""What the kernels must know of a stack, and their launches up to its direction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nucleon.linalg import half
+from nucleon.linalg._precision import exact_products
+from nucleon.optim.engines.cuda import pointers
+from nucleon.optim.engines.cuda.layout import Layout, layout_of
+from nucleon.optim.engines.work import Hyperparameters, Matrices
+from nucleon.optim.methods import polynomials
+
+RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
+"""What `kernel` may name: the direction from the operands that the kernels make."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the kernels must know of a stack besides where its tensors are."""
+
+    rows: int
+    columns: int
+    layout: Layout
+    recursion: str
+    gradient: torch.dtype
+    total: torch.dtype
+    weight: torch.dtype
+    has_gram: bool
+    masked: bool
+    """Whether a mask says which matrices have a gradient."""
+    iterations: int
+    hyper: Hyperparameters
+    alignments: tuple[int, int, int] = (16, 16, 16)
+    """Of gradients, totals and weights, see `pointers.alignment`."""
+
+    @property
+    def tall(self) -> bool:
+        """Whether it is transposed: the recursion wants the short side first."""
+        return self.rows > self.columns
+
+
+def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
+    """The job of a stack under the present options."""
+    layout: Layout | None = work.memory.get("layout") or layout_of(work.stack)
+    assert layout is not None and work.method.kernel is not None  # or it has another engine
+    work.memory["layout"] = layout
+    return Job(
+        *work.stack.shape,
+        layout=layout,
+        recursion=work.method.kernel,
+        gradient=gradient,
+        total=work.states[0]["total"].dtype,
+        weight=work.params[0].dtype,
+        has_gram=work.method.has_gram,
+        masked=masked,
+        iterations=work.group["iterations"],
+        hyper=work.hyperparameters,
+    )
+
+
+def aligned(job: Job, places: Sequence[int]) -> Job:
+    """The job for gradients, then `pointers.of_states`, then weights that lie at these places."""
+    runs = job.layout.runs
+    parts = places[:runs], places[runs : 2 * runs], places[5 * runs :]
+    dtypes = job.gradient, job.total, job.weight
+    gradient, total, weight = map(pointers.alignment, parts, (dtype.itemsize for dtype in dtypes))
+    if (gradient, total, weight) == job.alignments:  # as mostly: a copy costs time
+        return job
+    return replace(job, alignments=(gradient, total, weight))
+
+
+def compute(job: Job, table: Tensor, has_gradient: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The new moments and the direction, by a table of the pointers without the weights."""
+    from nucleon.optim.engines.cuda import kernels
+
+    # Triton launches on the current device; products of float16 are summed in float32.
+    with torch.cuda.device_of(table), exact_products(table.device):
+        start, taken = kernels.begin(job, table, has_gradient)
+        recursion = RECURSIONS[job.recursion]
+        return recursion(start, polynomials("half", job.iterations), torch.float16), taken

@@ -1,0 +1,348 @@
+"""The Triton kernels of a step around its direction: moments in, weights out; see `engine`.
+
+They read and write the tensors of many parameters at once, by a table of their addresses: entry i
+is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart, with rows
+`stride` entries apart, see `layout`. A tall weight is transposed on the way, tile by tile.
+"""
+# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start, spread_of
+from nucleon.linalg.kernels import REMAINDER_SCALE
+from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric
+from nucleon.optim.engines.cuda.job import Job
+
+BLOCK = 1024
+
+TILE = tl.constexpr(64)
+POINTERS = 16
+
+
+@triton.jit(do_not_specialize=[f"p{i}" for i in range(POINTERS)])
+def fill(table, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15):
+    """Addresses as arguments: no copy from the host, and right in a captured graph."""
+    tl.store(table + 0, p0)
+    tl.store(table + 1, p1)
+    tl.store(table + 2, p2)
+    tl.store(table + 3, p3)
+    tl.store(table + 4, p4)
+    tl.store(table + 5, p5)
+    tl.store(table + 6, p6)
+    tl.store(table + 7, p7)
+    tl.store(table + 8, p8)
+    tl.store(table + 9, p9)
+    tl.store(table + 10, p10)
+    tl.store(table + 11, p11)
+    tl.store(table + 12, p12)
+    tl.store(table + 13, p13)
+    tl.store(table + 14, p14)
+    tl.store(table + 15, p15)
+
+
+@triton.jit
+def _place(rows, columns):
+    """The tile of this program: row and column numbers, and what of it is inside."""
+    across = tl.cdiv(columns, TILE)
+    i = (tl.program_id(0) // across) * TILE + tl.arange(0, TILE)
+    j = (tl.program_id(0) % across) * TILE + tl.arange(0, TILE)
+    return i, j, (i < rows)[:, None] & (j < columns)[None, :]
+
+
+@triton.jit
+def _moments(
+    gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
+):  # fmt: skip
+    """A tile of G, of βĜ + G, and of S; and where it lies in Ĝ.
+
+    What the dtype of Ĝ cannot hold makes S infinite.
+    """
+    at = i[:, None].to(tl.int64) * stride + j[None, :]
+    here = matrix(gradients, batch, each, inner, GRADIENT, GRADIENT_BYTES) + at
+    g = tl.load(here, mask=inside, other=0.0)
+    where = matrix(totals, batch, each, inner, TOTAL, TOTAL_BYTES) + at
+    g = g.to(tl.float32) * sign
+    total = momentum * tl.load(where, mask=inside, other=0.0).to(tl.float32) + g
+    s = lead * total + extra * g
+    s = tl.where(tl.abs(total.to(TOTAL).to(tl.float32)) < float("inf"), s, float("inf"))
+    return g, total, s, where
+
+
+@triton.jit(do_not_specialize=["each"])
+def sum_squares(
+    gradients, totals, mask, sums, rows, columns, each, inner, stride, sign, momentum, lead, extra,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Parts of ‖S‖_F², ‖G‖_F² and ‖Ĝ‖_F², float64: a float32 square may overflow."""
+    batch = tl.program_id(1)
+    i, j, inside = _place(rows, columns)
+    if MASKED:  # without a gradient there is no address to read
+        inside = inside & (tl.load(mask + batch) != 0)
+    g, total, s, _ = _moments(
+        gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+        GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
+    )  # fmt: skip
+    g, s, total = g.to(tl.float64), s.to(tl.float64), total.to(tl.float64)
+    place = 3 * (batch.to(tl.int64) * tl.num_programs(0) + tl.program_id(0))
+    tl.store(sums + place, tl.sum(s * s))
+    tl.store(sums + place + 1, tl.sum(g * g))
+    tl.store(sums + place + 2, tl.sum(total * total))
+
+
+@triton.jit(do_not_specialize=["each", "parts", "longest"])
+def measure(
+    sums, grams, skipped, quiet, mask, factors, taken, parts, m, each, longest,
+    keep, smoothing, bound, spread, limit, tiny, least,
+    HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
+
+    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. The rules are those of `rest`.
+    """
+    batch, count = tl.program_id(0), tl.num_programs(0)
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    square = tl.zeros((BLOCK,), dtype=tl.float64)
+    moment = tl.zeros((BLOCK,), dtype=tl.float64)
+    for k in range(0, parts, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        place = sums + 3 * (batch.to(tl.int64) * parts + at)
+        total += tl.load(place, mask=at < parts, other=0.0)
+        square += tl.load(place + 1, mask=at < parts, other=0.0)
+        moment += tl.load(place + 2, mask=at < parts, other=0.0)
+    size, mine, own = tl.sum(total), tl.sum(square), tl.sum(moment)
+    finite = (size < float("inf")) & (mine < float("inf")) & (own < float("inf"))
+    faded = own < least
+    if HAS_GRAM:
+        gram = matrix(grams, batch, each, m * m, tl.float32)
+        trace = tl.zeros((BLOCK,), dtype=tl.float64)
+        for k in range(0, m, BLOCK):
+            at = k + tl.arange(0, BLOCK)
+            trace += tl.load(gram + at * (m + 1), mask=at < m, other=0.0).to(tl.float64)
+        whole = keep * tl.sum(trace) + mine
+        size += smoothing * (whole + m * bound)
+        # With room for rounding: M̂ and Λ are float32.
+        finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)
+        faded = faded & (whole < least)
+    there = batch >= 0  # all are
+    if MASKED:
+        there = tl.load(mask + batch) != 0
+    ok = finite & there
+    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    tl.store(old, tl.load(old) + tl.where(there & (finite == 0), 1, 0))
+    past = tl.load(quiet + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    without = tl.where(mine == 0, tl.load(past) + 1, 0)
+    tl.store(past, without, mask=ok)
+    entered, moving = ok & (faded == 0), ok & (faded == 0) & (without <= longest)
+    smallest = tiny * spread
+    inverse = tl.where(entered, 1.0 / tl.maximum(tl.sqrt(size), smallest), 0.0)
+    back = tl.maximum(tl.sqrt(mine), smallest) / spread
+    tl.store(taken + batch, ok)
+    tl.store(factors + batch, tl.where(moving, spread * inverse, 0.0).to(tl.float32))
+    tl.store(factors + count + batch, inverse.to(tl.float32))
+    tl.store(factors + 2 * count + batch, tl.where(entered, 1.0 / back, 0.0).to(tl.float32))
+    tl.store(factors + 3 * count + batch, tl.where(entered, back, 0.0).to(tl.float32))
+    left = tl.where(entered, keep, 0.0)
+    tl.store(factors + 4 * count + batch, tl.where(ok, left, 1.0).to(tl.float32))
+    tl.store(factors + 5 * count + batch, tl.where(entered, 1.0, 0.0).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["each"])
+def advance(
+    gradients, totals, factors, taken, x, scaled, rows, columns, each, inner, stride,
+    sign, momentum, lead, extra,
+    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
+    HAS_GRAM: tl.constexpr, TALL: tl.constexpr,
+):  # fmt: skip
+    """Ĝ ← βĜ + G where the matrix is taken; S and, for the Gram matrix, G in float16."""
+    batch, count = tl.program_id(1), tl.num_programs(1)
+    i, j, inside = _place(rows, columns)
+    ok = tl.load(taken + batch) != 0
+    g, total, s, where = _moments(
+        gradients, totals, batch, i, j, inside & ok, each, inner, stride,
+        sign, momentum, lead, extra, GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
+    )  # fmt: skip
+    total *= tl.load(factors + 5 * count + batch)
+    tl.store(where, total.to(TOTAL), mask=inside & ok)
+    # What is not finite would survive a factor of zero.
+    s = tl.where(ok, s * tl.load(factors + batch), 0.0).to(tl.float16)
+    first = batch.to(tl.int64) * rows * columns
+    if TALL:
+        at = first + j[:, None].to(tl.int64) * rows + i[None, :]
+        tl.store(x + at, s.T, mask=inside.T)
+    else:
+        at = first + i[:, None].to(tl.int64) * columns + j[None, :]
+        tl.store(x + at, s, mask=inside)
+    if HAS_GRAM:
+        g = tl.where(ok, g * tl.load(factors + 2 * count + batch), 0.0).to(tl.float16)
+        if TALL:
+            tl.store(scaled + at, g.T, mask=inside.T)
+        else:
+            tl.store(scaled + at, g, mask=inside)
+
+
+@triton.jit(do_not_specialize=["each", "parts"])
+def lengths(
+    norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, most, least,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²; its first floor.
+
+    A Gram matrix whose state was not finite shows here; its weights stay.
+    """
+    batch = tl.program_id(0)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for k in range(0, parts, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        total += tl.load(norms + batch * parts + at, mask=at < parts, other=0.0)
+    norm = tl.sum(total)
+    damaged = (norm < float("inf")) == 0
+    tl.store(taken + batch, False, mask=damaged)
+    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    tl.store(old, tl.load(old) + 1, mask=damaged)
+    inverse = 1.0 / tl.maximum(tl.sqrt(norm), 1.0)
+    tl.store(scale + batch, inverse)
+    tl.store(length + batch, tl.sqrt(m * inverse) / spread)
+    squares = tl.zeros((BLOCK,), dtype=tl.float32)
+    first = r + batch.to(tl.int64) * m * m
+    for k in range(0, m, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        entry = tl.load(first + at.to(tl.int64) * (m + 1), mask=at < m, other=0.0).to(tl.float32)
+        squares += entry * entry
+    tl.store(floor + batch, tl.maximum(most * tl.sqrt(tl.sum(squares)) / m, least))
+
+
+@triton.jit(do_not_specialize=["each"])
+def move(
+    weights, directions, taken, rate, decay, rows, columns, each, inner, stride,
+    WEIGHT: tl.constexpr, BYTES: tl.constexpr, TALL: tl.constexpr, DECAYS: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+):  # fmt: skip
+    """W ← W − rate·P − decay·W where the matrix is taken."""
+    batch = tl.program_id(1)
+    if tl.load(taken + batch) != 0:
+        i, j, inside = _place(rows, columns)
+        first = batch.to(tl.int64) * rows * columns
+        if TALL:
+            at = first + j[:, None].to(tl.int64) * rows + i[None, :]
+            p = tl.load(directions + at, mask=inside.T, other=0.0).to(tl.float32).T
+        else:
+            at = first + i[:, None].to(tl.int64) * columns + j[None, :]
+            p = tl.load(directions + at, mask=inside, other=0.0).to(tl.float32)
+        p = tl.where(tl.abs(p) < float("inf"), p, 0.0)  # whatever P is, weights stay finite
+        where = matrix(weights, batch, each, inner, WEIGHT, BYTES)
+        where += i[:, None].to(tl.int64) * stride + j[None, :]
+        w = tl.load(where, mask=inside, other=0.0).to(tl.float32)
+        change = (tl.load(rate) if ON_DEVICE else rate) * p
+        if DECAYS:
+            change += (tl.load(decay) if ON_DEVICE else decay) * w
+        tl.store(where, (w - change).to(WEIGHT), mask=inside)
+
+
+# ---------------------------------------------------------------------- their launches
+
+
+def tiles(rows: int, columns: int) -> int:
+    """How many programs a matrix is divided among."""
+    return triton.cdiv(rows, TILE.value) * triton.cdiv(columns, TILE.value)
+
+
+def filled(pointers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Addresses as a tensor, by kernels: no copy from the host, and right in a captured graph."""
+    some = POINTERS
+    padded = [*pointers, *pointers[-1:] * (-len(pointers) % some)]
+    found = torch.empty(len(padded), dtype=torch.int64, device=device)
+    for i in range(0, len(padded), some):
+        fill[(1,)](found[i:], *padded[i : i + some])
+    return found[: len(pointers)]
+
+
+def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
+    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
+    hyper = job.hyper
+    m, n = sorted((job.rows, job.columns))
+    count, each, device = job.layout.count, job.layout.each, table.device
+    gradients, totals, skipped, quiet, grams = table.view(5, -1).unbind()
+    spread = spread_of(n)
+    parts = tiles(job.rows, job.columns)
+    place = (job.rows, job.columns, each, job.layout.inner, job.layout.stride)
+    ahead = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
+    sums_of = (hyper.sign, hyper.momentum, *ahead)
+    types = {"GRADIENT": TYPES[job.gradient], "TOTAL": TYPES[job.total]}
+    types |= {"GRADIENT_BYTES": job.alignments[0], "TOTAL_BYTES": job.alignments[1]}
+    sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
+    factors = torch.empty((6, count), dtype=torch.float32, device=device)
+    taken = torch.empty(count, dtype=torch.bool, device=device)
+    asked = taken if mask is None else mask
+    masked = {"MASKED": mask is not None}
+    sum_squares[(parts, count)](
+        gradients, totals, asked, sums, *place, *sums_of, **types, **masked
+    )  # fmt: skip
+    limits = torch.finfo(torch.float32)
+    measure[(count,)](
+        sums, grams, skipped, quiet, asked, factors, taken,
+        parts, m, each, hyper.longest_quiet, hyper.gram_decay, hyper.smoothing, hyper.shift, spread,
+        limits.max / 2, limits.tiny, limits.tiny / limits.eps,
+        HAS_GRAM=job.has_gram, BLOCK=BLOCK, **masked,
+    )  # fmt: skip
+    x = torch.empty((count, m, n), dtype=torch.float16, device=device)
+    scaled = torch.empty_like(x) if job.has_gram else x
+    advance[(parts, count)](
+        gradients, totals, factors, taken, x, scaled, *place, *sums_of,
+        **types, HAS_GRAM=job.has_gram, TALL=job.tall,
+    )  # fmt: skip
+
+    rest = ("tf32", "", REMAINDER_SCALE)
+    r = torch.empty((count, m, m), dtype=torch.float16, device=device)
+    norms = torch.empty(count * math.comb(-(-m // 64) + 1, 2), dtype=torch.float32, device=device)
+    alpha, remainder = m / spread**2, None
+    if job.has_gram:
+        _, inverse, _, back, kept, _ = factors.unbind()
+        given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], *rest)
+        symmetric(scaled, scaled, *given, addend_scale=kept, each=each)
+        remainder = torch.empty_like(r)
+        given = (grams, inverse, r, remainder, [alpha, m * hyper.smoothing, 0.0], [0, 2], "tf32")
+        more = {"addend_shift": hyper.shift, "norms": norms, "each": each}
+        parts = symmetric(x, x, *given, "remainder", rest[-1], **more)
+    else:
+        parts = symmetric(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
+    scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=device).unbind()
+    floors = (FIRST_FLOOR, LEAST_FLOOR)
+    lengths[(count,)](
+        norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, *floors, BLOCK=BLOCK
+    )  # fmt: skip
+    return Start(x, r, remainder, scale, length, floor, spread), taken
+
+
+def moved(
+    job: Job,
+    weights: Tensor,
+    directions: Tensor,
+    taken: Tensor,
+    rate: float | Tensor,
+    decay: float | Tensor,
+) -> None:
+    """Launch `move`; rates of which one is on the device are both taken there."""
+    on_device = isinstance(rate, Tensor)
+    if isinstance(rate, Tensor):
+        rate = rate.to(weights.device, torch.float32)
+        decay = decay if isinstance(decay, Tensor) else rate.new_full((), decay)
+        decay = decay.to(weights.device, torch.float32)
+    else:  # also of NumPy's numbers, which Triton does not take
+        rate, decay = float(rate), float(decay)
+    move[(tiles(job.rows, job.columns), job.layout.count)](
+        weights, directions.contiguous(), taken, rate, decay,
+        job.rows, job.columns, job.layout.each, job.layout.inner, job.layout.stride,
+        WEIGHT=TYPES[job.weight], BYTES=job.alignments[2], TALL=job.tall,
+        DECAYS=job.hyper.weight_decay != 0.0, ON_DEVICE=on_device,
+    )  # fmt: skip

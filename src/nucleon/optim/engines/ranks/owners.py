@@ -1,0 +1,195 @@
+"""placement="owner": each matrix is computed by one rank, which keeps its state."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.optim.engines import reference
+from nucleon.optim.engines.ranks import wire
+from nucleon.optim.engines.work import Matrices, Work
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.shards import Box
+from nucleon.optim.matrices.stacks import Stack
+
+
+@dataclass
+class Task:
+    """A stack on its way: gradients to the owner, the direction back."""
+
+    owner: int
+    work: Matrices
+    inbox: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """From each rank, flat: its boxes of the gradients, then whether there is one."""
+    outcome: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Flat: the direction, or the boxes of it that this rank holds; then which are taken."""
+
+    @property
+    def stack(self) -> Stack:
+        """The matrices."""
+        return self.work.stack
+
+
+@dataclass
+class Owned(Work):
+    """The matrices of a group, each stepped by its owner."""
+
+    rounds: Sequence[Sequence[Task]]
+    """The i-th stack of every rank, for i = 0, 1, …; the same on all ranks, gradients or not."""
+
+
+def step(work: Owned) -> None:
+    """Rounds of one stack per rank: collect one ahead, and send while the next is computed."""
+    rounds, group = work.rounds, work.group
+    collected = _collect(rounds[0]) if rounds else wire.nothing
+    under_way: tuple[Sequence[Task], Callable[[], None]] = ([], wire.nothing)
+    for tasks, following in zip_longest(rounds, rounds[1:], fillvalue=()):
+        collected()
+        collected = _collect(following)
+        for task in tasks:
+            if task.owner == dist.get_rank():
+                _compute(task, group)
+        sent = _distribute(tasks, group)
+        _finish(*under_way)
+        under_way = (tasks, sent)
+    _finish(*under_way)
+
+
+def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
+    """Send what this rank holds of the gradients to their owners; returns how to wait for it."""
+    me = dist.get_rank()
+    sends: list[tuple[int, Tensor]] = []
+    receives: list[tuple[int, Tensor]] = []
+    for task in tasks:
+        held = shards.of(task.stack.params[0])
+        members = held.replica_of(task.owner) if held else [task.owner]
+        if me not in members:
+            continue
+        mine = _held_gradients(task.stack)
+        task.inbox.clear()
+        if me != task.owner:
+            sends.append((task.owner, mine))
+            continue
+        for rank in members:
+            size = sum(_sizes(task.stack, rank)) + len(task.stack.params)
+            task.inbox[rank] = mine if rank == me else mine.new_empty(size)
+        receives += [(rank, flat) for rank, flat in task.inbox.items() if rank != me]
+    return wire.exchange(sends, receives, "gradients")
+
+
+def _held_gradients(stack: Stack) -> Tensor:
+    """What this rank holds of the gradients of a stack, flat; then 1 or 0: is it there."""
+    there = [float(p.grad is not None) for p in stack.params]
+    parts = [
+        torch.zeros_like(shards.local(p)) if p.grad is None else shards.local(p.grad)
+        for p in stack.params
+    ]
+    flat = [part.to(_gradient_dtype(stack)).reshape(-1) for part in parts]
+    return torch.cat([*flat, torch.tensor(there).to(flat[0])])
+
+
+def _gradient_dtype(stack: Stack) -> torch.dtype:
+    """Of gradients on their way: that of the parameters, unless their `grad_dtype` is another."""
+    widest = _checks.work_dtype(stack.params[0].dtype)  # None stands for any
+    found = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}
+    return found.pop() if len(found) == 1 else widest
+
+
+def _compute(task: Task, group: Mapping[str, Any]) -> None:
+    """As the owner: the direction of a stack from the gradients in its inbox."""
+    work, stack = task.work, task.stack
+    whole = [shards.zeros(p, _gradient_dtype(stack)) for p in stack.params]
+    there = torch.zeros(len(whole), device=whole[0].device)
+    for rank, flat in task.inbox.items():
+        *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
+        for target, box, part in zip(whole, _boxes(stack, rank), parts, strict=True):
+            target[box].copy_(part.view(target[box].shape))
+        there = torch.maximum(there, flags.float())
+    mask = reference.per_matrix(work, there > 0)
+    direction, taken = work.computer.advance(work, whole, mask)
+    direction = direction.to(_checks.work_dtype(stack.params[0].dtype))
+    flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
+    task.outcome = flat.to(group["wire_dtype"] or flat.dtype)
+
+
+def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> Callable[[], None]:
+    """Send the directions to all ranks, to each what it holds; returns how to wait for them."""
+    me = dist.get_rank()
+    sends: list[tuple[int, Tensor]] = []
+    receives: list[tuple[int, Tensor]] = []
+    waits: list[Callable[[], None]] = []
+    for task in tasks:
+        stack, held = task.stack, shards.of(task.stack.params[0])
+        if held is None:
+            entries = task.stack.count * math.prod(stack.shape)
+            if me != task.owner:
+                task.outcome = _buffer(stack, entries + task.stack.count, group)
+            waits.append(wire.broadcast(task.outcome, task.owner, "directions"))
+        elif me != task.owner:
+            task.outcome = _buffer(stack, sum(_sizes(stack, me)) + task.stack.count, group)
+            receives.append((task.owner, task.outcome))
+        else:
+            direction, taken = _unpack(task)
+            whole = stack.whole(direction)
+            for rank in held.ranks:
+                parts = [w[box] for w, box in zip(whole, _boxes(stack, rank), strict=True)]
+                flat = torch.cat([*(part.reshape(-1) for part in parts), taken])
+                if rank == me:
+                    task.outcome = flat
+                else:
+                    sends.append((rank, flat))
+    waits.append(wire.exchange(sends, receives, "directions"))
+
+    def arrived() -> None:
+        for wait in waits:
+            wait()
+
+    return arrived
+
+
+def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
+    """Move the weights of a round by the directions that have come."""
+    arrived()
+    for task in tasks:
+        stack = task.stack
+        dtype = _checks.work_dtype(stack.params[0].dtype)
+        if shards.sharded(stack.params[0]):
+            sizes = [*_sizes(stack, dist.get_rank()), stack.count]
+            *flat, taken = task.outcome.to(dtype).split(sizes)
+            parts = [x.view(shards.local(p).shape) for x, p in zip(flat, stack.params, strict=True)]
+            reference.move_boxes(task.work, parts, taken)
+        else:
+            direction, taken = _unpack(task)
+            reference.move(task.work, direction.to(dtype), taken)
+
+
+def _unpack(task: Task) -> tuple[Tensor, Tensor]:
+    """A flat outcome → the directions (b, m, n), and which are taken (b,)."""
+    flat, count = task.outcome, task.stack.count
+    return flat[:-count].view(count, *sorted(task.stack.shape)), flat[-count:]
+
+
+def _buffer(stack: Stack, size: int, group: Mapping[str, Any]) -> Tensor:
+    param = stack.params[0]
+    dtype = group["wire_dtype"] or _checks.work_dtype(param.dtype)
+    return torch.empty(size, dtype=dtype, device=param.device)
+
+
+def _boxes(stack: Stack, rank: int) -> list[Box]:
+    """What a rank holds of the parameter of each piece; a plain tensor is everywhere whole."""
+    held = [shards.of(param) for param in stack.params]
+    return [
+        h.boxes[h.ranks.index(rank)] if h else tuple(slice(0, n) for n in p.shape)
+        for h, p in zip(held, stack.params, strict=True)
+    ]
+
+
+def _sizes(stack: Stack, rank: int) -> list[int]:
+    """How many entries of the parameter of each piece a rank holds."""
+    return [math.prod(s.stop - s.start for s in box) for box in _boxes(stack, rank)]

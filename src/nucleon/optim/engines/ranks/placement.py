@@ -1,0 +1,82 @@
+"""Which ranks hold the parameters of a group, and which of them owns each."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from nucleon.optim.engines.ranks import wire
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+
+Infos = Mapping[Tensor, ParameterInfo]
+
+
+def world(params: Sequence[Tensor]) -> tuple[int, ...]:
+    """The ranks that hold these parameters; (0,) in a single process."""
+    held = next((shards.of(p) for p in params if shards.sharded(p)), None)
+    if held is not None:
+        return held.ranks
+    if dist.is_available() and dist.is_initialized():
+        return tuple(range(dist.get_world_size()))
+    return (0,)
+
+
+def process_groups(params: Sequence[Tensor]) -> wire.Groups:
+    """The process groups that reach these ranks, one after the other."""
+    held = next((p for p in params if shards.sharded(p)), None)
+    return [None] if held is None else shards.mesh_groups(held)
+
+
+def owners(group: Mapping[str, Any], infos: Infos) -> list[int | None]:
+    """The rank that owns each parameter of a group; None where every rank has it for itself."""
+    params: Sequence[Tensor] = group["params"]
+    ranks = world(params)
+    if group["placement"] != "owner" or group["rule"] != "matrix" or ranks == (0,):
+        return [None] * len(params)
+    found = [blocks(param, infos[param].axes) for param in params]
+    sizes = tuple(tuple((b.count, b.rows, b.columns) for b in parts) for parts in found)
+    return [ranks[i] for i in shares(sizes, len(ranks))]
+
+
+@lru_cache(maxsize=64)
+def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> tuple[int, ...]:
+    """Cut parameters, same shapes together, into `parts` runs of about equal cost m²n + m³.
+
+    Each size has a (count, rows, columns) for every block of the parameter. No run costs more than
+    the mean and the dearest parameter together.
+    """
+    costs = [sum(b * min(r, c) ** 2 * (r + c) for b, r, c in blocks) for blocks in sizes]
+    total = sum(costs) or 1
+    share, before = [0] * len(sizes), 0
+    for i in sorted(range(len(sizes)), key=lambda i: (-costs[i], sizes[i], i)):
+        share[i] = min(parts - 1, (2 * before + costs[i]) * parts // (2 * total))
+        before += costs[i]
+    return tuple(share)
+
+
+def spread(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some state is kept by one rank alone."""
+    return any(
+        g["placement"] == "owner" and g["rule"] == "matrix" and world(g["params"]) != (0,)
+        for g in groups
+    )
+
+
+def check(group: Mapping[str, Any], infos: Infos) -> None:
+    """Raise on a group whose parameters its placement cannot serve."""
+    if group["placement"] == "local" or group["rule"] != "matrix":
+        return
+    params: Sequence[Tensor] = group["params"]
+    for param in params:
+        shards.supported(infos[param].name, param)
+    meshes = {tuple(cast(Any, shards.of(p)).ranks) for p in params if shards.sharded(p)}
+    if any(not shards.sharded(p) for p in params) and dist.is_initialized():
+        meshes.add(tuple(range(dist.get_world_size())))
+    if len(meshes) > 1:
+        raise ValueError(
+            f"the parameters of one group lie on different ranks ({sorted(meshes)}); make one "
+            f"group for each mesh"
+        )

@@ -1,0 +1,191 @@
+"""The step in torch, top to bottom as the paper writes it: every other engine is held against it.
+
+For each matrix W (m×n, transposed when tall) and its gradient G,
+
+    Ĝ ← β₁Ĝ + G          M̂ ← β₂M̂ + GGᵀ          (sums, not averages)
+    S = Ĝ, or β₁Ĝ + G with `nesterov`
+    P = direction(S, Λ),   Λ = c(G_max²β₁⁻²I + M̂),   c = `smoothing_scale`
+    W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
+
+It takes any method, dtype, device and axes, and keeps certificates. Skipping and resting are
+arithmetic, not branches: the host never learns which matrices they concern, see `rest`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, moments, noise
+from nucleon.linalg._precision import exact_products
+from nucleon.optim.engines import ledger, rest
+from nucleon.optim.engines.work import Hyperparameters, Matrices, has_gradient
+from nucleon.optim.matrices import shards
+
+_ROUNDING_SEED = 0x5EED
+
+
+def step(work: Matrices) -> None:
+    """One step of matrices that are here whole."""
+    there = has_gradient(work)
+    if not any(there):
+        return
+    mask = None if all(there) else per_matrix(work, torch.tensor(there).to(work.params[0].device))
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
+    move(work, *advance(work, gradients, mask))
+
+
+def advance(
+    work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Enter gradients, one per piece, into the state; (P, which matrices are to be moved, (b,)).
+
+    A matrix without a gradient, by the mask (b,), is left alone; None says that all have one.
+    """
+    with exact_products(gradients[0].device):
+        return _advance(work, gradients, has_gradient)
+
+
+def _advance(
+    work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    stack, states, hyper = work.stack, work.states, work.hyperparameters
+    gradient = stack.gather(gradients, _checks.work_dtype(work.params[0].dtype))
+    gradient = gradient if hyper.sign > 0 else -gradient
+    old, old_gram = moments_of(work)
+    old_quiet = stack.gather_own(s["quiet"] for s in states)
+
+    total = moments.accumulate_total(old, gradient, hyper.momentum)
+    gram = old_gram
+    if work.method.has_gram:
+        gram = moments.accumulate_gram(old_gram, gradient, hyper.gram_discount)
+    faded = rest.faded(total, gram)
+    total, gram = rest.kept(~faded, total), rest.kept(~faded, gram)
+    ahead = hyper.momentum * total + gradient if hyper.lookahead else total
+    smoothing = smoothing_of(gram, hyper)
+
+    stored = total.to(states[0]["total"].dtype)
+    finite = rest.all_finite(gradient, stored, ahead, gram, smoothing)  # (b,)
+    quiet = rest.quiet_steps(old_quiet, gradient)
+    there = torch.ones_like(finite) if has_gradient is None else has_gradient
+    moving = there & finite & ~faded & ~rest.resting(quiet, hyper.longest_quiet)
+    ahead, smoothing = rest.kept(moving, ahead), rest.kept(moving, smoothing)
+    direction = work.method.direction(ahead, smoothing, work.context)
+    finite = finite & rest.all_finite(direction)
+    direction = rest.kept(moving & finite, direction)
+    taken = there & finite
+
+    if work.group["certify"]:
+        ledger.record(work, rest.kept(taken, gradient), direction, taken)
+    each = taken[:, None, None]
+    stack.scatter(torch.where(each, total, old), [s["total"] for s in states])
+    if work.method.has_gram:
+        torch._foreach_copy_(stack.grams(states), stack.split(torch.where(each, gram, old_gram)))
+    stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
+    counts = stack.own(s["skipped"] for s in states)
+    torch._foreach_add_(counts, stack.split((there & ~finite).long()))
+    return direction, taken
+
+
+def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
+    """Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
+    stack, states = work.stack, work.states
+    total = stack.gather([s["total"] for s in states], _checks.work_dtype(work.params[0].dtype))
+    gram = torch.cat(stack.grams(states)) if work.method.has_gram else total.new_empty(0)
+    return total, gram
+
+
+def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
+    """Λ = c(G²β₁⁻²I + M̂); empty without a Gram."""
+    if not gram.numel():
+        return gram
+    return moments.smoothing(
+        gram,
+        gradient_bound=hyper.gradient_bound,
+        eta=hyper.smoothing**-0.5 if hyper.smoothing else math.inf,
+        discount=hyper.momentum or 1.0,
+    )
+
+
+def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
+    """(S, Λ, P) of the present state, S = Ĝ; nothing changes."""
+    hyper = work.hyperparameters
+    with exact_products(work.params[0].device):
+        total, gram = moments_of(work)
+        smoothing = smoothing_of(gram, hyper)
+        direction = work.method.direction(total, smoothing, work.context)
+    quiet = work.stack.gather_own(s["quiet"] for s in work.states)
+    return total, smoothing, rest.kept(~rest.resting(quiet, hyper.longest_quiet), direction)
+
+
+def per_matrix(work: Matrices, flags: Tensor) -> Tensor:
+    """A flag per piece → one per matrix, (b,)."""
+    pieces = zip(flags.unbind(), work.stack.pieces, strict=True)
+    return torch.cat([flag.expand(piece.count) for flag, piece in pieces])
+
+
+# ------------------------------------------------------------------ the weights
+
+
+def move(work: Matrices, direction: Tensor, taken: Tensor) -> None:
+    """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
+    stack, wide = work.stack, _checks.work_dtype(work.params[0].dtype)
+    direction, dither = direction.to(wide), _dither(work)
+    reads = work.group["weight_decay"] or dither is not None
+    weights = stack.gather(stack.params, wide) if reads else direction
+    change = _change(work, direction, weights, taken[:, None, None])
+    if dither is None:
+        torch._foreach_sub_(*stack.regions(stack.params, change))
+    else:
+        stack.scatter(_round(weights - change, dither), stack.params)
+
+
+def move_boxes(work: Matrices, directions: Sequence[Tensor], taken: Tensor) -> None:
+    """The same, to what this rank holds of the parameter of each piece.
+
+    It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
+    """
+    stack, dither = work.stack, _dither(work)
+    bits = stack.boxes(dither) if dither is not None else [None] * len(directions)
+    # Where a piece is not all of its parameter, the rest of it must stay as it is.
+    many = any(math.prod(stack.shape) < p.numel() for p in stack.params)
+    each = taken[:, None, None]
+    oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
+    for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
+        weights = shards.local(param)
+        change = _change(work, direction, weights.to(direction.dtype), ok)
+        weights.copy_(_round(weights - change, low))
+
+
+def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -> Tensor:
+    rate, decay = work.rates(work.hyperparameters.scale)
+    change = direction * rate
+    if isinstance(decay, Tensor) or decay != 0.0:
+        change = change + decay * weights
+    return torch.where(taken > 0, change, 0.0)
+
+
+def _dither(work: Matrices) -> Tensor | None:
+    """0 … 65535 for each entry, each as likely; None where nothing is rounded at random."""
+    if not work.group["stochastic_rounding"] or work.params[0].dtype != torch.bfloat16:
+        return None
+    context = work.context
+    stream = context.stream
+    uniform = noise.uniform(
+        (len(stream), *sorted(work.stack.shape)),
+        seed=context.seed ^ _ROUNDING_SEED,
+        stream=stream,
+        step=context.step,
+        device=stream.device,
+        dtype=torch.float32,
+    )
+    return (uniform * 65536.0).to(torch.int32).clamp_max(65535)
+
+
+def _round(weights: Tensor, dither: Tensor | None) -> Tensor:
+    """float32 → bf16, up or down with probabilities that make the mean exact."""
+    if dither is None:
+        return weights
+    # The bits that bf16 lacks carry with their own probability.
+    return ((weights.view(torch.int32) + dither) & -65536).view(torch.float32)

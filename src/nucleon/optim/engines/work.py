@@ -1,0 +1,195 @@
+"""A piece of work: parameters with their state and options, and the engine that steps them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from nucleon import noise
+from nucleon.optim.engines import rest
+from nucleon.optim.matrices.stacks import Stack
+from nucleon.optim.options import scale_factor
+from nucleon.potentials import Admissibility
+
+State = dict[str, Tensor]
+EXPONENTIAL_STREAM = -1
+"""Of the lengths s ~ Exp(1); matrices have streams ≥ 0."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a direction may depend on besides the moments."""
+
+    options: Mapping[str, Any]
+    """Of the parameter group."""
+    stack: Stack
+    states: Sequence[Mapping[str, Tensor]]
+
+    @property
+    def seed(self) -> int:
+        """Of all noise."""
+        return self.options["seed"]
+
+    @property
+    def stream(self) -> Tensor:
+        """(b,) int64: the identity of each matrix, for noise."""
+        return self.stack.gather_own([state["stream"] for state in self.states])
+
+    @property
+    def step(self) -> Tensor:
+        """0-d int64: the number of this step."""
+        return self.states[0]["step"]
+
+
+class Method(Protocol):
+    """What a step asks of Muon, Pion, Leon or a method of the user's own."""
+
+    name: ClassVar[str]
+    has_gram: ClassVar[bool]
+    kernel: ClassVar[str | None]
+    settles: ClassVar[bool]
+
+    def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
+        """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""
+        ...
+
+    def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
+        """The factor c in Λ for m×n matrices."""
+        ...
+
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """(α, β) of the method's potential for m×n matrices."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The numbers of a step, derived from the options of its group and the shape of its matrices.
+
+    Every engine reads them here, so a rule such as β₂ = β₁² stands in one place.
+    """
+
+    momentum: float
+    """β₁."""
+    gram_discount: float
+    """√β₂, which is β₁ unless `beta2` is set: M̂ ← β₂M̂ + GGᵀ."""
+    lookahead: bool
+    """S = β₁Ĝ + G instead of Ĝ."""
+    smoothing: float
+    """c of Λ = c(G²β₁⁻²I + M̂)."""
+    gradient_bound: float
+    """G."""
+    scale: float
+    """The factor on P by the shape of the weight."""
+    weight_decay: float
+    sign: float
+    """−1 to climb."""
+    longest_quiet: int
+    """Steps with a zero gradient after which the direction is zero, see `rest`."""
+
+    @classmethod
+    def of(cls, method: Method, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
+        """Those of a stack under the present options of its group."""
+        momentum, beta2 = float(group["momentum"]), group.get("beta2")
+        bound = float(group.get("gradient_bound", 0.0))
+        m, n = sorted(stack.shape)
+        return cls(
+            momentum=momentum,
+            gram_discount=momentum if beta2 is None else math.sqrt(beta2),
+            lookahead=group["nesterov"],
+            smoothing=float(method.smoothing_scale(group, m, n)) if method.has_gram else 0.0,
+            gradient_bound=bound,
+            scale=scale_factor(group["scale"], *stack.shape),
+            weight_decay=float(group["weight_decay"]),
+            sign=-1.0 if group["maximize"] else 1.0,
+            longest_quiet=rest.longest_quiet(momentum, settles=bound > 0 and method.settles),
+        )
+
+    @property
+    def gram_decay(self) -> float:
+        """β₂."""
+        return self.gram_discount**2
+
+    @property
+    def shift(self) -> float:
+        """G²β₁⁻²; without momentum there is no bound to divide."""
+        root = self.gradient_bound / (self.momentum or 1.0)
+        return root * root
+
+
+class Engine(Protocol):
+    """Steps a piece of work; it is asked nothing else and does not call back."""
+
+    def step(self, work: Any, /) -> None:
+        """One step of everything in it."""
+        ...
+
+
+class Computer(Engine, Protocol):
+    """An engine of matrices that are here: its two halves, between which ranks may talk."""
+
+    def advance(
+        self, work: "Matrices", gradients: Sequence[Tensor], has_gradient: Tensor | None, /
+    ) -> tuple[Tensor, Tensor]:
+        """Enter gradients, one per piece, into the state; (P, which matrices are to be moved)."""
+        ...
+
+
+@dataclass
+class Work:
+    """Parameters of one group that are stepped together."""
+
+    engine: Engine
+    group: dict[str, Any]
+    params: Sequence[Tensor]
+    states: Sequence[State]
+    """The state of each of `params`."""
+
+
+@dataclass
+class Matrices(Work):
+    """A stack of matrices of one shape; `params` and `states` have one entry per piece of it."""
+
+    method: Method
+    stack: Stack
+    computer: Computer
+    """What computes its direction: the engine itself, unless ranks collect and distribute."""
+    memory: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What an engine keeps of this work between steps; it dies with the worklist."""
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Of the present options."""
+        return Hyperparameters.of(self.method, self.group, self.stack)
+
+    @property
+    def context(self) -> Context:
+        """What the direction of the method may depend on."""
+        return Context(self.group, self.stack, self.states)
+
+    def rates(self, scale: float) -> tuple[float | Tensor, float | Tensor]:
+        """lr·s·scale, on P, and lr·`weight_decay`, on W."""
+        lr, decay = self.group["lr"], self.group["weight_decay"]
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+        length = self._length() if self.group["steps"] == "exponential" else 1.0
+        return lr * length * scale, lr * decay if decay else 0.0
+
+    def _length(self) -> Tensor:
+        """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
+        context, param = self.context, self.params[0]
+        return noise.exponential(
+            (),
+            seed=context.seed,
+            stream=EXPONENTIAL_STREAM,
+            step=context.step,
+            dtype=torch.float64 if param.dtype == torch.float64 else torch.float32,
+            device=param.device,
+        )
+
+
+def has_gradient(work: Work) -> list[bool]:
+    """Whether each parameter has a gradient now."""
+    return [param.grad is not None for param in work.params]

@@ -1,0 +1,41 @@
+"""What an optimizer knows of a parameter beside its values: name, axes, and why it is there."""
+
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nucleon.optim.matrices import axes
+from nucleon.optim.matrices.axes import Block
+
+_ADDED = "_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"
+_WRAPPERS = re.compile(rf"(?:^|(?<=\.))(?:{'|'.join(_ADDED)})\.")
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """One parameter of an optimizer."""
+
+    name: str
+    """As given, without what wrappers put into it, or its index over all groups."""
+    axes: str | None = None
+    """Which axes are rows, columns and batch; None is the default of its dimension."""
+    reason: str = "as given"
+    """Why it is routed as it is."""
+
+
+def canonical(name: str) -> str:
+    """A parameter's name without what activation checkpointing, the compiler and DDP add to it."""
+    return _WRAPPERS.sub("", name).removeprefix("module.")
+
+
+def blocks(param: Tensor, spec: str | None) -> tuple[Block, ...]:
+    """The matrices of a parameter by the spec of its axes, or the default one."""
+    found = spec or axes.default(param.ndim)
+    if found is None:
+        raise ValueError(
+            f"a parameter has shape {tuple(param.shape)}; 2-D matrices and 3-D stacks of matrices "
+            f'need no axes, for this one say which they are, as in axes="r c c c" for a '
+            f"convolution, or give it to AdamW"
+        )
+    return axes.parse(found, tuple(param.shape))

@@ -1,0 +1,226 @@
+"""Same-shape matrices of many parameters as one batch, short side first."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.parameters import blocks
+
+LARGEST_GRID = 65535
+"""Matrices in a stack at most: a kernel has one program or more for each, along its second axis."""
+Capacity = Callable[[Tensor, Block], int]
+"""How many entries a stack of such matrices, of a block of a parameter, may have."""
+Kind = Callable[[Tensor, Block], object]
+"""What the matrices of a stack must share besides shape, dtype and device."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The matrices `start`…`stop` of one block of a parameter."""
+
+    param: Tensor
+    block: Block
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """How many matrices there are."""
+        return self.stop - self.start
+
+    def matrices(self, tensor: Tensor) -> Tensor:
+        """The piece of a tensor shaped like the parameter, as (count, rows, columns)."""
+        return _cut(self.block.matrices(tensor), self.start, self.stop)
+
+    def region(self, tensor: Tensor) -> Tensor:
+        """The same as (*batch, …rows, …columns): always a view, to be written to."""
+        view = self.block.region(tensor)
+        if self.count == self.block.count:
+            return view
+        inner = self.block.count // self.block.batch[0]
+        return view[self.start // inner : self.stop // inner]
+
+    def own(self, state: Tensor) -> Tensor:
+        """The piece of a state tensor with an entry for each matrix of the parameter."""
+        return _cut(state, self.block.first + self.start, self.block.first + self.stop)
+
+    def gram(self, state: Mapping[str, Tensor]) -> Tensor:
+        """The Gram matrices of the piece, (count, m, m)."""
+        return _cut(state[gram_key(self.block)], self.start, self.stop)
+
+    def names(self, name: str) -> list[str]:
+        """A name for each matrix, that of the parameter where it is the only one."""
+        if self.block.count == 1 and self.block.section is None:
+            return [name]
+        return [f"{name}.{self.block.first + i}" for i in range(self.start, self.stop)]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Pieces whose matrices share one shape, dtype and device: one batched call does them all."""
+
+    pieces: Sequence[Piece]
+    params: Sequence[Tensor]
+    """The parameter of each piece; one cut into pieces appears more than once."""
+    plain: bool
+    """Whether each piece is a 2-D parameter as it is: a view of each would take a step its time."""
+
+    @staticmethod
+    def of(pieces: Sequence[Piece]) -> "Stack":
+        """The stack of these pieces."""
+        plain = all(piece.block.plain for piece in pieces)
+        return Stack(pieces, [piece.param for piece in pieces], plain)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns, as the parameters have them."""
+        return self.pieces[0].block.rows, self.pieces[0].block.columns
+
+    @cached_property
+    def count(self) -> int:
+        """How many matrices there are."""
+        return sum(piece.count for piece in self.pieces)
+
+    @cached_property
+    def gram_keys(self) -> list[str]:
+        """What the state of each piece calls its Gram matrices."""
+        return [gram_key(piece.block) for piece in self.pieces]
+
+    def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+        """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`, m ≤ n."""
+        if self.plain:
+            return short_side_first(torch.stack([*tensors]).to(dtype))
+        views = [piece.matrices(t) for piece, t in zip(self.pieces, tensors, strict=True)]
+        return short_side_first(torch.cat(views).to(dtype))
+
+    def regions(
+        self, tensors: Iterable[Tensor], stacked: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Where (b, m, n) belongs in such tensors, and its parts in the same shapes."""
+        rows, columns = self.shape
+        natural = (stacked.mT if rows > columns else stacked).contiguous()
+        if self.plain:
+            return [*tensors], [*natural.unbind()]
+        parts = self.split(natural)
+        regions = [piece.region(t) for piece, t in zip(self.pieces, tensors, strict=True)]
+        return regions, [p.reshape(r.shape) for p, r in zip(parts, regions, strict=True)]
+
+    def boxes(self, stacked: Tensor) -> list[Tensor]:
+        """(b, m, n) → for each piece what this rank holds of it, shaped like its own shard.
+
+        Entries of a parameter that belong to other pieces are 0.
+        """
+        whole = zip(self.whole(stacked), self.params, strict=True)
+        return [shards.local(shards.like(w, param)) for w, param in whole]
+
+    def whole(self, stacked: Tensor) -> list[Tensor]:
+        """(b, m, n) → for each piece a tensor shaped like its parameter, 0 outside of the piece."""
+        found = [stacked.new_zeros(param.shape) for param in self.params]
+        self.scatter(stacked, found)
+        return found
+
+    def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
+        """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
+        torch._foreach_copy_(*self.regions(tensors, stacked))
+
+    def gather_own(self, states: Iterable[Tensor]) -> Tensor:
+        """State tensors with one entry per matrix, one per piece → (b, …)."""
+        return torch.cat(self.own(states))
+
+    def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
+        """Write (b, …) into state tensors with one entry per matrix, one per piece."""
+        torch._foreach_copy_(self.own(states), self.split(stacked))
+
+    def own(self, states: Iterable[Tensor]) -> list[Tensor]:
+        """What belongs to each piece of state tensors with one entry per matrix; views."""
+        if self.plain:
+            return [*states]
+        return [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
+
+    def grams(self, states: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
+        """The Gram matrices of each piece, (count, m, m); views."""
+        if self.plain:
+            return [state["gram"] for state in states]
+        return [p.gram(s) for p, s in zip(self.pieces, states, strict=True)]
+
+    def split(self, stacked: Tensor) -> list[Tensor]:
+        """(b, …) → one (count, …) view per piece, in order."""
+        return list(stacked.split([piece.count for piece in self.pieces]))
+
+
+def _cut(x: Tensor, start: int, stop: int) -> Tensor:
+    """x[start:stop]; where that is all of it x itself, which takes a tenth of the time."""
+    return x if x.shape[0] == stop - start else x[start:stop]
+
+
+def short_side_first(x: Tensor) -> Tensor:
+    """`x` or its transpose, whichever has no more rows than columns: the Gram is the small one."""
+    return x.mT if x.shape[-2] > x.shape[-1] else x
+
+
+def gram_key(block: Block) -> str:
+    """What the state calls the Gram matrices of a block."""
+    return "gram" if block.section is None else f"gram.{block.section}"
+
+
+def build(
+    params: Iterable[tuple[Tensor, str | None]],
+    capacity: Capacity,
+    *,
+    kind: Kind = lambda param, block: None,
+    cut: bool = True,
+) -> list[Stack]:
+    """Stacks of at most `capacity` entries (one matrix at least), in order of first appearance.
+
+    A batch of matrices that has more is `cut` into pieces about alike; parameters without entries
+    are left out.
+    """
+    buckets: dict[object, list[tuple[Tensor, Block]]] = {}
+    for param, spec in params:
+        for block in blocks(param, spec) if param.numel() else ():
+            shape = (block.rows, block.columns)
+            key = (shape, param.dtype, param.device, shards.kind(param), kind(param, block))
+            buckets.setdefault(key, []).append((param, block))
+    built: list[Stack] = []
+    for found in buckets.values():
+        _, block = found[0]
+        most = min(capacity(*pair) for pair in found) // (block.rows * block.columns)
+        most = min(max(1, most), LARGEST_GRID)
+        built += _chunks([piece for pair in found for piece in _pieces(*pair, most, cut)], most)
+    return built
+
+
+def _pieces(param: Tensor, block: Block, most: int, cut: bool) -> list[Piece]:
+    """A block in as few pieces of at most `most` matrices as can be, about alike."""
+    # Cut along the first axis of the batch only: every piece is then a view of the parameter.
+    first = block.batch[0] if block.batch else 1
+    inner = block.count // first
+    parts = math.ceil(first / max(1, most // inner)) if cut else 1
+    step = math.ceil(first / parts) * inner
+    return [
+        Piece(param, block, start, min(start + step, block.count))
+        for start in range(0, block.count, step)
+    ]
+
+
+def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
+    """Stacks of at most `most` matrices, as few as their order allows, the last the smallest."""
+    counts = [piece.count for piece in pieces]
+    fewest = math.ceil(sum(counts) / most)
+    # A stack that is full to within a piece has its share, so there are no more than the fewest.
+    limit = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
+    left, chunks = limit, cast(list[list[Piece]], [[]])
+    for piece in pieces:
+        if chunks[-1] and piece.count > left:
+            chunks.append([])
+            left = limit
+        chunks[-1].append(piece)
+        left -= piece.count
+    return [Stack.of(chunk) for chunk in chunks]

@@ -1,0 +1,1 @@
+"""Where each parameter of a model goes, and why."""

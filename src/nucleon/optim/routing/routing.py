@@ -1,0 +1,293 @@
+"""One optimizer for a whole model: each parameter goes where its module says, and `explain` why.
+
+Matrices (Linear, convolutions, attention, experts) go to the matrix method; embeddings, the output
+head, norms, biases and scalars to AdamW. What no table knows raises, naming the override to pass.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from nucleon import _checks
+from nucleon.optim.engines.work import State
+from nucleon.optim.matrices import axes
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
+from nucleon.optim.methods import chosen_method
+from nucleon.optim.options import ADAMW_DEFAULTS
+from nucleon.optim.routing import roles
+from nucleon.optim.routing.explanation import Row
+from nucleon.optim.routing.heads import output_heads
+from nucleon.optim.routing.roles import Place, Role
+
+AUX_LR = 3e-4
+"""Learning rate of the parameters that go to AdamW, where none is given."""
+ROUTES = ("matrix", "adamw", "frozen")
+Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
+"""A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
+
+NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
+
+
+@dataclass
+class _Parameter:
+    """A parameter, everywhere it stands, and what is decided on it."""
+
+    param: Tensor
+    places: list[Place]
+    wish: dict[str, Any] = field(default_factory=dict[str, Any])
+    globs: tuple[str, ...] = ()
+    """The overrides that give it options: those who share them share a group."""
+    route: str = ""
+    axes: str | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return canonical(self.places[0].name)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Every parameter of a model with what was decided on it."""
+
+    parameters: "Sequence[_Parameter]"
+    note: str
+    """What the user should know."""
+
+    @property
+    def left_out(self) -> tuple[Row, ...]:
+        """The parameters that are not optimized, for `explain`."""
+        return tuple(
+            Row(p.name, tuple(p.param.shape), None, "frozen", p.reason, 0, "")
+            for p in self.parameters
+            if p.route == "frozen"
+        )
+
+    def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Groups of parameters, each route with its options."""
+        found = [
+            *_groups("matrix", self.parameters, matrix),
+            *_groups("adamw", self.parameters, adamw),
+        ]
+        if not found:
+            raise ValueError("the model has no parameter to optimize; all are left out")
+        return found
+
+
+def routed(
+    model: nn.Module,
+    *,
+    aux: Mapping[str, Any] | None,
+    head: str | None,
+    overrides: Mapping[str, Override] | None,
+    known: set[str],
+) -> Routed:
+    """Where each parameter of a model goes; see `MatrixOptimizer.for_model`.
+
+    Args:
+        model: routed module by module; a parameter of an unknown module must be overridden.
+        aux: options of the parameters that go to AdamW, but for their rate.
+        head: the output head, see `nucleon.optim.routing.heads`.
+        overrides: {glob over parameter names: route or options}.
+        known: the options that a matrix may have.
+    """
+    found = _parameters(model)
+    _apply_overrides(found, overrides or {})
+    heads = output_heads(model, head)
+    problems = [said for p in found if (said := _decide(p, heads)) is not None]
+    if problems:
+        raise ValueError("\n".join(problems))
+    others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
+    _check_names("aux", aux or {}, others - {"lr"}, "; its lr is aux_lr")
+    for parameter in found:
+        if parameter.route != "frozen":
+            allowed = others if parameter.route == "adamw" else known
+            _check_names(parameter.name, parameter.wish, allowed)
+    return Routed(found, NO_HEAD if head == "auto" and not heads else "")
+
+
+def rows(
+    name: str,
+    groups: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, State],
+    infos: Mapping[Tensor, ParameterInfo],
+) -> list[Row]:
+    """A row for each parameter of an optimizer: name, shape, axes, route, reason, state, method."""
+    found: list[Row] = []
+    for group in groups:
+        matrix = group["rule"] == "matrix"
+        for param in group["params"]:
+            info, state = infos[param], states.get(param, {}).values()
+            spec = (info.axes or axes.default(param.ndim)) if matrix else None
+            found.append(
+                Row(
+                    name=info.name,
+                    shape=tuple(param.shape),
+                    axes=spec,
+                    route=group["rule"],
+                    reason=info.reason,
+                    state_bytes=sum(t.numel() * t.element_size() for t in state),
+                    method=_method(name, group, param, spec),
+                )
+            )
+    return found
+
+
+def _method(name: str, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
+    """The name of an optimizer, with what "auto" is for the matrices of a parameter."""
+    if spec is None or "method" not in group:
+        return name if spec else "adamw"
+    found = (
+        chosen_method(group, block.rows, block.columns, param.device, param.dtype)
+        for block in blocks(param, spec)
+    )
+    return f"{name}/{', '.join(dict.fromkeys(found))}"
+
+
+# ------------------------------------------------------------------------------ from the model
+
+
+def _parameters(model: nn.Module) -> list[_Parameter]:
+    """Every parameter once, with all the places where it stands."""
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; pass parameters to the "
+            f"constructor instead"
+        )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[Tensor, _Parameter] = {}
+    for path, module in modules.items():
+        parent = modules.get(path.rpartition(".")[0]) if path else None
+        for key, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            place = Place(module, parent, path, key, param)
+            if is_lazy(param):
+                raise ValueError(
+                    f"{place.name} has no shape yet; run a batch through the model first"
+                )
+            found.setdefault(param, _Parameter(param, [])).places.append(place)
+    return list(found.values())
+
+
+def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Override]) -> None:
+    _check_mapping("overrides", overrides)
+    for glob, override in overrides.items():
+        wish = {"route": override} if isinstance(override, str) else override
+        _check_mapping(f"the override {glob!r}", wish)
+        if "route" in wish:
+            _checks.choice(f"the route of the override {glob!r}", wish["route"], ROUTES)
+        matched = [p for p in found if any(fnmatchcase(place.name, glob) for place in p.places)]
+        if not matched:
+            names = [place.name for p in found for place in p.places]
+            near = difflib.get_close_matches(glob, names, n=1, cutoff=0.0)
+            raise ValueError(
+                f"the override {glob!r} matches no parameter; it is a glob over the names of "
+                f"model.named_parameters(), such as {near[0] if near else 'head.weight'!r}"
+            )
+        for parameter in matched:
+            parameter.wish |= wish
+            if set(wish) - {"route", "axes"}:
+                parameter.globs += (glob,)
+
+
+def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
+    """Set route, axes and reason of a parameter; or what to tell its owner."""
+    wish = parameter.wish
+    route, spec = wish.pop("route", None), wish.pop("axes", None)
+    if not parameter.param.requires_grad:
+        parameter.route, parameter.reason = "frozen", "requires_grad is False"
+        return None
+    if route in ("adamw", "frozen"):
+        if spec is not None:
+            return f"{parameter.name} is overridden with axes and route={route!r}; leave one out"
+        parameter.route, parameter.reason = route, "override"
+        return None
+    if spec is not None:
+        parameter.route, parameter.axes, parameter.reason = "matrix", spec, "override"
+        return None
+    try:
+        role = _role(parameter, heads, wanted=route)
+    except roles.RoleError as error:
+        return str(error)
+    if route == "matrix" and (role is None or role.route != "matrix"):
+        parameter.route, parameter.reason = "matrix", "override"
+    elif role is None:
+        place = parameter.places[0]
+        return (
+            f"{place.name} of shape {tuple(place.param.shape)} belongs to {place.kind}, a module "
+            f"that is not known here; pass overrides={{{place.name!r}: 'adamw'}}, or "
+            f"{{'axes': 'r{' c' * (place.param.ndim - 1)}'}} in place of 'adamw' if it is a matrix "
+            f"that multiplies, or teach the module once with nucleon.optim.register_module"
+        )
+    else:
+        parameter.route, parameter.axes, parameter.reason = role.route, role.axes, role.reason
+    return None
+
+
+def _role(parameter: _Parameter, heads: Mapping[nn.Module, str], wanted: str | None) -> Role | None:
+    """The one role of a parameter in all its places; None if nobody knows it."""
+    found: dict[str, Role] = {}
+    for place in parameter.places:
+        if wanted is None and place.module in heads and place.param.ndim >= 2:
+            found[place.name] = Role("adamw", heads[place.module])
+        elif (role := roles.role(place)) is not None:
+            found[place.name] = role
+    if not found:
+        return None
+    first = next(iter(found.values()))
+    chosen = [r for r in found.values() if wanted is None or r.route == wanted] or [first]
+    if len({(r.route, r.axes) for r in chosen}) > 1:
+        said = ", ".join(f"{n} ({r.route}: {r.reason})" for n, r in found.items())
+        raise roles.RoleError(
+            f"one parameter has several roles: {said}; pass overrides={{{parameter.name!r}: "
+            f"'adamw'}} or 'matrix', or head= if one of them is the output head"
+        )
+    if len(found) == 1:
+        return chosen[0]
+    reasons = " and ".join(dict.fromkeys(r.reason for r in chosen))
+    return Role(chosen[0].route, f"{reasons}, shared by {len(found)} modules", chosen[0].axes)
+
+
+# ------------------------------------------------------------------------------ to the groups
+
+
+def _groups(
+    route: str, found: Sequence[_Parameter], shared: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """One group for each device and each set of overrides."""
+    buckets: dict[tuple[torch.device, tuple[str, ...]], list[_Parameter]] = {}
+    for parameter in found:
+        if parameter.route == route:
+            buckets.setdefault((parameter.param.device, parameter.globs), []).append(parameter)
+    return [
+        {
+            "params": [(p.name, p.param) for p in members],
+            "rule": route,
+            "axes": [p.axes for p in members],
+            "reasons": [p.reason for p in members],
+            **shared,
+            **members[0].wish,
+        }
+        for members in buckets.values()
+    ]
+
+
+def _check_names(of: str, given: Mapping[str, Any], known: set[str], more: str = "") -> None:
+    _check_mapping(of, given)
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise TypeError(
+            f"{of} has no option {', '.join(map(repr, unknown))}; its options are "
+            f"{', '.join(sorted(known))}{more}"
+        )
+
+
+def _check_mapping(name: str, given: object) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        kind = f"one of {ROUTES} or a dict" if name.startswith("the") else "a dict"
+        raise TypeError(f"{name} must be {kind} with names as keys, got {given!r}")

@@ -1,0 +1,1 @@
+"""Looking at a run: diagnostics of every matrix, and certificates of its regret."""

@@ -1,0 +1,180 @@
+"""Regret certificates of a training run, from what `engines.ledger` keeps of each matrix."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, theory
+from nucleon.linalg._precision import exact
+from nucleon.linalg.norms import nuclear_norm
+from nucleon.optim.engines.ranks import placement, wire
+from nucleon.optim.engines.work import Method, State
+from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices.stacks import gram_key
+from nucleon.regret import Certificate
+
+_USED = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound", "method")
+"""The options that the theorem's game is made of: a change of one ends it."""
+
+
+CHANGED = "changed"
+"""The note on a group whose options changed, or whose record was interrupted."""
+
+
+def note(group: dict[str, Any]) -> None:
+    """Write down at every step, on every rank, which options its game is played with."""
+    told: str = group["certified"]
+    if group["certify"]:
+        now = _played_with(group)
+        group["certified"] = now if told in ("", now) else CHANGED
+    elif told:
+        group["certified"] = CHANGED
+
+
+def _played_with(group: Mapping[str, Any]) -> str:
+    return json.dumps([group[name] for name in _USED if name in group], default=float)
+
+
+def collect(
+    method: "Certified",
+    groups: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, State],
+    infos: Mapping[Tensor, ParameterInfo],
+) -> dict[str, Certificate]:
+    """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
+    mine = {
+        infos[param].name: _certificate(method, states[param], group, blocks(param, spec))
+        for group in groups
+        if group["certify"] and group["rule"] == "matrix"
+        for param in group["params"]
+        if param.numel() and "played" in states.get(param, {})
+        for spec in [infos[param].axes]
+    }
+    return wire.merged(mine, "certificates") if placement.spread(groups) else mine
+
+
+class Certified(Method, Protocol):
+    """A method that says what is known of its regret."""
+
+    theorem: ClassVar[str]
+    uncertified: ClassVar[str | None]
+
+
+class Recorded(Protocol):
+    """An optimizer that keeps its regret."""
+
+    name: ClassVar[str]
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+    def certificates(self) -> dict[str, Certificate]:
+        """By name of the parameter."""
+        ...
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """As torch's optimizers have it."""
+        ...
+
+
+class CertificateLog:
+    """Certificates every N steps of a run, kept by a step hook: rows (step, {name: certificate}).
+
+    Each step waits for the device to read its number. Copies of the optimizer have no such hook.
+
+    Args:
+        optimizer: with certify=True in some group.
+        every: N, how many steps pass between two rows; each costs a nuclear norm per matrix (100).
+    """
+
+    def __init__(self, optimizer: Recorded, every: int = 100) -> None:
+        self.every = _checks.count("every", every)
+        if not any(group["certify"] for group in optimizer.param_groups):
+            raise ValueError(
+                f"no parameter group keeps its regret; pass certify=True to {optimizer.name}"
+            )
+        self.rows: list[tuple[int, dict[str, Certificate]]] = []
+        self._handle = optimizer.register_step_post_hook(self._record)
+
+    def remove(self) -> None:
+        """Stop recording."""
+        self._handle.remove()
+
+    def _record(self, optimizer: Any, *_: object) -> None:
+        group = next(g for g in optimizer.param_groups if g["certify"] and g["params"])
+        step = int(optimizer.state[group["params"][0]]["step"])
+        if step % self.every == 0:
+            self.rows.append((step, optimizer.certificates()))
+
+
+def _certificate(
+    method: Certified, state: State, group: Mapping[str, Any], found: Sequence[Block]
+) -> Certificate:
+    norms = [nuclear_norm(block.matrices(exact(state["total"]))) for block in found]
+    regret = exact(state["loss"]) + torch.cat(norms)
+    largest = state["largest"].max().item()
+    bound = torch.cat([_bound(method, state, group, block) for block in found])
+    place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
+    return Certificate(
+        regret=regret.to(place),
+        bound=bound.to(place),
+        theorem=method.theorem,
+        conditional_on=_conditions(group, state["loss"].dtype),
+        refusal=method.uncertified or _refusal(group, largest),
+    )
+
+
+def _bound(
+    method: Certified,
+    state: Mapping[str, Tensor],
+    group: Mapping[str, Any],
+    block: Block,
+) -> Tensor:
+    m, n = sorted((block.rows, block.columns))
+    constants = method.admissibility(group, m, n)
+    first = exact(state["first"])[block.first : block.first + block.count]
+    if constants is None or not group["gradient_bound"] or not method.smoothing_scale(group, m, n):
+        return torch.full_like(first, torch.inf)
+    eta = method.smoothing_scale(group, m, n) ** -0.5
+    return theory.gbpa_bound(
+        state[gram_key(block)],  # in its own dtype, whose rounding is allowed for
+        radius=1.0,
+        gradient_bound=group["gradient_bound"],
+        alpha=constants.alpha,
+        beta=constants.beta,
+        # √m‖G_1‖_F ≥ ‖G_1‖_*, discounted already; its factor 1 − βη is negative for larger η.
+        first_nuclear=first if constants.beta * eta < 1 else 0.0,
+        discount=group["momentum"],
+        rounds=1,
+        eta=eta,
+    )
+
+
+def _conditions(group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
+    conditions = ["skipped steps do not count"]
+    if group["momentum_dtype"] == torch.bfloat16:
+        conditions.append("rounding Ĝ to bfloat16 does not matter")
+    if kept != torch.float64:  # the device has no wider type
+        conditions.append("rounding the losses to float32 does not matter")
+    if group["method"] not in ("eigh", "svd"):
+        conditions.append(f"method={group['method']!r} is as good as exact")
+    return tuple(conditions)
+
+
+def _refusal(group: Mapping[str, Any], largest: float) -> str | None:
+    if not group["gradient_bound"]:
+        return "the theorem needs gradient_bound > 0"
+    if group["nesterov"]:
+        return "the theorem is on the direction of Ĝ; pass nesterov=False"
+    if group["beta2"] is not None and group["beta2"] != group["momentum"] ** 2:
+        return "the theorem needs beta2 = momentum²; pass beta2=None"
+    if not group["smoothing_scale"]:
+        return "the theorem needs smoothing_scale > 0"
+    if group["certified"] != _played_with(group):
+        return f"one of {', '.join(_USED)} changed during the run, or certify was switched off"
+    if largest > group["gradient_bound"] * (1 + 1e-3):  # what the norm's upper bound may add
+        return f"a gradient of norm {largest:.6g} exceeded the gradient_bound"
+    return None

@@ -1,0 +1,94 @@
+"""What an optimizer does to each matrix: a flat dict of floats, one synchronization."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg import coefficients
+from nucleon.linalg._precision import exact_products
+from nucleon.linalg.norms import operator_norm_bound
+from nucleon.linalg.polar import polar_polynomial
+from nucleon.optim.engines import reference
+from nucleon.optim.engines.ranks import placement, wire
+from nucleon.optim.engines.work import Matrices
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+
+Infos = Mapping[Tensor, ParameterInfo]
+QUANTITIES = ("update_norm", "smoothing_share", "cosine_to_muon", "update_ratio", "skipped")
+
+
+def collect(
+    name: str, groups: Sequence[Mapping[str, Any]], works: Sequence[Matrices], infos: Infos
+) -> dict[str, float]:
+    """The quantities of `MatrixOptimizer.diagnostics`, measured on device and read back at once."""
+    keys: list[str] = []
+    factors: list[float] = []
+    tables: list[Tensor] = []
+    weights = _weight_norms(groups, infos)
+    for work in works:
+        stack = work.stack
+        total, smoothing, direction = reference.present_direction(work)
+        norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
+        skipped = stack.gather_own(s["skipped"] for s in work.states)
+        with exact_products(total.device):
+            table = _measure(total, smoothing, direction, norms, work.group["lr"], skipped)
+        tables.append(table.flatten())
+        scale = work.hyperparameters.scale
+        for piece in stack.pieces:
+            for matrix in piece.names(infos[piece.param].name):
+                keys += [f"{name}/{matrix}/{quantity}" for quantity in QUANTITIES]
+                factors += [scale if q == "update_ratio" else 1.0 for q in QUANTITIES]
+    values: list[float] = []
+    if tables:
+        values = torch.cat([t.to(tables[0].device) for t in tables]).tolist()
+    mine = {key: value * f for key, value, f in zip(keys, values, factors, strict=True)}
+    return wire.merged(mine, "figures of the matrices") if placement.spread(groups) else mine
+
+
+def _weight_norms(groups: Sequence[Mapping[str, Any]], infos: Infos) -> dict[Tensor, Tensor]:
+    """‖W‖_F of each matrix of each parameter; every rank takes part, one parameter at a time."""
+    norms: dict[Tensor, Tensor] = {}
+    for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
+        whole = shards.full(param).to(_checks.work_dtype(param.dtype))
+        found = blocks(param, infos[param].axes)
+        norms[param] = torch.cat([_norm(block.matrices(whole)) for block in found])
+    return norms
+
+
+def _measure(
+    total: Tensor,
+    smoothing: Tensor,
+    direction: Tensor,
+    weight_norms: Tensor,
+    lr: float | Tensor,
+    skipped: Tensor,
+) -> Tensor:
+    """A table (b, 5) with the columns QUANTITIES, the update ratio without the shape's scale."""
+    muon = polar_polynomial(total, coefficients.contracted(coefficients.polar_express(1e-4, 8)))
+    signal = total.square().sum(dim=(-2, -1))
+    noise = (
+        smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+        if smoothing.numel()
+        else torch.zeros_like(signal)
+    )
+    columns = (
+        operator_norm_bound(direction),
+        _ratio(noise, signal + noise),
+        _ratio((direction * muon).sum(dim=(-2, -1)), _norm(direction) * _norm(muon)),
+        (lr.reshape(()) if isinstance(lr, Tensor) else lr) * _ratio(_norm(direction), weight_norms),
+        skipped.to(total.dtype),
+    )
+    return torch.stack(columns, dim=1)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a/b, and 0 where b is 0."""
+    return torch.where(b > 0, a / b, 0.0)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=(-2, -1))

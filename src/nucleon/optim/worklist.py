@@ -1,0 +1,127 @@
+"""The list of work of an optimizer: which stacks there are, and which engine steps each.
+
+It is made when a parameter has its first gradient, and kept. Rates, momenta, decays and addresses
+are inputs of a step; another structure, by `signature`, makes a new list: groups that were added, a
+state that was loaded, other dtypes, devices, layouts, or options that choose an engine.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nucleon.optim import options
+from nucleon.optim.engines import adamw, reference
+from nucleon.optim.engines.cuda import engine as cuda
+from nucleon.optim.engines.ranks import gathered, owners, placement
+from nucleon.optim.engines.ranks.owners import Owned, Task
+from nucleon.optim.engines.ranks.placement import Infos
+from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work
+from nucleon.optim.matrices import shards, stacks
+from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.stacks import Stack
+
+Groups = Sequence[dict[str, Any]]
+States = Mapping[Tensor, State]
+
+
+@dataclass
+class Worklist:
+    """What a step does, in order."""
+
+    works: list[Work]
+    signature: list[object]
+    counters: dict[torch.device, list[Tensor]]
+    """The step numbers of all matrix parameters, by device."""
+    sharded: Sequence[Tensor]
+    pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """Memory that the CUDA graphs of this list share."""
+
+
+def signature(groups: Groups, states: States, entered: Set[Tensor]) -> list[object]:
+    """The structure that a list of work was made for: cheap, since every step looks at it."""
+    found: list[object] = []
+    for group in groups:
+        found += [group.get(option) for option in options.STRUCTURE]
+        for param in group["params"]:
+            there = param in entered or param.grad is not None
+            found += (id(states.get(param)), there, param.dtype, param.stride(), param.device)
+    return found
+
+
+def build(
+    method: Method, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
+) -> Worklist:
+    """The work of all parameters that have `entered`, and of DTensors, of which other ranks may."""
+    works: list[Work] = []
+    for group in groups:
+        chosen = [p for p in group["params"] if p in entered or shards.sharded(p)]
+        chosen = [p for p in chosen if p in states]
+        if group["rule"] == "adamw":
+            if chosen:
+                works.append(Work(adamw, group, chosen, [states[p] for p in chosen]))
+        elif group["placement"] == "owner" and placement.world(group["params"]) != (0,):
+            works.append(_owned(method, group, states, infos))
+        else:
+            works += matrices(method, group, chosen, states, infos)
+    counters: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
+        if param in states:
+            counters[param.device].append(states[param]["step"])
+    sharded = [p for g in groups for p in g["params"] if shards.sharded(p)]
+    found = Worklist(works, signature(groups, states, entered), dict(counters), sharded)
+    for work in works:
+        if isinstance(work, Matrices):
+            work.memory["pools"] = found.pools
+    return found
+
+
+def matrices(
+    method: Method,
+    group: dict[str, Any],
+    params: Sequence[Tensor],
+    states: States,
+    infos: Infos,
+    *,
+    cut: bool = True,
+) -> list[Matrices]:
+    """Stacks of the matrices of these parameters, each with the engine that steps it."""
+
+    def served(param: Tensor, block: Block) -> bool:
+        return cuda.serves(method, group, param, block)
+
+    def capacity(param: Tensor, block: Block) -> int:
+        default = 24 if not param.is_cuda else 27 if served(param, block) else 25
+        return group["largest_stack"] or 2**default
+
+    def work(stack: Stack) -> Matrices:
+        piece = stack.pieces[0]  # of one kind with the others
+        fast = served(piece.param, piece.block) and cuda.can_follow(stack)
+        computer = cast(Computer, cuda if fast else reference)
+        engine: Engine = gathered if shards.sharded(piece.param) else computer
+        own = [states[p] for p in stack.params]
+        return Matrices(engine, group, stack.params, own, method, stack, computer)
+
+    pairs = [(param, infos[param].axes) for param in params]
+    return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
+
+
+def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) -> Owned:
+    """The rounds of a group, see `Owned`."""
+    of_rank: dict[int, list[Tensor]] = defaultdict(list)
+    for param, owner in zip(group["params"], placement.owners(group, infos), strict=True):
+        of_rank[cast(int, owner)].append(param)
+    built = {
+        rank: matrices(method, group, of_rank[rank], states, infos, cut=False)
+        for rank in sorted(of_rank)
+    }
+    rounds = [
+        [Task(owner, work) for owner, work in zip(built, row, strict=True) if work is not None]
+        for row in zip_longest(*built.values())
+    ]
+    params = group["params"]
+    return Owned(owners, group, params, [states[p] for p in params], rounds)
