@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import nucleon
 from nucleon import noise
-from nucleon.optim.muon import polynomials
+from nucleon.optim.methods import polynomials
 
 METHODS = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
@@ -83,7 +83,7 @@ def test_cuda_equals_cpu_with_bf16_weights(make):
     "options",
     [
         {},
-        {"nesterov": True, "weight_decay": 0.1, "cautious": True},
+        {"nesterov": True, "weight_decay": 0.1},
         {"momentum_dtype": torch.bfloat16},
     ],
     ids=["plain", "decay", "bf16-momentum"],
@@ -164,56 +164,21 @@ def moments(optimizer):
     return [tensor for tensor, key in found if key in ("total", "gram", "exp_avg", "exp_avg_sq")]
 
 
-def train_compiled_beside(one, two, eager, compiled):
-    """Three steps of `one` as it is, and of `two` compiled whole."""
+@pytest.mark.parametrize("name", ["muon", "leon"])
+def test_a_compiled_step_is_the_plain_one(name):
+    """The compiler calls the step, and traces nothing of it."""
+    plain, compiled, traced = parameters("cuda"), parameters("cuda"), list[object]()
+    one, two = METHODS[name](plain, lr=LR), METHODS[name](compiled, lr=LR)
     torch._dynamo.reset()
-    step = torch.compile(two.step, fullgraph=True)  # pieces would be right, and slow
+    step = torch.compile(two.step, backend=lambda graph, _: traced.append(graph) or graph.forward)
     for i in range(3):
-        give_gradients(eager, i)
+        give_gradients(plain, i)
         give_gradients(compiled, i)
         one.step()
         step()
-
-
-def test_a_compiled_step_of_adamw_equals_the_eager_one():
-    shapes = [(5,), (24, 64), (7,)]
-    eager, compiled = parameters("cuda", shapes=shapes), parameters("cuda", shapes=shapes)
-    for params in (eager, compiled):  # strides that those of the gradients are not
-        params[1].data = params[1].data.mT.contiguous().mT
-    one, two = (
-        nucleon.Leon([{"params": params, "rule": "adamw", "lr": LR}])
-        for params in (eager, compiled)
-    )
-    train_compiled_beside(one, two, eager, compiled)
-    assert_close(eager, compiled, 1e-5)
-    assert_close(moments(one), moments(two), 1e-5)
-
-
-ALONE = [(24, 64), (64, 24), (32, 32), (2, 40, 24)]
-
-
-@pytest.mark.parametrize("shapes", [ALONE, [(24, 64)] * 2 + [(64, 24)] * 3], ids=["alone", "more"])
-@pytest.mark.parametrize("name", ["muon", "leon", "pion"])
-def test_a_compiled_step_equals_the_eager_one(name, shapes):
-    eager, compiled = parameters("cuda", shapes=shapes), parameters("cuda", shapes=shapes)
-    one, two = METHODS[name](eager, lr=LR), METHODS[name](compiled, lr=LR)
-    train_compiled_beside(one, two, eager, compiled)
-    assert_close(eager, compiled, tolerance(3))
-    assert_close(*(moments(optimizer) for optimizer in (one, two)), 1e-4)
-
-
-@pytest.mark.parametrize("name", ["muon", "leon"])
-def test_a_compiled_step_in_float16_equals_the_eager_one(name):
-    """The same moments; the directions differ by the rounding of float16, as in the fused step."""
-    shapes = [(64, 96), (96, 64), (96, 64), (64, 64)]
-    eager, compiled = parameters("cuda", shapes=shapes), parameters("cuda", shapes=shapes)
-    one, two = METHODS[name](eager, lr=LR), METHODS[name](compiled, lr=LR)
-    before = [p.detach().clone() for p in eager]
-    train_compiled_beside(one, two, eager, compiled)
-    for a, b in zip(moments(one), moments(two), strict=True):  # Gram matrices of float16 gradients
-        assert (a - b).norm() <= 2**-10 * b.norm()
-    for p, q, old in zip(eager, compiled, before, strict=True):
-        assert (p - q).norm() < 0.01 * (p - old).norm()
+    assert not traced
+    for a, b in zip(plain, compiled, strict=True):
+        assert torch.equal(a, b)
 
 
 FLOAT32 = {"method": "polar-express"}

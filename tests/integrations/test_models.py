@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import nucleon
-from nucleon.optim import axes
+from nucleon.optim.matrices import axes
 
 SIZES = {
     "vocab_size": 32,

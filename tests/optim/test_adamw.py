@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 
-from nucleon.optim import adamw
+import nucleon
+from nucleon.optim import options
+from nucleon.optim.engines import adamw
+from nucleon.optim.engines.work import Work
+from nucleon.optim.state import new_adamw_state
 
 SHAPES = [(), (1,), (7,), (4, 6), (2, 3, 5), (0, 3)]
-GROUP = {**adamw.DEFAULTS, "maximize": False}
+GROUP = {**options.ADAMW_DEFAULTS, "maximize": False}
 
 
 def make(dtype=torch.float32, seed=0, shapes=SHAPES):
@@ -24,7 +28,7 @@ def give_gradients(params, round_, scale=1.0):
 
 @torch.no_grad()
 def step(params, states, group):
-    adamw.update(params, states, group)
+    adamw.step(Work(adamw, group, params, states))
 
 
 def check_close(actual, expected, steps=1):
@@ -43,7 +47,7 @@ def test_equals_torch_step_for_step(dtype, maximize, betas, eps, decay):
     ours, theirs = make(dtype), make(dtype)
     options = {"lr": 0.01, "betas": betas, "eps": eps, "weight_decay": decay}
     group = {**GROUP, **options, "maximize": maximize}
-    states = [adamw.new_state(p, group) for p in ours]
+    states = [new_adamw_state(p) for p in ours]
     oracle = torch.optim.AdamW(theirs, **options, maximize=maximize)
     for round_ in range(25):
         give_gradients(ours, round_, scale=10.0 ** (round_ % 5 - 2))
@@ -64,7 +68,7 @@ def test_equals_torch_step_for_step(dtype, maximize, betas, eps, decay):
 def test_is_bit_for_bit_torchs_on_the_cpu():
     ours, theirs = make(), make()
     group = {**GROUP, "weight_decay": 0.1}
-    states = [adamw.new_state(p, group) for p in ours]
+    states = [new_adamw_state(p) for p in ours]
     oracle = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1, foreach=False)
     for round_ in range(50):
         give_gradients(ours, round_)
@@ -77,7 +81,7 @@ def test_is_bit_for_bit_torchs_on_the_cpu():
 def test_learning_rate_may_be_a_tensor_that_is_scheduled():
     ours, theirs = make(), make()
     group = {**GROUP, "lr": torch.tensor(0.01, dtype=torch.float64), "weight_decay": 0.2}
-    states = [adamw.new_state(p, group) for p in ours]
+    states = [new_adamw_state(p) for p in ours]
     oracle = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.2)
     for round_ in range(6):
         give_gradients(ours, round_)
@@ -93,7 +97,7 @@ def test_learning_rate_may_be_a_tensor_that_is_scheduled():
 def test_parameters_join_at_their_own_step():
     """One without a gradient for a while: its bias correction starts with its first."""
     ours, theirs = make(), make()
-    states = [adamw.new_state(p, GROUP) for p in ours]
+    states = [new_adamw_state(p) for p in ours]
     oracle = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.0)
     for round_ in range(5):
         give_gradients(ours, round_)
@@ -112,7 +116,7 @@ def test_half_precision_weights_have_the_float32_moments_of_torch(dtype):
     """The oracle: torch's AdamW on float32 weights that are rounded to half after every step."""
     ours = make(dtype)
     group = {**GROUP, "weight_decay": 0.1}
-    states = [adamw.new_state(p, group) for p in ours]
+    states = [new_adamw_state(p) for p in ours]
     theirs = [p.detach().float().requires_grad_() for p in ours]
     oracle = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1)
     for round_ in range(10):
@@ -132,12 +136,12 @@ def test_half_precision_weights_have_the_float32_moments_of_torch(dtype):
 def test_mixed_dtypes_share_a_group():
     ours = [make(torch.float32, shapes=[(3, 2)])[0], make(torch.float64, shapes=[(3, 2)])[0]]
     alone = [p.detach().clone().requires_grad_() for p in ours]
-    states = [adamw.new_state(p, GROUP) for p in ours]
+    states = [new_adamw_state(p) for p in ours]
     give_gradients(ours, 0)
     give_gradients(alone, 0)
     step(ours, states, GROUP)
     for p, q in zip(ours, alone, strict=True):
-        step([q], [adamw.new_state(q, GROUP)], GROUP)
+        step([q], [new_adamw_state(q)], GROUP)
         assert torch.equal(p, q)
 
 
@@ -148,8 +152,8 @@ def test_a_bad_gradient_leaves_its_parameter_alone(bad, first, eps):
     """1e30 has no finite square in float32: torch's AdamW would never move that entry again."""
     params, clean = make(), make()
     group = {**GROUP, "weight_decay": 0.1, "eps": eps}
-    states = [adamw.new_state(p, group) for p in params]
-    clean_states = [adamw.new_state(p, group) for p in clean]
+    states = [new_adamw_state(p) for p in params]
+    clean_states = [new_adamw_state(p) for p in clean]
     for round_ in range(0 if first else 3):
         for some, state in ((params, states), (clean, clean_states)):
             give_gradients(some, round_)
@@ -172,7 +176,7 @@ def test_a_bad_gradient_leaves_its_parameter_alone(bad, first, eps):
 
 def test_the_gradient_itself_is_not_written_to():
     params = make()
-    states = [adamw.new_state(p, GROUP) for p in params]
+    states = [new_adamw_state(p) for p in params]
     give_gradients(params, 0)
     before = [p.grad.clone() for p in params]
     step(params, states, {**GROUP, "maximize": True})
@@ -182,7 +186,7 @@ def test_the_gradient_itself_is_not_written_to():
 def test_compiles_into_one_graph():
     """A graph break, which a host synchronization would be, fails under fullgraph."""
     params, eager = make(), make()
-    states, eager_states = ([adamw.new_state(p, GROUP) for p in some] for some in (params, eager))
+    states, eager_states = ([new_adamw_state(p) for p in some] for some in (params, eager))
     compiled = torch.compile(step, fullgraph=True, backend="eager")
     for round_ in range(3):
         give_gradients(params, round_)
@@ -206,6 +210,7 @@ def test_compiles_into_one_graph():
     ],
 )
 def test_bad_options_are_named(option, value, error):
+    params = [torch.zeros(3, requires_grad=True)]
     with pytest.raises(error, match=option):
-        adamw.check({**GROUP, option: value})
-    adamw.check(GROUP)
+        nucleon.Muon([{"params": params, "rule": "adamw", **GROUP, option: value}])
+    nucleon.Muon([{"params": params, "rule": "adamw", **GROUP}])

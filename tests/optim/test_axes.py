@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import axes
+from nucleon.optim.matrices import axes
 
 METHODS = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
@@ -154,7 +154,7 @@ def test_several_specs_in_one_group():
     optimizer = nucleon.Leon([conv, linear], axes=["r c c c", None])
     steps(optimizer, [conv, linear], [[gradient.reshape(conv.shape), gradient]])
     assert torch.equal(conv.flatten(1), linear)
-    assert len(optimizer.stacks_of(optimizer.param_groups[0])) == 1
+    assert len(optimizer._matrices()) == 1
 
 
 @given(st.data())

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim import addresses, stacks
+from nucleon.optim.engines.cuda import pointers
+from nucleon.optim.engines.cuda.layout import layout_of
+from nucleon.optim.matrices import stacks
 
 HERE = Path(__file__).parent
 
@@ -52,7 +54,7 @@ def test_the_fused_step_in_the_interpreter():
 def test_the_layout_says_where_the_matrices_are(shape, spec):
     param = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
     for stack in stacks.build([(param, spec)], room(20)):  # pieces of a few matrices
-        layout = stack.layout
+        layout = layout_of(stack)
         assert layout is not None
         flat, (rows, columns) = param.reshape(-1), stack.shape
         found = [
@@ -66,10 +68,10 @@ def test_the_layout_says_where_the_matrices_are(shape, spec):
 
 def test_no_layout_where_one_rule_does_not_do():
     transposed = stacks.build([(torch.zeros(6, 8), "c r")], room())
-    assert [stack.layout for stack in transposed] == [None]
+    assert [layout_of(stack) for stack in transposed] == [None]
     unequal = stacks.build([(torch.zeros(4, 10), "r (b=2 c)"), (torch.zeros(4, 5), None)], room())
     assert len(unequal) == 1
-    assert unequal[0].layout is None
+    assert layout_of(unequal[0]) is None
 
 
 def test_pieces_of_unequal_counts_are_cut_into_equal_runs():
@@ -79,7 +81,7 @@ def test_pieces_of_unequal_counts_are_cut_into_equal_runs():
     for given, each in ((slice(0, 3), 1), (slice(0, 3, 2), 3)):
         pairs = list(zip(params, specs, strict=True))[given]
         (stack,) = stacks.build(pairs, room())
-        layout = stack.layout
+        layout = layout_of(stack)
         assert layout is not None and layout.each == each
         assert layout.count == sum(piece.count for piece in stack.pieces)
         for piece, offsets in zip(stack.pieces, layout.offsets, strict=True):
@@ -90,35 +92,94 @@ def test_pieces_of_unequal_counts_are_cut_into_equal_runs():
 def test_an_address_is_only_taken_of_what_lies_as_it_should():
     param = torch.zeros(8, 8)
     (stack,) = stacks.build([(param, None)], room())
-    layout, here = stack.layout, param.device
+    layout, here = layout_of(stack), param.device
     assert layout is not None
-    assert addresses.places_in(layout, [param], here) == [param.data_ptr()]
+    assert pointers.of_tensors(layout, [param], here) == [param.data_ptr()]
     for other in (
         param.double(),
         torch.zeros(8, 16)[:, ::2],
         param.to("meta"),
         torch.zeros(8).expand(8, 8),
     ):
-        assert addresses.places_in(layout, [other], here) is None
-    assert addresses.places_in(layout, [param], torch.device("meta")) is None
-    for start, boundary in ((0, 16), (1, 4), (4, 16)):
-        places = addresses.places_in(layout, [torch.zeros(68)[start:][:64].view(8, 8)], here)
-        assert places is not None and addresses.boundary(places, 4) == boundary
+        assert pointers.of_tensors(layout, [other], here) is None
+    assert pointers.of_tensors(layout, [param], torch.device("meta")) is None
+    for start, alignment in ((0, 16), (1, 4), (4, 16)):
+        places = pointers.of_tensors(layout, [torch.zeros(68)[start:][:64].view(8, 8)], here)
+        assert places is not None and pointers.alignment(places, 4) == alignment
 
 
-def test_stacks_are_built_once_also_for_many_groups():
+def stepped(optimizer):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer._runtime.worklist
+
+
+def test_the_list_of_work_is_made_once_also_for_many_groups():
     groups = [{"params": [torch.zeros(3, 4, requires_grad=True)]} for _ in range(40)]
     optimizer = nucleon.Muon(groups)
-    first, second = (
-        [optimizer.stacks_of(group)[0][0] for group in optimizer.param_groups] for _ in range(2)
-    )
-    assert all(a is b for a, b in zip(first, second, strict=True))
+    first = stepped(optimizer)
+    optimizer.param_groups[0] |= {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.1}
+    optimizer.param_groups[1]["params"][0].grad = None
+    optimizer.step()
+    assert stepped(optimizer) is first
 
 
-def test_a_parameter_that_was_given_other_entries_is_stacked_anew():
+def other_entries(optimizer, param):
+    param.data = torch.zeros(5, 4)
+    optimizer.state[param] = optimizer._new_state(optimizer.param_groups[0], param, 0)
+
+
+def other_strides(optimizer, param):
+    param.data = torch.zeros(4, 3).mT
+
+
+def other_dtype(optimizer, param):
+    param.data = param.data.double()
+    param.grad = None
+
+
+def loaded(optimizer, param):
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def another_group(optimizer, param):
+    optimizer.add_param_group({"params": [torch.zeros(2, 2, requires_grad=True)]})
+
+
+def another_option(optimizer, param):
+    optimizer.param_groups[0]["method"] = "svd"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_entries, other_strides, other_dtype, loaded, another_group, another_option],
+)
+def test_another_structure_makes_another_list(change):
     param = torch.zeros(3, 4, requires_grad=True)
     optimizer = nucleon.Muon([param])
-    group = optimizer.param_groups[0]
-    assert optimizer.stacks_of(group)[0][0].shape == (3, 4)
-    param.data = torch.zeros(5, 6)
-    assert optimizer.stacks_of(group)[0][0].shape == (5, 6)
+    first = stepped(optimizer)
+    param.grad = None
+    change(optimizer, param)
+    second = stepped(optimizer)
+    assert second is not first
+    assert second.works[0].stack.shape == tuple(param.shape)
+    assert param.any()
+
+
+def test_a_parameter_enters_with_its_first_gradient_and_stays():
+    params = [torch.zeros(3, 4, requires_grad=True) for _ in range(2)]
+    optimizer = nucleon.Leon(params)
+    params[0].grad = torch.ones(3, 4)
+    optimizer.step()
+    assert [len(w.params) for w in optimizer._runtime.worklist.works] == [1]
+    params[1].grad = torch.ones(3, 4)
+    optimizer.step()
+    entered = optimizer._runtime.worklist
+    assert [len(w.params) for w in entered.works] == [2]
+    before = params[0].detach().clone()
+    params[0].grad = None
+    optimizer.step()
+    assert optimizer._runtime.worklist is entered
+    assert torch.equal(params[0], before)

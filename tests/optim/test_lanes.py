@@ -8,15 +8,18 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from nucleon.optim import lanes, stacks
+from nucleon.optim.engines import reference
+from nucleon.optim.engines.cuda import lanes
+from nucleon.optim.engines.work import Matrices, Work
+from nucleon.optim.matrices import stacks
 
 
 def stack_of(*shape, device="cuda:0"):
-    """A stack of one parameter, which has a device but no memory."""
+    """Work on a stack of one parameter, which has a device but no memory."""
     with FakeTensorMode():
         param = torch.empty(shape, device=device)
     (stack,) = stacks.build([(param, None)], lambda *_: 2**62)
-    return stack
+    return Matrices(reference, {}, stack.params, [{}], None, stack, reference)
 
 
 SMALL, LARGE = stack_of(3, 64, 80), stack_of(2048, 2048)
@@ -148,6 +151,10 @@ def test_the_matrices_of_all_pieces_are_counted():
 
 def test_what_other_ranks_hold_too_and_the_cpu_stay_with_the_caller(device, monkeypatch):
     with lanes.opened() as lane, lane(stack_of(64, 64, device="cpu")):
+        pass
+    with FakeTensorMode():
+        others = Work(reference, {}, [torch.empty(3, device="cuda:0")], [{}])
+    with lanes.opened() as lane, lane(others):  # AdamW's
         pass
     assert device.log == []
     monkeypatch.setattr(lanes.shards, "sharded", lambda tensor: True)

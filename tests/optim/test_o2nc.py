@@ -22,9 +22,10 @@ from nucleon.learners import (
     ScalarGBPA,
     Shampoo,
 )
-from nucleon.optim import Leon, Muon, Pion, conversion
+from nucleon.o2nc import meter as conversion
 from nucleon.o2nc.meter import ConversionMeter
 from nucleon.o2nc.optimizer import O2NC
+from nucleon.optim import Leon, Muon, Pion
 
 F64 = torch.float64
 GAMMA, RHO, BOUND = 0.9, 0.7, 6.0

@@ -27,7 +27,6 @@ SHAPES = [(6, 9), (9, 6), (7, 7), (3, 4, 5), (1, 5), (1, 1)]
 OPTIONS = {
     "defaults": {},
     "weight decay": {"weight_decay": 0.1},
-    "cautious": {"weight_decay": 0.1, "cautious": True},
     "nesterov": {"nesterov": True},
     "match-adamw": {"scale": "match-adamw"},
     "random lengths": {"steps": "exponential"},

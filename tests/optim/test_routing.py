@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import nucleon
-from nucleon.optim import adamw, heads, registry, roles, routing
-from nucleon.optim.roles import Place, Role
+from nucleon.optim import options, registry
+from nucleon.optim.routing import heads, roles, routing
+from nucleon.optim.routing.roles import Place, Role
 
 EXACT = {"method": "eigh", "momentum": 0.9}
 
@@ -340,7 +341,7 @@ def test_a_model_may_tell_its_head_and_a_wrapper_does_not_hide_it():
     assert routes(model)["decoder.weight"].reason.endswith("get_output_embeddings()")
     wrapped = nn.Module()
     wrapped.module = Language(tied=False)
-    assert routes(wrapped)["module.lm_head.weight"].route == "adamw"
+    assert routes(wrapped)["lm_head.weight"].route == "adamw"
 
 
 def test_of_a_head_of_several_layers_the_last_is_the_head():
@@ -399,7 +400,7 @@ def test_an_override_is_a_route_axes_or_options():
     assert rows["1.weight"].axes == "(b=2 r) c"
     assert rows["3.weight"].route == "matrix" and rows["3.weight"].axes == "r c"
     assert rows["1.bias"].route == "frozen"
-    groups = {name: g for g in optimizer.param_groups for name in g["param_names"]}
+    groups = {name: g for g in optimizer.param_groups for name in names(optimizer, g)}
     assert "1.bias" not in groups
     assert (groups["2.weight"]["lr"], groups["2.weight"]["weight_decay"]) == (0.3, 0.5)
     assert (groups["2.bias"]["lr"], groups["2.bias"]["rule"]) == (0.3, "adamw")
@@ -407,12 +408,16 @@ def test_an_override_is_a_route_axes_or_options():
     assert groups["0.weight"] is groups["0.bias"]
 
 
+def names(optimizer, group):
+    return [optimizer.infos[p].name for p in group["params"]]
+
+
 def test_the_later_override_wins_key_by_key():
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))
     optimizer = nucleon.Leon.for_model(
         model, overrides={"*.weight": {"lr": 0.3, "momentum": 0.5}, "1.weight": {"lr": 0.7}}
     )
-    groups = {name: g for g in optimizer.param_groups for name in g["param_names"]}
+    groups = {name: g for g in optimizer.param_groups for name in names(optimizer, g)}
     assert (groups["0.weight"]["lr"], groups["0.weight"]["momentum"]) == (0.3, 0.5)
     assert (groups["1.weight"]["lr"], groups["1.weight"]["momentum"]) == (0.7, 0.5)
 
@@ -430,7 +435,7 @@ def test_frozen_parameters_are_shown_and_left_alone():
     optimizer = nucleon.Leon.for_model(model, overrides={"*": {"lr": 0.1}})
     rows = {row.name: row for row in optimizer.explain()}
     assert rows["0.weight"].route == "frozen" and rows["0.weight"].state_bytes == 0
-    assert {n for g in optimizer.param_groups for n in g["param_names"]} == {"1.weight", "1.bias"}
+    assert {info.name for info in optimizer.infos.values()} == {"1.weight", "1.bias"}
 
 
 # ---------------------------------------------------------------------------------- errors
@@ -635,9 +640,7 @@ def test_the_explanation_prints_exports_and_counts():
 
 
 def small_weight(optimizer):
-    groups = optimizer.param_groups
-    return next(p for g in groups for n, p in zip(g["param_names"], g["params"], strict=True)
-                if n == "1.weight")  # fmt: skip
+    return next(p for p, info in optimizer.infos.items() if info.name == "1.weight")
 
 
 def test_an_optimizer_built_by_hand_explains_itself_too():
@@ -672,5 +675,5 @@ def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
 
 def test_defaults_of_adamw_reach_the_group():
     group = nucleon.Leon.for_model(small()).param_groups[-1]
-    assert group["rule"] == "adamw" and group["betas"] == adamw.DEFAULTS["betas"]
+    assert group["rule"] == "adamw" and group["betas"] == options.ADAMW_DEFAULTS["betas"]
     assert routing.ROUTES == ("matrix", "adamw", "frozen")

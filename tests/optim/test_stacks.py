@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import axes, fused, methods, options, replay, shards, stacks
+from nucleon.optim import methods, worklist
+from nucleon.optim.engines.cuda import engine, graphs
+from nucleon.optim.matrices import axes, stacks
 
 ROWS, COLUMNS = 2, 3
 (BLOCK,) = axes.parse("r c", (ROWS, COLUMNS))
@@ -62,66 +64,68 @@ def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
         (nucleon.Muon, {"momentum_dtype": torch.bfloat16}, True),
         (nucleon.Leon, {"method": "auto"}, False),  # which is not float16 on a CPU
         (nucleon.Leon, {"certify": True}, False),
-        (nucleon.Leon, {"placement": "owner"}, False),
+        (nucleon.Leon, {"placement": "owner"}, True),  # for the owner
         (nucleon.Leon, {"momentum_dtype": torch.float64}, False),
         (nucleon.Leon, {"stochastic_rounding": True}, False),
         (nucleon.Pion, {}, False),  # its samples are made by torch
     ],
 )
-def test_which_steps_are_expected_to_be_fused(make, given_options, expected, monkeypatch):
-    param = torch.zeros(ROWS, COLUMNS, requires_grad=True)
+def test_what_the_cuda_engine_steps(make, given_options, expected, monkeypatch):
+    param = torch.zeros(ROWS, COLUMNS, requires_grad=True, dtype=torch.bfloat16)
     optimizer = make([param], lr=0.1, **{"method": "half", **given_options})
     (group,) = optimizer.param_groups
-    assert not fused.expected(optimizer, group, param, BLOCK)  # there are no kernels for a CPU
-    monkeypatch.setattr(fused, "runs_on", lambda device: True)
-    assert fused.expected(optimizer, group, param, BLOCK) is expected
-    assert not fused.expected(optimizer, group, param.mT, *axes.parse("r c", (COLUMNS, ROWS)))
-    assert not fused.expected(optimizer, group, param, *axes.parse("c r", (ROWS, COLUMNS)))
-    monkeypatch.setattr(shards, "sharded", lambda tensor: True)
-    assert not fused.expected(optimizer, group, param, BLOCK)
+    assert not engine.serves(optimizer, group, param, BLOCK)  # there are no kernels for a CPU
+    monkeypatch.setattr(engine, "runs_on", lambda device: True)
+    assert engine.serves(optimizer, group, param, BLOCK) is expected
+    assert not engine.serves(optimizer, group, param.mT, *axes.parse("r c", (COLUMNS, ROWS)))
+    assert not engine.serves(optimizer, group, param, *axes.parse("c r", (ROWS, COLUMNS)))
+    assert not engine.serves(optimizer, group, param.double(), BLOCK)
 
 
-def test_the_room_of_a_stack():
-    group = {"largest_stack": None}
+def test_a_direction_of_ones_own_is_not_the_kernels():
+    class Own(nucleon.Leon):
+        def direction(self, total, smoothing, context):
+            return super().direction(total, smoothing, context)
+
+    class Renamed(nucleon.Leon):
+        name = "renamed"
+
+    class Offered(Own):
+        kernel = "augmented"
+
+    assert [cls.kernel for cls in (nucleon.Leon, Own, Renamed, Offered)] == [
+        "augmented",
+        None,
+        "augmented",
+        "augmented",
+    ]
+
+
+def test_the_capacity_of_a_stack(monkeypatch):
+    """2²⁴ entries on a CPU; on CUDA 2²⁵, or 2²⁷ where its engine steps them."""
+    asked = []
+    monkeypatch.setattr(stacks, "build", lambda pairs, capacity, **_: asked.append(capacity) or [])
+    optimizer = nucleon.Leon([torch.zeros(ROWS, COLUMNS)])
     cpu, cuda = (SimpleNamespace(is_cuda=there) for there in (False, True))
-    assert options.room(group)(cpu, BLOCK) == options.room(group, lambda *_: True)(cpu, BLOCK)
-    assert options.room(group)(cpu, BLOCK) == 2**24
-    assert options.room(group)(cuda, BLOCK) == 2**25
-    assert options.room(group, lambda *_: False)(cuda, BLOCK) == 2**25
-    assert options.room(group, lambda *_: True)(cuda, BLOCK) == 2**27
-    assert options.room({"largest_stack": 7}, lambda *_: True)(cuda, BLOCK) == 7
+
+    def capacity(param, serves, **own):
+        monkeypatch.setattr(engine, "serves", lambda *_: serves)
+        worklist.matrices(optimizer, optimizer.param_groups[0] | own, [], {}, {})
+        return asked.pop()(param, BLOCK)
+
+    assert capacity(cpu, False) == 2**24
+    assert capacity(cuda, False) == 2**25
+    assert capacity(cuda, True) == 2**27
+    assert capacity(cuda, True, largest_stack=7) == 7
 
 
-def stepped(monkeypatch, room):
-    """Leon of four matrices after a step, which from now on asks `room` for that of its stacks."""
-    params = [torch.zeros(ROWS, COLUMNS, requires_grad=True) for _ in range(4)]
-    optimizer = nucleon.Leon(params, lr=0.1)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    monkeypatch.setattr(options, "room", room)
-    optimizer.__dict__.pop("_stacks")
-    return optimizer, optimizer.param_groups[0]
-
-
-def test_a_step_asks_whether_it_is_fused_and_diagnostics_do_not(monkeypatch):
-    def room(group, fuses=None):
-        return lambda *_: ROWS * COLUMNS * (2 if fuses is None else 4)
-
-    optimizer, group = stepped(monkeypatch, room)
-    assert len(optimizer.stacks_of(group, with_gradient=True)) == 1
-    assert len(optimizer.stacks_of(group)) == 2
-
-
-@pytest.mark.parametrize("option", options.STACKING)
-def test_stacks_are_built_anew_when_what_they_depend_on_changes(option, monkeypatch):
-    def room(group, fuses=None):
-        return lambda *_: ROWS * COLUMNS * (2 if group[option] == "another" else 4)
-
-    optimizer, group = stepped(monkeypatch, room)
-    assert len(optimizer.stacks_of(group)) == 1
-    group[option] = "another"
-    assert len(optimizer.stacks_of(group)) == 2
+def test_matrices_of_two_engines_are_not_in_one_stack():
+    params = [torch.zeros(4, 4), torch.zeros(4, 4).mT, torch.zeros(4, 4)]
+    built = stacks.build(
+        [(p, None) for p in params], lambda *_: 2**20, kind=lambda p, _: p.is_contiguous()
+    )
+    kinds = [[p.is_contiguous() for p in stack.params] for stack in built]
+    assert len(built) in (1, 2) and all(len(set(kind)) == 1 for kind in kinds)
 
 
 def test_a_bucket_has_the_least_room_of_its_parameters():
@@ -138,7 +142,7 @@ def test_a_bucket_has_the_least_room_of_its_parameters():
 )
 def test_stacks_of_large_products_are_not_captured(count, rows, columns, captured):
     layout = SimpleNamespace(count=count)
-    assert replay.captures(SimpleNamespace(layout=layout, rows=rows, columns=columns)) is captured
+    assert graphs.captures(SimpleNamespace(layout=layout, rows=rows, columns=columns)) is captured
 
 
 def test_what_is_float16_by_itself(monkeypatch):

@@ -12,7 +12,7 @@ tl = pytest.importorskip("triton.language")
 compiler = pytest.importorskip("triton.compiler")
 backends = pytest.importorskip("triton.backends.compiler")
 triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
-triton_step = pytest.importorskip("nucleon.optim.triton_step")
+kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
@@ -55,27 +55,31 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
 # Kernel, the kinds of its arguments, its constants.
 CASES = {
     "fill": (
-        triton_step.fill,
-        {"table": TABLE, **{f"p{i}": "i64" for i in range(triton_step.POINTERS)}},
+        kernels.fill,
+        {"table": TABLE, **{f"p{i}": "i64" for i in range(kernels.POINTERS)}},
         {},
     ),
-    "look": (triton_step.look, {**TENSORS, "sums": "*fp64", **WHERE, **FACTORS}, TYPES),
+    "sum_squares": (
+        kernels.sum_squares,
+        {**TENSORS, "mask": "*i1", "sums": "*fp64", **WHERE, **FACTORS},
+        {**TYPES, "MASKED": True},
+    ),
     "measure": (
-        triton_step.measure,
-        {"sums": "*fp64", "grams": TABLE, "skipped": TABLE, "quiet": TABLE, "present": "*i1"}
+        kernels.measure,
+        {"sums": "*fp64", "grams": TABLE, "skipped": TABLE, "quiet": TABLE, "mask": "*i1"}
         | {"factors": "*fp32", "taken": "*i1"}
         | dict.fromkeys(("parts", "m", "each", "longest"), "i32")
         | dict.fromkeys(("keep", "smoothing", "bound", "spread", "limit", "tiny", "least"), "fp32"),
-        {"HAS_GRAM": True, "HAS_PRESENT": True, "BLOCK": 1024},
+        {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024},
     ),
     "advance": (
-        triton_step.advance,
+        kernels.advance,
         {**TENSORS, "factors": "*fp32", "taken": "*i1", "x": "*fp16", "scaled": "*fp16"}
         | {**WHERE, **FACTORS},
         {**TYPES, "HAS_GRAM": True, "TALL": True},
     ),
     "lengths": (
-        triton_step.lengths,
+        kernels.lengths,
         {"norms": "*fp32", "r": "*fp16", "scale": "*fp32", "length": "*fp32", "floor": "*fp32"}
         | {"taken": "*i1", "skipped": TABLE, "each": "i32"}
         | {"parts": "i32", "m": "i32", "spread": "fp32", "most": "fp32", "least": "fp32"},
@@ -83,10 +87,10 @@ CASES = {
     ),
     **{
         f"move by {kind}": (
-            triton_step.move,
+            kernels.move,
             {"weights": TABLE, "directions": "*fp16", "taken": "*i1", "rate": kind, "decay": kind}
             | WHERE,
-            {"WEIGHT": tl.bfloat16, "BYTES": 16, "TALL": True, "DECAYS": True, "CAUTIOUS": True}
+            {"WEIGHT": tl.bfloat16, "BYTES": 16, "TALL": True, "DECAYS": True}
             | {"ON_DEVICE": kind == "*fp32"},
         )
         for kind in ("fp32", "*fp32")

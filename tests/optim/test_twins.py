@@ -14,7 +14,6 @@ OPTIONS = [
     {},
     {"nesterov": True},
     {"weight_decay": 0.3},
-    {"weight_decay": 0.3, "cautious": True},
     {"scale": "match-adamw"},
     {"scale": "none", "maximize": True},
 ]
@@ -33,7 +32,7 @@ def run(optimizer, params, streams):
 
 
 def twin_options(options):
-    keys = {"nesterov": "nesterov", "weight_decay": "decay", "cautious": "cautious"}
+    keys = {"nesterov": "nesterov", "weight_decay": "decay"}
     return {keys[k]: v for k, v in options.items() if k in keys}
 
 

@@ -16,11 +16,11 @@ def inverse_root(a):
 class Twin:
     """One matrix, as it stands in the paper: no stacking, no transposition, no tricks."""
 
-    def __init__(self, weight, lr, beta1, beta2=None, *, nesterov=False, decay=0.0, cautious=False):
+    def __init__(self, weight, lr, beta1, beta2=None, *, nesterov=False, decay=0.0):
         self.w = weight.numpy().copy()
         self.lr, self.beta1, self.nesterov = lr, beta1, nesterov
         self.beta2 = beta1**2 if beta2 is None else beta2
-        self.decay, self.cautious = decay, cautious
+        self.decay = decay
         self.total = np.zeros_like(self.w)
         self.tall = self.w.shape[0] > self.w.shape[1]
         short = min(self.w.shape)
@@ -32,10 +32,7 @@ class Twin:
         self.gram = self.beta2 * self.gram + (g.T @ g if self.tall else g @ g.T)
         s = self.beta1 * self.total + g if self.nesterov else self.total
         p = self.direction(s.T).T if self.tall else self.direction(s)
-        shrink = self.lr * self.decay * self.w
-        if self.cautious:
-            shrink = np.where(p * self.w > 0, shrink, 0.0)
-        self.w = self.w - self.lr * scale * p - shrink
+        self.w = self.w - self.lr * scale * p - self.lr * self.decay * self.w
         return p
 
 

@@ -39,6 +39,8 @@ class Runtime:
     """What an optimizer keeps between steps beside its state."""
 
     infos: dict[Tensor, ParameterInfo] = field(default_factory=dict[Tensor, ParameterInfo])
+    with_names: bool = False
+    """Whether the parameters were given with names."""
     worklist: Worklist | None = None
     entered: set[Tensor] = field(default_factory=set[Tensor])
     """Parameters that have had a gradient: later, a missing one is a mask."""
@@ -181,6 +183,11 @@ class MatrixOptimizer(Optimizer, ABC):
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
         named = state.named(group, first)
+        with_names = bool(named) and named[0][0] != str(first)
+        if self.param_groups and with_names != self._runtime.with_names:
+            raise ValueError(
+                "some groups have named parameters and some have not; name all or none"
+            )
         specs = state.specs(group.pop("axes", None), len(named))
         reasons = param_group.get("reasons") or ["as given"] * len(named)
         infos = {
@@ -195,6 +202,7 @@ class MatrixOptimizer(Optimizer, ABC):
         added = {**own, **param_group, "params": params}
         super().add_param_group({k: v for k, v in added.items() if k not in facts})
         self._runtime.infos |= infos
+        self._runtime.with_names = with_names
         self._make_states(self.param_groups[-1], first)
 
     def _make_states(self, group: dict[str, Any], first: int) -> None:

@@ -229,7 +229,7 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
-OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples"}
+OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
 """Options that not every method has: given to one that does not, they are a mistake."""
 
 

@@ -44,12 +44,13 @@ def named(group: Mapping[str, Any], first: int) -> list[tuple[str, Tensor]]:
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
     items = [params] if isinstance(params, Tensor) else list(params)
-    given = group.get("param_names") or [None] * len(items)
+    if len({isinstance(item, tuple) for item in items}) > 1:
+        raise ValueError("params has some parameters with names and some without; name all or none")
     found: list[tuple[str, Tensor]] = []
-    for index, (item, told) in enumerate(zip(items, given, strict=True)):
-        name, param = item if isinstance(item, tuple) else (told or str(first + index), item)
+    for index, item in enumerate(items, start=first):
+        name, param = item if isinstance(item, tuple) else (str(index), item)
         if not isinstance(param, Tensor):
-            raise TypeError(f"params must hold tensors, got {type(param).__name__}")
+            raise TypeError(f"{name} of params must be a tensor, got {type(param).__name__}")
         found.append((canonical(name), param))
     _check_params(found, group["lr"])
     options.check_momentum_dtype(found, group)
@@ -156,8 +157,10 @@ def _encoded(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def _decoded(tensor: Tensor) -> str:
-    return bytes(tensor.tolist()).decode(errors="replace")
+def _decoded(value: object) -> str:
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8:
+        return repr(value)
+    return bytes(value.tolist()).decode(errors="replace")
 
 
 # ------------------------------------------------------------------ saved states
@@ -241,6 +244,12 @@ def check_state_dict(
 
 def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
+    given, wanted = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, expected))
+    if given != wanted:
+        raise ValueError(
+            f"state_dict was saved with axes={given!r} for {name}, this optimizer has "
+            f"axes={wanted!r}; construct it alike"
+        )
     strange = set(found) ^ set(expected)
     if "total" not in expected and "stream" in expected:  # another rank owns it, here or when saved
         strange = set()
@@ -263,13 +272,6 @@ def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Ten
                 f"state_dict holds {entry!r} of type {kind} for {name}, expected {own.dtype}; it "
                 f"is damaged"
             )
-        if entry == "axes":
-            if _decoded(value) != _decoded(own):
-                raise ValueError(
-                    f"state_dict was saved with axes={_decoded(value)!r} for {name}, this "
-                    f"optimizer has axes={_decoded(own)!r}; construct it alike"
-                )
-            continue
         if value.shape != own.shape:
             raise ValueError(
                 f"state_dict holds {entry!r} of shape {tuple(value.shape)} for {name}, expected "
@@ -284,7 +286,7 @@ def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Ten
 
 # ------------------------------------------------------------------ older versions
 
-_RETIRED = ("axes", "param_names", "reasons", "cautious", "antithetic")
+_RETIRED = ("axes", "param_names", "reasons", "cautious")
 """What groups of version 2 have and those of version 3 have not."""
 
 

@@ -49,7 +49,8 @@ def signature(groups: Groups, states: States, entered: Set[Tensor]) -> list[obje
         found += [group.get(option) for option in options.STRUCTURE]
         for param in group["params"]:
             there = param in entered or param.grad is not None
-            found += (id(states.get(param)), there, param.dtype, param.stride(), param.device)
+            found += (id(states.get(param)), there, param.dtype, param.device)
+            found += (param.shape, param.stride())
     return found
 
 

@@ -72,8 +72,7 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
     rates = work.rates(job.hyper.scale)
     there = there or [True] * len(gradients)
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
-        table, mask = pointers.table(places, first.device), _mask(work, there)
-        _run(job, table, mask, *rates)
+        _run(job, pointers.table(places, first.device), _mask(work, there), *rates)
         return True
     recording = _recording(work, job, places)
     recording.seen = seen
@@ -132,9 +131,9 @@ def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
 
 def _mask(work: Matrices, there: Sequence[bool]) -> Tensor:
     """(b,): a flag per piece as one per matrix."""
-    pieces = zip(there, work.stack.pieces, strict=True)
-    flags = [flag for flag, piece in pieces for _ in range(piece.count)]
-    return torch.tensor(flags).to(work.params[0].device)
+    device, pieces = work.params[0].device, zip(there, work.stack.pieces, strict=True)
+    # Filled on the device: a graph that the caller captures may copy nothing from the host.
+    return torch.cat([torch.full((p.count,), flag, device=device) for flag, p in pieces])
 
 
 def _set_rates(recording: Recording, rates: Rates) -> None:
