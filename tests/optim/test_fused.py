@@ -1,9 +1,11 @@
 """The kernels of a whole step, in Triton's interpreter; on the GPU they are in `tests/gpu`."""
 
+import gc
 import importlib.util
 import os
 import subprocess
 import sys
+import weakref
 from itertools import chain
 from pathlib import Path
 
@@ -183,3 +185,17 @@ def test_a_parameter_enters_with_its_first_gradient_and_stays():
     optimizer.step()
     assert optimizer._runtime.worklist is entered
     assert torch.equal(params[0], before)
+
+
+def test_an_optimizer_is_gone_with_its_last_name():
+    """Not when the collector comes: its moments, and on CUDA its graphs, are memory."""
+    optimizer = nucleon.Leon([torch.zeros(3, 4, requires_grad=True)])
+    stepped(optimizer)
+    optimizer.diagnostics()
+    watched = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert watched() is None
+    finally:
+        gc.enable()

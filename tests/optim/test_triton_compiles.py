@@ -62,7 +62,7 @@ CASES = {
     "sum_squares": (
         kernels.sum_squares,
         {**TENSORS, "mask": "*i1", "sums": "*fp64", **WHERE, **FACTORS},
-        {**TYPES, "MASKED": True},
+        {**TYPES, "MASKED": True, "LOOKAHEAD": True},
     ),
     "measure": (
         kernels.measure,

@@ -8,6 +8,7 @@ The mathematics of a step is in `engines.reference`; a method adds its `directio
 rule="adamw" take AdamW's step.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -381,7 +382,9 @@ class MatrixOptimizer(Optimizer, ABC):
         now = worklist.signature(groups, self.state, runtime.entered)
         if runtime.worklist is None or runtime.worklist.signature != now:
             self._enter()
-            found = worklist.build(self, groups, self.state, runtime.infos, runtime.entered)
+            # Its list does not keep an optimizer alive: graphs and moments go with the last name.
+            method = cast(Self, weakref.proxy(self))
+            found = worklist.build(method, groups, self.state, runtime.infos, runtime.entered)
             runtime.worklist = found
             if not runtime.agreed and agreement.exchanges(groups):
                 known = [*self.defaults, *options.ADAMW_DEFAULTS]

@@ -12,6 +12,7 @@ captured: their kernels take longer than the launches, and between the steps the
 for others.
 """
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,6 +175,8 @@ def _capture(pools: Pools, recording: Recording, job: Job) -> None:
     caller = torch.cuda.current_stream(device)
     stream, first = pools.get(caller) or (torch.cuda.Stream(device), None)
     graph = torch.cuda.CUDAGraph()
+    collecting = gc.isenabled()
+    gc.disable()  # a graph that dies now would end the capture
     try:
         with torch.cuda.stream(stream):
             pool: Any = None if first is None else first.pool()
@@ -187,3 +190,6 @@ def _capture(pools: Pools, recording: Recording, job: Job) -> None:
     else:
         recording.graph = graph
         pools.setdefault(caller, (stream, graph))
+    finally:
+        if collecting:
+            gc.enable()

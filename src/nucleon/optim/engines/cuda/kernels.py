@@ -73,7 +73,8 @@ def _moments(
     g = g.to(tl.float32) * sign
     total = momentum * tl.load(where, mask=inside, other=0.0).to(tl.float32) + g
     s = lead * total + extra * g
-    s = tl.where(tl.abs(total.to(TOTAL).to(tl.float32)) < float("inf"), s, float("inf"))
+    if tl.float32 != TOTAL:
+        s = tl.where(tl.abs(total.to(TOTAL).to(tl.float32)) < float("inf"), s, float("inf"))
     return g, total, s, where
 
 
@@ -81,7 +82,8 @@ def _moments(
 def sum_squares(
     gradients, totals, mask, sums, rows, columns, each, inner, stride, sign, momentum, lead, extra,
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
-    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, MASKED: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
+    MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr,
 ):  # fmt: skip
     """Parts of ‖S‖_F², ‖G‖_F² and ‖Ĝ‖_F², float64: a float32 square may overflow."""
     batch = tl.program_id(1)
@@ -92,11 +94,15 @@ def sum_squares(
         gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
         GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
-    g, s, total = g.to(tl.float64), s.to(tl.float64), total.to(tl.float64)
+    g, s = g.to(tl.float64), s.to(tl.float64)
     place = 3 * (batch.to(tl.int64) * tl.num_programs(0) + tl.program_id(0))
-    tl.store(sums + place, tl.sum(s * s))
+    size = tl.sum(s * s)
+    tl.store(sums + place, size)
     tl.store(sums + place + 1, tl.sum(g * g))
-    tl.store(sums + place + 2, tl.sum(total * total))
+    if LOOKAHEAD:  # or S is Ĝ
+        total = total.to(tl.float64)
+        size = tl.sum(total * total)
+    tl.store(sums + place + 2, size)
 
 
 @triton.jit(do_not_specialize=["each", "parts", "longest"])
@@ -286,7 +292,8 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     asked = taken if mask is None else mask
     masked = {"MASKED": mask is not None}
     sum_squares[(parts, count)](
-        gradients, totals, asked, sums, *place, *sums_of, **types, **masked
+        gradients, totals, asked, sums, *place, *sums_of, **types, **masked,
+        LOOKAHEAD=hyper.lookahead,
     )  # fmt: skip
     limits = torch.finfo(torch.float32)
     measure[(count,)](

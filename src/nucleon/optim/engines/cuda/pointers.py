@@ -54,7 +54,7 @@ def of_states(
 
     Kind after kind; without a Gram the second stands for it.
     """
-    device = states[0]["total"].device
+    device = stack.params[0].device
     totals = of_tensors(layout, [state["total"] for state in states], device)
     skipped, quiet = (
         _owned(stack, layout, stack.own(s[name] for s in states), torch.int64)
@@ -72,7 +72,7 @@ def _owned(
     stack: Stack, layout: Layout, tensors: Sequence[Tensor], dtype: torch.dtype
 ) -> list[int] | None:
     """Where the runs lie in tensors of each piece, an entry per matrix; None if irregular."""
-    if not _regular(tensors, dtype, tensors[0].device):
+    if not _regular(tensors, dtype, stack.params[0].device):
         return None
     size = tensors[0].nbytes // stack.pieces[0].count
     return [
