@@ -31,7 +31,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from nucleon.report.files import to_json
+from nucleon._files import to_json
 
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0

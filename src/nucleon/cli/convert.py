@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -15,6 +14,7 @@ from rich.table import Table as Grid
 from torch import nn
 from torch.optim import Optimizer
 
+from nucleon._files import replacing
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -91,7 +91,8 @@ def convert(
         states, built = _states(source, key or ()), _built(model)
         olds = _old(old, built, states) if old else ()
         new, report = _converted(states, built, olds, cast(Momentum, momentum), to, options)
-        _save(new.state_dict(), target)
+        with replacing(target) as temporary:
+            torch.save(new.state_dict(), temporary)
         if as_json:
             print_json({"to": to, "out": str(target), "parameters": report})
             return
@@ -216,12 +217,3 @@ def _function(option: str, words: str) -> Callable[..., Any]:
         del sys.path[0]
 
 
-def _save(state: Mapping[str, Any], target: Path) -> None:
-    """Under a temporary name first: no reader ever sees half of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        torch.save(dict(state), temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from nucleon._files import write_whole
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -19,7 +20,7 @@ from nucleon.cli.console import (
     print_json,
 )
 from nucleon.experiments import CLAIMS
-from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render, write_whole
+from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render
 from nucleon.training.run import OPTIONS
 
 REPORT = "report.html"

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from nucleon import training
+from nucleon._files import to_json
 from nucleon.cli.console import complain
 from nucleon.experiments import Figure, Panel, Result, Series, Table
 from nucleon.report import (
@@ -23,7 +24,6 @@ from nucleon.report import (
     load,
     run_name,
     seal,
-    to_json,
 )
 from nucleon.training import Options
 from nucleon.training.run import LOG, read_log

@@ -1,6 +1,5 @@
 """Runs on disk: a manifest, a result, a trace, figures; and one self-contained page over them."""
 
-from nucleon.report.files import to_json, write_whole
 from nucleon.report.page import number, render
 from nucleon.report.plots import draw
 from nucleon.report.runs import (
@@ -39,6 +38,4 @@ __all__ = [
     "render",
     "run_name",
     "seal",
-    "to_json",
-    "write_whole",
 ]

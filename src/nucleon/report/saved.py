@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nucleon._files import digest, to_json
 from nucleon.experiments.base import Check, Figure, Panel, Result, Series, Table
-from nucleon.report.files import digest, to_json
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")

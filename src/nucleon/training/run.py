@@ -9,7 +9,6 @@ again, and ends with the weights and the log that it would have ended with unbro
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +20,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nucleon import _checks
-from nucleon.training import checkpoint, data, loop
+from nucleon._files import to_json, write_whole
+from nucleon.training import data, loop
 from nucleon.training.checkpoint import Checkpoints
 from nucleon.training.data import Data, Text, Tokens
 from nucleon.training.loop import Recipe, Record
@@ -206,7 +206,7 @@ class _Keeper:
         kept = [line for line in read_log(log) if line["step"] <= run.start]
         for line in kept:
             self.figures |= line
-        checkpoint.replace(log, "".join(map(_line, kept)))
+        write_whole(log, "".join(map(_line, kept)))
 
     def record(self, record: Record) -> None:
         self.figures |= record
@@ -290,7 +290,7 @@ def read_options(folder: Path) -> tuple[Options, str]:
 
 def _write_options(run: Run) -> None:
     facts = {"schema": SCHEMA, "options": asdict(run.options), "data": run.data.fingerprint}
-    checkpoint.replace(run.folder / OPTIONS, json.dumps(facts, indent=1) + "\n")
+    write_whole(run.folder / OPTIONS, to_json(facts, indent=1) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -341,6 +341,4 @@ def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
 
 
 def _line(record: Record) -> str:
-    """A record as a line of JSON, which has words only for numbers that are not finite."""
-    plain = {k: v if math.isfinite(v) else str(v) for k, v in record.items()}
-    return json.dumps(plain) + "\n"
+    return to_json(record) + "\n"
