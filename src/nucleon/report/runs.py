@@ -167,7 +167,13 @@ def _content(result: Result) -> dict[str, object]:
 
 def _rename(folder: Path, name: str) -> Path:
     names = chain((name,), (f"{name}-{n}" for n in count(2)))
-    return folder.rename(next(p for p in map(folder.with_name, names) if not p.exists()))
+    free = next(p for p in map(folder.with_name, names) if not p.exists())
+    try:
+        return folder.rename(free)
+    except OSError:
+        if not free.exists():
+            raise
+        return _rename(folder, name)  # another process took it in between
 
 
 def _manifest(run: Run) -> dict[str, object]:

@@ -2,10 +2,11 @@
 
 from nucleon.training.checkpoint import Checkpoints, DamagedError
 from nucleon.training.data import Batch, Data, Examples, Text, digits, read, text
+from nucleon.training.folder import RunError, hold
 from nucleon.training.loop import Nobody, Recipe, Watcher, evaluate, restore, snapshot, train
 from nucleon.training.models import GPT, MLP, GPTConfig, loss
 from nucleon.training.optimizers import make_optimizer, optimizer_names
-from nucleon.training.run import Options, Run, RunError, Summary, begin, resume
+from nucleon.training.run import Options, Run, Summary, begin, resume
 from nucleon.training.tokens import BytePairs, Characters, Tokenizer
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "begin",
     "digits",
     "evaluate",
+    "hold",
     "loss",
     "make_optimizer",
     "optimizer_names",
