@@ -40,7 +40,7 @@ def convert(
         str,
         typer.Option(
             help="What builds the model, as package.module:function, or file.py:function; called "
-            "without arguments."
+            "without arguments. That module or file is run as Python: name only one you trust."
         ),
     ],
     to: Annotated[str, typer.Option(help="The new optimizer, see `nucleon list`.")] = "leon",
@@ -78,6 +78,7 @@ def convert(
 
     Momentum keeps its meaning, the Gram matrix is warmed up from the squares or the momentum. OUT
     holds the `state_dict()` of the new optimizer as `for_model` builds it with the same options.
+    `--model file.py:build` and `--old` run that file; IN itself is read as data, never as code.
 
     For example:
 
@@ -215,5 +216,3 @@ def _function(option: str, words: str) -> Callable[..., Any]:
         ) from error
     finally:
         del sys.path[0]
-
-
