@@ -21,8 +21,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from nucleon._compiler import constant_result
 
 _WORD = re.compile(r"\(([^()]+)\)|([brc])(?:\{(\s*\d+(?:\s*,\s*\d+)*\s*)\})?")
 _PART = re.compile(r"([brc])(?:=(\d+))?")
@@ -81,7 +82,7 @@ def parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
     return tuple(Block(*fields) for fields in _fields(spec, shape))
 
 
-@torch.compiler.assume_constant_result  # or the compiler would trace the regular expressions
+@constant_result  # or the compiler would trace the regular expressions
 def _fields(spec: str, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     return _cached(spec, shape)
 

@@ -3,8 +3,7 @@
 import math
 from functools import lru_cache
 
-import torch
-
+from nucleon._compiler import constant_result
 from nucleon.linalg import coefficients
 from nucleon.linalg.coefficients import Quintic
 
@@ -12,7 +11,7 @@ REACH = 0.99
 """Polar Express takes the singular values it is designed for to at least this."""
 
 
-@torch.compiler.assume_constant_result  # or the compiler would trace the Remez exchange
+@constant_result  # or the compiler would trace the Remez exchange
 def polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
     """The odd polynomials of a method; their composition maps [0, 1] into itself but for "muon"."""
     return _polynomials(method, iterations)
