@@ -26,6 +26,8 @@ from nucleon.experiments.base import (
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
 from nucleon.report.untrusted import FormError, choice, field, parse, read, real, texts
 
+TRAIN = "train"
+"""The id of training runs, which differ by their options: none stands for the others."""
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
 
 
@@ -95,15 +97,15 @@ def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError
 def find(path: Path) -> list[Path]:
     """The folders of runs that `path` stands for.
 
-    A run stands for itself, the folder of an id for its newest run, a folder of ids for the newest
-    run of each, and for the runs that were put into it under names of their own.
+    A run stands for itself, the folder of an id for its newest run, of training for all its runs, a
+    folder of ids for what each of them stands for, and for runs put into it under other names.
     """
     if _has_manifest(path):
         return [path]
-    found = _runs(path)[-1:]
+    found = _representatives(path)
     for folder in _folders(path):
         if not RUN_NAME.fullmatch(folder.name):
-            found += [folder] if _has_manifest(folder) else _runs(folder)[-1:]
+            found += [folder] if _has_manifest(folder) else _representatives(folder)
     return found
 
 
@@ -118,6 +120,10 @@ def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | N
         if {key: saved.manifest.get(key) for key in wanted} == wanted:
             return saved
     return None
+
+
+def _representatives(path: Path) -> list[Path]:
+    return _runs(path) if path.name == TRAIN else _runs(path)[-1:]
 
 
 def _runs(path: Path) -> list[Path]:
