@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from nucleon._files import to_json
 from nucleon.cli.app import app
 from nucleon.report import DamagedRunError, load, render
+from nucleon.report.overview import CURVES, overview
 from nucleon.report.runs import own_digest
 from nucleon.report.untrusted import DEEPEST, LARGEST
 
@@ -244,6 +246,12 @@ def mutated(draw, original):
     return value
 
 
+def as_training(run):
+    figures = tuple(replace(figure, name=CURVES) for figure in run.result.figures)
+    manifest = {**run.manifest, "id": "train"}
+    return replace(run, manifest=manifest, result=replace(run.result, figures=figures))
+
+
 @pytest.mark.parametrize("file", ["manifest.json", "result.json"])
 def test_whatever_is_in_a_run_it_is_shown_or_named(some_runs, tmp_path_factory, file):
     source = some_runs[0].folder
@@ -275,6 +283,11 @@ def test_whatever_is_in_a_run_it_is_shown_or_named(some_runs, tmp_path_factory, 
         else:
             outcomes.add("shown")
             assert "<script>alert" not in render([some_runs[0], found])
+            figure, table = overview([as_training(some_runs[0]), as_training(found)]) or (
+                None,
+                None,
+            )
+            assert figure is None or len(table.rows) == 2
 
     check()
     assert outcomes == {"named", "shown"}
