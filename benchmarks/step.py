@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 import nucleon
+from nucleon._files import to_json, write_whole
 from nucleon.optim.leon import augmented_direction
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.muon import polar_direction
-from nucleon.report.files import write_whole
 from nucleon.report.runs import commit, processor
 from peers import REPLAYED, Direction, Make, load, version
 
@@ -462,8 +462,7 @@ def main() -> None:
     def keep(result: dict[str, object]) -> None:
         results.append(result)
         if options.json:  # after each, so that a run that is broken off has left the others
-            text = json.dumps({"environment": facts, "results": results}, indent=1)
-            write_whole(options.json, text)
+            write_whole(options.json, to_json({"environment": facts, "results": results}, indent=1))
 
     with torch.no_grad():
         for shape in DIRECTIONS if options.directions else ():

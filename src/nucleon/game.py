@@ -1,9 +1,7 @@
 """The online game: a learner against a stream of gradients, its regret beside its bound."""
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon._files import digest, to_json, write_whole
 from nucleon.learners import Learner
 from nucleon.regret import Certificate, Ledger, Shape
 from nucleon.streams import Stream
@@ -108,14 +107,9 @@ class Trace:
         columns = {name: values.pop(name) for name in ("rounds", *_SERIES)}
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         header = {"format": FORMAT, "version": VERSION, **values}
-        lines = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in [header, *rows]]
-        lines.append(json.dumps({"rows": len(rows), "sha256": _digest(lines)}))
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        lines = [to_json(line) for line in [header, *rows]]
+        lines.append(to_json({"rows": len(rows), "sha256": _digest(lines)}))
+        write_whole(path, "\n".join(lines) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -255,4 +249,4 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _digest(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return digest("\n".join(lines).encode())

@@ -1,5 +1,6 @@
 import json
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -95,12 +96,13 @@ def benchmarks(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_bench_lists_and_passes_on_what_follows_the_name(command, capfd):
+def test_bench_lists_and_passes_on_what_follows_the_name(command):
     listed = command("bench").stdout
     assert "times  Times nothing." in listed
     assert "shared" not in listed
-    assert command("bench", "times", "--json", "file", "--help").exit_code == 7
-    assert capfd.readouterr().out.endswith("with ['--json', 'file', '--help']\n")
+    done = command("bench", "times", "--json", "file", "--help")
+    assert done.exit_code == 7
+    assert done.stdout.endswith("with ['--json', 'file', '--help']\n")
     assert "the benchmarks are times" in command("bench", "slow").stderr
 
 
@@ -110,7 +112,7 @@ def test_bench_for_machines(command):
     assert listed == {"benchmarks": {"times": "Times nothing."}}
     done = command("bench", "--json", "times", "--warn", "8x8")
     assert done.exit_code == 7
-    assert done.stderr == "a warning\n"
+    assert done.stderr == "times  started\na warning\n"
     found = json.loads(done.stdout)
     assert found.pop("seconds") > 0
     assert found == {
@@ -140,11 +142,41 @@ def test_a_benchmark_that_breaks_is_a_sentence_and_a_traceback_with_debug(comman
     done = command("bench", "times", "--crash")
     assert done.exit_code == 2
     assert done.stderr == (
+        "times  started\n"
         "nucleon: ValueError: no such shape\n  hint: add --debug to see where it happened\n"
     )
     assert "Traceback" not in capfd.readouterr().err
     assert command("bench", "--debug", "times", "--crash").exit_code == 1
     assert "Traceback (most recent call last):" in capfd.readouterr().err
+
+
+SLOW = """
+import sys, time
+if __name__ == "__main__":
+    print("a row")
+    print("a word", file=sys.stderr)
+    time.sleep(600)
+"""
+
+
+def test_bench_is_heard_of_from_the_start(tmp_path):
+    """Lines come as the benchmark prints them, and an interrupt ends it too."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    code = (
+        "import sys; from pathlib import Path; from nucleon.cli import app, bench\n"
+        "bench.PLACES = (Path(sys.argv[1]),); app.app(['bench', 'slow'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr.readline() == "slow  started\n"
+    assert process.stdout.readline() == "a row\n"
+    assert process.stderr.readline() == "a word\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
 
 
 def test_a_package_without_benchmarks_says_so(command, tmp_path, monkeypatch):

@@ -66,16 +66,16 @@ class FullDisk:
     """Lets so many files be written, then none."""
 
     def __init__(self, monkeypatch, room):
-        self.left, write = room, pathlib.Path.write_text
+        self.left, write = room, pathlib.Path.write_bytes
 
-        def limited(path, text, **options):
+        def limited(path, content):
             self.left -= 1
             if self.left < 0:
-                write(path, text[: len(text) // 2], **options)
+                write(path, content[: len(content) // 2])
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return write(path, text, **options)
+            return write(path, content)
 
-        monkeypatch.setattr(pathlib.Path, "write_text", limited)
+        monkeypatch.setattr(pathlib.Path, "write_bytes", limited)
 
 
 @pytest.mark.parametrize("room", [3, 4, 5])
@@ -129,7 +129,7 @@ def test_a_page_on_a_read_only_disk_is_named_too(command, tmp_path, whole, monke
     def refused(path, *_, **__):  # such a disk refuses to delete, even what is not there
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(pathlib.Path, "write_text", refused)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", refused)
     monkeypatch.setattr(pathlib.Path, "unlink", refused)
     done = command("report", whole, "--output", tmp_path / "page.html")
     assert done.exit_code == 2

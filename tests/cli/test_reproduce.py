@@ -168,6 +168,20 @@ def test_for_machines(command, runs, tmp_path):
     assert (broken["passed"], broken["error"]) == (None, "ZeroDivisionError: by zero")
 
 
+def test_report_writes_the_page_to_the_same_place(command, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    where = lambda *words: json.loads(command("report", "--json", *words).stdout)["report"]  # noqa: E731
+    command("reproduce", "toy", "--json", claims=[toy()])
+    made = Path("runs", "report.html").read_text()
+    assert where() == str(Path("runs", "report.html"))
+    assert Path("runs", "report.html").read_text() == made
+    command("reproduce", "toy", "--output", "results", claims=[toy()])
+    assert where("results") == str(Path("results", "report.html"))
+    (one,) = runs(tmp_path / "results")
+    assert where(one) == str(one.parent / "report.html")  # beside a run, not in it
+    assert where("runs/toy", "results/toy") == str(tmp_path / "report.html")
+
+
 def test_the_page_names_the_command_that_made_it(command, tmp_path):
     arguments = ("toy", "--quick", "--seeds", 4, "--first-seed", 9)
     command("reproduce", *arguments, "--output", tmp_path, claims=[toy()])

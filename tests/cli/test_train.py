@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import nucleon
 from nucleon import training
+from nucleon._files import to_json
 from nucleon.cli import train as train_verb
 from nucleon.cli import trained
 from nucleon.cli.app import app
-from nucleon.report import find, load, to_json
+from nucleon.report import find, load
 from nucleon.training import Checkpoints
 from nucleon.training.run import read_log
 

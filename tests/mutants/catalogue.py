@@ -1089,6 +1089,38 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "training/folder.py",
+        "tests/training/test_folder.py",
+        (
+            "two processes hold a folder",
+            "        _lock(opened)\n    except",
+            "        pass\n    except",
+            "test_a_second_process_is_told_who_holds_the_folder",
+        ),
+    ),
+    *mutants(
+        "report/untrusted.py",
+        "tests/report/test_forged.py",
+        (
+            "a path leads out of the folder",
+            'any(sign in name for sign in "/\\\\\\0")',
+            "False",
+            "test_no_file_outside_the_folder_is_read[../outside.json]",
+        ),
+        (
+            "a field of another kind is taken as it is",
+            "if type(value) not in kinds:",
+            "if False:",
+            "test_whatever_is_in_a_run_it_is_shown_or_named[manifest.json]",
+        ),
+        (
+            "a large whole number stops the page",
+            "except OverflowError:",
+            "except FormError:",
+            "test_a_result_that_is_none",
+        ),
+    ),
+    *mutants(
         "report/saved.py",
         "tests/cli/test_faults.py",
         (

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from nucleon import training
 from nucleon.cli.app import app
 from nucleon.cli.trained import Diary
+from nucleon.experiments import Panel, Series
 from nucleon.report import render
 from toys import EVIL
 
@@ -206,6 +208,20 @@ def test_nothing_is_wider_than_the_screen(visit, theme, width):
         page.screenshot(path=f"{folder}/report-{theme}-{width}.png", full_page=True)
 
 
+def test_a_long_series_is_drawn(browser, some_runs, tmp_path):
+    """A log of every step has more points than a function may have arguments."""
+    run = some_runs[2]
+    steps = [float(t) for t in range(300_000)]
+    panel = Panel("long", "step", "loss", (Series("loss", steps, steps),))
+    figure = replace(run.result.figures[0], panels=(panel,))
+    long = replace(run, result=replace(run.result, figures=(figure,)))
+    (tmp_path / "page.html").write_text(render([long]), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    playwright.expect(page.locator("text.y-tick").first).to_be_visible(timeout=60_000)
+    page.close()
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The page over a training run that ended and one that was stopped."""
@@ -233,6 +249,12 @@ def test_training_is_on_the_page(browser, trained, theme):
     assert ended.locator(".mark").count() == 0
     assert stopped.locator(".mark").text_content() == "stopped"
     assert page.locator(".summary .mark").all_text_contents() == ["stopped"]
+    overview = page.locator("section.overview")
+    assert overview.locator(".panel").count() == 2
+    assert lines(overview).count() == 2
+    assert [row.split()[0] for row in overview.locator("tbody tr").all_text_contents()] == [
+        "leon,"
+    ] * 2
     figure = stopped.locator("figure")
     assert "nucleon train --resume --output" in figure.locator("pre").text_content()
     assert lines(figure).count() == 2

@@ -153,6 +153,14 @@ def test_find_takes_the_newest_run_of_each_id(some_runs, tmp_path):
     assert find(some_runs[0].folder) == [some_runs[0].folder]
 
 
+def test_find_takes_all_runs_of_training(tmp_path):
+    """They differ by their options: the newest does not stand for the others."""
+    both = [tmp_path / "train" / f"2026010{day}-000000-aaaaaaaa" for day in (1, 2)]
+    for folder in both:
+        folder.mkdir(parents=True)
+    assert find(tmp_path) == find(tmp_path / "train") == both
+
+
 def test_completed_wants_the_same_options(some_runs):
     root = some_runs[0].folder.parents[1]
     assert completed(root, "good", {}).folder == some_runs[0].folder

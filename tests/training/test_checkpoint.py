@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from nucleon.training import Checkpoints, DamagedError
-from nucleon.training.checkpoint import replace
 
 
 def state(step):
@@ -130,14 +129,6 @@ def test_a_full_disk_is_an_oserror_and_costs_nothing_that_was_there(tmp_path):
     assert caught.value.errno == errno.EFBIG
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["latest", "step-00000001"]
     assert same(checkpoints.newest(pytest.fail)[1], 1)
-
-
-def test_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "file"
-    replace(path, "one")
-    replace(path, "two")
-    assert path.read_text() == "two"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # A child dies at the n-th thing it does to the file system, as audit events tell, for every n.

@@ -43,7 +43,8 @@ def whole(tmp_path_factory):
 
 def test_a_folder_holds_options_log_and_checkpoints(whole):
     folder, summary = whole
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "run.json", "trace.jsonl"]
+    names = [".lock", "checkpoints", "run.json", "trace.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == names
     assert json.loads((folder / "run.json").read_text())["options"]["optimizer"] == "pion"
     log = read_log(folder / "trace.jsonl")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 9))

@@ -1,37 +1,101 @@
-"""The verbs of the command line."""
+"""The verbs of the command line, each loaded when it is called: `--help` waits for no torch."""
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
 import nucleon
-from nucleon.cli.bench import bench
-from nucleon.cli.convert import convert
-from nucleon.cli.listing import list_names
-from nucleon.cli.plan import plan
-from nucleon.cli.play import play
-from nucleon.cli.report import report
-from nucleon.cli.reproduce import reproduce
-from nucleon.cli.train import train
 
-PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What stands behind the first argument goes on to another command, its options too."""
+MARKUP = "markdown"
+
+
+class Verb(NamedTuple):
+    """A verb: the function of its module, what `nucleon --help` says of it, settings for typer."""
+
+    function: str
+    summary: str
+    settings: dict[str, Any]
+
+
+# What stands behind the first argument goes on to another command, its options too.
+PASS_ON = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+ASKED = {"no_args_is_help": True}
+VERBS = {
+    "reproduce": Verb(
+        "reproduce:reproduce",
+        "Check claims of the paper: each against its tolerance, with a figure and a report.",
+        ASKED,
+    ),
+    "play": Verb(
+        "play:play",
+        "Play every learner against every stream: round, regret, bound and slack, live.",
+        ASKED,
+    ),
+    "plan": Verb(
+        "plan:plan",
+        "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.",
+        ASKED,
+    ),
+    "train": Verb(
+        "train:train",
+        "Train a small network: hidden matrices by the optimizer, what is none of them by AdamW.",
+        ASKED,
+    ),
+    "bench": Verb(
+        "bench:bench",
+        "Time nucleon beside torch on this machine; what follows NAME goes to the benchmark.",
+        PASS_ON,
+    ),
+    "convert": Verb(
+        "convert:convert",
+        "Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion.",
+        ASKED,
+    ),
+    "report": Verb(
+        "report:report",
+        "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
+        {},
+    ),
+    "list": Verb(
+        "listing:list_names",
+        "List learners, potentials, streams and optimizers with their equations, and the claims.",
+        {},
+    ),
+}
+
+
+def command(name: str) -> Any:
+    """The verb itself, with its options."""
+    module, _, function = VERBS[name].function.partition(":")
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP
+    )
+    found = getattr(import_module(f"nucleon.cli.{module}"), function)
+    alone.command(name, **VERBS[name].settings)(found)
+    return typer.main.get_command(alone)
+
+
+class Verbs(TyperGroup):
+    """Lists the verbs by their summaries, and loads the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb itself in the place of its summary."""
+        name, summary, rest = super().resolve_command(ctx, args)
+        return name, summary and command(str(name)), rest
+
 
 app = typer.Typer(
+    cls=Verbs,
     help="Muon, Pion and Leon, and the claims of the paper they come from.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("reproduce", no_args_is_help=True)(reproduce)
-app.command("play", no_args_is_help=True)(play)
-app.command("plan", no_args_is_help=True)(plan)
-app.command("train", no_args_is_help=True)(train)
-app.command("bench", context_settings=PASS_ON)(bench)
-app.command("convert", no_args_is_help=True)(convert)
-app.command("report")(report)
-app.command("list")(list_names)
+for name, verb in VERBS.items():
+    app.command(name, help=verb.summary)(lambda: None)
 
 
 def _print_version(wanted: bool) -> None:

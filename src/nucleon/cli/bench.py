@@ -1,12 +1,17 @@
 """`nucleon bench`: the timings that come with the package, each in a process of its own."""
 
 import ast
+import os
+import queue
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from threading import Thread
+from typing import IO, Annotated
 
 import typer
 from rich.markup import escape
@@ -22,6 +27,7 @@ from nucleon.cli.console import (
     console,
     plain_errors,
     print_json,
+    waiting,
 )
 
 HERE = Path(nucleon.__file__).parent
@@ -98,19 +104,20 @@ def _summary(script: Path) -> str:
 
 def _run(name: str, words: list[str], as_json: bool, debug: bool) -> int:
     """Run a benchmark, and return its exit code; a traceback of it becomes a sentence."""
-    clock = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE if as_json else None,
-        stderr=None if debug else subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    said, _, trace = (done.stderr or "").partition(TRACEBACK)
-    print(said, end="", file=sys.stderr)
-    code = done.returncode
+    clock, rows, trace = time.perf_counter(), list[str](), list[str]()
+    with waiting(name) as say, _started(words, debug) as process:
+        for line, is_error in _lines(process):
+            if is_error and (trace or line.startswith(TRACEBACK)):
+                trace.append(line)
+            elif is_error:
+                say(line, sys.stderr)
+            elif as_json:
+                rows.append(line)
+            else:
+                say(line, sys.stdout)
+    code = process.returncode
     if code and trace:
-        complain(trace.strip().splitlines()[-1], "add --debug to see where it happened")
+        complain(trace[-1].strip(), "add --debug to see where it happened")
         code = 2
     if as_json:
         print_json(
@@ -119,10 +126,49 @@ def _run(name: str, words: list[str], as_json: bool, debug: bool) -> int:
                 "arguments": words[1:],
                 "exit_code": code,
                 "seconds": round(time.perf_counter() - clock, 3),
-                "rows": [_cells(line) for line in (done.stdout or "").splitlines() if line.strip()],
+                "rows": [_cells(line) for line in rows if line.strip()],
             }
         )
     return code
+
+
+@contextmanager
+def _started(words: list[str], debug: bool) -> Iterator["subprocess.Popen[str]"]:
+    """The process of a benchmark, ended with this one; its lines come as they are printed."""
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=None if debug else subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield process
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _lines(process: "subprocess.Popen[str]") -> Iterator[tuple[str, bool]]:
+    """The lines of a process as they come, each with whether it is of its stderr."""
+    lines: queue.SimpleQueue[tuple[str, bool] | None] = queue.SimpleQueue()
+
+    def read(pipe: IO[str], is_error: bool) -> None:
+        for line in pipe:
+            lines.put((line, is_error))
+        lines.put(None)
+
+    pipes = [(pipe, pipe is process.stderr) for pipe in (process.stdout, process.stderr) if pipe]
+    for found in pipes:
+        Thread(target=read, args=found, daemon=True).start()
+    left = len(pipes)
+    while left:
+        line = lines.get()
+        if line is None:
+            left -= 1
+        else:
+            yield line
 
 
 def _cells(line: str) -> list[str | float]:

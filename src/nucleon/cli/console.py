@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import torch
 import typer
@@ -25,13 +25,15 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
 
-from nucleon.report.files import to_json
+from nucleon._files import to_json
 
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0
@@ -208,6 +210,30 @@ def several_progresses(
     with _Shown(*columns, console=out, transient=True, redirect_stdout=both) as shown:
         shown.above = above
         yield lambda what: Bar(what, shown)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str, IO[str]], None]]:
+    """For work that does not say how far it is: a clock on a terminal, elsewhere a line at first.
+
+    Yields what prints a line of it, above the clock.
+    """
+    out = console(stderr=True)
+    if not out.is_terminal:
+        print(f"{what}  started", file=sys.stderr, flush=True)
+        yield lambda line, stream: print(line, end="", file=stream, flush=True)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=out, transient=True) as shown:
+        shown.add_task(what, total=None)
+
+        def say(line: str, stream: IO[str]) -> None:
+            if stream.isatty():
+                out.print(Text(line.rstrip("\n")), soft_wrap=True)
+            else:
+                print(line, end="", file=stream, flush=True)
+
+        yield say
 
 
 class Bar:

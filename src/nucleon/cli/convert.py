@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -15,6 +14,7 @@ from rich.table import Table as Grid
 from torch import nn
 from torch.optim import Optimizer
 
+from nucleon._files import replacing
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -40,7 +40,7 @@ def convert(
         str,
         typer.Option(
             help="What builds the model, as package.module:function, or file.py:function; called "
-            "without arguments."
+            "without arguments. That module or file is run as Python: name only one you trust."
         ),
     ],
     to: Annotated[str, typer.Option(help="The new optimizer, see `nucleon list`.")] = "leon",
@@ -78,6 +78,7 @@ def convert(
 
     Momentum keeps its meaning, the Gram matrix is warmed up from the squares or the momentum. OUT
     holds the `state_dict()` of the new optimizer as `for_model` builds it with the same options.
+    `--model file.py:build` and `--old` run that file; IN itself is read as data, never as code.
 
     For example:
 
@@ -91,7 +92,8 @@ def convert(
         states, built = _states(source, key or ()), _built(model)
         olds = _old(old, built, states) if old else ()
         new, report = _converted(states, built, olds, cast(Momentum, momentum), to, options)
-        _save(new.state_dict(), target)
+        with replacing(target) as temporary:
+            torch.save(new.state_dict(), temporary)
         if as_json:
             print_json({"to": to, "out": str(target), "parameters": report})
             return
@@ -214,14 +216,3 @@ def _function(option: str, words: str) -> Callable[..., Any]:
         ) from error
     finally:
         del sys.path[0]
-
-
-def _save(state: Mapping[str, Any], target: Path) -> None:
-    """Under a temporary name first: no reader ever sees half of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        torch.save(dict(state), temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

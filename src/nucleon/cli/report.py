@@ -1,5 +1,6 @@
 """`nucleon report`: one page over runs that were written before."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from nucleon._files import write_whole
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -19,7 +21,7 @@ from nucleon.cli.console import (
     print_json,
 )
 from nucleon.experiments import CLAIMS
-from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render, write_whole
+from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render
 from nucleon.training.run import OPTIONS
 
 REPORT = "report.html"
@@ -31,36 +33,56 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="RUN",
-            help="Runs, or folders of runs, of which the newest of each id; default: runs.",
+            help="Runs, or folders of runs: the newest of each id, of training all; default: runs.",
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="The page to write.")] = Path(REPORT),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"The page to write; default: {REPORT} in the folder that holds the runs, where "
+            f"`nucleon reproduce` writes it too.",
+            show_default=False,
+        ),
+    ] = None,
     config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write one self-contained page over runs: claims, marks, charts, tables, commands.
 
+    Several training runs have their losses in one chart, and a table of how they ended.
+
     Exit code 0 when all runs are in it, 1 when damaged ones were left out, 2 when there are none.
 
     For example:
 
         nucleon report
+        nucleon report runs/train/*
         nucleon report runs/thm-leon runs/thm-pion --output theorems.html
     """
     with plain_errors(debug):
-        shown, damaged = make_page(runs or [RUNS], output)
-        console(quiet=as_json).print(f"report  {escape(str(output))}", soft_wrap=True)
+        paths = runs or [RUNS]
+        page = output or _place(paths)
+        shown, damaged = make_page(paths, page)
+        console(quiet=as_json).print(f"report  {escape(str(page))}", soft_wrap=True)
         if as_json:
             print_json(
                 {
-                    "report": str(output),
+                    "report": str(page),
                     "runs": [str(run.folder) for run in shown],
                     "damaged": [str(error) for error in damaged],
                 }
             )
         raise typer.Exit(1 if damaged else 0)
+
+
+def _place(paths: Sequence[Path]) -> Path:
+    """Where the page goes: into the folder that holds all of what was named."""
+    folders = [path.parent if (path / MANIFEST).exists() else path for path in paths]
+    if len(folders) == 1:
+        return folders[0] / REPORT  # as it was named, which is shorter
+    return Path(os.path.commonpath([folder.absolute() for folder in folders])) / REPORT
 
 
 def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[DamagedRunError]]:

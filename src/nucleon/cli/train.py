@@ -5,7 +5,7 @@ import shlex
 import signal
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,7 +150,7 @@ def train(
         again = _resuming(run, device)
         del place["keep"]
         diary = Diary(run, command(context, run.options, place), again, place)
-        with _stoppable() as stop, _kept(run, again):
+        with _stoppable() as stop, _held(run), _kept(run, again):
             diary.begin()
             try:
                 summary = _go(run, stop, out)
@@ -242,6 +242,15 @@ def _resuming(run: Run, device: str) -> str:
     """The command that goes on with a run."""
     words = ["nucleon", "train", "--resume", "--output", str(run.folder)]
     return shlex.join([*words, "--device", device] if device != "cpu" else words)
+
+
+@contextmanager
+def _held(run: Run) -> Iterator[None]:
+    """No other process writes the folder until this one is done with it."""
+    with ExitStack() as stack:
+        with _advised():
+            stack.enter_context(training.hold(run.folder))
+        yield
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from nucleon import training
+from nucleon._files import to_json
 from nucleon.cli.console import complain
 from nucleon.experiments import Figure, Panel, Result, Series, Table
 from nucleon.report import (
@@ -23,9 +24,11 @@ from nucleon.report import (
     load,
     run_name,
     seal,
-    to_json,
 )
+from nucleon.report.overview import CURVES, HELD_OUT, TRAINING
+from nucleon.report.saved import TRAIN
 from nucleon.training import Options
+from nucleon.training.optimizers import usual_rate
 from nucleon.training.run import LOG, read_log
 
 _ALWAYS = ("task", "optimizer")
@@ -66,7 +69,7 @@ class Diary:
         return Run(
             _About.of(self.run.options, state, done),
             self.repeat if state == "finished" else self.again,
-            {**flat(self.run.options), **self.place},
+            {**flat(self.run.options), "lr": rate_of(self.run.options), **self.place},
             result,
             self.started,
             self.before + time.perf_counter() - self.clock,
@@ -103,7 +106,7 @@ class _About:
             "stopped": f"Stopped after step {done} of {steps}; the command goes on with it.",
             "finished": f"{steps} steps of {options.batch * options.recipe.accumulate} examples.",
         }
-        return cls("train", f"{options.optimizer} on {options.task}{data}", statement[state])
+        return cls(TRAIN, f"{options.optimizer} on {options.task}{data}", statement[state])
 
 
 def _earlier(folder: Path) -> tuple[datetime, float]:
@@ -125,13 +128,13 @@ def _figures(log: Sequence[Mapping[str, float]]) -> Iterable[Figure]:
         if points:
             yield Series(name, *map(list, zip(*points, strict=True)), style=style)
 
-    losses = (*series("training", "loss", 0), *series("held out", "test_loss", 4))
-    rates = tuple(series("held out", "accuracy", 4))
+    losses = (*series(TRAINING, "loss", 0), *series(HELD_OUT, "test_loss", 4))
+    rates = tuple(series(HELD_OUT, "accuracy", 4))
     panels = [Panel("loss", "step", "cross-entropy, nats", losses)] if losses else []
     panels += [Panel("accuracy", "step", "share of right answers", rates)] if rates else []
     if panels:
         caption = "The training loss is that of the step's own examples, before the step."
-        yield Figure("loss", "Loss and accuracy over the steps", caption, tuple(panels))
+        yield Figure(CURVES, "Loss and accuracy over the steps", caption, tuple(panels))
 
 
 # ------------------------------------------------------------------ names and words
@@ -139,7 +142,7 @@ def _figures(log: Sequence[Mapping[str, float]]) -> Iterable[Figure]:
 
 def new_folder(options: Options) -> Path:
     """`runs/train/<time>-<hash>`, the hash that of the options."""
-    return Path("runs", "train", run_name(datetime.now(), to_json(asdict(options))))
+    return Path("runs", TRAIN, run_name(datetime.now(), to_json(asdict(options))))
 
 
 def flat(options: Options) -> dict[str, Any]:
@@ -147,6 +150,11 @@ def flat(options: Options) -> dict[str, Any]:
     values = {**asdict(options), **asdict(options.recipe)}
     del values["recipe"]
     return {**values, "set": values["set"] or None}
+
+
+def rate_of(options: Options) -> float:
+    """The learning rate of a run, said or usual."""
+    return usual_rate(options.optimizer) if options.lr is None else options.lr
 
 
 def field_of(parameter: str) -> str:

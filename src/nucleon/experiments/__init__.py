@@ -1,66 +1,24 @@
 """The claims of the paper, one file each, named like its id."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from nucleon.experiments import (
-    app_quasi_newton,
-    app_rotations,
-    app_training,
-    cost_model,
-    fig_ripples,
-    ftl_linear,
-    lemma_decomposition,
-    o2nc,
-    projection_cost,
-    prop_admissibility,
-    tab_adagrad,
-    tab_shampoo,
-    thm_faml,
-    thm_ftpl,
-    thm_gbpa,
-    thm_leon,
-    thm_pion,
-)
-from nucleon.experiments.base import (
-    Cell,
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Silent,
-    Table,
-)
+from nucleon import _lazy
 
-CLAIMS: Mapping[str, Claim] = MappingProxyType(
-    {
-        module.CLAIM.id: module.CLAIM
-        for module in (
-            fig_ripples,
-            ftl_linear,
-            lemma_decomposition,
-            thm_gbpa,
-            prop_admissibility,
-            thm_ftpl,
-            thm_faml,
-            tab_shampoo,
-            tab_adagrad,
-            cost_model,
-            projection_cost,
-            o2nc,
-            thm_pion,
-            thm_leon,
-            app_rotations,
-            app_quasi_newton,
-            app_training,
-        )
-    }
-)
-"""All claims by id, in the order of the paper."""
+if TYPE_CHECKING:
+    from nucleon.experiments.base import (
+        Cell,
+        Check,
+        Claim,
+        Figure,
+        Panel,
+        Progress,
+        Result,
+        Series,
+        Settings,
+        Silent,
+        Table,
+    )
+    from nucleon.experiments.claims import CLAIMS
 
 __all__ = [
     "CLAIMS",
@@ -76,3 +34,12 @@ __all__ = [
     "Silent",
     "Table",
 ]
+
+__getattr__, __dir__ = _lazy.attach(
+    __name__,
+    __all__,
+    {
+        "base": "Cell Check Claim Figure Panel Progress Result Series Settings Silent Table",
+        "claims": "CLAIMS",
+    },
+)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nucleon._compiler import constant_result
 from nucleon.linalg._precision import widest
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
@@ -232,7 +233,7 @@ def _results(a: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
     return out, torch.empty_like(out) if kind else out.new_empty(0)
 
 
-@torch.compiler.assume_constant_result  # or the compiler would trace the look-up
+@constant_result  # or the compiler would trace the look-up
 def triton_works() -> bool:
     """Triton is installed and the GPU is one it compiles half-precision products for."""
     return _triton_works()

@@ -1,22 +1,26 @@
 """Runs on disk: a manifest, a result, a trace, figures; and one self-contained page over them."""
 
-from nucleon.report.files import to_json, write_whole
-from nucleon.report.page import number, render
-from nucleon.report.plots import draw
-from nucleon.report.runs import (
-    MANIFEST,
-    RESULT,
-    TRACE,
-    Run,
-    State,
-    Subject,
-    announce,
-    draft,
-    publish,
-    run_name,
-    seal,
-)
-from nucleon.report.saved import DamagedRunError, Saved, completed, find, load, load_all
+from typing import TYPE_CHECKING
+
+from nucleon import _lazy
+
+if TYPE_CHECKING:
+    from nucleon.report.page import number, render
+    from nucleon.report.plots import draw
+    from nucleon.report.runs import (
+        MANIFEST,
+        RESULT,
+        TRACE,
+        Run,
+        State,
+        Subject,
+        announce,
+        draft,
+        publish,
+        run_name,
+        seal,
+    )
+    from nucleon.report.saved import DamagedRunError, Saved, completed, find, load, load_all
 
 __all__ = [
     "MANIFEST",
@@ -39,6 +43,15 @@ __all__ = [
     "render",
     "run_name",
     "seal",
-    "to_json",
-    "write_whole",
 ]
+
+__getattr__, __dir__ = _lazy.attach(
+    __name__,
+    __all__,
+    {
+        "page": "number render",
+        "plots": "draw",
+        "runs": "announce draft MANIFEST publish RESULT Run run_name seal State Subject TRACE",
+        "saved": "completed DamagedRunError find load load_all Saved",
+    },
+)

@@ -51,8 +51,9 @@
   function linearTicks(low, high, count) {
     const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
     const step = power * [1, 2, 5, 10].find((m) => m * power >= raw * 0.999);
-    const ticks = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) ticks.push(k * step);
+    const first = Math.ceil(low / step - 1e-9), ticks = [];
+    // Counted, since k + 1 is k where the range is below the rounding of its ends.
+    for (let i = 0; i <= 2 * count && (first + i) * step <= high + step * 1e-9; i++) ticks.push((first + i) * step);
     return ticks;
   }
 
@@ -75,7 +76,8 @@
   function scale(values, kind, from, to, count) {
     const log = kind === "log";
     const kept = values.filter((v) => finite(v) && (!log || v > 0));
-    let low = Math.min(...kept), high = Math.max(...kept);
+    let low = Infinity, high = -Infinity; // Math.min(...) of a long series is too many arguments
+    for (const v of kept) [low, high] = [Math.min(low, v), Math.max(high, v)];
     if (!kept.length) [low, high] = log ? [0.1, 1] : [0, 1];
     if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     const f = log ? Math.log10 : (v) => v;

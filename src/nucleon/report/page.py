@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 import nucleon
 from nucleon.experiments.base import Cell, Figure, Series
-from nucleon.report.plots import STYLES
+from nucleon.report.overview import overview
+from nucleon.report.plots import STYLES, drawing
 from nucleon.report.saved import DamagedRunError, Saved
 
 DIGITS = 6
@@ -43,6 +44,7 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
     style, script = _resource("page.css") + _series_rules(), _resource("page.js")
     return environment.get_template("page.html").render(
         runs=[_View.of(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
+        overview=_overview(runs),
         damaged=damaged,
         heading=_heading(runs),
         version=nucleon.__version__,
@@ -50,6 +52,15 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
         script=Markup(script),
         policy=_policy(style, script),
     )
+
+
+def _overview(runs: Sequence[Saved]) -> dict[str, Any] | None:
+    """The training runs together, where there are several."""
+    found = overview(runs)
+    if found is None:
+        return None
+    figure, table = found
+    return {"figure": (figure, _image(drawing(figure)), _chart(figure)), "table": table}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Figures as SVG and PNG: light, safe for colour-blind readers, legible at the width of a page."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +56,12 @@ LOOK: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "svg.fonttype": "path",
+    "text.parse_math": False,  # a name with dollars in it is a name
 }
 WIDTH, PANEL_HEIGHT, HEADING = 9.0, 2.9, 0.85  # inches
 KEY, LETTER, KEY_HEIGHT = 0.6, 0.075, 0.21  # of the legend: a key, a letter of its name, a row
 DPI = 160
+ABOUT: dict[str, Any] = {"Date": None, "Creator": "nucleon"}
 
 
 def draw(figure: Figure, folder: Path) -> tuple[Path, Path]:
@@ -66,9 +69,17 @@ def draw(figure: Figure, folder: Path) -> tuple[Path, Path]:
     svg, png = folder / f"{figure.name}.svg", folder / f"{figure.name}.png"
     with mpl.rc_context({**LOOK, "svg.hashsalt": figure.name}):
         canvas = _canvas(figure)
-        canvas.savefig(svg, metadata={"Date": None, "Creator": "nucleon"})
+        canvas.savefig(svg, metadata=ABOUT)
         canvas.savefig(png, dpi=DPI, metadata={"Software": "nucleon"})
     return svg, png
+
+
+def drawing(figure: Figure) -> bytes:
+    """`figure` as SVG, which is not to be a file."""
+    content = BytesIO()
+    with mpl.rc_context({**LOOK, "svg.hashsalt": figure.name}):
+        _canvas(figure).savefig(content, format="svg", metadata=ABOUT)
+    return content.getvalue()
 
 
 def _canvas(figure: Figure) -> Canvas:

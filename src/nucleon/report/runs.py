@@ -26,8 +26,8 @@ from typing import Literal, Protocol
 import torch
 
 import nucleon
+from nucleon._files import digest, flush, to_json, write_whole
 from nucleon.experiments.base import Result
-from nucleon.report.files import digest, to_json, write_whole
 from nucleon.report.plots import draw
 
 SCHEMA = 2
@@ -131,6 +131,8 @@ def seal(run: Run, folder: Path) -> None:
     """Write the result and the figures of `run` beside its trace, and the manifest of them all."""
     write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
     drawn = [path for figure in run.result.figures for path in draw(figure, folder)]
+    for path in drawn:
+        flush(path)  # before the manifest that vouches for it
     _write_manifest(run, folder, (folder / RESULT, folder / TRACE, *drawn))
 
 
@@ -165,7 +167,13 @@ def _content(result: Result) -> dict[str, object]:
 
 def _rename(folder: Path, name: str) -> Path:
     names = chain((name,), (f"{name}-{n}" for n in count(2)))
-    return folder.rename(next(p for p in map(folder.with_name, names) if not p.exists()))
+    free = next(p for p in map(folder.with_name, names) if not p.exists())
+    try:
+        return folder.rename(free)
+    except OSError:
+        if not free.exists():
+            raise
+        return _rename(folder, name)  # another process took it in between
 
 
 def _manifest(run: Run) -> dict[str, object]:

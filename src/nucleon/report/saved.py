@@ -1,21 +1,38 @@
-"""Runs read back from disk: each whole, or refused with the file that is damaged."""
+"""Runs read back from disk: each whole and of its form, or refused with the file that is not."""
 
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
-from nucleon.experiments.base import Check, Figure, Panel, Result, Series, Table
-from nucleon.report.files import digest, to_json
+from nucleon._files import digest, to_json
+from nucleon.experiments.base import (
+    Cell,
+    Check,
+    Figure,
+    Panel,
+    Relation,
+    Result,
+    Scale,
+    Series,
+    Table,
+)
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
+from nucleon.report.untrusted import FormError, choice, field, parse, read, real, texts
 
+TRAIN = "train"
+"""The id of training runs, which differ by their options: none stands for the others."""
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
 
 
 class DamagedRunError(Exception):
-    """A file of a run that is missing, cut off or altered."""
+    """A file of a run that is missing, cut off, altered or not of its form."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path} {what}")
@@ -43,24 +60,26 @@ class Saved:
 
 
 def load(folder: Path) -> Saved:
-    """Read a run, every file held to its digest; `DamagedRunError` names the first that differs.
+    """Read a run, every file held to its digest and its form; `DamagedRunError` names the first
+    that differs.
 
     A run that has not ended has a manifest alone, and no result yet.
     """
-    manifest = _manifest(folder / MANIFEST)
+    with _named(folder / MANIFEST):
+        manifest = _manifest(read(folder, MANIFEST))
     if manifest.get("state") == "running":
         return Saved(folder, manifest, Result(checks=()), ())
     contents = dict[str, bytes]()
-    try:
-        for name, expected in manifest["files"].items():
-            contents[name] = _bytes(folder / name)
+    for name, expected in manifest["files"].items():
+        with _named(folder / name):
+            contents[name] = read(folder, name)
             if digest(contents[name]) != expected:
-                raise DamagedRunError(folder / name, "is cut off or was altered")
-        result = _result(json.loads(contents[RESULT]))
-        drawings = tuple(contents[f"{figure.name}.svg"] for figure in result.figures)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        # Digests agree, so it was written like this: by something else than `publish`.
-        raise DamagedRunError(folder / RESULT, f"is not the result of a run ({error!r})") from error
+                raise FormError("is cut off or was altered")
+    with _named(folder / RESULT):  # of its form too: anybody can write a digest
+        if RESULT not in contents:
+            raise FormError(f"is not among the files of {MANIFEST}")
+        result = _result(parse(contents[RESULT]))
+        drawings = tuple(_drawing(figure, contents) for figure in result.figures)
     return Saved(folder, manifest, result, drawings)
 
 
@@ -78,15 +97,15 @@ def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError
 def find(path: Path) -> list[Path]:
     """The folders of runs that `path` stands for.
 
-    A run stands for itself, the folder of an id for its newest run, a folder of ids for the newest
-    run of each, and for the runs that were put into it under names of their own.
+    A run stands for itself, the folder of an id for its newest run, of training for all its runs, a
+    folder of ids for what each of them stands for, and for runs put into it under other names.
     """
-    if (path / MANIFEST).exists():
+    if _has_manifest(path):
         return [path]
-    found = _runs(path)[-1:]
+    found = _representatives(path)
     for folder in _folders(path):
         if not RUN_NAME.fullmatch(folder.name):
-            found += [folder] if (folder / MANIFEST).exists() else _runs(folder)[-1:]
+            found += [folder] if _has_manifest(folder) else _representatives(folder)
     return found
 
 
@@ -103,6 +122,10 @@ def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | N
     return None
 
 
+def _representatives(path: Path) -> list[Path]:
+    return _runs(path) if path.name == TRAIN else _runs(path)[-1:]
+
+
 def _runs(path: Path) -> list[Path]:
     """The runs in the folder of an id, the newest last."""
     return [folder for folder in _folders(path) if RUN_NAME.fullmatch(folder.name)]
@@ -115,54 +138,130 @@ def _folders(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DamagedRunError(path, f"cannot be read: {error.strerror}") from error
+def _has_manifest(folder: Path) -> bool:
+    """Or a link that leads nowhere, for which the run is refused rather than passed over."""
+    return os.path.lexists(folder / MANIFEST)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file, with its name."""
     try:
-        manifest: dict[str, Any] = json.loads(_bytes(path))
-        schema, whole = manifest["schema"], manifest.get("digest") == own_digest(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DamagedRunError(path, "is cut off or was altered") from None
+        yield
+    except FormError as error:
+        raise DamagedRunError(path, str(error)) from error
+
+
+# ------------------------------------------------------------------ the form of the manifest
+
+_ABOUT: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ("id", "title", "statement", "place", "tolerance", "command", "source"), (str,)
+    ),
+    **dict.fromkeys(("options", "versions", "machine", "files"), (dict,)),
+    "started": (str,),
+    "seconds": (int, float),
+    "expected": (int, float, NoneType),
+    "commit": (str, NoneType),
+}
+_MACHINE: Mapping[str, tuple[type, ...]] = {
+    "system": (str,),
+    "processor": (str,),
+    "cores": (int, NoneType),
+    "threads": (int,),
+    "gpu": (str, NoneType),
+}
+LONGEST = 1e10
+"""Seconds of a run: some centuries."""
+
+
+def _manifest(content: bytes) -> dict[str, Any]:
+    manifest = parse(content)
+    schema = field(manifest, "schema", int)
     if schema != SCHEMA:
-        raise DamagedRunError(path, f"is of another version: schema {schema}, not {SCHEMA}")
-    if not whole:
-        raise DamagedRunError(path, "is cut off or was altered")
+        raise FormError(f"is of another version: schema {schema}, not {SCHEMA}")
+    if manifest.get("digest") != own_digest(manifest):
+        raise FormError("is cut off or was altered")
+    for name, kinds in _ABOUT.items():
+        field(manifest, name, *kinds)
+    for name, kinds in _MACHINE.items():
+        field(manifest["machine"], name, *kinds)
+    for name in ("versions", "files"):
+        for key in manifest[name]:
+            field(manifest[name], key, str)
+    if "state" in manifest:
+        choice(manifest, "state", get_args(State))
+    for name in ("seconds", "expected"):
+        if manifest[name] is not None and not 0 <= real(manifest[name], name) <= LONGEST:
+            raise FormError(f"has no length of time as {name!r}")
+    try:
+        datetime.fromisoformat(manifest["started"])
+    except ValueError:
+        raise FormError("has no date as 'started'") from None
     return manifest
+
+
+# ------------------------------------------------------------------ the form of the result
 
 
 def _result(values: Mapping[str, Any]) -> Result:
     return Result(
-        checks=tuple(
-            Check(c["name"], float(c["measured"]), c["relation"], float(c["threshold"]))
-            for c in values["checks"]
-        ),
-        tables=tuple(
-            Table(t["title"], tuple(t["columns"]), tuple(map(tuple, t["rows"])))
-            for t in values["tables"]
-        ),
-        figures=tuple(map(_figure, values["figures"])),
-        notes=tuple(values["notes"]),
+        checks=tuple(map(_check, field(values, "checks", list))),
+        tables=tuple(map(_table, field(values, "tables", list))),
+        figures=tuple(map(_figure, field(values, "figures", list))),
+        notes=tuple(texts(values, "notes")),
     )
 
 
-def _figure(values: Mapping[str, Any]) -> Figure:
-    given: dict[str, Any] = {**values, "panels": tuple(map(_panel, values["panels"]))}
-    return Figure(**given)
+def _check(values: Any) -> Check:
+    measured, threshold = (
+        real(field(values, name, int, float, str), name) for name in ("measured", "threshold")
+    )
+    relation = choice(values, "relation", get_args(Relation))
+    return Check(field(values, "name", str), measured, relation, threshold)
 
 
-def _panel(values: Mapping[str, Any]) -> Panel:
-    given: dict[str, Any] = {**values, "series": tuple(map(_series, values["series"]))}
-    return Panel(**given)
+def _table(values: Any) -> Table:
+    columns, rows = tuple(texts(values, "columns")), list[tuple[Cell, ...]]()
+    for row in field(values, "rows", list):
+        if not isinstance(row, list):
+            raise FormError("has a row in a table that is no list")
+        for cell in row:
+            if not isinstance(cell, str | bool):
+                real(cell, "cell of a table")
+        rows.append(tuple(row))
+    return Table(field(values, "title", str), columns, tuple(rows))
 
 
-def _series(values: Mapping[str, Any]) -> Series:
-    given: dict[str, Any] = {**values}
+def _figure(values: Any) -> Figure:
+    return Figure(
+        *(field(values, name, str) for name in ("name", "title", "caption")),
+        panels=tuple(map(_panel, field(values, "panels", list))),
+        shared_axes=field(values, "shared_axes", bool),
+    )
+
+
+def _panel(values: Any) -> Panel:
+    return Panel(
+        *(field(values, name, str) for name in ("title", "x_label", "y_label")),
+        series=tuple(map(_series, field(values, "series", list))),
+        x_scale=choice(values, "x_scale", get_args(Scale)),
+        y_scale=choice(values, "y_scale", get_args(Scale)),
+        marked=field(values, "marked", bool),
+    )
+
+
+def _series(values: Any) -> Series:
+    columns = dict[str, Any]()
     for name in ("x", "y", "low", "high"):
-        if values[name] is not None:
-            given[name] = [float(value) for value in values[name]]
-    return Series(**given)
+        given = field(values, name, *((list,) if name in "xy" else (list, NoneType)))
+        columns[name] = None if given is None else [real(value, name) for value in given]
+    if len({len(column) for column in columns.values() if column is not None}) > 1:
+        raise FormError("has a series whose columns differ in length")
+    return Series(field(values, "name", str), **columns, style=field(values, "style", int))
+
+
+def _drawing(figure: Figure, contents: Mapping[str, bytes]) -> bytes:
+    if f"{figure.name}.svg" not in contents:
+        raise FormError(f"has a figure {figure.name[:40]!r} without its drawing")
+    return contents[f"{figure.name}.svg"]

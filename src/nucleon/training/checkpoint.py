@@ -9,7 +9,6 @@ disk damage it, the hashes tell, and the one before it is taken.
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from nucleon import _checks
+from nucleon._files import flush, to_json, write_whole
 
 STATE, MANIFEST, LATEST = "state.pt", "manifest.json", "latest"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -59,7 +59,7 @@ class Checkpoints:
         `save` writes one file into it; a distributed run may have every rank write its own.
         """
         draft = self.folder / f".{self.path(step).name}.tmp"
-        shutil.rmtree(draft, ignore_errors=True)  # what a killed run left
+        tidy(self.folder)
         draft.mkdir(parents=True)
         try:
             yield draft
@@ -68,7 +68,7 @@ class Checkpoints:
             if final.exists():  # a damaged one: a complete one would have been resumed from
                 shutil.rmtree(final)
             draft.rename(final)
-            _flush(self.folder)
+            flush(self.folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         self._point_to(step)
@@ -104,16 +104,13 @@ class Checkpoints:
 
     def _point_to(self, step: int) -> None:
         """Name the newest checkpoint in the file `latest`, for scripts; loading needs it not."""
-        replace(self.folder / LATEST, f"{self.path(step).name}\n")
+        write_whole(self.folder / LATEST, f"{self.path(step).name}\n")
 
 
-def replace(path: Path, content: str) -> None:
-    """Write a file so that at any moment its old or its new content is there, whole."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(content, encoding="utf-8")
-    _flush(draft)
-    draft.replace(path)
-    _flush(path.parent)
+def tidy(folder: Path) -> None:
+    """Delete what a run that was killed left under temporary names; nobody else may be writing."""
+    for left in folder.glob(".*.tmp"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def verify(folder: Path, *needed: str) -> Path:
@@ -138,20 +135,9 @@ def _seal(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"sha256": digests}, indent=1), encoding="utf-8")
+    manifest.write_text(to_json({"sha256": digests}, indent=1), encoding="utf-8")
     for path in (*files, manifest, folder):
-        _flush(path)
-
-
-def _flush(path: Path) -> None:
-    """Wait until the disk holds a file, or the names in a folder."""
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders, and logs their changes
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush(path)
 
 
 def _sha256(path: Path) -> str:

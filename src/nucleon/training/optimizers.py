@@ -24,6 +24,11 @@ USUAL_RATE = 3e-3
 """Of AdamW, also beside a matrix method, and of the others."""
 
 
+def usual_rate(name: str) -> float:
+    """The learning rate of an optimizer that was given none."""
+    return USUAL_RATES.get(name, USUAL_RATE)
+
+
 def optimizer_names() -> tuple[str, ...]:
     """What `make_optimizer` knows: what is registered with nucleon, then torch's."""
     return (*list_optimizers(), *TORCH)
@@ -51,7 +56,7 @@ def make_optimizer(
         raise ValueError(
             f"there is no optimizer {name!r}; take {(near or [', '.join(optimizer_names())])[0]}"
         )
-    lr = USUAL_RATES.get(name, USUAL_RATE) if lr is None else lr
+    lr = usual_rate(name) if lr is None else lr
     if name not in TORCH:
         aux_lr = USUAL_RATE if aux_lr is None else aux_lr
         return create(name, model, lr=lr, aux_lr=aux_lr, **options)

@@ -3,13 +3,13 @@
     run.json       the options and the fingerprint of the data, written first
     trace.jsonl    the log, a record a line
     checkpoints/   see `nucleon.training.checkpoint`
+    .lock          see `nucleon.training.folder`
 
 A resumed run reads its options from the folder, drops the lines of the log that it will write
 again, and ends with the weights and the log that it would have ended with unbroken.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,9 +21,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nucleon import _checks
-from nucleon.training import checkpoint, data, loop
-from nucleon.training.checkpoint import Checkpoints
+from nucleon._files import to_json, write_whole
+from nucleon.training import data, loop
+from nucleon.training.checkpoint import Checkpoints, tidy
 from nucleon.training.data import Data, Text, Tokens
+from nucleon.training.folder import RunError, hold
 from nucleon.training.loop import Recipe, Record
 from nucleon.training.models import GPT, MLP, GPTConfig
 from nucleon.training.optimizers import TORCH, make_optimizer
@@ -82,14 +84,6 @@ class Options:
         _checks.choice("task", self.task, TASKS)
         _checks.count("batch", self.batch)
         _checks.positive("megabytes", self.megabytes)
-
-
-class RunError(Exception):
-    """The folder cannot take this run; `remedy` says what to do instead."""
-
-    def __init__(self, sentence: str, remedy: str) -> None:
-        super().__init__(sentence)
-        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -171,16 +165,17 @@ class Run:
             stop: is asked before each step.
         """
         options, clock = self.options, time.perf_counter()
-        keeper = _Keeper(self, record, stepped, stop)
-        done = loop.train(
-            self.model,
-            self.optimizer,
-            lambda i: self.data.batch(i, options.batch, seed=options.seed),
-            options.recipe,
-            held_out=lambda: self.data.held_out(options.batch),
-            watcher=keeper,
-            start=self.start,
-        )
+        with hold(self.folder):
+            keeper = _Keeper(self, record, stepped, stop)
+            done = loop.train(
+                self.model,
+                self.optimizer,
+                lambda i: self.data.batch(i, options.batch, seed=options.seed),
+                options.recipe,
+                held_out=lambda: self.data.held_out(options.batch),
+                watcher=keeper,
+                start=self.start,
+            )
         return Summary(
             steps=done,
             finished=done == options.recipe.steps,
@@ -206,7 +201,7 @@ class _Keeper:
         kept = [line for line in read_log(log) if line["step"] <= run.start]
         for line in kept:
             self.figures |= line
-        checkpoint.replace(log, "".join(map(_line, kept)))
+        write_whole(log, "".join(map(_line, kept)))
 
     def record(self, record: Record) -> None:
         self.figures |= record
@@ -222,14 +217,20 @@ def begin(
     options: Options, folder: Path, *, device: str = "cpu", compiled: bool = False, keep: int = 2
 ) -> Run:
     """A new run in a folder that has none."""
+    _refuse_another(folder)
+    run = _build(options, folder, device, compiled, keep)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold(folder):
+        _refuse_another(folder)  # begun while this one was being built
+        _write_options(run)
+    return run
+
+
+def _refuse_another(folder: Path) -> None:
     if (folder / OPTIONS).exists():
         raise RunError(
             f"{folder} holds a run already", "resume it with --resume, or choose another --output"
         )
-    run = _build(options, folder, device, compiled, keep)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_options(run)
-    return run
 
 
 def resume(
@@ -254,23 +255,32 @@ def resume(
     """
     options, fingerprint = read_options(folder)
     options = _agreed(options, changes or {})
-    run = _build(options, folder, device, compiled, keep)
-    if run.data.fingerprint != fingerprint:
-        raise RunError(
-            f"the data of {folder} are not those it was begun with",
-            "restore them, or begin a new run with another --output",
-        )
+    with hold(folder):
+        tidy(folder)
+        run = _build(options, folder, device, compiled, keep)
+        if run.data.fingerprint != fingerprint:
+            raise RunError(
+                f"the data of {folder} are not those it was begun with",
+                "restore them, or begin a new run with another --output",
+            )
+        _go_back(run, device, say)
+        _write_options(run)  # should it be broken off again, it still knows how far it is to go
+    return run
+
+
+def _go_back(run: Run, device: str, say: Callable[[str], None]) -> None:
+    """To the newest complete checkpoint, if there is one and it is not beyond the last step."""
     found = run.checkpoints.newest(say, device=device)
-    if found is not None:
-        run.start, state = found
-        loop.restore(state, run.model, run.optimizer)
-    if options.recipe.steps < run.start:
+    if found is None:
+        return
+    run.start, state = found
+    loop.restore(state, run.model, run.optimizer)
+    if run.options.recipe.steps < run.start:
         raise RunError(
-            f"{folder} has done {run.start} steps already, --steps is {options.recipe.steps}",
+            f"{run.folder} has done {run.start} steps already, --steps is "
+            f"{run.options.recipe.steps}",
             "ask for more steps, or begin a new run with another --output",
         )
-    _write_options(run)  # should it be broken off again, it still knows how far it is to go
-    return run
 
 
 def read_options(folder: Path) -> tuple[Options, str]:
@@ -290,7 +300,7 @@ def read_options(folder: Path) -> tuple[Options, str]:
 
 def _write_options(run: Run) -> None:
     facts = {"schema": SCHEMA, "options": asdict(run.options), "data": run.data.fingerprint}
-    checkpoint.replace(run.folder / OPTIONS, json.dumps(facts, indent=1) + "\n")
+    write_whole(run.folder / OPTIONS, to_json(facts, indent=1) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
@@ -341,6 +351,4 @@ def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
 
 
 def _line(record: Record) -> str:
-    """A record as a line of JSON, which has words only for numbers that are not finite."""
-    plain = {k: v if math.isfinite(v) else str(v) for k, v in record.items()}
-    return json.dumps(plain) + "\n"
+    return to_json(record) + "\n"

@@ -1,0 +1,71 @@
+"""Files that are whole or not there, their digests, and JSON that stays JSON."""
+
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write to, which becomes `path` if nothing is raised.
+
+    The content is on the disk before the name is: whatever the moment at which the process or the
+    machine stops, a reader finds the old file or the new one, never half of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+        flush(path.parent)
+    except OSError as error:
+        if error.errno is not None:  # a full disk names nothing, others the temporary name
+            error.filename = str(path)
+        raise
+    finally:
+        with suppress(OSError):  # of a read-only disk, which is not to hide the first one
+            temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content`, text in UTF-8, so that no reader ever sees half of it."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk holds a file, or the names in a folder."""
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders, and logs their changes
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest(content: bytes) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """`value` as JSON, with "nan", "inf" and "-inf" as words where JSON has no numbers."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in cast(Mapping[str, object], value).items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in cast(Sequence[object], value)]
+    return value

@@ -1,0 +1,107 @@
+"""The folder of a run, which one process at a time may write.
+
+The operating system keeps a lock on a file in it. The lock is gone with the process, however that
+ends, so none is ever stale. The file stays; what it says of its holder is true while it is locked.
+"""
+
+import errno
+import json
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from nucleon._files import to_json
+
+LOCK = ".lock"
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(opened: int) -> None:
+        os.lseek(opened, 1 << 30, os.SEEK_SET)  # what is locked there nobody else can read
+        msvcrt.locking(opened, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(opened: int) -> None:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class RunError(Exception):
+    """The folder cannot take this run; `remedy` says what to do instead."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+@dataclass
+class _Hold:
+    """The open file of a lock of this process, and how often it is held."""
+
+    opened: int
+    times: int = 0
+
+
+_holds: dict[Path, _Hold] = {}
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Be the only process that writes `folder`, or raise a `RunError` that says who does.
+
+    A process may hold again what it holds. Where the file system has no locks there is a warning,
+    and nothing is held.
+    """
+    place = folder.resolve()
+    if place not in _holds:
+        _holds[place] = _Hold(_locked(folder))
+    held = _holds[place]
+    held.times += 1
+    try:
+        yield
+    finally:
+        held.times -= 1
+        if not held.times:
+            del _holds[place]
+            os.close(held.opened)  # and with it the lock
+
+
+def _locked(folder: Path) -> int:
+    opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(opened)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            holder = _holder(opened)
+            os.close(opened)
+            raise RunError(
+                f"{folder} is being written by {holder}",
+                "wait until it ends, or stop it, or choose another --output",
+            ) from error
+        warnings.warn(  # network file systems may have none
+            f"{folder} cannot be locked: {error.strerror}; let no second process write it",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    os.ftruncate(opened, 0)
+    os.lseek(opened, 0, os.SEEK_SET)
+    os.write(opened, to_json(who).encode())
+    return opened
+
+
+def _holder(opened: int) -> str:
+    try:
+        os.lseek(opened, 0, os.SEEK_SET)
+        who = json.loads(os.read(opened, 4096))
+        return f"process {who['pid']} on {who['host']} since {who['since']}"
+    except (ValueError, KeyError, TypeError):  # it has the lock, and has not said yet who it is
+        return "another process"

@@ -1,0 +1,97 @@
+"""One writer of whole files and one JSON for the package."""
+
+import ast
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nucleon
+from nucleon._files import replacing, to_json, write_whole
+
+SOURCE = Path(nucleon.__file__).parent
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
+    path = tmp_path / "new" / "file"
+    write_whole(path, "één")
+    write_whole(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_content(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_whole(tmp_path / "folder", "text")
+    assert caught.value.filename == str(tmp_path / "folder")
+
+
+# A child dies at the n-th thing it does to the file system, as audit events tell, for every n.
+DYING = """
+import os, sys
+from pathlib import Path
+from nucleon._files import write_whole
+
+def child(path, fatal):
+    seen = 0
+    def hook(event, _):
+        nonlocal seen
+        seen += event in {"open", "os.rename", "os.remove"}
+        if seen == fatal:
+            os._exit(9)
+    sys.addaudithook(hook)
+    write_whole(path, "new" * 1000)
+    os._exit(0)
+
+path, fatal, status = Path(sys.argv[1]), 0, 9
+while status:
+    fatal += 1
+    write_whole(path, "old")
+    pid = os.fork() or child(path, fatal)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(path.read_text())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_writer_may_die_at_any_moment(tmp_path):
+    words = [sys.executable, "-c", DYING, str(tmp_path / "file")]
+    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert len(found) > 4
+    assert set(found) == {"old", "new" * 1000}
+    assert found == sorted(found, reverse=True)  # old before the rename, new after it
+
+
+def test_json_has_words_for_what_it_has_no_numbers_for():
+    value = {"a": [math.inf, -math.inf, (math.nan, 1.5)], "é": None}
+    assert to_json(value) == '{"a": ["inf", "-inf", ["nan", 1.5]], "é": null}'
+    assert json.loads(to_json(value, indent=1))["a"][0] == "inf"
+
+
+def test_the_package_has_one_writer_and_one_encoder():
+    """`optim` speaks JSON to other ranks only; the arguments of a command are quoted, not kept."""
+    allowed = {"_files.py", "cli/trained.py"}
+    found = set[str]()
+    for path in SOURCE.rglob("*.py"):
+        name = path.relative_to(SOURCE).as_posix()
+        if name in allowed or name.startswith("optim/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in {"dumps", "fsync"}:
+                found.add(f"{name}:{node.lineno} {node.attr}")
+    assert found == set()

@@ -1,0 +1,118 @@
+"""What is loaded, and when: each in a process of its own, since this one has everything."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import nucleon
+from nucleon import cli, experiments, report, training
+from nucleon._compiler import constant_result
+from nucleon.cli.app import VERBS, command
+
+OPTIONAL = (
+    *("transformers", "matplotlib", "triton", "typer", "rich", "jinja2", "scipy", "sklearn"),
+    *("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "lightning", "sympy"),
+)
+BEYOND_TORCH = 0.3
+"""Seconds of processor time: what else the machine does counts for nothing."""
+
+
+def after(code, *watched):
+    """What of the watched modules is loaded after some code, and its processor time."""
+    program = (
+        "import sys, time\n"
+        "begun = time.process_time()\n"
+        f"{code}\n"
+        "print('\\n', time.process_time() - begun, *sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    seconds, *loaded = done.stdout.splitlines()[-1].split()
+    return [name for name in watched if name in loaded], float(seconds)
+
+
+def test_the_package_loads_its_names_on_first_use():
+    loaded, seconds = after("import torch, nucleon", *OPTIONAL)
+    assert loaded == []
+    assert after("import nucleon", "torch", "numpy", "nucleon.optim") == (
+        [],
+        pytest.approx(0, abs=0.3),
+    )
+    _, torch_alone = after("import torch")
+    assert seconds < torch_alone + BEYOND_TORCH
+
+
+@pytest.mark.parametrize(
+    ("code", "needed"),
+    [
+        ("nucleon.Leon, nucleon.Muon, nucleon.Pion, nucleon.O2NC", ()),
+        ("nucleon.play, nucleon.learners.FAML, nucleon.streams.gaussian, nucleon.theory", ()),
+        ("nucleon.training.train, nucleon.training.Run", ()),
+        ("nucleon.experiments.CLAIMS", ()),
+        ("nucleon.report.find, nucleon.report.load", ("matplotlib",)),
+    ],
+)
+def test_what_is_used_brings_no_package_it_does_not_need(code, needed):
+    assert after(f"import nucleon\n{code}", *OPTIONAL)[0] == list(needed)
+
+
+def test_the_optimizers_cost_little_beyond_torch():
+    """The least of three: a first import may still have to compile the files."""
+    code = "import torch\nbegun = time.process_time()\nimport nucleon; nucleon.Leon"
+    assert min(after(code)[1] for _ in range(3)) < BEYOND_TORCH
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_the_command_line_answers_without_torch(option):
+    code = (
+        f"from nucleon.cli import main\nsys.argv = ['nucleon', '{option}']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
+    )
+    clock = time.perf_counter()
+    loaded, seconds = after(code, "torch", "numpy", "nucleon.optim", "nucleon.cli.train")
+    assert loaded == []
+    assert seconds < 0.5, time.perf_counter() - clock
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_list_of_verbs_says_what_they_say_themselves(name):
+    assert command(name).help.partition("\n\n")[0].replace("\n", " ") == VERBS[name].summary
+
+
+@pytest.mark.parametrize("package", [nucleon, experiments, report, training])
+def test_every_name_is_there_and_listed(package):
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'x'"):
+        package.x  # noqa: B018
+    assert not hasattr(package, "_private")
+
+
+def test_modules_of_the_package_are_its_attributes():
+    assert after("import nucleon\nnucleon.game.play, nucleon.moments, nucleon.problems")[0] == []
+    assert cli is nucleon.cli
+
+
+def test_what_a_module_needs_is_missed_by_its_own_name():
+    code = (
+        "sys.modules['jinja2'] = None\nimport nucleon\n"
+        "try:\n    nucleon.report.render\n"
+        "except ModuleNotFoundError as error:\n    assert error.name == 'jinja2'\n"
+        "else:\n    raise SystemExit(1)"
+    )
+    after(code)
+
+
+def test_torch_marks_constant_results_in_the_same_way():
+    def mine():
+        return 1
+
+    def theirs():
+        return 1
+
+    assert vars(constant_result(mine)) == vars(torch.compiler.assume_constant_result(theirs)) != {}

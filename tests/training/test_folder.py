@@ -1,0 +1,134 @@
+"""One process at a time writes a run: real processes, really killed."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nucleon.report import load
+from nucleon.training import RunError, hold
+from nucleon.training.run import read_log
+
+TINY = (
+    *("--task", "text", "--megabytes", "0.02", "--context", "16", "--batch", "4"),
+    *("--layers", "1", "--heads", "2", "--width", "16", "--log-every", "1"),
+)
+HOLDING = """
+import sys, time
+from pathlib import Path
+from nucleon.training.folder import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def started():
+    """Start processes, which are gone afterwards."""
+    processes = []
+
+    def start(*words):
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)], stdout=pipe, stderr=pipe, text=True
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def holder(started, folder):
+    process = started("-c", HOLDING, folder)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_told_who_holds_the_folder(started, tmp_path):
+    first = holder(started, tmp_path)
+    with pytest.raises(RunError) as refused, hold(tmp_path):
+        pytest.fail("both hold it")
+    said = rf"process {first.pid} on {re.escape(socket.gethostname())} since 20\d\d-\d\d-\d\d \d\d:"
+    assert re.search(said, str(refused.value))
+    assert "wait until it ends" in refused.value.remedy
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_a_killed_process_holds_nothing(started, tmp_path):
+    first = holder(started, tmp_path)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with hold(tmp_path):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_process_may_hold_again_what_it_holds_and_lets_go_at_the_end(started, tmp_path):
+    with hold(tmp_path):
+        with hold(tmp_path / "." / ".." / tmp_path.name):
+            pass
+        process = started("-c", HOLDING, tmp_path)
+        assert process.wait() == 1
+        assert f"process {os.getpid()} on" in process.stderr.read()
+    holder(started, tmp_path)
+
+
+def test_a_folder_that_cannot_be_locked_is_written_with_a_warning(tmp_path, monkeypatch):
+    def none(_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("nucleon.training.folder._lock", none)
+    with pytest.warns(RuntimeWarning, match="No locks available; let no second"), hold(tmp_path):
+        pass
+
+
+def test_a_holder_that_has_not_said_its_name_yet_is_another_process(started, tmp_path):
+    holder(started, tmp_path)
+    (tmp_path / ".lock").write_text("{")
+    with pytest.raises(RunError, match="written by another process"), hold(tmp_path):
+        pass
+
+
+def train(started, *words):
+    return started("-m", "nucleon", "train", *words)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_two_trainings_in_one_folder(started, tmp_path):
+    """The second is refused, the first is undisturbed; killed, its folder is free at once."""
+    folder = tmp_path / "run"
+    first = train(started, *TINY, "--steps", "1000000", "--save-every", "5", "--output", folder)
+    while first.poll() is None and len(read_log(folder / "trace.jsonl")) < 6:
+        time.sleep(0.01)
+    for words in (("--resume",), TINY):
+        second = train(started, *words, "--output", folder)
+        _, said = second.communicate()
+        assert second.returncode == 2, said
+        assert "Traceback" not in said
+        if words == ("--resume",):
+            assert f"{folder} is being written by process {first.pid} on" in said
+            assert "hint: wait until it ends" in said
+        else:
+            assert "holds a run already" in said
+    assert first.poll() is None
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    Path(folder, ".manifest.json.0123456789ab.tmp").touch()  # as if killed while it wrote
+    done = max(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
+    third = train(started, "--resume", "--steps", done + 3, "--output", folder)
+    _, said = third.communicate()
+    assert third.returncode == 0, said
+    steps = [line["step"] for line in read_log(folder / "trace.jsonl") if "loss" in line]
+    assert steps == list(range(1, done + 4))  # each once: nothing is interleaved
+    assert load(folder).state == "finished"
+    assert not list(folder.glob(".*.tmp"))
