@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a game was, and what was recorded of it; series have one row a recorded round."""
+    """What a game was, and what was recorded of it; series have one row per recorded round."""
 
     learner: str
     """The learner's name."""
@@ -51,7 +51,7 @@ class Trace:
     stream: str
     """The stream's name."""
     oblivious: bool
-    """Whether the gradients were fixed before the game."""
+    """Whether all gradients were fixed before the game, also those of an earlier part of it."""
     shape: Shape
     """(m, n), or (b, m, n) for b games."""
     dtype: str
@@ -74,18 +74,22 @@ class Trace:
     """The theorem's bound after them, infinite without one."""
     norm: Tensor
     """‖X_t‖ in them, in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
+    lower: Tensor | None = None
+    """After them, what the same gradients with some other signs cost every learner."""
+    delta: float | None = None
+    """With which probability the bound may fail, where the learner draws noise; None: its mean."""
 
     @property
     def certificate(self) -> Certificate:
         """The regret after the last round beside its bound."""
-        return Certificate(
-            self.regret[-1], self.bound[-1], self.theorem, self.conditional_on, self.refusal
-        )
+        lower = None if self.lower is None else self.lower[-1]
+        words = self.theorem, self.conditional_on, self.refusal
+        return Certificate(self.regret[-1], self.bound[-1], *words, lower)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        series = {name: _plain(plain[name].tolist()) for name in _SERIES}
+        series = {name: _plain(plain[name].tolist()) for name in self._series}
         lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
         return {**plain, **lists, **series}
 
@@ -95,17 +99,22 @@ class Trace:
         typed = dict(values)
         for name in ("shape", "conditional_on", "rounds"):
             typed[name] = tuple(values[name])
-        for name in _SERIES:
-            typed[name] = _tensor(values[name])
+        for name in (*_SERIES, "lower"):
+            if values.get(name) is not None:
+                typed[name] = _tensor(values[name])
         return cls(**typed)
 
+    @property
+    def _series(self) -> tuple[str, ...]:
+        return _SERIES if self.lower is None else (*_SERIES, "lower")
+
     def save(self, path: str | Path) -> None:
-        """Write JSON lines: a header, a line a recorded round, a last line with their SHA-256.
+        """Write JSON lines: a header, one per recorded round, a last one with their SHA-256.
 
         The file appears whole or not at all: it is written under a temporary name and renamed.
         """
         path, values = Path(path), self.to_dict()
-        columns = {name: values.pop(name) for name in ("rounds", *_SERIES)}
+        columns = {name: values.pop(name) for name in ("rounds", *self._series)}
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         header = {"format": FORMAT, "version": VERSION, **values}
         lines = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in [header, *rows]]
@@ -132,7 +141,8 @@ class Trace:
             raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {found}")
         if last != {"rows": len(rows), "sha256": _digest(lines[:-1])}:
             raise ValueError(f"{path} is cut off or was altered: its checksum does not agree")
-        columns = {name: [row[name] for row in rows] for name in ("rounds", *_SERIES)}
+        names = rows[0] if rows else ("rounds", *_SERIES)
+        columns = {name: [row[name] for row in rows] for name in names}
         return cls.from_dict({**header, **columns})
 
 
@@ -144,20 +154,24 @@ def play(
     record: Literal["log"] | int = "log",
     ledger: Ledger | None = None,
     on_record: Callable[[Row], object] | None = None,
+    delta: float | None = None,
 ) -> Trace:
     """Play `rounds` rounds: X_t from the learner, G_t from the stream, both into the ledger.
 
-    A round enters learner and ledger both or, on an error, neither.
+    A round enters learner and ledger both or, on an error, neither. A stream that says it is
+    oblivious is not shown the actions.
 
     Args:
         learner: of the stream's shape, dtype and device. One that has played before goes on with
             the stream's next round, and then needs the ledger of its game so far.
         stream: of gradients.
         rounds: how many, ≥ 1.
-        record: the rounds whose regret, bound and action norm are kept: "log", about 20 a decade
-            (default), or every so many; the last one always.
+        record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
+            decade (default), or every so many; the last one always.
         ledger: of the game so far, which is continued in place (default: a new one).
         on_record: called with each recorded `Row` as it happens, to watch the game live.
+        delta: δ, with which probability the bound of a learner that draws noise may fail at the
+            last round; None bounds the mean over the noise (default).
     """
     _checks.count("rounds", rounds)
     if record != "log":
@@ -182,23 +196,26 @@ def play(
             f"rounds={rounds} from round {first} on"
         )
     rows: list[Row] = []
+    lowers: list[Tensor] = []
     for t in range(first, last + 1):
         action = learner.play()
-        gradient = stream.gradient(t, action)
-        _enter(learner, ledger, gradient, action)
+        gradient = stream.gradient(t, None if stream.oblivious else action)
+        _enter(learner, ledger, gradient, action, oblivious=stream.oblivious)
         if t == last or _is_due(t, record):
-            row = Row(t, ledger.regret(), learner.bound(), learner.norm(action))
+            certificate = learner.certificate(ledger, delta=delta)
+            row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
             rows.append(row)
+            lowers.append(ledger.lower())
             if on_record is not None:
                 on_record(row)
     kept, *series = zip(*rows, strict=True)
-    regret, bound, norm = (torch.stack(column).cpu() for column in series)
-    certificate = learner.certificate(ledger, oblivious=stream.oblivious)
+    regret, bound, norm, lower = (torch.stack(column).cpu() for column in (*series, lowers))
+    certificate = learner.certificate(ledger, delta=delta)
     return Trace(
         learner=learner.name,
         options=learner.options(),
         stream=stream.name,
-        oblivious=stream.oblivious,
+        oblivious=learner.fixed == learner.rounds,
         shape=learner.shape,
         dtype=str(learner.dtype),
         radius=learner.radius,
@@ -210,15 +227,19 @@ def play(
         regret=regret,
         bound=bound,
         norm=norm,
+        lower=lower,
+        delta=delta,
     )
 
 
-def _enter(learner: Learner, ledger: Ledger, gradient: Tensor, action: Tensor) -> None:
+def _enter(
+    learner: Learner, ledger: Ledger, gradient: Tensor, action: Tensor, *, oblivious: bool
+) -> None:
     """One round into both; whatever stops it, the learner is as before."""
     # Learners replace their tensors and never write into them: a shallow copy is enough.
     before = vars(learner).copy()
     try:
-        learner.observe(gradient)
+        learner.observe(gradient, oblivious=oblivious)
         ledger.record(gradient, action)
     except BaseException:
         vars(learner).update(before)
