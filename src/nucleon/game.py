@@ -75,21 +75,21 @@ class Trace:
     norm: Tensor
     """‖X_t‖ in them, in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
     lower: Tensor | None = None
-    """After them, what the same gradients with some other signs cost every learner."""
+    """What the same gradients with some other signs cost every learner, () or (b,)."""
     delta: float | None = None
     """With which probability the bound may fail, where the learner draws noise; None: its mean."""
 
     @property
     def certificate(self) -> Certificate:
         """The regret after the last round beside its bound."""
-        lower = None if self.lower is None else self.lower[-1]
         words = self.theorem, self.conditional_on, self.refusal
-        return Certificate(self.regret[-1], self.bound[-1], *words, lower)
+        return Certificate(self.regret[-1], self.bound[-1], *words, self.lower)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        series = {name: _plain(plain[name].tolist()) for name in self._series}
+        numbers = [name for name in (*_SERIES, "lower") if plain[name] is not None]
+        series = {name: _plain(plain[name].tolist()) for name in numbers}
         lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
         return {**plain, **lists, **series}
 
@@ -104,17 +104,13 @@ class Trace:
                 typed[name] = _tensor(values[name])
         return cls(**typed)
 
-    @property
-    def _series(self) -> tuple[str, ...]:
-        return _SERIES if self.lower is None else (*_SERIES, "lower")
-
     def save(self, path: str | Path) -> None:
         """Write JSON lines: a header, one per recorded round, a last one with their SHA-256.
 
         The file appears whole or not at all: it is written under a temporary name and renamed.
         """
         path, values = Path(path), self.to_dict()
-        columns = {name: values.pop(name) for name in ("rounds", *self._series)}
+        columns = {name: values.pop(name) for name in ("rounds", *_SERIES)}
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         header = {"format": FORMAT, "version": VERSION, **values}
         lines = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in [header, *rows]]
@@ -141,8 +137,7 @@ class Trace:
             raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {found}")
         if last != {"rows": len(rows), "sha256": _digest(lines[:-1])}:
             raise ValueError(f"{path} is cut off or was altered: its checksum does not agree")
-        names = rows[0] if rows else ("rounds", *_SERIES)
-        columns = {name: [row[name] for row in rows] for name in names}
+        columns = {name: [row[name] for row in rows] for name in ("rounds", *_SERIES)}
         return cls.from_dict({**header, **columns})
 
 
@@ -168,7 +163,7 @@ def play(
         rounds: how many, ≥ 1.
         record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
             decade (default), or every so many; the last one always.
-        ledger: of the game so far, which is continued in place (default: a new one).
+        ledger: of the game so far, which is continued in place (default: the learner's own).
         on_record: called with each recorded `Row` as it happens, to watch the game live.
         delta: δ, with which probability the bound of a learner that draws noise may fail at the
             last round; None bounds the mean over the noise (default).
@@ -187,8 +182,7 @@ def play(
                 f"the learner has observed {learner.rounds} rounds already; pass the ledger of "
                 f"that game, or a new learner"
             )
-        ledger = learner.ledger()
-    learner.certificate(ledger)  # refuses the ledger of another game
+    learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
     if stream.rounds is not None and last > stream.rounds:
         raise ValueError(
@@ -196,7 +190,6 @@ def play(
             f"rounds={rounds} from round {first} on"
         )
     rows: list[Row] = []
-    lowers: list[Tensor] = []
     for t in range(first, last + 1):
         action = learner.play()
         gradient = stream.gradient(t, None if stream.oblivious else action)
@@ -205,11 +198,10 @@ def play(
             certificate = learner.certificate(ledger, delta=delta)
             row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
             rows.append(row)
-            lowers.append(ledger.lower())
             if on_record is not None:
                 on_record(row)
     kept, *series = zip(*rows, strict=True)
-    regret, bound, norm, lower = (torch.stack(column).cpu() for column in (*series, lowers))
+    regret, bound, norm = (torch.stack(column).cpu() for column in series)
     certificate = learner.certificate(ledger, delta=delta)
     return Trace(
         learner=learner.name,
@@ -227,20 +219,21 @@ def play(
         regret=regret,
         bound=bound,
         norm=norm,
-        lower=lower,
+        lower=None if certificate.lower is None else certificate.lower.cpu(),
         delta=delta,
     )
 
 
 def _enter(
-    learner: Learner, ledger: Ledger, gradient: Tensor, action: Tensor, *, oblivious: bool
+    learner: Learner, ledger: Ledger | None, gradient: Tensor, action: Tensor, *, oblivious: bool
 ) -> None:
     """One round into both; whatever stops it, the learner is as before."""
     # Learners replace their tensors and never write into them: a shallow copy is enough.
     before = vars(learner).copy()
     try:
         learner.observe(gradient, oblivious=oblivious)
-        ledger.record(gradient, action)
+        if ledger is not None:
+            ledger.record(gradient, action)
     except BaseException:
         vars(learner).update(before)
         raise

@@ -125,12 +125,10 @@ class Ledger:
         return {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
 
     def _holds(self, action: Tensor) -> bool:
-        """Whether every action is in the ball for certain: (1+tol)²I − XXᵀ/D² has a factor."""
-        x = action.double() / self.radius
-        x = x if x.shape[-2] <= x.shape[-1] else x.mT
-        rest = (1 + _promise(action)) ** 2 * torch.eye(
-            x.shape[-2], dtype=x.dtype, device=x.device
-        ) - x @ x.mT
+        """Whether every action is in the ball for certain: (1+tol)²D²I − XXᵀ has a factor."""
+        x = action.double() if action.shape[-2] <= action.shape[-1] else action.mT.double()
+        rest = -(x @ x.mT)
+        rest.diagonal(dim1=-2, dim2=-1).add_(((1 + _promise(action)) * self.radius) ** 2)
         return not torch.linalg.cholesky_ex(rest).info.any()
 
     def _outside(self, action: Tensor) -> Tensor:

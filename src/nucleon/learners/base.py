@@ -107,7 +107,7 @@ class Learner(ABC):
         return None
 
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
-        """What the learner's own noise adds to `bound` with probability at most 1 − δ; 0 without."""
+        """What its own noise adds to `bound`, but with probability δ; 0 where it draws none."""
         return 0.0
 
     def _described(self, oblivious: bool, delta: float | None) -> tuple[str, tuple[str, ...]]:

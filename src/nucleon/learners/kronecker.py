@@ -14,8 +14,9 @@ plus η/2·Σ Tr(G_tᵀL_{t-1}⁻¹G_tR_{t-1}⁻¹) plus the gaps of the actions
 eigenvalues at most D²λ_i(L), and von Neumann's trace inequality pairs them with R's. The second:
 G²I + M_{t-1} ⪰ M_t, and the same for N; fourth roots keep the order, and so do Kronecker products,
 so Lemma C.4 bounds the sum. A gradient above G by what rounding explains, split as Ḡ + E with
-‖Ḡ‖_op ≤ G, adds ⟨E, X − X_t⟩ ≤ 2D‖E‖_* to its round, and ḠḠᵀ ⪯ GGᵀ leaves the sum as it is. OGD pays for the drift of its center instead, in Theorem C.1's first
-term, with the diameter 2D and the pairs (op, *) in place of these.
+‖Ḡ‖_op ≤ G, adds ⟨E, X − X_t⟩ ≤ 2D‖E‖_* to its round, and ḠḠᵀ ⪯ GGᵀ leaves the sum as it is. OGD
+pays for the drift of its center instead, in Theorem C.1's first term, with the diameter 2D and the
+pairs (op, *) in place of these.
 """
 
 import math
