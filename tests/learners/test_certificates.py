@@ -81,13 +81,15 @@ def test_an_option_edited_during_or_after_a_game_ends_its_certificate(kind, name
     assert not certificate.holds and "changed during the game" in certificate.refusal
 
 
-def test_a_change_is_not_forgotten_by_a_saved_state():
+@pytest.mark.parametrize("back", [True, False])
+def test_a_change_is_not_forgotten_by_a_saved_state(back):
     learner = FAML(SHAPE, dtype=F64)
     play(learner, gaussian(), 3)
     learner.eta = 7.0
-    learner.play()
-    learner.eta = 1.0
-    resumed = FAML(SHAPE, dtype=F64)
+    if back:
+        learner.play()
+        learner.eta = 1.0
+    resumed = FAML(SHAPE, eta=learner.eta, dtype=F64)
     resumed.load_state_dict(learner.state_dict())
     assert "eta changed" in resumed.certificate().refusal
 
@@ -98,6 +100,8 @@ def test_trust_is_not_forgotten_when_checks_are_switched_on():
         learner.play()
         learner.observe(torch.full((1, 1), value, dtype=F64))
     learner.validate = True
+    learner.play()
+    learner.observe(torch.full((1, 1), 0.05, dtype=F64))
     resumed = FAML((1, 1), gradient_bound=0.1, dtype=F64)
     resumed.load_state_dict(learner.state_dict())
     for one in (learner, resumed):

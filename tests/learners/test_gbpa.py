@@ -497,7 +497,7 @@ def test_a_potential_of_ones_own_is_played(shape):
 
 def test_a_random_potential_is_drawn_anew_every_round():
     gradients = torch.zeros(4, 3, 5, dtype=F64)
-    gradients[0, 0, 0] = 1.0
+    gradients[:, 0, 0] = 0.1
     learner = GBPA((3, 5), potentials.Gaussian(samples=1), dtype=F64)
     actions = actions_of(learner, gradients)
     assert all(torch.dist(a, b) > 0.1 for a, b in pairwise(actions[1:]))

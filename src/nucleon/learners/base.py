@@ -203,7 +203,7 @@ class Learner(ABC):
         )
         if delta is not None:
             _checks.fraction("delta", delta)
-        bound, refusal = self.bound(), self._broken(own) or self._refusal(fixed, delta)
+        bound, refusal = self.bound(), self._refusal(fixed, delta) or self._broken(own)
         if delta is not None and refusal is None:
             bound = bound + self._deviation(fixed, delta)
         if refusal is None and not bool(bound.isfinite().all()):
@@ -277,6 +277,8 @@ class Learner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the rest of the game depends on, as copies: tensors and plain values."""
+        if self._terms is not None:
+            self._note()
         action = None if self._action is None else self._action.clone()
         own = self._kept().state_dict()
         return {
