@@ -176,12 +176,11 @@ def play(
             f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
             f"build both alike"
         )
-    if ledger is None:
-        if learner.rounds:
-            raise ValueError(
-                f"the learner has observed {learner.rounds} rounds already; pass the ledger of "
-                f"that game, or a new learner"
-            )
+    if ledger is None and learner.rounds:
+        raise ValueError(
+            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
+            f"game, or a new learner"
+        )
     learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
     if stream.rounds is not None and last > stream.rounds:
