@@ -127,8 +127,8 @@ class Ledger:
     def _holds(self, action: Tensor) -> bool:
         """Whether every action is in the ball for certain: (1+tol)²D²I − XXᵀ has a factor."""
         x = action.double() if action.shape[-2] <= action.shape[-1] else action.mT.double()
-        rest = -(x @ x.mT)
-        rest.diagonal(dim1=-2, dim2=-1).add_(((1 + _promise(action)) * self.radius) ** 2)
+        limit, rest = (1 + _promise(action)) * self.radius, -(x @ x.mT)
+        rest.diagonal(dim1=-2, dim2=-1).add_(limit * limit)  # if ∞, then XXᵀ outside is too
         return not torch.linalg.cholesky_ex(rest).info.any()
 
     def _outside(self, action: Tensor) -> Tensor:
