@@ -179,3 +179,72 @@ def test_a_potential_without_constants_is_refused(potential: Potential) -> None:
 def test_bad_options_are_named(option: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(option))} must"):
         search_admissibility(Hyperbolic(), **{"m": 2, "n": 4, **option})  # type: ignore[arg-type]
+
+
+class Sampled(Potential):
+    """The Gaussian potential with a seed of its own, as a plain class with no value_at_root."""
+
+    def __init__(self, seed: int = 0, *, is_random: bool = True, redraws: bool = True) -> None:
+        self.seed, self.says, self.redraws = seed, is_random, redraws
+
+    @property
+    def is_random(self) -> bool:
+        return self.says
+
+    def redrawn(self, draw: int) -> "Sampled":
+        seed = self.seed + draw if self.redraws else self.seed
+        return Sampled(seed, is_random=self.says, redraws=self.redraws)
+
+    def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        return Gaussian(seed=self.seed).value(s, smoothing)
+
+    def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        return Gaussian(seed=self.seed).gradient(s, smoothing)
+
+    def admissibility(self, m: int, n: int) -> Admissibility | None:
+        return Gaussian().admissibility(m, n)
+
+
+def test_a_random_potential_is_measured_with_its_interval() -> None:
+    options = {"starts": 2, "steps": 4, "replicates": 32}
+    found = search_admissibility(Sampled(), 1, 3, **options)
+    check(found)
+    # 8 and 32 replicates of 16 samples of a number near one: hundredths, not 1e-13.
+    assert 1e-3 < found.alpha.margin < 0.5 and 1e-3 < found.beta.margin < 1
+
+
+@pytest.mark.parametrize(
+    ("potential", "says"),
+    [
+        (Sampled(is_random=False), "is_random=False but two draws of it have different"),
+        (Sampled(redraws=False), "is_random=True but two draws of it have equal"),
+    ],
+)
+def test_a_potential_that_is_silent_on_its_noise_is_refused(
+    potential: Potential, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        search_admissibility(potential, 1, 3, starts=2, steps=2)
+
+
+class Short(Potential):
+    """The hyperbolic potential in three methods, its value by eigenvalues of SSᵀ + Λ."""
+
+    def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(s @ s.mT + smoothing).clamp(min=0).sqrt().sum(-1)
+
+    def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        return Hyperbolic().gradient(s, smoothing)
+
+    def admissibility(self, m: int, n: int) -> Admissibility:
+        return Admissibility(1.0, 1.0)
+
+
+def test_the_search_needs_no_value_at_root() -> None:
+    # Rows of one: the derivative of the least eigenvalue of SSᵀ + Λ is that of a number.
+    for shape in ((1, 3), (2, 4)):
+        found = search_admissibility(Short(), *shape, starts=4, steps=40)
+        assert found.alpha.holds and found.beta.holds
+        assert found.alpha.closeness > 0.95 and math.isfinite(found.beta.found)
+    s, root = torch.eye(2, 3, dtype=F64), torch.eye(2, dtype=F64)  # repeated eigenvalues
+    torch.testing.assert_close(Short().value_at_root(s, root), Hyperbolic().value_at_root(s, root))

@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,18 @@ def test_the_tutorial_runs(capsys):
     for block in blocks:
         exec(compile(block, "tutorial", "exec"), space)
     assert "FTL" in capsys.readouterr().out
+
+
+EXTENDING = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), flags=re.S
+)
+
+
+@pytest.mark.parametrize("program", EXTENDING, ids=lambda p: re.findall(r"class (\w+)", p)[0])
+def test_programs_that_extend_the_library_run(program, tmp_path):
+    """Each alone, as a file of its own."""
+    path = tmp_path / "mine.py"
+    path.write_text(program, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -266,7 +266,7 @@ def test_a_certificate_says_what_it_is():
     regret, bound = torch.tensor([1.0, 4.0], dtype=F64), torch.tensor([2.0, 5.0], dtype=F64)
     whole = Certificate(regret, bound, "Theorem 3.2")
     assert whole.holds and whole.slack.tolist() == [1.0, 1.0]
-    assert str(whole) == "regret 1 ≤ 2 (Theorem 3.2)"
+    assert str(whole) == "regret 1 ≤ 2, 0.5 of it (Theorem 3.2)"
     assert not Certificate(regret, bound - 2, "Theorem 3.2").holds
     refused = Certificate(regret, bound, "Theorem 3.2", refusal="because")
     assert not refused.holds and str(refused).endswith("not certified: because")

@@ -10,7 +10,7 @@ largest of many noisy numbers overstates itself.
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple, Self, TypeVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg.norms import nuclear_norm, operator_norm
-from nucleon.potentials import Gaussian, Potential, Regularized
+from nucleon.potentials import Potential, Regularized
 
 _LARGEST = math.log(1e4)  # of the log-scale of L: 1e-4 from the infinitesimal, 12 digits left
 _RATE = 0.1  # Adam's, on parameters of order one
@@ -86,7 +86,8 @@ def search_admissibility(
     """Maximize the ratios of Definition 3.1 over m×n totals and their smoothings, in float64.
 
     Args:
-        potential: any but one without constants, such as `Nuclear`.
+        potential: any but one without constants, such as `Nuclear`. One that is random says so
+            (`is_random`), and `redrawn` gives it other samples.
         m: rows.
         n: columns.
         starts: random starting points, of many scales, for each of the two ratios (default 8).
@@ -107,10 +108,11 @@ def search_admissibility(
     _checks.count("replicates", replicates, minimum=8)
     quantile = NormalDist().inv_cdf((1 + _checks.fraction("confidence", confidence)) / 2)
 
-    draws = _fresh(potential)
-    measure = _Measurement(draws, replicates if isinstance(potential, Gaussian) else 1, quantile)
     generator = torch.Generator().manual_seed(seed)
     stability, smoothness = _Parameters.random(2 * starts, m, n, generator).halves()
+    _check_randomness(potential, _Stability.of(stability))
+    draws = map(potential.redrawn, itertools.count(1))
+    measure = _Measurement(draws, replicates if potential.is_random else 1, quantile)
     found_stability = _ascend(_Stability.of, stability, draws, steps)
     found_smoothness = _ascend(_Smoothness.of, smoothness, draws, steps)
     visited = [_Stability.of(stability), found_stability, _Smoothness.of(smoothness)]
@@ -257,11 +259,15 @@ class _Measurement(NamedTuple):
         return values.mean(0), error + self.quantile * values.std(0) / math.sqrt(count)
 
 
-def _fresh(potential: Potential) -> Iterator[Potential]:
-    """The potential again and again, each time with samples not used before."""
-    for index in itertools.count(1):
-        random = isinstance(potential, Gaussian)
-        yield replace(potential, seed=potential.seed + index) if random else potential
+def _check_randomness(potential: Potential, points: "_Stability") -> None:
+    """Raise unless two draws differ exactly where the potential says that it is random."""
+    one, two = (potential.redrawn(draw).value(points.s, _square(points.root)) for draw in (-1, -2))
+    if torch.equal(one, two) == potential.is_random:
+        says = "equal" if potential.is_random else "different"
+        raise ValueError(
+            f"{type(potential).__name__} says is_random={potential.is_random} but two draws of it "
+            f"have {says} values; correct is_random, or let redrawn() return other samples"
+        )
 
 
 def _ascend(
@@ -274,6 +280,8 @@ def _ascend(
     for _ in range(steps):
         optimizer.zero_grad()
         points(parameters).ratio(next(draws)).sum().backward()
+        for p in parameters:  # where a decomposition has no derivative, this step stays
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.nan_to_num(0.0, 0.0, 0.0)
         optimizer.step()
         schedule.step()
     return points(_Parameters(*(p.detach() for p in parameters)))

@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a game was, and what was recorded of it; series have one row a recorded round."""
+    """What a game was, and what was recorded of it; series have one row per recorded round."""
 
     learner: str
     """The learner's name."""
@@ -50,7 +50,7 @@ class Trace:
     stream: str
     """The stream's name."""
     oblivious: bool
-    """Whether the gradients were fixed before the game."""
+    """Whether all gradients were fixed before the game, also those of an earlier part of it."""
     shape: Shape
     """(m, n), or (b, m, n) for b games."""
     dtype: str
@@ -73,18 +73,22 @@ class Trace:
     """The theorem's bound after them, infinite without one."""
     norm: Tensor
     """‖X_t‖ in them, in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
+    lower: Tensor | None = None
+    """What the same gradients with some other signs cost every learner, () or (b,)."""
+    delta: float | None = None
+    """With which probability the bound may fail, where the learner draws noise; None: its mean."""
 
     @property
     def certificate(self) -> Certificate:
         """The regret after the last round beside its bound."""
-        return Certificate(
-            self.regret[-1], self.bound[-1], self.theorem, self.conditional_on, self.refusal
-        )
+        words = self.theorem, self.conditional_on, self.refusal
+        return Certificate(self.regret[-1], self.bound[-1], *words, self.lower)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        series = {name: _plain(plain[name].tolist()) for name in _SERIES}
+        numbers = [name for name in (*_SERIES, "lower") if plain[name] is not None]
+        series = {name: _plain(plain[name].tolist()) for name in numbers}
         lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
         return {**plain, **lists, **series}
 
@@ -94,12 +98,13 @@ class Trace:
         typed = dict(values)
         for name in ("shape", "conditional_on", "rounds"):
             typed[name] = tuple(values[name])
-        for name in _SERIES:
-            typed[name] = _tensor(values[name])
+        for name in (*_SERIES, "lower"):
+            if values.get(name) is not None:
+                typed[name] = _tensor(values[name])
         return cls(**typed)
 
     def save(self, path: str | Path) -> None:
-        """Write JSON lines: a header, a line a recorded round, a last line with their SHA-256.
+        """Write JSON lines: a header, one per recorded round, a last one with their SHA-256.
 
         The file appears whole or not at all: it is written under a temporary name and renamed.
         """
@@ -138,20 +143,24 @@ def play(
     record: Literal["log"] | int = "log",
     ledger: Ledger | None = None,
     on_record: Callable[[Row], object] | None = None,
+    delta: float | None = None,
 ) -> Trace:
     """Play `rounds` rounds: X_t from the learner, G_t from the stream, both into the ledger.
 
-    A round enters learner and ledger both or, on an error, neither.
+    A round enters learner and ledger both or, on an error, neither. A stream that says it is
+    oblivious is not shown the actions.
 
     Args:
         learner: of the stream's shape, dtype and device. One that has played before goes on with
             the stream's next round, and then needs the ledger of its game so far.
         stream: of gradients.
         rounds: how many, ≥ 1.
-        record: the rounds whose regret, bound and action norm are kept: "log", about 20 a decade
-            (default), or every so many; the last one always.
-        ledger: of the game so far, which is continued in place (default: a new one).
+        record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
+            decade (default), or every so many; the last one always.
+        ledger: of the game so far, which is continued in place (default: the learner's own).
         on_record: called with each recorded `Row` as it happens, to watch the game live.
+        delta: δ, with which probability the bound of a learner that draws noise may fail at the
+            last round; None bounds the mean over the noise (default).
     """
     _checks.count("rounds", rounds)
     if record != "log":
@@ -161,14 +170,12 @@ def play(
             f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
             f"build both alike"
         )
-    if ledger is None:
-        if learner.rounds:
-            raise ValueError(
-                f"the learner has observed {learner.rounds} rounds already; pass the ledger of "
-                f"that game, or a new learner"
-            )
-        ledger = learner.ledger()
-    learner.certificate(ledger)  # refuses the ledger of another game
+    if ledger is None and learner.rounds:
+        raise ValueError(
+            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
+            f"game, or a new learner"
+        )
+    learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
     if stream.rounds is not None and last > stream.rounds:
         raise ValueError(
@@ -178,21 +185,22 @@ def play(
     rows: list[Row] = []
     for t in range(first, last + 1):
         action = learner.play()
-        gradient = stream.gradient(t, action)
-        _enter(learner, ledger, gradient, action)
+        gradient = stream.gradient(t, None if stream.oblivious else action)
+        _enter(learner, ledger, gradient, action, oblivious=stream.oblivious)
         if t == last or _is_due(t, record):
-            row = Row(t, ledger.regret(), learner.bound(), learner.norm(action))
+            certificate = learner.certificate(ledger, delta=delta)
+            row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
             rows.append(row)
             if on_record is not None:
                 on_record(row)
     kept, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
-    certificate = learner.certificate(ledger, oblivious=stream.oblivious)
+    certificate = learner.certificate(ledger, delta=delta)
     return Trace(
         learner=learner.name,
         options=learner.options(),
         stream=stream.name,
-        oblivious=stream.oblivious,
+        oblivious=learner.fixed == learner.rounds,
         shape=learner.shape,
         dtype=str(learner.dtype),
         radius=learner.radius,
@@ -204,16 +212,21 @@ def play(
         regret=regret,
         bound=bound,
         norm=norm,
+        lower=None if certificate.lower is None else certificate.lower.cpu(),
+        delta=delta,
     )
 
 
-def _enter(learner: Learner, ledger: Ledger, gradient: Tensor, action: Tensor) -> None:
+def _enter(
+    learner: Learner, ledger: Ledger | None, gradient: Tensor, action: Tensor, *, oblivious: bool
+) -> None:
     """One round into both; whatever stops it, the learner is as before."""
     # Learners replace their tensors and never write into them: a shallow copy is enough.
     before = vars(learner).copy()
     try:
-        learner.observe(gradient)
-        ledger.record(gradient, action)
+        learner.observe(gradient, oblivious=oblivious)
+        if ledger is not None:
+            ledger.record(gradient, action)
     except BaseException:
         vars(learner).update(before)
         raise

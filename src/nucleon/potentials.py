@@ -8,8 +8,10 @@ negative of an action.
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final, get_args
+from types import MappingProxyType
+from typing import Any, final, get_args
 
 import torch
 from torch import Tensor
@@ -45,7 +47,11 @@ class Admissibility:
 
 
 class Potential(ABC):
-    """A smoothing Ψ(S; Λ) ≥ ‖S‖_* of the nuclear norm, with equality at Λ = 0."""
+    """A smoothing Ψ(S; Λ) ≥ ‖S‖_* of the nuclear norm, with equality at Λ = 0.
+
+    A class of your own says `value`, `gradient` and `admissibility`; what else there is has a
+    default. `nucleon.learners.GBPA` plays it.
+    """
 
     @abstractmethod
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
@@ -59,13 +65,39 @@ class Potential(ABC):
     def admissibility(self, m: int, n: int) -> Admissibility | None:
         """(α, β) for m×n matrices; None where the potential is not admissible."""
 
-    @abstractmethod
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
-        """Ψ(S; L²) for a symmetric root L ⪰ 0; unchecked, and differentiable in both.
+        """Ψ(S; L²) for a symmetric root L ⪰ 0, differentiable in both where `value` is.
 
-        Definition 3.1 speaks of L. No decomposition of it is differentiated, so that repeated
-        eigenvalues do no harm.
+        Definition 3.1 speaks of L, and `search_admissibility` ascends in it. Override this where
+        `value` decomposes Λ: repeated eigenvalues have no derivative.
         """
+        square = root @ root
+        return self.value(s, (square + square.mT) / 2)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether `value` and `gradient` are estimates from samples (default False)."""
+        return False
+
+    def redrawn(self, draw: int) -> "Potential":
+        """The same potential with samples of its own for each number `draw`.
+
+        The default is this one, which is right where nothing is random and where every call draws.
+        """
+        return self
+
+    def conditions(self) -> tuple[str, ...]:
+        """What its learner's bound is conditional on, in words: by default, its constants."""
+        name = type(self).__name__
+        return (f"{name} is admissible with the constants that it states, and its gradient exact",)
+
+    def options(self) -> dict[str, Any]:
+        """What tells it apart from others of its class, as plain values: its attributes."""
+        plain = (bool, int, float, str, type(None))
+        return {
+            name: value if isinstance(value, plain) else repr(value)
+            for name, value in getattr(self, "__dict__", {}).items()
+        }
 
 
 @final
@@ -99,6 +131,10 @@ class Nuclear(Potential):
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
         """‖S‖_* whatever the root."""
         return _nuclear_norm(s)
+
+    def conditions(self) -> tuple[str, ...]:
+        """None: nothing bounds its learner's regret."""
+        return ()
 
 
 @final
@@ -156,6 +192,10 @@ class Regularized(Potential):
         """The maximum; by the envelope theorem its maximizer is a constant in every derivative."""
         x = self._solve(s.detach(), root.detach(), None).x
         return _inner(s - root @ x / 2, x) + _trace(root) / 2
+
+    def conditions(self) -> tuple[str, ...]:
+        """That the solver's gap does not matter; FTRL has it in its bound instead."""
+        return ("the gaps of the quadratic projections do not matter",)
 
     def _solve(self, s: Tensor, root: Tensor, start: Tensor | None) -> QuadraticSolution:
         solution = quadratic_projection(
@@ -261,6 +301,19 @@ class Gaussian(Potential):
         """The mean of ‖[S 0] + LZ‖_* over the samples: LZ and chol(L²)Z have one law."""
         return _nuclear_norm(self._perturbed(s, root, step=0, stream=0)).mean(0)
 
+    @property
+    def is_random(self) -> bool:
+        """True: the expectation is a mean over samples."""
+        return True
+
+    def redrawn(self, draw: int) -> "Gaussian":
+        """With the noise of another seed."""
+        return replace(self, seed=self.seed + draw)
+
+    def conditions(self) -> tuple[str, ...]:
+        """That iterations for the polar factors have converged."""
+        return _converged(self.method, "svd")
+
     def _perturbed(self, s: Tensor, root: Tensor, step: int, stream: int | Tensor) -> Tensor:
         """The matrices [S 0] + LZ, (samples, …, m, n′), in the working dtype."""
         batch, (m, n) = s.shape[:-2], s.shape[-2:]
@@ -328,6 +381,16 @@ class Hyperbolic(Potential):
         """‖[S L]‖_*."""
         return _nuclear_norm(torch.cat([s, root.expand(*s.shape[:-1], s.shape[-2])], dim=-1))
 
+    def conditions(self) -> tuple[str, ...]:
+        """That iterations for the augmented polar factor have converged."""
+        return _converged(self.method, "eigh")
+
+
+POTENTIALS: Mapping[str, type[Potential]] = MappingProxyType(
+    {potential.__name__: potential for potential in (Nuclear, Regularized, Gaussian, Hyperbolic)}
+)
+"""Every potential of the paper by the name that the command line uses."""
+
 
 def cholesky_root(smoothing: Tensor) -> tuple[Tensor, Tensor]:
     """The triangular L with LLᵀ = Λ + δ·diag Λ, δ = 8m·eps, and where that failed; no sync.
@@ -357,6 +420,11 @@ def _symmetric_root(smoothing: Tensor) -> Tensor:
 def _nuclear_norm(x: Tensor) -> Tensor:
     """‖X‖_*, as `linalg.nuclear_norm` without its exact rescaling, which autograd cannot follow."""
     return torch.linalg.svdvals(x.to(_checks.work_dtype(x.dtype))).sum(-1).to(x.dtype)
+
+
+def _converged(method: str, reference: str) -> tuple[str, ...]:
+    """The condition that an iterative method adds."""
+    return () if method == reference else (f"the iterations of method={method!r} have converged",)
 
 
 def _check(s: Tensor, smoothing: Tensor) -> None:

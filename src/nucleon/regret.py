@@ -1,5 +1,6 @@
 """Regret as it is, the terms it is made of, and the certificate that puts it beside its bound."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +9,22 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, moments, theory
-from nucleon.linalg.norms import nuclear_norm
+from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.potentials import Gaussian, Potential, Regularized
 
 Shape = tuple[int, ...]
+
+PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""How far outside the ball rounding may take an action, relative to the radius, by its dtype."""
+_EPS = torch.finfo(torch.float64).eps
 
 
 class Ledger:
     """Reg_T = Σ_t γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*, exact and incremental.
 
     The second term is −min_{‖X‖_op ≤ D} ⟨Ĝ_T, X⟩, the best fixed action in hindsight; its nuclear
-    norm is computed only when `regret` asks for it. Sums are float64 whatever the game's dtype.
+    norm is computed only when `regret` asks for it. Sums are float64 whatever the game's dtype. The
+    ledger also knows which actions were no actions of the game: those outside the ball.
 
     Args:
         shape: (m, n), or (b, m, n) for b games.
@@ -41,6 +47,10 @@ class Ledger:
         self.rounds = 0
         self.total = torch.zeros(self.shape, dtype=torch.float64, device=device)
         self.loss = torch.zeros(self.shape[:-2], dtype=torch.float64, device=device)
+        self.length = torch.zeros_like(self.loss)
+        """√Σγ^{2(T-t)}‖G_t‖_F²."""
+        self.outside = torch.zeros_like(self.loss)
+        """The largest ‖X_t‖ of an action outside the ball by more than `PROMISE`, 0 without one."""
 
     @torch.no_grad()
     def record(self, gradient: Tensor, action: Tensor) -> None:
@@ -57,32 +67,80 @@ class Ledger:
         # or infinite entry of either tensor shows in one of the two sums.
         bound = loss.abs() + self.radius * total.abs().sum((-2, -1))
         _checks.finite("the regret with this gradient and action", bound)
-        self.total, self.loss = total, loss
+        outside = self.outside if self._holds(action) else self._outside(action)
+        self.length = torch.hypot(self.discount * self.length, _frobenius(gradient))
+        self.total, self.loss, self.outside = total, loss, outside
         self.rounds += 1
 
     def regret(self) -> Tensor:
         """Reg_T of every game, shape () or (b,)."""
         return self.loss + self.radius * nuclear_norm(self.total)
 
+    def lower(self) -> Tensor:
+        """D√(Σγ^{2(T-t)}‖G_t‖_F²/2): with some signs the same gradients cost every learner as much.
+
+        Under independent signs ε_t no learner gains on the average, so that its mean regret is
+        D·E‖Σγ^{T-t}ε_tG_t‖_*, at least D times the mean Frobenius norm. That is at least 1/√2 of
+        the root of the mean square (Latała and Oleszkiewicz 1994).
+        """
+        return self.radius * math.sqrt(0.5) * self.length
+
+    def norm(self, action: Tensor) -> Tensor:
+        """‖X‖ in the norm of the ball, float64, () or (b,)."""
+        return operator_norm(action).double()
+
+    def agrees(self, other: "Ledger", dtype: torch.dtype) -> bool:
+        """Whether both hold the same rounds, up to the rounding of actions and sums.
+
+        Each round's loss may differ by eps·‖G_t‖_F‖X_t‖_F, eps that of `dtype`, and by a float64
+        rounding per entry and round; Σγ^{T-t}‖G_t‖_F is at most √T times `length`.
+        """
+        if self._options() != other._options() or self.rounds != other.rounds:
+            return False
+        total, loss, length = (
+            x.to(self.loss.device) for x in (other.total, other.loss, other.length)
+        )
+        entries, rounds = math.prod(self.shape[-2:]), max(1, self.rounds)
+        rounding = 4 * (torch.finfo(dtype).eps + entries * rounds * _EPS)
+        size = rounding * math.sqrt(rounds) * torch.maximum(self.length, length)
+        reach = self.radius * math.sqrt(entries)
+        same = ((self.loss - loss).abs() <= reach * size) & ((self.length - length).abs() <= size)
+        return bool(same.all() and ((self.total - total).abs() <= size[..., None, None]).all())
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as copies: plain values and two tensors."""
-        sums = {"total": self.total.clone(), "loss": self.loss.clone()}
+        """Everything needed to go on, as copies: plain values and tensors."""
+        sums = {name: getattr(self, name).clone() for name in _SUMS}
         return {**self._options(), "rounds": self.rounds, **sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same shape, radius and discount; refuse any other."""
         of_the_same(state, self._options())
         rounds = saved_count(state, "rounds")
-        total, loss = saved(state, "total", self.total), saved(state, "loss", self.loss)
-        self.rounds, self.total, self.loss = rounds, total, loss
+        sums = {name: saved(state, name, getattr(self, name)) for name in _SUMS}
+        self.rounds = rounds
+        for name, tensor in sums.items():
+            setattr(self, name, tensor)
 
     def _options(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
 
+    def _holds(self, action: Tensor) -> bool:
+        """Whether every action is in the ball for certain: (1+tol)²D²I − XXᵀ has a factor."""
+        x = action.double() if action.shape[-2] <= action.shape[-1] else action.mT.double()
+        limit, rest = (1 + _promise(action)) * self.radius, -(x @ x.mT)
+        rest.diagonal(dim1=-2, dim2=-1).add_(limit * limit)  # if ∞, then XXᵀ outside is too
+        return not torch.linalg.cholesky_ex(rest).info.any()
+
+    def _outside(self, action: Tensor) -> Tensor:
+        """The largest norm outside the ball, with this action."""
+        norm = self.norm(action).to(self.outside.device)
+        beyond = norm > self.radius * (1 + _promise(action))
+        return torch.where(beyond, torch.maximum(self.outside, norm), self.outside)
+
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """A regret beside the bound that a theorem puts on it."""
+    """A regret beside the bound that a theorem puts on it, and how tight that is."""
 
     regret: Tensor
     """Reg_T in float64, shape () or (b,)."""
@@ -94,6 +152,15 @@ class Certificate:
     """What has to be true besides what was checked, in words."""
     refusal: str | None = None
     """Why the theorem does not apply to this game; None where it does."""
+    lower: Tensor | None = None
+    """What the same gradients with some other signs cost every learner, see `Ledger.lower`."""
+
+    def __post_init__(self) -> None:
+        if self.regret.shape != self.bound.shape:
+            raise ValueError(
+                f"regret and bound must have one entry per game each, got the shapes "
+                f"{tuple(self.regret.shape)} and {tuple(self.bound.shape)}"
+            )
 
     @property
     def slack(self) -> Tensor:
@@ -101,18 +168,36 @@ class Certificate:
         return self.bound - self.regret
 
     @property
+    def tightness(self) -> Tensor:
+        """Regret/bound: 1 where the bound is attained, NaN where both are 0."""
+        return self.regret / self.bound
+
+    @property
+    def lower_share(self) -> Tensor | None:
+        """Lower/bound, below which no learner's bound can come; None where it is not known."""
+        return None if self.lower is None else self.lower / self.bound
+
+    @property
     def holds(self) -> bool:
-        """Whether the theorem applies and every game is within its bound."""
-        return self.refusal is None and bool((self.slack >= 0).all())
+        """Whether the theorem applies and every game has a finite bound and is within it."""
+        known = self.regret.isfinite() & self.bound.isfinite()
+        return self.refusal is None and bool((known & (self.slack >= 0)).all())
 
     def __str__(self) -> str:
         """One line on the game with the least slack."""
         worst = int(self.slack.argmin())
         regret, bound = self.regret.flatten()[worst].item(), self.bound.flatten()[worst].item()
-        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} {bound:.6g} ({self.theorem})"
+        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} {bound:.6g}"
         if self.refusal is not None:
-            return f"{line}; not certified: {self.refusal}"
-        return "; ".join([line, *(f"if {condition}" for condition in self.conditional_on)])
+            return f"{line} ({self.theorem}); not certified: {self.refusal}"
+        if bound > 0:
+            line += f", {regret / bound:.3g} of it"
+        if bound > 0 and self.lower is not None:
+            share = self.lower.flatten()[worst].item() / bound
+            line += f" where no learner can promise less than {share:.3g}"
+        return "; ".join(
+            [f"{line} ({self.theorem})", *(f"if {condition}" for condition in self.conditional_on)]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +206,7 @@ class Decomposition:
 
     The sum telescopes for any numbers Ψ_t; what can fail is that the actions are −D times the
     derivatives of these Ψ_t, which makes `mismatch` zero, and that each term is within its bound.
-    All terms carry D and their discount. Tensors of one entry a round are (T-1, …), others (…).
+    All terms carry D and their discount. Tensors of one entry per round are (T-1, …), others (…).
     """
 
     regret: Tensor
@@ -129,11 +214,11 @@ class Decomposition:
     underestimation: Tensor
     """D(‖Ĝ_T‖_* − Ψ_T(Ĝ_T)); dominance bounds it by 0."""
     bregman: Tensor
-    """D·B(S_t + G_{t+1}‖S_t) of Ψ_t, a term a round, from values and their autograd."""
+    """D·B(S_t + G_{t+1}‖S_t) of Ψ_t, one term per round, from values and their autograd."""
     bregman_bound: Tensor
     """D·β/2·Tr GᵀΛ^{-1/2}G."""
     stability: Tensor
-    """D(Ψ_{t+1}(S_{t+1}) − Ψ_t(S_{t+1})), a term a round."""
+    """D(Ψ_{t+1}(S_{t+1}) − Ψ_t(S_{t+1})), one term per round."""
     stability_bound: Tensor
     """D·α(Tr√Λ_{t+1} − Tr√Λ_t)."""
     first_round: Tensor
@@ -283,6 +368,19 @@ def saved(state: Mapping[str, Any], name: str, own: Tensor) -> Tensor:
         )
     _checks.finite(f"the state's {name}", tensor)
     return tensor.to(own.device, copy=True)
+
+
+_SUMS = ("total", "loss", "length", "outside")
+
+
+def _promise(action: Tensor) -> float:
+    return PROMISE.get(action.dtype, PROMISE[torch.float32])
+
+
+def _frobenius(x: Tensor) -> Tensor:
+    """‖X‖_F of every matrix, of any scale whose entries float64 holds."""
+    top = x.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return top[..., 0, 0] * torch.linalg.matrix_norm(x / top)
 
 
 class _Terms:

@@ -52,7 +52,7 @@ def test_list_names_everything_with_its_equation(command):
 def test_list_as_json(command):
     listed = json.loads(command("list", "learners", "--json").stdout)
     assert list(listed) == ["learners"]
-    assert list(listed["learners"]) == list(LEARNERS)
+    assert list(listed["learners"]) == [*LEARNERS, "gbpa"]
 
 
 def test_list_takes_a_file_as_the_other_verbs_do(command, tmp_path):

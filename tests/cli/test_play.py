@@ -90,3 +90,85 @@ def test_usage_errors(play, tmp_path, words, said):
     assert all(word in done.stderr for word in said)
     assert "Traceback" not in done.output
     assert not list(tmp_path.iterdir())
+
+
+MINE = """
+import torch
+from nucleon.learners import GBPA
+from nucleon.potentials import Admissibility, Hyperbolic, Potential
+
+
+class Plain(Potential):
+    def value(self, s, smoothing):
+        return Hyperbolic().value(s, smoothing)
+
+    def gradient(self, s, smoothing):
+        return Hyperbolic().gradient(s, smoothing)
+
+    def admissibility(self, m, n):
+        return Admissibility(1.0, 1.0)
+
+
+class Mine(GBPA):
+    name = "mine"
+
+    def __init__(self, shape, *, eta=1.0, **options):
+        super().__init__(shape, Plain(), eta=eta, **options)
+
+
+class Constant:
+    name, gradient_bound, oblivious, rounds = "constant", 1.0, True, None
+
+    def __init__(self, shape, size=1.0, dtype=None):
+        self.shape, self.size, self.dtype = shape, size, dtype
+
+    def gradient(self, t, action=None):
+        return self.size * torch.eye(*self.shape, dtype=self.dtype)
+
+
+class Nothing:
+    def __init__(self, shape):
+        self.shape = shape
+"""
+
+
+def test_learners_potentials_and_streams_of_ones_own(play, tmp_path, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    own = ("faml", f"{path}:Mine", f"gbpa:potential={path}:Plain", f"{path}:Mine:eta=2")
+    words = ("--stream", f"{path}:Constant:size=0.5", "--rounds", 9, "--shape", "2x3", "--json")
+    done = play(*own, *words)
+    assert done.exit_code == 0, done.output
+    faml, mine, gbpa, other = json.loads(done.stdout)["games"]
+    assert faml["regret"] == pytest.approx(mine["regret"], rel=1e-9)
+    assert (
+        faml["bound"] == pytest.approx(gbpa["bound"], rel=1e-9) and other["bound"] != gbpa["bound"]
+    )
+    assert faml["tightness"] == pytest.approx(faml["regret"] / faml["bound"])
+    monkeypatch.chdir(tmp_path)
+    done = play("mine:Mine", "gbpa:potential=hyperbolic", "--stream", "mine:Constant", *words[2:])
+    assert done.exit_code == 0, done.output
+    for bad, said in (
+        (["mine.py:Missing"], "cannot be imported"),
+        (["nowhere.py:Mine"], "cannot be imported"),
+        (["no.such.module:Mine"], "cannot be imported"),
+        (["mine.py:Constant"], "is no learner"),
+        (["gbpa:potential=mine.py:Constant"], "shape"),
+        (["gbpa:potential=hyperbol"], "did you mean hyperbolic?"),
+        (["gbpa"], "potential"),
+        (["faml", "--stream", "mine.py:Nothing"], "is no stream, it has no name"),
+        (["mine.py:Mine:bogus=1"], "bogus"),
+    ):
+        done = play(*bad, "--rounds", 2)
+        assert done.exit_code == 2 and said in done.stderr, (bad, done.output)
+        assert "Traceback" not in done.output
+
+
+def test_a_bound_with_a_probability(play):
+    words = ("ftpl:samples=2", "--stream", "gaussian", "--rounds", 20, "--shape", "2x3", "--json")
+    (mean,) = json.loads(play(*words).stdout)["games"]
+    (drawn,) = json.loads(play(*words, "--delta", 0.01).stdout)["games"]
+    assert drawn["regret"] == mean["regret"] and drawn["bound"] > mean["bound"]
+    assert "probability at least 0.99" in drawn["theorem"]
+    done = play(*words, "--delta", 2)
+    assert done.exit_code == 2 and "delta" in done.stderr

@@ -1,6 +1,7 @@
 """The games that the four learners play, against closed forms and NumPy's SVD."""
 
 import math
+from itertools import pairwise
 
 import cvxpy as cp
 import numpy as np
@@ -23,7 +24,7 @@ from helpers import (
     rounds_of,
 )
 from nucleon import noise, potentials, streams, theory
-from nucleon.learners import FAML, FTL, FTPL, FTRL
+from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.regret import Ledger
 
 F64 = torch.float64
@@ -454,3 +455,68 @@ def test_ftrl_takes_the_frank_wolfe_gap_for_its_bound():
     assert learner.gap.item() == pytest.approx(frank_wolfe, rel=1e-9)
     learner.observe(torch.zeros(2, 2, dtype=F64))
     assert learner.gaps.item() == pytest.approx(frank_wolfe, rel=1e-9)
+
+
+# ---- any potential -----------------------------------------------------------------------------
+
+
+class Plain(potentials.Potential):
+    """The hyperbolic potential as a plain class with three methods."""
+
+    def __init__(self, note="mine"):
+        self.note, self.weights = note, (1, 2)
+
+    def value(self, s, smoothing):
+        return potentials.Hyperbolic().value(s, smoothing)
+
+    def gradient(self, s, smoothing):
+        return potentials.Hyperbolic().gradient(s, smoothing)
+
+    def admissibility(self, m, n):
+        return potentials.Admissibility(1.0, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 4)], ids=str)
+def test_a_potential_of_ones_own_is_played(shape):
+    gradients = torch.stack([streams.gaussian(shape, dtype=F64).gradient(t) for t in range(1, 12)])
+    own, faml = GBPA(shape, Plain(), dtype=F64), FAML(shape, dtype=F64)
+    # Up to the rounding of one eigendecomposition where FAML takes another.
+    assert torch.dist(actions_of(own, gradients), actions_of(faml, gradients)) <= 1e-10
+    certificate = own.certificate(oblivious=True)
+    torch.testing.assert_close(certificate.bound, faml.bound())
+    assert certificate.holds and "Plain is admissible" in certificate.conditional_on[0]
+    assert {"potential": "Plain", "note": "mine", "weights": "(1, 2)"}.items() <= (
+        own.options().items()
+    )
+    state = own.state_dict()
+    GBPA(shape, Plain(), dtype=F64).load_state_dict(state)
+    for other in (Plain("another"), potentials.Hyperbolic()):
+        with pytest.raises(ValueError, match="options"):
+            GBPA(shape, other, dtype=F64).load_state_dict(state)
+
+
+def test_a_random_potential_is_drawn_anew_every_round():
+    gradients = torch.zeros(4, 3, 5, dtype=F64)
+    gradients[:, 0, 0] = 0.1
+    learner = GBPA((3, 5), potentials.Gaussian(samples=1), dtype=F64)
+    actions = actions_of(learner, gradients)
+    assert all(torch.dist(a, b) > 0.1 for a, b in pairwise(actions[1:]))
+    assert "fixed before" in learner.certificate().refusal
+    certificate = learner.certificate(oblivious=True)
+    assert certificate.refusal is None and "mean" in certificate.conditional_on[0]
+    assert learner.certificate(oblivious=True, delta=0.1).bound > certificate.bound
+    again = GBPA((3, 5), potentials.Gaussian(samples=1), dtype=F64)
+    assert torch.equal(actions_of(again, gradients), actions)
+
+
+@pytest.mark.parametrize("bad", [potentials.Hyperbolic, None, "hyperbolic"])
+def test_what_is_no_potential_is_refused(bad):
+    with pytest.raises(TypeError, match=r"potential must be an instance.*Hyperbolic\(\)"):
+        GBPA((2, 3), bad)
+
+
+def test_a_solver_s_gaps_are_a_condition_where_no_learner_counts_them():
+    learner = GBPA((2, 3), potentials.Regularized(), dtype=F64)
+    learner.play()
+    (condition,) = learner.certificate().conditional_on
+    assert "gaps" in condition and FTRL((2, 3), dtype=F64).certificate().conditional_on == ()

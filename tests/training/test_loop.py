@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import nucleon
 from helpers_states import differences
 from nucleon.training import (
     GPT,
@@ -21,6 +22,7 @@ from nucleon.training import (
     text,
     train,
 )
+from nucleon.training.optimizers import routes
 
 DATA = text("the quick brown fox jumps over the lazy dog. " * 20, context=8)
 CONFIG = GPTConfig(DATA.tokenizer.size, context=8, layers=1, heads=2, width=16, dropout=0.2)
@@ -264,3 +266,23 @@ def test_an_unknown_optimizer_or_a_second_rate_is_refused():
         make_optimizer("lean", model)
     with pytest.raises(ValueError, match="one rate for all"):
         make_optimizer("adamw", model, aux_lr=0.1)
+
+
+def test_an_optimizer_of_ones_own_is_taken_by_its_address(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch, nucleon\n"
+        "class Mine(nucleon.Leon):\n    pass\n"
+        "class Plain(torch.optim.SGD):\n    pass\n"
+    )
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    routed = make_optimizer(f"{path}:Mine", model, lr=0.1, seed=3)
+    assert type(routed).__name__ == "Mine" and isinstance(routed, nucleon.Leon)
+    plain = make_optimizer(f"{path}:Plain", model, lr=0.1)
+    assert type(plain).__name__ == "Plain" and len(plain.param_groups[0]["params"]) == 4
+    assert routes(f"{path}:Mine") and not routes(f"{path}:Plain")
+    with pytest.raises(ValueError, match="one rate"):
+        make_optimizer(f"{path}:Plain", model, aux_lr=0.1)
+    for missing in ("Absent", "Mine "):
+        with pytest.raises(ValueError, match=r"imported|no optimizer"):
+            make_optimizer(f"{path}:{missing}", model)

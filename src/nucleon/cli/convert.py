@@ -1,9 +1,8 @@
 """`nucleon convert`: the checkpoint of another optimizer as one of Muon, Pion or Leon."""
 
-import importlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -15,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nucleon._files import replacing
+from nucleon._naming import is_address, named
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -43,7 +43,10 @@ def convert(
             "without arguments. That module or file is run as Python: name only one you trust."
         ),
     ],
-    to: Annotated[str, typer.Option(help="The new optimizer, see `nucleon list`.")] = "leon",
+    to: Annotated[
+        str,
+        typer.Option(help="The new optimizer, see `nucleon list`, or package.module:Class."),
+    ] = "leon",
     old: Annotated[
         str | None,
         typer.Option(
@@ -117,13 +120,14 @@ def _converted(
     options: dict[str, Any],
 ) -> tuple[MatrixOptimizer, dict[str, str]]:
     try:
-        new = create(to, model, **options)
+        make = named(to).for_model if is_address(to) else partial(create, to)
+        new = make(model, **options)
         if not isinstance(new, MatrixOptimizer):
             raise ValueError(f"{to} keeps its state in another way; choose one of its own package")
         if olds:
             return new, convert_optimizers(olds, new, momentum=momentum)
         return new, convert_checkpoint(states, model, new, momentum=momentum)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise CommandError(
             str(error),
             f"the optimizers are {', '.join(list_optimizers())}; see --option, --key, --old and "
@@ -201,18 +205,7 @@ def _old(words: str, model: nn.Module, states: Sequence[Mapping[str, Any]]) -> l
 
 def _function(option: str, words: str) -> Callable[..., Any]:
     """What `package.module:function` or `file.py:function` names."""
-    place, colon, name = words.rpartition(":")
-    if not colon:
-        raise CommandError(f"{option} is {words!r}", "write package.module:function")
-    path = Path(place)
-    is_file = path.suffix == ".py"
-    sys.path.insert(0, str((path.parent if is_file else Path()).resolve()))
-    place = path.stem if is_file else place
     try:
-        return getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
-        raise CommandError(
-            f"{option} {words} cannot be imported: {error}", "check the path"
-        ) from error
-    finally:
-        del sys.path[0]
+        return named(words)
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}", "write package.module:function") from error

@@ -8,20 +8,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon import potentials
 from nucleon.cli.console import AsJson, Config, Debug, console, plain_errors, print_json
+from nucleon.cli.play import PLAYERS
 from nucleon.experiments import CLAIMS
-from nucleon.learners import LEARNERS
 from nucleon.optim import Leon, Muon, Pion
+from nucleon.potentials import POTENTIALS
 from nucleon.streams import STREAMS
 
 Kind = Literal["learners", "potentials", "streams", "optimizers", "claims"]
-POTENTIALS = (
-    potentials.Nuclear,
-    potentials.Regularized,
-    potentials.Gaussian,
-    potentials.Hyperbolic,
-)
 
 
 def list_names(
@@ -34,7 +28,8 @@ def list_names(
 ) -> None:
     """List learners, potentials, streams and optimizers with their equations, and the claims.
 
-    The names are those that the other verbs take.
+    The names are those that the other verbs take; these also take package.module:Class and
+    file.py:Class.
 
     For example:
 
@@ -56,8 +51,8 @@ def list_names(
 
 def _tables() -> Mapping[Kind, Mapping[str, str]]:
     return {
-        "learners": {name: _first_line(learner) for name, learner in LEARNERS.items()},
-        "potentials": {cls.__name__: _first_line(cls) for cls in POTENTIALS},
+        "learners": {name: _first_line(learner) for name, learner in PLAYERS.items()},
+        "potentials": {name: _first_line(cls) for name, cls in POTENTIALS.items()},
         "streams": {name: entry.summary for name, entry in STREAMS.items()},
         "optimizers": {
             optimizer.__name__: _first_line(optimizer) for optimizer in (Muon, Pion, Leon)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import torch
 import typer
@@ -18,6 +18,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from nucleon._naming import is_address, named
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -34,14 +35,18 @@ from nucleon.experiments import Check, Figure, Panel, Progress, Result, Series, 
 from nucleon.experiments.base import one_thread
 from nucleon.game import Row, Trace
 from nucleon.game import play as play_game
-from nucleon.learners import GBPA, LEARNERS, KroneckerFTRL, Learner, ScalarGBPA
+from nucleon.learners import GBPA, LEARNERS, Learner, ScalarGBPA
+from nucleon.potentials import POTENTIALS
 from nucleon.report import Run, draft, number, publish
 from nucleon.streams import STREAMS, Stream
 
 RECORDS = 400
 """Rounds recorded of a game, evenly spaced."""
+PLAYERS: Mapping[str, type[Learner]] = {**LEARNERS, GBPA.name: GBPA}
+"""What plays by name; GBPA needs a potential."""
 Made = TypeVar("Made")
 COLUMNS = ("learner", "stream", "round", "regret", "bound", "slack", "‖X_t‖")
+_STREAM = ("name", "shape", "gradient_bound", "oblivious", "rounds", "gradient")
 
 
 def play(
@@ -49,14 +54,16 @@ def play(
         list[str],
         typer.Argument(
             metavar="LEARNER",
-            help="By name, with options as in ftpl:samples=4,seed=1; see `nucleon list learners`.",
-            autocompletion=lambda: list(LEARNERS),
+            help="By name, or package.module:Class or file.py:Class, with options as in "
+            "ftpl:samples=4,seed=1; see `nucleon list learners`.",
+            autocompletion=lambda: list(PLAYERS),
         ),
     ],
     stream: Annotated[
         list[str] | None,
         typer.Option(
-            help="By name, with options as in low-rank:rank=2; repeatable.",
+            help="By name, or package.module:Class or file.py:Class, with options as in "
+            "low-rank:rank=2; repeatable.",
             autocompletion=lambda: list(STREAMS),
             show_default="alternating",
         ),
@@ -66,6 +73,14 @@ def play(
     radius: Annotated[float, typer.Option(help="D, of the ball.")] = 1.0,
     seed: Annotated[
         int | None, typer.Option(help="Of streams and learners' noise.", show_default=False)
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability with which the bound of a learner that draws noise may fail; "
+            "without it, the bound is on its mean.",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
@@ -83,10 +98,16 @@ def play(
         nucleon play faml ftl --stream alternating --rounds 1000
         nucleon play ftpl:samples=1 ftpl:samples=16 --stream gaussian --stream adversary
         nucleon play shampoo faml --shape 16x64 --stream replay:gradients=recorded.pt
+        nucleon play gbpa:potential=mine.py:Smooth --stream mine.py:Spiral:turns=3
     """
     with plain_errors(debug):
         names = stream or ["alternating"]
-        options = {"seed": seed, "radius": radius, "device": usable_device(device)}
+        options = {
+            "seed": seed,
+            "radius": radius,
+            "delta": delta,
+            "device": usable_device(device),
+        }
         games = [
             _game(one, other, matrix_shape(shape), options)
             for other in dict.fromkeys(names)
@@ -96,10 +117,11 @@ def play(
         words += [w for name in names for w in ("--stream", name)]
         words += ["--rounds", str(rounds), "--shape", shape, "--radius", str(radius)]
         words += ["--seed", str(seed)] if seed is not None else []
+        words += ["--delta", str(delta)] if delta is not None else []
         words += ["--device", device] if device != "cpu" else []
         with draft(output, "play") as folder:
             started, clock = datetime.now().astimezone(), time.perf_counter()
-            traces = _play(games, rounds)
+            traces = _play(games, rounds, delta)
             result = _result(games, traces)
             seconds = time.perf_counter() - clock
             out.print(_grid(games, [_last(trace) for trace in traces]))
@@ -153,42 +175,72 @@ class _About:
 def _game(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str, Any]) -> Game:
     """The game between two that are given by their words."""
     place = {"dtype": torch.float64, "device": shared["device"]}
-    name, own = _parse("learner", learner, LEARNERS)
-    source, chosen = _parse("stream", stream, STREAMS)
     seeded = {} if shared["seed"] is None else {"seed": shared["seed"]}
-    constructor, kind = STREAMS[source].constructor, LEARNERS[name]
-    if source == "replay":
-        opponent = _made("stream", stream, constructor, {**place, **chosen})
-    else:
-        given = {"shape": shape, **place, **seeded, **chosen}
-        opponent = _made("stream", stream, constructor, given)
-    given = {"shape": opponent.shape, "radius": shared["radius"], **place}
-    given |= _bound(kind, opponent)
-    given |= seeded if "seed" in inspect.signature(kind).parameters else {}
+    constructors = {name: entry.constructor for name, entry in STREAMS.items()}
+    constructor, chosen = _parse("stream", stream, constructors)
+    given = _accepted(constructor, {"shape": shape, **place, **seeded})
+    opponent = _made("stream", stream, constructor, {**given, **chosen})
+    missing = [name for name in _STREAM if not hasattr(opponent, name)]
+    if missing:
+        raise CommandError(
+            f"{stream} is no stream, it has no {', '.join(missing)}", "see nucleon.streams.Stream"
+        )
+    kind, own = _parse("learner", learner, PLAYERS)
+    if "potential" in own:
+        own["potential"] = _potential(str(own["potential"]))
+    given = {"shape": opponent.shape, "radius": shared["radius"], **place, **seeded}
+    given = _accepted(kind, given | _bound(kind, opponent))
     player = _made("learner", learner, kind, {**given, **own})
-    promise = player.certificate(player.ledger(), oblivious=opponent.oblivious)
+    if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CommandError(f"{learner} is no learner", "derive its class from Learner or GBPA")
+    promise = player.certificate(oblivious=opponent.oblivious, delta=shared["delta"])
     return Game(player, opponent, (learner, stream), promise.refusal)
 
 
-def _bound(kind: type[Learner], stream: Stream) -> dict[str, float]:
-    """The learner's bound on the gradients, if it wants one: that of the stream, in its norm."""
-    if issubclass(kind, ScalarGBPA):
-        return {"gradient_bound": math.sqrt(min(stream.shape[-2:])) * stream.gradient_bound}
-    wants = issubclass(kind, GBPA | KroneckerFTRL)
-    return {"gradient_bound": stream.gradient_bound} if wants else {}
+def _bound(kind: Callable[..., Any], stream: Stream) -> dict[str, float]:
+    """The stream's bound on the gradients, in the learner's norm."""
+    frobenius = isinstance(kind, type) and issubclass(kind, ScalarGBPA)
+    factor = math.sqrt(min(stream.shape[-2:])) if frobenius else 1.0
+    return {"gradient_bound": factor * stream.gradient_bound}
 
 
-def _parse(what: str, words: str, known: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
-    """`name:option=value,…`, values as in Python or plain words."""
+def _accepted(constructor: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a constructor takes; one with untyped ones takes all but a seed."""
+    parameters = inspect.signature(constructor).parameters
+    rest = [p.annotation for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    typed = {name for kind in rest for kinds in get_args(kind) for name in kinds.__annotations__}
+    untyped = set(options) - {"seed"} if rest and not typed else set[str]()
+    taken = {*parameters, *typed, *untyped}
+    return {name: value for name, value in options.items() if name in taken}
+
+
+def _potential(words: str) -> Any:
+    """The potential of that name, with its own defaults."""
+    known = {name.lower(): kind for name, kind in POTENTIALS.items()}
+    kind, _ = _parse("potential", words if is_address(words) else words.lower(), known)
+    return _made("potential", words, kind, {})
+
+
+def _parse(
+    what: str, words: str, known: Mapping[str, Callable[..., Made]]
+) -> tuple[Callable[..., Made], dict[str, Any]]:
+    """`name:option=value,…`, values as in Python or plain words; the name may be an address."""
     name, _, rest = words.partition(":")
-    if name not in known:
+    if name not in known and is_address(":".join(words.split(":")[:2])):
+        place, attribute, *options = words.split(":", 2)
+        name, rest = f"{place}:{attribute}", "".join(options)
+    if name not in known and not is_address(name):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
-        raise CommandError(f"there is no {what} {name!r}", hint)
+        raise CommandError(f"there is no {what} {name!r}", f"{hint}, or write module:Class")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     if not all(option and equals for option, equals, _ in pairs):
         raise CommandError(f"the options in {words!r} are not clear", f"write {name}:option=value")
-    return name, {option.replace("-", "_"): _value(value) for option, _, value in pairs}
+    try:
+        found = known[name] if name in known else named(name)
+    except ValueError as error:
+        raise CommandError(str(error), f"the {what}s by name are {', '.join(known)}") from error
+    return found, {option.replace("-", "_"): _value(value) for option, _, value in pairs}
 
 
 def _value(word: str) -> Any:
@@ -210,16 +262,18 @@ def _made(
 # ------------------------------------------------------------------ the games
 
 
-def _play(games: Sequence[Game], rounds: int) -> list[Trace]:
+def _play(games: Sequence[Game], rounds: int, delta: float | None) -> list[Trace]:
     """All games, one after the other, on a table that moves."""
     rows: list[Row | None] = [None] * len(games)
     with progress("play", above=lambda: _grid(games, rows)) as bar:
         bar.begin(rounds * len(games), "rounds")
         with one_thread():
-            return [_play_one(i, game, rounds, rows, bar) for i, game in enumerate(games)]
+            return [_play_one(i, game, rounds, delta, rows, bar) for i, game in enumerate(games)]
 
 
-def _play_one(i: int, game: Game, rounds: int, rows: list[Row | None], bar: Progress) -> Trace:
+def _play_one(
+    i: int, game: Game, rounds: int, delta: float | None, rows: list[Row | None], bar: Progress
+) -> Trace:
     def show(row: Row) -> None:
         before = rows[i]
         rows[i] = row
@@ -228,7 +282,9 @@ def _play_one(i: int, game: Game, rounds: int, rows: list[Row | None], bar: Prog
 
     every = max(1, rounds // RECORDS)
     try:
-        return play_game(game.learner, game.stream, rounds, record=every, on_record=show)
+        return play_game(
+            game.learner, game.stream, rounds, record=every, on_record=show, delta=delta
+        )
     except ValueError as error:
         raise CommandError(f"{' on '.join(game.names)}: {error}", "see `nucleon list`") from error
 
@@ -267,7 +323,7 @@ def _result(games: Sequence[Game], traces: Sequence[Trace]) -> Result:
             continue
         checks.append(Check(f"{name}: regret", float(end.regret), "≤", float(end.bound)))
         conditions = "".join(f"; given that {condition}" for condition in end.conditional_on)
-        notes.append(f"{name}: {end.theorem}{conditions}")
+        notes.append(f"{name}: {end.theorem}{conditions}{_tightness(trace)}")
     rows = tuple(_cells(game, _last(trace)) for game, trace in pairs)
     return Result(
         checks=tuple(checks),
@@ -275,6 +331,17 @@ def _result(games: Sequence[Game], traces: Sequence[Trace]) -> Result:
         figures=(_figure(pairs),),
         records=tuple(trace.to_dict() for trace in traces),
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _tightness(trace: Trace) -> str:
+    """How much of the bound the regret is, and how much of it every learner's bound must be."""
+    end = trace.certificate
+    if end.lower_share is None or not float(end.bound) > 0:
+        return ""
+    return (
+        f"; the regret is {float(end.tightness):.2g} of the bound, and with other signs these "
+        f"gradients cost every learner {float(end.lower_share):.2g} of it"
     )
 
 
@@ -304,6 +371,7 @@ def _plain(game: Game, trace: Trace) -> dict[str, object]:
         "regret": float(end.regret),
         "bound": float(end.bound) if end.refusal is None else None,
         "slack": float(end.slack) if end.refusal is None else None,
+        "tightness": float(end.tightness) if end.refusal is None else None,
         "norm": float(trace.norm[-1]),
         "theorem": end.theorem,
         "refusal": end.refusal,

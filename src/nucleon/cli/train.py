@@ -46,7 +46,7 @@ def train(
     optimizer: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(optimizer_names())}.",
+            help=f"One of {', '.join(optimizer_names())}, or package.module:Class.",
             autocompletion=lambda: list(optimizer_names()),
         ),
     ] = "leon",

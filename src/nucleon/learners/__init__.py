@@ -5,8 +5,9 @@ from types import MappingProxyType
 
 from nucleon.learners.adagrad import AdaGradFTRL, AdaGradOGD, AdaGradOptions
 from nucleon.learners.base import Learner
+from nucleon.learners.ftpl import FTPL
 from nucleon.learners.gaussian_ftpl import GaussianFTPL
-from nucleon.learners.gbpa import FAML, FTL, FTPL, FTRL, GBPA, GameOptions
+from nucleon.learners.gbpa import FAML, FTL, FTRL, GBPA, GameOptions
 from nucleon.learners.kronecker import KroneckerFTRL
 from nucleon.learners.projected import ProjectionOptions
 from nucleon.learners.scalar_gbpa import ScalarGBPA

@@ -199,8 +199,8 @@ class AdaGradFTRL(_AdaGrad):
     FTRL needs δ ≥ max‖g_t‖ (ℓ2; for "diagonal" ℓ∞), since H_t weighs g_{t+1} before seeing it.
     `offset` says where δ comes from (Remark B.1):
 
-    - "stated": `delta`; a gradient above it is refused.
-    - "running": the largest norm so far. What exceeds it is in the bound, as 2D_p‖e_t‖.
+    - "stated": `delta`; a gradient above it by more than rounding is refused.
+    - "running": the largest norm so far. What exceeds the δ in force is in the bound: 2D_p‖e_t‖.
     - "clip": the same, and only the part below the largest norm of the earlier rounds is fed.
     - "scale-free": δ = 0, for "scalar" and "diagonal"; the largest norm is in the bound.
     - "proximal": δ = 0 and a regularizer centered at the actions played, for twice the constant.
@@ -309,11 +309,11 @@ class AdaGradFTRL(_AdaGrad):
 
     def _fed(self, gradient: Tensor, size: Tensor) -> _Fed:
         """g_t, clipped if so asked, and what of it lay above the δ of the rounds before."""
-        nothing = torch.zeros_like(self.excess)
         if self.offset == "stated" and self.validate:
             self._refuse_above(size)
+            return _Fed(gradient, (size - self.delta).clamp(min=0).sum(-1))
         if self.offset not in ("running", "clip"):
-            return _Fed(gradient, nothing)
+            return _Fed(gradient, torch.zeros_like(self.excess))
         level = self.peak.amax(-1, keepdim=True)
         # Until the first gradient that is not zero x = 0 whatever H, so it may be weighed by its
         # own norm in the analysis, and costs nothing more.

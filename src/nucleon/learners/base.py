@@ -1,5 +1,6 @@
 """What every learner is: a player of the online game, with a state, a bound and a certificate."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,10 +9,10 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg.norms import operator_norm
 from nucleon.regret import Certificate, Ledger, Shape, game_shape, of_the_same, saved, saved_count
 
-SCHEMA = 1
+SCHEMA = 2
+_COUNTS = ("rounds", "unplayed", "unchecked", "fixed", "adaptive")
 
 
 class Learner(ABC):
@@ -66,7 +67,17 @@ class Learner(ABC):
         """Gradients observed so far."""
         self.unplayed = 0
         """Those among them that answered no action."""
+        self.unchecked = 0
+        """Those taken with validate=False."""
+        self.fixed = 0
+        """Those said to be fixed before the game."""
+        self.adaptive = 0
+        """Those said to depend on earlier actions."""
+        self.changed: tuple[str, ...] = ()
+        """The options that were changed during the game."""
         self._action: Tensor | None = None
+        self._terms: dict[str, Any] | None = None
+        self._own: Ledger | None = None
 
     # ------------------------------------------------------------------ what a final class says
 
@@ -89,11 +100,19 @@ class Learner(ABC):
     def _conditions(self) -> tuple[str, ...]:
         """What the bound is conditional on."""
         unchecked = "every gradient was finite and within the bound, which validate=False left open"
-        return (unchecked,) * (not self.validate)
+        return (unchecked,) * bool(self.unchecked)
 
-    def _refusal(self, oblivious: bool) -> str | None:
+    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
         """Why no theorem applies, if none does."""
         return None
+
+    def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
+        """What its own noise adds to `bound`, but with probability δ; 0 where it draws none."""
+        return 0.0
+
+    def _described(self, oblivious: bool, delta: float | None) -> tuple[str, tuple[str, ...]]:
+        """The theorem in words, and what the certificate is conditional on."""
+        return self.theorem, self._conditions()
 
     def _damage(self, rounds: int, tensors: Mapping[str, Tensor]) -> str | None:
         """Why saved tensors cannot be those of a game of so many rounds, if they cannot."""
@@ -105,11 +124,14 @@ class Learner(ABC):
     def play(self) -> Tensor:
         """X_t, the same until the next gradient; X_1 = 0."""
         if self._action is None:
+            self._note()
             self._action = self._act()
         return self._action.clone()
 
     @torch.no_grad()
-    def observe(self, gradient: Tensor, *, unplayed: bool = False) -> None:
+    def observe(
+        self, gradient: Tensor, *, unplayed: bool = False, oblivious: bool | None = None
+    ) -> None:
         """Take G_t, the answer to X_t; on an error nothing changes.
 
         Args:
@@ -117,6 +139,8 @@ class Learner(ABC):
             unplayed: True says that this gradient answers no action, so that `play` need not come
                 first (default False). Where an action waits for its answer, this is it all the
                 same. A game with such a gradient has no certificate.
+            oblivious: True says that it was fixed before the game, False that it may depend on
+                the actions so far; None leaves that to `certificate` (default).
         """
         if self._action is None and not unplayed:
             raise RuntimeError(
@@ -127,37 +151,112 @@ class Learner(ABC):
             self._check(gradient)
         elif gradient.shape != self.shape:  # cheap, and a broadcast would go unnoticed
             raise self._wrong_shape(gradient)
+        own = copy.copy(self._kept())  # a ledger replaces its tensors, as learners do
+        if self._action is not None:
+            own.record(gradient, self._action)
+        self._note()
         self._absorb(gradient)
         self.rounds += 1
         self.unplayed += self._action is None
-        self._action = None
+        self.unchecked += not self.validate
+        self.fixed += oblivious is True
+        self.adaptive += oblivious is False
+        self._action, self._own = None, own
 
     def norm(self, action: Tensor) -> Tensor:
         """‖X‖ in the norm of the ball that is played in, float64, () or (b,)."""
-        return operator_norm(action).double()
+        return self._kept().norm(action)
 
     def ledger(self) -> Ledger:
         """An empty ledger of this learner's game."""
         return Ledger(self.shape, radius=self.radius, discount=self.discount, device=self.device)
 
-    def certificate(self, ledger: Ledger, *, oblivious: bool = False) -> Certificate:
-        """The ledger's regret beside `bound`, with what it is conditional on.
+    def certificate(
+        self,
+        ledger: Ledger | None = None,
+        *,
+        oblivious: bool | None = None,
+        delta: float | None = None,
+    ) -> Certificate:
+        """The regret beside `bound`, with what that is conditional on, or why it does not apply.
+
+        It is refused where a gradient answered no action, an option changed during the game, an
+        action lay outside the ball or no theorem has a finite bound.
 
         Args:
-            ledger: the record of this learner's game.
-            oblivious: whether all gradients were fixed before the game (default False).
+            ledger: a record of this learner's game, which must agree with what the learner saw;
+                None takes the learner's own (default).
+            oblivious: whether all gradients were fixed before the game, but for those that
+                `observe` was told are not; None is what `observe` was told (default).
+            delta: δ in (0, 1). The bound of a learner that draws noise is one on the mean over it;
+                with δ it is one on these actions that fails with probability at most δ, for all
+                games of a batch together (default None, the mean).
         """
+        own = self._kept()
+        if ledger is None:
+            ledger = own
+        else:
+            self._same_game(ledger, own)
+        self._note()
+        fixed = not self.adaptive and (
+            self.fixed == self.rounds if oblivious is None else oblivious
+        )
+        if delta is not None:
+            _checks.fraction("delta", delta)
+        bound, refusal = self.bound(), self._refusal(fixed, delta) or self._broken(own)
+        if delta is not None and refusal is None:
+            bound = bound + self._deviation(fixed, delta)
+        if refusal is None and not bool(bound.isfinite().all()):
+            refusal = "no theorem has a finite bound on this game"
+        words = self._described(fixed, delta)
+        return Certificate(ledger.regret(), bound, *words, refusal, ledger.lower())
+
+    def _broken(self, own: Ledger) -> str | None:
+        """What about the game itself no theorem covers, if anything."""
+        if self.unplayed:
+            return f"{self.unplayed} gradients answered no action, and the ledger lacks them"
+        if self.changed:
+            return f"{', '.join(self.changed)} changed during the game"
+        if bool((own.outside > 0).any()):
+            return (
+                f"an action had norm {own.outside.max().item():.6g}, outside the ball of radius "
+                f"{self.radius:.6g}"
+            )
+        return None
+
+    def _same_game(self, ledger: Ledger, own: Ledger) -> None:
+        """Raise unless the ledger is of this game."""
         mine = (self.shape, self.radius, self.discount, self.rounds - self.unplayed)
-        if mine != (ledger.shape, ledger.radius, ledger.discount, ledger.rounds):
+        other = (ledger.shape, ledger.radius, ledger.discount, ledger.rounds)
+        if mine != other:
             raise ValueError(
                 f"the ledger is of another game: its shape, radius, discount and rounds are "
-                f"{(ledger.shape, ledger.radius, ledger.discount, ledger.rounds)}, the learner's "
-                f"{mine}"
+                f"{other}, the learner's {mine}"
             )
-        refusal = self._refusal(oblivious)
-        if self.unplayed:
-            refusal = f"{self.unplayed} gradients answered no action, and the ledger lacks them"
-        return Certificate(ledger.regret(), self.bound(), self.theorem, self._conditions(), refusal)
+        if not own.agrees(ledger, self.dtype):
+            raise ValueError(
+                "the ledger is of another game: its sums of gradients and losses are not those of "
+                "the rounds that this learner played; use the ledger of its game, or none"
+            )
+
+    def _kept(self) -> Ledger:
+        """The learner's own ledger."""
+        if self._own is None:
+            self._own = self.ledger()
+        return self._own
+
+    def _note(self) -> None:
+        """Compare the options with those the game began with; a change is not forgotten."""
+        terms = self._game()
+        if self._terms is None:
+            self._terms, self._own = terms, self._kept()
+        elif terms != self._terms:
+            other = [name for name, value in terms.items() if self._terms.get(name) != value]
+            self.changed = tuple(dict.fromkeys([*self.changed, *other]))
+
+    def _game(self) -> dict[str, Any]:
+        """What the theorem takes for constant during a game, as plain values."""
+        return {"radius": self.radius, "discount": self.discount, **self.options()}
 
     def _check(self, gradient: object) -> None:
         if isinstance(gradient, Tensor) and gradient.device != self.device:
@@ -178,32 +277,44 @@ class Learner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the rest of the game depends on, as copies: tensors and plain values."""
+        if self._terms is not None:
+            self._note()
         action = None if self._action is None else self._action.clone()
+        own = self._kept().state_dict()
         return {
             **self._identity(),
-            "rounds": self.rounds,
-            "unplayed": self.unplayed,
+            **{name: getattr(self, name) for name in _COUNTS},
+            "changed": list(self.changed),
             "action": action,
+            **{f"ledger_{name}": value for name, value in own.items()},
             **{name: getattr(self, name).clone() for name in self.state_names},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same learner, shape and options; refuse any other."""
         of_the_same(state, self._identity())
-        rounds, unplayed = saved_count(state, "rounds"), saved_count(state, "unplayed")
+        counts = {name: saved_count(state, name) for name in _COUNTS}
         action = None
         if state.get("action") is not None:
             like = torch.empty(self.shape, dtype=self.dtype, device=self.device)
             action = saved(state, "action", like)
+        own, prefix = self.ledger(), "ledger_"
+        own.load_state_dict(
+            {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+        )
         tensors = {name: saved(state, name, getattr(self, name)) for name in self.state_names}
-        damage = self._damage(rounds, tensors)
-        if unplayed > rounds:
-            damage = f"unplayed={unplayed} exceeds rounds={rounds}"
+        damage = self._damage(counts["rounds"], tensors)
+        for name, count in counts.items():
+            if count > counts["rounds"]:
+                damage = f"{name}={count} exceeds rounds={counts['rounds']}"
+        if own.rounds != counts["rounds"] - counts["unplayed"]:
+            damage = f"the ledger has {own.rounds} rounds of {counts}"
         if damage is not None:
             raise ValueError(f"the state is damaged: {damage}; load one that state_dict() returned")
-        self.rounds, self.unplayed, self._action = rounds, unplayed, action
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor)
+        for name, value in (counts | tensors).items():
+            setattr(self, name, value)
+        self.changed, self._terms = tuple(map(str, state.get("changed", ()))), self._game()
+        self._action, self._own = action, own
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a state to be this learner's."""

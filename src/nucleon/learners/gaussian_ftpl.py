@@ -35,7 +35,7 @@ class GaussianFTPL(GBPA):
 
     Args:
         shape: (1, d) or (d, 1) with d ≥ 2, or (b, 1, d) for b games at once.
-        samples: draws of u a round; None plays the mean itself (default None).
+        samples: draws of u per round; None plays the mean itself (default None).
         seed: of the noise, a function of (seed, stream, round, sample) alone (default 0).
         stream: identity of the (first) game in the noise (default 0).
         options: see `GameOptions`; `gradient_bound` is G ≥ ‖g_t‖₂.
@@ -80,14 +80,15 @@ class GaussianFTPL(GBPA):
         length = mean_cosine(norm / smoothing.sqrt(), total.shape[-1])
         return total * torch.where(norm > 0, length / norm, 0.0)
 
-    def _conditions(self) -> tuple[str, ...]:
-        mean = "the regret is the mean over the noise; this is one draw"
-        return super()._conditions() + (mean,) * (self.samples is not None)
+    @property
+    def is_random(self) -> bool:
+        """Whether actions are drawn: not where they are the mean itself."""
+        return self.samples is not None
 
-    def _refusal(self, oblivious: bool) -> str | None:
-        if self.samples is not None and not oblivious:
-            return "the gradients were not fixed before the noise was drawn"
-        return None
+    @property
+    def samples_drawn(self) -> int:
+        """Independent samples that an action is the mean of."""
+        return 1 if self.samples is None else self.samples
 
 
 def mean_cosine(ratio: Tensor, dimension: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gradient-based prediction algorithm: one learner, four potentials (Sections 3 to 5).
+"""The gradient-based prediction algorithm: one learner, any potential (Sections 3 to 5).
 
     X_1 = 0,  X_{t+1} = −D ∇Ψ(S_t; Λ_t),  Λ_t = (G²I + M_t)/η²,  η = √(α/β)
 
@@ -10,9 +10,7 @@ and ∇Ψ, whatever the dtype of the game; only the action is rounded to it.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, final
 
 import torch
@@ -25,7 +23,7 @@ from nucleon.linalg.kernels import add_to_diagonal
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.quadratic import Solver
-from nucleon.potentials import Gaussian, Hyperbolic, Nuclear, Potential, Regularized
+from nucleon.potentials import Hyperbolic, Nuclear, Potential, Regularized
 from nucleon.regret import Shape
 
 OnExcess = Literal["raise", "clip", "grow"]
@@ -63,8 +61,22 @@ class GameOptions(TypedDict, total=False):
 
 
 class GBPA(Learner):
-    """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for the potential Ψ that a final class chooses."""
+    """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for any potential Ψ; FTL, FTRL, FTPL and FAML are four of it.
 
+    A potential that is random is drawn anew every round, as `Potential.redrawn` says; its theorem
+    is then on the mean over the noise, see `certificate`.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games at once.
+        potential: Ψ.
+        gradient_bound: G ≥ ‖G_t‖_op, see `GameOptions` (default 1.0).
+        eta: η; None is √(α/β) of the potential, 1 where it has no constants (default None).
+        on_excess: what to do with a gradient above the bound, see `GameOptions`.
+        options: see `GameOptions`.
+    """
+
+    name: ClassVar[str] = "gbpa"
+    theorem: ClassVar[str] = "Theorem 3.2 with the potential's constants"
     state_names: ClassVar[tuple[str, ...]] = (
         "total",
         "gram",
@@ -72,6 +84,8 @@ class GBPA(Learner):
         "excess",
         "first_nuclear",
         "first_round",
+        "nuclear_sum",
+        "nuclear_square",
     )
 
     def __init__(
@@ -84,6 +98,11 @@ class GBPA(Learner):
         on_excess: OnExcess | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(potential, Potential):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"potential must be an instance of a class derived from Potential, got "
+                f"{potential!r}; pass for example Hyperbolic()"
+            )
         super().__init__(shape, **options)
         *batch, rows, columns = self.shape
         self.tall = rows > columns
@@ -113,16 +132,31 @@ class GBPA(Learner):
         """‖G_1‖_* of the first gradient that is not zero: before it X = 0 and nothing is lost."""
         self.first_round = zero.long()
         """The round it came in, 0 before."""
+        self.nuclear_sum, self.nuclear_square = zero, zero
+        """Σγ^{T-t}‖G_t‖_* and Σγ^{2(T-t)}‖G_t‖_*² of the actions that were drawn, else 0."""
 
-    @abstractmethod
+    @property
+    def is_random(self) -> bool:
+        """Whether actions are drawn, and the bound is one on their mean."""
+        return self.potential.is_random
+
+    @property
+    def samples_drawn(self) -> int:
+        """Independent samples that an action is the mean of, as far as is known."""
+        return 1
+
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
         """∇Ψ(S; Λ) from float64 moments."""
+        return self.potential.redrawn(self.rounds).gradient(total, smoothing)
 
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""
         bound = None if self.stated_bound is None else self.stated_bound.tolist()
         own = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
-        return {**own, **asdict(self.potential)}  # pyright: ignore[reportArgumentType]
+        return {**own, "potential": type(self.potential).__name__, **self.potential.options()}
+
+    def _game(self) -> dict[str, Any]:
+        return {**super()._game(), "constants": self.constants}
 
     def bound(self) -> Tensor:
         """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
@@ -159,12 +193,15 @@ class GBPA(Learner):
         gradient = gradient.mT if self.tall else gradient
         gradient = gradient.to(torch.float64).contiguous()
         fed, level, excess = self._within_bound(gradient)
+        drawn = nuclear_norm(gradient) if self.is_random and self.rounds else 0.0  # X_1 = 0
         gram = moments.accumulate_gram(self.gram, fed, self.discount)
         if self.validate:
             self._refuse_unrepresentable(gram, level)
         self.total = moments.accumulate_total(self.total, fed, self.discount)
         self.gram, self.level = gram, level
         self.excess = self.discount * self.excess + excess
+        self.nuclear_sum = self.discount * self.nuclear_sum + drawn
+        self.nuclear_square = self.discount**2 * self.nuclear_square + drawn**2
         if not self._begun:
             fresh = (self.first_round == 0) & (fed != 0).any(-1).any(-1)
             self.first_nuclear = torch.where(fresh, nuclear_norm(fed), self.first_nuclear)
@@ -222,7 +259,50 @@ class GBPA(Learner):
             f"no gradient exceeds the largest so far, of norm {self.level.max().item():.6g}, which "
             f"was not known beforehand; the bound moves with it"
         )
-        return super()._conditions() + (condition,) * grew
+        return (*super()._conditions(), *(condition,) * grew, *self.potential.conditions())
+
+    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
+        if self.constants is None:
+            return f"{type(self.potential).__name__} has no constants (α, β) for this shape"
+        if self.is_random and not oblivious and delta is None:
+            return (
+                "the gradients were not fixed before the noise was drawn; pass delta for what "
+                "holds against them with probability 1 − delta"
+            )
+        return None
+
+    def _described(self, oblivious: bool, delta: float | None) -> tuple[str, tuple[str, ...]]:
+        theorem, conditions = super()._described(oblivious, delta)
+        if not self.is_random:
+            return theorem, conditions
+        if delta is None:
+            return theorem, ("the regret is the mean over the noise; this is one draw", *conditions)
+        theorem += f", with probability at least {1 - delta:g}"
+        if oblivious:
+            return theorem, conditions
+        later = "no gradient depends on the noise of later rounds"
+        return f"{theorem} against gradients that see the actions, linear in T", (
+            later,
+            *conditions,
+        )
+
+    def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
+        if not self.is_random or self.rounds < 2:
+            return 0.0
+        delta /= self.excess.numel()
+        known: dict[str, Any] = {"radius": self.radius, "samples": self.samples_drawn}
+        if oblivious:
+            length = self.nuclear_square.sqrt().unsqueeze(-1)
+            return theory.ftpl_oblivious_deviation(length, delta=delta, **known)
+        rows, columns = self.total.shape[-2:]
+        return theory.ftpl_adaptive_deviation(
+            self.nuclear_sum.unsqueeze(-1),
+            rows=rows,
+            columns=columns,
+            rounds=self.rounds,
+            delta=delta,
+            **known,
+        )
 
     def _bound_of(self, gradient_bound: float | Tensor, batch: Tensor) -> Tensor:
         """G of every game, with a square, which is Λ of the first round, that float64 can hold."""
@@ -273,10 +353,7 @@ class FTL(GBPA):
     ) -> None:
         super().__init__(shape, Nuclear(method), **options)
 
-    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        return self.potential.gradient(total, smoothing)
-
-    def _refusal(self, oblivious: bool) -> str | None:
+    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
         return "the nuclear norm is not smooth, and following the leader can lose linearly"
 
 
@@ -325,73 +402,15 @@ class FTRL(GBPA):
         self.start, self.gap = solution.x, solution.frank_wolfe_gap
         return solution.x
 
+    def _conditions(self) -> tuple[str, ...]:
+        counted = self.potential.conditions()  # the gaps are in the bound
+        return tuple(c for c in super()._conditions() if c not in counted)
+
     def _absorb(self, gradient: Tensor) -> None:
         super()._absorb(gradient)
         # X_t solves the problem of S_{t-1}, which is one discount older than the gradient.
         self.gaps = self.discount * (self.gaps + self.gap)
         self.gap = torch.zeros_like(self.gap)
-
-
-@final
-class FTPL(GBPA):
-    """Follow the perturbed leader: X_{t+1} = −D·mean of polar([S_t 0] + LZ)'s leading block.
-
-    The theorem is on the mean over Z against gradients fixed before Z is drawn. Against one that
-    answers the sampled action the regret is linear: nothing is certified then.
-
-    Args:
-        shape: (m, n), or (b, m, n) for b games at once, each with its own noise.
-        samples: draws of Z a round (default 16).
-        seed: of the noise, a function of (seed, stream, round, sample) alone (default 0).
-        stream: identity of the (first) game in the noise (default 0).
-        redraw: a new Z every round; False keeps one for the whole game (default True).
-        antithetic: draw Z in pairs Z, −Z; needs an even number of samples (default False).
-        width: n′ of the perturbed matrix; None is max(n, 2m, m+2), see `potentials.Gaussian`.
-        method: of the polar factors (default "svd").
-        options: see `GameOptions`.
-    """
-
-    name: ClassVar[str] = "ftpl"
-    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1"
-    potential: Gaussian
-
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        samples: int = 16,
-        seed: int = 0,
-        stream: int = 0,
-        redraw: bool = True,
-        antithetic: bool = False,
-        width: int | None = None,
-        method: PolarMethod = "svd",
-        **options: Unpack[GameOptions],
-    ) -> None:
-        super().__init__(shape, Gaussian(samples, seed, antithetic, width, method), **options)
-        self.stream = _checks.count("stream", stream, minimum=0)
-        if not isinstance(redraw, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"redraw must be True or False, got {redraw!r}")
-        self.redraw = redraw
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "stream": self.stream, "redraw": self.redraw}
-
-    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        step = self.rounds if self.redraw else 0
-        return self.potential.gradient(total, smoothing, step=step, stream=self.stream)
-
-    def _conditions(self) -> tuple[str, ...]:
-        mean = "the regret is the mean over the noise; this is one draw"
-        return (*super()._conditions(), mean, *_exact(self.potential.method, "svd"))
-
-    def _refusal(self, oblivious: bool) -> str | None:
-        if self.constants is None:
-            return "the perturbed matrix needs at least m+2 columns; pass a larger width"
-        if not oblivious:
-            return "the gradients were not fixed before the noise was drawn"
-        return None
 
 
 @final
@@ -417,14 +436,6 @@ class FAML(GBPA):
         if self.potential.method != "eigh":
             return self.potential.gradient(total, smoothing)
         return augmented_definite(total, smoothing, self._least(self.level))
-
-    def _conditions(self) -> tuple[str, ...]:
-        return (*super()._conditions(), *_exact(self.potential.method, "eigh"))
-
-
-def _exact(method: str, reference: str) -> tuple[str, ...]:
-    """The condition that an iterative method adds."""
-    return () if method == reference else (f"the iterations of method={method!r} have converged",)
 
 
 def _clipped(gradient: Tensor, limit: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ Proof: R_t ⊗ L_t grows with t, so FTRL's regret is at most the last regularize
 plus η/2·Σ Tr(G_tᵀL_{t-1}⁻¹G_tR_{t-1}⁻¹) plus the gaps of the actions. The first term: XᵀLX has
 eigenvalues at most D²λ_i(L), and von Neumann's trace inequality pairs them with R's. The second:
 G²I + M_{t-1} ⪰ M_t, and the same for N; fourth roots keep the order, and so do Kronecker products,
-so Lemma C.4 bounds the sum. OGD pays for the drift of its center instead, in Theorem C.1's first
-term, with the diameter 2D and the pairs (op, *) in place of these.
+so Lemma C.4 bounds the sum. A gradient above G by what rounding explains, split as Ḡ + E with
+‖Ḡ‖_op ≤ G, adds ⟨E, X − X_t⟩ ≤ 2D‖E‖_* to its round, and ḠḠᵀ ⪯ GGᵀ leaves the sum as it is. OGD
+pays for the drift of its center instead, in Theorem C.1's first term, with the diameter 2D and the
+pairs (op, *) in place of these.
 """
 
 import math
@@ -23,7 +25,7 @@ from typing import Any, ClassVar, Unpack, final
 import torch
 from torch import Tensor
 
-from nucleon import moments
+from nucleon import moments, theory
 from nucleon.learners.projected import ProjectedLearner, ProjectionOptions, Root, squarable
 from nucleon.linalg.norms import operator_norm
 from nucleon.regret import Shape
@@ -45,6 +47,7 @@ class KroneckerFTRL(ProjectedLearner):
         *ProjectedLearner.state_names,
         "total",
         "column_gram",
+        "excess",
     )
     default_eta: ClassVar[float] = math.sqrt(0.5)
 
@@ -58,13 +61,15 @@ class KroneckerFTRL(ProjectedLearner):
         side = self.center.shape[-1]
         self.column_gram = self.center.new_zeros(*self.center.shape[:-2], side, side)
         """N_t."""
+        self.excess = torch.zeros_like(self.gaps)
+        """Σ‖E_t‖_* of what lay above G."""
 
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""
         return {**super().options(), "gradient_bound": self.gradient_bound}
 
     def bound(self) -> Tensor:
-        """D²/(2η)·Σλ_i(L)λ_i(R) + η√(Tr M^{1/2}·Tr N^{1/2}) + gaps."""
+        """D²/(2η)·Σλ_i(L)λ_i(R) + η√(Tr M^{1/2}·Tr N^{1/2}) + gaps + 2D·excess."""
         left, right = (
             torch.linalg.eigvalsh(gram).clamp(min=0).flip(-1)
             for gram in (self.gram, self.column_gram)
@@ -72,11 +77,12 @@ class KroneckerFTRL(ProjectedLearner):
         square, short = self.gradient_bound**2, left.shape[-1]
         pairs = ((square + left) * (square + right[..., :short])) ** 0.25
         energy = (left.sqrt().sum(-1) * right.sqrt().sum(-1)).sqrt()
-        return self.radius**2 / (2 * self.eta) * pairs.sum(-1) + self.eta * energy + self.gaps
+        exact = self.radius**2 / (2 * self.eta) * pairs.sum(-1) + self.eta * energy
+        return exact + self.gaps + 2 * self.radius * self.excess
 
     def _check(self, gradient: object) -> None:
         super()._check(gradient)
-        norm = float(operator_norm(gradient).max())  # pyright: ignore[reportArgumentType]
+        norm = float(operator_norm(gradient.double()).max())  # pyright: ignore
         rounding = 8 * math.sqrt(self.gram.shape[-1]) * torch.finfo(self.dtype).eps
         if norm > self.gradient_bound * (1 + rounding):
             raise ValueError(
@@ -91,5 +97,7 @@ class KroneckerFTRL(ProjectedLearner):
         total, square = self.total + gradient, self.gradient_bound**2
         left, right = (Root(g, epsilon=square, power=0.25).matrix for g in (gram, column_gram))
         center, gap = self._minimize(total, left, right)
+        if self.validate:
+            self.excess = self.excess + theory.spectral_excess(gradient, self.gradient_bound)
         self.gram, self.column_gram, self.total = gram, column_gram, total
         self.center, self.gaps = center, self.gaps + gap

@@ -32,7 +32,7 @@ class ScalarGBPA(Learner):
 
     name: ClassVar[str] = "scalar-gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with L_t a multiple of the identity"
-    state_names: ClassVar[tuple[str, ...]] = ("total", "square_sum", "first_frobenius")
+    state_names: ClassVar[tuple[str, ...]] = ("total", "square_sum", "first_frobenius", "excess")
 
     def __init__(
         self,
@@ -55,14 +55,19 @@ class ScalarGBPA(Learner):
         """Σ‖G_s‖_F²."""
         self.first_frobenius = torch.zeros_like(self.square_sum)
         """‖G_1‖_F of the first gradient that is not zero."""
+        self.excess = torch.zeros_like(self.square_sum)
+        """Σ(‖G_t‖_F − G)_+, what rounding left above the bound."""
 
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""
         return {"gradient_bound": self.gradient_bound, "eta": self.eta}
 
     def bound(self) -> Tensor:
-        """D((η + m/η)ℓ_T + (√m − η)‖G_1‖_F), with FAML's constants α = β = 1."""
-        return theory.scalar_gbpa_bound(
+        """D((η + m/η)ℓ_T + (√m − η)‖G_1‖_F + 2√m·excess), with FAML's constants α = β = 1.
+
+        The part E of a gradient above G has ‖E‖_* ≤ √m‖E‖_F and costs 2D‖E‖_* (`theory.gbpa`).
+        """
+        exact = theory.scalar_gbpa_bound(
             self.square_sum,
             rows=self.short,
             radius=self.radius,
@@ -72,6 +77,7 @@ class ScalarGBPA(Learner):
             first_frobenius=self.first_frobenius,
             eta=self.eta,
         )
+        return exact + 2 * self.radius * math.sqrt(self.short) * self.excess
 
     def _act(self) -> Tensor:
         level = (self.gradient_bound**2 + self.square_sum) / self.eta**2
@@ -95,3 +101,5 @@ class ScalarGBPA(Learner):
         unseen = self.square_sum == 0
         self.first_frobenius = torch.where(unseen, square.sqrt(), self.first_frobenius)
         self.total, self.square_sum = self.total + gradient, self.square_sum + square
+        if self.validate:
+            self.excess = self.excess + (square.sqrt() - self.gradient_bound).clamp(min=0)

@@ -77,7 +77,7 @@ class _Descent(ProjectedLearner):
             radius=self.radius, eta=self.eta, epsilon=self.epsilon, gaps=self.gaps
         )
 
-    def _refusal(self, oblivious: bool) -> str | None:
+    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
         if self.projection == "none":
             return "without the projection the actions leave the ball, and no bound is known"
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.learners.base import Learner
 from nucleon.linalg.metric import Ball
-from nucleon.regret import Certificate, Ledger, Shape
+from nucleon.regret import Ledger, Shape
 
 
 class BoxLedger(Ledger):
@@ -24,6 +24,13 @@ class BoxLedger(Ledger):
     def regret(self) -> Tensor:
         """Reg_T of every game, shape () or (b,)."""
         return self.loss + self.radius * self.total.abs().sum((-2, -1))
+
+    def norm(self, action: Tensor) -> Tensor:
+        """‖x‖_∞, float64, () or (b,)."""
+        return action.abs().amax((-2, -1)).double()
+
+    def _holds(self, action: Tensor) -> bool:
+        return not bool((self._outside(action) > self.outside).any())
 
     def _options(self) -> dict[str, Any]:
         return {**super()._options(), "ball": "linf"}
@@ -54,23 +61,18 @@ class VectorLearner(Learner):
     def _update(self, gradient: Tensor) -> dict[str, Tensor]:
         """The state after g_t, float64, (…, d); a new value for every name that changes."""
 
-    def norm(self, action: Tensor) -> Tensor:
-        """‖x‖ in the norm of the ball that is played in, float64, () or (b,)."""
-        return super().norm(action) if self.ball == "l2" else action.abs().amax((-2, -1)).double()
-
     def ledger(self) -> Ledger:
         """An empty ledger of this learner's game."""
         kind = Ledger if self.ball == "l2" else BoxLedger
         return kind(self.shape, radius=self.radius, discount=self.discount, device=self.device)
 
-    def certificate(self, ledger: Ledger, *, oblivious: bool = False) -> Certificate:
-        """The ledger's regret beside `bound`; the ledger must be of the same ball."""
+    def _same_game(self, ledger: Ledger, own: Ledger) -> None:
         if isinstance(ledger, BoxLedger) != (self.ball == "linf"):
             raise ValueError(
                 f"the ledger is of another game: a {type(ledger).__name__} does not keep the "
                 f"regret on the ball {self.ball!r}; use learner.ledger()"
             )
-        return super().certificate(ledger, oblivious=oblivious)
+        super()._same_game(ledger, own)
 
     def _act(self) -> Tensor:
         return self.center.reshape(self.shape).to(self.dtype)

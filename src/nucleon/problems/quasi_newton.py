@@ -13,7 +13,7 @@ before it is fed: the gradient bound of every learner is 1, its default.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -128,14 +128,9 @@ class CurvatureLearner:
 
         The gradients depend on the actions, so no learner that needs an oblivious stream has one.
         """
-        found = self.learner.certificate(self.ledger)
-        return Certificate(
-            self._unit * found.regret,
-            self._unit * found.bound,
-            found.theorem,
-            found.conditional_on,
-            found.refusal,
-        )
+        found, unit = self.learner.certificate(self.ledger), self._unit
+        lower = None if found.lower is None else unit * found.lower
+        return replace(found, regret=unit * found.regret, bound=unit * found.bound, lower=lower)
 
     @property
     def _unit(self) -> float:

@@ -3,12 +3,14 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from nucleon._naming import is_address, named
 from nucleon.optim.registry import create, list_optimizers
 
 _UNFIT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}  # a closure; sparse; matrices only; abstract
@@ -21,7 +23,7 @@ TORCH: Mapping[str, Callable[..., Optimizer]] = {
 
 USUAL_RATES = {"muon": 0.02, "pion": 0.02, "leon": 0.02, "sgd": 0.1}
 USUAL_RATE = 3e-3
-"""Of AdamW, also beside a matrix method, and of the others."""
+"""Of AdamW and the others."""
 
 
 def usual_rate(name: str) -> float:
@@ -45,21 +47,29 @@ def make_optimizer(
     """The optimizer `name` for a model; nucleon's leave what is no hidden matrix to AdamW.
 
     Args:
-        name: one of `optimizer_names()`.
+        name: one of `optimizer_names()`, or `package.module:Class` or `file.py:Class`, a class with
+            `for_model` as nucleon's, or one of all parameters as torch's.
         model: routed as by `nucleon.create`, for those of nucleon.
         lr: learning rate (`USUAL_RATES`).
-        aux_lr: that of AdamW beside a matrix method (`USUAL_RATE`); torch's have one rate only.
+        aux_lr: that of AdamW beside a matrix method (as in `for_model`); torch's have one rate only.
         options: the optimizer's own.
     """
-    if name not in optimizer_names():
+    if not is_address(name) and name not in optimizer_names():
         near = difflib.get_close_matches(name, optimizer_names(), n=1)
         raise ValueError(
             f"there is no optimizer {name!r}; take {(near or [', '.join(optimizer_names())])[0]}"
         )
     lr = usual_rate(name) if lr is None else lr
-    if name not in TORCH:
-        aux_lr = USUAL_RATE if aux_lr is None else aux_lr
-        return create(name, model, lr=lr, aux_lr=aux_lr, **options)
+    if routes(name):
+        make = named(name).for_model if is_address(name) else partial(create, name)
+        own = {} if aux_lr is None else {"aux_lr": aux_lr}
+        return make(model, lr=lr, **own, **options)
     if aux_lr is not None:
         raise ValueError(f"{name} has one rate for all parameters, aux_lr is {aux_lr}; drop it")
-    return TORCH[name](model.parameters(), lr=lr, **options)
+    make = named(name) if is_address(name) else TORCH[name]
+    return make(model.parameters(), lr=lr, **options)
+
+
+def routes(name: str) -> bool:
+    """Whether it is a matrix method, with a `for_model` that takes a seed, rather than torch's."""
+    return hasattr(named(name), "for_model") if is_address(name) else name not in TORCH

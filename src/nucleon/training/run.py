@@ -28,7 +28,7 @@ from nucleon.training.data import Data, Text, Tokens
 from nucleon.training.folder import RunError, hold
 from nucleon.training.loop import Recipe, Record
 from nucleon.training.models import GPT, MLP, GPTConfig
-from nucleon.training.optimizers import TORCH, make_optimizer
+from nucleon.training.optimizers import make_optimizer, routes
 
 Task = Literal["digits", "text"]
 TASKS: tuple[Task, ...] = ("digits", "text")
@@ -320,7 +320,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
 def _build(options: Options, folder: Path, device: str, compiled: bool, keep: int) -> Run:
     found = load_data(options)
     model = make_model(options, found).to(device)
-    seeded = {} if options.optimizer in TORCH else {"seed": options.seed}
+    seeded = {"seed": options.seed} if routes(options.optimizer) else {}
     chosen = {**seeded, **options.set}
     optimizer = make_optimizer(
         options.optimizer, model, lr=options.lr, aux_lr=options.aux_lr, **chosen
