@@ -208,14 +208,14 @@ def test_options_that_change_once_are_followed_and_captured_anew(monkeypatch):
 def test_a_capture_that_fails_is_done_without(monkeypatch):
     params, others = parameters(), parameters()
     train(nucleon.Leon(others), others, 4)
-    run = graphs._run
+    run = graphs.launch.step
 
     def failing(*args):
         run(*args)
         if torch.cuda.is_current_stream_capturing():
             raise ValueError
 
-    monkeypatch.setattr(graphs, "_run", failing)
+    monkeypatch.setattr(graphs.launch, "step", failing)
     optimizer = nucleon.Leon(params)
     train(optimizer, params, 4)
     assert all(r.graph is None and r.fails for r in recordings(optimizer))

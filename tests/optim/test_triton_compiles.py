@@ -13,6 +13,7 @@ compiler = pytest.importorskip("triton.compiler")
 backends = pytest.importorskip("triton.backends.compiler")
 triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
+fill = pytest.importorskip("nucleon.optim.engines.cuda.fill")
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
@@ -55,8 +56,8 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
 # Kernel, the kinds of its arguments, its constants.
 CASES = {
     "fill": (
-        kernels.fill,
-        {"table": TABLE, **{f"p{i}": "i64" for i in range(kernels.POINTERS)}},
+        fill.fill,
+        {"table": TABLE, **{f"p{i}": "i64" for i in range(fill.POINTERS)}},
         {},
     ),
     "sum_squares": (

@@ -51,7 +51,7 @@ def make_optimizer(
             `for_model` as nucleon's, or one of all parameters as torch's.
         model: routed as by `nucleon.create`, for those of nucleon.
         lr: learning rate (`USUAL_RATES`).
-        aux_lr: that of AdamW beside a matrix method (as in `for_model`); torch's have one rate only.
+        aux_lr: that of AdamW beside a matrix method (`for_model`'s); torch's have one rate only.
         options: the optimizer's own.
     """
     if not is_address(name) and name not in optimizer_names():

@@ -21,7 +21,8 @@ from torch import Tensor
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
-from nucleon.optim.engines.cuda.job import aligned, compute, job_of
+from nucleon.optim.engines.cuda.job import aligned, job_of
+from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import layout_of, strides
 from nucleon.optim.engines.work import Matrices, Method, has_gradient
 from nucleon.optim.matrices import shards

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nucleon.optim.engines.cuda import pointers
-from nucleon.optim.engines.cuda.job import Job, aligned, compute, job_of
+from nucleon.optim.engines.cuda import launch, pointers
+from nucleon.optim.engines.cuda.job import Job, aligned, job_of
 from nucleon.optim.engines.work import Matrices
 
 LARGEST = 2**35
@@ -73,7 +73,7 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
     rates = work.rates(job.hyper.scale)
     there = there or [True] * len(gradients)
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
-        _run(job, pointers.table(places, first.device), _mask(work, there), *rates)
+        launch.step(job, pointers.table(places, first.device), _mask(work, there), *rates)
         return True
     recording = _recording(work, job, places)
     recording.seen = seen
@@ -147,20 +147,7 @@ def _set_rates(recording: Recording, rates: Rates) -> None:
 
 
 def _launch(recording: Recording, job: Job) -> None:
-    _run(job, recording.table, recording.mask, *recording.rates.unbind())
-
-
-def _run(
-    job: Job, table: Tensor, mask: Tensor, rate: float | Tensor, decay: float | Tensor
-) -> None:
-    """Launch the kernels one by one."""
-    from nucleon.optim.engines.cuda import kernels
-
-    runs = job.layout.runs
-    moments, weights = table[: 5 * runs], table[5 * runs :]
-    directions, taken = compute(job, moments, mask if job.masked else None)
-    with torch.cuda.device_of(table):
-        kernels.moved(job, weights, directions, taken, rate, decay)
+    launch.step(job, recording.table, recording.mask, *recording.rates.unbind())
 
 
 def _capture(pools: Pools, recording: Recording, job: Job) -> None:

@@ -1,20 +1,13 @@
-"""What the kernels must know of a stack, and their launches up to its direction."""
+"""What the kernels must know of a stack besides where its tensors are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from nucleon.linalg import half
-from nucleon.linalg._precision import exact_products
 from nucleon.optim.engines.cuda import pointers
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
 from nucleon.optim.engines.work import Hyperparameters, Matrices
-from nucleon.optim.methods import polynomials
-
-RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
-"""What `kernel` may name: the direction from the operands that the kernels make."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +63,3 @@ def aligned(job: Job, places: Sequence[int]) -> Job:
     if (gradient, total, weight) == job.alignments:  # as mostly: a copy costs time
         return job
     return replace(job, alignments=(gradient, total, weight))
-
-
-def compute(job: Job, table: Tensor, has_gradient: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The new moments and the direction, by a table of the pointers without the weights."""
-    from nucleon.optim.engines.cuda import kernels
-
-    # Triton launches on the current device; products of float16 are summed in float32.
-    with torch.cuda.device_of(table), exact_products(table.device):
-        start, taken = kernels.begin(job, table, has_gradient)
-        recursion = RECURSIONS[job.recursion]
-        return recursion(start, polynomials("half", job.iterations), torch.float16), taken

@@ -23,28 +23,6 @@ from nucleon.optim.engines.cuda.job import Job
 BLOCK = 1024
 
 TILE = tl.constexpr(64)
-POINTERS = 16
-
-
-@triton.jit(do_not_specialize=[f"p{i}" for i in range(POINTERS)])
-def fill(table, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15):
-    """Addresses as arguments: no copy from the host, and right in a captured graph."""
-    tl.store(table + 0, p0)
-    tl.store(table + 1, p1)
-    tl.store(table + 2, p2)
-    tl.store(table + 3, p3)
-    tl.store(table + 4, p4)
-    tl.store(table + 5, p5)
-    tl.store(table + 6, p6)
-    tl.store(table + 7, p7)
-    tl.store(table + 8, p8)
-    tl.store(table + 9, p9)
-    tl.store(table + 10, p10)
-    tl.store(table + 11, p11)
-    tl.store(table + 12, p12)
-    tl.store(table + 13, p13)
-    tl.store(table + 14, p14)
-    tl.store(table + 15, p15)
 
 
 @triton.jit
@@ -261,16 +239,6 @@ def move(
 def tiles(rows: int, columns: int) -> int:
     """How many programs a matrix is divided among."""
     return triton.cdiv(rows, TILE.value) * triton.cdiv(columns, TILE.value)
-
-
-def filled(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Addresses as a tensor, by kernels: no copy from the host, and right in a captured graph."""
-    some = POINTERS
-    padded = [*pointers, *pointers[-1:] * (-len(pointers) % some)]
-    found = torch.empty(len(padded), dtype=torch.int64, device=device)
-    for i in range(0, len(padded), some):
-        fill[(1,)](found[i:], *padded[i : i + some])
-    return found[: len(pointers)]
 
 
 def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:

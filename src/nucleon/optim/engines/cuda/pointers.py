@@ -113,6 +113,6 @@ def _kept(pointers: tuple[int, ...], device: torch.device, stream: int) -> Tenso
 
 
 def _filled(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    from nucleon.optim.engines.cuda import kernels
+    from nucleon.optim.engines.cuda.fill import filled
 
-    return kernels.filled(pointers, device)
+    return filled(pointers, device)
