@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import nucleon
 from nucleon.optim import consolidate
 
+
 class Weights(nn.Module):
     """Matrices, a stack and a vector; gradients are put there by hand."""
 

@@ -5,7 +5,13 @@ The files are real ones, see `older_states`.
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from older_states import AFTER, BEFORE, CASES, FOLDER, go, model, optimizer
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from helpers_states import differences
 
@@ -68,3 +74,22 @@ def test_an_option_that_is_gone_is_told(case, option):
     found["optimizer"]["param_groups"][0][option] = True
     with pytest.warns(UserWarning, match=f"{option}=True, which is no option"):
         resumed(case, found)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("case", ["leon", "muon", "leon_certified"])
+def test_a_distributed_checkpoint_loads_in_part(tmp_path, case):
+    """What version 2 did not save per parameter stays as the optimizer at hand has it."""
+    found, net = saved(case), model(case)
+    old = found["optimizer"]
+    for group in old["param_groups"]:
+        for key, name in zip(group["params"], group["param_names"], strict=True):
+            old["state"][name] = old["state"].pop(key)
+        group["params"] = group["param_names"]
+    dcp.save(old, checkpoint_id=tmp_path)
+    net.load_state_dict(found["start"])
+    method = optimizer(case, net, **LATER)
+    state = get_optimizer_state_dict(net, method)
+    dcp.load(state, checkpoint_id=tmp_path, planner=DefaultLoadPlanner(allow_partial_load=True))
+    set_optimizer_state_dict(net, method, state)
+    assert not differences(go(net, method, BEFORE, BEFORE + AFTER), found["end"])
