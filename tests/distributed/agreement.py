@@ -59,6 +59,17 @@ def at_odds(what, odd, kind="plain", **options):
     return "no error", True
 
 
+def one_pair_at_odds():
+    """Ranks 0 and 1 hold one matrix, 2 and 3 another, of which rank 3 has another rate."""
+    mesh = mesh_of(2, 2)["inner"]
+    width = 5 if dist.get_rank() < 2 else 7
+    param = DTensor.from_local(torch.ones(2, width), mesh, [Shard(0)]).requires_grad_()
+    own = torch.ones(3, width, requires_grad=True)  # plain and "local": of no concern to others
+    groups = [{"params": [param]}, {"params": [own]}]
+    optimizer = nucleon.Leon(groups, lr=0.2 if dist.get_rank() == 3 else 0.1)
+    stepped(param, optimizer)
+
+
 def many_options(odd):
     """Rank `odd` has another rate in each of eight groups."""
     lr = 0.2 if dist.get_rank() == odd else 0.1

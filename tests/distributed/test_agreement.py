@@ -59,6 +59,13 @@ def test_four_ranks_are_named_and_long_lists_are_cut(ranks4, odd):
         assert "lr of group 5" not in message
 
 
+def test_pairs_of_ranks_are_compared_each_for_itself(ranks4):
+    results = ranks4.try_all("one_pair_at_odds")
+    assert [ok for ok, _ in results] == [True, True, False, False]
+    for _, message in results[2:]:
+        assert "lr of group 0: rank 2 has 0.1, rank 3 0.2" in message
+
+
 def test_what_was_refused_does_not_stand_against_what_follows(ranks2):
     for odd in (0, 1):
         ranks2("at_odds", what="lr", odd=odd, placement="owner")
