@@ -1,5 +1,6 @@
 """A state is saved by parameter: it can be cut into pipeline stages, joined, and renamed."""
 
+import copy
 import pickle
 
 import pytest
@@ -24,7 +25,7 @@ def loaded(folder, method, weights, cut=(0, LAYERS), **options):
     model = Stage(*cut)
     model.load_state_dict({name: weights[name] for name in model.state_dict()})
     optimizer = make(method, model, **options)
-    state = flat(model, optimizer)
+    state = copy.deepcopy(flat(model, optimizer))  # dcp writes into what it is given
     dcp.load(state, checkpoint_id=folder)
     set_optimizer_state_dict(model, optimizer, state, options=FLAT)
     return model, optimizer
