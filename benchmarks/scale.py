@@ -28,12 +28,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import nucleon
-from nucleon.optim import placement, stacks, wire
-from nucleon.optim.grams import strips
+from nucleon.optim.engines.ranks import placement, wire
+from nucleon.optim.matrices import axes, stacks
 
 Shape = tuple[int, int]
 WORK = 4  # bytes of an entry of state and direction, for weights of float32 and of half precision
-COUNTER = 8  # bytes of `step`, of `stream` and of `skipped`
+COUNTER = 8  # bytes of `step`, of `stream`, of `skipped` and of `quiet`
+AXES = len(axes.default(2) or "")  # bytes of the text of a matrix's axes
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,9 @@ WAYS = (
     Way("DDP    Leon owner, bf16 wire", "Leon", False, "owner", torch.bfloat16),
     Way("FSDP2  all-gather Muon (local)", "Muon", True, "local"),
     Way("FSDP2  Muon owner", "Muon", True, "owner"),
-    Way("FSDP2  Gram Muon (gram)", "Muon", True, "gram"),
     Way("FSDP2  Leon local", "Leon", True, "local"),
     Way("FSDP2  Leon owner", "Leon", True, "owner"),
     Way("FSDP2  Leon owner, bf16 wire", "Leon", True, "owner", torch.bfloat16),
-    Way("FSDP2  Leon gram", "Leon", True, "gram"),
 )
 
 
@@ -105,11 +104,8 @@ def flops(method: str, m: int, n: int) -> int:
 def count(way: Way, shapes: Sequence[Shape], ranks: int, entry: int) -> Counts:
     """By formula; the long side must be a multiple of `ranks`, `entry` is bytes of a weight."""
     found = Counts([0] * ranks, [0] * ranks, [0] * ranks)
-    alone = ranks == 1
-    if way.placement == "owner" and not alone:
+    if way.placement == "owner" and ranks > 1:
         _count_owners(way, shapes, entry, found)
-    elif way.placement == "gram" and not alone:
-        _count_gram(way, shapes, found)
     else:
         sent = _all_gather(shapes, ranks, entry) if way.sharded else 0
         work = sum(flops(way.method, *sorted(shape)) for shape in shapes)
@@ -132,22 +128,8 @@ def _count_owners(way: Way, shapes: Sequence[Shape], entry: int, found: Counts) 
         else:  # in a ring every direction is passed on, but by the rank before its owner
             found.sent[rank] = way.wire_bytes * (sum(held) - owned[(rank + 1) % ranks])
         found.flops[rank] = sum(flops(way.method, *sorted(shapes[i])) for i in mine)
-        others = 2 * COUNTER * (len(shapes) - len(mine))
+        others = (2 * COUNTER + AXES) * (len(shapes) - len(mine))
         found.state[rank] = others + sum(_state(way, shapes[i]) for i in mine)
-
-
-def _count_gram(way: Way, shapes: Sequence[Shape], found: Counts) -> None:
-    ranks = len(found.sent)
-    sent = work = 0
-    for (r, c), size in _stacks(shapes):
-        m, n = sorted((r, c))
-        triangle = sum((b - a) * (m - a) for a, b in strips(m))
-        sent += _all_reduce(size * (triangle + 1) * WORK, ranks)
-        products = 3 if way.method == "Leon" else 2
-        work += size * (products * 2 * m**2 * n // ranks + 34 * m**3)
-    state = sum(_state(way, shape, ranks) for shape in shapes)
-    for rank in range(ranks):
-        found.sent[rank], found.flops[rank], found.state[rank] = sent, work, state
 
 
 def _all_gather(shapes: Sequence[Shape], ranks: int, entry: int) -> int:
@@ -161,9 +143,9 @@ def _all_reduce(size: int, ranks: int) -> int:
     return 2 * (ranks - 1) * size // ranks
 
 
-def _state(way: Way, shape: Shape, ranks: int = 1) -> int:
+def _state(way: Way, shape: Shape) -> int:
     m, n = sorted(shape)
-    return WORK * (m * n // ranks + m * m * (way.method == "Leon")) + 3 * COUNTER
+    return WORK * (m * n + m * m * (way.method == "Leon")) + 4 * COUNTER + AXES
 
 
 def _stacks(shapes: Sequence[Shape]) -> list[tuple[Shape, int]]:

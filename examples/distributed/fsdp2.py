@@ -1,4 +1,4 @@
-"""FSDP2: weights and state in shards; tall matrices are never gathered.
+"""FSDP2: weights in shards; each matrix is computed by one rank, which keeps its state.
 
 torchrun --nproc-per-node 2 examples/distributed/fsdp2.py
 """
@@ -21,10 +21,7 @@ torch.manual_seed(0)
 model = GPT(GPTConfig(data.tokenizer.size, context=64, layers=2, heads=2, width=64)).to(device)
 for module in (*model.blocks, model):
     fully_shard(module)
-tall = {
-    "*.up.weight": {"placement": "gram"}
-}  # cut along their long side, as placement="gram" wants
-optimizer = nucleon.Leon.for_model(model, lr=0.02, aux_lr=3e-3, placement="owner", overrides=tall)
+optimizer = nucleon.Leon.for_model(model, lr=0.02, aux_lr=3e-3, placement="owner")
 
 for step in range(31):
     inputs, targets = data.batch(step, 16, seed=0, rank=rank, world=world)

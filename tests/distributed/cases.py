@@ -55,19 +55,11 @@ class Net(nn.Module):
         return torch.einsum("bi,eij->bej", self.down(x), self.experts).square().mean()
 
 
-def make_optimizer(method, model, *, kind=None, **options):
+def make_optimizer(method, model, **options):
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [(n, p) for n, p in named if p.ndim >= 2]
     vectors = [(n, p) for n, p in named if p.ndim < 2]
     groups = [{"params": matrices}]
-    if options.get("placement") == "gram":
-        fits = {"fsdp": "up", "hsdp": "up", "tp": "up middle down", "long": "up middle again down"}
-        fit = fits[kind].split()
-        short = [(n, p) for n, p in matrices if n.removesuffix(".weight") not in fit]
-        groups = [
-            {"params": [pair for pair in matrices if pair[0] not in dict(short)]},
-            {"params": short, "placement": "owner"},
-        ]
     if vectors:
         groups.append({"params": vectors, "rule": "adamw", "lr": 1e-2})
     return MAKE[method](groups, lr=0.05, weight_decay=0.1, **options)
@@ -80,7 +72,7 @@ def batch(step, rank, size, dtype):
 
 
 def long_side(param):
-    """Where FSDP2 is to cut, for placement="gram"; None is its own choice, the first axis."""
+    """Where FSDP2 is to cut; None is its own choice, the first axis."""
     return Shard(1) if param.ndim == 2 and param.shape[0] <= param.shape[1] else None
 
 
@@ -118,7 +110,7 @@ def train(
     if frozen:
         model.again.weight.requires_grad_(False)
     called = layout(model, kind)
-    optimizer = make_optimizer(method, model, kind=kind, **options)
+    optimizer = make_optimizer(method, model, **options)
     rank, size = dist.get_rank(), dist.get_world_size()
     if kind == "tp":
         rank, size = 0, 1  # every rank sees the whole batch
@@ -209,7 +201,7 @@ def prescribed(
     `missing` (name, step): no rank has that gradient. `absent_on` (name, step, rank): one has none.
     `zero` (name, step, row): 0 from that row on. `bad` (name, step): it holds a NaN.
     """
-    from nucleon.optim import wire
+    from nucleon.optim.engines.ranks import wire
 
     params = {}
     for i, name in enumerate(SHAPES):
@@ -238,23 +230,6 @@ def prescribed(
     skipped = {n: optimizer.state[p].get("skipped") for n, p in params.items()}
     weights = {n: whole(p) for n, p in params.items()}
     return (weights, wire.TRAFFIC.bytes) if count_bytes else (weights, skipped)
-
-
-def gram_steps(method, dtype, steps=4, **options):
-    """Matrices cut along their long side, each in its own way, by placement="gram"."""
-    cut = {"tall": "rows", "wide": "columns", "square": "columns", "odd": "rows"}
-    params = {
-        n: spread(torch.full(SHAPES[n], 0.5, dtype=dtype), k).requires_grad_()
-        for n, k in cut.items()
-    }
-    optimizer = MAKE[method](
-        list(params.items()), lr=0.05, weight_decay=0.1, placement="gram", **options
-    )
-    for step in range(steps):
-        for name, p in params.items():
-            p.grad = spread(gradient_of(name, step, dtype), cut[name])
-        optimizer.step()
-    return {n: whole(p) for n, p in params.items()}, None
 
 
 def train_mixed(kind, placement):
@@ -350,16 +325,14 @@ def both_ways(model, plan):
 
 
 def train_both_ways(placement, steps=3):
-    """Under "gram" that is the matrix cut along its long side alone, the rest by owners."""
+    """A group for each mesh: an owner is one of the ranks of a mesh."""
     model = Net(torch.float64)
     share = both_ways(model, TENSOR_PARALLEL)
     assert [type(p).__name__ for p in model.up.weight.placements] == ["_StridedShard", "Shard"]
     named = dict(model.named_parameters())
-    groups = [{"params": [("up.weight", named.pop("up.weight"))], "placement": placement}]
     experts = ("experts", named.pop("experts"))  # whole for tensor parallelism, on another mesh
-    rest = [item for item in named.items() if item[1].ndim == 2]
-    other = "local" if placement == "local" else "owner"
-    groups += [{"params": params, "placement": other} for params in (rest, [experts])]
+    matrices = [item for item in named.items() if item[1].ndim == 2]
+    groups = [{"params": params, "placement": placement} for params in (matrices, [experts])]
     biases = [item for item in named.items() if item[1].ndim == 1]
     groups.append({"params": biases, "rule": "adamw", "lr": 1e-2})
     optimizer = nucleon.Leon(groups, lr=0.05, weight_decay=0.1)
@@ -474,34 +447,13 @@ def step_of(way, shapes, dtype):
     return sent, counter.get_total_flops() // 2, kept  # two steps
 
 
-def differ(what, placement="owner", every=0):
-    rank = dist.get_rank()
-    shape = (4, 5 + rank) if what == "shape" else (4, 5)
-    param = torch.zeros(shape, requires_grad=True)
-    if what == "placement" and rank:
-        placement = "local"
-    lr = 0.1 + rank * (what == "lr")
-    optimizer = nucleon.Leon([param], lr=lr, placement=placement, consistency_every=every)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-
-
 def unsupported(case):
     from torch.distributed.tensor import DTensor, Partial
 
-    zeros = torch.zeros
-    if case in ("partial", "strided"):
-        placed = [Partial()] if case == "partial" else [_StridedShard(0, split_factor=3)]
-        mesh = mesh_of(dist.get_world_size())
-        param = DTensor.from_local(zeros(4, 6), mesh, placed, run_check=False).requires_grad_()
-        return nucleon.Leon([("w", param)], placement="owner")
-    if case == "pion":
-        return nucleon.Pion([("w", spread(zeros(9, 4), "rows"))], placement="gram")
-    if case == "certify":
-        param = spread(zeros(9, 4), "rows")
-        return nucleon.Leon([("w", param)], placement="gram", certify=True)
-    shape = {"short side": (4, 9), "stack": (4, 5, 6)}[case]
-    return nucleon.Leon([("w", spread(zeros(shape), "rows"))], placement="gram")
+    placed = [Partial()] if case == "partial" else [_StridedShard(0, split_factor=3)]
+    mesh, part = mesh_of(dist.get_world_size()), torch.zeros(4, 6)
+    param = DTensor.from_local(part, mesh, placed, run_check=False).requires_grad_()
+    return nucleon.Leon([("w", param)], placement="owner")
 
 
 def diverge(every):
@@ -521,12 +473,10 @@ def diverge(every):
             raise RuntimeError(f"after {step} steps: {error}") from error
 
 
-def fail(fault, placement, rank):
+def fail(fault, kind, rank):
     """One good step of all ranks, then one of them dies, or does nothing for a long time."""
-    param = torch.zeros(9, 5, requires_grad=True)
-    if placement == "gram":
-        param = spread(param.detach(), "rows").requires_grad_()
-    optimizer = nucleon.Leon([param], placement=placement)
+    param = spread(torch.zeros(9, 5), kind).requires_grad_()
+    optimizer = nucleon.Leon([param], placement="owner")
     param.grad = torch.ones_like(param)
     optimizer.step()
     if dist.get_rank() == rank:

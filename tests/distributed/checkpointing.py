@@ -21,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 import nucleon
 from nucleon.optim import consolidate
 
-GRAM = ("tall", "odd")  # their long side is the one that FSDP2 cuts
-
 
 class Weights(nn.Module):
     """Matrices, a stack and a vector; gradients are put there by hand."""
@@ -56,14 +54,11 @@ def spread(model, kind):
 
 def make(model, placement, method="leon", **options):
     named = dict(model.named_parameters())
-    fits = [n for n in SHAPES if n in GRAM or placement != "gram"]
-    rest = [n for n in SHAPES if n not in fits]
-    groups = [{"params": [(n, named[n]) for n in fits]}]
-    if rest:
-        groups.append({"params": [(n, named[n]) for n in rest], "placement": "owner"})
-    else:  # the same groups under every placement: a state is loaded group by group
-        groups[0]["params"] = [(n, named[n]) for n in SHAPES if n in GRAM]
-        groups.append({"params": [(n, named[n]) for n in SHAPES if n not in GRAM]})
+    first = ("tall", "odd")
+    groups = [
+        {"params": [(n, named[n]) for n in SHAPES if n in first]},
+        {"params": [(n, named[n]) for n in SHAPES if n not in first]},
+    ]
     groups.append({"params": [("bias", named["bias"])], "rule": "adamw", "lr": 1e-2})
     kinds = {"leon": nucleon.Leon, "pion": nucleon.Pion, "muon": nucleon.Muon}
     return kinds[method](groups, lr=0.05, weight_decay=0.1, placement=placement, **options)

@@ -1,4 +1,4 @@
-"""Real processes that stay: tests hand them functions of `cases` and `checkpointing` to run."""
+"""Real processes that stay: tests hand them functions to run."""
 
 import os
 import socket
@@ -31,6 +31,7 @@ def serve(rank, size, meeting, timeout, pipe):
     import agreement
     import cases
     import checkpointing
+    import stages
 
     while True:
         try:
@@ -38,7 +39,7 @@ def serve(rank, size, meeting, timeout, pipe):
         except EOFError:
             return
         try:
-            module = next(m for m in (cases, checkpointing, agreement) if hasattr(m, name))
+            module = next(m for m in (cases, checkpointing, agreement, stages) if hasattr(m, name))
             pipe.send((True, getattr(module, name)(**arguments)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
@@ -54,7 +55,7 @@ def server():
     places = [source, str(here), benchmarks, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["checkpointing", "agreement"])
+    context.set_forkserver_preload(["checkpointing", "agreement", "stages"])
     return context
 
 

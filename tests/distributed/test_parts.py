@@ -3,14 +3,14 @@
 from itertools import product
 from types import SimpleNamespace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from nucleon.optim import grams, placement, shards, stacks, wire
+from nucleon.optim.engines.ranks import placement, wire
+from nucleon.optim.matrices import shards
 
 sides = st.integers(0, 40)
 blocks = st.tuples(st.integers(0, 3), sides, sides)
@@ -35,36 +35,6 @@ def test_shares_are_runs_of_about_equal_cost(sizes, parts):
     # Runs: the dearer a parameter, the earlier its rank; equal ones lie side by side.
     order = sorted(range(len(sizes)), key=lambda i: (-costs[i], sizes[i]))
     assert [share[i] for i in order] == sorted(share)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 3), st.integers(1, 33))
-def test_a_symmetric_matrix_survives_its_strips(count, m):
-    x = torch.randn(count, m, m, dtype=torch.float64)
-    flags = torch.rand(count, dtype=torch.float64)
-    (stack,) = stacks.build([(torch.zeros(count, m, m), None)], lambda *_: 2**20)
-    found, told = grams._sum(stack, x + x.mT, flags)
-    assert torch.equal(found, x + x.mT)
-    assert torch.equal(told, flags)
-    sent = sum((b - a) * (m - a) for a, b in grams.strips(m))
-    assert sent <= (9 / 16 + 1 / m) * m * m + 8  # eight strips, the last ones shorter
-
-
-@pytest.mark.parametrize(
-    ("method", "least"),
-    # Five quintics take everything above 3.2e-3‖S‖_F to 0.99 and more; the others are exact.
-    [("polar-express", 0.99), ("eigh", 1 - 1e-9), ("coupled", 1 - 1e-6)],
-)
-def test_the_factor_is_an_inverse_root(method, least):
-    """QS has the singular values of a polar factor, for any S with SSᵀ = R."""
-    generator = torch.Generator().manual_seed(0)
-    u = torch.linalg.qr(torch.randn(3, 12, 12, dtype=torch.float64, generator=generator)).Q
-    v = torch.linalg.qr(torch.randn(3, 30, 12, dtype=torch.float64, generator=generator)).Q
-    s = (u * torch.logspace(0, -1, 12, dtype=torch.float64)) @ v.mT  # singular values 1 … 0.1
-    q = grams.factor(s @ s.mT, method, 5)
-    values = torch.linalg.svdvals(q @ s)
-    assert values.min() >= least
-    assert values.max() <= 1 + 1e-6
 
 
 def test_a_fingerprint_sees_a_bit_and_a_place():

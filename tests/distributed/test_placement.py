@@ -38,7 +38,6 @@ def test_half_precision_weights_random_rounding_and_options(ranks4, kinds):
     options = {
         "dtype": torch.bfloat16,
         "stochastic_rounding": True,
-        "cautious": True,
         "nesterov": True,
     }
     for extra in ({}, {"momentum_dtype": torch.bfloat16}):
@@ -84,7 +83,7 @@ def test_a_stack_may_be_cut_between_calls(ranks4, placement):
 
 @pytest.mark.parametrize(
     ("placement", "rule"),
-    [("local", "matrix"), ("owner", "matrix"), ("gram", "matrix"), ("local", "adamw")],
+    [("local", "matrix"), ("owner", "matrix"), ("local", "adamw")],
 )
 def test_a_gradient_in_parts_is_added_up(ranks4, placement, rule):
     """The sum of four parts in another order, float64, two steps."""
@@ -105,7 +104,7 @@ def test_vectors_are_counted_and_skipped_alike_on_every_rank(ranks4, bad):
         assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+@pytest.mark.parametrize("placement", ["local", "owner"])
 def test_rows_that_are_cut_twice(ranks4, placement):
     expected = train_alone("leon", shares=2)
     for weights, _ in ranks4("train_both_ways", placement=placement):
@@ -133,22 +132,10 @@ def test_gradients_wider_than_their_weights_are_not_rounded(ranks2, kind):
     assert torch.equal(*kept[0])
 
 
-@pytest.mark.parametrize("placement", ["local", "owner", "gram"])
+@pytest.mark.parametrize("placement", ["local", "owner"])
 def test_pairs_of_ranks_with_matrices_of_their_own(ranks4, placement):
-    """To float32 rounding where the Gram matrix of two steps, of condition below 1e2, is summed."""
     for here, alone in ranks4("stages", placement=placement):
-        torch.testing.assert_close(here, alone, rtol=0, atol=1e-4 if placement == "gram" else 0.0)
-
-
-def test_the_gram_is_never_gathered_and_close_to_one_process(ranks4):
-    """Layouts cut along the long side; the tolerance is eps·cond of the Gram, here below 1e4."""
-    for method in ("muon", "leon"):
-        for nesterov in (False, True):
-            expected, _ = prescribed(method, "plain", dtype=torch.float64, nesterov=nesterov)
-            results = ranks4("gram_steps", method=method, dtype=torch.float64, nesterov=nesterov)
-            for weights, _ in results:
-                for name, value in weights.items():
-                    torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10)
+        assert torch.equal(here, alone)
 
 
 def test_a_bf16_wire_halves_the_bytes_and_rounds_the_direction(ranks4):
@@ -168,15 +155,8 @@ def test_a_bf16_wire_halves_the_bytes_and_rounds_the_direction(ranks4):
             assert torch.equal(b[name], half[0][0][name])
 
 
-@pytest.mark.parametrize(
-    ("kind", "placement"),
-    [
-        (kind, placement)
-        for kind in ("ddp", "fsdp", "hsdp", "long", "tp")
-        for placement in ("local", "owner", "gram")
-        if (kind, placement) != ("ddp", "gram")  # nothing is cut
-    ],
-)
+@pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "long", "tp"])
 def test_training_in_a_layout_is_training_alone(ranks4, kind, placement):
     """Gradients are summed in another order: float64 rounding, amplified by a few steps."""
     expected = train_alone("leon", shares=1 if kind == "tp" else 4)
@@ -226,35 +206,20 @@ def test_state_lies_with_the_owner_only(ranks4):
     assert sum(kept for _, kept in owner) == local[0][1]
 
 
-def test_ranks_that_differ_are_refused_on_every_rank(ranks2):
-    checked = {"placement": "local", "every": 1}  # otherwise "local" says nothing to the others
-    for options in (
-        {"what": "shape"},
-        {"what": "lr"},
-        {"what": "shape", **checked},
-        {"what": "lr", **checked},
-        {"what": "placement", "every": 1},
-    ):
-        for ok, message in ranks2.try_all("differ", **options):
-            assert not ok
-            assert "differ from those of rank 0" in message
-
-
 def test_ranks_that_differ_later_are_refused_as_well(ranks2):
-    for what, words in {"lr": "updates of rank 1", "group": "options of rank 1"}.items():
+    for what, words in {
+        "lr": "updates of rank 1 differ from those of rank 0",
+        "group": "parameter 0 of group 1: rank 0 has 1 (4, 6)",
+    }.items():
         for ok, message in ranks2.try_all("later", what=what):
             assert not ok
-            assert f"{words} differ from those of rank 0" in message
+            assert words in message
     first, second = ranks2("later", what="nothing")
     assert first == second  # also on the rank that owns nothing of a group
 
 
 def test_unsupported_placements_are_refused_by_name(ranks2):
     for case, words in {
-        "short side": "w of shape (4, 9) is cut along axis 0",
-        "stack": "w is not one 2-D matrix",
-        "pion": "is for Muon and Leon",
-        "certify": "keeps no regret",
         "partial": "w is placed as P",
         "strided": "w is placed as _S(0, 3)",
     }.items():

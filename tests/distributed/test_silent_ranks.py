@@ -12,11 +12,11 @@ SLACK = 8  # for a busy machine
 
 
 @pytest.mark.parametrize("fault", ["dies", "hangs"])
-@pytest.mark.parametrize("placement", ["owner", "gram"])
-def test_a_rank_that_dies_or_hangs_is_an_error_on_the_others_in_time(fault, placement):
+@pytest.mark.parametrize("kind", ["plain", "rows"])
+def test_a_rank_that_dies_or_hangs_is_an_error_on_the_others_in_time(fault, kind):
     pool = Pool(2, timeout=PATIENCE)
     try:
-        arguments = {"fault": fault, "placement": placement, "rank": 1}
+        arguments = {"fault": fault, "kind": kind, "rank": 1}
         pool.send("fail", **arguments)
         ok, message = pool.answer(0)
         assert not ok

@@ -203,7 +203,7 @@ class MatrixOptimizer(Optimizer, ABC):
         added = {**own, **param_group, "params": params}
         super().add_param_group({k: v for k, v in added.items() if k not in facts})
         self._runtime.infos |= infos
-        self._runtime.with_names = with_names
+        self._runtime.with_names, self._runtime.agreed = with_names, False
         self._make_states(self.param_groups[-1], first)
 
     def _make_states(self, group: dict[str, Any], first: int) -> None:

@@ -15,6 +15,7 @@ stream and axes alone.
 """
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -332,6 +333,13 @@ def upgraded(
 def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
     """Give the states of a group of version 2 what its lists said, and what version 3 adds."""
     group["consistency_every"] = group.get("consistency_every") or 0
+    if group.get("placement") == "gram":  # its states are whole, as those of "local"
+        group["placement"] = "local"
+    if group.get("cautious"):
+        warnings.warn(
+            "state_dict was saved with cautious=True, which is no option; the run goes on without",
+            stacklevel=2,
+        )
     game = json.loads(group.get("certified") or "[]")  # of version 2, without its method
     group["certified"] = "changed" if game is None else ""
     if game:

@@ -1,8 +1,8 @@
 """Whether all ranks train the same thing: parameters and options, and later their updates.
 
 Where a step exchanges something, the ranks compare parameters and options once, in one collective
-at the first step, and each says what differs. Ranks with different placements wait for each other
-until the timeout of their process group.
+at the first step, and again after a group was added; each says what differs. A rank that exchanges
+where others do not waits for them until the timeout of its process group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
@@ -23,33 +24,34 @@ SHOWN = 5
 
 def exchanges(groups: Groups) -> bool:
     """Whether a step of these groups talks to other ranks."""
-    return any(
-        world(g["params"]) != (0,)
-        and (
-            (g["placement"] == "owner" and g["rule"] == "matrix")
-            or g["consistency_every"]
-            or any(map(shards.sharded, g["params"]))
-        )
-        for g in groups
-    )
+    return any(map(_exchanges, groups))
+
+
+def _exchanges(group: Mapping[str, Any]) -> bool:
+    if world(group["params"]) == (0,):
+        return False
+    owned = group["placement"] == "owner" and group["rule"] == "matrix"
+    return bool(owned or group["consistency_every"]) or any(map(shards.sharded, group["params"]))
 
 
 def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
     """Raise on every rank, saying what differs, unless all have the same parameters and options."""
-    mine = _description(groups, infos, options)
-    found = wire.gather_objects(mine, "parameters and options", _everyone(groups))
-    first, said = found[0], list[str]()
-    for rank, other in enumerate(found):
-        for key in dict.fromkeys([*first, *other]):
-            if first.get(key) != other.get(key):
-                has = f"rank 0 has {first.get(key, 'none')}, rank {rank} {other.get(key, 'none')}"
-                said.append(f"{key}: {has}")
-    if said:
-        more = f"\n… and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
-        raise RuntimeError(
-            "the ranks differ in parameters or options; every rank must have the same ones, in "
-            "the same order:\n" + "\n".join(said[:SHOWN]) + more
-        )
+    mine, what = _description(groups, infos, options), "parameters and options"
+    everyone = _everyone([group for group in groups if _exchanges(group)])
+    if len(set(wire.gather_objects(wire.digest(mine), what, everyone))) == 1:
+        return
+    (base, first), *others = wire.gather_objects((dist.get_rank(), mine), what, everyone)
+    said = [
+        f"{key}: rank {base} has {first.get(key, 'none')}, rank {rank} {other.get(key, 'none')}"
+        for rank, other in others
+        for key in {**first, **other}
+        if first.get(key) != other.get(key)
+    ]
+    more = f"\n… and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
+    raise RuntimeError(
+        "the ranks differ in parameters or options; every rank must have the same ones, in the "
+        "same order:\n" + "\n".join(said[:SHOWN]) + more
+    )
 
 
 def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], step: int) -> None:
@@ -77,17 +79,18 @@ def _everyone(groups: Groups) -> wire.Groups:
 
 
 def _description(groups: Groups, infos: Infos, options: Sequence[str]) -> dict[str, str]:
-    """Everything that is compared, as text by what it is called."""
+    """Everything that is compared, as text by what it is called; parameters before options."""
     found: dict[str, str] = {}
     for index, group in enumerate(groups):
-        for option in options:
-            if option in group:
-                found[f"{option} of group {index}"] = _text(group[option])
         for place, param in enumerate(group["params"]):
             name, axes = infos[param].name, infos[param].axes or "default"
             found[f"parameter {place} of group {index}"] = (
                 f"{name} {tuple(param.shape)} {param.dtype}, axes {axes}"
             )
+    for index, group in enumerate(groups):
+        for option in options:
+            if option in group:
+                found[f"{option} of group {index}"] = _text(group[option])
     return found
 
 

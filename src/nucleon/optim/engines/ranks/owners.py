@@ -55,6 +55,7 @@ def step(work: Owned) -> None:
         for task in tasks:
             if task.owner == dist.get_rank():
                 _compute(task, group)
+                task.inbox.clear()  # tasks outlive the step, what they carry must not
         sent = _distribute(tasks, group)
         _finish(*under_way)
         under_way = (tasks, sent)
@@ -72,7 +73,6 @@ def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
         if me not in members:
             continue
         mine = _held_gradients(task.stack)
-        task.inbox.clear()
         if me != task.owner:
             sends.append((task.owner, mine))
             continue
@@ -167,6 +167,7 @@ def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
         else:
             direction, taken = _unpack(task)
             reference.move(task.work, direction.to(dtype), taken)
+        task.outcome = task.outcome.new_empty(0)
 
 
 def _unpack(task: Task) -> tuple[Tensor, Tensor]:

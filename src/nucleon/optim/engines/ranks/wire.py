@@ -126,7 +126,7 @@ def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
 
 def check_same(value: object, what: str, groups: Groups = (None,)) -> None:
     """Raise on every rank unless all ranks have the same `value`, by its printed form."""
-    mine = (dist.get_rank(), hashlib.sha256(repr(value).encode()).hexdigest())
+    mine = (dist.get_rank(), digest(value))
     (first, expected), *found = gather_objects(mine, what, groups)
     others = [rank for rank, other in found if other != expected]
     if others:
@@ -134,6 +134,11 @@ def check_same(value: object, what: str, groups: Groups = (None,)) -> None:
             f"{what} of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
             f"from those of rank {first}; every rank must have the same ones, in the same order"
         )
+
+
+def digest(value: object) -> str:
+    """A hash of the printed form of a value."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def fingerprint(tensor: Tensor) -> int:

@@ -1,0 +1,95 @@
+"""State dicts that version 2 wrote load, and go on to the weights that version 2 went on to.
+
+The files are real ones, see `older_states`.
+"""
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from older_states import AFTER, BEFORE, CASES, FOLDER, go, model, optimizer
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from helpers_states import differences
+
+LATER = {"consistency_every": 0}  # None was never, which is 0
+
+
+def saved(case):
+    return torch.load(FOLDER / f"{case}.pt", weights_only=True)
+
+
+def resumed(case, found):
+    net = model(case)
+    net.load_state_dict(found["start"])
+    method = optimizer(case, net, **LATER)
+    method.load_state_dict(found["optimizer"])
+    return method, go(net, method, BEFORE, BEFORE + AFTER)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_bit_for_bit(case):
+    found = saved(case)
+    assert {g["nucleon"][-2:] for g in found["optimizer"]["param_groups"]} == {"/2"}
+    method, end = resumed(case, found)
+    assert not differences(end, found["end"])
+    if case == "leon_certified":
+        certificates = method.certificates()
+        assert len(certificates) == 4
+        assert all(c.refusal is None and c.holds for c in certificates.values())
+
+
+def test_what_is_saved_again_is_of_this_version_and_loads():
+    found = saved("leon")
+    method, _ = resumed("leon", found)
+    again = method.state_dict()
+    assert not {"axes", "param_names", "reasons", "cautious"} & set(again["param_groups"][0])
+    optimizer("leon", model("leon"), **LATER).load_state_dict(again)
+
+
+def test_names_that_a_wrapper_has_changed_match_those_of_the_model():
+    """Version 2 left frozen parameters out, so that the others are matched by name."""
+    found = saved("leon")
+    for group in found["optimizer"]["param_groups"]:
+        assert "frozen.weight" not in group["param_names"]
+        group["param_names"] = [f"module._orig_mod.{name}" for name in group["param_names"]]
+    assert not differences(resumed("leon", found)[1], found["end"])
+
+
+def test_a_placement_that_is_gone_is_that_of_the_optimizer_at_hand():
+    found = saved("leon")
+    for group in found["optimizer"]["param_groups"]:
+        group["placement"] = "gram"
+    method, end = resumed("leon", found)
+    assert not differences(end, found["end"])
+    assert {group["placement"] for group in method.param_groups} == {"local"}
+
+
+@pytest.mark.parametrize(("case", "option"), [("muon", "cautious"), ("pion", "antithetic")])
+def test_an_option_that_is_gone_is_told(case, option):
+    found = saved(case)
+    found["optimizer"]["param_groups"][0][option] = True
+    with pytest.warns(UserWarning, match=f"{option}=True, which is no option"):
+        resumed(case, found)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("case", ["leon", "muon", "leon_certified"])
+def test_a_distributed_checkpoint_loads_in_part(tmp_path, case):
+    """What version 2 did not save per parameter stays as the optimizer at hand has it."""
+    found, net = saved(case), model(case)
+    old = found["optimizer"]
+    for group in old["param_groups"]:
+        for key, name in zip(group["params"], group["param_names"], strict=True):
+            old["state"][name] = old["state"].pop(key)
+        group["params"] = group["param_names"]
+    dcp.save(old, checkpoint_id=tmp_path)
+    net.load_state_dict(found["start"])
+    method = optimizer(case, net, **LATER)
+    state = get_optimizer_state_dict(net, method)
+    dcp.load(state, checkpoint_id=tmp_path, planner=DefaultLoadPlanner(allow_partial_load=True))
+    set_optimizer_state_dict(net, method, state)
+    assert not differences(go(net, method, BEFORE, BEFORE + AFTER), found["end"])
