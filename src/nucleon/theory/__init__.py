@@ -2,7 +2,8 @@
 
 gbpa: Theorems 3.2, 4.1, 4.2, Proposition 3.3 · shampoo: Table 1, Theorem C.1, Propositions and
 Lemmas C.2–C.5 · adagrad: Table 2, Remarks B.1, B.2 · smoothing: Lemmas E.1–E.3 · nonconvex:
-Proposition 5.1, Theorems 5.2, 5.3, Appendix G · costs: Appendix F.
+Proposition 5.1, Theorems 5.2, 5.3, Appendix G · costs: Appendix F · concentration: what FTPL's
+samples add with high probability, which the paper leaves out.
 """
 
 from nucleon.theory._statistics import Sides
@@ -14,6 +15,7 @@ from nucleon.theory.adagrad import (
     gaussian_ftpl_constants,
     scale_free_adagrad_bound,
 )
+from nucleon.theory.concentration import ftpl_adaptive_deviation, ftpl_oblivious_deviation
 from nucleon.theory.costs import augmented_flops, coupled_flops, ftpl_flops, polar_flops
 from nucleon.theory.gbpa import (
     admissibility_tradeoff,
@@ -67,10 +69,12 @@ __all__ = [
     "ewa_distance_bound",
     "ewa_weights",
     "faml_bound",
+    "ftpl_adaptive_deviation",
     "ftpl_bound",
     "ftpl_constants",
     "ftpl_factor",
     "ftpl_flops",
+    "ftpl_oblivious_deviation",
     "ftrl_bound",
     "full_against_scalar",
     "gaussian_ftpl_bound",
