@@ -12,6 +12,7 @@ from nucleon.cli.plan import plan
 from nucleon.cli.play import play
 from nucleon.cli.report import report
 from nucleon.cli.reproduce import reproduce
+from nucleon.cli.search import search
 from nucleon.cli.train import train
 
 PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("reproduce", no_args_is_help=True)(reproduce)
 app.command("play", no_args_is_help=True)(play)
+app.command("search", no_args_is_help=True)(search)
 app.command("plan", no_args_is_help=True)(plan)
 app.command("train", no_args_is_help=True)(train)
 app.command("bench", context_settings=PASS_ON)(bench)

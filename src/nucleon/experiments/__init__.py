@@ -21,6 +21,7 @@ from nucleon.experiments import (
     thm_gbpa,
     thm_leon,
     thm_pion,
+    tightness,
 )
 from nucleon.experiments.base import (
     Cell,
@@ -47,6 +48,7 @@ CLAIMS: Mapping[str, Claim] = MappingProxyType(
             prop_admissibility,
             thm_ftpl,
             thm_faml,
+            tightness,
             tab_shampoo,
             tab_adagrad,
             cost_model,
