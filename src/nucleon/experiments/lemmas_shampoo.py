@@ -61,7 +61,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         curves["C.4"].append(_share(theory.shampoo_gradient_term(ones)))
         progress.advance(1, f"T = {length}")
     return Result(
-        checks=checks(found, curves, settings.first_seed),
+        checks=checks(found, curves),
         tables=(_table(found),),
         figures=(_figure(lengths, curves),),
         records=tuple({"lemma": name, "pairs": pairs} for name, pairs in found.items()),
@@ -216,7 +216,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def checks(
-    found: dict[str, list[tuple[float, float]]], curves: dict[str, list[float]], seed: int
+    found: dict[str, list[tuple[float, float]]], curves: dict[str, list[float]]
 ) -> tuple[Check, ...]:
     """No left side above its right one, both as evaluated again, and equality where there is."""
     free = [share for share, _ in found["C.2, free"]]
