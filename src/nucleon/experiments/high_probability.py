@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,7 +167,7 @@ def adaptive(samples: int, rounds: int, settings: Settings, progress: Progress) 
     norms = torch.full((rounds,), float(m), dtype=F64)
     fixed, linear = list[Tensor](), list[Tensor]()
     for t in trace.rounds:
-        options = {"radius": 1.0, "samples": samples, "delta": DELTA}
+        options: dict[str, Any] = {"radius": 1.0, "samples": samples, "delta": DELTA}
         fixed.append(theory.ftpl_oblivious_deviation(norms[:t], **options))
         linear.append(theory.ftpl_adaptive_deviation(norms[:t], rows=m, columns=n, **options))
     return Adaptive(samples, trace, torch.stack(fixed), torch.stack(linear))
@@ -215,8 +216,9 @@ def checks(
     misses, apart = list[float](), list[float]()
     for k, norms in means.items():
         one = torch.ones(1, dtype=F64)
-        options = {"rows": m, "columns": n, "radius": 1.0, "samples": k, "delta": DELTA}
-        level = theory.ftpl_adaptive_deviation(one, **options).item()
+        level = theory.ftpl_adaptive_deviation(
+            one, rows=m, columns=n, radius=1.0, samples=k, delta=DELTA
+        ).item()
         misses.append((norms > level).double().mean().item())
         apart.append(abs(level / bernstein_by_bisection(math.log((m + n) / DELTA), k) - 1))
     return (

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ def search(variant: str, rounds: int, settings: Settings) -> Found:
     for _ in range(QUICK_STEPS if settings.quick else STEPS):
         optimizer.zero_grad()
         regret, bound = by_hand(variant, gradients)
-        cast(Tensor, (regret / bound).sum()).backward()
+        (regret / bound).sum().backward()
         optimizer.step()
     with torch.no_grad():
         regret, bound = by_hand(variant, gradients)

@@ -32,7 +32,7 @@ LEARNERS: dict[str, Searched] = {"FAML": "faml", "FTRL": "ftrl", "FTPL": "ftpl"}
 SHAPES = ((1, 1), (2, 2), (2, 4))
 ROUNDS, QUICK_ROUNDS = (10, 30, 100), (10, 30)
 GAMES, QUICK_GAMES = 64, 16
-SIGN_GAMES, QUICK_SIGN_GAMES = 2000, 400
+SIGN_GAMES, QUICK_SIGN_GAMES = 800, 400
 SIGN_SAMPLES = 4  # of FTPL on random signs: the games average over its noise
 
 # Fixed beforehand, T = 30: what the search has to reach of each bound at every shape.
@@ -227,28 +227,30 @@ def _figure(reached: list[Reached], signs: list[Signs]) -> Figure:
             found = [r for r in reached if (r.learner, r.case.shape) == (name, shape)]
             x, y = [float(r.case.rounds) for r in found], [r.ratio.value for r in found]
             lines.append(Series(f"{_size(shape)}, worst found", x, y, style=style))
-        for shape, style in (((1, 1), 6), ((2, 4), 5)):
+        for shape, style in (((2, 4), 5), ((1, 1), 1)):
             below = [s for s in signs if (s.learner, s.shape) == (name, shape)]
             x, y = [float(s.rounds) for s in below], [s.ratio for s in below]
             lines.append(Series(f"{_size(shape)}, random signs", x, y, style=style))
+        ends = [float(f(r.case.rounds for r in reached)) for f in (min, max)]
+        lines.append(Series("the bound", ends, [1.0, 1.0], style=6))
         title = f"{name}: regret over its bound"
         return Panel(title, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
     longest = max(r.case.rounds for r in reached if r.case.shape == (2, 2))
-    streams = tuple(
+    totals = tuple(
         Series(
-            f"gradients against {r.learner}",
+            f"against {r.learner}",
             list(range(1, r.case.rounds + 1)),
-            r.case.gradients.flatten().tolist(),
+            r.case.gradients.flatten().cumsum(0).abs().tolist(),
             style=STYLES[r.learner],
         )
         for r in reached
-        if (r.case.shape, r.case.rounds) == ((1, 1), longest) and r.learner != "FTPL"
+        if (r.case.shape, r.case.rounds) == ((1, 1), longest)
     )
-    last = Panel(f"What it looks like: 1×1, T = {longest}", "t", "G_t", streams)
+    last = Panel(f"The streams alternate, then drift: 1×1, T = {longest}", "t", "|S_t|", totals)
     caption = (
         "Regret over bound of the worst streams found, beside D·E‖Σε_tG_t‖_*, which no learner "
-        "can avoid; and two of these streams: they alternate, then drift."
+        "can avoid; and the totals of three of these streams."
     )
     panels = (*map(panel, LEARNERS), last)
     return Figure("tightness", "How tight the bounds are", caption, panels)
