@@ -269,14 +269,15 @@ def _adaptive_table(answered: list[Adaptive]) -> Table:
 
 
 def _figure(fixed: list[Oblivious], answered: list[Adaptive]) -> Figure:
-    levels = [k / 40 for k in range(-40, 41)]
+    levels = [k / 40 for k in range(41)]
     tails = list[Series]()
     for o, style in zip([o for o in fixed if o.samples == 1], (0, 2, 4), strict=True):
         x = (o.excess / o.term).sort().values
         share = [(x > level).double().mean().item() for level in levels]
+        seen = [k for k, value in enumerate(share) if value > 0]
         name = "{}×{}".format(*o.shape) + ("" if o.padded else ", not padded")
-        tails.append(Series(name, levels, share, style=style))
-    hoeffding = [min(1.0, DELTA ** (max(level, 0.0) ** 2)) for level in levels]
+        tails.append(Series(name, [levels[k] for k in seen], [share[k] for k in seen], style=style))
+    hoeffding = [DELTA ** (level**2) for level in levels]
     tails.append(Series("Hoeffding", levels, hoeffding, style=BOUND))
     one = answered[1]
     late = [i for i, t in enumerate(one.trace.rounds) if t >= 5]
@@ -291,7 +292,11 @@ def _figure(fixed: list[Oblivious], answered: list[Adaptive]) -> Figure:
         line("bound + term for any", one.bound + one.linear, PRINTED),
     )
     first = Panel(
-        "fixed streams, k = 1: Pr(excess > x)", "x, in units of the term", "share", tuple(tails)
+        "fixed streams, k = 1: share of games above x",
+        "x, in units of the term",
+        "share",
+        tuple(tails),
+        y_scale="log",
     )
     title = f"adversary, k = {one.samples}"
     second = Panel(title, "T", "regret", lines, x_scale="log", y_scale="log")

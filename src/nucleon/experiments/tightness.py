@@ -277,6 +277,6 @@ CLAIM = Claim(
         "standard errors, and every worst stream found is worse than that."
     ),
     run=run,
-    seconds=60,
-    quick_seconds=8,
+    seconds=25,
+    quick_seconds=5,
 )
