@@ -49,7 +49,7 @@ def test_random_signs_by_hand():
     """1×1: E|Σε_t| = T·C(T−1, ⌊(T−1)/2⌋)/2^(T−1), over FAML's 2√(1+T)."""
     found = tightness.random_signs("FAML", (1, 1), 10, Settings())
     exact = 10 * math.comb(9, 4) / 2**9 / (2 * math.sqrt(11))
-    error = math.sqrt(10 - (10 * math.comb(9, 4) / 2**9) ** 2) / math.sqrt(tightness.SIGN_GAMES)
+    error = math.sqrt(10 - (10 * math.comb(9, 4) / 2**9) ** 2) / math.sqrt(tightness.SIGNS)
     assert found.ratio == pytest.approx(exact, abs=4 * error / (2 * math.sqrt(11)))
 
 
