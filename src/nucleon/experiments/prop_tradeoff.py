@@ -27,9 +27,9 @@ from nucleon.potentials import Admissibility, Hyperbolic, Potential, Regularized
 
 F64 = torch.float64
 SHAPE = (2, 3)
-MIXTURES, QUICK_MIXTURES = 12, 2
+MIXTURES, QUICK_MIXTURES = 6, 2
 POINTS = 200
-SEARCH: dict[str, Any] = {"starts": 6, "steps": 80, "replicates": 8}
+SEARCH: dict[str, Any] = {"starts": 4, "steps": 60, "replicates": 8}
 QUICK_SEARCH: dict[str, Any] = {"starts": 4, "steps": 40, "replicates": 8}
 ROUNDING = 1e-6  # relative, of the solver's gap in Ψ
 CLOSE = 0.98  # of a product of constants that a search has found from below
