@@ -326,6 +326,6 @@ CLAIM = Claim(
         f"{LINEAR:g}; ε solves Bernstein's equation."
     ),
     run=run,
-    seconds=60,
-    quick_seconds=10,
+    seconds=25,
+    quick_seconds=5,
 )

@@ -144,6 +144,6 @@ CLAIM = Claim(
         f"arithmetic; without the second sum they differ by more than 0.1."
     ),
     run=run,
-    seconds=5,
+    seconds=4,
     quick_seconds=1,
 )

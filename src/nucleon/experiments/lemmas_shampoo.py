@@ -282,6 +282,6 @@ CLAIM = Claim(
         "C.4 reach 0.97 on equal gradients, and C.5 is ½ at 1×1."
     ),
     run=run,
-    seconds=25,
-    quick_seconds=3,
+    seconds=12,
+    quick_seconds=2,
 )

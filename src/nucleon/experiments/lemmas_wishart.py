@@ -293,6 +293,6 @@ CLAIM = Claim(
         "never passed."
     ),
     run=run,
-    seconds=20,
-    quick_seconds=4,
+    seconds=12,
+    quick_seconds=3,
 )

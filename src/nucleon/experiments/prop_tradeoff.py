@@ -254,6 +254,6 @@ CLAIM = Claim(
         "√(2αβ)‖X‖_* to 1e-9."
     ),
     run=run,
-    seconds=60,
-    quick_seconds=6,
+    seconds=45,
+    quick_seconds=8,
 )

@@ -238,6 +238,6 @@ CLAIM = Claim(
         + " of it; FTRL with δ = 1e-6 passes its bound."
     ),
     run=run,
-    seconds=40,
-    quick_seconds=10,
+    seconds=30,
+    quick_seconds=5,
 )
