@@ -49,11 +49,11 @@ def polar(x):
 def test_every_constructor_is_registered():
     assert set(streams.STREAMS) == {
         *("alternating", "gaussian", "low-rank", "ill-conditioned", "drifting"),
-        *("sparse", "heavy-tailed", "adversary", "replay"),
+        *("sparse", "heavy-tailed", "adversary", "worst", "replay"),
     }
     for name, entry in streams.STREAMS.items():
         assert entry.summary.endswith(".")
-        if name != "replay":
+        if name not in ("worst", "replay"):
             stream = entry.constructor((2, 3))
             assert stream.name == name
             assert stream.oblivious == (name != "adversary")

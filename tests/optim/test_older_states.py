@@ -68,7 +68,7 @@ def test_a_placement_that_is_gone_is_that_of_the_optimizer_at_hand():
     assert {group["placement"] for group in method.param_groups} == {"local"}
 
 
-@pytest.mark.parametrize(("case", "option"), [("muon", "cautious"), ("pion", "antithetic")])
+@pytest.mark.parametrize(("case", "option"), [("muon", "cautious")])
 def test_an_option_that_is_gone_is_told(case, option):
     found = saved(case)
     found["optimizer"]["param_groups"][0][option] = True

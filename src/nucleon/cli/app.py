@@ -33,6 +33,11 @@ VERBS = {
         "Play every learner against every stream: round, regret, bound and slack, live.",
         ASKED,
     ),
+    "search": Verb(
+        "search:search",
+        "Search the stream that brings a learner closest to its bound, and keep it as a file.",
+        ASKED,
+    ),
     "plan": Verb(
         "plan:plan",
         "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.",

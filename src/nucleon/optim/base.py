@@ -22,6 +22,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from nucleon.optim import options, state, worklist
+from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Matrices
@@ -363,7 +364,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 loss = closure()
         self._check_gradients()
         for group in self.param_groups:
-            certificates.note(group)
+            ledger.note(group)
         found = self._worklist()
         wire.settle(found.sharded)
         for counters in found.counters.values():

@@ -340,10 +340,14 @@ def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
             "state_dict was saved with cautious=True, which is no option; the run goes on without",
             stacklevel=2,
         )
-    game = json.loads(group.get("certified") or "[]")  # of version 2, without its method
-    group["certified"] = "changed" if game is None else ""
-    if game:
-        group["certified"] = json.dumps([*game, group["method"]])
+    # Version 2 has a list of these options, null once one of them changed.
+    game = json.loads(group.get("certified") or "[]")
+    names = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
+    now = [group[name] for name in names if name in group]
+    group["certified"] = ""
+    if game != []:
+        kept = game == now
+        group["certified"] = ledger.options_of(group) if kept else f"{ledger.CHANGED}an option"
     if group.get("rule") != "matrix":
         return
     for key, spec in zip(group["params"], group.get("axes") or [], strict=False):
@@ -356,4 +360,10 @@ def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
         state["axes"] = _encoded(known or "")
         if "skipped" in state:
             state["quiet"] = torch.zeros_like(state["skipped"])
+        if "largest" in state:  # of the gradients: one above the bound ends the game
+            largest = state.pop("largest")
+            state["excess"] = torch.zeros_like(largest)
+            state["outside"] = torch.zeros_like(state["skipped"])
+            if largest.max() > group["gradient_bound"]:
+                group["certified"] = f"{ledger.CHANGED}gradient_bound"
         states[key] = state

@@ -22,6 +22,7 @@ from nucleon.streams.sequences import (
     sparse,
 )
 from nucleon.streams.setting import Options, Shape, Stream
+from nucleon.streams.worst_case import WorstCase, worst, worst_cases
 
 __all__ = [
     "STREAMS",
@@ -29,6 +30,7 @@ __all__ = [
     "Options",
     "Shape",
     "Stream",
+    "WorstCase",
     "adversary",
     "alternating",
     "drifting",
@@ -38,4 +40,6 @@ __all__ = [
     "low_rank",
     "replay",
     "sparse",
+    "worst",
+    "worst_cases",
 ]

@@ -23,6 +23,7 @@ from nucleon.streams.setting import (
     operator_norm,
     oriented,
 )
+from nucleon.streams.worst_case import worst
 
 
 def alternating(shape: Shape, *, rank: int | None = None, **options: Unpack[Options]) -> Stream:
@@ -226,7 +227,7 @@ def _registry(*constructors: Callable[..., Stream]) -> Mapping[str, Entry]:
 
 STREAMS = _registry(
     *(alternating, gaussian, low_rank, ill_conditioned, drifting),
-    *(sparse, heavy_tailed, adversary, replay),
+    *(sparse, heavy_tailed, adversary, worst, replay),
 )
 
 

@@ -7,7 +7,10 @@ At step t the action is X_t = −P_{t-1}, X_1 = 0, of radius one, and the discou
 The sum is kept here; the nuclear norm is computed when a certificate is asked for.
 """
 
+import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,36 +19,108 @@ from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.optim.engines.work import Matrices
 from nucleon.optim.matrices import shards
+from nucleon.regret import PROMISE
 
 
 def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The last direction of a parameter, and three numbers per matrix."""
+    """The last direction of a parameter, and four numbers per matrix.
+
+    `loss`: Σγ^{t-s}⟨G_s, X_s⟩. `excess`: at least Σγ^{t-s}‖E_s‖_*, E_s what of G_s is above the
+    `gradient_bound`. `first`: γ^{t-1}√m‖G_1‖_F ≥ γ^{t-1}‖G_1‖_*. `outside`: actions off the ball.
+    """
     zeros = torch.zeros(matrices, dtype=widest(param.device), device=param.device)
     return {
         "played": shards.zeros(param, dtype),
         "loss": zeros,
-        "largest": zeros.clone(),
+        "excess": zeros.clone(),
         "first": zeros.clone(),
+        "outside": torch.zeros_like(zeros, dtype=torch.int64),
     }
 
 
 def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -> None:
     """Enter one round of every matrix of a stack, the skipped ones excepted; no synchronization."""
     stack, states = work.stack, work.states
-    discount = work.hyperparameters.momentum
+    hyper, wide = work.hyperparameters, widest(gradient.device)
+    old = {
+        name: stack.gather_own(s[name] for s in states)
+        for name in ("loss", "excess", "first", "outside")
+    }
     played = stack.gather((s["played"] for s in states), gradient.dtype)
-    wide = widest(gradient.device)
-    loss = -(gradient.to(wide) * played).sum(dim=(-2, -1))
-    norm = operator_norm_bound(gradient).to(wide)
-    frobenius = torch.linalg.matrix_norm(gradient).to(wide) * math.sqrt(gradient.shape[-2])
-    for name, new in (("loss", loss), ("largest", norm), ("first", frobenius)):
-        old = stack.gather_own(s[name] for s in states)
-        if name == "loss":
-            new = discount * old + new
-        elif name == "largest":
-            new = torch.maximum(old, new)
-        else:
-            new = torch.where(old > 0, discount * old, new)
-        stack.scatter_own(torch.where(taken, new, old), [s[name] for s in states])
+    root = math.sqrt(gradient.shape[-2]) * torch.linalg.matrix_norm(gradient).to(wide)
+    new = {
+        "loss": hyper.momentum * old["loss"] - (gradient.to(wide) * played).sum(dim=(-2, -1)),
+        "excess": hyper.momentum * old["excess"] + excess(gradient, hyper.gradient_bound, root),
+        "first": torch.where(old["first"] > 0, hyper.momentum * old["first"], root),
+        "outside": old["outside"] + _outside(direction, tolerance(work.group, direction.dtype)),
+    }
+    for name, value in new.items():
+        stack.scatter_own(torch.where(taken, value, old[name]), [s[name] for s in states])
     kept = torch.where(taken[:, None, None], direction, played)
     stack.scatter(kept, [s["played"] for s in states])
+
+
+def excess(gradient: Tensor, bound: float, root: Tensor) -> Tensor:
+    """At least ‖E‖_*, where G − E has norm at most `bound`; (b,), 0 where G itself has.
+
+    With u ≥ ‖G‖_op both E = G(1 − bound/u) and what of the singular values is above the bound will
+    do: min{√m‖G‖_F(1 − bound/u), m(u − bound)}, `root` being √m‖G‖_F. u is `operator_norm_bound`,
+    which is too large by m^(1/32) at most, and its rounding.
+    """
+    m, eps = gradient.shape[-2], torch.finfo(gradient.dtype).eps
+    norm = operator_norm_bound(gradient).to(root.dtype) * (1 + 64 * m * eps)
+    above = (norm - bound).clamp_min(0.0)
+    share = above / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    return torch.minimum(root * share, m * above)
+
+
+def tolerance(group: Mapping[str, Any], dtype: torch.dtype) -> float:
+    """How far outside the ball the method of a group may be: DESIGN's promise for its precision."""
+    if group.get("method") in ("eigh", "svd"):
+        return PROMISE[dtype]
+    return 1e-2 if group.get("method") in ("auto", "half") else 1e-3
+
+
+def _outside(direction: Tensor, allowed: float) -> Tensor:
+    """1 where ‖P‖_op > 1 + `allowed`, (b,): then (1 + allowed)²I − PPᵀ has no Cholesky factor."""
+    wide = direction.to(widest(direction.device))
+    eye = torch.eye(wide.shape[-2], dtype=wide.dtype, device=wide.device)
+    info = torch.linalg.cholesky_ex((1 + allowed) ** 2 * eye - wide @ wide.mT).info
+    return (info != 0).long()
+
+
+# ------------------------------------------------------------------ the options of the game
+
+GAME = (
+    *("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound", "maximize"),
+    *("method", "iterations", "momentum_dtype", "samples", "antithetic", "seed"),
+)
+"""The options that the theorem's game is made of: a change of one ends it."""
+CHANGED = "changed: "
+"""How the note on a group begins whose game has ended; then what changed."""
+
+
+def note(group: dict[str, Any]) -> None:
+    """Write down at every step, on every rank, which options its game is played with.
+
+    The note is text: empty before the first step, then the options, or what changed.
+    """
+    told: str = group["certified"]
+    if group["certify"]:
+        changes = changes_of(told, group)
+        group["certified"] = f"{CHANGED}{changes}" if changes else options_of(group)
+    elif told and not told.startswith(CHANGED):
+        group["certified"] = f"{CHANGED}certify"
+
+
+def options_of(group: Mapping[str, Any]) -> str:
+    """The options of the game of a group, as text."""
+    return json.dumps({name: group[name] for name in GAME if name in group}, default=str)
+
+
+def changes_of(told: str, group: Mapping[str, Any]) -> str:
+    """Which options are not those of the game, by name; empty where none changed."""
+    if not told or told.startswith(CHANGED):
+        return told.removeprefix(CHANGED)
+    before, now = json.loads(told), json.loads(options_of(group))
+    return ", ".join(name for name in now if before.get(name) != now[name])

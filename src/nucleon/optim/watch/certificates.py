@@ -1,6 +1,5 @@
 """Regret certificates of a training run, from what `engines.ledger` keeps of each matrix."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -10,33 +9,13 @@ from torch import Tensor
 from nucleon import _checks, theory
 from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
+from nucleon.optim.engines.ledger import changes_of, tolerance
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import Method, State
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks
 from nucleon.optim.matrices.stacks import gram_key
 from nucleon.regret import Certificate
-
-_USED = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound", "method")
-"""The options that the theorem's game is made of: a change of one ends it."""
-
-
-CHANGED = "changed"
-"""The note on a group whose options changed, or whose record was interrupted."""
-
-
-def note(group: dict[str, Any]) -> None:
-    """Write down at every step, on every rank, which options its game is played with."""
-    told: str = group["certified"]
-    if group["certify"]:
-        now = _played_with(group)
-        group["certified"] = now if told in ("", now) else CHANGED
-    elif told:
-        group["certified"] = CHANGED
-
-
-def _played_with(group: Mapping[str, Any]) -> str:
-    return json.dumps([group[name] for name in _USED if name in group], default=float)
 
 
 def collect(
@@ -115,16 +94,27 @@ def _certificate(
 ) -> Certificate:
     norms = [nuclear_norm(block.matrices(exact(state["total"]))) for block in found]
     regret = exact(state["loss"]) + torch.cat(norms)
-    largest = state["largest"].max().item()
+    refusal = method.uncertified or _refusal(group) or _outside(state, group)
     bound = torch.cat([_bound(method, state, group, block) for block in found])
+    if refusal is None and not bound.isfinite().all():
+        refusal = "no theorem has a finite bound on this game"
+    squares = [_trace(state, block) for block in found]
     place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
     return Certificate(
         regret=regret.to(place),
         bound=bound.to(place),
         theorem=method.theorem,
         conditional_on=_conditions(group, state["loss"].dtype),
-        refusal=method.uncertified or _refusal(group, largest),
+        refusal=refusal,
+        lower=(torch.cat(squares) / 2).sqrt().to(place) if method.has_gram else None,
     )
+
+
+def _trace(state: State, block: Block) -> Tensor:
+    """Tr M̂ of each matrix of a block; 0 for a method without a Gram."""
+    if gram_key(block) not in state:
+        return state["loss"].new_zeros(block.count)
+    return exact(state[gram_key(block)]).diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _bound(
@@ -135,7 +125,8 @@ def _bound(
 ) -> Tensor:
     m, n = sorted((block.rows, block.columns))
     constants = method.admissibility(group, m, n)
-    first = exact(state["first"])[block.first : block.first + block.count]
+    mine = slice(block.first, block.first + block.count)
+    first, excess = exact(state["first"])[mine], exact(state["excess"])[mine]
     if constants is None or not group["gradient_bound"] or not method.smoothing_scale(group, m, n):
         return torch.full_like(first, torch.inf)
     eta = method.smoothing_scale(group, m, n) ** -0.5
@@ -150,6 +141,7 @@ def _bound(
         discount=group["momentum"],
         rounds=1,
         eta=eta,
+        excess=excess,
     )
 
 
@@ -159,12 +151,12 @@ def _conditions(group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
         conditions.append("rounding Ĝ to bfloat16 does not matter")
     if kept != torch.float64:  # the device has no wider type
         conditions.append("rounding the losses to float32 does not matter")
-    if group["method"] not in ("eigh", "svd"):
-        conditions.append(f"method={group['method']!r} is as good as exact")
+    if group.get("method") not in ("eigh", "svd"):
+        conditions.append(f"the iterations of method={group.get('method')!r} have converged")
     return tuple(conditions)
 
 
-def _refusal(group: Mapping[str, Any], largest: float) -> str | None:
+def _refusal(group: Mapping[str, Any]) -> str | None:
     if not group["gradient_bound"]:
         return "the theorem needs gradient_bound > 0"
     if group["nesterov"]:
@@ -173,8 +165,15 @@ def _refusal(group: Mapping[str, Any], largest: float) -> str | None:
         return "the theorem needs beta2 = momentum²; pass beta2=None"
     if not group["smoothing_scale"]:
         return "the theorem needs smoothing_scale > 0"
-    if group["certified"] != _played_with(group):
-        return f"one of {', '.join(_USED)} changed during the run, or certify was switched off"
-    if largest > group["gradient_bound"] * (1 + 1e-3):  # what the norm's upper bound may add
-        return f"a gradient of norm {largest:.6g} exceeded the gradient_bound"
-    return None
+    changes = changes_of(group["certified"], group)
+    if changes == "certify":
+        return "certify was switched off for some steps, and the regret lacks them"
+    return f"{changes} changed during the run" if changes else None
+
+
+def _outside(state: State, group: Mapping[str, Any]) -> str | None:
+    count = int(state["outside"].max()) if state["outside"].numel() else 0
+    allowed = tolerance(group, _checks.work_dtype(state["played"].dtype))
+    if not count:
+        return None
+    return f"{count} actions had a norm above {1 + allowed:g}, outside the ball of radius 1"

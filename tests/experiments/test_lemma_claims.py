@@ -1,0 +1,206 @@
+"""The claims on lemmas and remarks: the quick ones hold, and a wrong constant fails them."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+import scipy.stats
+import torch
+
+from nucleon import theory
+from nucleon.experiments import (
+    CLAIMS,
+    Settings,
+    Silent,
+    high_probability,
+    lemma_discounting,
+    lemmas_shampoo,
+    lemmas_wishart,
+    prop_tradeoff,
+    remark_unknown_bound,
+)
+from nucleon.learners import AdaGradFTRL
+from nucleon.theory import Sides
+
+F64 = torch.float64
+MODULES = {
+    "lemmas-shampoo": lemmas_shampoo,
+    "lemmas-wishart": lemmas_wishart,
+    "lemma-discounting": lemma_discounting,
+    "remark-unknown-bound": remark_unknown_bound,
+    "prop-tradeoff": prop_tradeoff,
+    "high-probability": high_probability,
+}
+
+
+class Counter:
+    def begin(self, total, unit):
+        self.total, self.done = total, 0
+
+    def advance(self, amount, stage):
+        self.done += amount
+
+
+def shorten(patch):
+    """The same checks on less."""
+    patch.setattr(lemmas_shampoo, "SHAPES", ((1, 1), (2, 3)))
+    patch.setattr(lemmas_wishart, "HESSIAN_SHAPES", ((1, 1), (2, 3)))
+    patch.setattr(lemmas_wishart, "PANELS", 3000)
+    patch.setattr(lemmas_wishart, "QUICK_SAMPLES", 8000)
+    patch.setattr(remark_unknown_bound, "QUICK_LENGTHS", (30,))
+    patch.setattr(remark_unknown_bound, "QUICK_STEPS", 40)
+    patch.setattr(remark_unknown_bound, "QUICK_GAMES", 8)
+    patch.setattr(prop_tradeoff, "QUICK_MIXTURES", 1)
+    patch.setattr(prop_tradeoff, "QUICK_SEARCH", {"starts": 3, "steps": 25, "replicates": 8})
+    patch.setattr(high_probability, "QUICK_ADAPTIVE_ROUNDS", 150)
+    patch.setattr(high_probability, "QUICK_ROUNDS", 30)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_quick_claim_holds_and_is_determined_by_its_settings(name, monkeypatch):
+    shorten(monkeypatch)
+    counter = Counter()
+    result = CLAIMS[name].run(Settings(quick=True), counter)
+    assert result.passed, [c for c in result.checks if not c.passed]
+    assert counter.done == counter.total
+    assert result.tables and result.figures and result.records and result.notes
+    for table in result.tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+    again = CLAIMS[name].run(Settings(quick=True), Silent())
+    assert again.checks == result.checks
+
+
+# ---- second evaluations are right themselves ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("degrees", "noncentrality"), [(3, 0.5), (5, 40.0)])
+def test_the_quadrature_is_the_expectation(degrees, noncentrality):
+    def weighted(x):
+        density = scipy.stats.ncx2.pdf(float(x), degrees, noncentrality)
+        return density / float(x)
+
+    integral = mpmath.quad(lambda y: 2 * y * weighted(y * y), [1e-8, 1, 3, 8, 20])
+    found = lemmas_wishart.inverse_moment(degrees, noncentrality)
+    assert found == pytest.approx(float(integral), rel=1e-6)
+
+
+def test_the_printed_double_sum_is_an_identity():
+    values = [Fraction(v) for v in (3, -1, 4, 1, -5)]
+    first, second = lemma_discounting.double_sums(values, Fraction(1, 3))
+    assert first + second == values[-1] - values[0]
+    steps = [-4, 5, -3, -6]
+    assert first == sum(Fraction(1, 3) ** (3 - t) * d for t, d in enumerate(steps))
+
+
+@pytest.mark.parametrize("variant", remark_unknown_bound.VARIANTS)
+def test_the_actions_by_hand_are_the_learner_s(variant):
+    generator = torch.Generator().manual_seed(1)
+    g = torch.randn(40, dtype=F64, generator=generator) * 10 ** torch.randn(
+        40, dtype=F64, generator=generator
+    )
+    regret, bound = remark_unknown_bound.by_hand(variant, g[None])
+    stream = g.reshape(-1, 1, 1, 1)
+    offset = remark_unknown_bound.VARIANTS[variant]
+    played = remark_unknown_bound.played(stream, offset, preconditioner="scalar", ball="l2")
+    assert played[0].item() == pytest.approx(regret.item(), rel=1e-12)
+    assert played[1].item() == pytest.approx(bound.item(), rel=1e-12)
+
+
+# ---- a wrong constant fails ---------------------------------------------------------------------
+
+
+def scaled_right(name, factor):
+    """The library's right side times a factor."""
+
+    def fault(patch):
+        exact = getattr(theory, name)
+
+        def wrong(*arguments, **options):
+            left, right = exact(*arguments, **options)
+            return Sides(left, factor * right)
+
+        patch.setattr(theory, name, wrong)
+
+    return fault
+
+
+def scaled(name, factor):
+    def fault(patch):
+        exact = getattr(theory, name)
+        patch.setattr(theory, name, lambda *a, **k: factor * exact(*a, **k))
+
+    return fault
+
+
+def width_off_by_one(patch):
+    """1/(n−m) in the place of 1/(n−m−1)."""
+    exact = theory.inverse_wishart
+
+    def wrong(shift, noise):
+        left, right = exact(shift, noise)
+        m, n = shift.shape[-2:]
+        return Sides(left, torch.full_like(right, 1 / (n - m)))
+
+    patch.setattr(theory, "inverse_wishart", wrong)
+
+
+def unclipped(patch):
+    """Clipping that feeds the gradient whole."""
+    exact = AdaGradFTRL._fed
+
+    def wrong(self, gradient, size):
+        return exact(self, gradient, size)._replace(gradient=gradient)
+
+    patch.setattr(AdaGradFTRL, "_fed", wrong)
+
+
+def without_the_second_sum(patch):
+    def wrong(losses, *, discount):
+        steps = losses.diff()
+        powers = discount ** torch.arange(len(steps) - 1, -1, -1, dtype=F64)
+        return Sides(losses[-1] - losses[0], (powers * steps).sum())
+
+    patch.setattr(theory, "loss_decomposition", wrong)
+
+
+RIGHT = ("matrix_potential", "shampoo_gradient_term", "shampoo_distance_term")
+FAULTS = {
+    **{f"{n} × {f}": ("lemmas-shampoo", scaled_right(n, f)) for n in RIGHT for f in (0.9, 1.1)},
+    "mirror_descent_regret × 0.9": ("lemmas-shampoo", scaled_right("mirror_descent_regret", 0.9)),
+    "mirror_descent_regret × 1.1": ("lemmas-shampoo", scaled_right("mirror_descent_regret", 1.1)),
+    "nuclear_hessian × 0.9": ("lemmas-wishart", scaled_right("nuclear_hessian", 0.9)),
+    "nuclear_hessian × 1.1": ("lemmas-wishart", scaled_right("nuclear_hessian", 1.1)),
+    "inverse_chi_square × 0.9": ("lemmas-wishart", scaled_right("inverse_chi_square", 0.9)),
+    "inverse_chi_square × 1.1": ("lemmas-wishart", scaled_right("inverse_chi_square", 1.1)),
+    "inverse_wishart 1/(n−m)": ("lemmas-wishart", width_off_by_one),
+    "loss_decomposition": ("lemma-discounting", without_the_second_sum),
+    "scale-free × 0.9": ("remark-unknown-bound", scaled("scale_free_adagrad_bound", 0.9)),
+    "adagrad_bound × 1.1": ("remark-unknown-bound", scaled("adagrad_bound", 1.1)),
+    "clipping without clipping": ("remark-unknown-bound", unclipped),
+    "admissibility_tradeoff × 0.9": ("prop-tradeoff", scaled_right("admissibility_tradeoff", 0.9)),
+    "oblivious deviation × ½": ("high-probability", scaled("ftpl_oblivious_deviation", 0.5)),
+    "oblivious deviation × 2": ("high-probability", scaled("ftpl_oblivious_deviation", 2.0)),
+    "adaptive deviation × ½": ("high-probability", scaled("ftpl_adaptive_deviation", 0.5)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_constant_fails_the_claim(fault, monkeypatch):
+    name, put_in = FAULTS[fault]
+    shorten(monkeypatch)
+    put_in(monkeypatch)
+    assert not CLAIMS[name].run(Settings(quick=True), Silent()).passed
+
+
+def test_half_is_the_least_product():
+    """At αβ < ½ the proof's inequality puts the ceiling below the nuclear norm."""
+    x = torch.randn(2, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    root = math.sqrt(1 / (2 * 0.49)) * prop_tradeoff._root_of_gram(x)
+    left, right = theory.admissibility_tradeoff(x, root, alpha=0.49, beta=1.0)
+    assert right < left
+
+
+def test_all_are_registered():
+    assert set(MODULES) < set(CLAIMS)
+    assert sum(CLAIMS[n].seconds for n in (*MODULES, "tightness")) <= 360

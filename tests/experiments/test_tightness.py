@@ -1,0 +1,128 @@
+"""tightness: the quick claim holds, its numbers are right, and wrong learners or bounds fail it."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+import torch
+
+from nucleon import theory
+from nucleon.experiments import CLAIMS, Settings, Silent, tightness
+from nucleon.learners import GBPA
+from nucleon.potentials import Admissibility, Gaussian
+
+F64 = torch.float64
+
+
+@functools.cache
+def quick():
+    return tightness.run(Settings(quick=True), Silent())
+
+
+def failed(result):
+    return {check.name for check in result.checks if not check.passed}
+
+
+def test_the_quick_claim_holds():
+    result = quick()
+    assert CLAIMS["tightness"].run is tightness.run
+    assert result.passed, failed(result)
+    assert result.tables and result.figures and result.records and result.notes
+    for panel in result.figures[0].panels:
+        assert all(len(s.x) == len(s.y) > 1 for s in panel.series)
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.3, 2.0, -7.0])
+def test_the_mean_cosine_is_the_integral(mu):
+    """E[x_1/‖x‖] over the angle: the density of the cosine u of N(μe_1, I_3), by quadrature."""
+
+    def density(r, u):
+        return r**2 * math.exp(-(r**2 - 2 * r * mu * u + mu**2) / 2) / math.sqrt(2 * math.pi)
+
+    value, _ = scipy.integrate.dblquad(lambda r, u: u * density(r, u), -1, 1, 0, 20)
+    assert tightness.mean_cosine(mu) == pytest.approx(value, abs=1e-7)
+
+
+def test_random_signs_by_hand():
+    """1×1: E|Σε_t| = T·C(T−1, ⌊(T−1)/2⌋)/2^(T−1), over FAML's 2√(1+T)."""
+    found = tightness.random_signs("FAML", (1, 1), 10, Settings())
+    exact = 10 * math.comb(9, 4) / 2**9 / (2 * math.sqrt(11))
+    error = math.sqrt(10 - (10 * math.comb(9, 4) / 2**9) ** 2) / math.sqrt(tightness.SIGNS)
+    assert found.ratio == pytest.approx(exact, abs=4 * error / (2 * math.sqrt(11)))
+
+
+def test_scalar_ratios_by_numpy():
+    gradients = torch.tensor([0.5, -1.0, 1.0, 1.0], dtype=F64)
+    g = gradients.numpy()
+    totals, levels = np.cumsum(g)[:-1], np.sqrt(1 + np.cumsum(g**2))[:-1]
+    regret = abs(g.sum()) - (g[1:] * totals / np.sqrt(totals**2 + levels**2)).sum()
+    assert tightness.scalar_ratio("FAML", gradients) == pytest.approx(
+        regret / (2 * math.sqrt(1 + (g**2).sum()))
+    )
+
+
+# ---- faults that it must catch ------------------------------------------------------------------
+
+
+def times(factor):
+    def fault(patch):
+        exact = theory.gbpa_bound
+        patch.setattr(theory, "gbpa_bound", lambda *a, **k: factor * exact(*a, **k))
+
+    return fault
+
+
+def scaled_smoothing(patch):
+    exact = GBPA.smoothing
+    patch.setattr(GBPA, "smoothing", lambda self: 4 * exact(self))
+
+
+def late_smoothing(patch):
+    """Λ from M_{t−1}."""
+    exact = GBPA._absorb
+
+    def absorb(self, gradient):
+        before = self.gram
+        exact(self, gradient)
+        self.late = before
+
+    def smoothing(self):
+        eye = torch.eye(self.gram.shape[-1], dtype=F64)
+        return (self.late + eye) / self.eta**2
+
+    patch.setattr(GBPA, "_absorb", absorb)
+    patch.setattr(GBPA, "smoothing", smoothing)
+
+
+def gaussian_alpha(patch):
+    def constants(self, m, n):
+        width = self.padded_width(m, n)
+        return Admissibility(math.sqrt(width), 1 / math.sqrt(width - m - 1))
+
+    patch.setattr(Gaussian, "admissibility", constants)
+
+
+def uphill(patch):
+    exact = GBPA._act
+    patch.setattr(GBPA, "_act", lambda self: -exact(self))
+
+
+FAULTS = {
+    "the bound × 0.8": times(0.8),
+    "the bound × 4": times(4),
+    "Λ × 4": scaled_smoothing,
+    "Λ from M_(t−1)": late_smoothing,
+    "Gaussian α = √n": gaussian_alpha,
+    "uphill": uphill,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_the_claim(fault, monkeypatch):
+    monkeypatch.setattr(tightness, "QUICK_ROUNDS", (10, 30))
+    monkeypatch.setattr(tightness, "SHAPES", ((1, 1),))
+    monkeypatch.setattr(tightness, "QUICK_GAMES", 8)
+    FAULTS[fault](monkeypatch)
+    assert not tightness.run(Settings(quick=True), Silent()).passed
