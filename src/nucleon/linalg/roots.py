@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg._precision import full_float32
+from nucleon.linalg._precision import exact, full_float32, widest
+from nucleon.linalg._rounding import floor, lifted
 from nucleon.linalg._scaling import exponent, shift
 from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.kernels import add_to_diagonal
 
 RootMethod = Literal["eigh", "newton-schulz"]
 METHODS: tuple[RootMethod, ...] = ("eigh", "newton-schulz")
@@ -72,11 +74,13 @@ def inverse_sqrt(
     tolerance = rounding if rank_tolerance is None else rank_tolerance
     if method == "eigh":
         values, vectors = psd_eigh(unit)
-        root = (vectors * _inverse_sqrt_values(values, tolerance).unsqueeze(-2)) @ vectors.mT
-        taken = 0
+        least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
+        inverse = _inverse_sqrt_values(values, tolerance, least)
+        root, taken = (vectors * inverse.unsqueeze(-2)) @ vectors.mT, 0
     else:
         taken = coupled_steps(wide) if steps is None else steps
-        root = coupled_inverse_sqrt(unit, taken)
+        lift = lifted if a.dtype == wide else _lifted_half
+        root = coupled_inverse_sqrt(shift(lift(a), -even).to(wide), taken)
     result = shift(root, -torch.div(even, 2, rounding_mode="floor")).to(a.dtype)
     if not report:
         return result
@@ -84,12 +88,22 @@ def inverse_sqrt(
     return result, Convergence(residual, math.sqrt(torch.finfo(a.dtype).eps), taken)
 
 
-def floor(dtype: torch.dtype) -> float:
-    """The relative floor δ/‖A‖_F of the coupled iteration: what rounding may take from A.
+def _lifted_half(a: Tensor) -> Tensor:
+    """A + δI ⪰ 0 in float64, for A in half precision, whose rounding is too large to bound.
 
-    It keeps every eigenvalue of A + δI positive, and so the iteration bounded.
+    32 eps·‖A‖_F would be a quarter of a bfloat16 matrix, so the least eigenvalue is measured; and
+    A^(-1/2) must not overflow.
     """
-    return _checks.ROUNDING * torch.finfo(dtype).eps
+    wide = exact(a)
+    if not a.shape[-1]:
+        return wide
+    missing = torch.linalg.eigvalsh(wide)[..., 0].clamp_max(0.0).neg()
+    return add_to_diagonal(wide.clone(), missing + 4 * _least(a.dtype)).to(a.device)
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The eigenvalue whose inverse root is the largest number of the dtype; 0 in float64."""
+    return torch.finfo(dtype).max ** -2
 
 
 def coupled_steps(dtype: torch.dtype) -> int:
@@ -107,15 +121,17 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
     With A normalized by its Frobenius norm: T = ZY, Y ← Y(3I − T)/2, Z ← (3I − T)Z/2 from Y = A,
     Z = I; Y tends to A^(1/2), Z to A^(-1/2). Three m×m products, 6m³ flops, a step.
     """
-    norm = torch.linalg.matrix_norm(a, keepdim=True)
-    norm = torch.where(norm > 0, norm, torch.inf)  # so that 0 gives 0
+    # The square of a representable norm need not be representable.
+    wide = torch.linalg.vector_norm(a, dim=(-2, -1), keepdim=True, dtype=widest(a.device))
+    wide = torch.where(wide > 0, wide, torch.inf)  # so that 0 gives 0
+    norm = wide.to(a.dtype)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     y = a / norm + floor(a.dtype) * eye
     z = eye.expand_as(a)
     for _ in range(steps):
         t = 1.5 * eye - 0.5 * (z @ y)
         y, z = y @ t, t @ z
-    return z * norm.rsqrt()
+    return z * wide.rsqrt().to(a.dtype)
 
 
 def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,9 +140,9 @@ def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0), vectors
 
 
-def _inverse_sqrt_values(values: Tensor, tolerance: float) -> Tensor:
+def _inverse_sqrt_values(values: Tensor, tolerance: float, least: Tensor) -> Tensor:
     cut = tolerance * values.amax(-1, keepdim=True) if values.shape[-1] else values
-    return torch.where(values > cut, values, torch.inf).rsqrt()
+    return torch.where(values > torch.maximum(cut, least), values, torch.inf).rsqrt()
 
 
 def _residual(a: Tensor, z: Tensor, tolerance: float) -> Tensor:

@@ -1,0 +1,33 @@
+"""What rounding may have taken from the eigenvalues of a positive semidefinite matrix."""
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg.kernels import add_to_diagonal
+
+
+def floor(dtype: torch.dtype) -> float:
+    """The relative floor δ/‖A‖_F of the coupled iteration: what rounding may take from A.
+
+    It keeps every eigenvalue of A + δI positive, and so the iteration bounded.
+    """
+    return _checks.ROUNDING * torch.finfo(dtype).eps
+
+
+def lifted(a: Tensor) -> Tensor:
+    """A + δI ⪰ 0 where the rounding of subnormal entries made A indefinite; unchecked, no sync.
+
+    That rounding is absolute: it takes 32m times the smallest number of the dtype from an
+    eigenvalue at most, in which `floor`, relative, has no part. δ is this, or less where
+    Gershgorin's bound max_i (Σ_j≠i |a_ij| − a_ii)₊ on what is missing is less: a zero and a
+    diagonal matrix get nothing, and normal numbers do not notice.
+    """
+    m, info = a.shape[-1], torch.finfo(a.dtype)
+    if not m:
+        return a
+    diagonal = a.detach().diagonal(dim1=-2, dim2=-1)
+    rows = torch.linalg.vector_norm(a.detach(), ord=1, dim=-1)
+    missing = (rows - diagonal - diagonal).amax(-1)  # one by one: 2a_ii may overflow
+    most = _checks.ROUNDING * m * info.tiny * info.eps
+    return add_to_diagonal(a.clone(), missing.clamp(0.0, most))
