@@ -26,8 +26,8 @@ def lifted(a: Tensor) -> Tensor:
     m, info = a.shape[-1], torch.finfo(a.dtype)
     if not m:
         return a
-    diagonal = a.detach().diagonal(dim1=-2, dim2=-1)
-    rows = torch.linalg.vector_norm(a.detach(), ord=1, dim=-1)
-    missing = (rows - diagonal - diagonal).amax(-1)  # one by one: 2a_ii may overflow
+    fixed = a.detach()
+    diagonal = fixed.diagonal(dim1=-2, dim2=-1)
+    missing = (fixed.abs().sum(-1) - diagonal - diagonal).amax(-1)  # 2a_ii may overflow
     most = _checks.ROUNDING * m * info.tiny * info.eps
     return add_to_diagonal(a.clone(), missing.clamp(0.0, most))

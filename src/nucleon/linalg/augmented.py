@@ -15,7 +15,7 @@ from nucleon import _checks
 from nucleon.linalg import coefficients
 from nucleon.linalg._precision import full_float32, widest
 from nucleon.linalg._rounding import floor, lifted
-from nucleon.linalg._scaling import joint_unit_scale
+from nucleon.linalg._scaling import is_zero, joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.kernels import add_product, add_to_diagonal, quintic_factor
@@ -184,7 +184,8 @@ def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
     q, r = torch.linalg.qr(torch.cat([s, factor], dim=-1).mT)
     u, sigma, vh = torch.linalg.svd(r.mT)
     kept = (sigma > cut * sigma[..., :1]).to(s.dtype)
-    return (u * kept.unsqueeze(-2)) @ vh @ q[..., : s.shape[-1], :].mT
+    p = (u * kept.unsqueeze(-2)) @ vh @ q[..., : s.shape[-1], :].mT
+    return torch.where(is_zero(s), 0.0, p)  # where q is rounding
 
 
 def augmented_polynomial(
@@ -228,14 +229,13 @@ def _normalized(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
     norm = torch.linalg.vector_norm(s, dim=(-2, -1), keepdim=True, dtype=wide)
     trace = smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1, dtype=wide)[..., None, None]
     norm = (norm.square() + trace).sqrt().clamp_min(2.0**-149)
-    if s.dtype != wide:  # nor need the norm, or its inverse: an exact power of two goes first
+    length = norm.to(s.dtype)  # infinite only where Λ is lost beside S
+    rest = smoothing / length / length
+    if s.dtype != wide:  # nor need the norm or its inverse: an exact power of two goes first
         tiny = torch.finfo(s.dtype).tiny
         power = (torch.frexp(norm).mantissa / norm).detach().clamp(tiny, 1 / tiny)
         s, length = s * power.to(s.dtype), (norm * power).to(s.dtype)
-    else:
-        length = norm
-    norm = norm.to(s.dtype)  # infinite only where Λ is lost beside S
-    return s / length, smoothing / norm / norm
+    return s / length, rest
 
 
 def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:

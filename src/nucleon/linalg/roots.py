@@ -11,7 +11,7 @@ from nucleon.linalg._precision import exact, full_float32, widest
 from nucleon.linalg._rounding import floor, lifted
 from nucleon.linalg._scaling import exponent, shift
 from nucleon.linalg.convergence import Convergence
-from nucleon.linalg.kernels import add_to_diagonal
+from nucleon.linalg.kernels import add_product, add_to_diagonal
 
 RootMethod = Literal["eigh", "newton-schulz"]
 METHODS: tuple[RootMethod, ...] = ("eigh", "newton-schulz")
@@ -69,36 +69,36 @@ def inverse_sqrt(
         _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
     wide = torch.float64 if method == "eigh" else _checks.work_dtype(a.dtype)
     even = 2 * torch.div(exponent(a.to(wide)) + 1, 2, rounding_mode="floor")
-    unit = shift(a.to(wide), -even)
     rounding = math.sqrt(a.shape[-1]) * torch.finfo(a.dtype).eps
     tolerance = rounding if rank_tolerance is None else rank_tolerance
     if method == "eigh":
-        values, vectors = psd_eigh(unit)
+        values, vectors = psd_eigh(shift(a.to(wide), -even))
         least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
         inverse = _inverse_sqrt_values(values, tolerance, least)
         root, taken = (vectors * inverse.unsqueeze(-2)) @ vectors.mT, 0
     else:
         taken = coupled_steps(wide) if steps is None else steps
-        lift = lifted if a.dtype == wide else _lifted_half
-        root = coupled_inverse_sqrt(shift(lift(a), -even).to(wide), taken)
+        positive = lifted(a) if a.dtype == wide else _lifted_half(a)
+        root = coupled_inverse_sqrt(shift(positive, -even).to(wide), taken)
     result = shift(root, -torch.div(even, 2, rounding_mode="floor")).to(a.dtype)
     if not report:
         return result
-    residual = _residual(unit.double(), root.double(), tolerance)
+    residual = _residual(shift(a.double(), -even), root.double(), tolerance)
     return result, Convergence(residual, math.sqrt(torch.finfo(a.dtype).eps), taken)
 
 
 def _lifted_half(a: Tensor) -> Tensor:
     """A + δI ⪰ 0 in float64, for A in half precision, whose rounding is too large to bound.
 
-    32 eps·‖A‖_F would be a quarter of a bfloat16 matrix, so the least eigenvalue is measured; and
-    A^(-1/2) must not overflow.
+    32 eps·‖A‖_F would be a quarter of a bfloat16 matrix, so δ is measured: what the least
+    eigenvalue is below 0, and a little more, so that A^(-1/2) does not overflow; 0 for A = 0.
     """
     wide = exact(a)
     if not a.shape[-1]:
         return wide
-    missing = torch.linalg.eigvalsh(wide)[..., 0].clamp_max(0.0).neg()
-    return add_to_diagonal(wide.clone(), missing + 4 * _least(a.dtype)).to(a.device)
+    missing = torch.linalg.eigvalsh(wide.detach())[..., 0].clamp_max(0.0).neg()
+    more = wide.detach().abs().amax(dim=(-2, -1)).clamp_max(4 * _least(a.dtype))
+    return add_to_diagonal(wide.clone(), missing + more).to(a.device)
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -125,11 +125,11 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
     wide = torch.linalg.vector_norm(a, dim=(-2, -1), keepdim=True, dtype=widest(a.device))
     wide = torch.where(wide > 0, wide, torch.inf)  # so that 0 gives 0
     norm = wide.to(a.dtype)
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    y = a / norm + floor(a.dtype) * eye
-    z = eye.expand_as(a)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
+    y = add_to_diagonal(a / norm, floor(a.dtype))
+    z = eye
     for _ in range(steps):
-        t = 1.5 * eye - 0.5 * (z @ y)
+        t = add_product(eye, z, y, beta=1.5, alpha=-0.5)
         y, z = y @ t, t @ z
     return z * wide.rsqrt().to(a.dtype)
 
