@@ -291,7 +291,8 @@ def check_projection(x, radius):
     share = math.sqrt(m * n) * smallest(x.dtype)
     scale, e = unit(x)
     u, sigma, vt = np.linalg.svd(scale.numpy(), full_matrices=False)
-    limit = math.ldexp(radius, -e) if math.frexp(radius)[1] - e < 1000 else 1e300
+    power = math.frexp(radius)[1] - e
+    limit = math.ldexp(radius, -e) if power < 1000 or not radius else 1e300
     expected = torch.from_numpy((u * np.minimum(sigma, limit)) @ vt)
     found = times_power_of_two(p.double(), -e)
     slack = 1e-9 + math.sqrt(min(m, n)) * eps(x.dtype)

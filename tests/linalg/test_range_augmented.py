@@ -239,7 +239,7 @@ def test_a_polar_factor_at_the_ends_of_the_range(name, dtype):
 @pytest.mark.parametrize("name", [*FIXED, "half"])
 @pytest.mark.parametrize("momentum_rounds", [1, 30, 200])
 def test_gradients_that_fade_into_the_subnormal_range(name, momentum_rounds):
-    """A stack of Gram sums at every scale from 2^-149 to 2^-100, beside totals of their gradients."""
+    """Gram sums at every scale from 2^-149 to 2^-100, beside totals of the same gradients."""
     grams, totals = [], []
     for power in range(-149, -100):
         grams.append(discounted(8, power, torch.float32, seed=-power, rounds=momentum_rounds))
@@ -249,7 +249,7 @@ def test_gradients_that_fade_into_the_subnormal_range(name, momentum_rounds):
     assert_in_the_ball(run(s, smoothing), 1.01 if name == "half" else 1.001)
 
 
-# --- the lift --------------------------------------------------------------------------------------
+# --- the lift ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FULL)
