@@ -18,10 +18,10 @@ def floor(dtype: torch.dtype) -> float:
 def lifted(a: Tensor) -> Tensor:
     """A + δI ⪰ 0 where the rounding of subnormal entries made A indefinite; unchecked, no sync.
 
-    That rounding is absolute: it takes 32m times the smallest number of the dtype from an
-    eigenvalue at most, in which `floor`, relative, has no part. δ is this, or less where
-    Gershgorin's bound max_i (Σ_j≠i |a_ij| − a_ii)₊ on what is missing is less: a zero and a
-    diagonal matrix get nothing, and normal numbers do not notice.
+    That rounding is absolute, `floor` is relative: a discounted sum may lack 32m times the smallest
+    number of the dtype in its least eigenvalue. δ is this or, where it is less, Gershgorin's bound
+    max_i (Σ_j≠i |a_ij| − a_ii)₊ on what is missing. So a zero or a diagonal matrix gets nothing,
+    and numbers well above the subnormal ones nothing that their rounding keeps.
     """
     m, info = a.shape[-1], torch.finfo(a.dtype)
     if not m:

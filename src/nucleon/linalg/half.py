@@ -74,7 +74,10 @@ class Start:
 
 
 def half_polar(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization."""
+    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization.
+
+    A float32 S with ‖S‖_F below about √n·2^-126, the smallest normal number, shrinks towards 0.
+    """
     return polar_from(start(s, None), sequence, torch.float32)
 
 

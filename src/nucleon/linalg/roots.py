@@ -46,13 +46,18 @@ def inverse_sqrt(
 ) -> Tensor | tuple[Tensor, Convergence]:
     """A^(-1/2) of symmetric positive semidefinite matrices (…, m, m), A^(-1/2) A A^(-1/2) = I.
 
+    Finite for every A that the dtype can hold, of any rank, subnormal numbers included; 0 gives 0.
+
     Args:
         a: the matrices; float32 and half precision are computed in float64 by `"eigh"`, half
             precision in float32 by `"newton-schulz"`.
-        method: `"eigh"`, the reference, takes eigenvalues up to rank_tolerance·λ_max for zero and
-            returns the pseudo-inverse root. `"newton-schulz"` is the coupled iteration of the
-            paper's Appendix F.3 on A + δI, δ = `floor(dtype)`·‖A‖_F: smaller eigenvalues of A are
-            rounding, and would drive the iteration to infinity.
+        method: `"eigh"`, the reference, takes eigenvalues up to rank_tolerance·λ_max for zero, in
+            float16 also those whose inverse root exceeds its range, and returns the pseudo-inverse
+            root. `"newton-schulz"` is the coupled iteration of the paper's Appendix F.3 on A + δI,
+            δ = 32 eps·‖A‖_F of the dtype it works in: smaller eigenvalues of A are rounding, and
+            would drive the iteration to infinity. To δ it adds what the rounding of subnormal
+            numbers may have taken, 32m times the smallest one at most, or, in half precision,
+            what the least eigenvalue is below 0.
         steps: steps of the coupled iteration; None takes enough for every eigenvalue down to δ.
         rank_tolerance: relative eigenvalue that `"eigh"` takes for zero, and
             below which `report` does not look; None is √m·eps.
