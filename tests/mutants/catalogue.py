@@ -284,7 +284,7 @@ MUTANTS = [
         ),
         (
             "a zero total leaves rounding",
-            "torch.where(is_zero(s), 0.0, p)",
+            "p.masked_fill(is_zero(s), 0.0)",
             "p",
             "tests/linalg/test_range_augmented.py::test_as_exact_as_the_condition_allows",
         ),

@@ -188,7 +188,7 @@ def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
     u, sigma, vh = torch.linalg.svd(r.mT)
     kept = (sigma > cut * sigma[..., :1]).to(s.dtype)
     p = (u * kept.unsqueeze(-2)) @ vh @ q[..., : s.shape[-1], :].mT
-    return torch.where(is_zero(s), 0.0, p)  # where q is rounding
+    return p.masked_fill(is_zero(s), 0.0)  # for S = 0 this block of q is rounding
 
 
 def augmented_polynomial(
