@@ -111,3 +111,66 @@ def problems(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = FULL) -> Problem
         times_power_of_two(s.to(dtype), draw(exponents(dtype))),
         times_power_of_two(smoothing, draw(exponents(work, spare=30))),
     )
+
+
+def whole_range(dtype: torch.dtype) -> st.SearchStrategy[int]:
+    """Every power of two that is a number of the dtype, from the smallest subnormal one."""
+    return st.integers(*ends(dtype))
+
+
+def ends(dtype: torch.dtype) -> tuple[int, int]:
+    """The exponents of the smallest and of the largest power of two of the dtype."""
+    info = torch.finfo(dtype)
+    return math.frexp(info.tiny * info.eps)[1] - 1, math.frexp(info.max)[1] - 1
+
+
+def at_scale(x: Tensor, power: int, dtype: torch.dtype) -> Tensor:
+    """`x` with its largest entry brought to 2^power, a number of `dtype`, and rounded once."""
+    largest = x.abs().max() if x.numel() else torch.ones(())
+    return times_power_of_two(x / torch.where(largest > 0, largest, 1.0), power).to(dtype)
+
+
+def ranked(
+    shape: tuple[int, int], rank: int, log_cond: float, power: int, dtype: torch.dtype, seed: int
+) -> Tensor:
+    """A matrix of this rank and condition, up to one rounding of its entries."""
+    sigma = geometric(min(shape), log_cond, rank)
+    return at_scale(with_singular_values(shape, sigma, seed), power, dtype)
+
+
+@st.composite
+def ranged(draw: st.DrawFn, dtype: torch.dtype) -> Tensor:
+    """Any shape, rank, condition number up to 1e12 and scale that the dtype can hold."""
+    shape = draw(shapes)
+    rank, log_cond = draw(st.integers(0, min(shape))), draw(st.floats(0, 12))
+    return ranked(shape, rank, log_cond, draw(whole_range(dtype)), dtype, draw(seeds))
+
+
+def discounted(m: int, power: int, dtype: torch.dtype, seed: int, rounds: int = 30) -> Tensor:
+    """M ← 0.9M + ggᵀ in the dtype itself, every sum rounded: what an optimizer keeps."""
+    total = torch.zeros(m, m, dtype=dtype)
+    for gradient in normal(rounds, m, 1, seed=seed):
+        total = (0.9 * total.double()).to(dtype) + at_scale(gradient @ gradient.mT, power, dtype)
+    return total
+
+
+@st.composite
+def semidefinite(draw: st.DrawFn, m: int, dtype: torch.dtype, power: int) -> Tensor:
+    """LLᵀ of any rank and condition, rounded once, or a discounted sum of rank-one matrices."""
+    seed = draw(seeds)
+    if draw(st.booleans()):
+        return discounted(m, power - 4, dtype, seed)  # sums to at most ten times its terms
+    values = geometric(m, draw(st.floats(0, 12)), draw(st.integers(0, m)))
+    return at_scale(with_eigenvalues(values, seed), power, dtype)
+
+
+@st.composite
+def ranged_problems(draw: st.DrawFn, dtype: torch.dtype) -> Problem:
+    """S and Λ over the whole range, of unrelated scales or where SSᵀ and Λ interact."""
+    s, work = draw(ranged(dtype)), work_dtype(dtype)
+    power = draw(whole_range(work))
+    if draw(st.booleans()) and s.any():
+        two = 2 * math.frexp(s.abs().max().item())[1] + draw(st.integers(-30, 30))
+        least, most = ends(work)
+        power = min(max(two, least), most)
+    return Problem(s, draw(semidefinite(s.shape[-2], work, power)))

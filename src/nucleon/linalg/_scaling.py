@@ -44,14 +44,15 @@ def joint_unit_scale(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
     """(s·2^-e, Λ·4^-e) with the smallest e that brings both largest entries under 1."""
     e_smoothing = torch.div(exponent(smoothing) + 1, 2, rounding_mode="floor")  # ceil of the half
     # A zero matrix has no scale of its own: it must not pin the exponent at 0.
-    zero = _is_zero(smoothing)
-    e_s = torch.where(_is_zero(s), e_smoothing, exponent(s))
+    zero = is_zero(smoothing)
+    e_s = torch.where(is_zero(s), e_smoothing, exponent(s))
     e = torch.maximum(e_s, torch.where(zero, e_s, e_smoothing))
     # Only a zero Λ meets an e so small that 4^-e overflows, and 0·inf is not 0.
     return shift(s, -e), shift(smoothing, -2 * torch.where(zero, 0, e))
 
 
-def _is_zero(x: Tensor) -> Tensor:
+def is_zero(x: Tensor) -> Tensor:
+    """True, (…, 1, 1), for a matrix without a nonzero entry."""
     if x.shape[-1] == 0 or x.shape[-2] == 0:
         return torch.ones((*x.shape[:-2], 1, 1), dtype=torch.bool, device=x.device)
     return x.abs().amax(dim=(-2, -1), keepdim=True) == 0

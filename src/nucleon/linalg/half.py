@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nucleon.linalg._rounding import lifted
+from nucleon.linalg._scaling import joint_unit_scale, unit_scale
 from nucleon.linalg.coefficients import HALF_RESTART, Quintic
 from nucleon.linalg.kernels import (
     REMAINDER_SCALE,
@@ -72,7 +74,10 @@ class Start:
 
 
 def half_polar(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization."""
+    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization.
+
+    A float32 S with ‖S‖_F below about √n·2^-126, the smallest normal number, shrinks towards 0.
+    """
     return polar_from(start(s, None), sequence, torch.float32)
 
 
@@ -156,6 +161,12 @@ def start(s: Tensor, smoothing: Tensor | None) -> Start:
     """Where the recursions begin, from S and Λ in float32 or float64."""
     m, n = s.shape[-2:]
     spread = spread_of(n)
+    if smoothing is not None:
+        smoothing = lifted(smoothing)
+    if s.dtype == torch.float64:  # its range is not that of the float32 factors
+        s, smoothing = (
+            (unit_scale(s), None) if smoothing is None else joint_unit_scale(s, smoothing)
+        )
     square = squares(s)
     if smoothing is not None:
         square = square + smoothing.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=square.dtype)

@@ -24,6 +24,8 @@ def add_product(
     """βC + αAB for stacks (…, m, n) that share their leading dimensions, in one pass."""
     if c.ndim == 2:
         return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+    if c.ndim == 3:
+        return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
     count = c.shape[:-2].numel()
     flat = (x.reshape(count, *x.shape[-2:]) for x in (c, a, b))
     return torch.baddbmm(*flat, beta=beta, alpha=alpha).reshape(c.shape)

@@ -10,8 +10,8 @@ from nucleon.linalg._scaling import exponent, shift
 def operator_norm(x: Tensor) -> Tensor:
     """The largest singular value, ‖X‖_op = max σᵢ, of each matrix of a batch (…, m, n).
 
-    Any representable scale is safe; half precision is computed in float32. A matrix without
-    entries has norm 0.
+    Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
+    half precision is computed in float32. A matrix without entries has norm 0.
     """
     values, e = _singular_values(_checks.matrix("x", x))
     largest = values.amax(dim=-1) if values.shape[-1] else values.sum(dim=-1)
@@ -21,8 +21,8 @@ def operator_norm(x: Tensor) -> Tensor:
 def nuclear_norm(x: Tensor) -> Tensor:
     """The sum of the singular values, ‖X‖_* = Σ σᵢ = max_{‖Y‖_op ≤ 1} ⟨X, Y⟩, per matrix.
 
-    Any representable scale is safe; half precision is computed in float32. A matrix without
-    entries has norm 0.
+    Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
+    half precision is computed in float32. A matrix without entries has norm 0.
     """
     values, e = _singular_values(_checks.matrix("x", x))
     return shift(values.sum(dim=-1), e).to(x)

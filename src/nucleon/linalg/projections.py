@@ -12,7 +12,8 @@ _MODERATE = 100.0  # ‖X‖_F/radius up to which the Gram matrix resolves σ = 
 def project_operator_ball(x: Tensor, radius: float = 1.0) -> Tensor:
     """The matrix of the ball ‖P‖_op ≤ `radius` nearest to `x` in the Frobenius norm.
 
-    P = U min(Σ, radius) Vᵀ for x = UΣVᵀ; a matrix inside the ball comes back unchanged.
+    P = U min(Σ, radius) Vᵀ for x = UΣVᵀ, with ‖P‖_op ≤ radius up to the rounding of its entries to
+    the dtype of `x`; a matrix inside the ball comes back unchanged.
 
     Args:
         x: matrices (…, m, n), float32, float64 or half; the work is done in float64.

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg._precision import full_float32
+from nucleon.linalg._precision import exact, full_float32, widest
+from nucleon.linalg._rounding import floor, lifted
 from nucleon.linalg._scaling import exponent, shift
 from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.kernels import add_product, add_to_diagonal
 
 RootMethod = Literal["eigh", "newton-schulz"]
 METHODS: tuple[RootMethod, ...] = ("eigh", "newton-schulz")
@@ -44,13 +46,18 @@ def inverse_sqrt(
 ) -> Tensor | tuple[Tensor, Convergence]:
     """A^(-1/2) of symmetric positive semidefinite matrices (…, m, m), A^(-1/2) A A^(-1/2) = I.
 
+    Finite for every A that the dtype can hold, of any rank, subnormal numbers included; 0 gives 0.
+
     Args:
         a: the matrices; float32 and half precision are computed in float64 by `"eigh"`, half
             precision in float32 by `"newton-schulz"`.
-        method: `"eigh"`, the reference, takes eigenvalues up to rank_tolerance·λ_max for zero and
-            returns the pseudo-inverse root. `"newton-schulz"` is the coupled iteration of the
-            paper's Appendix F.3 on A + δI, δ = `floor(dtype)`·‖A‖_F: smaller eigenvalues of A are
-            rounding, and would drive the iteration to infinity.
+        method: `"eigh"`, the reference, takes eigenvalues up to rank_tolerance·λ_max for zero, in
+            float16 also those whose inverse root exceeds its range, and returns the pseudo-inverse
+            root. `"newton-schulz"` is the coupled iteration of the paper's Appendix F.3 on A + δI,
+            δ = 32 eps·‖A‖_F of the dtype it works in: smaller eigenvalues of A are rounding, and
+            would drive the iteration to infinity. To δ it adds what the rounding of subnormal
+            numbers may have taken, 32m times the smallest one at most, or, in half precision,
+            what the least eigenvalue is below 0.
         steps: steps of the coupled iteration; None takes enough for every eigenvalue down to δ.
         rank_tolerance: relative eigenvalue that `"eigh"` takes for zero, and
             below which `report` does not look; None is √m·eps.
@@ -67,29 +74,41 @@ def inverse_sqrt(
         _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
     wide = torch.float64 if method == "eigh" else _checks.work_dtype(a.dtype)
     even = 2 * torch.div(exponent(a.to(wide)) + 1, 2, rounding_mode="floor")
-    unit = shift(a.to(wide), -even)
     rounding = math.sqrt(a.shape[-1]) * torch.finfo(a.dtype).eps
     tolerance = rounding if rank_tolerance is None else rank_tolerance
     if method == "eigh":
-        values, vectors = psd_eigh(unit)
-        root = (vectors * _inverse_sqrt_values(values, tolerance).unsqueeze(-2)) @ vectors.mT
-        taken = 0
+        values, vectors = psd_eigh(shift(a.to(wide), -even))
+        least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
+        inverse = _inverse_sqrt_values(values, tolerance, least)
+        root, taken = (vectors * inverse.unsqueeze(-2)) @ vectors.mT, 0
     else:
         taken = coupled_steps(wide) if steps is None else steps
-        root = coupled_inverse_sqrt(unit, taken)
+        positive = lifted(a) if a.dtype == wide else _lifted_half(a)
+        root = coupled_inverse_sqrt(shift(positive, -even).to(wide), taken)
     result = shift(root, -torch.div(even, 2, rounding_mode="floor")).to(a.dtype)
     if not report:
         return result
-    residual = _residual(unit.double(), root.double(), tolerance)
+    residual = _residual(shift(a.double(), -even), root.double(), tolerance)
     return result, Convergence(residual, math.sqrt(torch.finfo(a.dtype).eps), taken)
 
 
-def floor(dtype: torch.dtype) -> float:
-    """The relative floor δ/‖A‖_F of the coupled iteration: what rounding may take from A.
+def _lifted_half(a: Tensor) -> Tensor:
+    """A + δI ⪰ 0 in float64, for A in half precision, whose rounding is too large to bound.
 
-    It keeps every eigenvalue of A + δI positive, and so the iteration bounded.
+    32 eps·‖A‖_F would be a quarter of a bfloat16 matrix, so δ is measured: what the least
+    eigenvalue is below 0, and a little more, so that A^(-1/2) does not overflow; 0 for A = 0.
     """
-    return _checks.ROUNDING * torch.finfo(dtype).eps
+    wide = exact(a)
+    if not a.shape[-1]:
+        return wide
+    missing = torch.linalg.eigvalsh(wide.detach())[..., 0].clamp_max(0.0).neg()
+    more = wide.detach().abs().amax(dim=(-2, -1)).clamp_max(4 * _least(a.dtype))
+    return add_to_diagonal(wide.clone(), missing + more).to(a.device)
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The eigenvalue whose inverse root is the largest number of the dtype; 0 in float64."""
+    return torch.finfo(dtype).max ** -2
 
 
 def coupled_steps(dtype: torch.dtype) -> int:
@@ -107,15 +126,17 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
     With A normalized by its Frobenius norm: T = ZY, Y ← Y(3I − T)/2, Z ← (3I − T)Z/2 from Y = A,
     Z = I; Y tends to A^(1/2), Z to A^(-1/2). Three m×m products, 6m³ flops, a step.
     """
-    norm = torch.linalg.matrix_norm(a, keepdim=True)
-    norm = torch.where(norm > 0, norm, torch.inf)  # so that 0 gives 0
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    y = a / norm + floor(a.dtype) * eye
-    z = eye.expand_as(a)
+    # The square of a representable norm need not be representable.
+    wide = torch.linalg.vector_norm(a, dim=(-2, -1), keepdim=True, dtype=widest(a.device))
+    wide = torch.where(wide > 0, wide, torch.inf)  # so that 0 gives 0
+    norm = wide.to(a.dtype)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
+    y = add_to_diagonal(a / norm, floor(a.dtype))
+    z = eye
     for _ in range(steps):
-        t = 1.5 * eye - 0.5 * (z @ y)
+        t = add_product(eye, z, y, beta=1.5, alpha=-0.5)
         y, z = y @ t, t @ z
-    return z * norm.rsqrt()
+    return z * wide.rsqrt().to(a.dtype)
 
 
 def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,9 +145,9 @@ def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0), vectors
 
 
-def _inverse_sqrt_values(values: Tensor, tolerance: float) -> Tensor:
+def _inverse_sqrt_values(values: Tensor, tolerance: float, least: Tensor) -> Tensor:
     cut = tolerance * values.amax(-1, keepdim=True) if values.shape[-1] else values
-    return torch.where(values > cut, values, torch.inf).rsqrt()
+    return torch.where(values > torch.maximum(cut, least), values, torch.inf).rsqrt()
 
 
 def _residual(a: Tensor, z: Tensor, tolerance: float) -> Tensor:
