@@ -42,7 +42,7 @@ DISCOUNTS = (1.0, 0.95)
 # stops at a relative gap of 1e-12, which moves an action by its root.
 ROUNDING, SOLVER = 1e-9, 1e-5
 WRONG = 1e-2  # what the wrong potential must miss the regret by
-REACHED = 0.8
+REACHED = 0.9
 """Share of their bounds that the Bregman and the stability terms of FTRL and FAML sum to on
 gradients that alternate: about 1 − O(1/T) where the total stays small."""
 KINDS = ("underestimation", "bregman", "stability", "first_round")
