@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nucleon.experiments import agreement
+from nucleon.experiments import agreement, optimizers
 from nucleon.experiments.base import (
     Check,
     Claim,
@@ -181,6 +181,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             for target in (smooth, rough)
             for name, learner in (("Leon", FAML), ("Muon", FTL))
         ),
+        *optimizers.checks(SHAPE, names=("Muon", "Leon"), seed=seed),
     )
     ground = found["kinks", "Muon (FTL)"].gap
     return Result(
