@@ -397,9 +397,9 @@ CLAIM = Claim(
         f"{100 * CONFIDENCE:g} % confidence over {SEEDS} seeds; its range of rates within "
         f"{100 * (EQUAL - 1):.0f} % of its best loss is at most {NARROWER:g} octave narrower than "
         f"Muon's; and every method reaches an accuracy of {LEARNED:g}. In quick mode, with fewer "
-        f"seeds and steps than the first was made for, it is reported and not judged. A few steps of "
-        f"every optimizer on matrices of that size are the reference's, in float64 and exactly to "
-        f"{optimizers.EXACT:g} of the rate, at the defaults to {optimizers.DEFAULT:g}."
+        f"seeds and steps than the first was made for, it is reported and not judged. A few "
+        f"steps of every optimizer on matrices of that size are the reference's, in float64 and "
+        f"exactly to {optimizers.EXACT:g} of the rate, at the defaults to {optimizers.DEFAULT:g}."
     ),
     run=run,
     seconds=130,

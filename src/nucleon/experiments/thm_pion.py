@@ -97,8 +97,8 @@ CLAIM = Claim(
         "process that answers the drawn action and not a loss, it is so for k = 16 and is above ε, "
         "for the lower end, for k = 1. Left − right of the proposition, with the actual fall of "
         f"each run for ΔL, is at most 0 for the lower end of ± {MOST_ERRORS:g} standard errors, "
-        f"and under the resistance, where both are equal, at least 0 for the upper end. γ, D and T, "
-        f"the process's averages and the first {FEW} rounds of runs with k = 4 are the reference's "
+        f"and under the resistance, where both are equal, at least 0 for the upper end. γ, D and "
+        f"T, the process's averages and the first {FEW} rounds of runs with k = 4 are the reference's "
         f"to {agreement.EXACT:g}; its lengths and τ have their laws."
     ),
     run=run,

@@ -1,0 +1,85 @@
+"""The sabotage table: every fault of `faults.py`, and which check of which claim notices it.
+
+    python tests/mutants/sabotage.py                 # all of them, on two processes
+    python tests/mutants/sabotage.py "η = 1" …       # these
+
+Each pair of a fault and a claim runs with `--quick` in a process of its own, forked from one that
+has imported everything. A claim notices by a check that fails with the fault and passes without it.
+The exit code is 1 if a fault is noticed by none of its claims, or by not all of them.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from faults import FAULTS, Fault
+
+from nucleon.experiments import CLAIMS, Settings, Silent
+
+SECONDS = 300  # a run that takes longer is not noticed by anyone
+
+
+def failures(job: tuple[int | None, str]) -> list[str]:
+    """The checks of a claim that fail with a fault, or without any."""
+    index, claim = job
+    signal.alarm(SECONDS)
+    if index is not None:
+        FAULTS[index].put_in()
+    try:
+        result = CLAIMS[claim].run(Settings(quick=True), Silent())
+    except Exception as error:
+        return [f"breaks: {type(error).__name__}: {error}"]
+    return [check.name for check in result.checks if not check.passed]
+
+
+def noticed(names: list[str], processes: int = 2) -> dict[tuple[str, str], list[str]]:
+    """The checks that fail because of each fault, by fault and claim."""
+    chosen = [i for i, f in enumerate(FAULTS) if not names or f.name in names]
+    pairs: list[tuple[int | None, str]] = [(i, c) for i in chosen for c in FAULTS[i].claims]
+    claims = list(dict.fromkeys(claim for _, claim in pairs))
+    jobs = [(None, claim) for claim in claims] + pairs
+    context = multiprocessing.get_context("fork")
+    with context.Pool(processes, maxtasksperchild=1) as pool:
+        found = dict(zip(jobs, pool.imap(failures, jobs), strict=True))
+    return {
+        (FAULTS[i].name, claim): [n for n in found[i, claim] if n not in found[None, claim]]
+        for i, claim in pairs
+        if i is not None
+    }
+
+
+def row(fault: Fault, claim: str, checks: list[str]) -> str:
+    more = f" (+{len(checks) - 1})" if len(checks) > 1 else ""
+    seen = f"{checks[0]}{more}" if checks else "NOT NOTICED"
+    return f"{'*' if fault.issue else ' '} {fault.name:<48} {claim:<20} {seen}"
+
+
+def main(names: list[str]) -> int:
+    unknown = set(names) - {f.name for f in FAULTS}
+    if unknown:
+        print(f"no fault is called {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)  # the processes share the cores
+    begun = time.perf_counter()
+    found = noticed(names, processes=max(1, min(2, os.cpu_count() or 1)))
+    by_name = {f.name: f for f in FAULTS}
+    for (name, claim), checks in found.items():
+        print(row(by_name[name], claim, checks))
+    missed = [pair for pair, checks in found.items() if not checks]
+    faults = {name for name, _ in found}
+    print(
+        f"{len(faults)} faults (* of the issue), {len(found) - len(missed)} of {len(found)} pairs "
+        f"noticed, {time.perf_counter() - begun:.0f} s"
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
