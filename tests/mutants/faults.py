@@ -1,4 +1,4 @@
-"""Faults of the mathematics, each put into the library at a public point, and the claims that see it.
+"""Faults of the mathematics, each put into the library, and the claims that must notice it.
 
 A fault is a function that patches the imported library, for good: it runs in a process of its own.
 `claims` are those that must notice, by a check that fails, with `--quick`. `issue` marks the faults
@@ -47,7 +47,7 @@ def replace(function_of, name: str, change) -> None:
 # ---- optimizers
 
 
-@fault("Pion steps uphill", "fig-ripples", "thm-pion", "app-training", issue=True)
+@fault("Pion steps uphill", "fig-ripples", issue=True)
 def pion_uphill():
     def uphill(step):
         def stepped(self, closure=None):
@@ -74,12 +74,12 @@ def with_options(optimizer, change) -> None:
     replace(optimizer, "__init__", built)
 
 
-@fault("Pion is Muon", "fig-ripples", "thm-pion", "app-training", issue=True)
+@fault("Pion is Muon", "fig-ripples", issue=True)
 def pion_is_muon():
     with_options(nucleon.Pion, lambda momentum, o: {**o, "smoothing_scale": 0.0})
 
 
-@fault("averages in the place of sums", "fig-ripples", "app-training", "thm-leon", issue=True)
+@fault("averages in the place of sums", "fig-ripples", "app-training", issue=True)
 def averages():
     # Averages of G and GGᵀ scale Ĝ by 1−β₁ and M̂ by 1−β₂; the direction sees the ratio.
     def averaged(momentum, options):
@@ -89,17 +89,17 @@ def averages():
     with_options(nucleon.Leon, averaged)
 
 
-@fault("Leon is Muon", "fig-ripples", "app-training", "thm-leon")
+@fault("Leon is Muon", "fig-ripples")
 def leon_is_muon():
     with_options(nucleon.Leon, lambda momentum, o: {**o, "smoothing_scale": 0.0})
 
 
-@fault("Leon forgets M̂ with β₁, not β₁²", "app-training", "thm-leon")
+@fault("Leon forgets M̂ with β₁, not β₁²", "thm-leon")
 def leon_forgets_slowly():
     with_options(nucleon.Leon, lambda momentum, o: {**o, "beta2": momentum})
 
 
-@fault("Muon's momentum is 1 − β₁", "fig-ripples", "app-training", "thm-leon")
+@fault("Muon's momentum is 1 − β₁", "fig-ripples")
 def muon_momentum():
     def built(init):
         def constructed(self, params, lr=0.02, momentum=0.95, **options):
@@ -161,7 +161,7 @@ def eta_one():
     potentials.Admissibility.eta = property(lambda self: 1.0)
 
 
-@fault("the discounted floor is G², not G²γ⁻²", "thm-gbpa", "o2nc", internal=True)
+@fault("the discounted floor is G², not G²γ⁻²", "thm-gbpa", internal=True)
 def floor_undiscounted():
     gbpa.GBPA._least = lambda self, level: (level / self.eta) ** 2
 
@@ -195,7 +195,7 @@ def beta_small():
     gaussian_constants(lambda m, n: math.sqrt(m) + math.sqrt(n), lambda m, n: 1 / math.sqrt(n - m))
 
 
-@fault("FTL plays S/‖S‖_F", "ftl-linear", "o2nc")
+@fault("FTL plays S/‖S‖_F", "ftl-linear")
 def leader_by_frobenius():
     def normalized(self, s, smoothing):
         return s / torch.linalg.matrix_norm(s, keepdim=True).clamp_min(1e-300)
@@ -203,12 +203,12 @@ def leader_by_frobenius():
     potentials.Nuclear.gradient = normalized
 
 
-@fault("FTRL's L is Λ, not its root", "thm-gbpa", "prop-admissibility", internal=True)
+@fault("FTRL's L is Λ, not its root", "prop-admissibility", internal=True)
 def regularizer_squared():
     potentials._symmetric_root = lambda smoothing: smoothing.double()
 
 
-@fault("normal noise of deviation 2", "prop-admissibility", "thm-ftpl")
+@fault("normal noise of deviation 2", "prop-admissibility")
 def loud_noise():
     replace(noise, "normal", lambda normal: lambda *a, **k: 2 * normal(*a, **k))
 
@@ -247,12 +247,12 @@ def shampoo_bound_large():
     replace(theory, "shampoo_bound", lambda bound: lambda *a, **k: 2 * bound(*a, **k))
 
 
-@fault("one-sided Shampoo's bound with the diameter D", "tab-shampoo", "ftl-linear")
+@fault("one-sided Shampoo's bound with the diameter D", "tab-shampoo")
 def one_sided_bound_small():
     replace(theory, "one_sided_shampoo_bound", lambda bound: lambda *a, **k: bound(*a, **k) / 2)
 
 
-@fault("regret against half of the ball", "thm-faml", "tab-shampoo", "app-rotations")
+@fault("regret against half of the ball", "thm-faml")
 def half_comparator():
     def halved(regret):
         def counted(self):
@@ -308,7 +308,7 @@ def tau_uniform():
     o2nc.O2NC._draw_tau = uniform
 
 
-@fault("the proposition's descent term as printed", "o2nc", "thm-leon")
+@fault("the proposition's descent term as printed", "o2nc")
 def descent_as_printed():
     def printed(terms):
         def told(self, loss_gap):
@@ -379,12 +379,12 @@ def ogd_eta():
     replace(adagrad.AdaGradOGD, "_default_eta", lambda eta: lambda self: 3 * eta(self))
 
 
-@fault("AdaGrad-FTRL without δ", "tab-adagrad", "ftl-linear", internal=True)
+@fault("AdaGrad-FTRL without δ", "tab-adagrad", internal=True)
 def ftrl_without_offset():
     adagrad.AdaGradFTRL._delta = lambda self, peak: torch.zeros_like(self.gaps)
 
 
-@fault("scalar GBPA with η = 1", "tab-shampoo", "ftl-linear")
+@fault("scalar GBPA with η = 1", "tab-shampoo")
 def scalar_eta():
     def built(init):
         def constructed(self, shape, **options):

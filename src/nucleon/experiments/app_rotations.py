@@ -284,7 +284,8 @@ def _pairs_of(how: dict[str, Any], seed: int) -> tuple[list[tuple[Tensor, Tensor
     """The first scans of a stream, and the gradients −Σvuᵀ/k that they stand for, (T, n, n)."""
     scans = Registration(seed=seed, **how)
     pairs = [scans.pairs(t) for t in range(1, agreement.ROUNDS + 1)]
-    return pairs, torch.stack([-sum(map(torch.outer, v, u)) / len(u) for u, v in pairs])
+    outer = [-torch.stack(list(map(torch.outer, v, u))).mean(0) for u, v in pairs]
+    return pairs, torch.stack(outer)
 
 
 def _agrees(name: str, how: dict[str, Any], seed: int) -> agreement.Agreement:

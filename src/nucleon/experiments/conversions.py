@@ -1,6 +1,6 @@
 """Runs of the conversion, measured and held to the reference: what three claims share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ LAW_GAMES, LAW_ROUNDS, LAW_RHO, LAW_DISCOUNT = 4096, 40, 1.0, 0.9
 """Of the process itself: enough games for its laws, and rounds for its averages to differ."""
 KOLMOGOROV = 2.2
 """√N times the distance of two distribution functions exceeds it once in 8000 samples."""
+TWINS: Mapping[Callable[..., Learner], str] = {FTL: "FTL", FTPL: "FTPL", FAML: "FAML"}
 FEW = 12
 """Rounds that the reference runs beside a process."""
 
@@ -202,7 +203,7 @@ def agrees(
     )
     radius = conversion.radius(process.rho, process.discount)
     twin = agreement.gbpa_twin(
-        {FTL: "FTL", FTPL: "FTPL", FAML: "FAML"}[process.learner],
+        TWINS[process.learner],
         gradients.shape[1:],
         radius=radius,
         bound=process.gradient_bound,

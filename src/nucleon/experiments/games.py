@@ -113,8 +113,8 @@ def stored(learner: str, folder: Path = STORED) -> tuple[Stored, ...]:
         held = json.loads(file.read_text(encoding="utf-8"))
         if held["learner"] == learner:
             gradients = torch.tensor(held["gradients"], dtype=torch.float64)
-            numbers = (float(held[name]) for name in ("radius", "bound", "ratio"))
-            found.append(Stored(file.stem, learner, *numbers, gradients))
+            radius, bound, ratio = (float(held[name]) for name in ("radius", "bound", "ratio"))
+            found.append(Stored(file.stem, learner, radius, bound, ratio, gradients))
     return tuple(found)
 
 

@@ -365,10 +365,10 @@ def _notes(costs: _Costs, shape: tuple[int, int], rounds: tuple[int, ...]) -> tu
         f"One-sided Shampoo by the cheapest solver, to {GAP:g}: "
         f"{costs.cheapest('one-sided Shampoo', STREAMS[0]):.1f} times FAML's round, with a mean "
         f"{costs.cheapest('one-sided Shampoo', STREAMS[1]):.1f}.",
-        "FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n a step. What "
-        "the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and in "
-        "closed form where the ball does not bind, is in the table and in `benchmarks/learners.py`, "
-        "without a verdict.",
+        "FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step. "
+        "What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and "
+        "in closed form where the ball does not bind, is in the table and in "
+        "`benchmarks/learners.py`, without a verdict.",
         "The paper expects sublinear convergence of the inner loop under ill-conditioning. The "
         "accelerated projected gradient keeps a linear rate here; Frank–Wolfe does not.",
     )

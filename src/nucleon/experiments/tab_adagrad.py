@@ -303,16 +303,14 @@ def _regrets(games: list[Game]) -> Table:
         trace = _final(games, stream, ball, label)
         return f"{trace.regret[-1].mean():.1f} / {trace.bound[-1].mean():.1f}"
 
+    rows: dict[str, tuple[str, Ball]] = {
+        f"{name}, {BALLS[ball]}": (name, ball)
+        for name in dict.fromkeys(g.stream for g in games)
+        for ball in BALLS
+    }
+    title = f"Regret / bound, means over the games, D = {RADIUS:g}"
     return Table.grid(
-        f"Regret / bound, means over the games, D = {RADIUS:g}",
-        "stream, ball",
-        {
-            f"{name}, {BALLS[ball]}": (name, ball)
-            for name in dict.fromkeys(g.stream for g in games)
-            for ball in BALLS
-        },
-        named(labels),
-        lambda where, label: cell(*where, label),
+        title, "stream, ball", rows, named(labels), lambda row, label: cell(*row, label)
     )
 
 

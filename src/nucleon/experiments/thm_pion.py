@@ -98,8 +98,8 @@ CLAIM = Claim(
         "for the lower end, for k = 1. Left − right of the proposition, with the actual fall of "
         f"each run for ΔL, is at most 0 for the lower end of ± {MOST_ERRORS:g} standard errors, "
         f"and under the resistance, where both are equal, at least 0 for the upper end. γ, D and "
-        f"T, the process's averages and the first {FEW} rounds of runs with k = 4 are the reference's "
-        f"to {agreement.EXACT:g}; its lengths and τ have their laws."
+        f"T, the process's averages and the first {FEW} rounds of runs with k = 4 are the "
+        f"reference's to {agreement.EXACT:g}; its lengths and τ have their laws."
     ),
     run=run,
     seconds=80,

@@ -66,7 +66,8 @@ def spherical(s: Array, smoothing: Array, t: int = 0) -> Array:
     """Ψ = E‖s + ℓu‖₂ on rows, ℓ = √Λ: E (s + ℓu)/‖s + ℓu‖ over u ~ N(0, I_d).
 
     It points along s. With κ = ‖s‖/ℓ its length is the mean of (κ + a)/√((κ + a)² + b²) over a
-    standard normal a and a b of density ∝ b^{d-2}e^{-b²/2}, summed on a grid.
+    standard normal a and a b of density ∝ b^{d-2}e^{-b²/2}, summed on a grid: for
+    even d, where the density is smooth at 0, to rounding, for others to 1e-5.
     """
     a, b = np.linspace(-9.0, 9.0, 451)[:, None], np.linspace(0.0, 12.0, 452)[None, 1:]
     density = np.exp(-(a**2 + b**2) / 2) * b ** (s.shape[-1] - 2)
