@@ -40,6 +40,8 @@ def failures(job: tuple[int | None, str]) -> list[str]:
         FAULTS[index].put_in()
     try:
         result = CLAIMS[claim].run(Settings(quick=True), Silent())
+    except TimeoutError:
+        return []
     except Exception as error:
         return [f"breaks: {type(error).__name__}: {error}"]
     return [check.name for check in result.checks if not check.passed]
@@ -83,10 +85,10 @@ def main(names: list[str]) -> int:
         print(row(fault, claim, checks), flush=True)
     spent = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     missed = [pair for pair, checks in found.items() if not checks]
+    faults, seen = {name for name, _ in found}, len(found) - len(missed)
     print(
-        f"{len({name for name, _ in found})} faults (* of the issue), {len(found) - len(missed)} of "
-        f"{len(found)} pairs noticed, {time.perf_counter() - begun:.0f} s, {spent:.0f} s of "
-        f"processor time"
+        f"{len(faults)} faults (* of the issue), {seen} of {len(found)} pairs noticed, "
+        f"{time.perf_counter() - begun:.0f} s, {spent:.0f} s of processor time"
     )
     return 1 if missed else 0
 
