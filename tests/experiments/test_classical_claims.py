@@ -81,9 +81,9 @@ def test_without_the_projection_the_regret_is_the_sum_by_hand():
     leading = 2 * eta * (math.sqrt(2) - 4 / 3) * 256**1.5
     # Between sum and integral lies half a step a round, η√T of 0.081·ηT^{3/2}: 12.4/T of it.
     assert trace.regret[-1, 1].item() == pytest.approx(leading, rel=12.4 / 256)
-    assert tab_shampoo.growth((10, 100, 1000), torch.tensor([1.0, 10**1.5, 1000.0], dtype=F64)) == (
-        pytest.approx(1.5)
-    )
+    assert tab_shampoo.exponent(
+        (10, 100, 1000), torch.tensor([1.0, 10**1.5, 1000.0], dtype=F64)
+    ) == (pytest.approx(1.5))
 
 
 # ---- tab-shampoo -------------------------------------------------------------------------------
