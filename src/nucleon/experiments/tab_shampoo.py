@@ -227,14 +227,10 @@ def _agreed(shape: Shape, seed: int) -> list[agreement.Agreement]:
 def _lower_sides(shape: Shape) -> tuple[Check, ...]:
     """A stream on which every learner loses a share of its bound."""
     names = {"one-sided": "One-sided Shampoo", "scalar GBPA": "Scalar GBPA"}
+    found = {label: swung(make(shape)) for label, make in LEARNERS.items()}
     return tuple(
-        Check(
-            f"{label} on the swing: regret/bound",
-            swung(make(shape)),
-            "≥",
-            LEAST[names.get(label, label)],
-        )
-        for label, make in LEARNERS.items()
+        Check(f"{label} on the swing: regret/bound", share, "≥", LEAST[names.get(label, label)])
+        for label, share in found.items()
     )
 
 
