@@ -42,7 +42,7 @@ SCALES = [10 ** (k / 16) for k in range(-16, 17)]
 # Fixed beforehand: the search comes this close to constants that are attained.
 CLOSE = 0.98
 ROUNDING = 1e-6  # relative, of the solver's gap in Ψ
-ATTAINED = 0.3
+ATTAINED = 0.25
 """The share of Theorem 4.1's αβ that a search attains, at least: both constants are of the right
 order, and neither is sharp."""
 
