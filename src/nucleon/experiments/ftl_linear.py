@@ -94,7 +94,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     hard = {name: game(name, streams.alternating) for name in LEARNERS}
     easy = {name: game(name, streams.gaussian) for name in GBPA}
-    agreed = _agreed(settings.first_seed)
+    agreed = _agreed(FIRST_SEED + settings.first_seed)
     return Result(
         checks=(*checks(hard, easy), *agreement.checks(agreed)),
         tables=(_table(hard, easy), agreement.table(agreed)),
