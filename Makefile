@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt
 # Two workers with one BLAS thread each beat two threads fighting over small matrices.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: reproduce test lint docs clean
+.PHONY: reproduce test sabotage lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -15,6 +15,9 @@ reproduce: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(THREADS) $(PY) -m pytest -n auto --dist worksteal
+
+sabotage: $(VENV)/.dev
+	$(THREADS) $(PY) tests/mutants/sabotage.py
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

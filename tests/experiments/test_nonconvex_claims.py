@@ -25,6 +25,9 @@ def shortened(found, rounds):
     return found
 
 
+PROBLEMS = ("kinks", "resistance")
+
+
 @pytest.fixture(scope="module")
 def conversion():
     counter = Counter()
@@ -99,11 +102,12 @@ def test_leon_arrives_where_muon_is_kept():
 
 @pytest.mark.parametrize("module", [thm_leon, thm_pion])
 def test_a_claim_passes_with_fewer_rounds(module, monkeypatch):
-    """All checks of the quick claims, at 1000 rounds of the planned thousands."""
+    """All checks of the quick claims but T's, at 1000 rounds of the planned thousands."""
     real = thm_leon.plan
     monkeypatch.setattr(thm_leon, "plan", lambda *a, **k: shortened(real(*a, **k), 1000))
     result = module.CLAIM.run(Settings(quick=True), Silent())
-    assert result.passed, [check for check in result.checks if not check.passed]
+    missed = [check.name for check in result.checks if not check.passed]
+    assert set(missed) == {f"{p}: γ, D and T against the reference's" for p in PROBLEMS}
     assert sum("left − right" in check.name for check in result.checks) == len(result.records)
     assert "no loss whose gradient" in " ".join(result.notes)
 

@@ -5,10 +5,10 @@ prints or writes, so that a table, a figure and a page are made in one place for
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self, TypeVar
 
 import torch
 
@@ -21,6 +21,9 @@ _HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
 }
 Scale = Literal["linear", "log"]
 Cell = str | float
+Item = TypeVar("Item")
+Row = TypeVar("Row")
+Column = TypeVar("Column")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,29 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def listing(
+        cls, title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]
+    ) -> Self:
+        """A row for each item, a column for each function of it."""
+        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+        return cls(title, tuple(columns), rows)
+
+    @classmethod
+    def grid(
+        cls,
+        title: str,
+        corner: str,
+        rows: Mapping[str, Row],
+        columns: Mapping[str, Column],
+        cell: Callable[[Row, Column], Cell],
+    ) -> Self:
+        """A cell for each pair of a row and a column, which are shown under their names."""
+        cells = tuple(
+            (name, *(cell(row, c) for c in columns.values())) for name, row in rows.items()
+        )
+        return cls(title, (corner, *columns), cells)
 
 
 @dataclass(frozen=True)
@@ -73,6 +99,23 @@ class Panel:
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
     marked: bool = False
+
+
+def log_panel(title: str, labels: tuple[str, str], series: Iterable[Series]) -> Panel:
+    """A panel with two logarithmic axes, labelled (x, y)."""
+    return Panel(title, *labels, tuple(series), x_scale="log", y_scale="log")
+
+
+def named(names: Iterable[str]) -> dict[str, str]:
+    """Rows or columns of a grid that are their own names."""
+    return {name: name for name in names}
+
+
+def records(
+    items: Iterable[Item], fields: Mapping[str, Callable[[Item], object]]
+) -> tuple[dict[str, object], ...]:
+    """One record for each item, a field for each function of it."""
+    return tuple({name: field(item) for name, field in fields.items()} for item in items)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import streams
+from nucleon.experiments import agreement
 from nucleon.experiments.base import (
     Check,
     Claim,
@@ -23,6 +24,7 @@ from nucleon.experiments.base import (
     Table,
     one_thread,
 )
+from nucleon.experiments.games import text
 from nucleon.learners import FAML, FTRL, Learner, OneSidedShampoo
 from nucleon.linalg import quadratic_projection
 from nucleon.linalg.quadratic import Solver
@@ -30,6 +32,7 @@ from nucleon.regret import Ledger
 
 SHAPE, QUICK_SHAPE = (128, 256), (32, 64)
 CAPTURED, QUICK_CAPTURED = (20, 30, 40), (10, 15, 20)
+REFERENCE_SHAPE = (4, 8)
 GAPS = (1e-2, 1e-4, 1e-6, 1e-8)
 GAP = 1e-6
 MOST: Mapping[str, int] = {"frank-wolfe": 300}
@@ -202,9 +205,18 @@ def run(settings: Settings, progress: Progress) -> Result:
             solved += [*solve(problem), *textbook(problem)]
             progress.advance(20, f"solving for {problem.learner}, {name}")
     costs = _Costs(solved, faml, len(rounds))
+    seed = settings.first_seed
+    agreed = [
+        *agreement.gbpa_games(("FAML", "FTRL"), [REFERENCE_SHAPE], seed=seed),
+        *agreement.projected_games(REFERENCE_SHAPE[0], names=("One-sided Shampoo",), seed=seed),
+    ]
     return Result(
-        checks=_checks(costs),
-        tables=(_table(costs, shape), _regret_table(faml, regrets, rounds[-1])),
+        checks=(*_checks(costs), *agreement.checks(agreed)),
+        tables=(
+            _table(costs, shape),
+            _regret_table(faml, regrets, rounds[-1]),
+            agreement.table(agreed),
+        ),
         figures=(_figure(costs, shape),),
         records=tuple(vars(s) for s in solved),
         notes=_notes(costs, shape, rounds),
@@ -280,6 +292,12 @@ def _checks(costs: _Costs) -> tuple[Check, ...]:
             GAP,
         ),
         Check(f"FTRL, textbook to {GAP:g}: fewest SVDs a round, FAML's is one", ftrl, ">", 1.0),
+        Check(
+            f"FTRL, textbook to {GAP:g}: least time over FAML's",
+            min(costs.ratio("FTRL", stream, TEXTBOOK) for stream in STREAMS),
+            ">",
+            1.0,
+        ),
     )
 
 
@@ -290,17 +308,18 @@ def _table(costs: _Costs, shape: tuple[int, int]) -> Table:
             return "—"
         return f"{time_ratio:.1f} ({costs.iterations(learner, stream, solver, tolerance):g})"
 
-    rows = tuple(
-        (f"{learner}, {stream}, {solver}", *(cell(learner, stream, solver, g) for g in GAPS))
-        for learner in ("one-sided Shampoo", "FTRL")
-        for stream in STREAMS
-        for solver in (*get_args(Solver), TEXTBOOK)
-    )
-    return Table(
-        f"Time of a projection over a round of FAML (steps), {shape[0]}×{shape[1]}; —: not within "
+    return Table.grid(
+        f"Time of a projection over a round of FAML (steps), {text(shape)}; —: not within "
         f"{MOST_ITERATIONS} steps, of Frank–Wolfe {MOST['frank-wolfe']}",
-        ("learner, stream, solver", *(f"gap {g:g}" for g in GAPS)),
-        rows,
+        "learner, stream, solver",
+        {
+            f"{learner}, {stream}, {solver}": (learner, stream, solver)
+            for learner in ("one-sided Shampoo", "FTRL")
+            for stream in STREAMS
+            for solver in (*get_args(Solver), TEXTBOOK)
+        },
+        {f"gap {g:g}": g for g in GAPS},
+        lambda row, gap: cell(*row, gap),
     )
 
 
@@ -335,16 +354,6 @@ def _figure(costs: _Costs, shape: tuple[int, int]) -> Figure:
 
 
 def _notes(costs: _Costs, shape: tuple[int, int], rounds: tuple[int, ...]) -> tuple[str, ...]:
-    def listed(learner: str, stream: str) -> str:
-        ratios = [
-            f"{solver} {costs.ratio(learner, stream, solver):.1f}"
-            for solver in (*get_args(Solver), TEXTBOOK)
-        ]
-        return f"{stream}: {', '.join(ratios)}"
-
-    ftrl = "; ".join(listed("FTRL", stream) for stream in STREAMS)
-    reached = all(costs.cheapest("FTRL", stream) >= TIME_RATIO for stream in STREAMS)
-    verdict = "reached" if reached else "not reached"
     return (
         f"Problems of the rounds {', '.join(map(str, rounds))} of games at {shape[0]}×{shape[1]}, "
         f"condition 1000, in float64; the learners advance with projections to 1e-4. A time is of "
@@ -356,9 +365,10 @@ def _notes(costs: _Costs, shape: tuple[int, int], rounds: tuple[int, ...]) -> tu
         f"One-sided Shampoo by the cheapest solver, to {GAP:g}: "
         f"{costs.cheapest('one-sided Shampoo', STREAMS[0]):.1f} times FAML's round, with a mean "
         f"{costs.cheapest('one-sided Shampoo', STREAMS[1]):.1f}.",
-        f"For FTRL a ratio of {TIME_RATIO:g} to {GAP:g} is {verdict} by the library's cheapest "
-        f"solver, which works in the eigenbasis, on m×m, from the last action, and in closed form "
-        f"where the ball does not bind. Time over FAML's round, {ftrl} (inf: not reached).",
+        "FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step. "
+        "What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and "
+        "in closed form where the ball does not bind, is in the table and in "
+        "`benchmarks/learners.py`, without a verdict.",
         "The paper expects sublinear convergence of the inner loop under ill-conditioning. The "
         "accelerated projected gradient keeps a linear rate here; Frank–Wolfe does not.",
     )
@@ -376,8 +386,9 @@ CLAIM = Claim(
         f"On the ill-conditioned stream one-sided Shampoo's projection to {GAP:g} takes at least "
         f"{TIME_RATIO:g} rounds of FAML by projected gradient and {TIME_RATIO:g} decompositions by "
         f"any solver; projected gradient converges linearly, Frank–Wolfe does not arrive in "
-        f"{MOST['frank-wolfe']} steps; FTRL's takes more than one SVD. Its times are reported, and "
-        f"no ratio is required of them."
+        f"{MOST['frank-wolfe']} steps; FTRL's, as the paper solves it, takes more than one SVD and "
+        f"more time than FAML's round. A few rounds of all three are the reference's, to "
+        f"{agreement.EXACT:g}, solved ones to {agreement.SOLVED:g}."
     ),
     run=run,
     seconds=50,

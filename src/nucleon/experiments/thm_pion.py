@@ -1,7 +1,9 @@
 """thm-pion: Pion with the theorem's γ, D and T, and what a finite number of draws costs (5.2)."""
 
+from nucleon.experiments import agreement, optimizers
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings
-from nucleon.experiments.o2nc import MOST_ERRORS, Measured
+from nucleon.experiments.conversions import FEW, SHAPE, Measured, conduct
+from nucleon.experiments.o2nc import MOST_ERRORS
 from nucleon.experiments.thm_leon import (
     NOTES,
     Target,
@@ -9,11 +11,13 @@ from nucleon.experiments.thm_leon import (
     figure,
     gaps,
     kinks,
+    pion_factor,
+    planned,
     plans,
     premises,
     proposition,
-    records,
     resistance,
+    traced,
 )
 from nucleon.learners import FTPL
 
@@ -49,10 +53,14 @@ def run(settings: Settings, progress: Progress) -> Result:
             arrival(rough, _name(samples[-1]), found),
             Check("k = 1 under resistance: gap, lower end", single.low, ">", rough.epsilon),
             *proposition(found),
+            *(planned(target, pion_factor()) for target in (ground, rough)),
+            *conduct(seed),
+            *(target.agrees(_name(4), FTPL, samples=4) for target in (ground, rough)),
+            *optimizers.checks(SHAPE, names=("Pion",), seed=seed),
         ),
         tables=(plans(ground, rough), gaps(found, (ground, rough))),
         figures=(figure(found, (ground, rough)),),
-        records=records(found),
+        records=traced(found),
         notes=(*NOTES, _finite(rough, found, samples)),
     )
 
@@ -88,7 +96,10 @@ CLAIM = Claim(
         "standard errors, with k = 1, 4 and 16, in quick mode with 16; against the resistance, a "
         "process that answers the drawn action and not a loss, it is so for k = 16 and is above ε, "
         "for the lower end, for k = 1. Left − right of the proposition, with the actual fall of "
-        f"each run for ΔL, is at most 0 for the lower end of ± {MOST_ERRORS:g} standard errors."
+        f"each run for ΔL, is at most 0 for the lower end of ± {MOST_ERRORS:g} standard errors, "
+        f"and under the resistance, where both are equal, at least 0 for the upper end. γ, D and "
+        f"T, the process's averages and the first {FEW} rounds of runs with k = 4 are the "
+        f"reference's to {agreement.EXACT:g}; its lengths and τ have their laws."
     ),
     run=run,
     seconds=80,

@@ -175,7 +175,7 @@ class GBPA(Learner):
             "eta": self.eta,
             "discount": self.discount,
             "rounds": 1,
-            "first_nuclear": self.first_nuclear * self.discount**age,
+            "first_nuclear": self.first_nuclear * self.discount ** age.double(),
             "excess": self.excess,
         }
 

@@ -1,0 +1,387 @@
+"""Holds the library to the reference: the same few rounds by both, and how far apart they are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nucleon import noise, streams
+from nucleon.experiments.base import Check, Table
+from nucleon.experiments.games import worst
+from nucleon.experiments.reference import bounds, learners
+from nucleon.experiments.reference.algebra import Array, nuclear
+from nucleon.learners import (
+    FAML,
+    FTL,
+    FTPL,
+    FTRL,
+    GBPA,
+    AdaGradFTRL,
+    AdaGradOGD,
+    GaussianFTPL,
+    KroneckerFTRL,
+    Learner,
+    OneSidedShampoo,
+    ScalarGBPA,
+    Shampoo,
+)
+from nucleon.streams import Shape
+
+ROUNDS = 8
+"""Rounds that both play: enough for every sum to have an older term."""
+EXACT = 1e-8
+"""Closed forms in float64: two decompositions of matrices whose condition is below 1e6 differ by
+less than 1e6·eps = 2e-10 in each of a few dozen operations."""
+SOLVED = 1e-4
+"""An action solved to a relative gap of 1e-12 is within √(2·1e-12/λ) of the solution, λ ≥ 1e-3 the
+least curvature over the value."""
+TIGHT = 1e-12
+"""The gap to which a library's solver must be told to go for `SOLVED`."""
+
+Actions = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The reference's learner: actions and bound from gradients (T, …, m, n)."""
+
+    actions: Actions
+    bound: Actions | None
+    """None where there is no theorem."""
+    radius: float = 1.0
+    discount: float = 1.0
+    ball: Literal["op", "linf"] = "op"
+    exact: bool = True
+    """False where the library's actions come from a solver."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a learner's game is from that of its twin."""
+
+    name: str
+    actions: float
+    """The largest |X_t − X'_t|/D of an entry."""
+    regret: float
+    """|Reg − Reg'| over D·Σ‖G_t‖_*."""
+    bound: float
+    """|bound/bound' − 1|."""
+    exact: bool = True
+
+    @property
+    def worst(self) -> float:
+        """The largest of the three."""
+        return worst([self.actions, self.regret, self.bound])
+
+
+def compare(name: str, learner: Learner, gradients: Tensor, twin: Twin) -> Agreement:
+    """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin."""
+    played = list[Tensor]()
+    ledger = learner.ledger()
+    for gradient in gradients:
+        played.append(learner.play())
+        learner.observe(gradient)
+        ledger.record(gradient, played[-1])
+    given, mine = gradients.double().numpy(), torch.stack(played).double().numpy()
+    wanted = twin.actions(given)
+    options: dict[str, Any] = {"radius": twin.radius, "discount": twin.discount, "ball": twin.ball}
+    regret = learners.regret(given, wanted, **options)
+    scale = twin.radius * nuclear(given).sum(0)
+    bound = 0.0
+    if twin.bound is not None:
+        bound = largest(learner.bound().numpy() / twin.bound(given) - 1)
+    # The vector learners' ledgers measure the comparator in their own ball, as the twin does.
+    return Agreement(
+        name,
+        largest(mine - wanted) / twin.radius,
+        largest((ledger.regret().numpy() - regret) / scale),
+        bound,
+        twin.exact,
+    )
+
+
+def largest(values: Array) -> float:
+    """The largest magnitude, NaN if there is one."""
+    return float(np.abs(values).max())
+
+
+def checks(found: Sequence[Agreement]) -> tuple[Check, ...]:
+    """That actions, regrets and bounds are the reference's."""
+    kinds = (
+        ("closed forms", EXACT, [a.worst for a in found if a.exact]),
+        ("solved", SOLVED, [a.worst for a in found if not a.exact]),
+    )
+    return tuple(
+        Check(f"against the reference, {kind}: actions, regret, bound", worst(values), "≤", limit)
+        for kind, limit, values in kinds
+        if values
+    )
+
+
+def table(found: Sequence[Agreement]) -> Table:
+    """The differences, by learner."""
+    columns = ("learner", "actions/D", "regret over D·Σ‖G_t‖_*", "bound")
+    rows = tuple((a.name, a.actions, a.regret, a.bound) for a in found)
+    return Table(f"Against the reference, largest differences in {ROUNDS} rounds", columns, rows)
+
+
+def leaning(shape: Shape, *, bound: float = 1.0, seed: int = 0, rounds: int = ROUNDS) -> Tensor:
+    """Half of a Gaussian stream and half of G·I, (T, …, m, n): so that the ball binds."""
+    drawn = streams.gaussian(shape, bound=bound, seed=seed, dtype=torch.float64)
+    given = torch.stack([drawn.gradient(t) for t in range(1, rounds + 1)])
+    return (given + bound * torch.eye(*shape[-2:], dtype=torch.float64)) / 2
+
+
+# ---------------------------------------------------------------------- twins
+
+
+def gbpa_twin(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    radius: float = 1.0,
+    bound: float = 1.0,
+    discount: float = 1.0,
+    factor: float = 1.0,
+    draws: Callable[[int], Array] | None = None,
+) -> Twin:
+    """The twin of FTL, FTRL, FTPL with the noise `draws`, or FAML, η = factor·√(α/β)."""
+    m, n = sorted(shape[-2:])
+    constants = {
+        "FTL": None,
+        "FTRL": bounds.REGULARIZED,
+        "FTPL": bounds.gaussian(m, bounds.padded(m, n)),
+        "FAML": bounds.HYPERBOLIC,
+    }[name]
+    directions: Mapping[str, learners.Direction] = {
+        "FTL": learners.leader,
+        "FTRL": learners.regularized,
+        "FTPL": learners.perturbed(draws or _none),
+        "FAML": learners.augmented,
+    }
+    eta = 1.0 if constants is None else factor * bounds.eta(constants)
+    game: dict[str, Any] = {"radius": radius, "bound": bound, "discount": discount}
+    theorem = None
+    if constants is not None:
+        theorem = _bound(bounds.gbpa, constants, **game, factor=factor)
+    return Twin(
+        lambda g: learners.gbpa(directions[name], g, **game, eta=eta),
+        theorem,
+        radius,
+        discount,
+        exact=name != "FTRL",
+    )
+
+
+def _bound(function: Callable[..., Array], *fixed: Any, **options: Any) -> Actions:
+    return lambda gradients: function(gradients, *fixed, **options)
+
+
+def _none(t: int) -> Array:
+    raise ValueError("FTPL's twin needs the noise it is given; pass draws=")
+
+
+def ftpl_draws(
+    shape: tuple[int, ...],
+    *,
+    samples: int,
+    seed: int = 0,
+    redraw: bool = True,
+    antithetic: bool = False,
+) -> Callable[[int], Array]:
+    """Z of every round for FTPL's games: t → (samples, b, m, n′), keyed as `noise` says."""
+    *batch, rows, columns = shape
+    m, n = sorted((rows, columns))
+    count = samples // 2 if antithetic else samples
+
+    def draws(t: int) -> Array:
+        drawn = noise.normal(
+            (count, *batch, m, bounds.padded(m, n)),
+            seed=seed,
+            stream=torch.arange(batch[0]) if batch else 0,
+            step=t if redraw else 0,
+            sample=torch.arange(count).reshape(-1, *(1 for _ in batch)),
+            dtype=torch.float64,
+        ).numpy()
+        return np.concatenate([drawn, -drawn]) if antithetic else drawn
+
+    return draws
+
+
+def shampoo_twin(name: str, *, radius: float, bound: float = 1.0) -> Twin:
+    """The twin of Shampoo, one-sided Shampoo, Kronecker FTRL or scalar GBPA."""
+    own = {"radius": radius}
+    both = {**own, "bound": bound}
+    return {
+        "Shampoo": Twin(
+            _bound(learners.shampoo, **own), _bound(bounds.shampoo, **own), radius, exact=False
+        ),
+        "One-sided Shampoo": Twin(
+            _bound(learners.shampoo, **own, exponents=(0.5, 0.0)),
+            _bound(bounds.one_sided_shampoo, **own),
+            radius,
+            exact=False,
+        ),
+        "Kronecker FTRL": Twin(
+            _bound(learners.kronecker_ftrl, **both),
+            _bound(bounds.kronecker_ftrl, **both),
+            radius,
+            exact=False,
+        ),
+        "Scalar GBPA": Twin(
+            _bound(learners.scalar_gbpa, **both), _bound(bounds.scalar_gbpa, **both), radius
+        ),
+    }[name]
+
+
+def adagrad_twin(
+    update: Literal["ogd", "ftrl"],
+    preconditioner: Literal["scalar", "diagonal", "full"],
+    ball: Literal["l2", "linf"],
+    *,
+    radius: float,
+    delta: float = 0.0,
+) -> Twin:
+    """The twin of an AdaGrad learner on rows."""
+    own: dict[str, Any] = {
+        "update": update,
+        "preconditioner": preconditioner,
+        "ball": ball,
+        "radius": radius,
+        "delta": delta,
+    }
+    actions, bound = _bound(learners.adagrad, **own), _bound(bounds.adagrad, **own)
+    norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
+    return Twin(actions, bound, radius, ball=norm, exact=False)
+
+
+def gaussian_twin(dimension: int, *, radius: float, bound: float) -> Twin:
+    """The twin of Gaussian FTPL on rows, which plays the mean; the reference sums it on a grid."""
+    constants = bounds.spherical(dimension)
+    game: dict[str, Any] = {"radius": radius, "bound": bound}
+    eta = bounds.eta(constants)
+    return Twin(
+        lambda g: learners.gbpa(learners.spherical, g, **game, eta=eta),
+        _bound(bounds.gbpa, constants, **game),
+        radius,
+        exact=False,
+    )
+
+
+# ---------------------------------------------------------------------- games of both
+
+GBPAS: Mapping[str, Callable[..., GBPA]] = {"FTL": FTL, "FTRL": FTRL, "FTPL": FTPL, "FAML": FAML}
+PROJECTED: Mapping[str, Callable[..., Learner]] = {
+    "One-sided Shampoo": OneSidedShampoo,
+    "Shampoo": Shampoo,
+    "Kronecker FTRL": KroneckerFTRL,
+}
+PRECONDITIONERS: tuple[Literal["scalar", "diagonal", "full"], ...] = ("scalar", "diagonal", "full")
+SOLVER: Mapping[str, Any] = {
+    "solver": "douglas-rachford",
+    "tolerance": TIGHT,
+    "max_iterations": 20_000,
+}
+
+
+def gbpa_games(
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    *,
+    radius: float = 1.0,
+    bound: float = 1.0,
+    settings: Sequence[tuple[float, float]] = ((1.0, 1.0),),
+    samples: int = 4,
+    seed: int = 0,
+) -> list[Agreement]:
+    """GBPA learners in several shapes, with the (γ, factor of η) of `settings`."""
+    found = list[Agreement]()
+    for m, n in shapes:
+        shape = (2, m, n)
+        given = leaning(shape, bound=bound, seed=seed)
+        draws = ftpl_draws(shape, samples=samples, seed=seed)
+        for name in names:
+            own = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}.get(name, {})
+            for discount, factor in settings:
+                game = {"radius": radius, "discount": discount}
+                # A factor on η is given as a number, which the reference knows by itself.
+                twin = gbpa_twin(name, shape, **game, bound=bound, factor=factor, draws=draws)
+                eta = None if factor == 1.0 else factor * _eta(name, m, n)
+                learner = GBPAS[name](
+                    shape, **game, gradient_bound=bound, eta=eta, dtype=torch.float64, **own
+                )
+                label = f"{name}, {m}×{n}" + f", γ = {discount:g}, η × {factor:g}" * (
+                    (discount, factor) != (1.0, 1.0)
+                )
+                found.append(compare(label, learner, given, twin))
+    return found
+
+
+def _eta(name: str, m: int, n: int) -> float:
+    short, long = sorted((m, n))
+    gaussian = bounds.gaussian(short, bounds.padded(short, long))
+    constants = {"FTRL": bounds.REGULARIZED, "FTPL": gaussian, "FAML": bounds.HYPERBOLIC}
+    return bounds.eta(constants[name])
+
+
+def projected_games(
+    side: int, *, names: Sequence[str] = tuple(PROJECTED), radius: float = 1.0, seed: int = 0
+) -> list[Agreement]:
+    """The learners with a projection, on square matrices, where its solution is unique."""
+    shape = (2, side, side)
+    given = leaning(shape, seed=seed)
+    return [
+        compare(
+            f"{name}, {side}×{side}",
+            PROJECTED[name](shape, radius=radius, dtype=torch.float64, **SOLVER),
+            given,
+            shampoo_twin(name, radius=radius),
+        )
+        for name in names
+    ]
+
+
+def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Agreement:
+    """Scalar GBPA with G = √m, since ‖G‖_F ≤ √m‖G‖_op."""
+    bound = float(np.sqrt(min(shape)))
+    learner = ScalarGBPA((2, *shape), gradient_bound=bound, radius=radius, dtype=torch.float64)
+    twin = shampoo_twin("Scalar GBPA", radius=radius, bound=bound)
+    return compare("Scalar GBPA", learner, leaning((2, *shape), seed=seed), twin)
+
+
+def vector_games(
+    dimension: int,
+    *,
+    preconditioners: Sequence[Literal["scalar", "diagonal", "full"]] = PRECONDITIONERS,
+    balls: Sequence[Literal["l2", "linf"]] = ("l2", "linf"),
+    radius: float = 1.0,
+    seed: int = 0,
+) -> list[Agreement]:
+    """The learners of Appendix B on rows; the full OGD with δ, without which early ones tie."""
+    shape = (2, 1, dimension)
+    given = leaning(shape, seed=seed)
+    common: dict[str, Any] = {"radius": radius, "dtype": torch.float64}
+    found = [
+        compare(
+            "Gaussian FTPL",
+            GaussianFTPL(shape, **common),
+            given,
+            gaussian_twin(dimension, radius=radius, bound=1.0),
+        )
+    ]
+    for p in preconditioners:
+        for ball in balls:
+            own: dict[str, Any] = {"preconditioner": p, "ball": ball, "tolerance": TIGHT, **common}
+            delta = 1.0 if p == "full" else 0.0
+            ogd, ftrl = AdaGradOGD(shape, delta=delta, **own), AdaGradFTRL(shape, delta=1.0, **own)
+            label = f"{p}, {ball}"
+            twins = (
+                adagrad_twin("ogd", p, ball, radius=radius, delta=delta),
+                adagrad_twin("ftrl", p, ball, radius=radius, delta=1.0),
+            )
+            found.append(compare(f"OGD, {label}", ogd, given, twins[0]))
+            found.append(compare(f"FTRL, {label}", ftrl, given, twins[1]))
+    return found

@@ -1,0 +1,436 @@
+"""Faults of the mathematics, each put into the library, and the claims that must notice it.
+
+A fault is a function that patches the imported library, for good: it runs in a process of its own.
+`claims` are those that must notice, by a check that fails, with `--quick`. `issue` marks the faults
+that every claim once let pass; `internal` those whose patch depends on a private name.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+import nucleon
+from nucleon import moments, noise, potentials, theory
+from nucleon.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
+from nucleon.optim import conversion, o2nc
+from nucleon.problems import quasi_newton, rotations
+from nucleon.theory import gbpa as gbpa_theory
+
+
+class Fault(NamedTuple):
+    name: str
+    claims: tuple[str, ...]
+    put_in: Callable[[], None]
+    issue: bool
+    internal: bool
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(name: str, *claims: str, issue: bool = False, internal: bool = False):
+    def enter(put_in: Callable[[], None]) -> Callable[[], None]:
+        FAULTS.append(Fault(name, claims, put_in, issue, internal))
+        return put_in
+
+    return enter
+
+
+def replace(function_of, name: str, change) -> None:
+    """Put change(original) in the place of an attribute."""
+    setattr(function_of, name, change(getattr(function_of, name)))
+
+
+# ---- optimizers
+
+
+@fault("Pion steps uphill", "fig-ripples", issue=True)
+def pion_uphill():
+    def uphill(step):
+        def stepped(self, closure=None):
+            params = [p for group in self.param_groups for p in group["params"]]
+            before = [p.detach().clone() for p in params]
+            loss = step(self, closure)
+            with torch.no_grad():
+                for param, old in zip(params, before, strict=True):
+                    param.copy_(2 * old - param)
+            return loss
+
+        return stepped
+
+    replace(nucleon.Pion, "step", uphill)
+
+
+def with_options(optimizer, change) -> None:
+    def built(init):
+        def constructed(self, params, lr=0.02, momentum=0.95, **options):
+            init(self, params, lr, momentum, **change(momentum, options))
+
+        return constructed
+
+    replace(optimizer, "__init__", built)
+
+
+@fault("Pion is Muon", "fig-ripples", issue=True)
+def pion_is_muon():
+    with_options(nucleon.Pion, lambda momentum, o: {**o, "smoothing_scale": 0.0})
+
+
+@fault("averages in the place of sums", "fig-ripples", "app-training", issue=True)
+def averages():
+    # Averages of G and GGᵀ scale Ĝ by 1−β₁ and M̂ by 1−β₂; the direction sees the ratio.
+    def averaged(momentum, options):
+        beta2 = options.get("beta2") or momentum**2
+        return {**options, "smoothing_scale": (1 - beta2) / (1 - momentum) ** 2}
+
+    with_options(nucleon.Leon, averaged)
+
+
+@fault("Leon is Muon", "fig-ripples")
+def leon_is_muon():
+    with_options(nucleon.Leon, lambda momentum, o: {**o, "smoothing_scale": 0.0})
+
+
+@fault("Leon forgets M̂ with β₁, not β₁²", "thm-leon")
+def leon_forgets_slowly():
+    with_options(nucleon.Leon, lambda momentum, o: {**o, "beta2": momentum})
+
+
+@fault("Muon's momentum is 1 − β₁", "fig-ripples")
+def muon_momentum():
+    def built(init):
+        def constructed(self, params, lr=0.02, momentum=0.95, **options):
+            init(self, params, lr, 1 - momentum, **options)
+
+        return constructed
+
+    replace(nucleon.Muon, "__init__", built)
+
+
+# ---- moments, smoothing, η
+
+
+@fault(
+    "M̂ discounted by γ, not γ²",
+    "thm-gbpa",
+    "lemma-decomposition",
+    "o2nc",
+    "thm-leon",
+    issue=True,
+)
+def gram_forgets_slowly():
+    def slowly(accumulate):
+        return lambda gram, gradient, discount: accumulate(gram, gradient, discount**0.5)
+
+    replace(moments, "accumulate_gram", slowly)
+
+
+@fault("Λ × 4", "thm-gbpa", "thm-ftpl", "ftl-linear", issue=True)
+def smoothing_four():
+    replace(gbpa.GBPA, "smoothing", lambda smoothing: lambda self: 4 * smoothing(self))
+
+
+@fault("Λ from M of the round before", "thm-gbpa", "thm-ftpl", "ftl-linear", issue=True)
+def smoothing_late():
+    def late(observe):
+        def observed(self, gradient, **options):
+            self.older = self.gram
+            observe(self, gradient, **options)
+
+        return observed
+
+    def from_older(smoothing):
+        def smoothed(self):
+            newest, self.gram = self.gram, getattr(self, "older", self.gram)
+            try:
+                return smoothing(self)
+            finally:
+                self.gram = newest
+
+        return smoothed
+
+    replace(gbpa.GBPA, "observe", late)
+    replace(gbpa.GBPA, "smoothing", from_older)
+
+
+@fault("η = 1", "thm-gbpa", "thm-ftpl", "ftl-linear", issue=True)
+def eta_one():
+    potentials.Admissibility.eta = property(lambda self: 1.0)
+
+
+@fault("the discounted floor is G², not G²γ⁻²", "thm-gbpa", internal=True)
+def floor_undiscounted():
+    gbpa.GBPA._least = lambda self, level: (level / self.eta) ** 2
+
+
+# ---- potentials and their constants
+
+
+def gaussian_constants(alpha, beta) -> None:
+    def stated(self, m, n):
+        width = self.padded_width(m, n)
+        if width < m + 2:
+            return None
+        return potentials.Admissibility(alpha(m, width), beta(m, width))
+
+    potentials.Gaussian.admissibility = stated
+
+
+@fault("Gaussian α = √n", "prop-admissibility", "thm-ftpl", "lemma-decomposition", issue=True)
+def alpha_small():
+    gaussian_constants(lambda m, n: math.sqrt(n), lambda m, n: 1 / math.sqrt(n - m - 1))
+
+
+@fault(
+    "Gaussian β off by one column",
+    "prop-admissibility",
+    "thm-ftpl",
+    "lemma-decomposition",
+    issue=True,
+)
+def beta_small():
+    gaussian_constants(lambda m, n: math.sqrt(m) + math.sqrt(n), lambda m, n: 1 / math.sqrt(n - m))
+
+
+@fault("FTL plays S/‖S‖_F", "ftl-linear")
+def leader_by_frobenius():
+    def normalized(self, s, smoothing):
+        return s / torch.linalg.matrix_norm(s, keepdim=True).clamp_min(1e-300)
+
+    potentials.Nuclear.gradient = normalized
+
+
+@fault("FTRL's L is Λ, not its root", "prop-admissibility", internal=True)
+def regularizer_squared():
+    potentials._symmetric_root = lambda smoothing: smoothing.double()
+
+
+@fault("normal noise of deviation 2", "prop-admissibility")
+def loud_noise():
+    replace(noise, "normal", lambda normal: lambda *a, **k: 2 * normal(*a, **k))
+
+
+# ---- bounds and regret
+
+
+def scale_gbpa_bound(factor: float) -> None:
+    changed = gbpa_theory.gbpa_bound
+
+    def scaled(*arguments, **options):
+        return factor * changed(*arguments, **options)
+
+    gbpa_theory.gbpa_bound = theory.gbpa_bound = scaled
+
+
+@fault(
+    "the GBPA bound × 0.8",
+    "thm-gbpa",
+    "thm-faml",
+    "thm-ftpl",
+    "lemma-decomposition",
+    issue=True,
+)
+def bound_small():
+    scale_gbpa_bound(0.8)
+
+
+@fault("the GBPA bound × 4", "thm-gbpa", "thm-faml", "thm-ftpl", "lemma-decomposition", issue=True)
+def bound_large():
+    scale_gbpa_bound(4.0)
+
+
+@fault("Shampoo's bound × 2", "tab-shampoo")
+def shampoo_bound_large():
+    replace(theory, "shampoo_bound", lambda bound: lambda *a, **k: 2 * bound(*a, **k))
+
+
+@fault("one-sided Shampoo's bound with the diameter D", "tab-shampoo")
+def one_sided_bound_small():
+    replace(theory, "one_sided_shampoo_bound", lambda bound: lambda *a, **k: bound(*a, **k) / 2)
+
+
+@fault("regret against half of the ball", "thm-faml")
+def half_comparator():
+    def halved(regret):
+        def counted(self):
+            nuclear = torch.linalg.svdvals(self.total).sum(-1)
+            return regret(self) - self.radius * nuclear / 2
+
+        return counted
+
+    replace(nucleon.regret.Ledger, "regret", halved)
+
+
+# ---- the conversion
+
+
+@fault("O2NC: steps of constant length", "o2nc", "thm-leon", issue=True)
+def constant_lengths():
+    replace(noise, "exponential", lambda draw: lambda *a, **k: torch.ones_like(draw(*a, **k)))
+
+
+@fault("O2NC: radius doubled", "o2nc", "thm-leon", issue=True)
+def radius_doubled():
+    doubled = theory.o2nc_radius
+
+    def wide(**options):
+        return 2 * doubled(**options)
+
+    theory.o2nc_radius = theory.nonconvex.o2nc_radius = o2nc.o2nc_radius = wide
+
+
+@fault("O2NC: W̄ without bias correction", "o2nc", "thm-leon", issue=True, internal=True)
+def average_biased():
+    def biased(self):
+        share = 1 - self.discount
+        chosen = self.tau == self.round
+        chosen = chosen[:, None, None] if chosen.ndim else chosen
+        for param in self.params:
+            state = self.state[param]
+            state["average"] = state["average"] + share * (param - state["average"])
+            state["output"] = torch.where(chosen, state["average"], state["output"])
+
+    o2nc.O2NC._average = biased
+
+
+@fault("O2NC: τ uniform", "o2nc", "thm-leon", issue=True, internal=True)
+def tau_uniform():
+    def uniform(self):
+        seed = self.param_groups[0]["seed"]
+        u = noise.uniform(
+            tuple(self._streams.shape), seed=seed, stream=self._streams, dtype=torch.float64
+        )
+        return (u * self.rounds).ceil().long()
+
+    o2nc.O2NC._draw_tau = uniform
+
+
+@fault("the proposition's descent term as printed", "o2nc")
+def descent_as_printed():
+    def printed(terms):
+        def told(self, loss_gap):
+            found = terms(self, loss_gap)
+            return dataclasses.replace(found, descent=found.descent / (2 * self.optimizer.discount))
+
+        return told
+
+    replace(conversion.ConversionMeter, "terms", printed)
+
+
+@fault("half of the planned rounds", "thm-leon")
+def few_rounds():
+    def halved(complexity):
+        def planned(**options):
+            found = complexity(**options)
+            return dataclasses.replace(found, rounds=found.rounds // 2)
+
+        return planned
+
+    replace(theory, "leon_complexity", halved)
+
+
+# ---- the classical learners
+
+
+@fault("Shampoo's left root is M^½", "tab-shampoo", issue=True, internal=True)
+def left_root():
+    def roots(self, grams):
+        left, right = grams["gram"], grams["column_gram"]
+        return (
+            projected.Root(left, epsilon=self.epsilon, power=0.5),
+            projected.Root(right, epsilon=self.epsilon, power=0.25),
+        )
+
+    shampoo.Shampoo._roots = roots
+
+
+@fault("one-sided Shampoo projects in the Euclidean norm", "tab-shampoo", internal=True)
+def euclidean_projection():
+    def minimized(minimize):
+        def flat(self, linear, left, right):
+            largest = torch.linalg.eigvalsh(left)[..., -1:, None]
+            eye = torch.eye(left.shape[-1], dtype=left.dtype)
+            return minimize(self, linear, largest * eye, right)
+
+        return flat
+
+    replace(shampoo.OneSidedShampoo, "_minimize", minimized)
+
+
+@fault("AdaGrad's diagonal root is ¼", "tab-adagrad", issue=True, internal=True)
+def quarter_root():
+    def rooted(metric):
+        def diagonal(self, moment, delta):
+            found = metric(self, moment, delta)
+            if self.preconditioner != "diagonal":
+                return found
+            return found._replace(weight=delta.unsqueeze(-1) + moment**0.25)
+
+        return diagonal
+
+    replace(adagrad._AdaGrad, "_metric", rooted)
+
+
+@fault("OGD's η × 3", "tab-adagrad", issue=True, internal=True)
+def ogd_eta():
+    replace(adagrad.AdaGradOGD, "_default_eta", lambda eta: lambda self: 3 * eta(self))
+
+
+@fault("AdaGrad-FTRL without δ", "tab-adagrad", internal=True)
+def ftrl_without_offset():
+    adagrad.AdaGradFTRL._delta = lambda self, peak: torch.zeros_like(self.gaps)
+
+
+@fault("scalar GBPA with η = 1", "tab-shampoo")
+def scalar_eta():
+    def built(init):
+        def constructed(self, shape, **options):
+            init(self, shape, **{"eta": 1.0, **options})
+
+        return constructed
+
+    replace(scalar_gbpa.ScalarGBPA, "__init__", built)
+
+
+# ---- applications and costs
+
+
+@fault(
+    "the quasi-Newton gradient is not symmetrized", "app-quasi-newton", issue=True, internal=True
+)
+def unsymmetrized():
+    def entered(self, direction, slope):
+        x = self._action()
+        residual = slope - self.half * (x @ direction)
+        gradient = -torch.outer(residual, direction) / (2 * self.half)
+        self.learner.observe(gradient)
+        self.ledger.record(gradient, x)
+        loss = residual.double().square().sum() / 2
+        u, target = direction.double(), (self.center * direction + slope).double()
+        self._losses = self._losses + loss
+        self._outer = self._outer + torch.outer(u, u)
+        self._cross = self._cross + torch.outer(target, u)
+        self._square = self._square + target.square().sum()
+        return loss
+
+    quasi_newton.CurvatureLearner._enter = entered
+
+
+@fault("rotations learn the inverse", "app-rotations")
+def inverse_rotations():
+    replace(
+        rotations.OnlineRotations, "observe", lambda observe: lambda self, u, v: observe(self, v, u)
+    )
+
+
+@fault("the coupled root's flops without its last product", "cost-model")
+def fewer_flops():
+    def fewer(flops):
+        return lambda rows, columns, *, steps: (
+            flops(rows, columns, steps=steps) - 2.0 * rows**2 * columns
+        )
+
+    replace(theory, "coupled_flops", fewer)

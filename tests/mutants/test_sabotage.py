@@ -1,0 +1,48 @@
+"""Five rows of the sabotage table; `make sabotage` runs all of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults import FAULTS
+
+from nucleon.experiments import CLAIMS
+
+COMMAND = Path(__file__).parent / "sabotage.py"
+FIVE = (
+    "the GBPA bound × 4",
+    "Shampoo's left root is M^½",
+    "OGD's η × 3",
+    "the quasi-Newton gradient is not symmetrized",
+    "Pion is Muon",
+)
+
+
+def test_the_table_is_complete():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
+    assert sum(fault.issue for fault in FAULTS) == 19
+    assert {claim for fault in FAULTS for claim in fault.claims} <= set(CLAIMS)
+    assert set(FIVE) <= {fault.name for fault in FAULTS}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_five_faults_are_noticed():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, COMMAND, "--first", *FIVE],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 of 5 pairs" in done.stdout
+
+
+def test_an_unknown_fault_is_told():
+    done = subprocess.run(
+        [sys.executable, COMMAND, "no such fault"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "no fault is called no such fault" in done.stderr
