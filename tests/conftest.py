@@ -11,13 +11,16 @@ import torch
 from hypothesis import Phase, settings
 
 # The README's test command must give the same verdict twice; `--hypothesis-profile=explore` looks
-# for new counterexamples instead, and "verdict" does not stop to make the one it found smaller.
+# for new counterexamples instead, "verdict" does not stop to make the one it found smaller, and
+# "soak" looks far longer; NUCLEON_SOAK=1 or HYPOTHESIS_PROFILE=soak choose it.
 settings.register_profile("nucleon", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.register_profile(
     "verdict", settings.get_profile("nucleon"), phases=(Phase.explicit, Phase.generate)
 )
-settings.load_profile("nucleon")
+settings.register_profile("soak", settings.get_profile("explore"), max_examples=5000)
+usual = "soak" if os.environ.get("NUCLEON_SOAK") == "1" else "nucleon"
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", usual))
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import math
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from soundness.cases import OF_THE_GRAM, METHODS, OPTIONS, Setting, exponents, mends
-from soundness.watch import same_bits, snapshot
 
 import nucleon
+from soundness.cases import METHODS, OF_THE_GRAM, OPTIONS, Setting, exponents, mends
+from soundness.watch import same_bits, snapshot
 
 SHAPES = [(2, 4, 6), (5, 3)]
 KINDS = ("full", "rank one", "one entry", "zero", "nan", "inf", "equal")

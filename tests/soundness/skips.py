@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from soundness.cases import OF_THE_GRAM, Setting
-from soundness.watch import KEPT, same_bits, snapshot
 
 import nucleon
+from soundness.cases import OF_THE_GRAM, Setting
+from soundness.watch import KEPT, same_bits, snapshot
 
 Spoil = Callable[[Any, torch.nn.Parameter], None]
 """Makes the next step of a parameter impossible; its gradient is there."""

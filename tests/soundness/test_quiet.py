@@ -1,26 +1,12 @@
 """Matrices that get no gradients: how far they still move, and that they come to rest."""
 
-import os
-
 import pytest
 import torch
-from soundness import cases
-from soundness.cases import DTYPES, FULL_STEPS, METHODS, Setting
 
 import nucleon
-
-SOAK = bool(os.environ.get("NUCLEON_SOAK"))
-"""Long runs of every setting instead of short ones of some."""
-
-
-def known(setting, *, tiny):
-    """The setting as a parameter, expected to fail where a mend is due."""
-    reason = cases.mends(setting, tiny=tiny)
-    marks = [] if reason is None else [pytest.mark.xfail(reason=reason, strict=True)]
-    return pytest.param(setting, marks=marks, id=str(setting))
-
-
-QUIET = [*cases.settings("cpu")] if SOAK else cases.some_settings("cpu")
+from soundness import cases
+from soundness.cases import DTYPES, FULL_STEPS, METHODS, Setting
+from soundness.marks import SETTINGS, SOAK, known
 
 
 def shapes(setting):
@@ -33,16 +19,17 @@ def fades_unrested(setting):
     return "gradient_bound" in setting.options and setting.dtype != torch.float16
 
 
-@pytest.mark.parametrize("setting", [known(s, tiny=fades_unrested(s)) for s in QUIET])
+@pytest.mark.parametrize("setting", [known(s, tiny=fades_unrested(s)) for s in SETTINGS])
 def test_a_run_without_gradients_stays_finite_and_in_the_ball(setting, record_property):
     """At every step, through rest and fading, and with a gradient that returns."""
-    watched = cases.quiet_run(setting, 80, cases.small(setting), shapes(setting))
+    steps = 40 if setting.options["method"] == "half" and not SOAK else 80
+    watched = cases.quiet_run(setting, steps, cases.small(setting), shapes(setting))
     assert all(state["skipped"].sum() == 0 for state in watched.states)
     record_property("quiet steps", watched.steps - 4)
 
 
 @pytest.mark.skipif(not SOAK, reason="takes long: `make soak`")
-@pytest.mark.parametrize("setting", [known(s, tiny=False) for s in QUIET])
+@pytest.mark.parametrize("setting", [known(s, tiny=False) for s in SETTINGS if SOAK])
 def test_a_thousand_quiet_steps(setting, record_property):
     """From gradients of size one until nothing is left of them."""
     steps = {0.99: 4000, 0.5: 200, 0.0: 100}.get(setting.options.get("momentum", 0.95), 1000)

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
+
+import nucleon
 from soundness import skips
 from soundness.cases import METHODS, Setting, drawn
 from soundness.watch import same_bits, snapshot
-
-import nucleon
 
 every_method = pytest.mark.parametrize("make", METHODS, ids=lambda c: c.__name__)
 WITH_GRAM = [nucleon.Leon, nucleon.Pion]

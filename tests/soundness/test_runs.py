@@ -1,9 +1,9 @@
-"""Runs that anything may happen to, against the float64 oracle; `make soak` does 20,000 of them."""
+"""Runs that anything may happen to, against the float64 oracle."""
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+
 from soundness.cases import DTYPES, METHODS
 from soundness.machine import machine
 

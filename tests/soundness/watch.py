@@ -3,8 +3,9 @@
 import math
 
 import torch
-from soundness import oracle
 from torch import Tensor
+
+from soundness import oracle
 
 KEPT = ("total", "gram", "quiet")
 
@@ -36,7 +37,9 @@ class Watched:
     """
 
     def __init__(self, make, shapes, dtype=torch.float32, device="cpu", **options):
-        self.params = [torch.nn.Parameter(torch.zeros(s, dtype=dtype, device=device)) for s in shapes]
+        self.params = [
+            torch.nn.Parameter(torch.zeros(s, dtype=dtype, device=device)) for s in shapes
+        ]
         self.optimizer = make(self.params, lr=1.0, scale="none", **options)
         self.dtype, self.steps, self.judged, self.longest = dtype, 0, 0, 0.0
         self.lengths: list[list[float]] = []
@@ -85,7 +88,7 @@ class Watched:
 
     def quiet_unjudged(self, steps: int) -> None:
         """The same with less to look at: finite, in the ball, and the moments finite."""
-        for _ in range(steps):
+        for _ in range(max(steps, 0)):
             with torch.no_grad():
                 for p in self.params:
                     p.zero_()
@@ -107,7 +110,9 @@ class Watched:
     def _judge(self, param, old, new) -> list[float]:
         parts = {name: matrices(old[name]) for name in ("weight", "total", "gram") if name in old}
         after = {name: matrices(new[name]) for name in parts}
-        counts = [(old[k].flatten().tolist(), new[k].flatten().tolist()) for k in ("quiet", "skipped")]
+        counts = [
+            (old[k].flatten().tolist(), new[k].flatten().tolist()) for k in ("quiet", "skipped")
+        ]
         lengths = []
         for i, gradient in enumerate(matrices(param.grad)):
             mine = {name: (parts[name][i], after[name][i]) for name in parts}
