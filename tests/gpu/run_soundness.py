@@ -64,8 +64,8 @@ def main():
                 print(f"    {word}: {case.group}: {case.name}: {line}", flush=True)
         tally = ", ".join(f"{n} {word}" for word, n in counts.items())
         seconds = time.perf_counter() - start
-        print(f"{group:<11} {tally}; {steps} steps of matrices judged, ", end="")
-        print(f"‖P‖_op at most {longest:.5f}; {seconds:.0f} s", flush=True)
+        judged = f"; {steps} steps judged, ‖P‖_op at most {longest:.5f}" if steps else ""
+        print(f"{group:<11} {tally}{judged}; {seconds:.0f} s", flush=True)
     raise SystemExit(broken)
 
 

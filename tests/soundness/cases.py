@@ -147,7 +147,7 @@ def quiet_run(setting: Setting, steps: int, scale: float, shapes=None) -> Watche
     return watched
 
 
-def comes_to_rest(setting: Setting, momentum: float) -> None:
+def comes_to_rest(setting: Setting, momentum: float) -> Watched:
     """After its last gradient a matrix takes int(1/ln(1/β₁)) steps of full length, then none."""
     full = FULL_STEPS[momentum]
     watched = setting.watched(setting.shapes[:1], momentum=momentum)
@@ -159,9 +159,10 @@ def comes_to_rest(setting: Setting, momentum: float) -> None:
     assert all(min(lengths) > 0.3 for lengths in watched.lengths[2:]), "not of full length"
     watched.quiet(3)
     assert not any(map(max, watched.lengths[-3:])), "moved while at rest"
+    return watched
 
 
-def bound_decays(setting: Setting) -> None:
+def bound_decays(setting: Setting) -> Watched:
     """With a large `gradient_bound` the direction falls as β₁ᵏ, and nothing rests."""
     watched = setting.watched(gradient_bound=1e3, momentum=0.9)
     watched.step(*drawn(watched, 0))
@@ -173,6 +174,7 @@ def bound_decays(setting: Setting) -> None:
             # Λ falls from c(G²β₁⁻² + ‖g‖²) to its first term, by a share ‖g‖²/G² < 1e-3 here.
             rounded = limits.eps * a * 0.9**k + 20 * limits.smallest_normal * limits.eps
             assert abs(b - a * 0.9**k) <= 2e-3 * a * 0.9**k + rounded, (k, b, a * 0.9**k)
+    return watched
 
 
 # ---------------------------------------------------------------- scales

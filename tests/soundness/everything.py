@@ -37,7 +37,7 @@ def settings_of(device: str) -> list[Setting]:
     return [*fused, *others]
 
 
-def every_case(device: str, steps: int = 60) -> Iterator[Case]:
+def every_case(device: str, steps: int = 80) -> Iterator[Case]:
     """The list of `tests/soundness` for this device, without the runs of hypothesis."""
     for s in settings_of(device):
         unrested = "gradient_bound" in s.options and s.dtype != torch.float16
