@@ -32,7 +32,8 @@ def test_a_run_without_gradients_stays_finite_and_in_the_ball(setting, record_pr
 @pytest.mark.parametrize("setting", [known(s, tiny=False) for s in SETTINGS if SOAK])
 def test_a_thousand_quiet_steps(setting, record_property):
     """From gradients of size one until nothing is left of them."""
-    steps = {0.99: 4000, 0.5: 200, 0.0: 100}.get(setting.options.get("momentum", 0.95), 1000)
+    steps = {0.5: 200, 0.0: 100}.get(setting.options.get("momentum", 0.95), 1000)
+    steps = min(steps, 400) if setting.options["method"] == "half" else steps  # 64 rows and more
     watched = cases.quiet_run(setting, steps, 1.0, shapes(setting))
     record_property("quiet steps", watched.steps - 4)
     record_property("long quiet runs", 1)
