@@ -152,12 +152,15 @@ def give_gradients(params, seed: int) -> None:
 
 
 def trained(setting: Setting, shapes, steps: int = 3):
-    """An optimizer after some good steps, and its parameters."""
+    """An optimizer after some good steps and a quiet one, and its parameters."""
     params = setting.parameters(shapes)
     optimizer = setting.make(params, lr=0.5, weight_decay=0.1, **setting.options)
     for seed in range(steps):
         give_gradients(params, seed)
         optimizer.step()
+    for p in params:  # so that a count of quiet steps is there to be kept
+        p.grad.zero_()
+    optimizer.step()
     return optimizer, params
 
 
