@@ -6,9 +6,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from soundness.cases import DTYPES, METHODS
 from soundness.machine import machine
+from soundness.marks import SOAK
 
-HERE = settings.default.max_examples // 5
-"""Of each optimizer in each dtype: 240 in all by default, more in the profile of `make soak`."""
+HERE = settings.default.max_examples // (3 if SOAK else 5)
+"""Of each optimizer in each dtype: 240 in all by default, 20,000 in the profile of `make soak`."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
