@@ -3,9 +3,8 @@
 import pytest
 
 from soundness.everything import every_case
-from soundness.marks import param
 
-CASES = [param(c, due=c.due, name=f"{c.group}: {c.name}") for c in every_case("cuda")]
+CASES = [pytest.param(c, id=f"{c.group}: {c.name}") for c in every_case("cuda")]
 
 
 @pytest.mark.parametrize("case", CASES)

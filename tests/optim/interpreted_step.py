@@ -186,23 +186,23 @@ def overflowing():
 
 def without_gradients(cls, **options):
     """Full steps, rest, moments that fade, and gradients that return: each as the oracle has it."""
-    fused.runs_on = lambda device: True
+    engine.runs_on = lambda device: True
     setting = cases.Setting(cls, options={"method": "half", "momentum": 0.5, **options})
     watched = setting.watched([(64, 70)])
     for scale in (1e-15, *[0.0] * 9, 1e-15, 1e-20, 1.0):  # 1e-20 alone would fade at once
         watched.step(*cases.drawn(watched, watched.steps, scale))
-    fused.runs_on = HERE
+    engine.runs_on = HERE
     return [length for (length,) in watched.lengths]
 
 
 def spoiled(name, **options):
     """A step that is not finite keeps every bit, and is counted once."""
-    fused.runs_on = lambda device: True
+    engine.runs_on = lambda device: True
     setting = cases.Setting(nucleon.Leon, options={"method": "half", **options})
     try:
         skips.skip_keeps_the_bits(name, setting)
     finally:
-        fused.runs_on = HERE
+        engine.runs_on = HERE
 
 
 DUE = ("nan on the diagonal of M̂", "nan beside the diagonal of M̂")

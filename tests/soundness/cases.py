@@ -78,15 +78,6 @@ class Setting:
         return [torch.nn.Parameter(w.to(self.device, self.dtype)) for w in drawn]
 
 
-def mends(setting: Setting, *, tiny: bool) -> str | None:
-    """Why a setting fails today, where gradients are `tiny` or fade; None where it does not."""
-    if tiny and setting.options.get("nesterov") and setting.dtype != torch.float16:
-        return "with nesterov a matrix that has faded still moves"
-    if tiny and setting.make is nucleon.Pion and setting.options.get("gradient_bound"):
-        return "Pion with a gradient_bound never rests"
-    return None
-
-
 def settings(device: str, *, dtypes=DTYPES, options=OPTIONS) -> Iterator[Setting]:
     """Every optimizer × method × dtype × options that it has."""
     for make, methods in METHODS.items():

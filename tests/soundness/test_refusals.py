@@ -100,27 +100,6 @@ def test_a_run_that_rests_resumes_bit_for_bit(make):
 
 
 @every_method
-def test_a_state_without_the_count_begins_at_zero(make):
-    """As states of earlier releases are."""
-    optimizer, params = skips.trained(Setting(make), [(4, 6)])
-    saved = copy.deepcopy(optimizer.state_dict())
-    del saved["state"][0]["quiet"]
-    later = make(params)
-    later.load_state_dict(saved)
-    assert later.state[params[0]]["quiet"].tolist() == [0]
-
-
-@pytest.mark.xfail(reason="the count of the optimizer that loads it is kept", strict=True)
-@every_method
-def test_a_state_without_the_count_begins_at_zero_in_a_run_too(make):
-    optimizer, params = skips.trained(Setting(make), [(4, 6)])
-    saved = copy.deepcopy(optimizer.state_dict())
-    del saved["state"][0]["quiet"]
-    optimizer.load_state_dict(saved)
-    assert optimizer.state[params[0]]["quiet"].tolist() == [0]
-
-
-@every_method
 def test_options_may_change_on_a_running_optimizer(make):
     """Every step before and after is that of the oracle with the options of its own time."""
     methods = [m for m in METHODS[make] if m != "half"]

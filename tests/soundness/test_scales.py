@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from soundness import cases
-from soundness.marks import SETTINGS, SOAK, known
+from soundness.marks import SETTINGS, SOAK
 
 
-@pytest.mark.parametrize("setting", [known(s, tiny=True) for s in SETTINGS])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_every_scale_is_stepped_or_skipped(setting, record_property):
     """Each step is judged: Ĝ, M̂, P and ‖P‖ where all fit the dtype, no bit changed where not."""
     for kind in ("steady", "alternating", "mixed"):
