@@ -70,7 +70,9 @@ CASES = {
         {"sums": "*fp64", "grams": TABLE, "skipped": TABLE, "quiet": TABLE, "mask": "*i1"}
         | {"factors": "*fp32", "taken": "*i1"}
         | dict.fromkeys(("parts", "m", "each", "longest"), "i32")
-        | dict.fromkeys(("keep", "smoothing", "bound", "spread", "limit", "tiny", "least"), "fp32"),
+        | dict.fromkeys(
+            ("settled", "keep", "smoothing", "bound", "spread", "limit", "tiny", "least"), "fp32"
+        ),
         {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024},
     ),
     "advance": (

@@ -12,7 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import accumulate, chain
 from typing import Any, ClassVar, Self, cast, overload
 
 import torch
@@ -55,6 +55,10 @@ class Runtime:
     """What routing wants its user to know."""
 
 
+_COPIED = ("infos", "with_names", "left_out", "note")
+"""What of it a copy of the optimizer has."""
+
+
 class MatrixOptimizer(Optimizer, ABC):
     """Options, state and step of a method; a subclass writes `direction` and names its options.
 
@@ -82,10 +86,16 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A `direction` of its own is the one that runs: the offer of a kernel is not inherited."""
+        """What is true of one `direction` is not inherited by another: kernel, theorem, rest.
+
+        A class, or a mixin before it, that overrides the hook without saying these anew has none.
+        """
         super().__init_subclass__(**kwargs)
-        if "direction" in vars(cls) and "kernel" not in vars(cls):
-            cls.kernel = None
+        order = {found: place for place, found in enumerate(cls.__mro__)}
+        defined = _first_with("direction", cls)
+        for name in ("kernel", "settles", "theorem", "uncertified"):
+            if order[defined] < order[_first_with(name, cls)]:
+                setattr(cls, name, vars(MatrixOptimizer)[name])
 
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
@@ -208,11 +218,11 @@ class MatrixOptimizer(Optimizer, ABC):
         self._make_states(self.param_groups[-1], first)
 
     def _make_states(self, group: dict[str, Any], first: int) -> None:
-        """The states that a group has from the start; under "owner" every rank knows of all."""
+        """The states that a group lacks at the start; under "owner" every rank knows of all."""
         infos = self._runtime.infos
         pairs = zip(group["params"], placement.owners(group, infos), strict=True)
         for index, (param, owner) in enumerate(pairs, start=first):
-            if param.requires_grad or owner is not None:
+            if param not in self.state and (param.requires_grad or owner is not None):
                 owned = owner is None or owner == dist.get_rank()
                 self.state[param] = self._new_state(group, param, index, owned=owned)
 
@@ -261,27 +271,27 @@ class MatrixOptimizer(Optimizer, ABC):
             found = state.upgraded(given, self.param_groups, self._runtime.infos)
             groups, infos = self.param_groups, self._runtime.infos
             state.check_state_dict(found, groups, templates, infos, self.defaults)
-            for saved in found["param_groups"]:
+            for saved, group in zip(found["param_groups"], groups, strict=True):
                 self._check_group(saved)
+                options.check_range([(infos[p].name, p) for p in group["params"]], saved)
             final.append(found)
             return found
 
         old_groups = self.param_groups
 
         def restore(_: Optimizer) -> None:
-            numbers = count()
+            sizes = [len(g["params"]) for g in self.param_groups]
+            numbers = accumulate(sizes, initial=0)
             for saved, old, group in zip(
                 final[0]["param_groups"], old_groups, self.param_groups, strict=True
             ):
                 group.update({name: old[name] for name in options.RUN})
+                first = next(numbers)
                 for key, param in zip(saved["params"], group["params"], strict=True):
-                    index, found = next(numbers), final[0]["state"].get(key, {})
-                    if found:
+                    self.state.pop(param, None)
+                    if found := final[0]["state"].get(key, {}):
                         self.state[param] = state.loaded(param, found, templates[param])
-                    elif param.requires_grad:  # it was frozen when the state was saved
-                        self.state[param] = self._new_state(group, param, index)
-                    else:
-                        self.state.pop(param, None)
+                self._make_states(group, first)  # of what was frozen when the state was saved
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -302,13 +312,14 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle has: torch's entries, and what is known of the parameters."""
-        return {**super().__getstate__(), "infos": self._runtime.infos}
+        kept = {name: getattr(self._runtime, name) for name in _COPIED}
+        return {**super().__getstate__(), "runtime": kept}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         """Take over what `__getstate__` gave."""
-        if "infos" in saved:  # torch itself loads a state by this way, without
-            self._runtime = Runtime(saved["infos"])
-        super().__setstate__({name: x for name, x in saved.items() if name != "infos"})
+        if "runtime" in saved:  # torch itself loads a state by this way, without
+            self._runtime = Runtime(**saved["runtime"])
+        super().__setstate__({name: x for name, x in saved.items() if name != "runtime"})
 
     # ------------------------------------------------------------------ looking at it
 
@@ -370,8 +381,8 @@ class MatrixOptimizer(Optimizer, ABC):
             ledger.note(group)
         found = self._worklist()
         wire.settle(found.sharded)
-        for counters in found.counters.values():
-            torch._foreach_add_(counters, 1)
+        for states in found.counted.values():
+            torch._foreach_add_([own["step"] for own in states], 1)
         with lanes.opened() as lane:
             for work in found.works:
                 with lane(work):
@@ -433,6 +444,11 @@ class MatrixOptimizer(Optimizer, ABC):
                     f"the gradient of {self._runtime.infos[param].name} is not finite; "
                     f"nonfinite='skip' would leave it out of this step"
                 )
+
+
+def _first_with(name: str, cls: type) -> type:
+    """The class that an attribute comes from."""
+    return next(found for found in cls.__mro__ if name in vars(found))
 
 
 def _as_groups(params: Any, axes: Mapping[str, Any]) -> Any:

@@ -35,8 +35,8 @@ class Worklist:
 
     works: list[Work]
     signature: list[object]
-    counters: dict[torch.device, list[Tensor]]
-    """The step numbers of all matrix parameters, by device."""
+    counted: dict[torch.device, list[State]]
+    """The states of all matrix parameters, which count their steps, by device."""
     sharded: Sequence[Tensor]
     pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """Memory that the CUDA graphs of this list share."""
@@ -46,7 +46,7 @@ def signature(groups: Groups, states: States, entered: Set[Tensor]) -> list[obje
     """The structure that a list of work was made for: cheap, since every step looks at it."""
     found: list[object] = []
     for group in groups:
-        found += [group.get(option) for option in options.STRUCTURE]
+        found += [id(group), *(group.get(option) for option in options.STRUCTURE)]
         for param in group["params"]:
             there = param in entered or param.grad is not None
             found += (id(states.get(param)), there, param.dtype, param.device)
@@ -69,12 +69,12 @@ def build(
             works.append(_owned(method, group, states, infos))
         else:
             works += matrices(method, group, chosen, states, infos)
-    counters: dict[torch.device, list[Tensor]] = defaultdict(list)
+    counted: dict[torch.device, list[State]] = defaultdict(list)
     for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
         if param in states:
-            counters[param.device].append(states[param]["step"])
+            counted[param.device].append(states[param])
     sharded = [p for g in groups for p in g["params"] if shards.sharded(p)]
-    found = Worklist(works, signature(groups, states, entered), dict(counters), sharded)
+    found = Worklist(works, signature(groups, states, entered), dict(counted), sharded)
     for work in works:
         if isinstance(work, Matrices):
             work.memory["pools"] = found.pools

@@ -31,7 +31,7 @@ def step(work: Matrices) -> None:
     there = has_gradient(work)
     if not any(there):
         return
-    mask = None if all(there) else per_matrix(work, torch.tensor(there).to(work.params[0].device))
+    mask = None if all(there) else work.stack.mask(there)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
     move(work, *advance(work, gradients, mask))
 
@@ -60,32 +60,49 @@ def _advance(
     gram = old_gram
     if work.method.has_gram:
         gram = moments.accumulate_gram(old_gram, gradient, hyper.gram_discount)
-    faded = rest.faded(total, gram)
-    total, gram = rest.kept(~faded, total), rest.kept(~faded, gram)
     ahead = hyper.momentum * total + gradient if hyper.lookahead else total
     smoothing = smoothing_of(gram, hyper)
 
-    stored = total.to(states[0]["total"].dtype)
-    finite = rest.all_finite(gradient, stored, ahead, gram, smoothing)  # (b,)
+    size, largest = rest.frobenius(total), rest.largest(total)
+    finite = _finite(work, largest, ahead if hyper.lookahead else None, gram, hyper)  # (b,)
     quiet = rest.quiet_steps(old_quiet, gradient)
     there = torch.ones_like(finite) if has_gradient is None else has_gradient
-    moving = there & finite & ~faded & ~rest.resting(quiet, hyper.longest_quiet)
-    ahead, smoothing = rest.kept(moving, ahead), rest.kept(moving, smoothing)
-    direction = work.method.direction(ahead, smoothing, work.context)
-    finite = finite & rest.all_finite(direction)
-    direction = rest.kept(moving & finite, direction)
-    taken = there & finite
+    faded = rest.faded(size, gram)
+    moving = there & finite & ~faded & ~rest.resting(quiet, size, hyper.rest)
+    direction = work.method.direction(
+        rest.kept(moving, ahead), rest.kept(moving, smoothing), work.context
+    )
+    right = rest.largest(direction).isfinite()
+    direction = direction * moving[:, None, None]
+    taken = there & finite & right
 
     if work.group["certify"]:
         ledger.record(work, rest.kept(taken, gradient), direction, taken)
-    each = taken[:, None, None]
-    stack.scatter(torch.where(each, total, old), [s["total"] for s in states])
+    each, left = taken[:, None, None], (~faded)[:, None, None]
+    stack.scatter(torch.where(each, total * left, old), [s["total"] for s in states])
     if work.method.has_gram:
-        torch._foreach_copy_(stack.grams(states), stack.split(torch.where(each, gram, old_gram)))
+        new = torch.where(each, gram * left, old_gram)
+        torch._foreach_copy_(stack.grams(states), stack.split(new))
     stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
     counts = stack.own(s["skipped"] for s in states)
-    torch._foreach_add_(counts, stack.split((there & ~finite).long()))
+    torch._foreach_add_(counts, stack.split((there & ~(finite & right)).long()))
     return direction, taken
+
+
+def _finite(
+    work: Matrices, largest: Tensor, ahead: Tensor | None, gram: Tensor, hyper: Hyperparameters
+) -> Tensor:
+    """Where all that a step is made of is finite, (b,): largest entries say it for all.
+
+    A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in.
+    """
+    found = largest.to(work.states[0]["total"].dtype).isfinite()
+    if ahead is not None:
+        found = found & rest.largest(ahead).isfinite()
+    if gram.numel():
+        most = rest.largest(gram)
+        found = found & most.isfinite() & (hyper.smoothing * (most + hyper.shift)).isfinite()
+    return found
 
 
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
@@ -116,7 +133,8 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
         smoothing = smoothing_of(gram, hyper)
         direction = work.method.direction(total, smoothing, work.context)
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
-    return total, smoothing, rest.kept(~rest.resting(quiet, hyper.longest_quiet), direction)
+    resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
+    return total, smoothing, rest.kept(~resting, direction)
 
 
 def per_matrix(work: Matrices, flags: Tensor) -> Tensor:
@@ -163,7 +181,7 @@ def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -
     change = direction * rate
     if isinstance(decay, Tensor) or decay != 0.0:
         change = change + decay * weights
-    return torch.where(taken > 0, change, 0.0)
+    return change.masked_fill_(taken == 0, 0.0)  # 0 times what is not finite is not 0
 
 
 def _dither(work: Matrices) -> Tensor | None:

@@ -11,27 +11,47 @@ Three rules, each a mask with one entry per matrix, decided on the device:
 Without a gradient Ĝ falls as β₁ᵏ and M̂ as β₁²ᵏ, so polar(Ĝ) and (ĜĜᵀ + M̂)^(-1/2)Ĝ stay as long as
 they were. SGD with momentum would move on by Σ β₁ᵏ = 1/(1−β₁) times its last step; a matrix that
 comes to rest after as many steps of full length moves on as far. With a `gradient_bound` G > 0
-Leon's direction falls as β₁ᵏ by itself, as the theorem has it, and nothing rests; Pion's samples
-stay as long as they were.
+that holds, Leon's direction falls as β₁ᵏ by itself, as the theorem has it, and nothing rests;
+Pion's samples stay as long as they were.
 
 Below tiny/eps, 1e-31 in float32, entries of M̂ are subnormal and their rounding is no longer small
 beside them. M̂ alone set to zero would leave a step of full length in its place.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-NEVER = 2**31 - 1
-"""Steps without a gradient that no run has."""
+
+@dataclass(frozen=True)
+class Rest:
+    """When a matrix without gradients comes to rest."""
+
+    longest: int
+    """Steps with a zero gradient up to which it moves: β₁ᵏ ≥ 1/e for k up to it."""
+    settled: float
+    """Up to this ‖Ĝ‖_F its direction falls by itself, and nothing rests; −1 where it does not."""
+
+    @classmethod
+    def of(cls, momentum: float, rows: int, *, settling_bound: float) -> "Rest":
+        """The rule of m×n matrices; a `settling_bound` G > 0 is one under which P falls as Ĝ.
+
+        No gradients within G make ‖Ĝ‖_op larger than G/(1−β₁): beyond √m times that G is no bound,
+        and the rule is that of a matrix without one.
+        """
+        longest = int(-1 / math.log(momentum)) if 0 < momentum < 1 else 0
+        if not settling_bound or momentum >= 1:
+            return cls(longest, -1.0)
+        return cls(longest, math.sqrt(rows) * settling_bound / (1 - momentum))
 
 
-def faded(total: Tensor, gram: Tensor) -> Tensor:
-    """Where Ĝ and M̂ are both too small to be told from rounding, (b,); M̂ may be empty."""
-    limits = torch.finfo(total.dtype)
+def faded(size: Tensor, gram: Tensor) -> Tensor:
+    """Where Ĝ, by its ‖Ĝ‖_F, and M̂ are both too small to be told from rounding, (b,)."""
+    limits = torch.finfo(size.dtype)
     least = limits.tiny / limits.eps
-    gone = torch.linalg.vector_norm(total, dim=(-2, -1)) < math.sqrt(least)
+    gone = size < math.sqrt(least)
     if gram.numel():
         gone = gone & (gram.diagonal(dim1=-2, dim2=-1).sum(-1) < least)
     return gone
@@ -39,33 +59,23 @@ def faded(total: Tensor, gram: Tensor) -> Tensor:
 
 def quiet_steps(before: Tensor, gradient: Tensor) -> Tensor:
     """For how many steps each gradient has been exactly zero, (b,) int64."""
-    largest = torch.linalg.vector_norm(gradient, ord=torch.inf, dim=(-2, -1))
-    return torch.where(largest == 0, before + 1, 0)
+    return torch.where(largest(gradient) == 0, before + 1, 0)
 
 
-def resting(quiet: Tensor, longest: int) -> Tensor:
-    """Which matrices rest, (b,): their gradient has been zero for more than `longest` steps."""
-    return quiet > longest
+def resting(quiet: Tensor, size: Tensor, rule: Rest) -> Tensor:
+    """Which matrices rest, (b,), after so many steps without a gradient and with this ‖Ĝ‖_F."""
+    return (quiet > rule.longest) & ~(size <= rule.settled)
 
 
-def longest_quiet(momentum: float, *, settles: bool) -> int:
-    """After how many steps without a gradient the next one rests: β₁ᵏ ≥ 1/e for k up to it.
-
-    Never where the direction `settles` by itself.
-    """
-    if settles:
-        return NEVER
-    return int(-1 / math.log(momentum)) if momentum else 0
+def frobenius(matrices: Tensor) -> Tensor:
+    """‖X‖_F of each matrix, (b,); inf where its square leaves the dtype."""
+    return torch.linalg.vector_norm(matrices, dim=(-2, -1))
 
 
-def all_finite(*matrices: Tensor) -> Tensor:
-    """Which matrices (b, …) have finite entries alone, in all of these stacks; (b,)."""
-    found = [
-        torch.linalg.vector_norm(x, ord=torch.inf, dim=(-2, -1)).isfinite()
-        for x in matrices
-        if x.numel()
-    ]
-    return torch.stack(found).all(dim=0)
+def largest(matrices: Tensor) -> Tensor:
+    """The largest |entry| of each matrix, (b,); not finite where an entry is not."""
+    # Two passes that are vectorized are faster than the one of an infinity norm.
+    return torch.maximum(matrices.amax(dim=(-2, -1)), -matrices.amin(dim=(-2, -1)))
 
 
 def kept(mask: Tensor, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nucleon import noise
-from nucleon.optim.engines import rest
+from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import scale_factor
 from nucleon.potentials import Admissibility
@@ -87,8 +87,8 @@ class Hyperparameters:
     weight_decay: float
     sign: float
     """−1 to climb."""
-    longest_quiet: int
-    """Steps with a zero gradient after which the direction is zero, see `rest`."""
+    rest: Rest
+    """When the direction is zero for want of gradients."""
 
     @classmethod
     def of(cls, method: Method, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
@@ -96,16 +96,17 @@ class Hyperparameters:
         momentum, beta2 = float(group["momentum"]), group.get("beta2")
         bound = float(group.get("gradient_bound", 0.0))
         m, n = sorted(stack.shape)
+        smooths = float(method.smoothing_scale(group, m, n)) if method.has_gram else 0.0
         return cls(
             momentum=momentum,
             gram_discount=momentum if beta2 is None else math.sqrt(beta2),
             lookahead=group["nesterov"],
-            smoothing=float(method.smoothing_scale(group, m, n)) if method.has_gram else 0.0,
+            smoothing=smooths,
             gradient_bound=bound,
             scale=scale_factor(group["scale"], *stack.shape),
             weight_decay=float(group["weight_decay"]),
             sign=-1.0 if group["maximize"] else 1.0,
-            longest_quiet=rest.longest_quiet(momentum, settles=bound > 0 and method.settles),
+            rest=Rest.of(momentum, m, settling_bound=bound if method.settles and smooths else 0.0),
         )
 
     @property

@@ -150,6 +150,11 @@ class Stack:
             return [state["gram"] for state in states]
         return [p.gram(s) for p, s in zip(self.pieces, states, strict=True)]
 
+    def mask(self, flags: Sequence[bool]) -> Tensor:
+        """A flag per piece → one per matrix, (b,), without a copy from the host."""
+        device, pieces = self.params[0].device, zip(flags, self.pieces, strict=True)
+        return torch.cat([torch.full((p.count,), flag, device=device) for flag, p in pieces])
+
     def split(self, stacked: Tensor) -> list[Tensor]:
         """(b, …) → one (count, …) view per piece, in order."""
         return list(stacked.split([piece.count for piece in self.pieces]))

@@ -157,13 +157,13 @@ def _conditions(group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
 
 
 def _refusal(group: Mapping[str, Any]) -> str | None:
-    if not group["gradient_bound"]:
+    if not group.get("gradient_bound"):
         return "the theorem needs gradient_bound > 0"
     if group["nesterov"]:
         return "the theorem is on the direction of Ĝ; pass nesterov=False"
-    if group["beta2"] is not None and group["beta2"] != group["momentum"] ** 2:
+    if group.get("beta2") not in (None, group["momentum"] ** 2):
         return "the theorem needs beta2 = momentum²; pass beta2=None"
-    if not group["smoothing_scale"]:
+    if not group.get("smoothing_scale", 1.0):
         return "the theorem needs smoothing_scale > 0"
     changes = changes_of(group["certified"], group)
     if changes == "certify":

@@ -38,7 +38,9 @@ def runs_on(device: torch.device) -> bool:
 
 def serves(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> bool:
     """Whether this engine steps such matrices of a parameter, or computes them for other ranks."""
-    if method.kernel is None or group["certify"] or not runs_on(param.device):
+    if method.kernel is None or "direction" in method.__dict__:  # a hook that was assigned
+        return False
+    if group["certify"] or not runs_on(param.device):
         return False
     if param.dtype not in pointers.DTYPES or group["momentum_dtype"] == torch.float64:
         return False

@@ -73,13 +73,13 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
     rates = work.rates(job.hyper.scale)
     there = there or [True] * len(gradients)
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
-        launch.step(job, pointers.table(places, first.device), _mask(work, there), *rates)
+        launch.step(job, pointers.table(places, first.device), work.stack.mask(there), *rates)
         return True
     recording = _recording(work, job, places)
     recording.seen = seen
     _set_rates(recording, rates)
     if masked and recording.there != there:
-        recording.mask.copy_(_mask(work, there))
+        recording.mask.copy_(work.stack.mask(there))
         recording.there = there
     if recording.graph is not None:
         recording.graph.replay()
@@ -128,13 +128,6 @@ def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
     if found.graph is None and not found.fails and captures(job):
         _capture(work.memory["pools"], found, job)
     return found
-
-
-def _mask(work: Matrices, there: Sequence[bool]) -> Tensor:
-    """(b,): a flag per piece as one per matrix."""
-    device, pieces = work.params[0].device, zip(there, work.stack.pieces, strict=True)
-    # Filled on the device: a graph that the caller captures may copy nothing from the host.
-    return torch.cat([torch.full((p.count,), flag, device=device) for flag, p in pieces])
 
 
 def _set_rates(recording: Recording, rates: Rates) -> None:

@@ -86,7 +86,7 @@ def sum_squares(
 @triton.jit(do_not_specialize=["each", "parts", "longest"])
 def measure(
     sums, grams, skipped, quiet, mask, factors, taken, parts, m, each, longest,
-    keep, smoothing, bound, spread, limit, tiny, least,
+    settled, keep, smoothing, bound, spread, limit, tiny, least,
     HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
@@ -126,7 +126,8 @@ def measure(
     past = tl.load(quiet + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
     without = tl.where(mine == 0, tl.load(past) + 1, 0)
     tl.store(past, without, mask=ok)
-    entered, moving = ok & (faded == 0), ok & (faded == 0) & (without <= longest)
+    entered = ok & (faded == 0)
+    moving = entered & ((without <= longest) | (tl.sqrt(own) <= settled))
     smallest = tiny * spread
     inverse = tl.where(entered, 1.0 / tl.maximum(tl.sqrt(size), smallest), 0.0)
     back = tl.maximum(tl.sqrt(mine), smallest) / spread
@@ -266,7 +267,8 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     limits = torch.finfo(torch.float32)
     measure[(count,)](
         sums, grams, skipped, quiet, asked, factors, taken,
-        parts, m, each, hyper.longest_quiet, hyper.gram_decay, hyper.smoothing, hyper.shift, spread,
+        parts, m, each, hyper.rest.longest, min(hyper.rest.settled, limits.max),
+        hyper.gram_decay, hyper.smoothing, hyper.shift, spread,
         limits.max / 2, limits.tiny, limits.tiny / limits.eps,
         HAS_GRAM=job.has_gram, BLOCK=BLOCK, **masked,
     )  # fmt: skip
