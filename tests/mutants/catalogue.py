@@ -727,7 +727,7 @@ MUTANTS = [
             'if not rest and group.get("placement") == "owner":',
             "if False:",
             "tests/distributed/test_checkpoints.py"
-            "::test_full_state_dict_of_owners_is_refused[ddp-owner-True-True]",
+            "::test_full_state_dict_of_owners_is_refused[ddp-True-True]",
         ),
     ),
     *mutants(

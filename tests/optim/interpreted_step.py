@@ -221,8 +221,8 @@ def hostile():
 
 
 def main() -> None:
-    hostile()
     not_there()
+    hostile()
     huge()
     bounded()
     overflowing()
