@@ -81,44 +81,6 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/lists.py",
-        "tests/optim/test_contract.py",
-        (
-            "a compiler is given lists",
-            "if not torch.compiler.is_compiling():",
-            "if tensors is not None:",
-            "test_a_compiler_is_given_no_operations_on_lists[leon]",
-        ),
-        (
-            "a compiler sees where moments come from",
-            "return _settled(x) if torch.compiler.is_compiling() else x",
-            "return x",
-            "test_a_compiler_is_given_no_operations_on_lists[muon]",
-        ),
-    ),
-    *mutants(
-        "optim/base.py",
-        "tests/optim/test_contract.py",
-        (
-            "a compiler is asked which stacks are fused",
-            "        if torch.compiler.is_compiling():  # no step that is compiled is fused",
-            "        if not stepping:",
-            "test_a_compiler_is_not_asked_which_stacks_are_fused",
-        ),
-    ),
-    *mutants(
-        "linalg/kernels.py",
-        "tests/optim/test_contract.py",
-        (
-            "a compiler sees into the float16 products",
-            """    if torch.compiler.is_compiling():
-        return _symmetric_op""",
-            """    if a is None:
-        return _symmetric_op""",
-            "test_a_compiled_step_in_float16_equals_the_eager_one[Leon]",
-        ),
-    ),
-    *mutants(
         "linalg/_precision.py",
         "tests/optim/test_other_devices.py",
         (
@@ -391,8 +353,8 @@ MUTANTS = [
         ("η not squared", "gram / root**2", "gram / root", "test_smoothing_is_the_stated_matrix"),
         (
             "the bound does not grow with 1/γ",
-            "(bound / rate / root) ** 2",
-            "(bound / root) ** 2",
+            "shift = bound / rate / root",
+            "shift = bound / root",
             "test_smoothing_is_the_stated_matrix",
         ),
     ),
@@ -526,24 +488,288 @@ MUTANTS = [
     ),
     *mutants(
         "optim/base.py",
+        "tests/optim/test_stacks.py",
+        (
+            "a direction of one's own is not asked",
+            'if "direction" in vars(cls) and "kernel" not in vars(cls):',
+            "if False:",
+            "test_a_direction_of_ones_own_is_not_the_kernels",
+        ),
+    ),
+    *mutants(
+        "optim/worklist.py",
+        "tests/optim/test_fused.py",
+        (
+            "a loaded state is not noticed",
+            "found += (id(states.get(param)), there,",
+            "found += (there,",
+            "test_another_structure_makes_another_list[loaded]",
+        ),
+        (
+            "another stride is not noticed",
+            "found += (param.shape, param.stride())",
+            "found += (param.shape,)",
+            "test_another_structure_makes_another_list[other_strides]",
+        ),
+        (
+            "a method is not part of the structure",
+            "found += [group.get(option) for option in options.STRUCTURE]",
+            "pass",
+            "test_another_structure_makes_another_list[another_option]",
+        ),
+        (
+            "stacks of the torch path are as large as those of the kernels",
+            "27 if served(param, block) else 25",
+            "27 if param.is_cuda else 25",
+            "tests/optim/test_stacks.py::test_the_capacity_of_a_stack",
+        ),
+    ),
+    *mutants(
+        "optim/engines/work.py",
+        "tests/optim/test_twins.py",
+        (
+            "beta2 for its root",
+            "else math.sqrt(beta2)",
+            "else beta2",
+            "test_leon_follows_algorithm_3",
+        ),
+        (
+            "β₂ is β₁",
+            "gram_discount=momentum if beta2 is None",
+            "gram_discount=math.sqrt(momentum) if beta2 is None",
+            "test_leon_follows_algorithm_3",
+        ),
+        (
+            "Pion never rests under a bound",
+            "settles=bound > 0 and method.settles",
+            "settles=bound > 0",
+            "tests/optim/test_rest.py::test_pion_rests_under_a_bound",
+        ),
+        (
+            "Leon rests under a bound",
+            "settles=bound > 0 and method.settles",
+            "settles=False",
+            "tests/soundness/test_quiet.py"
+            "::test_with_a_gradient_bound_the_direction_falls_as_the_momentum[torch.float32]",
+        ),
+    ),
+    *mutants(
+        "optim/engines/reference.py",
         "tests/optim/test_twins.py",
         (
             "averages for sums",
             "moments.accumulate_total(old, gradient,",
-            "moments.accumulate_total(old, (1 - momentum) * gradient,",
-            "test_leon_follows_algorithm_3",
-        ),
-        (
-            "beta2 for its root",
-            'math.sqrt(group["beta2"])',
-            'group["beta2"]',
+            "moments.accumulate_total(old, (1 - hyper.momentum) * gradient,",
             "test_leon_follows_algorithm_3",
         ),
         (
             "nesterov forgets the gradient",
-            "ahead = momentum * total + gradient if",
-            "ahead = momentum * total if",
+            "ahead = hyper.momentum * total + gradient if",
+            "ahead = hyper.momentum * total if",
             "test_leon_follows_algorithm_3",
+        ),
+        (
+            "the smoothing is that of the old Gram",
+            "    smoothing = smoothing_of(gram, hyper)\n\n",
+            "    smoothing = smoothing_of(old_gram, hyper)\n\n",
+            "test_leon_follows_algorithm_3",
+        ),
+        (
+            "a skipped step still moves",
+            "return torch.where(taken > 0, change, 0.0)",
+            "return change",
+            "tests/optim/test_contract.py::test_a_nonfinite_gradient_is_skipped_and_counted",
+        ),
+        (
+            "a missing gradient is one of zeros",
+            "there = torch.ones_like(finite) if has_gradient is None else has_gradient",
+            "there = torch.ones_like(finite)",
+            "tests/optim/test_contract.py::test_a_missing_gradient_leaves_weight_and_moments",
+        ),
+        (
+            "a direction that is not finite is taken",
+            "finite = finite & rest.all_finite(direction)",
+            "pass",
+            "tests/optim/test_rest.py::test_a_direction_that_is_not_finite_is_skipped",
+        ),
+        (
+            "a step that is skipped counts as quiet",
+            "torch.where(taken, quiet, old_quiet)",
+            "quiet",
+            "tests/optim/test_rest.py::test_a_step_that_is_none_does_not_count[None]",
+        ),
+        (
+            "a skipped step wakes what is at rest",
+            "torch.where(taken, quiet, old_quiet)",
+            "quiet",
+            "tests/optim/test_rest.py::test_a_step_that_is_none_does_not_count[nan]",
+        ),
+        (
+            "M̂ fades and leaves Ĝ",
+            "total, gram = rest.kept(~faded, total), rest.kept(~faded, gram)",
+            "gram = rest.kept(~faded, gram)",
+            "tests/optim/test_rest.py::test_moments_fade_together",
+        ),
+    ),
+    *mutants(
+        "optim/engines/rest.py",
+        "tests/optim/test_rest.py",
+        (
+            "M̂ alone decides what has faded",
+            "gone = gone & (gram",
+            "gone = (gram",
+            "test_moments_fade_together[0.5]",
+        ),
+        (
+            "Ĝ alone decides what has faded",
+            "if gram.numel():\n        gone",
+            "if not total.numel():\n        gone",
+            "test_moments_fade_together[0.98]",
+        ),
+        (
+            "one step too few before rest",
+            "return quiet > longest",
+            "return quiet >= longest",
+            "tests/soundness/test_quiet.py::test_a_matrix_rests_after_so_many_steps[Muon-0.5]",
+        ),
+        (
+            "nothing ever rests",
+            "return quiet > longest",
+            "return quiet > NEVER",
+            "tests/soundness/test_quiet.py::test_a_matrix_rests_after_so_many_steps[Leon-0.5]",
+        ),
+        (
+            "a gradient that returns does not wake",
+            "torch.where(largest == 0, before + 1, 0)",
+            "torch.where(largest == 0, before + 1, before)",
+            "test_pion_rests_under_a_bound",
+        ),
+    ),
+    *mutants(
+        "optim/engines/ledger.py",
+        "tests/optim/test_certify.py",
+        (
+            "undiscounted loss",
+            'hyper.momentum * old["loss"]',
+            'old["loss"]',
+            "test_the_regret_is_that_of_the_directions_played",
+        ),
+        (
+            "half of what is above the bound",
+            "return torch.minimum(root * share, m * above)",
+            "return torch.minimum(root * share, m * above) / 2",
+            "test_what_is_kept_of_the_excess_is_its_nuclear_norm_at_least",
+        ),
+        (
+            "an option that came back never changed",
+            'f"{CHANGED}{changes}" if changes else options_of(group)',
+            "options_of(group)",
+            "test_an_option_that_changes_and_comes_back_ends_the_game[momentum]",
+        ),
+        (
+            "a step without certify is not missed",
+            "elif told and not told.startswith(CHANGED):",
+            "elif not told:",
+            "test_certify_switched_off_for_a_step_ends_the_game",
+        ),
+        (
+            "actions may leave the ball",
+            "return (info != 0).long()",
+            "return (info < 0).long()",
+            "test_an_action_outside_the_ball_is_not_certified",
+        ),
+    ),
+    *mutants(
+        "optim/watch/certificates.py",
+        "tests/optim/test_certify.py",
+        (
+            "Gram matrix judged by the rounding of another dtype",
+            "        state[gram_key(block)],  #",
+            "        exact(state[gram_key(block)]),  #",
+            "test_gradients_of_low_rank_are_certified",
+        ),
+        (
+            "what changed after the last step is believed",
+            'changes = changes_of(group["certified"], group)',
+            'changes = group["certified"].partition("changed: ")[2]',
+            "test_options_edited_after_the_last_step_are_not_believed[momentum]",
+        ),
+    ),
+    *mutants(
+        "optim/state.py",
+        "tests/optim/test_contract.py",
+        (
+            "state cast to the parameter's dtype",
+            "torch.empty_like(own[name], dtype=dtype)",
+            "torch.empty_like(own[name], dtype=param.dtype)",
+            "test_half_precision_weights_keep_wide_moments",
+        ),
+        (
+            "axes are not compared",
+            "if given != wanted:",
+            "if False:",
+            "tests/optim/test_axes.py::test_a_state_of_other_axes_is_refused",
+        ),
+        (
+            "what lies above the bound is not loaded",
+            "    for name in own:\n",
+            '    for name in set(own) - {"excess"}:\n',
+            "tests/optim/test_certify.py::test_what_is_above_the_bound_survives_a_resume",
+        ),
+        (
+            "gradients above the bound of version 2 are forgotten",
+            'if largest.max() > group["gradient_bound"]:',
+            "if False:",
+            "tests/optim/test_older_states.py::test_a_gradient_above_its_bound_is_not_forgotten",
+        ),
+        (
+            "what one rank owns is loaded as the whole",
+            'if not rest and group.get("placement") == "owner":',
+            "if False:",
+            "tests/distributed/test_checkpoints.py"
+            "::test_full_state_dict_of_owners_is_refused[ddp-True-True]",
+        ),
+    ),
+    *mutants(
+        "optim/engines/cuda/engine.py",
+        "tests/optim/test_stacks.py",
+        (
+            "moments that the kernels cannot read are theirs",
+            ' or group["momentum_dtype"] == torch.float64',
+            "",
+            "test_what_the_cuda_engine_steps",
+        ),
+    ),
+    *mutants(
+        "optim/engines/cuda/graphs.py",
+        "tests/optim/test_fused.py",
+        (
+            "a step is recorded anew whenever a gradient is missing",
+            'masked = there is not None or work.memory.get("masked", False)',
+            "masked = there is not None",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+        (
+            "the first mask stays",
+            "if masked and recording.there != there:",
+            "if masked and recording.there is None:",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+    ),
+    *mutants(
+        "optim/engines/ranks/agreement.py",
+        "tests/distributed/test_agreement.py",
+        (
+            "options are not compared",
+            "for option in options:",
+            "for option in ():",
+            "test_every_rank_says_what_differs_and_changes_nothing[1-owner-lr]",
+        ),
+        (
+            "axes are not compared",
+            ", axes {axes}",
+            "",
+            "test_every_rank_says_what_differs_and_changes_nothing[1-owner-axes]",
         ),
     ),
     *mutants(
@@ -551,8 +777,8 @@ MUTANTS = [
         "tests/optim/test_twins.py",
         (
             "padding columns kept in the wrong place",
-            "direction[..., :n] / samples",
-            "direction[..., -n:] / samples",
+            "direction[..., :n] /",
+            "direction[..., -n:] /",
             "test_pion_follows_algorithm_2",
         ),
         (
@@ -563,7 +789,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/adamw.py",
+        "optim/engines/adamw.py",
         "tests/optim/test_adamw.py",
         (
             "a skipped step is counted as one",
@@ -585,7 +811,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/roles.py",
+        "optim/routing/roles.py",
         "tests/optim/test_routing.py",
         (
             "a transposed convolution has its inputs as rows",
@@ -607,7 +833,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/switching.py",
+        "optim/migrate.py",
         "tests/optim/test_switching.py",
         (
             "an average is taken for a sum",
@@ -645,22 +871,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/weights.py",
-        "tests/optim/test_contract.py",
-        (
-            "a skipped step still moves",
-            "direction * (taken.to(direction.dtype) * rate)",
-            "direction * rate",
-            "test_a_nonfinite_gradient_is_skipped_and_counted",
-        ),
-    ),
-    *mutants(
-        "optim/triton_step.py",
+        "optim/engines/cuda/kernels.py",
         "tests/optim/test_fused.py",
         (
             "the smoothing scale is forgotten",
-            "m * job.smoothing",
-            "m * 1.0",
+            "m * hyper.smoothing, 0.0]",
+            "m * 1.0, 0.0]",
             "test_the_fused_step_in_the_interpreter",
         ),
         (
@@ -683,8 +899,8 @@ MUTANTS = [
         ),
         (
             "the scale forgets the bound of the gradients",
-            "smoothing * (whole + m * bound)",
-            "smoothing * whole",
+            "size += smoothing * (whole + m * bound)",
+            "size += smoothing * whole",
             "test_the_fused_step_in_the_interpreter",
         ),
         (
@@ -693,9 +909,21 @@ MUTANTS = [
             "finite = finite & (whole < float('inf'))",
             "test_the_fused_step_in_the_interpreter",
         ),
+        (
+            "one step too few before rest",
+            "(without <= longest)",
+            "(without < longest)",
+            "test_the_fused_step_in_the_interpreter",
+        ),
+        (
+            "M̂ alone decides what has faded",
+            "faded = faded & (whole < least)",
+            "faded = whole < least",
+            "test_the_fused_step_in_the_interpreter",
+        ),
     ),
     *mutants(
-        "optim/lanes.py",
+        "optim/engines/cuda/lanes.py",
         "tests/optim/test_lanes.py",
         (
             "a lane begins before the caller is there",
@@ -717,7 +945,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/addresses.py",
+        "optim/engines/cuda/pointers.py",
         "tests/optim/test_fused.py",
         (
             "addresses are taken on any device",
@@ -731,10 +959,6 @@ MUTANTS = [
             "tensor.data_ptr()",
             "test_the_fused_step_in_the_interpreter",
         ),
-    ),
-    *mutants(
-        "optim/replay.py",
-        "tests/optim/test_fused.py",
         (
             "tensors that have moved are written where they were",
             "looks = Tensor.data_ptr, ",
@@ -749,7 +973,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/stacks.py",
+        "optim/engines/cuda/layout.py",
         "tests/optim/test_fused.py",
         (
             "pieces of a stack all begin at its first matrix",
@@ -759,7 +983,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/stacks.py",
+        "optim/matrices/stacks.py",
         "tests/optim/test_stacks.py",
         (
             "the last stack is what the others have left",
@@ -775,37 +999,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/base.py",
-        "tests/optim/test_stacks.py",
-        (
-            "a step does not ask whether it is fused",
-            "partial(fused.expected, self, group) if stepping else None",
-            "None",
-            "test_a_step_asks_whether_it_is_fused_and_diagnostics_do_not",
-        ),
-    ),
-    *mutants(
-        "optim/fused.py",
-        "tests/optim/test_stacks.py",
-        (
-            "moments that the kernels cannot read count as fused",
-            'group["momentum_dtype"] != torch.float64',
-            "True",
-            "test_which_steps_are_expected_to_be_fused",
-        ),
-    ),
-    *mutants(
-        "optim/schema.py",
-        "tests/optim/test_contract.py",
-        (
-            "state cast to the parameter's dtype",
-            "value.to(param.device, dtype, copy=True)",
-            "value.to(param.device, param.dtype, copy=True)",
-            "test_half_precision_weights_keep_wide_moments",
-        ),
-    ),
-    *mutants(
-        "optim/axes.py",
+        "optim/matrices/axes.py",
         "tests/optim/test_axes.py",
         (
             "columns before rows",
@@ -830,22 +1024,6 @@ MUTANTS = [
             "len(self.factors) == 2 and self.order == (0, 1)",
             "len(self.factors) == 2",
             "test_a_layout_equals_its_matrices_one_by_one",
-        ),
-    ),
-    *mutants(
-        "optim/certify.py",
-        "tests/optim/test_certify.py",
-        (
-            "undiscounted loss",
-            "new = discount * old + new",
-            "new = old + new",
-            "test_the_regret_is_that_of_the_directions_played",
-        ),
-        (
-            "Gram matrix judged by the rounding of another dtype",
-            "        state[gram_key(block)],  #",
-            "        exact(state[gram_key(block)]),  #",
-            "test_gradients_of_low_rank_are_certified",
         ),
     ),
     *mutants(
@@ -1031,7 +1209,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/placement.py",
+        "optim/engines/ranks/placement.py",
         "tests/distributed/test_parts.py",
         (
             "shares are of equal number, not of equal cost",
@@ -1041,7 +1219,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/shards.py",
+        "optim/matrices/shards.py",
         "tests/distributed/test_parts.py",
         (
             "FSDP2 cuts before tensor parallelism",
@@ -1051,77 +1229,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "optim/grams.py",
-        "tests/distributed/test_parts.py",
-        (
-            "only the last polynomial counts",
-            "q = t if q is None else t @ q",
-            "q = t",
-            "test_the_factor_is_an_inverse_root[polar-express-0.99]",
-        ),
-        (
-            "the lower triangle is not mirrored",
-            "whole[:, b:, a:b] = whole[:, a:b, b:].mT",
-            "whole[:, b:, a:b] = 0.0",
-            "test_a_symmetric_matrix_survives_its_strips",
-        ),
-    ),
-    *mutants(
-        "optim/checkpoints.py",
-        "tests/distributed/test_checkpoints.py",
-        (
-            "what one rank owns is loaded as the whole",
-            'if not rest and group.get("placement") == "owner":',
-            "if False:",
-            "test_full_state_dict_of_owners_is_refused[ddp-owner-True-True]",
-        ),
-    ),
-    *mutants(
-        "optim/wire.py",
+        "optim/engines/ranks/wire.py",
         "tests/distributed/test_parts.py",
         (
             "a permutation goes unnoticed",
             "(bits * places).sum()",
             "bits.sum()",
             "test_a_fingerprint_sees_a_bit_and_a_place",
-        ),
-    ),
-    *mutants(
-        "optim/choices.py",
-        "tests/distributed/test_agreement.py",
-        (
-            "an optimizer of another model stands in for the one that is missing",
-            "{tuple(param.shape)} ",
-            "",
-            "test_one_more_optimizer_on_one_rank[True]",
-        ),
-        (
-            "which parameters have which options is not compared",
-            '| {"of": digest([g])}',
-            '| {"of": ""}',
-            "test_local_optimizers_of_the_same_parameters_have_the_same_options[2-0-exchanged]",
-        ),
-    ),
-    *mutants(
-        "optim/bulletin.py",
-        "tests/distributed/test_agreement.py",
-        (
-            "a silent rank is never missed",
-            "talking[TALKING] > other.built[TALKING] and",
-            "False and",
-            "test_a_rank_may_try_something_before_the_run",
-        ),
-        (
-            "ranks that part are not missed",
-            "return bool(mine - theirs and theirs - mine)",
-            "return False",
-            "test_local_optimizers_of_the_same_parameters_have_the_same_options[2-0-built]",
-        ),
-        (
-            "what was refused once is refused for ever",
-            "max(self.pages[notice.digest], notice.page + 1)",
-            "0",
-            "test_what_was_refused_does_not_stand_against_what_follows",
         ),
     ),
     *mutants(

@@ -224,5 +224,8 @@ def test_axes_that_are_not_specs_are_refused():
 def test_a_state_of_other_axes_is_refused():
     wide = nucleon.Leon([torch.zeros(6, 4, requires_grad=True)])
     split = nucleon.Leon([torch.zeros(6, 4, requires_grad=True)], axes="(b=2 r) c")
-    with pytest.raises(ValueError, match="axes"):
+    with pytest.raises(ValueError, match=r"saved with axes='r c'.*has axes='\(b=2 r\) c'"):
         split.load_state_dict(wide.state_dict())
+    across = nucleon.Leon([torch.zeros(4, 4, requires_grad=True)], axes="c r")  # of equal shapes
+    with pytest.raises(ValueError, match="has axes='c r'"):
+        across.load_state_dict(nucleon.Leon([torch.zeros(4, 4, requires_grad=True)]).state_dict())

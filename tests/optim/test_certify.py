@@ -229,6 +229,29 @@ def test_what_of_a_gradient_is_above_its_bound_is_in_the_bound(size):
     assert grown <= (size - 1) * inside.bound.item() + 2 * most
 
 
+def test_what_is_kept_of_the_excess_is_its_nuclear_norm_at_least():
+    """Orthogonal rows, of which m(σ − G)₊ is the least that will do."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.linalg.qr(torch.randn(5, 3, generator=generator, dtype=torch.float64)).Q.mT
+    param = torch.nn.Parameter(torch.zeros((3, 5), dtype=torch.float64))
+    optimizer = exact_leon([param], gradient_bound=1.0, momentum=0.9)
+    least = most = 0.0
+    for size in (1.5, 0.5, 1.2):
+        param.grad = size * rows
+        optimizer.step()
+        least = 0.9 * least + 3 * max(0.0, size - 1.0)
+        most = 0.9 * most + 3 * max(0.0, size * 3 ** (1 / 32) - 1.0)  # the slack of the norm
+    assert least <= optimizer.state[param]["excess"].item() <= most * (1 + 1e-9)
+
+
+def test_what_is_above_the_bound_survives_a_resume():
+    certificate, optimizer = certified(size=1.5, gradient_bound=1.0)
+    again = exact_leon([torch.nn.Parameter(torch.zeros((3, 5), dtype=torch.float64))])
+    again.load_state_dict(optimizer.state_dict())
+    (resumed,) = again.certificates().values()
+    assert resumed.refusal is None and resumed.bound.equal(certificate.bound)
+
+
 def test_gradients_within_their_bound_have_no_excess():
     _, optimizer = certified(size=0.9, gradient_bound=1.0)
     (state,) = optimizer.state.values()

@@ -50,6 +50,15 @@ def test_what_is_saved_again_is_of_this_version_and_loads():
     optimizer("leon", model("leon"), **LATER).load_state_dict(again)
 
 
+def test_a_gradient_above_its_bound_is_not_forgotten():
+    """Version 2 kept the largest norm alone, which says that the bound failed, not by how much."""
+    found = saved("leon_certified")
+    state = next(s for s in found["optimizer"]["state"].values() if "largest" in s)
+    state["largest"].fill_(20.5)
+    certificates = resumed("leon_certified", found)[0].certificates()
+    assert "gradient_bound changed during the run" in {c.refusal for c in certificates.values()}
+
+
 def test_names_that_a_wrapper_has_changed_match_those_of_the_model():
     """Version 2 left frozen parameters out, so that the others are matched by name."""
     found = saved("leon")

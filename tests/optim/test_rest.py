@@ -1,0 +1,90 @@
+"""What fades, rests or is skipped, where `tests/soundness` does not look."""
+
+import math
+
+import pytest
+import torch
+
+import nucleon
+
+
+def weights(count=1):
+    return [torch.nn.Parameter(torch.zeros(3, 4)) for _ in range(count)]
+
+
+def gradient(seed=0):
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def moved(optimizer, weight, given):
+    """Whether a step with this gradient changes the weight."""
+    before = weight.detach().clone()
+    weight.grad = given
+    optimizer.step()
+    return not torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(("momentum", "steps"), [(0.5, 1), (0.8, 4), (0.9, 9)])
+def test_pion_rests_under_a_bound(momentum, steps):
+    """Its samples stay as long as they were: k full steps, β₁ᵏ ≥ 1/e, until a gradient returns."""
+    assert momentum**steps >= 1 / math.e > momentum ** (steps + 1)
+    (weight,) = weights()
+    optimizer = nucleon.Pion([weight], momentum=momentum, gradient_bound=1.0, method="svd")
+    for seed in (0, 1):
+        assert moved(optimizer, weight, gradient(seed))
+        found = [moved(optimizer, weight, torch.zeros(3, 4)) for _ in range(steps + 3)]
+        assert found == [True] * steps + [False] * 3
+
+
+@pytest.mark.parametrize("beta2", [None, 0.5, 0.98])
+def test_moments_fade_together(beta2):
+    """Whichever falls faster: both are kept until both are below tiny/eps, then both are zero."""
+    limits = torch.finfo(torch.float32)
+    least, decay = limits.tiny / limits.eps, 0.81 if beta2 is None else beta2
+    (weight,) = weights()
+    optimizer = nucleon.Leon([weight], momentum=0.9, beta2=beta2, method="eigh")
+    square = 1e-28 * gradient().double().square().sum().item()
+    total, trace, seen = square, square, set()
+    for step in range(500):
+        moved(optimizer, weight, 1e-14 * gradient() if step == 0 else torch.zeros(3, 4))
+        if step:
+            total, trace = 0.81 * total, decay * trace
+        faded = total < least and trace < least
+        state = optimizer.state[weight]
+        assert [bool(state[name].any()) for name in ("total", "gram")] == [not faded] * 2, step
+        seen.add((faded, total < least, trace < least))
+        if faded:
+            break
+    assert {faded for faded, *_ in seen} == {False, True}
+    assert beta2 is None or len(seen) == 3  # one of the two was below alone
+
+
+@pytest.mark.parametrize("none", [None, math.nan], ids=["None", "nan"])
+def test_a_step_that_is_none_does_not_count(none):
+    """A gradient that is missing or not finite leaves the count of quiet steps as it was."""
+    params = weights(2)  # of one stack
+    optimizer = nucleon.Leon(params, momentum=0.5, method="eigh")
+    for given in (gradient(), torch.zeros(3, 4), torch.zeros(3, 4)):
+        params[1].grad = gradient()
+        moved(optimizer, params[0], given)
+    params[1].grad = gradient()
+    quiet = optimizer.state[params[0]]["quiet"]
+    assert not moved(optimizer, params[0], none if none is None else torch.full((3, 4), none))
+    assert optimizer.state[params[0]]["quiet"].item() == quiet.item() == 2
+    assert optimizer.state[params[1]]["quiet"].item() == 0
+
+
+def test_a_direction_that_is_not_finite_is_skipped():
+    class Odd(nucleon.Muon):
+        def direction(self, total, smoothing, context):
+            p = super().direction(total, smoothing, context)
+            return torch.where(total[:, :1, :1] > 0, p, torch.nan)
+
+    params = weights(2)
+    optimizer = Odd(params, method="svd")
+    params[1].grad = torch.ones(3, 4)
+    assert not moved(optimizer, params[0], -torch.ones(3, 4))
+    assert params[1].any()
+    states = [optimizer.state[p] for p in params]
+    assert [s["skipped"].item() for s in states] == [1, 0]
+    assert [bool(s["total"].any()) for s in states] == [False, True]
