@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt
 # Two workers with one BLAS thread each beat two threads fighting over small matrices.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: reproduce test sabotage lint docs clean
+.PHONY: reproduce test soak sabotage lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -18,6 +18,10 @@ test: $(VENV)/.dev
 
 sabotage: $(VENV)/.dev
 	$(THREADS) $(PY) tests/mutants/sabotage.py
+
+# For the night: long quiet runs, and far more examples of steps and of functions.
+soak: $(VENV)/.dev
+	$(THREADS) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal tests/soundness tests/linalg
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -5,11 +5,9 @@ import sys
 import time
 
 import pytest
-import torch
 
 import nucleon
 from nucleon import cli, experiments, report, training
-from nucleon._compiler import constant_result
 from nucleon.cli.app import VERBS, command
 
 OPTIONAL = (
@@ -106,13 +104,3 @@ def test_what_a_module_needs_is_missed_by_its_own_name():
         "else:\n    raise SystemExit(1)"
     )
     after(code)
-
-
-def test_torch_marks_constant_results_in_the_same_way():
-    def mine():
-        return 1
-
-    def theirs():
-        return 1
-
-    assert vars(constant_result(mine)) == vars(torch.compiler.assume_constant_result(theirs)) != {}

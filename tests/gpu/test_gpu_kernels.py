@@ -112,7 +112,7 @@ def test_half_precision_keeps_its_promises(kind, way):
 
 
 @pytest.mark.parametrize("shape", [(3, 128, 128), (2, 128, 512)], ids=str)
-def test_no_synchronization_and_graphs_and_the_compiler(shape):
+def test_no_synchronization_and_graphs(shape):
     s = torch.randn(shape, device="cuda")
     smoothing = s @ s.mT
 
@@ -131,9 +131,6 @@ def test_no_synchronization_and_graphs_and_the_compiler(shape):
     graph.replay()
     for p, q in zip(captured, expected, strict=True):
         assert torch.equal(p, q)
-    for p, q in zip(torch.compile(both, fullgraph=True)(), expected, strict=True):
-        # The compiler sums the squares in float64 in another order, and rounds x once.
-        assert (p - q).abs().max() <= 0.01
 
 
 def test_auto_chooses_float16_where_it_pays():

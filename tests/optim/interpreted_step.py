@@ -6,14 +6,20 @@ float16 recursion in both. No bfloat16: the interpreter knows its bit patterns o
 
 import copy
 import math
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the cases, also as a script
 
 import nucleon
 from nucleon.linalg import triton_symmetric
 from nucleon.linalg.half import first_floor
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import engine, graphs, kernels, pointers
+from soundness import cases, skips
 
 assert triton_symmetric.INTERPRETED
 
@@ -178,7 +184,49 @@ def overflowing():
     assert [optimizer.state[p]["skipped"].item() for p in params] == [1, 0]
 
 
+def without_gradients(cls, **options):
+    """Full steps, rest, moments that fade, and gradients that return: each as the oracle has it."""
+    engine.runs_on = lambda device: True
+    setting = cases.Setting(cls, options={"method": "half", "momentum": 0.5, **options})
+    watched = setting.watched([(64, 70)])
+    for scale in (1e-15, *[0.0] * 9, 1e-15, 1e-20, 1.0):  # 1e-20 alone would fade at once
+        watched.step(*cases.drawn(watched, watched.steps, scale))
+    engine.runs_on = HERE
+    return [length for (length,) in watched.lengths]
+
+
+def spoiled(name, **options):
+    """A step that is not finite keeps every bit, and is counted once."""
+    engine.runs_on = lambda device: True
+    setting = cases.Setting(nucleon.Leon, options={"method": "half", **options})
+    try:
+        skips.skip_keeps_the_bits(name, setting)
+    finally:
+        engine.runs_on = HERE
+
+
+DUE = ("nan on the diagonal of M̂", "nan beside the diagonal of M̂")
+"""Counted twice, and noticed after Ĝ has gone on: they fail until that is mended."""
+
+
+def hostile():
+    lengths = without_gradients(nucleon.Leon)
+    assert lengths[1] > 0.7 and not any(lengths[2:10])
+    without_gradients(nucleon.Muon, nesterov=True)
+    lengths = without_gradients(nucleon.Leon, gradient_bound=1e-15)
+    assert all(a > b for a, b in pairwise(lengths[:7])) and not lengths[9]
+    for name in ("first entry nan", "Ĝ overflows", "M̂ overflows", "nan in Ĝ"):
+        spoiled(name)
+    for name in DUE:
+        try:
+            spoiled(name)
+        except AssertionError:
+            continue
+        raise AssertionError(f"{name}: it is mended, take it out of DUE")
+
+
 def main() -> None:
+    hostile()
     not_there()
     huge()
     bounded()

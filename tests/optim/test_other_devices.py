@@ -286,12 +286,12 @@ def test_a_rocm_build_takes_the_torch_iteration(make, hip, method, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 4))
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _: "found")
-    kernels._triton_works.cache_clear()
+    kernels.triton_works.cache_clear()
     try:
         with FakeTensorMode():
             weight = torch.nn.Parameter(torch.zeros(128, 256, device="cuda"))
             told = make([("weight", weight)]).explain()
     finally:
-        kernels._triton_works.cache_clear()
+        kernels.triton_works.cache_clear()
     assert told["weight"].method == f"{make.name}/{method}"
     assert method in str(told)

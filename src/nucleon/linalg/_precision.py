@@ -25,12 +25,8 @@ def full_float32() -> Iterator[None]:
     """Switch TF32 and its CPU counterparts off inside, and restore the user's setting after.
 
     A Gram matrix rounded to ten bits is not positive semidefinite, and the iterations amplify its
-    errors. A compiled function keeps the setting it was compiled under: the compiler cannot follow
-    a change of it.
+    errors.
     """
-    if torch.compiler.is_compiling():
-        yield
-        return
     backends: tuple[Any, ...] = (
         torch.backends.cuda.matmul,
         torch.backends.mkldnn.matmul,  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nucleon._compiler import constant_result
 from nucleon.linalg._precision import widest
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
@@ -120,18 +119,8 @@ def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _launches(x: Tensor) -> bool:
-    """Elementwise passes are launched here unless torch.compile fuses them itself."""
-    return x.is_cuda and triton_works() and not torch.compiler.is_compiling()
-
-
-def _symmetric(a: Tensor, b: Tensor, addend: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    """`_symmetric_here` of checked operands, with its arguments."""
-    _check_operands(a, b, addend)
-    # Opaque to a compiler, which would time the tiles by itself, and keep the wider values of what
-    # is to be rounded: a remainder would be 0.
-    if torch.compiler.is_compiling():
-        return _symmetric_op(a, b, addend, *rest)
-    return _symmetric_here(a, b, addend, *rest)
+    """Whether elementwise passes are kernels of our own."""
+    return x.is_cuda and triton_works()
 
 
 def _check_operands(a: Tensor, b: Tensor, addend: Tensor | None) -> None:
@@ -186,47 +175,21 @@ def _symmetric_torch(
     return out, out.new_empty(0)
 
 
-def _symmetric_here(
-    a: Tensor,
-    b: Tensor,
-    addend: Tensor | None,
-    scale: Tensor | None,
-    factors: list[float],
-    powers: list[int],
-    dtype: torch.dtype,
-    precision: str,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
-    """By Triton where it works, by torch elsewhere."""
+def _symmetric(a: Tensor, b: Tensor, addend: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    """`_symmetric_torch` with its arguments, by Triton where that works; operands are checked."""
+    _check_operands(a, b, addend)
     if not a.is_cuda or not triton_works():
-        return _symmetric_torch(a, b, addend, scale, factors, powers, dtype, precision, kind)
+        return _symmetric_torch(a, b, addend, *rest)
     from nucleon.linalg import triton_symmetric
 
+    scale, factors, powers, dtype, precision, kind = rest
     a, b = a.contiguous(), b.contiguous()
     addend = None if addend is None else addend.contiguous()
     out, second = _results(a, dtype, kind)
     if out.numel():
-        rest = (factors, powers, precision, kind, REMAINDER_SCALE)
-        triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest)
+        last = (factors, powers, precision, kind, REMAINDER_SCALE)
+        triton_symmetric.symmetric(a, b, addend, scale, out, second, *last)
     return out, second
-
-
-_symmetric_op = torch.library.custom_op("nucleon::symmetric", _symmetric_here, mutates_args=())
-
-
-@_symmetric_op.register_fake
-def _(  # pyright: ignore[reportUnusedFunction]
-    a: Tensor,
-    b: Tensor,
-    addend: Tensor | None,
-    scale: Tensor | None,
-    factors: list[float],
-    powers: list[int],
-    dtype: torch.dtype,
-    precision: str,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
-    return _results(a, dtype, kind)
 
 
 def _results(a: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
@@ -235,14 +198,9 @@ def _results(a: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
     return out, torch.empty_like(out) if kind else out.new_empty(0)
 
 
-@constant_result  # or the compiler would trace the look-up
+@cache
 def triton_works() -> bool:
     """Triton is installed and the GPU is one it compiles half-precision products for."""
-    return _triton_works()
-
-
-@cache
-def _triton_works() -> bool:
     if importlib.util.find_spec("triton") is None or torch.version.hip is not None:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)

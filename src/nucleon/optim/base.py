@@ -12,7 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from typing import Any, ClassVar, Self, cast, overload
 
 import torch
@@ -269,14 +269,17 @@ class MatrixOptimizer(Optimizer, ABC):
         old_groups = self.param_groups
 
         def restore(_: Optimizer) -> None:
+            numbers = count()
             for saved, old, group in zip(
                 final[0]["param_groups"], old_groups, self.param_groups, strict=True
             ):
                 group.update({name: old[name] for name in options.RUN})
                 for key, param in zip(saved["params"], group["params"], strict=True):
-                    found = final[0]["state"].get(key, {})
-                    if found or param.requires_grad:
+                    index, found = next(numbers), final[0]["state"].get(key, {})
+                    if found:
                         self.state[param] = state.loaded(param, found, templates[param])
+                    elif param.requires_grad:  # it was frozen when the state was saved
+                        self.state[param] = self._new_state(group, param, index)
                     else:
                         self.state.pop(param, None)
 

@@ -245,6 +245,7 @@ def check_state_dict(
 
 def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
+    name = f"parameter {name}"
     given, wanted = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, expected))
     if given != wanted:
         raise ValueError(

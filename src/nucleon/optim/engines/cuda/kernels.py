@@ -190,7 +190,7 @@ def lengths(
         at = k + tl.arange(0, BLOCK)
         total += tl.load(norms + batch * parts + at, mask=at < parts, other=0.0)
     norm = tl.sum(total)
-    damaged = (norm < float("inf")) == 0
+    damaged = ((norm < float("inf")) == 0) & (tl.load(taken + batch) != 0)  # or it is counted
     tl.store(taken + batch, False, mask=damaged)
     old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
     tl.store(old, tl.load(old) + 1, mask=damaged)

@@ -1,0 +1,18 @@
+"""What `make soak` has done, in one line for each count, over all of its processes."""
+
+import re
+from collections import Counter
+
+STATISTICS = "_hypothesis_stats"  # where hypothesis leaves them on a report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The sums of the properties that tests have recorded, and the examples of hypothesis."""
+    counts = Counter[str]()
+    for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        for name, value in getattr(report, "user_properties", ()):
+            counts[name] += value if isinstance(value, int) else 0
+        found = re.search(r"(\d+) passing examples", getattr(report, STATISTICS, ""))
+        counts["examples of functions"] += int(found[1]) if found else 0
+    for name, count in sorted((+counts).items()):  # those above zero
+        terminalreporter.write_line(f"{count:>12,} {name}")
