@@ -7,11 +7,22 @@ INPUTS := pyproject.toml constraints.txt
 # Two workers with one BLAS thread each beat two threads fighting over small matrices.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: reproduce test soak sabotage lint docs clean
+.PHONY: reproduce check test soak sabotage lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
+
+# While working: lint and types beside the quick tests, at most 90 s on two idle cores. No ranks, no mutants, no
+# whole claims, no browser, no command lines, no kernels under Triton's interpreter; `make test` has them.
+CHECKED := @CHECKED@
+check: $(VENV)/.dev
+	@log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
+	$(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(CHECKED); tests=$$?; \
+	wait $$linting; lint=$$?; cat $$log; rm -f $$log; \
+	say() { test $$1 = 0 && echo passed || echo failed; }; \
+	echo "check: lint and types $$(say $$lint), tests $$(say $$tests)"; \
+	test $$lint = 0 -a $$tests = 0
 
 test: $(VENV)/.dev
 	$(THREADS) $(PY) -m pytest -n auto --dist worksteal
