@@ -13,16 +13,19 @@ THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
 
-# While working: lint and types beside the quick tests, at most 90 s on two idle cores. No ranks, no mutants, no
-# whole claims, no browser, no command lines, no kernels under Triton's interpreter; `make test` has them.
-CHECKED := @CHECKED@
+# While working: lint and types beside the quick tests, at most 90 s on two idle cores. Without ranks, mutants, whole
+# claims, command lines, browser and Triton's interpreter, and with a tenth of the random examples: `make test` has all.
+CHECKED := tests/linalg tests/theory tests/problems tests/optim tests/learners/test_gbpa.py tests/learners/test_state.py \
+	$(addprefix tests/test_,$(addsuffix .py,checks files game moments noise potentials regret streams))
+LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,optim/test_benchmarks_smoke optim/test_fused \
+	optim/test_other_devices linalg/test_range_augmented))
 check: $(VENV)/.dev
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
-	$(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(CHECKED); tests=$$?; \
-	wait $$linting; lint=$$?; cat $$log; rm -f $$log; \
-	say() { test $$1 = 0 && echo passed || echo failed; }; \
-	echo "check: lint and types $$(say $$lint), tests $$(say $$tests)"; \
-	test $$lint = 0 -a $$tests = 0
+	HYPOTHESIS_PROFILE=quick $(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \
+	wait $$linting; lint=$$?; [ $$lint = 0 ] || cat $$log; rm -f $$log; \
+	said() { if [ $$1 = 0 ]; then echo passed; else echo failed; fi; }; \
+	echo "check: lint and types $$(said $$lint), tests $$(said $$tests)"; \
+	[ $$lint = 0 ] && [ $$tests = 0 ]
 
 test: $(VENV)/.dev
 	$(THREADS) $(PY) -m pytest -n auto --dist worksteal
