@@ -15,10 +15,10 @@ reproduce: $(VENV)/.run
 
 # While working: lint and types beside the quick tests, at most 90 s on two idle cores. Without ranks, mutants, whole
 # claims, command lines, browser and Triton's interpreter, and with a tenth of the random examples: `make test` has all.
-CHECKED := tests/linalg tests/theory tests/problems tests/optim tests/learners/test_gbpa.py tests/learners/test_state.py \
-	$(addprefix tests/test_,$(addsuffix .py,checks files game moments noise potentials regret streams))
-LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,optim/test_benchmarks_smoke optim/test_fused \
-	optim/test_other_devices linalg/test_range_augmented))
+CHECKED := tests/linalg tests/theory tests/problems tests/optim tests/learners/test_state.py \
+	$(addprefix tests/test_,$(addsuffix .py,checks files moments noise regret streams))
+LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
+	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices))
 check: $(VENV)/.dev
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
 	HYPOTHESIS_PROFILE=quick $(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \

@@ -84,7 +84,7 @@ def main() -> None:
     config = GPTConfig(data.tokenizer.size, context=64, layers=2, heads=2, width=options.width)
     print(f"torch {torch.__version__}, {options.steps} steps, {options.seeds} seeds")
     print(f"{'rate':>8} {'moves':>7} " + "".join(f"{kind:>20}" for kind in KINDS))
-    for rate in options.rate or (0.02, 2e-3, 2e-4):
+    for rate in options.rate or (0.02, 2e-3):
         cells, moves = list[str](), list[float]()
         for kind in KINDS:
             runs = [
