@@ -25,7 +25,7 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == "1 claim to check, about 8 s"
     assert lines[-2:] == [f"run  {folder}", f"report  {tmp_path / 'report.html'}"]
-    assert done.stdout.count("PASS") == 6  # five checks and the claim
+    assert done.stdout.count("PASS") == 10  # nine checks and the claim
     assert "100 %" in done.stderr
 
     manifest = json.loads((folder / "manifest.json").read_text())

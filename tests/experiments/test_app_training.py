@@ -124,7 +124,8 @@ def test_a_diverged_run_counts_as_the_worst():
 def test_the_claim_runs_from_end_to_end(monkeypatch):
     monkeypatch.setattr(app_training, "QUICK_STEPS", 3)
     result = CLAIMS["app-training"].run(Settings(quick=True, seeds=1), Silent())
-    assert len(result.checks) == 2
+    assert len(result.checks) == 2 + 3 + 3
+    assert all(check.passed for check in result.checks[2:])
     assert not result.passed  # three steps teach nobody
     assert len(result.records) == 4 * len(app_training.OCTAVES)
     assert [row[0] for row in result.tables[0].rows] == ["Muon", "Pion", "Leon", "AdamW"]
@@ -132,7 +133,7 @@ def test_the_claim_runs_from_end_to_end(monkeypatch):
     assert [len(panel.series) for panel in figure.panels] == [4, 4]
     monkeypatch.setattr(app_training, "STEPS", 3)
     full = CLAIMS["app-training"].run(Settings(seeds=1), Silent())
-    assert len(full.checks) == 3
+    assert len(full.checks) == 3 + 3 + 3
     assert full.checks[0].name.endswith("95 % limit")
     assert not full.checks[0].passed  # one seed refutes nothing
 

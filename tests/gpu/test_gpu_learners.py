@@ -11,7 +11,11 @@ from nucleon.regret import decompose
 F64 = torch.float64
 ROUNDS = 12
 VECTORS = {"adagrad-ogd", "adagrad-ftrl", "gaussian-ftpl"}
-STREAMS = {name: entry.constructor for name, entry in streams.STREAMS.items() if name != "replay"}
+STREAMS = {
+    name: entry.constructor
+    for name, entry in streams.STREAMS.items()
+    if name not in ("replay", "worst")
+}
 
 
 def shape_of(name):

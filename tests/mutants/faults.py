@@ -15,7 +15,8 @@ import torch
 import nucleon
 from nucleon import moments, noise, potentials, theory
 from nucleon.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
-from nucleon.optim import conversion, o2nc
+from nucleon.o2nc import meter as conversion
+from nucleon.o2nc import optimizer as o2nc
 from nucleon.problems import quasi_newton, rotations
 from nucleon.theory import gbpa as gbpa_theory
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import nucleon
-from soundness.cases import METHODS, OF_THE_GRAM, OPTIONS, Setting, exponents, mends
+from soundness.cases import METHODS, OF_THE_GRAM, OPTIONS, Setting, exponents
 from soundness.watch import same_bits, snapshot
 
 SHAPES = [(2, 4, 6), (5, 3)]
@@ -61,10 +61,9 @@ def machine(make: type, dtype: torch.dtype, counted: list[int]) -> type[RuleBase
         for given in OPTIONS
         if make is not nucleon.Muon or not OF_THE_GRAM & set(given)
     ]
-    usable = [o for o in choices if mends(Setting(make, dtype, options=o), tiny=True) is None]
 
     class Run(RuleBasedStateMachine):
-        @initialize(options=st.sampled_from(usable))
+        @initialize(options=st.sampled_from(choices))
         def start(self, options):
             self.setting = Setting(make, dtype, options=options)
             self.watched = self.setting.watched(SHAPES)

@@ -227,7 +227,7 @@ def checks(found: list[Found], curves: list[Curve]) -> tuple[Check, ...]:
         Check(beta, min(s.beta.closeness for s in attained), "≥", CLOSE),
         Check(
             "Gaussian: smallest αβ found/stated",
-            min(f.share for f in found if f.potential == "Gaussian"),
+            min((f.share for f in found if f.potential == "Gaussian"), default=math.inf),
             "≥",
             ATTAINED,
         ),
