@@ -7,11 +7,25 @@ INPUTS := pyproject.toml constraints.txt
 # Two workers with one BLAS thread each beat two threads fighting over small matrices.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: reproduce test soak sabotage lint docs clean
+.PHONY: reproduce check test soak sabotage lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
+
+# While working: lint and types beside the quick tests, at most 90 s on two idle cores. Without ranks, mutants, whole
+# claims, command lines, browser and Triton's interpreter, and with a tenth of the random examples: `make test` has all.
+CHECKED := tests/linalg tests/theory tests/problems tests/optim tests/learners/test_state.py \
+	$(addprefix tests/test_,$(addsuffix .py,checks files moments noise regret streams))
+LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
+	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices))
+check: $(VENV)/.dev
+	@log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
+	HYPOTHESIS_PROFILE=quick $(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \
+	wait $$linting; lint=$$?; [ $$lint = 0 ] || cat $$log; rm -f $$log; \
+	said() { if [ $$1 = 0 ]; then echo passed; else echo failed; fi; }; \
+	echo "check: lint and types $$(said $$lint), tests $$(said $$tests)"; \
+	[ $$lint = 0 ] && [ $$tests = 0 ]
 
 test: $(VENV)/.dev
 	$(THREADS) $(PY) -m pytest -n auto --dist worksteal

@@ -33,6 +33,8 @@ from nucleon.linalg.augmented import augmented_definite, augmented_eigh
 from nucleon.regret import Ledger
 
 GAP = 1e-6
+EASY = 5
+"""The first rounds are easy for a solver and warm the caches: they are left out."""
 TEXTBOOK = "FTRL, textbook"
 LIBRARY = ("FTRL, projected gradient", "FTRL, Douglas-Rachford")
 ONE_SIDED = ("one-sided Shampoo, proj. grad.", "one-sided Shampoo, Douglas-R.")
@@ -122,6 +124,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=80, help="of each game (default 80)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
     arguments = parser.parse_args()
+    if arguments.rounds <= EASY:
+        parser.error(f"--rounds must be above {EASY}, got {arguments.rounds}")
     torch.set_num_threads(arguments.threads)
     m, n = map(int, arguments.shape.split("x"))
     print(
@@ -165,8 +169,7 @@ def side_by_side(stream: streams.Stream | WithMean, shape: tuple[int, int], roun
             ledgers[label].record(gradient, action)
     print(f"\n{stream.name}, {rounds} rounds; FTRL and Shampoo to a relative gap of {GAP:g}")
     print(f"{'learner':30}{'ms a round':>12}{'/ FAML':>9}{'regret':>12}{'/ FAML':>9}{'bound':>12}")
-    # The first rounds are easy for a solver and warm the caches: leave them out.
-    cost = {label: 1e3 * statistics.median(series[5:]) for label, series in times.items()}
+    cost = {label: 1e3 * statistics.median(series[EASY:]) for label, series in times.items()}
     regret = {label: ledger.regret().item() for label, ledger in ledgers.items()}
     for label, learner in learners.items():
         print(

@@ -114,24 +114,9 @@ EXACT: dict[str, Make] = {
 EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
 
 
-COMPILED = " compiled"
-"""What the names of compiled methods end with."""
-
-
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
     """Peers are asked for polar factors without a scale for the shape, see `peers.OPTIONS`."""
     return nucleon.Muon(params, method="svd", scale="none", **PLAIN)
-
-
-def compiled(make: Make) -> Make:
-    """The same with a step that is one graph of the compiler's."""
-
-    def made(params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        optimizer = make(params)
-        optimizer.step = torch.compile(optimizer.step, fullgraph=True)
-        return optimizer
-
-    return made
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -275,12 +260,11 @@ def errors_of(
     exact = dict[Make, list[Tensor]]()
     found = dict[str, float]()
     for name in names:
-        plain = name.removesuffix(COMPILED)
-        exactly = EXACT.get(plain, exact_peer)
+        exactly = EXACT.get(name, exact_peer)
         if exactly not in exact:
             exact[exactly] = second_update(exactly, few, torch.float64)
-        update = second_update(makes[name], few if plain in EXACT else drawn, dtype)
-        if plain not in EXACT:
+        update = second_update(makes[name], few if name in EXACT else drawn, dtype)
+        if name not in EXACT:
             update = [update[i] for i in firsts]
         found[name] = relative_error(update, exact[exactly])
     return found
@@ -428,9 +412,6 @@ def arguments() -> argparse.Namespace:
         "--each-shape", action="store_true", help="then its shapes one by one, without Pion"
     )
     parser.add_argument("--leave-out", action="append", default=[], metavar="METHOD")
-    parser.add_argument(
-        "--compile", action="append", default=[], metavar="METHOD", help="and it compiled"
-    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PATH]")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
     parser.add_argument(
@@ -448,10 +429,6 @@ def main() -> None:
     facts = environment(options, versions)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
-    for name in options.compile:
-        if name not in makes:
-            raise SystemExit(f"--compile {name}: no such method; there are {', '.join(makes)}")
-        makes[f"{name}{COMPILED}"] = compiled(makes[name])
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():
         earlier = json.loads(options.json.read_text())

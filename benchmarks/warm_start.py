@@ -15,6 +15,7 @@ import torch
 
 import nucleon
 from nucleon.linalg import inverse_sqrt
+from nucleon.optim.engines.reference import present_direction
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     student = torch.nn.Sequential(hidden, torch.nn.ReLU(), torch.nn.Linear(2 * d, d))
     leon = nucleon.Leon([hidden.weight], lr=0.02, method="eigh")
     rest = torch.optim.AdamW(student[2].parameters(), lr=1e-3)
-    group, before = leon.param_groups[0], None
+    before = None
     rows: list[tuple[float, ...]] = []
     for step in range(options.steps):
         x = torch.randn(options.batch, d)
@@ -40,8 +41,9 @@ def main() -> None:
         loss.backward()
         leon.step()
         rest.step()
-        ((stack, states),) = leon.stacks_of(group)
-        total, smoothing, exact = (t[0].detach() for t in leon.directions(stack, states, group))
+        (work,) = leon._matrices()
+        with torch.no_grad():
+            total, smoothing, exact = (t[0] for t in present_direction(work))
         gram = total @ total.mT + smoothing
         if before is not None and step >= options.steps // 3:
             e = before @ gram @ before

@@ -168,6 +168,7 @@ def test_each_kind_of_product_has_tiles_of_its_own(launches, monkeypatch):
     assert keys[::2] == keys[1::2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_triton_kernels_in_the_interpreter():
     # A process of its own: Triton decides at import whether it compiles or interprets.

@@ -54,8 +54,8 @@ def plan(
         if q_nuclear is None or delta is None or gradient_bound is None:
             raise CommandError(
                 "the plan needs all of --q-nuclear, --delta and --gradient-bound",
-                "estimate them from batches of a model in Python: nucleon.optim.estimate, then "
-                "nucleon.optim.plan(..., estimates=...)",
+                "estimate them from batches of a model in Python: nucleon.o2nc.estimate, then "
+                "nucleon.o2nc.plan(..., estimates=...)",
             )
         try:
             found = make_plan(

@@ -7,7 +7,6 @@ as integers, in units of 1/10⁴. Those that come with the package are in the fo
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from nucleon._files import to_json, write_whole
 from nucleon.streams.setting import Options, Setting, Shape, Stream
 
 FORMAT, VERSION = "nucleon-worst-case", 1
@@ -61,14 +61,7 @@ class WorstCase:
         header = {"format": FORMAT, "version": VERSION, "learner": self.learner}
         header |= {"ratio": self.ratio, "margin": self.margin, "search": self.search}
         units = (self.gradients * UNITS).round().to(torch.int64).tolist()
-        text = json.dumps({**header, "gradients": units}, separators=(",", ":"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, to_json({**header, "gradients": units}) + "\n")
         return path
 
     @classmethod
