@@ -23,7 +23,7 @@ def test_it_writes_the_stream_that_the_function_finds(search, command, tmp_path)
     file = tmp_path / "faml-1x2-6.json"
     expected = search_worst("faml", (1, 2), 6, starts=2, steps=5, seed=3)
     assert WorstCase.load(file).ratio == expected.ratio
-    assert f"{expected.ratio:.4f}" in done.stdout and str(file) in done.stdout
+    assert f"{expected.ratio:.4f}" in done.stdout
     words = ("--shape", "1x2", "--rounds", 6, "--stream", f"worst:file={file}")
     played = command("play", "faml", *words, "--json", "--output", tmp_path / "runs")
     (game,) = json.loads(played.stdout)["games"]

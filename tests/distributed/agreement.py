@@ -49,7 +49,7 @@ def at_odds(what, odd, kind="plain", **options):
     param = ones(shape, kind).requires_grad_()
     optimizer = nucleon.Leon([{"params": [(name, param)], **axes}], lr=lr, **options)
     if what == "group" and differs:
-        optimizer.add_param_group({"params": [torch.ones(2, 3, requires_grad=True)]})
+        optimizer.add_param_group({"params": [("more", torch.ones(2, 3, requires_grad=True))]})
     try:
         stepped(param, optimizer)
     except RuntimeError as error:

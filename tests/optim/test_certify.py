@@ -312,6 +312,8 @@ def test_options_of_the_step_may_change():
 
 def test_an_action_outside_the_ball_is_not_certified():
     class Long(nucleon.Leon):
+        theorem, uncertified = nucleon.Leon.theorem, None  # which it claims, and does not keep
+
         def direction(self, total, smoothing, context):
             return 1.5 * super().direction(total, smoothing, context) + torch.eye(3, 5).to(total)
 

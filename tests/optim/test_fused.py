@@ -146,6 +146,10 @@ def loaded(optimizer, param):
     optimizer.load_state_dict(optimizer.state_dict())
 
 
+def another_state(optimizer, param):
+    optimizer.state[param] = {name: x.clone() for name, x in optimizer.state[param].items()}
+
+
 def another_group(optimizer, param):
     optimizer.add_param_group({"params": [torch.zeros(2, 2, requires_grad=True)]})
 
@@ -156,7 +160,10 @@ def another_option(optimizer, param):
 
 @pytest.mark.parametrize(
     "change",
-    [other_entries, other_strides, other_dtype, loaded, another_group, another_option],
+    [
+        *(other_entries, other_strides, other_dtype, loaded),
+        *(another_state, another_group, another_option),
+    ],
 )
 def test_another_structure_makes_another_list(change):
     param = torch.zeros(3, 4, requires_grad=True)

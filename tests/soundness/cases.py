@@ -125,7 +125,7 @@ def quiet_run(setting: Setting, steps: int, scale: float, shapes=None) -> Watche
     momentum = watched.group["momentum"]
     for seed in range(3):
         watched.step(*drawn(watched, seed, scale))
-    full = oracle.quiet_steps(momentum, watched.group.get("gradient_bound", 0.0))
+    full = oracle.quiet_steps(momentum)
     watched.quiet(3)
     watched.quiet_unjudged(int(min(full, steps)) - 4)
     watched.quiet(3)

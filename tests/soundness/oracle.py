@@ -37,10 +37,16 @@ def contract(method: str, dtype: torch.dtype) -> float:
     return 1e-3
 
 
-def quiet_steps(momentum: float, gradient_bound: float = 0.0) -> float:
+def _settles(total: Tensor, group) -> bool:
+    """Whether Leon's direction falls by itself: under a bound that its gradients can have kept."""
+    if "samples" in group or not group.get("gradient_bound") or not group["smoothing_scale"]:
+        return False
+    most = group["gradient_bound"] / (1 - group["momentum"])  # of ‖Ĝ‖_op
+    return bool(torch.linalg.matrix_norm(total) <= math.sqrt(min(total.shape)) * most)
+
+
+def quiet_steps(momentum: float) -> float:
     """How many steps of full length a matrix takes after its last gradient."""
-    if gradient_bound:
-        return math.inf
     return int(1 / math.log(1 / momentum)) if momentum else 0
 
 
@@ -86,7 +92,7 @@ def expected(
     held = [(gradient, limits.max), (total, largest), (ahead, limits.max)]
     held += [(x, limits.max) for x in (gram, smoothing) if x is not None]
     quiet = 0 if gradient.any() else quiet + 1
-    rests = quiet > quiet_steps(momentum, group.get("gradient_bound", 0.0))
+    rests = quiet > quiet_steps(momentum) and not _settles(total, group)
     skipped = _skipped(held)
     if skipped is False and not faded and not rests:
         direction, condition = exact(ahead, smoothing)

@@ -35,7 +35,7 @@ VERBS = {
     ),
     "search": Verb(
         "search:search",
-        "Search the stream that brings a learner closest to its bound, and keep it as a file.",
+        "Search for the worst stream of each learner, shape and T, by gradient ascent.",
         ASKED,
     ),
     "plan": Verb(

@@ -194,9 +194,8 @@ class MatrixOptimizer(Optimizer, ABC):
         group = {**self.defaults, **own, **param_group}
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
-        named = state.named(group, first)
-        with_names = bool(named) and named[0][0] != str(first)
-        if self.param_groups and with_names != self._runtime.with_names:
+        named, with_names = state.named(group, first)
+        if named and self.param_groups and with_names != self._runtime.with_names:
             raise ValueError(
                 "some groups have named parameters and some have not; name all or none"
             )

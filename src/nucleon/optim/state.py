@@ -39,8 +39,8 @@ State = dict[str, Tensor]
 # ------------------------------------------------------------------ parameters of a group
 
 
-def named(group: Mapping[str, Any], first: int) -> list[tuple[str, Tensor]]:
-    """The parameters of a group with their names, checked; without names their numbers."""
+def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]], bool]:
+    """The parameters of a group with their names, or numbers, checked; whether they had names."""
     params = group["params"]
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
@@ -56,7 +56,7 @@ def named(group: Mapping[str, Any], first: int) -> list[tuple[str, Tensor]]:
     _check_params(found, group["lr"])
     options.check_momentum_dtype(found, group)
     options.check_range(found, group)
-    return found
+    return found, any(isinstance(item, tuple) for item in items)
 
 
 def specs(given: object, count: int) -> list[str | None]:
