@@ -23,7 +23,7 @@ VALUES = {
     "name": ("w", "v"),
     "axes": ("default", "c r"),
     "lr": ("0.1", "0.2"),
-    "group": ("none", "1 (2, 3) torch.float32, axes default"),
+    "group": ("none", "more (2, 3) torch.float32, axes default"),
 }
 
 
