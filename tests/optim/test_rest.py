@@ -88,3 +88,19 @@ def test_a_direction_that_is_not_finite_is_skipped():
     states = [optimizer.state[p] for p in params]
     assert [s["skipped"].item() for s in states] == [1, 0]
     assert [bool(s["total"].any()) for s in states] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "options", [{"gradient_bound": 1e-8}, {"gradient_bound": 1.0, "smoothing_scale": 0.0}]
+)
+def test_a_bound_that_gradients_exceed_does_not_keep_a_matrix_moving(options):
+    """Nor one that does not smooth: 19 steps of full length, as without any."""
+    param = torch.nn.Parameter(torch.zeros(4, 6))
+    optimizer = nucleon.Leon([param], lr=1.0, scale="none", **options)
+    moved = []
+    for step in range(40):
+        before = param.detach().clone()
+        param.grad = torch.eye(4, 6) * 10 if step == 0 else torch.zeros(4, 6)
+        optimizer.step()
+        moved.append(bool((param != before).any()))
+    assert moved == [True] * 20 + [False] * 20
