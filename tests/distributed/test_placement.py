@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import clipped, prescribed, train_alone, vectors
 
-METHODS = ("muon", "leon", "pion")
+METHODS = ("muon", "leon", "pion", "halved")
 LAYOUTS = ("plain", "rows", "columns", "hsdp", "2d", "twice", ("plain", "rows", "columns"))
 
 
@@ -22,6 +22,15 @@ def test_every_layout_repeats_one_process_bit_for_bit(ranks4, kinds, placement):
         check_same_bits(
             ranks4("prescribed", method=method, kinds=kinds, placement=placement), expected
         )
+
+
+def test_the_hook_of_a_subclass_is_the_one_that_ranks_call():
+    """One step without decay is half as long; the test above holds all ranks to it."""
+    moved = {
+        name: prescribed(name, "plain", steps=1, zero=())[0]["wide"] for name in ("leon", "halved")
+    }
+    decayed = 0.5 * (1 - 0.05 * 0.1)
+    assert torch.allclose(moved["halved"] - decayed, (moved["leon"] - decayed) / 2, atol=1e-6)
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
