@@ -623,7 +623,7 @@ MUTANTS = [
         (
             "Ĝ alone decides what has faded",
             "if gram.numel():\n        gone",
-            "if not total.numel():\n        gone",
+            "if not size.numel():\n        gone",
             "test_moments_fade_together[0.98]",
         ),
         (
@@ -905,20 +905,14 @@ MUTANTS = [
         ),
         (
             "a Gram matrix that overflows is entered",
-            "finite = finite & (whole < limit)",
-            "finite = finite & (whole < float('inf'))",
+            "finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)",
+            "pass",
             "test_the_fused_step_in_the_interpreter",
         ),
         (
             "one step too few before rest",
             "(without <= longest)",
             "(without < longest)",
-            "test_the_fused_step_in_the_interpreter",
-        ),
-        (
-            "M̂ alone decides what has faded",
-            "faded = faded & (whole < least)",
-            "faded = whole < least",
             "test_the_fused_step_in_the_interpreter",
         ),
     ),
@@ -963,12 +957,6 @@ MUTANTS = [
             "tensors that have moved are written where they were",
             "looks = Tensor.data_ptr, ",
             "looks = ",
-            "test_the_fused_step_in_the_interpreter",
-        ),
-        (
-            "a weight that was transposed is written as it lay",
-            'attrgetter("dtype"), Tensor.is_contiguous',
-            'attrgetter("dtype"),',
             "test_the_fused_step_in_the_interpreter",
         ),
     ),
