@@ -10,6 +10,8 @@ def pytest_terminal_summary(terminalreporter):
     """The sums of the properties that tests have recorded, and the examples of hypothesis."""
     counts = Counter[str]()
     for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        if getattr(report, "when", None) != "call":  # properties stand on that of the teardown too
+            continue
         for name, value in getattr(report, "user_properties", ()):
             counts[name] += value if isinstance(value, int) else 0
         found = re.search(r"(\d+) passing examples", getattr(report, STATISTICS, ""))

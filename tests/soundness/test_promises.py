@@ -20,14 +20,25 @@ ROWS = [
 
 def test_every_promise_names_its_test():
     """That the tests exist is looked at in `tests/test_docs.py`."""
-    shown = False
-    for row in ROWS:
-        if row[-1] == "shown by":
-            shown = True
-        elif not row[-1].startswith("`tests/"):
-            shown = False
-        assert not shown or row[-1] == "shown by" or "::test_" in row[-1], row
-    assert sum(row[-1] == "shown by" for row in ROWS) == 4
+    tables = [t for t in PAGE.split("\n\n") if "| shown by |" in t]
+    for row in (line for table in tables for line in table.splitlines()[2:]):
+        assert "test_" in row or "the same" in row or ", as above" in row, row
+    assert len(tables) == 5
+
+
+SHORT = {"A": "test_range_augmented.py", "R": "test_range.py"}
+"""The letters of the page for files of `tests/linalg`."""
+LINALG = Path(__file__).parents[1] / "linalg"
+
+
+@pytest.mark.skipif(not (LINALG / "test_range.py").exists(), reason="comes with these files")
+def test_the_tests_of_linear_algebra_exist():
+    found = [row[-1] for row in ROWS if len(row) == 6 and row[-1] != "shown by"]
+    assert len(found) == 21
+    for cell in found:
+        for letter, names in re.findall(r"([AR])::((?:`\w+`(?:, )?)+)", cell):
+            text = (LINALG / SHORT[letter]).read_text(encoding="utf-8")
+            assert all(f"def {name}(" in text for name in re.findall(r"\w+", names)), names
 
 
 def test_the_steps_of_a_matrix_without_gradients_are_those_of_the_page():
