@@ -75,7 +75,7 @@ def excess(gradient: Tensor, bound: float, root: Tensor) -> Tensor:
 
 
 def tolerance(group: Mapping[str, Any], dtype: torch.dtype) -> float:
-    """How far outside the ball the method of a group may be: DESIGN's promise for its precision."""
+    """How far outside the ball the method of a group may be, by `docs/promises.md`."""
     if group.get("method") in ("eigh", "svd"):
         return PROMISE[dtype]
     return 1e-2 if group.get("method") in ("auto", "half") else 1e-3
