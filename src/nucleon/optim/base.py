@@ -152,7 +152,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def explain(self) -> Explanation:
         """Which parameter goes where, and why: a table that prints, and exports to a dict."""
         runtime = self._runtime
-        rows = routing.rows(self.name, self.param_groups, self.state, runtime.infos)
+        rows = routing.rows(self, self.param_groups, self.state, runtime.infos)
         return Explanation(self.name, (*rows, *runtime.left_out), note=runtime.note)
 
     @property

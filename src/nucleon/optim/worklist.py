@@ -92,8 +92,8 @@ def matrices(
 ) -> list[Matrices]:
     """Stacks of the matrices of these parameters, each with the engine that steps it."""
 
-    def served(param: Tensor, block: Block) -> bool:
-        return cuda.serves(method, group, param, block)
+    def served(param: Tensor, block: Block) -> object:
+        return cuda.kind(method, group, param, block)
 
     def capacity(param: Tensor, block: Block) -> int:
         default = 24 if not param.is_cuda else 27 if served(param, block) else 25
@@ -101,10 +101,12 @@ def matrices(
 
     def work(stack: Stack) -> Matrices:
         piece = stack.pieces[0]  # of one kind with the others
-        fast = served(piece.param, piece.block) and cuda.can_follow(stack)
+        fast = served(piece.param, piece.block) is not None and cuda.can_follow(stack)
         computer = cast(Computer, cuda if fast else reference)
         engine: Engine = gathered if shards.sharded(piece.param) else computer
         own = [states[p] for p in stack.params]
+        if fast:
+            cuda.lay(stack, own)
         return Matrices(engine, group, stack.params, own, method, stack, computer)
 
     pairs = [(param, infos[param].axes) for param in params]

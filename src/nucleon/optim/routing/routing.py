@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from nucleon import _checks
-from nucleon.optim.engines.work import State
+from nucleon.optim.engines.cuda import engine as cuda
+from nucleon.optim.engines.work import Method, State
 from nucleon.optim.matrices import axes
+from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS
@@ -113,7 +115,7 @@ def routed(
 
 
 def rows(
-    name: str,
+    method: Method,
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
     infos: Mapping[Tensor, ParameterInfo],
@@ -133,21 +135,29 @@ def rows(
                     route=group["rule"],
                     reason=info.reason,
                     state_bytes=sum(t.numel() * t.element_size() for t in state),
-                    method=_method(name, group, param, spec),
+                    method=_method(method, group, param, spec),
                 )
             )
     return found
 
 
-def _method(name: str, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
-    """The name of an optimizer, with what "auto" is for the matrices of a parameter."""
-    if spec is None or "method" not in group:
-        return name if spec else "adamw"
-    found = (
-        chosen_method(group, block.rows, block.columns, param.device, param.dtype)
-        for block in blocks(param, spec)
-    )
-    return f"{name}/{', '.join(dict.fromkeys(found))}"
+def _method(method: Method, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
+    """The name of an optimizer, with what "auto" is for the matrices of a parameter.
+
+    On CUDA also why its kernels do not serve them, where that is so: torch's path is slower.
+    """
+    if spec is None:
+        return "adamw"
+    found = dict.fromkeys(_how(method, group, param, block) for block in blocks(param, spec))
+    return ", ".join(found)
+
+
+def _how(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
+    text = method.name
+    if "method" in group:
+        text += f"/{chosen_method(group, block.rows, block.columns, param.device, param.dtype)}"
+    refusal = cuda.refusal(method, group, param, block) if param.is_cuda else None
+    return f"{text} (torch: {refusal})" if refusal else text
 
 
 # ------------------------------------------------------------------------------ from the model

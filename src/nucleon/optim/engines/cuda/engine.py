@@ -1,7 +1,7 @@
 """The step of a stack in a few passes over its gradients, however many parameters they are of.
 
 Where the direction is the float16 recursion, its operands are made from the parameters' own
-gradients and moments, without a float32 copy of the stack:
+gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows):
 
     sum_squares   ‖S‖_F, ‖G‖_F and ‖Ĝ‖_F of each matrix, S = βĜ + G, and from them which are finite
     advance       Ĝ ← βĜ + G;  S and G in float16, short side first
@@ -23,12 +23,11 @@ from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import aligned, job_of
 from nucleon.optim.engines.cuda.launch import compute
-from nucleon.optim.engines.cuda.layout import layout_of, strides
-from nucleon.optim.engines.work import Matrices, Method, has_gradient
-from nucleon.optim.matrices import shards
+from nucleon.optim.engines.cuda.layout import Side, layout_of, lies, place_of, strides_of
+from nucleon.optim.engines.work import Matrices, Method, State, has_gradient
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
-from nucleon.optim.methods import chosen_method
+from nucleon.optim.methods import HALF_ROWS, chosen_method
 
 
 def runs_on(device: torch.device) -> bool:
@@ -36,21 +35,43 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and triton_works()
 
 
-def serves(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> bool:
-    """Whether this engine steps such matrices of a parameter, or computes them for other ranks."""
+def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str | None:
+    """Why this engine does not step such matrices of a parameter; None where it does.
+
+    What it serves it also computes for other ranks.
+    """
+    if not runs_on(param.device):
+        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
     if method.kernel is None or "direction" in method.__dict__:  # a hook that was assigned
-        return False
-    if group["certify"] or not runs_on(param.device):
-        return False
-    if param.dtype not in pointers.DTYPES or group["momentum_dtype"] == torch.float64:
-        return False
-    here = not shards.sharded(param)
-    if here and group["stochastic_rounding"] and param.dtype == torch.bfloat16:
-        return False
-    if (here and not param.is_contiguous()) or strides(block, tuple(param.shape)) is None:
-        return False
+        return f"{method.name} has no kernel"
+    if group["certify"]:
+        return "certify=True"
+    if param.dtype not in pointers.DTYPES:
+        return f"{_name(param.dtype)} weights"
+    if group["momentum_dtype"] == torch.float64:
+        return "momentum_dtype=float64"
+    if place_of(param, block) is None:
+        return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
-    return chosen_method(group, m, n, param.device, param.dtype) == "half"
+    chosen = chosen_method(group, m, n, param.device, param.dtype)
+    if chosen == "half" or (chosen == "polar-express" and m < HALF_ROWS):
+        return None
+    return f"method={chosen!r} for {m}×{n}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def kind(
+    method: Method, group: Mapping[str, Any], param: Tensor, block: Block
+) -> tuple[Side, Side] | None:
+    """What the matrices of a stack must share: how their sides lie; None where not served."""
+    if refusal(method, group, param, block) is not None:
+        return None
+    place = place_of(param, block)
+    assert place is not None
+    return place.short, place.long
 
 
 def can_follow(stack: Stack) -> bool:
@@ -58,12 +79,24 @@ def can_follow(stack: Stack) -> bool:
     return layout_of(stack) is not None
 
 
+def lay(stack: Stack, states: Sequence[State]) -> None:
+    """Let every Ĝ lie as its parameter does, whose memory format may have changed."""
+    for param, state in zip(stack.params, states, strict=True):
+        if "total" in state and not lies(state["total"], strides_of(param)):
+            state["total"] = _laid(state["total"], param, state["total"].dtype)
+
+
 def step(work: Matrices) -> None:
     """One step of matrices that are here whole."""
     there = has_gradient(work)
     if not any(there):
         return
-    gradients = _regular([p.grad for p in work.params])
+    if work.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16:
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
+        mask = None if all(there) else work.stack.mask(there)
+        reference.move(work, *advance(work, found, mask))
+        return
+    gradients = _regular([p.grad for p in work.params], work.params)
     if not graphs.step(work, gradients, None if all(there) else there):
         reference.step(work)  # a state was replaced by a tensor that the kernels cannot follow
 
@@ -74,7 +107,7 @@ def advance(
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
     job = job_of(work, gradients[0].dtype, masked=has_gradient is not None)
     device = gradients[0].device
-    new = pointers.of_tensors(job.layout, _regular(gradients), device)
+    new = pointers.of_tensors(job.layout, _regular(gradients, work.params), device)
     old = pointers.of_states(work.stack, job.layout, work.states, has_gram=job.has_gram)
     if new is None or old is None:
         return reference.advance(work, gradients, has_gradient)
@@ -82,9 +115,17 @@ def advance(
     return compute(aligned(job, found), pointers.table(found, device), has_gradient)
 
 
-def _regular(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients as the kernels read them: contiguous and of one dtype; most are so already."""
+def _regular(gradients: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
     dtype = next(g.dtype for g in gradients if g is not None)
     if dtype not in pointers.DTYPES:
         dtype = torch.float32
-    return [None if g is None else g.to(dtype).contiguous() for g in gradients]
+    return [
+        g if g is None or (g.dtype == dtype and lies(g, strides_of(p))) else _laid(g, p, dtype)
+        for g, p in zip(gradients, params, strict=True)
+    ]
+
+
+def _laid(x: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
+    found = torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=x.device)
+    return found.copy_(x)

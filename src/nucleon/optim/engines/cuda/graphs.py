@@ -108,7 +108,7 @@ def _places(
 
 def captures(job: Job) -> bool:
     """Whether launches take long beside the kernels."""
-    return job.layout.count * min(job.rows, job.columns) ** 3 <= LARGEST
+    return job.layout.count * job.m**3 <= LARGEST
 
 
 def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:

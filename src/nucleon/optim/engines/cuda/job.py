@@ -8,16 +8,21 @@ import torch
 from nucleon.optim.engines.cuda import pointers
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
 from nucleon.optim.engines.work import Hyperparameters, Matrices
+from nucleon.optim.methods import chosen_method
 
 
 @dataclass(frozen=True)
 class Job:
     """What the kernels must know of a stack besides where its tensors are."""
 
-    rows: int
-    columns: int
+    m: int
+    """Of the short side."""
+    n: int
     layout: Layout
     recursion: str
+    """`kernel` of the method."""
+    small: bool
+    """Whether its direction is that of `small`."""
     gradient: torch.dtype
     total: torch.dtype
     weight: torch.dtype
@@ -29,24 +34,23 @@ class Job:
     alignments: tuple[int, int, int] = (16, 16, 16)
     """Of gradients, totals and weights, see `pointers.alignment`."""
 
-    @property
-    def tall(self) -> bool:
-        """Whether it is transposed: the recursion wants the short side first."""
-        return self.rows > self.columns
-
 
 def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
     """The job of a stack under the present options."""
     layout: Layout | None = work.memory.get("layout") or layout_of(work.stack)
     assert layout is not None and work.method.kernel is not None  # or it has another engine
     work.memory["layout"] = layout
+    m, n = sorted(work.stack.shape)
+    param = work.params[0]
     return Job(
-        *work.stack.shape,
+        m,
+        n,
         layout=layout,
         recursion=work.method.kernel,
+        small=chosen_method(work.group, m, n, param.device, param.dtype) != "half",
         gradient=gradient,
         total=work.states[0]["total"].dtype,
-        weight=work.params[0].dtype,
+        weight=param.dtype,
         has_gram=work.method.has_gram,
         masked=masked,
         iterations=work.group["iterations"],

@@ -1,14 +1,16 @@
 """The Triton kernels of a step around its direction: moments in, weights out; see `engine`.
 
 They read and write the tensors of many parameters at once, by a table of their addresses: entry i
-is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart, with rows
-`stride` entries apart, see `layout`. A tall weight is transposed on the way, tile by tile.
+is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart; where the
+entries of a matrix lie its two sides say, see `layout`. The compiler reads and writes each tensor
+along the side that is contiguous in it, so what is stored transposed is turned on the way.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -26,17 +28,37 @@ TILE = tl.constexpr(64)
 
 
 @triton.jit
-def _place(rows, columns):
+def tile_of(m, n):
     """The tile of this program: row and column numbers, and what of it is inside."""
-    across = tl.cdiv(columns, TILE)
+    across = tl.cdiv(n, TILE)
     i = (tl.program_id(0) // across) * TILE + tl.arange(0, TILE)
     j = (tl.program_id(0) % across) * TILE + tl.arange(0, TILE)
-    return i, j, (i < rows)[:, None] & (j < columns)[None, :]
+    return i, j, (i < m)[:, None] & (j < n)[None, :]
 
 
 @triton.jit
-def _moments(
-    gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+def _along(k, stride, size, within, FOLDED: tl.constexpr):
+    """Where the entries `k` of a side lie, see `layout`."""
+    if FOLDED:
+        found = (k // size).to(tl.int64) * stride + (k % size).to(tl.int64) * within
+    else:
+        found = k.to(tl.int64) * stride
+    return found
+
+
+@triton.jit
+def entries(
+    i, j, i_stride, j_stride, i_size, i_within, j_size, j_within,
+    I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr,
+):  # fmt: skip
+    """Where a tile lies in tensors like the parameters, from the start of its matrix."""
+    rows = _along(i, i_stride, i_size, i_within, I_FOLDED)
+    return rows[:, None] + _along(j, j_stride, j_size, j_within, J_FOLDED)[None, :]
+
+
+@triton.jit
+def moments(
+    gradients, totals, batch, at, inside, each, inner, sign, momentum, lead, extra,
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +66,6 @@ def _moments(
 
     What the dtype of Ĝ cannot hold makes S infinite.
     """
-    at = i[:, None].to(tl.int64) * stride + j[None, :]
     here = matrix(gradients, batch, each, inner, GRADIENT, GRADIENT_BYTES) + at
     g = tl.load(here, mask=inside, other=0.0)
     where = matrix(totals, batch, each, inner, TOTAL, TOTAL_BYTES) + at
@@ -58,18 +79,22 @@ def _moments(
 
 @triton.jit(do_not_specialize=["each"])
 def sum_squares(
-    gradients, totals, mask, sums, rows, columns, each, inner, stride, sign, momentum, lead, extra,
-    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    gradients, totals, mask, sums, m, n, each, inner,
+    i_stride, j_stride, i_size, i_within, j_size, j_within, sign, momentum, lead, extra,
+    I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
     MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr,
 ):  # fmt: skip
     """Parts of ‖S‖_F², ‖G‖_F² and ‖Ĝ‖_F², float64: a float32 square may overflow."""
     batch = tl.program_id(1)
-    i, j, inside = _place(rows, columns)
+    i, j, inside = tile_of(m, n)
     if MASKED:  # without a gradient there is no address to read
         inside = inside & (tl.load(mask + batch) != 0)
-    g, total, s, _ = _moments(
-        gradients, totals, batch, i, j, inside, each, inner, stride, sign, momentum, lead, extra,
+    at = entries(
+        i, j, i_stride, j_stride, i_size, i_within, j_size, j_within, I_FOLDED, J_FOLDED
+    )  # fmt: skip
+    g, total, s, _ = moments(
+        gradients, totals, batch, at, inside, each, inner, sign, momentum, lead, extra,
         GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
     g, s = g.to(tl.float64), s.to(tl.float64)
@@ -83,6 +108,28 @@ def sum_squares(
     tl.store(sums + place + 2, size)
 
 
+@triton.jit
+def verdict(
+    batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Is a matrix taken, is its gradient entered, does it move; the rules are those of `rest`.
+
+    `mine` is ‖G‖_F², `own` ‖Ĝ‖_F². The counts of skipped and quiet steps are brought up to date.
+    """
+    there = batch >= 0  # all are
+    if MASKED:
+        there = tl.load(mask + batch) != 0
+    ok = finite & there
+    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    tl.store(old, tl.load(old) + tl.where(there & (finite == 0), 1, 0))
+    past = tl.load(quiet + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    without = tl.where(mine == 0, tl.load(past) + 1, 0)
+    tl.store(past, without, mask=ok)
+    entered = ok & (faded == 0)
+    return ok, entered, entered & ((without <= longest) | (tl.sqrt(own) <= settled))
+
+
 @triton.jit(do_not_specialize=["each", "parts", "longest"])
 def measure(
     sums, grams, skipped, quiet, mask, factors, taken, parts, m, each, longest,
@@ -91,7 +138,7 @@ def measure(
 ):  # fmt: skip
     """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
 
-    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. The rules are those of `rest`.
+    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ.
     """
     batch, count = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -117,17 +164,9 @@ def measure(
         # With room for rounding: M̂ and Λ are float32.
         finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)
         faded = faded & (whole < least)
-    there = batch >= 0  # all are
-    if MASKED:
-        there = tl.load(mask + batch) != 0
-    ok = finite & there
-    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
-    tl.store(old, tl.load(old) + tl.where(there & (finite == 0), 1, 0))
-    past = tl.load(quiet + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
-    without = tl.where(mine == 0, tl.load(past) + 1, 0)
-    tl.store(past, without, mask=ok)
-    entered = ok & (faded == 0)
-    moving = entered & ((without <= longest) | (tl.sqrt(own) <= settled))
+    ok, entered, moving = verdict(
+        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, MASKED
+    )  # fmt: skip
     smallest = tiny * spread
     inverse = tl.where(entered, 1.0 / tl.maximum(tl.sqrt(size), smallest), 0.0)
     back = tl.maximum(tl.sqrt(mine), smallest) / spread
@@ -143,37 +182,31 @@ def measure(
 
 @triton.jit(do_not_specialize=["each"])
 def advance(
-    gradients, totals, factors, taken, x, scaled, rows, columns, each, inner, stride,
-    sign, momentum, lead, extra,
-    GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
-    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
-    HAS_GRAM: tl.constexpr, TALL: tl.constexpr,
+    gradients, totals, factors, taken, x, scaled, m, n, each, inner,
+    i_stride, j_stride, i_size, i_within, j_size, j_within, sign, momentum, lead, extra,
+    I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
+    GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, HAS_GRAM: tl.constexpr,
 ):  # fmt: skip
     """Ĝ ← βĜ + G where the matrix is taken; S and, for the Gram matrix, G in float16."""
     batch, count = tl.program_id(1), tl.num_programs(1)
-    i, j, inside = _place(rows, columns)
+    i, j, inside = tile_of(m, n)
     ok = tl.load(taken + batch) != 0
-    g, total, s, where = _moments(
-        gradients, totals, batch, i, j, inside & ok, each, inner, stride,
-        sign, momentum, lead, extra, GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
+    at = entries(
+        i, j, i_stride, j_stride, i_size, i_within, j_size, j_within, I_FOLDED, J_FOLDED
+    )  # fmt: skip
+    g, total, s, where = moments(
+        gradients, totals, batch, at, inside & ok, each, inner, sign, momentum, lead, extra,
+        GRADIENT, TOTAL, GRADIENT_BYTES, TOTAL_BYTES,
     )  # fmt: skip
     total *= tl.load(factors + 5 * count + batch)
     tl.store(where, total.to(TOTAL), mask=inside & ok)
     # What is not finite would survive a factor of zero.
     s = tl.where(ok, s * tl.load(factors + batch), 0.0).to(tl.float16)
-    first = batch.to(tl.int64) * rows * columns
-    if TALL:
-        at = first + j[:, None].to(tl.int64) * rows + i[None, :]
-        tl.store(x + at, s.T, mask=inside.T)
-    else:
-        at = first + i[:, None].to(tl.int64) * columns + j[None, :]
-        tl.store(x + at, s, mask=inside)
+    here = batch.to(tl.int64) * m * n + i[:, None].to(tl.int64) * n + j[None, :]
+    tl.store(x + here, s, mask=inside)
     if HAS_GRAM:
         g = tl.where(ok, g * tl.load(factors + 2 * count + batch), 0.0).to(tl.float16)
-        if TALL:
-            tl.store(scaled + at, g.T, mask=inside.T)
-        else:
-            tl.store(scaled + at, g, mask=inside)
+        tl.store(scaled + here, g, mask=inside)
 
 
 @triton.jit(do_not_specialize=["each", "parts"])
@@ -209,24 +242,22 @@ def lengths(
 
 @triton.jit(do_not_specialize=["each"])
 def move(
-    weights, directions, taken, rate, decay, rows, columns, each, inner, stride,
-    WEIGHT: tl.constexpr, BYTES: tl.constexpr, TALL: tl.constexpr, DECAYS: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
+    weights, directions, taken, rate, decay, m, n, each, inner,
+    i_stride, j_stride, i_size, i_within, j_size, j_within,
+    I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, WEIGHT: tl.constexpr, BYTES: tl.constexpr,
+    DECAYS: tl.constexpr, ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
     """W ← W − rate·P − decay·W where the matrix is taken."""
     batch = tl.program_id(1)
     if tl.load(taken + batch) != 0:
-        i, j, inside = _place(rows, columns)
-        first = batch.to(tl.int64) * rows * columns
-        if TALL:
-            at = first + j[:, None].to(tl.int64) * rows + i[None, :]
-            p = tl.load(directions + at, mask=inside.T, other=0.0).to(tl.float32).T
-        else:
-            at = first + i[:, None].to(tl.int64) * columns + j[None, :]
-            p = tl.load(directions + at, mask=inside, other=0.0).to(tl.float32)
+        i, j, inside = tile_of(m, n)
+        here = batch.to(tl.int64) * m * n + i[:, None].to(tl.int64) * n + j[None, :]
+        p = tl.load(directions + here, mask=inside, other=0.0).to(tl.float32)
         p = tl.where(tl.abs(p) < float("inf"), p, 0.0)  # whatever P is, weights stay finite
         where = matrix(weights, batch, each, inner, WEIGHT, BYTES)
-        where += i[:, None].to(tl.int64) * stride + j[None, :]
+        where += entries(
+            i, j, i_stride, j_stride, i_size, i_within, j_size, j_within, I_FOLDED, J_FOLDED
+        )  # fmt: skip
         w = tl.load(where, mask=inside, other=0.0).to(tl.float32)
         change = (tl.load(rate) if ON_DEVICE else rate) * p
         if DECAYS:
@@ -237,32 +268,44 @@ def move(
 # ---------------------------------------------------------------------- their launches
 
 
-def tiles(rows: int, columns: int) -> int:
+def tiles(m: int, n: int) -> int:
     """How many programs a matrix is divided among."""
-    return triton.cdiv(rows, TILE.value) * triton.cdiv(columns, TILE.value)
+    return triton.cdiv(m, TILE.value) * triton.cdiv(n, TILE.value)
+
+
+def place(job: Job) -> dict[str, int | bool]:
+    """Where the matrices lie, as the kernels call it."""
+    short, long = job.layout.short, job.layout.long
+    found = {"m": job.m, "n": job.n, "each": job.layout.each, "inner": job.layout.inner}
+    found |= {"i_stride": short.stride, "i_size": short.size, "i_within": short.within}
+    found |= {"j_stride": long.stride, "j_size": long.size, "j_within": long.within}
+    return found | {"I_FOLDED": short.folded, "J_FOLDED": long.folded}
+
+
+def reading(job: Job) -> dict[str, Any]:
+    """How G, Ĝ and S are read and summed, as the kernels call it."""
+    hyper = job.hyper
+    lead, extra = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
+    found = {"sign": hyper.sign, "momentum": hyper.momentum, "lead": lead, "extra": extra}
+    found |= {"GRADIENT": TYPES[job.gradient], "GRADIENT_BYTES": job.alignments[0]}
+    found |= {"TOTAL": TYPES[job.total], "TOTAL_BYTES": job.alignments[1]}
+    return place(job) | found
 
 
 def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
-    hyper = job.hyper
-    m, n = sorted((job.rows, job.columns))
+    hyper, m, n = job.hyper, job.m, job.n
     count, each, device = job.layout.count, job.layout.each, table.device
     gradients, totals, skipped, quiet, grams = table.view(5, -1).unbind()
     spread = spread_of(n)
-    parts = tiles(job.rows, job.columns)
-    place = (job.rows, job.columns, each, job.layout.inner, job.layout.stride)
-    ahead = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
-    sums_of = (hyper.sign, hyper.momentum, *ahead)
-    types = {"GRADIENT": TYPES[job.gradient], "TOTAL": TYPES[job.total]}
-    types |= {"GRADIENT_BYTES": job.alignments[0], "TOTAL_BYTES": job.alignments[1]}
+    parts, read = tiles(m, n), reading(job)
     sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
     factors = torch.empty((6, count), dtype=torch.float32, device=device)
     taken = torch.empty(count, dtype=torch.bool, device=device)
     asked = taken if mask is None else mask
     masked = {"MASKED": mask is not None}
     sum_squares[(parts, count)](
-        gradients, totals, asked, sums, *place, *sums_of, **types, **masked,
-        LOOKAHEAD=hyper.lookahead,
+        gradients, totals, asked, sums, **read, **masked, LOOKAHEAD=hyper.lookahead
     )  # fmt: skip
     limits = torch.finfo(torch.float32)
     measure[(count,)](
@@ -275,8 +318,7 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     x = torch.empty((count, m, n), dtype=torch.float16, device=device)
     scaled = torch.empty_like(x) if job.has_gram else x
     advance[(parts, count)](
-        gradients, totals, factors, taken, x, scaled, *place, *sums_of,
-        **types, HAS_GRAM=job.has_gram, TALL=job.tall,
+        gradients, totals, factors, taken, x, scaled, **read, HAS_GRAM=job.has_gram
     )  # fmt: skip
 
     rest = ("tf32", "", REMAINDER_SCALE)
@@ -317,9 +359,8 @@ def moved(
         decay = decay.to(weights.device, torch.float32)
     else:  # also of NumPy's numbers, which Triton does not take
         rate, decay = float(rate), float(decay)
-    move[(tiles(job.rows, job.columns), job.layout.count)](
-        weights, directions.contiguous(), taken, rate, decay,
-        job.rows, job.columns, job.layout.each, job.layout.inner, job.layout.stride,
-        WEIGHT=TYPES[job.weight], BYTES=job.alignments[2], TALL=job.tall,
+    move[(tiles(job.m, job.n), job.layout.count)](
+        weights, directions.contiguous(), taken, rate, decay, **place(job),
+        WEIGHT=TYPES[job.weight], BYTES=job.alignments[2],
         DECAYS=job.hyper.weight_decay != 0.0, ON_DEVICE=on_device,
     )  # fmt: skip

@@ -9,15 +9,17 @@ from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.methods import polynomials
 
 RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
-"""What `kernel` may name: the direction from the operands that the kernels make."""
+"""What `kernel` may name: the direction in float16, from the operands that the kernels make."""
 
 
 def compute(job: Job, table: Tensor, has_gradient: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new moments and the direction, by a table of the pointers without the weights."""
-    from nucleon.optim.engines.cuda import kernels
+    from nucleon.optim.engines.cuda import kernels, small
 
     # Triton launches on the current device; products of float16 are summed in float32.
     with torch.cuda.device_of(table), exact_products(table.device):
+        if job.small:
+            return small.compute(job, table, has_gradient)
         start, taken = kernels.begin(job, table, has_gradient)
         recursion = RECURSIONS[job.recursion]
         return recursion(start, polynomials("half", job.iterations), torch.float16), taken

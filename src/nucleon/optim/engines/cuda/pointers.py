@@ -1,7 +1,7 @@
 """Where the tensors of a stack lie in memory: tables of addresses, which the kernels follow.
 
 A kernel that is given the address of anything irregular would take the whole process down, so what
-is not contiguous, of one dtype and on one device has no pointers.
+does not lie as the layout has it, of one dtype and on one device, has no pointers.
 """
 
 import math
@@ -13,7 +13,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from nucleon.optim.engines.cuda.layout import Layout
+from nucleon.optim.engines.cuda.layout import Layout, lies
 from nucleon.optim.matrices.stacks import Stack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,17 +26,20 @@ def of_tensors(
 
     A tensor that is missing has the address 0.
     """
-    there = [tensor for tensor in tensors if tensor is not None]
+    pairs = zip(tensors, layout.strides, strict=True)
+    there = [(tensor, strides) for tensor, strides in pairs if tensor is not None]
     if not there:
         return [0] * layout.runs
-    dtype, size = there[0].dtype, there[0].element_size()
-    if dtype not in DTYPES or not _regular(there, dtype, device):
+    dtype, size = there[0][0].dtype, there[0][0].element_size()
+    if dtype not in DTYPES or not all(lies(tensor, strides) for tensor, strides in there):
+        return None
+    if {(tensor.dtype, tensor.device) for tensor, _ in there} != {(dtype, device)}:
         return None
     starts = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     if not all(start for start, t in zip(starts, tensors, strict=True) if t is not None):
         return None  # some subclasses have no storage of their own
-    pairs = zip(starts, layout.offsets, strict=True)
-    return [start and start + size * offset for start, offsets in pairs for offset in offsets]
+    runs = zip(starts, layout.offsets, strict=True)
+    return [start and start + size * offset for start, offsets in runs for offset in offsets]
 
 
 def alignment(pointers: Sequence[int], size: int) -> int:
@@ -72,7 +75,8 @@ def _owned(
     stack: Stack, layout: Layout, tensors: Sequence[Tensor], dtype: torch.dtype
 ) -> list[int] | None:
     """Where the runs lie in tensors of each piece, an entry per matrix; None if irregular."""
-    if not _regular(tensors, dtype, stack.params[0].device):
+    found = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
+    if found != {(dtype, stack.params[0].device, True)}:
         return None
     size = tensors[0].nbytes // stack.pieces[0].count
     return [
@@ -80,11 +84,6 @@ def _owned(
         for piece, tensor in zip(stack.pieces, tensors, strict=True)
         for start in range(0, piece.count, layout.each)
     ]
-
-
-def _regular(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-    found = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
-    return found == {(dtype, device, True)}
 
 
 def signature(
@@ -95,7 +94,7 @@ def signature(
     tensors = [*stack.params, *(s[name] for name in names for s in states)]
     if has_gram:
         tensors += [s[key] for key, s in zip(stack.gram_keys, states, strict=True)]
-    looks = Tensor.data_ptr, attrgetter("dtype"), Tensor.is_contiguous
+    looks = Tensor.data_ptr, attrgetter("dtype"), Tensor.stride
     return [*chain.from_iterable(map(look, tensors) for look in looks)]
 
 
