@@ -21,7 +21,7 @@ from torch import Tensor
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
-from nucleon.optim.engines.cuda.job import aligned, job_of
+from nucleon.optim.engines.cuda.job import aligned, is_small, job_of
 from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import Side, layout_of, lies, place_of, strides_of
 from nucleon.optim.engines.work import Matrices, Method, State, has_gradient
@@ -54,9 +54,12 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
     chosen = chosen_method(group, m, n, param.device, param.dtype)
-    if chosen == "half" or (chosen == "polar-express" and m < HALF_ROWS):
+    if chosen == "half":
         return None
-    return f"method={chosen!r} for {m}×{n}"
+    if chosen != "polar-express" or m >= HALF_ROWS:
+        return f"method={chosen!r} for {m}×{n}"
+    narrow = group["momentum_dtype"] not in (None, torch.float32)
+    return f"momentum_dtype={_name(group['momentum_dtype'])} below 64 rows" if narrow else None
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -83,7 +86,7 @@ def lay(stack: Stack, states: Sequence[State]) -> None:
     """Let every Ĝ lie as its parameter does, whose memory format may have changed."""
     for param, state in zip(stack.params, states, strict=True):
         if "total" in state and not lies(state["total"], strides_of(param)):
-            state["total"] = _laid(state["total"], param, state["total"].dtype)
+            state["total"] = _like(param, state["total"].dtype).copy_(state["total"])
 
 
 def step(work: Matrices) -> None:
@@ -96,7 +99,7 @@ def step(work: Matrices) -> None:
         mask = None if all(there) else work.stack.mask(there)
         reference.move(work, *advance(work, found, mask))
         return
-    gradients = _regular([p.grad for p in work.params], work.params)
+    gradients = _regular(work, [p.grad for p in work.params])
     if not graphs.step(work, gradients, None if all(there) else there):
         reference.step(work)  # a state was replaced by a tensor that the kernels cannot follow
 
@@ -107,7 +110,7 @@ def advance(
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
     job = job_of(work, gradients[0].dtype, masked=has_gradient is not None)
     device = gradients[0].device
-    new = pointers.of_tensors(job.layout, _regular(gradients, work.params), device)
+    new = pointers.of_tensors(job.layout, _regular(work, gradients), device)
     old = pointers.of_states(work.stack, job.layout, work.states, has_gram=job.has_gram)
     if new is None or old is None:
         return reference.advance(work, gradients, has_gradient)
@@ -115,17 +118,23 @@ def advance(
     return compute(aligned(job, found), pointers.table(found, device), has_gradient)
 
 
-def _regular(gradients: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
+def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
     dtype = next(g.dtype for g in gradients if g is not None)
-    if dtype not in pointers.DTYPES:
+    if dtype not in pointers.DTYPES or is_small(work):
         dtype = torch.float32
-    return [
-        g if g is None or (g.dtype == dtype and lies(g, strides_of(p))) else _laid(g, p, dtype)
-        for g, p in zip(gradients, params, strict=True)
-    ]
+    found = [*gradients]
+    other: list[tuple[Tensor, Tensor]] = []
+    for i, (gradient, param) in enumerate(zip(gradients, work.params, strict=True)):
+        if gradient is None or (gradient.dtype == dtype and lies(gradient, strides_of(param))):
+            continue
+        found[i] = new = _like(param, dtype)
+        other.append((new, gradient))
+    if other:
+        torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
+    return found
 
 
-def _laid(x: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
-    found = torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=x.device)
-    return found.copy_(x)
+def _like(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor that lies as all tensors like a parameter do."""
+    return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)

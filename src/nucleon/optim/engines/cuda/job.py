@@ -35,22 +35,25 @@ class Job:
     """Of gradients, totals and weights, see `pointers.alignment`."""
 
 
+def is_small(work: Matrices) -> bool:
+    """Whether its direction is that of `small`."""
+    param = work.params[0]
+    return chosen_method(work.group, *work.stack.shape, param.device, param.dtype) != "half"
+
+
 def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
     """The job of a stack under the present options."""
     layout: Layout | None = work.memory.get("layout") or layout_of(work.stack)
     assert layout is not None and work.method.kernel is not None  # or it has another engine
     work.memory["layout"] = layout
-    m, n = sorted(work.stack.shape)
-    param = work.params[0]
     return Job(
-        m,
-        n,
+        *sorted(work.stack.shape),
         layout=layout,
         recursion=work.method.kernel,
-        small=chosen_method(work.group, m, n, param.device, param.dtype) != "half",
+        small=is_small(work),
         gradient=gradient,
         total=work.states[0]["total"].dtype,
-        weight=param.dtype,
+        weight=work.params[0].dtype,
         has_gram=work.method.has_gram,
         masked=masked,
         iterations=work.group["iterations"],

@@ -6,7 +6,8 @@ F.3 runs in them:
 
     B = (SSᵀ + Λ)/‖[S L]‖_F²,   T = aI + bB + cB²,   Q ← TQ,   B ← TBT,   P = QS/‖[S L]‖_F
 
-A program reads the gradient and Ĝ twice: once for the sums, then to write Ĝ and P.
+A program reads the gradient and Ĝ twice: once for the sums, then to write Ĝ and P. Both are float32:
+Triton 3.6 has no float64 product of what was loaded in fewer bits.
 """
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -38,7 +39,7 @@ def advance(
 ):  # fmt: skip
     """Ĝ ← βĜ + G and M̂ ← β₂M̂ + GGᵀ where the matrix is taken; P in float32."""
     batch = tl.program_id(0)
-    i, k = tl.arange(0, M), tl.arange(0, N)
+    i, wide = tl.arange(0, M), tl.arange(0, N)
     there = i < m
     if MASKED:  # without a gradient there is no address to read
         there = there & (tl.load(mask + batch) != 0)
@@ -46,7 +47,7 @@ def advance(
     new = tl.zeros((M, M), dtype=tl.float64)
     moment = tl.zeros((M, N), dtype=tl.float64)
     for first in range(0, n, N):
-        j = first + k
+        j = first + wide
         inside = there[:, None] & (j < n)[None, :]
         at = entries(
             i, j, i_stride, j_stride, i_size, i_within, j_size, j_within, I_FOLDED, J_FOLDED
@@ -95,15 +96,18 @@ def advance(
     b *= inverse
     one = tl.where(diagonal, 1.0, 0.0).to(tl.float64)
     q = one
-    for index in tl.static_range(STEPS):
-        t = POLYNOMIALS[3 * index + 1] * b
-        t += POLYNOMIALS[3 * index + 2] * tl.dot(b, b, out_dtype=tl.float64)
-        t += POLYNOMIALS[3 * index] * one
+    for index in range(STEPS):  # not unrolled: the products would take the compiler half a minute
+        a0, a1, a2 = 0.0, 0.0, 0.0
+        for k in tl.static_range(STEPS):
+            a0 = tl.where(index == k, POLYNOMIALS[3 * k], a0)
+            a1 = tl.where(index == k, POLYNOMIALS[3 * k + 1], a1)
+            a2 = tl.where(index == k, POLYNOMIALS[3 * k + 2], a2)
+        t = a0 * one + a1 * b + a2 * tl.dot(b, b, out_dtype=tl.float64)
         q = tl.dot(t, q, out_dtype=tl.float64)
         b = tl.dot(tl.dot(t, b, out_dtype=tl.float64), t, out_dtype=tl.float64)
     q = tl.where(moving, q * tl.sqrt(inverse), 0.0)
     for first in range(0, n, N):
-        j = first + k
+        j = first + wide
         inside = there[:, None] & (j < n)[None, :]
         at = entries(
             i, j, i_stride, j_stride, i_size, i_within, j_size, j_within, I_FOLDED, J_FOLDED
