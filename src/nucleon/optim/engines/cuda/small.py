@@ -6,8 +6,8 @@ F.3 runs in them:
 
     B = (SSᵀ + Λ)/‖[S L]‖_F²,   T = aI + bB + cB²,   Q ← TQ,   B ← TBT,   P = QS/‖[S L]‖_F
 
-A program reads the gradient and Ĝ twice: once for the sums, then to write Ĝ and P. Both are float32:
-Triton 3.6 has no float64 product of what was loaded in fewer bits.
+A program reads the gradient and Ĝ twice: once for the sums, then to write Ĝ and P. Both are
+float32: Triton 3.6 has no float64 product of what was loaded in fewer bits.
 """
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
