@@ -114,7 +114,14 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run of --output, with its options.")
     ] = False,
     device: Annotated[str, typer.Option(help="As torch names it.")] = "cpu",
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model.")] = False,
+    compiled: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the model; default: on CUDA.",
+            show_default=False,
+        ),
+    ] = None,
     config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -144,12 +151,13 @@ def train(
         else:
             with _advised():
                 options = _options(given)
-                run = training.begin(options, output or new_folder(options), **place)
+                run = training.begin(options, output or new_folder(options), say=_say, **place)
         out = console(quiet=as_json)
         out.print(_opening(run), soft_wrap=True)
-        again = _resuming(run, device)
+        again = _resuming(run, device, compiled)
         del place["keep"]
-        diary = Diary(run, command(context, run.options, place), again, place)
+        repeat = command(context, run.options, place)
+        diary = Diary(run, repeat, again, {**place, "compiled": run.compiled})
         with _stoppable() as stop, _held(run), _kept(run, again):
             diary.begin()
             try:
@@ -220,11 +228,12 @@ def _resume(output: Path | None, said: dict[str, Any], place: dict[str, Any]) ->
     if output is None:
         raise CommandError("--resume needs a folder", "say which with --output")
 
-    def say(sentence: str) -> None:
-        console(stderr=True).print(escape(sentence), soft_wrap=True)
-
     with _advised():
-        return training.resume(output, said, say=say, **place)
+        return training.resume(output, said, say=_say, **place)
+
+
+def _say(sentence: str) -> None:
+    console(stderr=True).print(escape(sentence), soft_wrap=True)
 
 
 @contextmanager
@@ -238,10 +247,12 @@ def _advised() -> Iterator[None]:
         raise CommandError(str(error), "see `nucleon train --help`") from error
 
 
-def _resuming(run: Run, device: str) -> str:
+def _resuming(run: Run, device: str, compiled: bool | None) -> str:
     """The command that goes on with a run."""
     words = ["nucleon", "train", "--resume", "--output", str(run.folder)]
-    return shlex.join([*words, "--device", device] if device != "cpu" else words)
+    words += ["--device", device] if device != "cpu" else []
+    words += [] if compiled is None else ["--compile" if compiled else "--no-compile"]
+    return shlex.join(words)
 
 
 @contextmanager
@@ -333,5 +344,7 @@ def _conclude(run: Run, summary: Summary, out: Console) -> None:
         if name in summary.figures:
             grid.add_row(name.replace("_", " "), f"{summary.figures[name]:.4f}")
     grid.add_row("seconds", f"{summary.seconds:.1f}")
+    if summary.optimizer_share is not None:
+        grid.add_row("optimizer", f"{summary.optimizer_share:.1%} of a step")
     grid.add_row("folder", escape(str(run.folder)))
     out.print(grid)

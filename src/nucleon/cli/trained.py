@@ -173,6 +173,8 @@ def command(context: typer.Context, options: Options, place: dict[str, Any]) -> 
         if name == "set":
             pairs = (f"{option}={json.dumps(chosen)}" for option, chosen in value.items())
             words += [word for pair in pairs for word in (parameter.opts[0], pair)]
+        elif isinstance(value, bool):
+            words += (parameter.opts if value else parameter.secondary_opts)[:1]
         else:
-            words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+            words += [parameter.opts[0], str(value)]
     return shlex.join(words)

@@ -3,11 +3,15 @@
 Everything that a step needs besides weights, optimizer and torch's generator is a function of its
 number: the batch, the learning rate, whether to log, to evaluate or to save. So those three are the
 whole state, and a run that goes on from them is the run that was never broken.
+
+Between two records the host does not wait for the device.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -16,7 +20,9 @@ from torch.optim import Optimizer
 
 from nucleon import _checks
 from nucleon.training import models
+from nucleon.training.clock import Clock
 from nucleon.training.data import Batch
+from nucleon.training.feed import feed
 
 Schedule = Literal["constant", "cosine", "linear"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "linear")
@@ -124,6 +130,7 @@ def train(
     held_out: Callable[[], Iterable[Batch]] | None = None,
     watcher: Watcher | None = None,
     start: int = 0,
+    clock: Clock | None = None,
 ) -> int:
     """Train from step `start` to the end of the recipe, or until the watcher stops it.
 
@@ -133,33 +140,37 @@ def train(
     Args:
         model: logits from inputs; it is trained where it is.
         optimizer: of its parameters.
-        batches: batch i of the training set; step t takes batches t·accumulate, ….
+        batches: batch i of the training set; step t takes batches t·accumulate, …. On CUDA it is
+            called by another thread, one batch ahead.
         recipe: how.
         held_out: what to evaluate on (None: nothing).
         watcher: is told (None: `Nobody`).
         start: steps done before (0).
+        clock: measures what share of a step the optimizer takes (None: nothing is measured).
     """
     watcher = watcher or Nobody()
     device = next(model.parameters()).device
+    clock = clock or Clock(device)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     model.train()
-    done, saved = start, start
-    while done < recipe.steps and not watcher.stop():
-        first = done * recipe.accumulate
-        some = (batches(i) for i in range(first, first + recipe.accumulate))
-        loss, norm = _step(model, optimizer, some, recipe, recipe.rate(done), device)
-        done += 1
-        if recipe.due(recipe.log_every, done):
-            lr = optimizer.param_groups[0]["lr"]
-            figures = {"loss": float(loss), "gradient_norm": float(norm)}
-            watcher.record({"step": done, "lr": float(lr), **figures})
-        if held_out is not None and recipe.due(recipe.evaluate_every, done):
-            watcher.record({"step": done, **evaluate(model, held_out(), recipe.precision)})
-        if recipe.due(recipe.save_every, done):
-            watcher.save(done)
-            saved = done
-        watcher.stepped(done)
+    done, saved, many = start, start, recipe.accumulate
+    with closing(feed(batches, start * many, recipe.steps * many, device)) as fed:
+        while done < recipe.steps and not watcher.stop():
+            some = islice(fed, many)
+            loss, norm = _step(model, optimizer, some, recipe, recipe.rate(done), clock)
+            done += 1
+            if recipe.due(recipe.log_every, done):
+                lr = optimizer.param_groups[0]["lr"]
+                figures = {"loss": float(loss), "gradient_norm": float(norm)}
+                clock.read()
+                watcher.record({"step": done, "lr": float(lr), **figures})
+            if held_out is not None and recipe.due(recipe.evaluate_every, done):
+                watcher.record({"step": done, **evaluate(model, held_out(), recipe.precision)})
+            if recipe.due(recipe.save_every, done):
+                watcher.save(done)
+                saved = done
+            watcher.stepped(done)
     if done > saved:
         watcher.save(done)
     return done
@@ -171,14 +182,15 @@ def _step(
     batches: Iterable[Batch],
     recipe: Recipe,
     rate: float,
-    device: torch.device,
+    clock: Clock,
 ) -> tuple[Tensor, Tensor]:
     """One step; the mean loss of its batches and the norm of the gradient, both on the device."""
+    clock.mark()
     optimizer.zero_grad()
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), device=clock.device)
     for inputs, targets in batches:
-        with _autocast(device, recipe.precision):
-            loss = models.loss(model, inputs.to(device), targets.to(device)) / recipe.accumulate
+        with _autocast(clock.device, recipe.precision):
+            loss = models.loss(model, inputs, targets) / recipe.accumulate
         loss.backward()
         total += loss.detach()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -187,8 +199,20 @@ def _step(
         nn.utils.clip_grads_with_norm_(model.parameters(), recipe.clip, norm)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * rate
+    clock.mark()
     optimizer.step()
+    clock.mark()
     return total, norm
+
+
+def try_out(model: nn.Module, batch: Batch, precision: Precision) -> None:
+    """Take the passes of a step and forget the gradients: what they compile is compiled then."""
+    device = next(model.parameters()).device
+    model.train()
+    with _autocast(device, precision):
+        loss = models.loss(model, *(tensor.to(device) for tensor in batch))
+    loss.backward()
+    model.zero_grad()
 
 
 @torch.no_grad()

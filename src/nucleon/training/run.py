@@ -24,6 +24,7 @@ from nucleon import _checks
 from nucleon._files import to_json, write_whole
 from nucleon.training import data, loop
 from nucleon.training.checkpoint import Checkpoints, tidy
+from nucleon.training.clock import Clock
 from nucleon.training.data import Data, Text, Tokens
 from nucleon.training.folder import RunError, hold
 from nucleon.training.loop import Recipe, Record
@@ -96,6 +97,7 @@ class Summary:
         parameters: numbers in the model.
         figures: the last of each figure that was recorded.
         seconds: of this part of the run.
+        optimizer_share: of the time of its steps; None where too few were done to tell.
     """
 
     steps: int
@@ -103,6 +105,7 @@ class Summary:
     parameters: int
     figures: Record
     seconds: float
+    optimizer_share: float | None
 
 
 def load_data(options: Options) -> Data:
@@ -150,6 +153,11 @@ class Run:
     checkpoints: Checkpoints
     start: int
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the model is compiled."""
+        return self.model._compiled_call_impl is not None
+
     def go(
         self,
         *,
@@ -164,7 +172,8 @@ class Run:
             stepped: is told the number of steps done, after each.
             stop: is asked before each step.
         """
-        options, clock = self.options, time.perf_counter()
+        options, began = self.options, time.perf_counter()
+        clock = Clock(next(self.model.parameters()).device)
         with hold(self.folder):
             keeper = _Keeper(self, record, stepped, stop)
             done = loop.train(
@@ -175,13 +184,15 @@ class Run:
                 held_out=lambda: self.data.held_out(options.batch),
                 watcher=keeper,
                 start=self.start,
+                clock=clock,
             )
         return Summary(
             steps=done,
             finished=done == options.recipe.steps,
             parameters=sum(p.numel() for p in self.model.parameters()),
             figures=keeper.figures,
-            seconds=time.perf_counter() - clock,
+            seconds=time.perf_counter() - began,
+            optimizer_share=clock.share,
         )
 
 
@@ -214,11 +225,27 @@ class _Keeper:
 
 
 def begin(
-    options: Options, folder: Path, *, device: str = "cpu", compiled: bool = False, keep: int = 2
+    options: Options,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    compiled: bool | None = None,
+    keep: int = 2,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """A new run in a folder that has none."""
+    """A new run in a folder that has none.
+
+    Args:
+        options: of the run.
+        folder: of the run.
+        device: to train on ("cpu").
+        compiled: compile the model (None: on CUDA).
+        keep: newest checkpoints that stay (2).
+        say: is told where the model cannot be compiled (nobody is).
+    """
     _refuse_another(folder)
-    run = _build(options, folder, device, compiled, keep)
+    run = _build(options, folder, device, keep)
+    _compile(run, compiled, say)
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder):
         _refuse_another(folder)  # begun while this one was being built
@@ -238,7 +265,7 @@ def resume(
     changes: Mapping[str, Any] | None = None,
     *,
     device: str = "cpu",
-    compiled: bool = False,
+    compiled: bool | None = None,
     keep: int = 2,
     say: Callable[[str], None] = lambda _: None,
 ) -> Run:
@@ -249,21 +276,22 @@ def resume(
         changes: options that the caller believes in; they must be those of the run, but more
             `steps` may be asked of a constant schedule (none).
         device: to train on ("cpu").
-        compiled: compile the model (False).
+        compiled: compile the model (None: on CUDA).
         keep: newest checkpoints that stay (2).
-        say: is told of damaged checkpoints (nobody is).
+        say: is told of damaged checkpoints, and where the model cannot be compiled (nobody is).
     """
     options, fingerprint = read_options(folder)
     options = _agreed(options, changes or {})
     with hold(folder):
         tidy(folder)
-        run = _build(options, folder, device, compiled, keep)
+        run = _build(options, folder, device, keep)
         if run.data.fingerprint != fingerprint:
             raise RunError(
                 f"the data of {folder} are not those it was begun with",
                 "restore them, or begin a new run with another --output",
             )
         _go_back(run, device, say)
+        _compile(run, compiled, say)
         _write_options(run)  # should it be broken off again, it still knows how far it is to go
     return run
 
@@ -317,7 +345,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
     return records
 
 
-def _build(options: Options, folder: Path, device: str, compiled: bool, keep: int) -> Run:
+def _build(options: Options, folder: Path, device: str, keep: int) -> Run:
     found = load_data(options)
     model = make_model(options, found).to(device)
     seeded = {"seed": options.seed} if routes(options.optimizer) else {}
@@ -325,10 +353,28 @@ def _build(options: Options, folder: Path, device: str, compiled: bool, keep: in
     optimizer = make_optimizer(
         options.optimizer, model, lr=options.lr, aux_lr=options.aux_lr, **chosen
     )
-    if compiled:
-        model.compile()  # in place: the names in its state stay as they are
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep)
     return Run(options, folder, found, model, optimizer, checkpoints, start=0)
+
+
+def _compile(run: Run, wanted: bool | None, say: Callable[[str], None]) -> None:
+    """Compile the model, in place: the names in its state stay as they are.
+
+    A forward and a backward pass are taken, since the compiler sets to work only then; where it
+    fails, the model is left as it was.
+    """
+    device = next(run.model.parameters()).device
+    if not (device.type == "cuda" if wanted is None else wanted):
+        return
+    batch = run.data.batch(0, run.options.batch, seed=run.options.seed)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            run.model.compile()
+            loop.try_out(run.model, batch, run.options.recipe.precision)
+    except Exception as error:  # no compiler, or one that cannot do it: many kinds
+        run.model._compiled_call_impl = None
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        say(f"the model cannot be compiled ({reason}); it is trained as it is")
 
 
 def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
