@@ -148,7 +148,7 @@ class Work:
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
-    memory: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    memory: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """What an engine keeps of this work between steps; it dies with the worklist."""
 
 
