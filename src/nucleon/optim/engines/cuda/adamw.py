@@ -11,9 +11,9 @@ moments and its gradient are followed as flat memory where they have the same st
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +41,10 @@ class Bucket:
 
     params: Sequence[Tensor]
     states: Sequence[State]
-    seen: list[object] = field(default_factory=list[object])
-    """What `tables` were made of."""
+    memory: Memory = ()
+    """The tensors that `tables` were made of."""
+    seen: Sequence[int] = ()
+    """Their addresses."""
     tables: "Tables | None" = None
     """Where parameters and states lie; None where the kernels cannot follow."""
     places: Sequence[int] = ()
@@ -83,7 +85,8 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
     with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
         tables = _tables(bucket, memory)
         gradients, dtype = _regular(gradients, memory[0])
-        places = [kernels.MISSING.value if g is None else _address(g) for g in gradients]
+        missing = kernels.MISSING.value
+        places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
         if tables is None or 0 in places:
             return False
         table = _gradient_table(bucket, places, first.device)
@@ -112,10 +115,10 @@ def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
     """
     if torch.cuda.is_current_stream_capturing():
         return _made(memory)
-    looks = Tensor.data_ptr, attrgetter("dtype"), Tensor.stride
-    seen: list[object] = [*chain.from_iterable(map(look, x) for look in looks for x in memory)]
-    if bucket.seen != seen:
-        bucket.tables, bucket.seen = _made(memory), seen
+    now, before = [*chain(*memory)], chain(*bucket.memory)
+    seen = [*map(Tensor.data_ptr, now)]
+    if bucket.seen != seen or not all(map(is_, now, before)):
+        bucket.tables, bucket.memory, bucket.seen = _made(memory), memory, seen
     return bucket.tables
 
 
@@ -152,19 +155,18 @@ def _lies_like(tensor: Tensor, param: Tensor) -> bool:
 
 def _address(tensor: Tensor) -> int:
     """Where it begins; 0 for subclasses without a storage of their own."""
-    return tensor.data_ptr() if tensor.numel() else EMPTY
+    return EMPTY if not tensor.numel() else tensor.data_ptr()
 
 
 def _regular(
     gradients: Sequence[Tensor | None], params: Sequence[Tensor]
 ) -> tuple[Sequence[Tensor | None], torch.dtype]:
     """Gradients of one dtype that lie like their parameters, most as they are; their dtype."""
-    found = [p if g is None else g for g, p in zip(gradients, params, strict=True)]
     dtypes = {g.dtype for g in gradients if g is not None} or {params[0].dtype}
     dtype = dtypes.pop()
     if dtypes or dtype not in pointers.DTYPES:
-        dtypes, dtype = {dtype}, torch.float32
-    if not dtypes and [*map(Tensor.stride, found)] == [*map(Tensor.stride, params)]:
+        dtype = torch.float32
+    elif all(g is None or g.stride() == p.stride() for g, p in zip(gradients, params, strict=True)):
         return gradients, dtype
     return [
         g
