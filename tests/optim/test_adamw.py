@@ -1,6 +1,11 @@
 """The inner AdamW against `torch.optim.AdamW`, and what torch's does not have: skipping."""
 
+import importlib.util
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,6 +199,28 @@ def test_compiles_into_one_graph():
         compiled(params, states, GROUP)
         step(eager, eager_states, GROUP)
     assert all(torch.equal(p, q) for p, q in zip(params, eager, strict=True))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_in_the_interpreter():
+    # A process of its own: Triton decides at import whether it compiles or interprets.
+    source = str(Path(nucleon.__file__).parents[1])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "interpreted_adamw.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "all agree" in run.stdout
+
+
+def test_devices_and_dtypes_are_stepped_apart():
+    kinds = [("cpu", None), ("meta", None), ("cpu", torch.float64), ("cpu", None)]
+    params = [torch.zeros(2, device=device, dtype=dtype) for device, dtype in kinds]
+    assert adamw.buckets(params) == [[0, 3], [1], [2]]
 
 
 @pytest.mark.parametrize(

@@ -46,3 +46,16 @@ def test_step_profile():
     assert any("mm" in name for name, _ in kernels)  # polynomials are products
     assert last[:2] == [str(len(kernels)), "kernels"]
     assert abs(float(last[2]) - sum(float(t) for _, t in kernels)) <= 0.1 * len(kernels)
+
+
+def test_adamw():
+    sizes = ("--entries", 1000, "--rounds", 2, "--queue", 2)
+    table = run("adamw.py", "--device", "cpu", "--set", "one tensor, bf16", *sizes)
+    assert "1 tensors, 1,000 entries, bfloat16" in table
+    rows = {
+        line[:14].strip(): line[14:].split() for line in table.splitlines() if line[:14].strip()
+    }
+    ours, theirs = (list(map(float, rows[name])) for name in ("nucleon", "torch fused"))
+    ratio, queued = map(float, rows["/ torch fused"])
+    assert abs(ratio - ours[0] / theirs[0]) <= 0.01 * ratio + 0.001
+    assert abs(queued - ours[1] / theirs[1]) <= 0.01 * queued + 0.001

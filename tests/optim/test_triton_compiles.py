@@ -13,6 +13,7 @@ compiler = pytest.importorskip("triton.compiler")
 backends = pytest.importorskip("triton.backends.compiler")
 triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
+adamw_kernels = pytest.importorskip("nucleon.optim.engines.cuda.adamw_kernels")
 fill = pytest.importorskip("nucleon.optim.engines.cuda.fill")
 
 pytestmark = pytest.mark.skipif(
@@ -28,6 +29,9 @@ TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOT
 WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
 REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
+CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
+SHARED = {"GRADIENT": tl.bfloat16, "WEIGHT": tl.bfloat16, "CHUNK": 8192}
+STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps", "least"), "fp32")
 
 
 def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):
@@ -98,6 +102,19 @@ CASES = {
         )
         for kind in ("fp32", "*fp32")
     },
+    **{
+        f"AdamW's {name}": (kernel, {**CHUNKS, **kinds}, {**SHARED, **constants})
+        for name, kernel, kinds, constants in (
+            ("look", adamw_kernels.look, {"counts": "*fp32", "count": "i32"}, {}),
+            ("update", adamw_kernels.update, {"factors": "*fp32", **STEP}, {"PART": 1024}),
+        )
+    },
+    "AdamW's decide": (
+        adamw_kernels.decide,
+        {"rows": TABLE, "counts": "*fp32", "factors": "*fp32", "count": "i32", "lr_tensor": "*fp32"}
+        | dict.fromkeys(("lr", "log_beta1", "log_beta2", "decay"), "fp64"),
+        {"ON_DEVICE": True, "BLOCK": 128},
+    ),
     "the first Gram matrix without the copy engine": (
         triton_symmetric._symmetric,
         *symmetric(64, 64, addend="table", out="pointer", engine=False, **FIRST),
@@ -160,3 +177,19 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
     if not precise:
         assert 2 * 32 * config.num_warps * registers <= 65536  # two programs fit
         assert 2 * found.metadata.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(tl.float32, 4), (tl.bfloat16, 2)], ids=str)
+def test_adamw_moves_four_entries_at_a_time(dtype, width):
+    """Vectors of 16 bytes of each moment, and as many entries of gradient and weights."""
+    constants = {**SHARED, "GRADIENT": dtype, "WEIGHT": dtype, "PART": 1024}
+    kinds = {**CHUNKS, "factors": "*fp32", **STEP}
+    code = compiled(adamw_kernels.update, kinds, constants, num_warps=4).asm["ptx"]
+    loads, stores = [re.findall(rf"{what}\.global\S*\.v(\d)\.b32", code) for what in ("ld", "st")]
+    # 8 entries per thread. m, v: twice 2 loads; weights: twice 2; gradients, where aligned: 2.
+    # Twice: the branch with the gradient in a flat buffer loads those one by one.
+    per_thread = 1024 // 128 // 4
+    moments = 2 * 2 * per_thread
+    assert loads.count("4") + loads.count("2") == moments + 3 * per_thread
+    assert stores.count("4") + stores.count("2") == moments + 2 * per_thread
+    assert loads.count(str(width)) >= 3 * per_thread

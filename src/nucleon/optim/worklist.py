@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nucleon.optim import options
 from nucleon.optim.engines import adamw, reference
+from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
@@ -64,7 +65,8 @@ def build(
         chosen = [p for p in chosen if p in states]
         if group["rule"] == "adamw":
             if chosen:
-                works.append(Work(adamw, group, chosen, [states[p] for p in chosen]))
+                computer = cuda_adamw if cuda_adamw.serves(chosen) else adamw
+                works.append(Work(computer, group, chosen, [states[p] for p in chosen]))
         elif group["placement"] == "owner" and placement.world(group["params"]) != (0,):
             works.append(_owned(method, group, states, infos))
         else:

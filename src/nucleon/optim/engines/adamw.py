@@ -10,7 +10,7 @@ A parameter whose gradient is not finite, or has no finite square, keeps its wei
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,28 +24,34 @@ from nucleon.optim.matrices import shards
 
 
 def step(work: Work) -> None:
-    """One step of the parameters that have a gradient, on one device; no host synchronization.
+    """One step of the parameters that have a gradient; no host synchronization.
 
     It is elementwise, so each rank does it to what it holds of a DTensor. All ranks of a mesh must
     take part: they skip together, and count the same steps. A gradient that is missing on some of
     them is 0 there; missing on all, the parameter is left alone.
     """
-    buckets: dict[tuple[torch.dtype, object], list[int]] = {}
-    for index, param in enumerate(work.params):
-        if param.grad is not None or shards.sharded(param):
-            mesh = param.device_mesh if shards.sharded(param) else None
-            buckets.setdefault((_checks.work_dtype(param.dtype), mesh), []).append(index)
-    for (dtype, _), chosen in buckets.items():
-        params, states = [work.params[i] for i in chosen], [work.states[i] for i in chosen]
-        _update(params, states, work.group, dtype)
+    for chosen in buckets(work.params):
+        states = [work.states[i] for i in chosen]
+        update([work.params[i] for i in chosen], states, work.group)
 
 
-def _update(
-    params: list[Tensor],
-    states: list[State],
-    group: Mapping[str, Any],
-    dtype: torch.dtype,
-) -> None:
+def buckets(params: Sequence[Tensor]) -> list[list[int]]:
+    """Indices of what is stepped together: one device, dtype and mesh; the same on all ranks."""
+    found: dict[object, list[int]] = {}
+    for index, param in enumerate(params):
+        mesh = param.device_mesh if shards.sharded(param) else None
+        found.setdefault((param.device, param.dtype, mesh), []).append(index)
+    return list(found.values())
+
+
+def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str, Any]) -> None:
+    """The step of one bucket."""
+    pairs = zip(params, states, strict=True)
+    active = [(p, s) for p, s in pairs if p.grad is not None or shards.sharded(p)]
+    if not active:
+        return
+    params, states = zip(*active, strict=True)
+    dtype = _checks.work_dtype(params[0].dtype)
     beta1, beta2 = group["betas"]
     wide = widest(params[0].device)
     lr = group["lr"].reshape(()).to(wide) if isinstance(group["lr"], Tensor) else group["lr"]
@@ -99,7 +105,7 @@ def _complement(beta: float, step: Tensor) -> Tensor:
     return -torch.expm1(step * (math.log(beta) if beta else -math.inf))
 
 
-def _flags(params: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _flags(params: Sequence[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Whether each gradient is there, and has finite squares, on all ranks that hold it: (k,)."""
     # All squares are finite if the largest is; what a rank holds may be nothing.
     some = [g if g.numel() else g.new_zeros(1) for g in gradients]

@@ -148,6 +148,8 @@ class Work:
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
+    memory: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """What an engine keeps of this work between steps; it dies with the worklist."""
 
 
 @dataclass
@@ -158,8 +160,6 @@ class Matrices(Work):
     stack: Stack
     computer: Computer
     """What computes its direction: the engine itself, unless ranks collect and distribute."""
-    memory: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What an engine keeps of this work between steps; it dies with the worklist."""
 
     @property
     def hyperparameters(self) -> Hyperparameters:

@@ -1,0 +1,190 @@
+"""AdamW's step in four launches, however many parameters there are.
+
+    look      which gradients are there, and which have a square that is not finite
+    (ranks)   the same on all that hold a part of a parameter
+    decide    step and skipped of each parameter, and its bias corrections
+    update    m, v and W of those that are taken
+
+The equations and promises are those of `nucleon.optim.engines.adamw`, which does the same in some
+dozens of launches. It is elementwise, so the order of the entries does not matter: a parameter, its
+moments and its gradient are followed as flat memory where they have the same strides.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nucleon.optim.engines import adamw
+from nucleon.optim.engines.cuda import engine, pointers
+from nucleon.optim.engines.ranks import wire
+from nucleon.optim.engines.work import State, Work
+from nucleon.optim.matrices import shards
+
+if TYPE_CHECKING:  # it needs Triton
+    from nucleon.optim.engines.cuda.adamw_kernels import Tables
+
+EMPTY = 2**61
+"""In place of the address of what has no entries: a multiple of anything, and never read."""
+STATE = ("exp_avg", "exp_avg_sq", "step", "skipped")
+Memory = tuple[Sequence[Tensor], ...]
+"""Weights, then `STATE`, of each parameter of a bucket: what this rank holds of them."""
+
+
+@dataclass
+class Bucket:
+    """Parameters of one dtype on one device and mesh, and what is known of their memory."""
+
+    params: Sequence[Tensor]
+    states: Sequence[State]
+    memory: Memory = ()
+    """The tensors that `tables` were made of."""
+    seen: Sequence[int] = ()
+    """Their addresses."""
+    tables: "Tables | None" = None
+    """Where parameters and states lie; None where the kernels cannot follow."""
+    places: Sequence[int] = ()
+    """The addresses of the last gradients."""
+    gradients: Tensor | None = None
+    """`places` on the device."""
+
+
+def serves(params: Sequence[Tensor]) -> bool:
+    """Whether this engine steps some of the parameters; the others it hands over."""
+    return any(p.dtype in pointers.DTYPES and engine.runs_on(p.device) for p in params)
+
+
+def step(work: Work) -> None:
+    """One step of the parameters that have a gradient; no host synchronization."""
+    buckets: list[Bucket] | None = work.memory.get("buckets")
+    if buckets is None:
+        buckets = [
+            Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
+            for chosen in adamw.buckets(work.params)
+        ]
+        work.memory["buckets"] = buckets
+    for bucket in buckets:
+        if not (serves(bucket.params[:1]) and _step(bucket, work.group)):
+            adamw.update(bucket.params, bucket.states, work.group)
+
+
+def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
+    """The step of a bucket; False, with nothing changed, where the kernels cannot follow."""
+    from nucleon.optim.engines.cuda import adamw_kernels as kernels
+
+    first, gradients = bucket.params[0], [p.grad for p in bucket.params]
+    if shards.sharded(first):
+        gradients = [None if g is None else shards.local(g) for g in gradients]
+    elif not any(g is not None for g in gradients):
+        return True
+    memory = _memory(bucket)
+    with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
+        tables = _tables(bucket, memory)
+        gradients, dtype = _regular(gradients, memory[0])
+        missing = kernels.MISSING.value
+        places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
+        if tables is None or 0 in places:
+            return False
+        table = _gradient_table(bucket, places, first.device)
+        counts = kernels.looked(tables, table, dtype)
+        if shards.sharded(first):
+            wire.add_up(counts, shards.mesh_groups(first), "gradients")
+        kernels.moved(tables, table, dtype, counts, group)
+    return True
+
+
+# ---------------------------------------------------------------------- where it all lies
+
+
+def _memory(bucket: Bucket) -> Memory:
+    found = bucket.params, *([own[name] for own in bucket.states] for name in STATE)
+    if shards.sharded(bucket.params[0]):
+        return tuple([shards.local(tensor) for tensor in tensors] for tensors in found)
+    return found
+
+
+def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
+    """Where parameters and states lie; None where the kernels cannot follow.
+
+    They are kept, as to find them again costs a step its time. A graph that the caller captures
+    has its own: it may outlive the bucket.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return _made(memory)
+    now, before = [*chain(*memory)], chain(*bucket.memory)
+    seen = [*map(Tensor.data_ptr, now)]
+    if bucket.seen != seen or not all(map(is_, now, before)):
+        bucket.tables, bucket.memory, bucket.seen = _made(memory), memory, seen
+    return bucket.tables
+
+
+def _made(memory: Memory) -> "Tables | None":
+    from nucleon.optim.engines.cuda.adamw_kernels import Tables
+
+    params, *states = memory
+    dtype, device = params[0].dtype, params[0].device
+    if not all(_followed(*tensors) for tensors in zip(*memory, strict=True)):
+        return None
+    places = [[_address(tensor) for tensor in tensors] for tensors in (params, *states)]
+    ends = [place + p.nbytes for place, p in zip(places[0], params, strict=True)]
+    rows = list(zip(*places, ends, strict=True))
+    table = pointers.table([*chain.from_iterable(rows)], device)
+    return Tables.of(table.view(len(rows), -1), [p.numel() for p in params], dtype)
+
+
+def _followed(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
+    """Whether the kernels find the entries of a parameter and its state in one flat order."""
+    tensors = (param, first, second, *counts)
+    return (
+        torch.empty_like(param, device="meta").stride() == param.stride()  # it has no gaps
+        and all(m.dtype == torch.float32 and _lies_like(m, param) for m in (first, second))
+        and all(n.dtype == torch.int64 and n.numel() == 1 for n in counts)
+        and all(x.device == param.device and _address(x) for x in tensors)
+    )
+
+
+def _lies_like(tensor: Tensor, param: Tensor) -> bool:
+    """Whether they have the same shape and strides; those of axes of one entry do not matter."""
+    strides = zip(param.shape, tensor.stride(), param.stride(), strict=True)
+    return tensor.shape == param.shape and all(n == 1 or s == t for n, s, t in strides)
+
+
+def _address(tensor: Tensor) -> int:
+    """Where it begins; 0 for subclasses without a storage of their own."""
+    return EMPTY if not tensor.numel() else tensor.data_ptr()
+
+
+def _regular(
+    gradients: Sequence[Tensor | None], params: Sequence[Tensor]
+) -> tuple[Sequence[Tensor | None], torch.dtype]:
+    """Gradients of one dtype that lie like their parameters, most as they are; their dtype."""
+    dtypes = {g.dtype for g in gradients if g is not None} or {params[0].dtype}
+    dtype = dtypes.pop()
+    if dtypes or dtype not in pointers.DTYPES:
+        dtype = torch.float32
+    elif all(g is None or g.stride() == p.stride() for g, p in zip(gradients, params, strict=True)):
+        return gradients, dtype
+    return [
+        g
+        if g is None or (g.dtype == dtype and _lies_like(g, p))
+        else torch.empty_like(p, dtype=dtype).copy_(g)
+        for g, p in zip(gradients, params, strict=True)
+    ], dtype
+
+
+def _gradient_table(bucket: Bucket, places: list[int], device: torch.device) -> Tensor:
+    """The addresses of gradients on the device: the last ones, or sent there."""
+    if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
+        return pointers.table(places, device)
+    if bucket.gradients is None or bucket.places != places:
+        bucket.gradients, bucket.places = _sent(places, device), places
+    return bucket.gradients
+
+
+def _sent(places: list[int], device: torch.device) -> Tensor:
+    """Numbers on the device, copied while the host goes on."""
+    return torch.tensor(places).pin_memory().to(device, non_blocking=True)

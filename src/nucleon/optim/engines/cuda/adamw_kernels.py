@@ -1,0 +1,246 @@
+"""The Triton kernels of AdamW's step over all parameters at once; see `adamw`.
+
+A parameter is cut into chunks. Chunk c is number `numbers[c]` of the parameter `owners[c]`, and
+`rows` says where that lies: its weights, m, v, step, skipped, and the end of its weights. What lies
+at multiples of 4 entries is moved 4 at a time, else one by one; each program sees which.
+"""
+# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nucleon.linalg.triton_symmetric import TYPES
+
+CHUNK, PART, FEW = 8192, 1024, 128
+"""Entries that a program looks at, or moves; parameters that one decides on."""
+FIELDS = tl.constexpr(6)
+MISSING = tl.constexpr(2**62)
+"""In place of the address of a gradient that is not there."""
+
+
+@triton.jit
+def _place(chunk, rows, gradients, owners, numbers, WEIGHT: tl.constexpr, CHUNK: tl.constexpr):
+    """Of a chunk: its parameter, with its row and gradient, where it begins, and what is left."""
+    owner = tl.load(owners + chunk).to(tl.int64)
+    start = tl.load(numbers + chunk).to(tl.int64) * CHUNK
+    row = rows + owner * FIELDS
+    size = (tl.load(row + 5) - tl.load(row)) // (WEIGHT.primitive_bitwidth // 8)
+    return owner, row, tl.load(gradients + owner), start, size - start
+
+
+@triton.jit
+def _entries(address, start, TYPE: tl.constexpr, WIDTH: tl.constexpr):
+    """A pointer to entry `start` of what lies at an address, a multiple of WIDTH entries."""
+    first = address.to(tl.pointer_type(TYPE))
+    return tl.multiple_of(first, WIDTH * (TYPE.primitive_bitwidth // 8)) + start
+
+
+@triton.jit
+def _aligned(address, TYPE: tl.constexpr, WIDTH: tl.constexpr):
+    return address % (WIDTH * (TYPE.primitive_bitwidth // 8)) == 0
+
+
+@triton.jit
+def _overflows(gradient, start, left, TYPE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """1 if a square of the chunk is not finite in float32, else 0."""
+    at = tl.arange(0, CHUNK)
+    inside = at < left // WIDTH * WIDTH
+    g = tl.load(_entries(gradient, start, TYPE, WIDTH) + at, mask=inside, other=0.0)
+    g = g.to(tl.float32)
+    return tl.max(tl.where(g * g < float("inf"), 0, 1))
+
+
+@triton.jit(do_not_specialize=["count"])
+def look(
+    rows, gradients, owners, numbers, counts, count,
+    GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """For counts (2, k): 1 where a gradient is there; 1 where it has no finite square."""
+    owner, _, gradient, start, left = _place(
+        tl.program_id(0), rows, gradients, owners, numbers, WEIGHT, CHUNK
+    )
+    if gradient != MISSING:
+        some = tl.minimum(left, CHUNK).to(tl.int32)
+        WIDTH: tl.constexpr = 128 // GRADIENT.primitive_bitwidth
+        if _aligned(gradient, GRADIENT, WIDTH) & (some % WIDTH == 0):
+            bad = _overflows(gradient, start, some, GRADIENT, WIDTH, CHUNK)
+        else:
+            bad = _overflows(gradient, start, some, GRADIENT, 1, CHUNK)
+        tl.store(counts + owner, 1.0, mask=start == 0)
+        tl.store(counts + count + owner, 1.0, mask=bad != 0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def decide(
+    rows, counts, factors, count, lr: tl.float64, lr_tensor, log_beta1: tl.float64,
+    log_beta2: tl.float64, decay: tl.float64, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Count the steps and what is skipped; then the factors (k, 4) of each parameter.
+
+    They are: is it taken, lr/(1−β₁ᵗ), √(1−β₂ᵗ), 1 − lr·decay; from float64, since at β₂ = 0.999
+    the first difference would lose four digits in float32.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    there = tl.load(counts + i, mask=inside, other=0.0) > 0
+    finite = tl.load(counts + count + i, mask=inside, other=0.0) == 0
+    row = rows + i * FIELDS
+    step = tl.load(row + 3, mask=inside, other=0).to(tl.pointer_type(tl.int64))
+    skipped = tl.load(row + 4, mask=inside, other=0).to(tl.pointer_type(tl.int64))
+    taken, left_out = there & finite, there & (finite == 0)
+    t = tl.load(step, mask=taken, other=0) + 1
+    tl.store(step, t, mask=taken)
+    tl.store(skipped, tl.load(skipped, mask=left_out, other=0) + 1, mask=left_out)
+
+    rate = tl.load(lr_tensor).to(tl.float64) if ON_DEVICE else lr
+    t = t.to(tl.float64)
+    own = factors + i * 4
+    tl.store(own, tl.where(taken, 1.0, 0.0), mask=inside)
+    tl.store(own + 1, (rate / (1.0 - tl.exp(t * log_beta1))).to(tl.float32), mask=inside)
+    tl.store(own + 2, tl.sqrt(1.0 - tl.exp(t * log_beta2)).to(tl.float32), mask=inside)
+    kept = tl.full((BLOCK,), 1.0, tl.float64) - rate * decay
+    tl.store(own + 3, kept.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _move(
+    gradient, first, second, weight, start, left, rate, root, kept, sign, blend, keep, enter, eps,
+    least, GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    GRADIENT_WIDTH: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The step of a part of a chunk; each number is read once and written once."""
+    at = tl.arange(0, PART)
+    inside = at < left // WIDTH * WIDTH
+    there = inside & (gradient != MISSING)  # it may be on another rank only
+    gradient = _entries(gradient, start, GRADIENT, GRADIENT_WIDTH) + at
+    first = _entries(first, start, tl.float32, WIDTH) + at
+    second = _entries(second, start, tl.float32, WIDTH) + at
+    weight = _entries(weight, start, WEIGHT, WIDTH) + at
+    g = tl.load(gradient, mask=there, other=0.0, eviction_policy="evict_first")
+    m = tl.load(first, mask=inside, other=0.0, eviction_policy="evict_first")
+    v = tl.load(second, mask=inside, other=0.0, eviction_policy="evict_first")
+    w = tl.load(weight, mask=inside, other=0.0, eviction_policy="evict_first")
+    g = g.to(tl.float32) * sign
+    # As torch's lerp, from the nearer end: with β₁ = 0, m is g.
+    m = tl.where(blend < 0.5, m + blend * (g - m), g - (1.0 - blend) * (g - m))
+    v = keep * v + enter * g * g
+    size = tl.maximum(tl.div_rn(tl.sqrt_rn(v), root) + eps, least)
+    w = kept * w.to(tl.float32) - tl.div_rn(rate * m, size)
+    tl.store(first, m, mask=inside, eviction_policy="evict_first")
+    tl.store(second, v, mask=inside, eviction_policy="evict_first")
+    tl.store(weight, w.to(WEIGHT), mask=inside, eviction_policy="evict_first")
+
+
+@triton.jit
+def update(
+    rows, gradients, owners, numbers, factors, sign, blend, keep, enter, eps, least,
+    GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The step of what is taken, the last first: `look` has left its gradient in the cache."""
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    each: tl.constexpr = CHUNK // PART
+    owner, row, gradient, start, left = _place(
+        part // each, rows, gradients, owners, numbers, WEIGHT, CHUNK
+    )
+    start += part % each * PART
+    left -= part % each * PART
+    own = factors + owner * 4
+    rate, root, kept = tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    weight, first, second = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    aligned = _aligned(weight, WEIGHT, 4) & _aligned(first | second, tl.float32, 4)
+    if (tl.load(own) != 0) & (left > 0):
+        some = tl.minimum(left, PART).to(tl.int32)
+        if aligned & (some % 4 == 0):
+            if _aligned(gradient, GRADIENT, 4):
+                _move(
+                    gradient, first, second, weight, start, some, rate, root, kept,
+                    sign, blend, keep, enter, eps, least, GRADIENT, WEIGHT, 4, 4, PART,
+                )  # fmt: skip
+            else:  # as in a flat buffer of gradients
+                _move(
+                    gradient, first, second, weight, start, some, rate, root, kept,
+                    sign, blend, keep, enter, eps, least, GRADIENT, WEIGHT, 4, 1, PART,
+                )  # fmt: skip
+        else:
+            _move(
+                gradient, first, second, weight, start, some, rate, root, kept,
+                sign, blend, keep, enter, eps, least, GRADIENT, WEIGHT, 1, 1, PART,
+            )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- their launches
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where k parameters of one dtype lie, and how they are cut into n chunks; on their device."""
+
+    rows: Tensor
+    """(k, FIELDS) int64."""
+    owners: Tensor
+    """(n,) int32: the parameter of each chunk."""
+    numbers: Tensor
+    """(n,) int32: which chunk of its parameter it is."""
+    weight: torch.dtype
+
+    @classmethod
+    def of(cls, rows: Tensor, sizes: Sequence[int], weight: torch.dtype) -> "Tables":
+        """Those of parameters with so many entries; no synchronization."""
+        count = sum(max(1, -(-size // CHUNK)) for size in sizes)  # also of what is empty
+        entries = (rows[:, 5] - rows[:, 0]) // weight.itemsize  # the same, on the device
+        chunks = (-(-entries // CHUNK)).clamp(min=1)
+        which = torch.arange(len(rows), device=rows.device)
+        owners = torch.repeat_interleave(which, chunks, output_size=count)
+        first = chunks.cumsum(0) - chunks
+        numbers = torch.arange(count, device=rows.device) - first[owners]
+        return cls(rows, owners.int(), numbers.int(), weight)
+
+
+def looked(tables: Tables, gradients: Tensor, dtype: torch.dtype) -> Tensor:
+    """Launch `look` on gradients of a dtype, by a table of their addresses: (2, k)."""
+    counts = torch.zeros((2, len(tables.rows)), device=gradients.device)
+    look[(len(tables.owners),)](
+        tables.rows, gradients, tables.owners, tables.numbers, counts, len(tables.rows),
+        GRADIENT=TYPES[dtype], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, num_warps=8,
+    )  # fmt: skip
+    return counts
+
+
+def moved(
+    tables: Tables,
+    gradients: Tensor,
+    dtype: torch.dtype,
+    counts: Tensor,
+    group: Mapping[str, Any],
+) -> None:
+    """Launch `decide` on what all ranks have counted, and `update`."""
+    beta1, beta2 = map(float, group["betas"])
+    lr, eps, count = group["lr"], float(group["eps"]), len(tables.rows)
+    if isinstance(lr, Tensor) and not lr.is_cpu:  # one on the CPU is read at once, as a number
+        lr, at = 0.0, lr.to(counts.device)
+    else:
+        lr, at = float(lr), counts
+    factors = torch.empty((count, 4), device=counts.device)
+    decide[(triton.cdiv(count, FEW),)](
+        tables.rows, counts, factors, count, lr, at, *map(_log, (beta1, beta2)),
+        float(group["weight_decay"]), ON_DEVICE=at is not counts, BLOCK=FEW,
+    )  # fmt: skip
+    update[(len(tables.owners) * (CHUNK // PART),)](
+        tables.rows, gradients, tables.owners, tables.numbers, factors,
+        -1.0 if group["maximize"] else 1.0, 1 - beta1, beta2, 1 - beta2, eps,
+        0.0 if eps else torch.finfo(torch.float32).tiny,  # a gradient always zero has 0/0
+        GRADIENT=TYPES[dtype], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, PART=PART,
+    )  # fmt: skip
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf

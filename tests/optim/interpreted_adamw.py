@@ -1,0 +1,29 @@
+"""Run by `test_adamw.py` in a process with TRITON_INTERPRET=1: AdamW's kernels on the CPU.
+
+No bfloat16: the interpreter knows its bit patterns only.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import adamw_cases
+
+from nucleon.linalg import triton_symmetric
+from nucleon.optim.engines.cuda import adamw, adamw_kernels, engine, pointers
+
+assert triton_symmetric.INTERPRETED
+
+engine.runs_on = lambda device: True
+pointers.table = lambda places, device: torch.tensor(places)
+adamw._sent = pointers.table
+torch.cuda.is_current_stream_capturing = lambda: False
+adamw_kernels.PART = 4096  # the interpreter's time is that of the programs, not of the entries
+
+for name, (case, options) in adamw_cases.CASES.items():
+    print(name, flush=True)
+    case(torch.device("cpu"), **options)
+print("all agree")
