@@ -166,7 +166,7 @@ def test_the_gradients_table_is_kept():
     optimizer = cases.optimizer_of(params)
     cases.give_gradients(params, 0)
     cases.step(optimizer)
-    (bucket,) = optimizer._runtime.worklist.works[0].memory["buckets"]
+    (bucket,) = optimizer._runtime.worklist.works[0].memory
     tables, gradients = bucket.tables, bucket.gradients
     assert isinstance(bucket, adamw.Bucket)
     cases.step(optimizer)

@@ -46,7 +46,7 @@ def train(optimizer, params, steps, start=0, spoil=None, at=0):
 def recordings(optimizer):
     made = optimizer._runtime.worklist
     memories = [work.memory for work in made.works] if made else []
-    return [memory["recording"] for memory in memories if "recording" in memory]
+    return [memory.recording for memory in memories if isinstance(memory, graphs.Kept)]
 
 
 @pytest.mark.parametrize("cls", CLASSES)

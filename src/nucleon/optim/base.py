@@ -393,18 +393,22 @@ class MatrixOptimizer(Optimizer, ABC):
     def _worklist(self) -> Worklist:
         """The list of work for the present structure: nearly always that of the last step."""
         runtime, groups = self._runtime, self.param_groups
-        now = worklist.signature(groups, self.state, runtime.entered)
-        if runtime.worklist is None or runtime.worklist.signature != now:
+        known = runtime.worklist
+        if (
+            known is None
+            or known.signature != worklist.signature(groups, self.state)
+            or any(param.grad is not None for param in known.waiting)
+        ):
             self._enter()
             # Its list does not keep an optimizer alive: graphs and moments go with the last name.
             method = cast(Self, weakref.proxy(self))
             found = worklist.build(method, groups, self.state, runtime.infos, runtime.entered)
-            runtime.worklist = found
+            runtime.worklist = known = found
             if not runtime.agreed and agreement.exchanges(groups):
-                known = [*self.defaults, *options.ADAMW_DEFAULTS]
-                agreement.check_start(groups, runtime.infos, known)
+                names = [*self.defaults, *options.ADAMW_DEFAULTS]
+                agreement.check_start(groups, runtime.infos, names)
                 runtime.agreed = True
-        return runtime.worklist
+        return known
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""

@@ -7,8 +7,9 @@ state that was loaded, other dtypes, devices, layouts, or options that choose an
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -39,20 +40,23 @@ class Worklist:
     counted: dict[torch.device, list[State]]
     """The states of all matrix parameters, which count their steps, by device."""
     sharded: Sequence[Tensor]
-    pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """Memory that the CUDA graphs of this list share."""
+    waiting: Sequence[Tensor]
+    """Parameters that have had no gradient so far: the first one makes a new list."""
 
 
-def signature(groups: Groups, states: States, entered: Set[Tensor]) -> list[object]:
+def signature(groups: Groups, states: States) -> list[object]:
     """The structure that a list of work was made for: cheap, since every step looks at it."""
     found: list[object] = []
     for group in groups:
-        found += [id(group), *(group.get(option) for option in options.STRUCTURE)]
-        for param in group["params"]:
-            there = param in entered or param.grad is not None
-            found += (id(states.get(param)), there, param.dtype, param.device)
-            found += (param.shape, param.stride())
+        params: list[Tensor] = group["params"]
+        found += [id(group), *map(group.get, options.STRUCTURE)]
+        found += map(id, map(states.get, params))
+        found += map(_LOOK, params)
+        found += map(Tensor.stride, params)
     return found
+
+
+_LOOK = attrgetter("dtype", "device", "shape")
 
 
 def build(
@@ -76,11 +80,12 @@ def build(
         if param in states:
             counted[param.device].append(states[param])
     sharded = [p for g in groups for p in g["params"] if shards.sharded(p)]
-    found = Worklist(works, signature(groups, states, entered), dict(counted), sharded)
+    waiting = [p for g in groups for p in g["params"] if p not in entered]
+    pools: dict[Any, Any] = {}
     for work in works:
         if isinstance(work, Matrices):
-            work.memory["pools"] = found.pools
-    return found
+            work.pools = pools
+    return Worklist(works, signature(groups, states), dict(counted), sharded, waiting)
 
 
 def matrices(

@@ -148,8 +148,8 @@ class Work:
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
-    memory: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """What an engine keeps of this work between steps; it dies with the worklist."""
+    memory: object = field(default=None, kw_only=True)
+    """What the engine keeps of this work between steps, of a type of its own."""
 
 
 @dataclass
@@ -160,6 +160,8 @@ class Matrices(Work):
     stack: Stack
     computer: Computer
     """What computes its direction: the engine itself, unless ranks collect and distribute."""
+    pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """Memory that the CUDA graphs of a list share."""
 
     @property
     def hyperparameters(self) -> Hyperparameters:

@@ -13,7 +13,7 @@ moments and its gradient are followed as flat memory where they have the same st
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,12 +45,18 @@ class Bucket:
     """The tensors that `tables` were made of."""
     seen: Sequence[int] = ()
     """Their addresses."""
+    strides: Sequence[tuple[int, ...]] = ()
+    """Of the weights."""
     tables: "Tables | None" = None
     """Where parameters and states lie; None where the kernels cannot follow."""
     places: Sequence[int] = ()
     """The addresses of the last gradients."""
     gradients: Tensor | None = None
     """`places` on the device."""
+
+
+class Buckets(list[Bucket]):
+    """What this engine keeps of a piece of work between steps."""
 
 
 def serves(params: Sequence[Tensor]) -> bool:
@@ -60,14 +66,12 @@ def serves(params: Sequence[Tensor]) -> bool:
 
 def step(work: Work) -> None:
     """One step of the parameters that have a gradient; no host synchronization."""
-    buckets: list[Bucket] | None = work.memory.get("buckets")
-    if buckets is None:
-        buckets = [
+    if not isinstance(work.memory, Buckets):
+        work.memory = Buckets(
             Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
             for chosen in adamw.buckets(work.params)
-        ]
-        work.memory["buckets"] = buckets
-    for bucket in buckets:
+        )
+    for bucket in work.memory:
         if not (serves(bucket.params[:1]) and _step(bucket, work.group)):
             adamw.update(bucket.params, bucket.states, work.group)
 
@@ -84,7 +88,7 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
     memory = _memory(bucket)
     with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
         tables = _tables(bucket, memory)
-        gradients, dtype = _regular(gradients, memory[0])
+        gradients, dtype = _regular(gradients, memory[0], bucket.strides)
         missing = kernels.MISSING.value
         places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
         if tables is None or 0 in places:
@@ -115,10 +119,11 @@ def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
     """
     if torch.cuda.is_current_stream_capturing():
         return _made(memory)
-    now, before = [*chain(*memory)], chain(*bucket.memory)
-    seen = [*map(Tensor.data_ptr, now)]
-    if bucket.seen != seen or not all(map(is_, now, before)):
+    # What lies where a tensor that is kept lay is that tensor; another stride makes a new list.
+    seen = [*map(Tensor.data_ptr, chain(*memory))]
+    if bucket.seen != seen:
         bucket.tables, bucket.memory, bucket.seen = _made(memory), memory, seen
+        bucket.strides = [*map(Tensor.stride, memory[0])]
     return bucket.tables
 
 
@@ -159,14 +164,15 @@ def _address(tensor: Tensor) -> int:
 
 
 def _regular(
-    gradients: Sequence[Tensor | None], params: Sequence[Tensor]
+    gradients: Sequence[Tensor | None], params: Sequence[Tensor], strides: Sequence[object]
 ) -> tuple[Sequence[Tensor | None], torch.dtype]:
     """Gradients of one dtype that lie like their parameters, most as they are; their dtype."""
-    dtypes = {g.dtype for g in gradients if g is not None} or {params[0].dtype}
+    there = [g for g in gradients if g is not None]
+    dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
     dtype = dtypes.pop()
     if dtypes or dtype not in pointers.DTYPES:
         dtype = torch.float32
-    elif all(g is None or g.stride() == p.stride() for g, p in zip(gradients, params, strict=True)):
+    elif len(there) == len(params) and [*map(Tensor.stride, there)] == strides:  # as mostly
         return gradients, dtype
     return [
         g
@@ -176,15 +182,13 @@ def _regular(
     ], dtype
 
 
+_DTYPE = attrgetter("dtype")
+
+
 def _gradient_table(bucket: Bucket, places: list[int], device: torch.device) -> Tensor:
     """The addresses of gradients on the device: the last ones, or sent there."""
-    if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
+    if torch.cuda.is_current_stream_capturing():
         return pointers.table(places, device)
     if bucket.gradients is None or bucket.places != places:
-        bucket.gradients, bucket.places = _sent(places, device), places
+        bucket.gradients, bucket.places = pointers.table(places, device), places
     return bucket.gradients
-
-
-def _sent(places: list[int], device: torch.device) -> Tensor:
-    """Numbers on the device, copied while the host goes on."""
-    return torch.tensor(places).pin_memory().to(device, non_blocking=True)

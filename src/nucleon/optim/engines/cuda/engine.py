@@ -13,6 +13,7 @@ more passes. A method offers this engine by naming its recursion as `kernel`.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -108,21 +109,26 @@ def advance(
     work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
-    job = job_of(work, gradients[0].dtype, masked=has_gradient is not None)
-    device = gradients[0].device
-    new = pointers.of_tensors(job.layout, _regular(work, gradients), device)
+    found, device = _regular(work, gradients), gradients[0].device
+    dtype = next(g.dtype for g in found if g is not None)
+    job = job_of(work, graphs.kept(work).layout, dtype, masked=has_gradient is not None)
+    new = pointers.of_tensors(job.layout, found, device)
     old = pointers.of_states(work.stack, job.layout, work.states, has_gram=job.has_gram)
     if new is None or old is None:
         return reference.advance(work, gradients, has_gradient)
-    found = [*new, *old]
-    return compute(aligned(job, found), pointers.table(found, device), has_gradient)
+    places = [*new, *old]
+    return compute(aligned(job, places), pointers.table(places, device), has_gradient)
 
 
-def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
-    dtype = next(g.dtype for g in gradients if g is not None)
+    there = [g for g in gradients if g is not None]
+    dtype, strides = there[0].dtype, graphs.kept(work).layout.strides
     if dtype not in pointers.DTYPES or is_small(work):
         dtype = torch.float32
+    alike = len(there) == len(gradients) and set(map(_DTYPE, there)) == {dtype}
+    if alike and tuple(map(Tensor.stride, there)) == strides:  # as mostly
+        return there
     found = [*gradients]
     other: list[tuple[Tensor, Tensor]] = []
     for i, (gradient, param) in enumerate(zip(gradients, work.params, strict=True)):
@@ -133,6 +139,9 @@ def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> list[Tensor 
     if other:
         torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
     return found
+
+
+_DTYPE = attrgetter("dtype")
 
 
 def _like(param: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,11 @@ POINTERS = 16
 
 
 @triton.jit(do_not_specialize=[f"p{i}" for i in range(POINTERS)])
-def fill(table, p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15):
+def fill(
+    table, p0: tl.int64, p1: tl.int64, p2: tl.int64, p3: tl.int64, p4: tl.int64, p5: tl.int64,
+    p6: tl.int64, p7: tl.int64, p8: tl.int64, p9: tl.int64, p10: tl.int64, p11: tl.int64,
+    p12: tl.int64, p13: tl.int64, p14: tl.int64, p15: tl.int64,
+):  # fmt: skip
     """Addresses as arguments: no copy from the host, and right in a captured graph."""
     tl.store(table + 0, p0)
     tl.store(table + 1, p1)

@@ -14,7 +14,7 @@ for others.
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nucleon.optim.engines.cuda import launch, pointers
 from nucleon.optim.engines.cuda.job import Job, aligned, job_of
+from nucleon.optim.engines.cuda.layout import Layout, layout_of
 from nucleon.optim.engines.work import Matrices
 
 LARGEST = 2**35
@@ -48,8 +49,31 @@ class Recording:
     """What the mask holds."""
     graph: torch.cuda.CUDAGraph | None = None
     fails: bool = False
-    seen: list[object] = field(default_factory=list[object])
-    """`pointers.signature` when states and parameters were found regular."""
+
+
+@dataclass
+class Kept:
+    """What this engine keeps of a stack between steps."""
+
+    layout: Layout
+    masked: bool = False
+    """Whether a gradient was ever missing: then the kernels ask."""
+    recording: Recording | None = None
+    tensors: Sequence[Tensor] = ()
+    """`pointers.held` when they were found regular: nothing else can be at their addresses."""
+    seen: Sequence[int] = ()
+    """Their addresses."""
+    places: Sequence[int] = ()
+    """Pointers to states and weights."""
+
+
+def kept(work: Matrices) -> Kept:
+    """What is kept of a stack, from its first step on."""
+    if not isinstance(work.memory, Kept):
+        layout = layout_of(work.stack)
+        assert layout is not None  # or it has another engine
+        work.memory = Kept(layout)
+    return work.memory
 
 
 Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
@@ -61,14 +85,13 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
 
     `there` says which gradients are there; None: all. Once some were missing the kernels ask.
     """
-    before: Recording | None = work.memory.get("recording")
-    work.memory["masked"] = masked = there is not None or work.memory.get("masked", False)
+    memory = kept(work)
+    memory.masked = memory.masked or there is not None
     first = next(g for g in gradients if g is not None)
-    job = job_of(work, first.dtype, masked=masked)
-    found = _places(work, job, gradients, before)
-    if found is None:
+    job = job_of(work, memory.layout, first.dtype, masked=memory.masked)
+    places = _places(work, job, gradients)
+    if places is None:
         return False
-    places, seen = found
     job = aligned(job, places)
     rates = work.rates(job.hyper.scale)
     there = there or [True] * len(gradients)
@@ -76,9 +99,8 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
         launch.step(job, pointers.table(places, first.device), work.stack.mask(there), *rates)
         return True
     recording = _recording(work, job, places)
-    recording.seen = seen
     _set_rates(recording, rates)
-    if masked and recording.there != there:
+    if memory.masked and recording.there != there:
         recording.mask.copy_(work.stack.mask(there))
         recording.there = there
     if recording.graph is not None:
@@ -88,22 +110,19 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
     return True
 
 
-def _places(
-    work: Matrices, job: Job, gradients: Sequence[Tensor | None], before: Recording | None
-) -> tuple[list[int], list[object]] | None:
-    """All pointers, and what they were found by; None where one is irregular."""
-    stack, states, device = work.stack, work.states, work.params[0].device
-    new = pointers.of_tensors(job.layout, gradients, device)
-    seen = pointers.signature(stack, states, has_gram=job.has_gram)
-    if new is None:
-        return None
-    if before is not None and before.seen == seen:  # to find them again costs a step its time
-        return [*new, *before.places[job.layout.runs :]], seen
-    moments = pointers.of_states(stack, job.layout, states, has_gram=job.has_gram)
-    target = pointers.of_tensors(job.layout, stack.params, device)
-    if moments is None or target is None:
-        return None
-    return [*new, *moments, *target], seen
+def _places(work: Matrices, job: Job, gradients: Sequence[Tensor | None]) -> list[int] | None:
+    """All pointers; None where one is irregular."""
+    memory, stack, device = kept(work), work.stack, work.params[0].device
+    new = pointers.of_regular(job.layout, gradients)
+    tensors = pointers.held(stack, work.states, has_gram=job.has_gram)
+    seen = [*map(Tensor.data_ptr, tensors)]
+    if memory.seen != seen:  # to find them again costs a step its time
+        moments = pointers.of_states(stack, job.layout, work.states, has_gram=job.has_gram)
+        target = pointers.of_tensors(job.layout, stack.params, device)
+        if moments is None or target is None:
+            return None
+        memory.tensors, memory.seen, memory.places = tensors, seen, [*moments, *target]
+    return None if new is None else [*new, *memory.places]
 
 
 def captures(job: Job) -> bool:
@@ -114,19 +133,20 @@ def captures(job: Job) -> bool:
 def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
     """What is known of a stack, with its table brought up to date; captured the second time."""
     device = work.params[0].device
-    found: Recording | None = work.memory.get("recording")
+    memory = kept(work)
+    found = memory.recording
     if found is None or found.job != job:
-        table = pointers.table(places, device).clone()
+        table = pointers.table(places, device)
         rates = torch.empty(2, device=device)
         mask = torch.ones(job.layout.count, dtype=torch.bool, device=device)
         found = Recording(job, places, table, rates, mask)
-        work.memory["recording"] = found
+        memory.recording = found
         return found
     if found.places != places:
         found.table.copy_(pointers.table(places, device))
         found.places = places
     if found.graph is None and not found.fails and captures(job):
-        _capture(work.memory["pools"], found, job)
+        _capture(work.pools, found, job)
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nucleon.optim.engines.cuda import pointers
-from nucleon.optim.engines.cuda.layout import Layout, layout_of
+from nucleon.optim.engines.cuda.layout import Layout
 from nucleon.optim.engines.work import Hyperparameters, Matrices
 from nucleon.optim.methods import chosen_method
 
@@ -41,11 +41,9 @@ def is_small(work: Matrices) -> bool:
     return chosen_method(work.group, *work.stack.shape, param.device, param.dtype) != "half"
 
 
-def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
+def job_of(work: Matrices, layout: Layout, gradient: torch.dtype, *, masked: bool) -> Job:
     """The job of a stack under the present options."""
-    layout: Layout | None = work.memory.get("layout") or layout_of(work.stack)
-    assert layout is not None and work.method.kernel is not None  # or it has another engine
-    work.memory["layout"] = layout
+    assert work.method.kernel is not None  # or it has another engine
     return Job(
         *sorted(work.stack.shape),
         layout=layout,

@@ -6,9 +6,6 @@ does not lie as the layout has it, of one dtype and on one device, has no pointe
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from itertools import chain
-from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -28,15 +25,19 @@ def of_tensors(
     """
     pairs = zip(tensors, layout.strides, strict=True)
     there = [(tensor, strides) for tensor, strides in pairs if tensor is not None]
-    if not there:
-        return [0] * layout.runs
-    dtype, size = there[0][0].dtype, there[0][0].element_size()
-    if dtype not in DTYPES or not all(lies(tensor, strides) for tensor, strides in there):
+    if not all(lies(tensor, strides) for tensor, strides in there):
         return None
-    if {(tensor.dtype, tensor.device) for tensor, _ in there} != {(dtype, device)}:
+    kinds = {(tensor.dtype, tensor.device) for tensor, _ in there}
+    if len(kinds) > 1 or any(t not in DTYPES or d != device for t, d in kinds):
         return None
+    return of_regular(layout, tensors)
+
+
+def of_regular(layout: Layout, tensors: Sequence[Tensor | None]) -> list[int] | None:
+    """The same of tensors that are known to lie as their parameters do."""
+    size = next((tensor.element_size() for tensor in tensors if tensor is not None), 0)
     starts = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    if not all(start for start, t in zip(starts, tensors, strict=True) if t is not None):
+    if 0 in starts and not all(s for s, t in zip(starts, tensors, strict=True) if t is not None):
         return None  # some subclasses have no storage of their own
     runs = zip(starts, layout.offsets, strict=True)
     return [start and start + size * offset for start, offsets in runs for offset in offsets]
@@ -86,32 +87,19 @@ def _owned(
     ]
 
 
-def signature(
-    stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool
-) -> list[object]:
-    """All that the pointers of states and weights depend on; an address says the device as well."""
-    names = ("total", "skipped", "quiet")
-    tensors = [*stack.params, *(s[name] for name in names for s in states)]
+def held(stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool) -> list[Tensor]:
+    """The weights and states of a stack: all that `of_states` and the weights' pointers are of."""
+    found = [*stack.params, *(s[name] for name in ("total", "skipped", "quiet") for s in states)]
     if has_gram:
-        tensors += [s[key] for key, s in zip(stack.gram_keys, states, strict=True)]
-    looks = Tensor.data_ptr, attrgetter("dtype"), Tensor.stride
-    return [*chain.from_iterable(map(look, tensors) for look in looks)]
+        found += [s[key] for key, s in zip(stack.gram_keys, states, strict=True)]
+    return found
 
 
 def table(pointers: Sequence[int], device: torch.device) -> Tensor:
-    """Addresses as a tensor on the device; kept, as most of them are the same at every step."""
+    """Addresses as a tensor on the device; the host does not wait for it."""
     with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():  # filled when the graph is replayed, not now
-            return _filled(tuple(pointers), device)
-        return _kept(tuple(pointers), device, torch.cuda.current_stream().cuda_stream)
+            from nucleon.optim.engines.cuda.fill import filled
 
-
-@lru_cache(maxsize=1024)
-def _kept(pointers: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    return _filled(pointers, device)
-
-
-def _filled(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    from nucleon.optim.engines.cuda.fill import filled
-
-    return filled(pointers, device)
+            return filled(tuple(pointers), device)
+        return torch.tensor(pointers).pin_memory().to(device, non_blocking=True)
