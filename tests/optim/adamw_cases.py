@@ -275,6 +275,24 @@ def scheduled(device):
             check_close(p.detach(), q.detach(), 3)
 
 
+def defaults(device):
+    """The default dtype and device of the user do not matter."""
+    before = torch.get_default_dtype()
+    found = []
+    for dtype, where in ((before, "cpu"), (torch.float64, device)):
+        params = parameters(device)
+        optimizer = optimizer_of(params)
+        give_gradients(params, 0)
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(where):
+                step(optimizer)
+        finally:
+            torch.set_default_dtype(before)
+        found.append(params)
+    assert all(map(torch.equal, *found))
+
+
 def nothing_there(device):
     """Without a gradient nothing changes; a parameter that never had one has no step."""
     params = parameters(device, shapes=[(3,), (4,)])
@@ -358,19 +376,15 @@ CASES = {
     "skips at first": (skips, {"bad": math.nan, "first": True, "eps": 0.0}),
     "skips anywhere": (skips, {"bad": math.inf, "at": 1}),
     "skips float16": (skips, {"bad": math.inf, "dtype": torch.float16}),
-    **{
-        case.__name__: (case, {})
-        for case in (
-            limits,
-            digits,
-            forgets,
-            layouts,
-            handed_over,
-            moved_elsewhere,
-            scheduled,
-            sharded,
-        )
-    },
+    "limits": (limits, {}),
+    "digits": (digits, {}),
+    "forgets": (forgets, {}),
+    "layouts": (layouts, {}),
+    "handed over": (handed_over, {}),
+    "moved elsewhere": (moved_elsewhere, {}),
+    "scheduled": (scheduled, {}),
+    "sharded": (sharded, {}),
+    "defaults": (defaults, {}),
     "nothing there": (nothing_there, {}),
     "always zero": (always_zero, {}),
 }

@@ -187,4 +187,4 @@ def _gradient_table(bucket: Bucket, places: list[int], device: torch.device) -> 
 
 def _sent(places: list[int], device: torch.device) -> Tensor:
     """Numbers on the device, copied while the host goes on."""
-    return torch.tensor(places).pin_memory().to(device, non_blocking=True)
+    return torch.tensor(places, device="cpu").pin_memory().to(device, non_blocking=True)
