@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
 import nucleon
 from nucleon.optim.engines import adamw
@@ -181,22 +182,54 @@ def layouts(device):
             check_close(*found, 2)
 
 
+class Wrapped(torch.Tensor):
+    """A tensor around another one, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
 def handed_over(device):
-    """What the kernels cannot follow takes the torch path: weights with gaps, and float64."""
+    """What the kernels cannot follow takes the torch path: gaps, no memory, float64."""
     found = []
     for fast in (True, False):
-        base = parameters(device, shapes=[(5, 26), (7,)])
-        gaps, whole = base[0].detach()[:, ::2].requires_grad_(), base[1]
-        wide = whole.detach().double().requires_grad_()
-        params = [gaps, whole, wide]
+        gaps, whole = parameters(device, shapes=[(5, 26), (7,)])
+        gaps = gaps.detach()[:, ::2].requires_grad_()
+        half, wide = (whole.detach().to(d).requires_grad_() for d in (torch.float16, torch.float64))
+        params = [gaps, whole, half, wide]
         optimizer = optimizer_of(params, fast=fast)
+        for name in ("exp_avg", "exp_avg_sq"):  # with the gaps of the weights
+            optimizer.state[gaps][name] = torch.zeros(5, 26, device=device)[:, ::2]
         for round_ in range(2):
             give_gradients(params, round_)
+            half.grad = Wrapped(half.grad)
             optimizer.step() if fast else step(optimizer)
         assert all(optimizer.state[p]["step"].item() == 2 for p in params)
         found.append(params)
     for p, q in zip(*found, strict=True):
-        check_close(p.detach(), q.detach(), 2)
+        assert torch.equal(p, q)
+
+
+def forgets(device):
+    """With β₁ = 0, m is the gradient bit for bit, whatever it was before."""
+    params = parameters(device)
+    optimizer = optimizer_of(params, betas=(0.0, 0.9))
+    for scale in (1e4, 1e-3):
+        for p in params:
+            p.grad = scale * p.detach()
+        step(optimizer)
+    assert all(torch.equal(optimizer.state[p]["exp_avg"], p.grad) for p in params)
 
 
 def moved_elsewhere(device):
@@ -240,6 +273,24 @@ def scheduled(device):
             two.param_groups[0]["lr"] *= 0.5
         for p, q in zip(ours, theirs, strict=True):
             check_close(p.detach(), q.detach(), 3)
+
+
+def defaults(device):
+    """The default dtype and device of the user do not matter."""
+    before = torch.get_default_dtype()
+    found = []
+    for dtype, where in ((before, "cpu"), (torch.float64, device)):
+        params = parameters(device)
+        optimizer = optimizer_of(params)
+        give_gradients(params, 0)
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(where):
+                step(optimizer)
+        finally:
+            torch.set_default_dtype(before)
+        found.append(params)
+    assert all(map(torch.equal, *found))
 
 
 def nothing_there(device):
@@ -325,10 +376,15 @@ CASES = {
     "skips at first": (skips, {"bad": math.nan, "first": True, "eps": 0.0}),
     "skips anywhere": (skips, {"bad": math.inf, "at": 1}),
     "skips float16": (skips, {"bad": math.inf, "dtype": torch.float16}),
-    **{
-        case.__name__: (case, {})
-        for case in (limits, digits, layouts, handed_over, moved_elsewhere, scheduled, sharded)
-    },
+    "limits": (limits, {}),
+    "digits": (digits, {}),
+    "forgets": (forgets, {}),
+    "layouts": (layouts, {}),
+    "handed over": (handed_over, {}),
+    "moved elsewhere": (moved_elsewhere, {}),
+    "scheduled": (scheduled, {}),
+    "sharded": (sharded, {}),
+    "defaults": (defaults, {}),
     "nothing there": (nothing_there, {}),
     "always zero": (always_zero, {}),
 }

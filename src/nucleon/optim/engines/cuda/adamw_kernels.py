@@ -207,7 +207,7 @@ class Tables:
 
 def looked(tables: Tables, gradients: Tensor, dtype: torch.dtype) -> Tensor:
     """Launch `look` on gradients of a dtype, by a table of their addresses: (2, k)."""
-    counts = torch.zeros((2, len(tables.rows)), device=gradients.device)
+    counts = gradients.new_zeros((2, len(tables.rows)), dtype=torch.float32)
     look[(len(tables.owners),)](
         tables.rows, gradients, tables.owners, tables.numbers, counts, len(tables.rows),
         GRADIENT=TYPES[dtype], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, num_warps=8,
@@ -229,7 +229,7 @@ def moved(
         lr, at = 0.0, lr.to(counts.device)
     else:
         lr, at = float(lr), counts
-    factors = torch.empty((count, 4), device=counts.device)
+    factors = counts.new_empty((count, 4))
     decide[(triton.cdiv(count, FEW),)](
         tables.rows, counts, factors, count, lr, at, *map(_log, (beta1, beta2)),
         float(group["weight_decay"]), ON_DEVICE=at is not counts, BLOCK=FEW,

@@ -102,4 +102,4 @@ def table(pointers: Sequence[int], device: torch.device) -> Tensor:
             from nucleon.optim.engines.cuda.fill import filled
 
             return filled(tuple(pointers), device)
-        return torch.tensor(pointers).pin_memory().to(device, non_blocking=True)
+        return torch.tensor(pointers, device="cpu").pin_memory().to(device, non_blocking=True)
