@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import adamw_cases
 
 from nucleon.linalg import triton_symmetric
-from nucleon.optim.engines.cuda import adamw, adamw_kernels, engine, pointers
+from nucleon.optim.engines.cuda import adamw_kernels, engine, pointers
 
 assert triton_symmetric.INTERPRETED
 
