@@ -171,7 +171,7 @@ def test_the_margin_holds_at_its_confidence_for_few_draws(spread, draws, confide
 
 
 def test_of_one_entry_the_margin_is_student_s():
-    """The 990th of 999 draws of |t| has the chance 0.99 below it in the mean, ± √(0.99·0.01/1001)."""
+    """The 990th of 999 draws of |t| has 0.99 below it in the mean, ± √(0.99·0.01/1001)."""
     generator = torch.Generator().manual_seed(0)
     samples = torch.randn(20, 1, 1, dtype=F64, generator=generator)
     scale, centered = samples.std().item() / 20**0.5, samples - samples.mean(0)
