@@ -19,8 +19,8 @@ from nucleon import _checks
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2⁶⁴/φ, odd, as a signed word
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
-# The first word of a key: never the same bits for two uses.
-_NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN, _SEED = 1, 2, 3, 4, 5
+_NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN = 1, 2, 3, 4  # first word of a key: never the same bits
+_SEED = 5  # likewise
 
 
 def normal(
