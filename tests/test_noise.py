@@ -255,3 +255,16 @@ def test_bad_input():
         noise.normal((4, 5), seed=0.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="dtype must be one of"):
         noise.normal((4, 5), seed=0, dtype=torch.int32)
+
+
+def test_a_derived_seed_is_a_hash_of_both_its_words():
+    words = [-(2**63), -1, 0, 1, 2, 2**40, 2**64 - 1]
+    seeds = {noise.derived_seed(a, b) for a in range(200) for b in range(-100, 100)}
+    assert len(seeds) == 200 * 200 and all(-(2**63) <= seed < 2**63 for seed in seeds)
+    assert noise.derived_seed(-1, 5) == noise.derived_seed(2**64 - 1, 5)  # modulo 2⁶⁴
+    assert noise.derived_seed(5, -1) == noise.derived_seed(5, 2**64 - 1)
+    # Half of the 64 bits differ between neighbours of either word, give or take 4·√64/2.
+    for a in words:
+        for other in (noise.derived_seed(a + 1, 7), noise.derived_seed(7, a + 1)):
+            for here in (noise.derived_seed(a, 7), noise.derived_seed(7, a)):
+                assert 16 <= ((here ^ other) % 2**64).bit_count() <= 48

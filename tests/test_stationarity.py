@@ -6,11 +6,12 @@ import cvxpy
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.stats
 import torch
 
 from nucleon.problems import random_kinks
 from nucleon.problems.kinks import Kinks
-from nucleon.stationarity import minimal_average, stationarity_gap
+from nucleon.stationarity import _margin, minimal_average, stationarity_gap
 
 F64 = torch.float64
 # The search ends above the infimum by what eight generations of pairs leave: a few thousandths.
@@ -35,7 +36,7 @@ def test_absolute_value_in_closed_form(w, rho):
     closed = max(0.0, 1 - rho / abs(w))
     assert closed - 1e-12 <= found.value <= closed + CLOSE
     assert found.margin == 0 and found.at_the_point == 1
-    assert found.distance <= rho * (1 + 1e-12)
+    assert found.distance <= rho
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 2)])
@@ -100,7 +101,7 @@ def test_the_law_is_what_it_says(rho):
     torch.testing.assert_close(mean, w, rtol=0, atol=1e-12)
     distances = torch.linalg.matrix_norm(points - w, 2)
     assert found.distance == pytest.approx((probabilities * distances).sum().item())
-    assert found.distance <= rho * (1 + 1e-12)
+    assert 0 < found.distance <= rho
     average = (probabilities[:, None, None] * problem.gradient(points)).sum(0)
     assert found.value == pytest.approx(nuclear(average.numpy()), rel=1e-9)
     assert found.value < 0.98 * nuclear(problem.gradient(w).numpy())
@@ -135,6 +136,50 @@ def test_a_stochastic_gradient_comes_with_its_confidence():
     assert inside >= 9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_the_mean_distance_is_never_above_the_radius(dtype):
+    for seed in range(2):
+        for rho in (0.3, 0.5, 1.7):
+            w = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=dtype)
+            found = stationarity_gap(torch.sign, w, rho=rho, pairs=8, seed=seed)
+            assert 0 < found.distance <= rho and found.weights.sum() <= 1
+
+
+SPREADS = {
+    "one entry": torch.ones(1, 1, 1, dtype=F64),
+    "one direction": torch.ones(1, 2, 3, dtype=F64),
+    "many": torch.eye(6, dtype=F64).reshape(6, 2, 3),
+    "of all sizes": (10.0 ** -torch.arange(6.0, dtype=F64)).diag().reshape(6, 2, 3),
+}
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.99])
+@pytest.mark.parametrize("draws", [2, 3, 20])
+@pytest.mark.parametrize("spread", SPREADS)
+def test_the_margin_holds_at_its_confidence_for_few_draws(spread, draws, confidence):
+    """‖ḡ − E g‖_* of normal draws, in 400 trials: below the confidence by at most 3 deviations."""
+    generator, inside, trials = torch.Generator().manual_seed(draws), 0, 400
+    for trial in range(trials):
+        z = torch.randn(draws, len(SPREADS[spread]), dtype=F64, generator=generator)
+        samples = torch.einsum("ds,smn->dmn", z, SPREADS[spread])
+        mean = samples.mean(0)
+        inside += nuclear(mean.numpy()) <= _margin(samples - mean, confidence, trial)
+    deviation = (confidence * (1 - confidence) / trials) ** 0.5
+    assert inside / trials >= confidence - 3 * deviation
+    if spread in ("one entry", "one direction"):  # exact there
+        assert inside / trials <= confidence + 3 * deviation
+
+
+def test_of_one_entry_the_margin_is_student_s():
+    """The 990th of 999 draws of |t| has 0.99 below it in the mean, ± √(0.99·0.01/1001)."""
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(20, 1, 1, dtype=F64, generator=generator)
+    scale, centered = samples.std().item() / 20**0.5, samples - samples.mean(0)
+    margins = np.array([_margin(centered, 0.99, seed) for seed in range(40)])
+    below = 2 * scipy.stats.t.cdf(margins / scale, 19) - 1
+    assert below.mean() == pytest.approx(0.99, abs=3 * (0.99 * 0.01 / 1001 / 40) ** 0.5)
+
+
 def test_the_weights_are_those_of_a_conic_solver():
     rng = np.random.default_rng(0)
     here, means = rng.standard_normal((2, 3)), rng.standard_normal((12, 2, 3))
@@ -159,6 +204,8 @@ def test_the_weights_are_those_of_a_conic_solver():
         ({"pairs": 0}, "pairs"),
         ({"draws": 1}, "draws"),
         ({"confidence": 1.0}, "confidence"),
+        ({"confidence": 0.9995}, "from 0.5 to 0.999"),
+        ({"confidence": 0.4}, "from 0.5 to 0.999"),
         ({"w": torch.zeros(2, 2, 2)}, "w must be one matrix"),
         ({"gradient": lambda y: y[0]}, "gradient must map"),
         ({"gradient": lambda y: y * torch.nan}, "gradient around w"),

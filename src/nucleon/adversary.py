@@ -18,14 +18,16 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from nucleon import _checks, theory
+from nucleon import _checks, noise, theory
 from nucleon.game import play
 from nucleon.learners import FAML, FTPL, FTRL, GBPA
-from nucleon.potentials import Gaussian, Potential, Regularized
+from nucleon.potentials import Admissibility, Gaussian, Potential, Regularized
 from nucleon.streams import replay
 from nucleon.streams.worst_case import WorstCase, to_units
 
 Searched = Literal["faml", "ftrl", "ftpl"]
+Build = Callable[[tuple[int, ...], int], GBPA]
+"""A learner of a shape, (m, n) or (b, m, n) for b games, with a seed for its noise; float64."""
 GAMES, SAMPLES = 64, 64
 """Of FTPL in a measurement: games with noise of their own, and draws of each round."""
 _ASCENT_SAMPLES = 16
@@ -49,13 +51,14 @@ class Ratio(NamedTuple):
 
 
 def search(
-    learner: Searched,
+    learner: Searched | Build,
     shape: tuple[int, int],
     rounds: int,
     *,
     starts: int = 8,
     steps: int = 200,
     seed: int = 0,
+    name: str | None = None,
     on_step: Callable[[int, float], object] | None = None,
 ) -> WorstCase:
     """The worst stream found for `learner` by Adam from several starts, with its measured ratio.
@@ -65,25 +68,28 @@ def search(
     regret is climbed with new samples at every step, and measured on others.
 
     Args:
-        learner: "faml", "ftrl" or "ftpl", with radius and gradient bound 1.
+        learner: "faml", "ftrl" or "ftpl", or what builds another GBPA learner, with radius,
+            gradient bound and discount 1 and a potential with constants.
         shape: (m, n), m ≤ n.
         rounds: T ≥ 2.
         starts: how many, all in one batch (default 8).
         steps: of the ascent (default 200).
         seed: of the starts and of the ascent's samples (default 0).
+        name: of the learner in the file; None is its own (default).
         on_step: called with the step and the best ratio so far as the ascent sees it.
     """
-    player = build(learner, shape)
+    player = _player(learner, shape, seed)
     _checks.count("rounds", rounds, minimum=2)
     _checks.count("starts", starts)
     _checks.count("steps", steps, minimum=0)
     potentials = _Draws(player.potential, _checks.count("seed", seed, minimum=0))
+    known: dict[str, Any] = {"eta": player.eta, "constants": player.constants}
     gradients = _starts(starts, rounds, shape, seed).requires_grad_()
     optimizer = torch.optim.Adam([gradients], lr=_RATE, betas=(0.9, 0.99), maximize=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
         optimizer.zero_grad()
-        ratios = regret_ratio(potentials.at(step), gradients, eta=player.eta)
+        ratios = regret_ratio(potentials.at(step), gradients, **known)
         ratios.sum().backward()
         optimizer.step()
         schedule.step()
@@ -93,28 +99,29 @@ def search(
             on_step(step + 1, ratios.max().item())
     with torch.no_grad():
         found = to_units(gradients)
-        best = regret_ratio(potentials.at(steps, 16), found, eta=player.eta).argmax()
+        best = regret_ratio(potentials.at(steps, 16), found, **known).argmax()
     ratio = measure(learner, found[best], first_seed=seed)
     options = {"starts": starts, "steps": steps, "seed": seed}
-    return WorstCase(learner, found[best], ratio.value, ratio.margin, options)
+    return WorstCase(name or player.name, found[best], ratio.value, ratio.margin, options)
 
 
 def measure(
-    learner: Searched, gradients: Tensor, *, games: int = GAMES, first_seed: int = 0
+    learner: Searched | Build, gradients: Tensor, *, games: int = GAMES, first_seed: int = 0
 ) -> Ratio:
     """Regret/bound of the learner as it comes, played by `nucleon.play` on gradients (T, m, n).
 
     Args:
-        learner: "faml", "ftrl" or "ftpl".
+        learner: "faml", "ftrl" or "ftpl", or what builds another.
         gradients: of norm ≤ 1, float64.
-        games: of FTPL, each with its own noise (default 64).
+        games: of a learner that draws noise, each with its own (default 64).
         first_seed: of that noise (default 0).
     """
-    rows, columns = gradients.shape[-2:]
-    if learner != "ftpl":
-        trace = play(build(learner, (rows, columns)), replay(gradients), len(gradients))
+    shape = tuple(gradients.shape[-2:])
+    player = _player(learner, shape, first_seed)
+    if not player.is_random:
+        trace = play(player, replay(gradients), len(gradients))
         return Ratio((trace.regret[-1] / trace.bound[-1]).item(), 0.0)
-    player = build(learner, (rows, columns), games=games, seed=first_seed)
+    player = _player(learner, (games, *shape), first_seed)
     stream = replay(gradients.unsqueeze(1).expand(-1, games, -1, -1))
     trace = play(player, stream, len(gradients))
     ratios = trace.regret[-1] / trace.bound[-1]
@@ -135,8 +142,6 @@ def build(
     """
     _checks.choice("learner", learner, get_args(Searched))
     rows, columns = (_checks.count("every side of shape", side) for side in shape)
-    if rows > columns:
-        raise ValueError(f"shape must have m ≤ n, got {rows}×{columns}; transpose it")
     full = (rows, columns) if games is None else (games, rows, columns)
     if learner == "ftpl":
         return FTPL(full, samples=samples, antithetic=True, seed=seed, dtype=torch.float64)
@@ -145,15 +150,42 @@ def build(
     return FAML(full, dtype=torch.float64)
 
 
-def regret_ratio(potential: Potential, gradients: Tensor, *, eta: float) -> Tensor:
+def _player(learner: Searched | Build, shape: tuple[int, ...], seed: int) -> GBPA:
+    """The learner, if its bound is the one that the ascent climbs to."""
+    *games, rows, columns = shape
+    if rows > columns:
+        raise ValueError(f"shape must have m ≤ n, got {rows}×{columns}; transpose it")
+    if not callable(learner):
+        return build(learner, (rows, columns), games=games[0] if games else None, seed=seed)
+    player = learner(shape, seed)
+    if not isinstance(player, GBPA):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"the search climbs through a potential, and {type(player).__name__} has none; name a "
+            f"learner derived from GBPA"
+        )
+    bound = player.stated_bound
+    if (player.radius, player.discount) != (1, 1) or bound is None or bool((bound != 1).any()):
+        raise ValueError(
+            f"the search is with radius, gradient_bound and discount 1, got {player.radius:g}, "
+            f"{None if bound is None else bound.tolist()} and {player.discount:g}; leave them out"
+        )
+    return player
+
+
+def regret_ratio(
+    potential: Potential, gradients: Tensor, *, eta: float, constants: Admissibility | None = None
+) -> Tensor:
     """Reg_T/bound of the potential's learner on streams (…, T, m, n), differentiable in them.
 
-    D = G = 1. The slopes are differences of values; a random potential has one expectation for all
-    that depends on its samples.
+    D = G = 1, and (α, β) are the potential's own where no `constants` are given. The slopes are
+    differences of values; a random potential has one expectation for all that depends on its
+    samples.
     """
-    constants = potential.admissibility(*gradients.shape[-2:])
+    constants = constants or potential.admissibility(*gradients.shape[-2:])
     if constants is None:
-        raise ValueError(f"{potential} has no admissibility constants, hence no bound to reach")
+        raise ValueError(
+            f"{type(potential).__name__} has no admissibility constants, hence no bound to reach"
+        )
     totals, grams = gradients.cumsum(-3), (gradients @ gradients.mT).cumsum(-3)
     eye = torch.eye(gradients.shape[-2], dtype=gradients.dtype, device=gradients.device)
     roots = cast(Tensor, _SquareRoot.apply((eye + grams[..., :-1, :, :]) / eta**2))
@@ -209,7 +241,7 @@ class _Draws(NamedTuple):
         if isinstance(self.potential, Regularized):
             # A value off by its gap is off by gap/h in the slope.
             return Regularized(tolerance=1e-11)
-        return self.potential
+        return self.potential.redrawn(noise.derived_seed(self.seed, step))
 
 
 def _starts(count: int, rounds: int, shape: tuple[int, int], seed: int) -> Tensor:

@@ -20,6 +20,7 @@ from nucleon import _checks
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2⁶⁴/φ, odd, as a signed word
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
 _NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN = 1, 2, 3, 4  # first word of a key: never the same bits
+_SEED = 5  # likewise
 
 
 def normal(
@@ -106,6 +107,17 @@ def signs(
     dtype = _real(dtype)
     words = _words(_SIGN, shape, seed, stream, step, sample, device)
     return _shaped((words >> 31).bitwise_or_(1).to(dtype), shape)  # −1 or 0, then −1 or 1
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """A seed for each number, a 64-bit hash of both: those of neighbouring seeds have no relation.
+
+    Args:
+        seed: any integer (modulo 2⁶⁴).
+        number: any integer (modulo 2⁶⁴).
+    """
+    key = _mix_int((_SEED ^ _signed(seed)) + _GOLDEN)
+    return _mix_int((key ^ _signed(number)) + _GOLDEN)
 
 
 def _words(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
+from nucleon._inheritance import overridden
 from nucleon.linalg.augmented import METHODS as AUGMENTED_METHODS
 from nucleon.linalg.augmented import AugmentedMethod, augmented_polar
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
@@ -53,6 +54,12 @@ class Potential(ABC):
     default. `nucleon.learners.GBPA` plays it.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What a bound is conditional on is not inherited by another gradient."""
+        super().__init_subclass__(**kwargs)
+        if overridden(cls, "conditions", ("value", "gradient", "admissibility", "redrawn")):
+            cls.conditions = Potential.conditions
+
     @abstractmethod
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
         """Ψ(S; Λ), shape (…), differentiable in `s`."""
@@ -87,9 +94,10 @@ class Potential(ABC):
         return self
 
     def conditions(self) -> tuple[str, ...]:
-        """What its learner's bound is conditional on, in words: by default, its constants."""
-        name = type(self).__name__
-        return (f"{name} is admissible with the constants that it states, and its gradient exact",)
+        """What its learner's bound is conditional on, in words: by default, what it says itself."""
+        stated = f"{type(self).__name__} is admissible with the constants that it states, and its"
+        mean = "gradient right in the mean, with noise of its own in each round"
+        return (f"{stated} {mean if self.is_random else 'gradient exact'}",)
 
     def options(self) -> dict[str, Any]:
         """What tells it apart from others of its class, as plain values: its attributes."""
@@ -191,7 +199,7 @@ class Regularized(Potential):
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
         """The maximum; by the envelope theorem its maximizer is a constant in every derivative."""
         x = self._solve(s.detach(), root.detach(), None).x
-        return _inner(s - root @ x / 2, x) + _trace(root) / 2
+        return ((s - root @ x / 2) * x).sum((-2, -1)) + _trace(root) / 2
 
     def conditions(self) -> tuple[str, ...]:
         """That the solver's gap does not matter; FTRL has it in its bound instead."""
@@ -307,8 +315,8 @@ class Gaussian(Potential):
         return True
 
     def redrawn(self, draw: int) -> "Gaussian":
-        """With the noise of another seed."""
-        return replace(self, seed=self.seed + draw)
+        """With the noise of a seed that is a hash of this one and the number."""
+        return replace(self, seed=noise.derived_seed(self.seed, draw))
 
     def conditions(self) -> tuple[str, ...]:
         """That iterations for the polar factors have converged."""
@@ -435,10 +443,6 @@ def _check(s: Tensor, smoothing: Tensor) -> None:
 def _check_shape(m: int, n: int) -> None:
     _checks.count("m", m)
     _checks.count("n", n)
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(dim=(-2, -1))
 
 
 def _trace(a: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """No certificate outside its theorem: each way to one that a person could find, and a search."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -24,7 +26,14 @@ from nucleon.learners import (
     OneSidedShampoo,
     ScalarGBPA,
 )
-from nucleon.potentials import Admissibility, Hyperbolic, Nuclear, Potential, Regularized
+from nucleon.potentials import (
+    Admissibility,
+    Gaussian,
+    Hyperbolic,
+    Nuclear,
+    Potential,
+    Regularized,
+)
 from nucleon.regret import Certificate, Ledger
 
 F64 = torch.float64
@@ -108,6 +117,153 @@ def test_trust_is_not_forgotten_when_checks_are_switched_on():
         assert any("validate=False" in c for c in one.certificate().conditional_on)
 
 
+def edited(learner, name, change):
+    setattr(learner, name, change(getattr(learner, name)))
+
+
+STATES = [
+    (FAML, "level"),
+    (FAML, "gram"),
+    (FAML, "excess"),
+    (FAML, "first_nuclear"),
+    (lambda *a, **k: FAML(*a, gradient_bound=None, **k), "level"),
+    (FTRL, "gaps"),
+    (FTRL, "level"),
+    (lambda *a, **k: FTPL(*a, **k), "nuclear_square"),
+    (lambda _, **k: GaussianFTPL((1, 3), **k), "level"),
+    (KroneckerFTRL, "column_gram"),
+    (ScalarGBPA, "square_sum"),
+    (OneSidedShampoo, "gram"),
+    (lambda _, **k: AdaGradOGD((1, 3), **k), "moment"),
+]
+
+
+@pytest.mark.parametrize("how", ["replaced", "written to", "assigned as it was"])
+@pytest.mark.parametrize("when", ["after", "during"])
+@pytest.mark.parametrize(("make", "name"), STATES)
+def test_a_state_edited_from_outside_ends_the_certificate(make, name, when, how):
+    change = {
+        "replaced": lambda x: 3 * x,
+        "written to": lambda x: x.mul_(3),
+        "assigned as it was": lambda x: x,
+    }[how]
+    learner = make(SHAPE, dtype=F64)
+    for t in range(1, 6):
+        if when == "during" and t == 4:
+            edited(learner, name, change)
+        learner.play()
+        learner.observe(0.3 * gaussian(learner.shape).gradient(t), oblivious=True)
+    if when == "after":
+        assert learner.certificate().holds
+        edited(learner, name, change)
+    certificate = learner.certificate()
+    assert certificate.holds == (how == "assigned as it was")
+    if how != "assigned as it was":
+        assert name in learner.changed and "changed during the game" in certificate.refusal
+        copied = copy.deepcopy(learner)
+        assert copied.certificate().refusal == certificate.refusal
+
+
+def test_copies_and_pickles_play_on_with_their_certificate():
+    learner = FTRL(SHAPE, dtype=F64)
+    play(learner, gaussian(), 3)
+    for other in (copy.deepcopy(learner), copy.copy(learner), pickle.loads(pickle.dumps(learner))):
+        other.play()
+        other.observe(gaussian().gradient(4), oblivious=True)
+        assert other.rounds == 4 and other.certificate().holds
+        edited(other, "gram", lambda x: 3 * x)
+        assert "gram changed" in copy.deepcopy(other).certificate().refusal
+    assert learner.rounds == 3 and learner.certificate().holds
+
+
+def test_inference_mode_keeps_the_certificate():
+    learner = FTRL(SHAPE, dtype=F64)
+    with torch.inference_mode():
+        assert played(learner).holds
+        learner.gram = 3 * learner.gram
+        assert "gram changed" in learner.certificate().refusal
+
+
+def test_the_sides_of_the_game_are_those_of_its_shape():
+    learner = ScalarGBPA(SHAPE, dtype=F64)
+    with pytest.raises(AttributeError):
+        learner.short = 3
+    played(learner)
+    learner.shape = (3, 3)
+    assert "shape changed" in learner.certificate().refusal
+
+
+@pytest.mark.parametrize("touch", ["norm", "certificate", "state"])
+def test_an_option_edited_before_the_game_is_the_game_s(touch):
+    learner = FAML(SHAPE, dtype=F64)
+    if touch == "norm":
+        learner.norm(torch.zeros(SHAPE, dtype=F64))
+    if touch == "certificate":
+        learner.certificate()
+    if touch == "state":
+        learner.state_dict()
+    learner.radius = 0.3
+    expected = played(FAML(SHAPE, radius=0.3, dtype=F64))
+    certificate = played(learner)
+    assert certificate.holds and certificate.regret == expected.regret
+    assert certificate.bound == expected.bound
+
+
+# ---- another way to play -----------------------------------------------------------------------
+
+
+def zero(self, *_):
+    return torch.zeros(self.shape, dtype=self.dtype)
+
+
+def without(base, **methods):
+    """A subclass of `base` with other methods, and nothing said of them."""
+    return type("Other", (base,), methods)
+
+
+OTHERS = [
+    without(FAML, _act=zero),
+    without(FAML, _direction=zero),
+    without(FAML, smoothing=lambda self: 4 * FAML.smoothing(self)),
+    without(FAML, _absorb=lambda self, g: FAML._absorb(self, g / 2)),
+    without(FAML, bound=lambda self: 100 * FAML.bound(self)),
+    without(FTRL, _direction=zero),
+    without(FTPL, _act=zero),
+    without(ScalarGBPA, _act=zero),
+    without(KroneckerFTRL, _minimize=lambda self, *a: (self.center, self.gaps)),
+    without(OneSidedShampoo, _act=zero),
+    without(without(FAML, _act=zero)),
+    type("Mixed", (type("Mixin", (), {"_act": zero}), FAML), {}),
+]
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda k: k.__mro__[1].__name__)
+def test_another_way_to_play_does_not_inherit_the_theorem(kind):
+    learner = kind(SHAPE, dtype=F64)
+    certificate = played(learner)
+    assert not certificate.holds and certificate.theorem == "none"
+    assert f"{kind.__name__} names no theorem" in certificate.refusal
+
+
+def test_a_class_may_name_a_theorem_of_its_own_or_change_nothing():
+    own = without(FAML, _act=FAML._act, theorem="a theorem of its own")
+    for kind, theorem in ((own, "a theorem of its own"), (without(FAML), FAML.theorem)):
+        certificate = played(kind(SHAPE, dtype=F64))
+        assert certificate.holds and certificate.theorem == theorem
+    for learner in learners.LEARNERS.values():
+        assert (learner.theorem == "none") == (learner is FTL)
+
+
+def test_another_gradient_does_not_inherit_what_a_potential_promises():
+    class Shorter(Hyperbolic):
+        def gradient(self, s, smoothing):
+            return super().gradient(s, smoothing) / 2
+
+    (condition,) = played(GBPA(SHAPE, Shorter(), dtype=F64)).conditional_on
+    assert condition.startswith("Shorter is admissible with the constants that it states")
+    assert played(GBPA(SHAPE, Hyperbolic(), dtype=F64)).conditional_on == ()
+
+
 # ---- adaptive rounds ---------------------------------------------------------------------------
 
 
@@ -161,7 +317,7 @@ def test_a_bound_that_is_no_number_does_not_hold(bad):
 
 def test_a_learner_without_a_bound_is_refused_in_words():
     class Unbounded(learners.Learner):
-        name, theorem, state_names = "unbounded", "none", ()
+        name, theorem, state_names = "unbounded", "a conjecture", ()
 
         def options(self):
             return {}
@@ -287,6 +443,20 @@ def test_a_ledger_that_tells_another_story_is_refused(tamper):
         learner.certificate(ledger)
 
 
+def test_the_regret_is_the_learner_s_own():
+    class Lucky(Ledger):
+        def regret(self):
+            return super().regret() - 5
+
+        def lower(self):
+            return super().lower() - 5
+
+    learner, ledger = FAML(SHAPE, dtype=F64), Lucky(SHAPE)
+    play(learner, gaussian(), 8, ledger=ledger)
+    told, own = learner.certificate(ledger), learner.certificate()
+    assert told.regret == own.regret and told.lower == own.lower
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_rounding_in_a_ledger_is_forgiven(dtype):
     # As the symmetrized actions of the quasi-Newton problem are.
@@ -398,6 +568,44 @@ def test_games_of_a_batch_share_the_probability():
     alone = learner.nuclear_square.sqrt()[:, None]
     added = theory.ftpl_oblivious_deviation(alone, radius=1.0, samples=2, delta=0.1 / 3)
     torch.testing.assert_close(learner.certificate(delta=0.1).bound, learner.bound() + added)
+
+
+def test_a_probability_too_small_to_share_is_named_as_given():
+    learner = FTPL((3, 2, 4), dtype=F64)
+    play(learner, gaussian((3, 2, 4)), 4)
+    with pytest.raises(ValueError, match=r"delta=5e-324 shared by 3 games"):
+        learner.certificate(delta=5e-324)
+    assert FTPL((2, 4), dtype=F64).certificate(delta=5e-324).bound.isfinite()
+
+
+class Sampled(Gaussian):
+    """A random potential of one's own, which may keep its noise."""
+
+    def gradient(self, s, smoothing):
+        return super().gradient(s, smoothing)
+
+
+def test_a_random_potential_is_taken_at_its_word_on_its_noise():
+    for delta in (None, 0.1):
+        learner = GBPA((2, 4), Sampled(4), dtype=F64)
+        play(learner, gaussian((2, 4)), 6)
+        conditions = learner.certificate(delta=delta).conditional_on
+        assert any("noise of its own in each round" in c for c in conditions)
+        assert not any("exact" in c for c in conditions)
+
+
+def test_games_of_neighbouring_seeds_have_noise_of_their_own():
+    def actions(seed):
+        learner = GBPA((1, 1), Gaussian(1, seed), dtype=F64)
+        for _ in range(300):
+            yield learner.play().item()
+            learner.observe(torch.zeros(1, 1, dtype=F64), oblivious=True)
+
+    first, second = (np.array([*actions(seed)])[1:] for seed in (0, 1))
+    assert first.std() > 0.1 and second.std() > 0.1
+    for lag in range(-3, 4):
+        pairs = np.roll(first, lag) * second
+        assert abs(pairs.mean()) <= 4 * pairs.std() / math.sqrt(len(pairs))  # 1 chance in 15,000
 
 
 def test_a_learner_without_noise_needs_no_probability():

@@ -5,7 +5,8 @@ import torch
 
 from helpers import LEARNERS, rounds_of
 from nucleon import streams
-from nucleon.learners import FAML, FTPL, FTRL
+from nucleon.learners import FAML, FTPL, FTRL, GBPA
+from nucleon.potentials import Admissibility, Hyperbolic
 from nucleon.regret import Ledger
 
 F64 = torch.float64
@@ -106,6 +107,28 @@ def test_ftpl_refuses_other_noise():
             FTPL((2, 3), **options).load_state_dict(state)
 
 
+def test_a_state_of_another_potential_is_refused():
+    def potential(constants, module):
+        class P(Hyperbolic):
+            def admissibility(self, m, n):
+                return Admissibility(*constants)
+
+        P.__module__ = module
+        return P()
+
+    def learner(constants=(1.0, 1.0), module="mine"):
+        return GBPA((2, 3), potential(constants, module), eta=1.0, dtype=F64)
+
+    state = learner().state_dict()
+    learner().load_state_dict(state)
+    for other, match in (
+        (learner((9.0, 9.0)), "constants"),
+        (learner(module="other"), "potential"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            other.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -122,6 +145,7 @@ def test_ftpl_refuses_other_noise():
         lambda s: s.update(unplayed=7),
         lambda s: s.update(first_round=s["first_round"] + 6),
         lambda s: s.update(level=-s["level"]),
+        lambda s: s.update(level=3 * s["level"]),
         lambda s: s["total"].fill_(torch.nan),
         lambda s: s["gram"].fill_(torch.inf),
         lambda s: s.update(action=torch.full((3, 5), torch.nan, dtype=F64)),

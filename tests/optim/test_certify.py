@@ -329,3 +329,17 @@ def test_a_certificate_says_how_tight_it_is():
     torch.testing.assert_close(certificate.lower, (trace / 2).sqrt())
     assert 0 < certificate.lower_share.item() < 1
     assert 0 < certificate.tightness.item() <= 1
+
+
+def test_the_first_gradient_is_the_first_however_long_ago():
+    """γ^{t-1}√m‖G_1‖_F at γ = ¼ is below every float64 after 540 steps, and does not begin anew."""
+    param = torch.nn.Parameter(torch.zeros(1, 2, dtype=torch.float64))
+    optimizer = exact_leon([param], momentum=0.25)
+    firsts = []
+    for t in range(560):
+        param.grad = torch.full_like(param, 0.0 if t == 0 else 0.5)
+        optimizer.step()
+        firsts.append(optimizer.state[param]["first"].item())
+    assert firsts[0] == 0 and firsts[1] == pytest.approx(0.5**0.5)
+    expected = [max(0.5**0.5 * 0.25**t, torch.finfo(torch.float64).tiny) for t in range(559)]
+    assert firsts[1:] == pytest.approx(expected, rel=1e-12, abs=0)

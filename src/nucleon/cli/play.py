@@ -185,23 +185,24 @@ def _game(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
         raise CommandError(
             f"{stream} is no stream, it has no {', '.join(missing)}", "see nucleon.streams.Stream"
         )
-    kind, own = _parse("learner", learner, PLAYERS)
-    if "potential" in own:
-        own["potential"] = _potential(str(own["potential"]))
     given = {"shape": opponent.shape, "radius": shared["radius"], **place, **seeded}
-    given = _accepted(kind, given | _bound(kind, opponent))
-    player = _made("learner", learner, kind, {**given, **own})
-    if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CommandError(f"{learner} is no learner", "derive its class from Learner or GBPA")
+    player = learner_of(learner, {**given, "gradient_bound": opponent.gradient_bound})
     promise = player.certificate(oblivious=opponent.oblivious, delta=shared["delta"])
     return Game(player, opponent, (learner, stream), promise.refusal)
 
 
-def _bound(kind: Callable[..., Any], stream: Stream) -> dict[str, float]:
-    """The stream's bound on the gradients, in the learner's norm."""
-    frobenius = isinstance(kind, type) and issubclass(kind, ScalarGBPA)
-    factor = math.sqrt(min(stream.shape[-2:])) if frobenius else 1.0
-    return {"gradient_bound": factor * stream.gradient_bound}
+def learner_of(words: str, given: Mapping[str, Any]) -> Learner:
+    """The learner that the words name, with what it takes of what is given beside them."""
+    kind, own = _parse("learner", words, PLAYERS)
+    if "potential" in own:
+        own["potential"] = _potential(str(own["potential"]))
+    if isinstance(kind, type) and issubclass(kind, ScalarGBPA):  # whose norm is Frobenius'
+        factor = math.sqrt(min(given["shape"][-2:]))
+        given = {**given, "gradient_bound": factor * given["gradient_bound"]}
+    player = _made("learner", words, kind, {**_accepted(kind, given), **own})
+    if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CommandError(f"{words} is no learner", "derive its class from Learner or GBPA")
+    return player
 
 
 def _accepted(constructor: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

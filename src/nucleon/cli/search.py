@@ -1,14 +1,15 @@
 """`nucleon search`: the stream that brings a learner closest to its bound, kept as a small file."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
+import torch
 import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon.adversary import Searched
+from nucleon.adversary import Build, Searched
 from nucleon.adversary import search as search_worst
 from nucleon.cli.console import (
     AsJson,
@@ -21,6 +22,7 @@ from nucleon.cli.console import (
     print_json,
     progress,
 )
+from nucleon.cli.play import learner_of
 from nucleon.experiments.base import one_thread
 from nucleon.streams import WorstCase
 
@@ -32,13 +34,16 @@ def search(
         list[str],
         typer.Argument(
             metavar="LEARNER",
-            help=f"One or more of {', '.join(LEARNERS)}.",
+            help="By name, as faml, ftrl or ftpl, or as `nucleon play` takes them: "
+            "gbpa:potential=mine.py:Smooth.",
             autocompletion=lambda: list(LEARNERS),
         ),
     ],
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Of the matrices, as 2x4; repeatable.", show_default="2x4"),
+        typer.Option(
+            help="Of the matrices, as 2x4; repeatable. 4x2 is the same game.", show_default="2x4"
+        ),
     ] = None,
     rounds: Annotated[
         list[int] | None,
@@ -61,15 +66,15 @@ def search(
 
         nucleon search faml ftrl --shape 2x2 --rounds 100
         nucleon search ftpl --shape 1x1 --rounds 30 --steps 400 --output found
+        nucleon search gbpa:potential=mine.py:Smooth --rounds 30
         nucleon play faml --shape 2x2 --rounds 100 --stream worst:file=worst/faml-2x2-100.json
     """
     with plain_errors(debug), one_thread():
-        names: list[Searched] = [_known(name) for name in dict.fromkeys(learners)]
-        shapes = [matrix_shape(words) for words in dict.fromkeys(shape or ["2x4"])]
-        points: list[tuple[Searched, tuple[int, int], int]] = [
-            (name, size, length)
-            for name in names
-            for size in shapes
+        sizes = [_wide(*matrix_shape(words)) for words in shape or ["2x4"]]
+        points = [
+            (words, size, length)
+            for words in dict.fromkeys(learners)
+            for size in dict.fromkeys(sizes)
             for length in dict.fromkeys(rounds or [100])
         ]
         rows = list[tuple[WorstCase, Path, bool]]()
@@ -81,8 +86,9 @@ def search(
                 def tell(step: int, ratio: float, stage: str = stage) -> None:
                     bar.advance(1, f"{stage}: {ratio:.4f}")
 
-                options = {"starts": starts, "steps": steps, "seed": seed}
-                case = search_worst(name, size, length, **options, on_step=tell)
+                case = _search(
+                    name, size, length, starts=starts, steps=steps, seed=seed, on_step=tell
+                )
                 rows.append((case, *_keep(case, output)))
         if as_json:
             print_json({"streams": [_plain(*row) for row in rows]})
@@ -90,12 +96,30 @@ def search(
         console().print(_grid(rows))
 
 
-def _known(name: str) -> Searched:
-    if name not in LEARNERS:
-        raise CommandError(
-            f"there is no search against {name!r}", f"name one of {', '.join(LEARNERS)}"
-        )
-    return name
+def _wide(rows: int, columns: int) -> tuple[int, int]:
+    """The shape with its short side first: learners transpose tall matrices."""
+    return min(rows, columns), max(rows, columns)
+
+
+def _search(words: str, shape: tuple[int, int], rounds: int, **options: Any) -> WorstCase:
+    """The search against the learner that the words name."""
+    try:
+        return search_worst(_learner(words), shape, rounds, name=words, **options)
+    except ValueError as error:
+        raise CommandError(f"{words}: {error}", "see `nucleon list learners`") from error
+
+
+def _learner(words: str) -> Searched | Build:
+    """What builds the learner; the three of the kept streams as they were searched against."""
+    for name in LEARNERS:
+        if words == name:
+            return name
+    fixed = {"dtype": torch.float64, "radius": 1.0, "gradient_bound": 1.0}
+
+    def build(shape: tuple[int, ...], seed: int) -> Any:
+        return learner_of(words, {"shape": shape, "seed": seed, **fixed})
+
+    return build
 
 
 def _keep(case: WorstCase, folder: Path) -> tuple[Path, bool]:

@@ -58,6 +58,10 @@ class _AdaGrad(VectorLearner):
     """What the two have in common: the moment and its root."""
 
     state_names: ClassVar[tuple[str, ...]] = (*VectorLearner.state_names, "moment")
+    covered: ClassVar[tuple[str, ...]] = (
+        *VectorLearner.covered,
+        *("_accumulated", "_metric", "_solve", "_delta", "_fed"),
+    )
     plays_discounted: ClassVar[bool] = False
 
     def __init__(

@@ -1,18 +1,35 @@
 """What every learner is: a player of the online game, with a state, a bound and a certificate."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon._inheritance import overridden
 from nucleon.regret import Certificate, Ledger, Shape, game_shape, of_the_same, saved, saved_count
 
-SCHEMA = 2
+SCHEMA = 3
 _COUNTS = ("rounds", "unplayed", "unchecked", "fixed", "adaptive")
+
+
+class _Mark(NamedTuple):
+    """A tensor of the state as the learner left it: learners replace tensors, and write to none."""
+
+    tensor: Tensor
+    writes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Mark":
+        # A tensor made in inference mode does not count what is written to it.
+        return cls(tensor, 0 if tensor.is_inference() else tensor._version)  # pyright: ignore
+
+    def is_of(self, tensor: Tensor) -> bool:
+        return tensor is self.tensor and _Mark.of(tensor).writes == self.writes
 
 
 class Learner(ABC):
@@ -23,11 +40,21 @@ class Learner(ABC):
     """
 
     name: ClassVar[str]
-    theorem: ClassVar[str]
+    theorem: ClassVar[str] = "none"
+    """That bounds the regret of what is played."""
+    covered: ClassVar[tuple[str, ...]] = ("play", "observe", "ledger", "bound", "_act", "_absorb")
+    """The methods that the theorem speaks of: a class that overrides one has no theorem but one
+    that it names itself."""
     state_names: ClassVar[tuple[str, ...]]
     """Attributes that hold the state, all tensors."""
     plays_discounted: ClassVar[bool] = True
     """Whether its sums forget with the discount; a learner of the plain game refuses one."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A theorem on one way to play is not inherited by another."""
+        super().__init_subclass__(**kwargs)
+        if overridden(cls, "theorem", cls.covered):
+            cls.theorem = Learner.theorem
 
     def __init__(
         self,
@@ -74,9 +101,10 @@ class Learner(ABC):
         self.adaptive = 0
         """Those said to depend on earlier actions."""
         self.changed: tuple[str, ...] = ()
-        """The options that were changed during the game."""
+        """The options and the parts of the state that were changed from outside during the game."""
         self._action: Tensor | None = None
         self._terms: dict[str, Any] | None = None
+        self._marks: dict[str, _Mark] = {}
         self._own: Ledger | None = None
 
     # ------------------------------------------------------------------ what a final class says
@@ -126,6 +154,7 @@ class Learner(ABC):
         if self._action is None:
             self._note()
             self._action = self._act()
+            self._mark()
         return self._action.clone()
 
     @torch.no_grad()
@@ -151,11 +180,12 @@ class Learner(ABC):
             self._check(gradient)
         elif gradient.shape != self.shape:  # cheap, and a broadcast would go unnoticed
             raise self._wrong_shape(gradient)
+        self._note()
         own = copy.copy(self._kept())  # a ledger replaces its tensors, as learners do
         if self._action is not None:
             own.record(gradient, self._action)
-        self._note()
         self._absorb(gradient)
+        self._mark()
         self.rounds += 1
         self.unplayed += self._action is None
         self.unchecked += not self.validate
@@ -180,39 +210,42 @@ class Learner(ABC):
     ) -> Certificate:
         """The regret beside `bound`, with what that is conditional on, or why it does not apply.
 
-        It is refused where a gradient answered no action, an option changed during the game, an
-        action lay outside the ball or no theorem has a finite bound.
+        It is refused where a gradient answered no action, an option or the state was changed from
+        outside during the game, an action lay outside the ball, the class names no theorem or none
+        has a finite bound. The regret is that of the learner's own ledger.
 
         Args:
-            ledger: a record of this learner's game, which must agree with what the learner saw;
-                None takes the learner's own (default).
+            ledger: a record of this learner's game, which must agree with the learner's own (None).
             oblivious: whether all gradients were fixed before the game, but for those that
-                `observe` was told are not; None is what `observe` was told (default).
+                `observe` was told are not; None is what `observe` was told (default). Gradients
+                recorded in an earlier game are fixed before this one only if its seed is new:
+                against the noise that they answered they are adaptive.
             delta: δ in (0, 1). The bound of a learner that draws noise is one on the mean over it;
                 with δ it is one on these actions that fails with probability at most δ, for all
                 games of a batch together (default None, the mean).
         """
         own = self._kept()
-        if ledger is None:
-            ledger = own
-        else:
+        if ledger is not None:
             self._same_game(ledger, own)
-        self._note()
+        if self._terms is not None:
+            self._note()
         fixed = not self.adaptive and (
             self.fixed == self.rounds if oblivious is None else oblivious
         )
         if delta is not None:
-            _checks.fraction("delta", delta)
+            self._check_delta(delta)
         bound, refusal = self.bound(), self._refusal(fixed, delta) or self._broken(own)
         if delta is not None and refusal is None:
             bound = bound + self._deviation(fixed, delta)
         if refusal is None and not bool(bound.isfinite().all()):
             refusal = "no theorem has a finite bound on this game"
         words = self._described(fixed, delta)
-        return Certificate(ledger.regret(), bound, *words, refusal, ledger.lower())
+        return Certificate(own.regret(), bound, *words, refusal, own.lower())
 
     def _broken(self, own: Ledger) -> str | None:
         """What about the game itself no theorem covers, if anything."""
+        if self.theorem == Learner.theorem:
+            return f"{type(self).__name__} names no theorem on the way it plays"
         if self.unplayed:
             return f"{self.unplayed} gradients answered no action, and the ledger lacks them"
         if self.changed:
@@ -240,23 +273,47 @@ class Learner(ABC):
             )
 
     def _kept(self) -> Ledger:
-        """The learner's own ledger."""
-        if self._own is None:
-            self._own = self.ledger()
-        return self._own
+        """The learner's own ledger, an empty one before the game."""
+        return self.ledger() if self._own is None else self._own
 
     def _note(self) -> None:
-        """Compare the options with those the game began with; a change is not forgotten."""
+        """Compare options and state with what the game left them; a change is not forgotten."""
         terms = self._game()
         if self._terms is None:
-            self._terms, self._own = terms, self._kept()
-        elif terms != self._terms:
-            other = [name for name, value in terms.items() if self._terms.get(name) != value]
-            self.changed = tuple(dict.fromkeys([*self.changed, *other]))
+            self._terms, self._own = terms, self.ledger()
+            self._mark()
+            return
+        other = [name for name, value in terms.items() if self._terms.get(name) != value]
+        other += [name for name, mark in self._marks.items() if not mark.is_of(getattr(self, name))]
+        self.changed = tuple(dict.fromkeys([*self.changed, *other]))
+
+    def _mark(self) -> None:
+        """Remember the tensors that the state is made of."""
+        self._marks = {name: _Mark.of(getattr(self, name)) for name in self.state_names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles."""
+        if self._terms is not None:
+            self._note()
+        return {**vars(self), "_marks": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._terms is not None:
+            self._mark()
 
     def _game(self) -> dict[str, Any]:
         """What the theorem takes for constant during a game, as plain values."""
-        return {"radius": self.radius, "discount": self.discount, **self.options()}
+        own = {"shape": self.shape, "radius": self.radius, "discount": self.discount}
+        return {**own, **self.options()}
+
+    def _check_delta(self, delta: float) -> None:
+        """Raise unless δ, and the share of it that each game has, lie in (0, 1)."""
+        games = math.prod(self.shape[:-2])
+        if _checks.fraction("delta", delta) / games == 0:
+            raise ValueError(
+                f"delta={delta!r} shared by {games} games is 0 in float64; pass a larger one"
+            )
 
     def _check(self, gradient: object) -> None:
         if isinstance(gradient, Tensor) and gradient.device != self.device:
@@ -315,6 +372,7 @@ class Learner(ABC):
             setattr(self, name, value)
         self.changed, self._terms = tuple(map(str, state.get("changed", ()))), self._game()
         self._action, self._own = action, own
+        self._mark()
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a state to be this learner's."""

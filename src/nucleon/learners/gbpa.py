@@ -77,15 +77,13 @@ class GBPA(Learner):
 
     name: ClassVar[str] = "gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with the potential's constants"
+    covered: ClassVar[tuple[str, ...]] = (
+        *Learner.covered,
+        *("smoothing", "_direction", "_within_bound", "_least", "_statistics"),
+    )
     state_names: ClassVar[tuple[str, ...]] = (
-        "total",
-        "gram",
-        "level",
-        "excess",
-        "first_nuclear",
-        "first_round",
-        "nuclear_sum",
-        "nuclear_square",
+        *("total", "gram", "level", "excess"),
+        *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
     )
 
     def __init__(
@@ -157,6 +155,14 @@ class GBPA(Learner):
 
     def _game(self) -> dict[str, Any]:
         return {**super()._game(), "constants": self.constants}
+
+    def _identity(self) -> dict[str, Any]:
+        kind, constants = type(self.potential), self.constants
+        return {
+            **super()._identity(),
+            "potential": f"{kind.__module__}.{kind.__qualname__}",
+            "constants": None if constants is None else [constants.alpha, constants.beta],
+        }
 
     def bound(self) -> Tensor:
         """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
@@ -280,11 +286,8 @@ class GBPA(Learner):
         theorem += f", with probability at least {1 - delta:g}"
         if oblivious:
             return theorem, conditions
-        later = "no gradient depends on the noise of later rounds"
-        return f"{theorem} against gradients that see the actions, linear in T", (
-            later,
-            *conditions,
-        )
+        theorem += " against gradients that see the actions, linear in T"
+        return theorem, ("no gradient depends on the noise of later rounds", *conditions)
 
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
         if not self.is_random or self.rounds < 2:
@@ -330,7 +333,9 @@ class GBPA(Learner):
 
     def _damage(self, rounds: int, tensors: Mapping[str, Tensor]) -> str | None:
         first, level = tensors["first_round"], tensors["level"]
-        if bool(((first >= 0) & (first <= rounds) & (level >= 0)).all()):
+        fixed = self.on_excess != "grow" and self.stated_bound is not None
+        within = level == self.stated_bound if fixed else level >= 0
+        if bool(((first >= 0) & (first <= rounds) & within).all()):
             return None
         return f"first_round={first.tolist()} of rounds={rounds}, level={level.tolist()}"
 

@@ -39,6 +39,7 @@ class ProjectedLearner(Learner):
     """Keeps X_{t+1} as the state `center`, float64, on the short side: tall ones are transposed."""
 
     state_names: ClassVar[tuple[str, ...]] = ("center", "gram", "gaps")
+    covered: ClassVar[tuple[str, ...]] = (*Learner.covered, "_entered", "_minimize")
     plays_discounted: ClassVar[bool] = False
     default_eta: ClassVar[float]
     """η/D."""

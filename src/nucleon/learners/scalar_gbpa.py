@@ -47,7 +47,6 @@ class ScalarGBPA(Learner):
     ) -> None:
         super().__init__(shape, radius=radius, dtype=dtype, device=device, validate=validate)
         self.gradient_bound = squarable("gradient_bound", gradient_bound)
-        self.short = min(self.shape[-2:])
         self.eta = math.sqrt(self.short) if eta is None else _checks.positive("eta", eta)
         self.total = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
         """S_t."""
@@ -57,6 +56,11 @@ class ScalarGBPA(Learner):
         """‖G_1‖_F of the first gradient that is not zero."""
         self.excess = torch.zeros_like(self.square_sum)
         """Σ(‖G_t‖_F − G)_+, what rounding left above the bound."""
+
+    @property
+    def short(self) -> int:
+        """m, the shorter side."""
+        return min(self.shape[-2:])
 
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""

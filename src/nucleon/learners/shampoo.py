@@ -38,6 +38,10 @@ class ShampooOptions(ProjectionOptions, total=False):
 class _Descent(ProjectedLearner):
     """The step and its projection, for preconditioners that a final class chooses."""
 
+    covered: ClassVar[tuple[str, ...]] = (
+        *ProjectedLearner.covered,
+        *("_grams", "_roots", "_theorem_bound"),
+    )
     default_eta: ClassVar[float] = math.sqrt(2)
 
     def __init__(

@@ -40,6 +40,7 @@ class VectorLearner(Learner):
     """A learner that keeps its next action x_{t+1} as the state `center`, float64, (…, d)."""
 
     state_names: ClassVar[tuple[str, ...]] = ("center", "gaps")
+    covered: ClassVar[tuple[str, ...]] = (*Learner.covered, "_update")
 
     def __init__(self, shape: Shape, *, ball: Ball, **options: Any) -> None:
         super().__init__(shape, **options)

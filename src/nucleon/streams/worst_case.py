@@ -7,6 +7,7 @@ as integers, in units of 1/10⁴. Those that come with the package are in the fo
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class WorstCase:
     """Gradients that a search found, and the share of its bound to which they bring a learner."""
 
     learner: str
-    """The learner's name, as `nucleon.learners.LEARNERS` has it."""
+    """The learner's name, as `nucleon.learners.LEARNERS` has it, or other words that name one."""
     gradients: Tensor
     """(T, m, n), m ≤ n, float64, ‖G_t‖_op ≤ 1, every entry a multiple of 1/10⁴."""
     ratio: float
@@ -51,9 +52,10 @@ class WorstCase:
 
     @property
     def file_name(self) -> str:
-        """As faml-2x4-100.json."""
+        """As faml-2x4-100.json; of other words, what a file name can hold."""
         rows, columns = self.shape
-        return f"{self.learner}-{rows}x{columns}-{self.rounds}.json"
+        words = re.sub(r"[^\w.=-]+", "-", self.learner)
+        return f"{words}-{rows}x{columns}-{self.rounds}.json"
 
     def save(self, folder: str | Path) -> Path:
         """Write the file into `folder`, whole or not at all, and return its path."""

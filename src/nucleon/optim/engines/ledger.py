@@ -48,10 +48,12 @@ def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -
     }
     played = stack.gather((s["played"] for s in states), gradient.dtype)
     root = math.sqrt(gradient.shape[-2]) * torch.linalg.matrix_norm(gradient).to(wide)
+    # Not 0 once it was more, or a later gradient would be taken for the first.
+    faded = (hyper.momentum * old["first"]).clamp_min(torch.finfo(wide).tiny)
     new = {
         "loss": hyper.momentum * old["loss"] - (gradient.to(wide) * played).sum(dim=(-2, -1)),
         "excess": hyper.momentum * old["excess"] + excess(gradient, hyper.gradient_bound, root),
-        "first": torch.where(old["first"] > 0, hyper.momentum * old["first"], root),
+        "first": torch.where(old["first"] > 0, faded, root),
         "outside": old["outside"] + _outside(direction, tolerance(work.group, direction.dtype)),
     }
     for name, value in new.items():
