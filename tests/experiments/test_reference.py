@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 
 from nucleon import streams
-from nucleon.experiments import agreement, conversions, games, optimizers
+from nucleon.experiments import agreement, conversions, games, optimizers, twins
 from nucleon.experiments.reference import algebra, bounds, conversion, costs, learners, lemma
 from nucleon.learners import FAML, FTRL
 from nucleon.optim import O2NC, Leon
@@ -174,7 +174,7 @@ def test_counted_rounds_compute_what_they_should():
 
 def test_a_wrong_learner_and_a_wrong_bound_are_noticed():
     given = agreement.leaning((2, 3, 4))
-    twin = agreement.gbpa_twin("FAML", (2, 3, 4))
+    twin = twins.gbpa_twin("FAML", (2, 3, 4))
     right = agreement.compare("FAML", FAML((2, 3, 4), dtype=F64), given, twin)
     assert all(check.passed for check in agreement.checks([right]))
     other = FAML((2, 3, 4), eta=1.001, dtype=F64)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.experiments import agreement
+from nucleon.experiments import agreement, twins
 from nucleon.experiments.base import (
     Check,
     Claim,
@@ -297,7 +297,7 @@ def _agrees(name: str, how: dict[str, Any], seed: int) -> agreement.Agreement:
     for u, v in pairs:
         actions.append(player.matrix())
         player.observe(u, v)
-    given, twin = gradients.numpy(), agreement.gbpa_twin("FAML", (n, n))
+    given, twin = gradients.numpy(), twins.gbpa_twin("FAML", (n, n))
     wanted = twin.actions(given)
     assert twin.bound is not None
     return agreement.Agreement(
@@ -311,7 +311,7 @@ def _agrees(name: str, how: dict[str, Any], seed: int) -> agreement.Agreement:
 def _descends(seed: int) -> agreement.Agreement:
     """OGD beside the reference's."""
     _, gradients = _pairs_of({}, seed)
-    twin = agreement.Twin(reference.projected_descent, bounds.projected_descent)
+    twin = twins.Twin(reference.projected_descent, bounds.projected_descent)
     n = gradients.shape[-1]
     return agreement.compare("OGD", ProjectedDescent((n, n), dtype=torch.float64), gradients, twin)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nucleon.experiments import agreement
+from nucleon.experiments import agreement, twins
 from nucleon.experiments.base import Check, Series
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import conversion
@@ -202,13 +202,13 @@ def agrees(
         getattr(found.history, part.name).numpy() for part in fields(History)
     )
     radius = conversion.radius(process.rho, process.discount)
-    twin = agreement.gbpa_twin(
+    twin = twins.gbpa_twin(
         TWINS[process.learner],
         gradients.shape[1:],
         radius=radius,
         bound=process.gradient_bound,
         discount=process.discount,
-        draws=agreement.ftpl_draws(
+        draws=twins.ftpl_draws(
             gradients.shape[1:], samples=options.get("samples", 16), seed=process.seed
         ),
     )

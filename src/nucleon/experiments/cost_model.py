@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import noise, theory
-from nucleon.experiments import agreement
+from nucleon.experiments import agreement, twins
 from nucleon.experiments.base import (
     Cell,
     Check,
@@ -335,7 +335,7 @@ def _counts(seed: int) -> tuple[Check, ...]:
 def _coupled_game(seed: int) -> agreement.Agreement:
     """FAML with the coupled root, whose round is timed, beside the reference."""
     learner = FAML((2, *SMALL), method="coupled", dtype=torch.float64)
-    twin = agreement.gbpa_twin("FAML", (2, *SMALL))
+    twin = twins.gbpa_twin("FAML", (2, *SMALL))
     return agreement.compare(
         "FAML, coupled", learner, agreement.leaning((2, *SMALL), seed=seed), twin
     )

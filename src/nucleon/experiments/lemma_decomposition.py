@@ -26,6 +26,7 @@ from nucleon.experiments.base import (
 )
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import bounds, learners, lemma
+from nucleon.experiments.twins import ftpl_draws
 from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.o2nc.plans import Interval
 from nucleon.potentials import Potential, Regularized
@@ -179,7 +180,7 @@ def _terms_agree(seed: int) -> tuple[Check, ...]:
     """Every sum of terms, and of their bounds, against the reference's on the plain game."""
     shape = (2, *SHAPE)
     given = agreement.leaning(shape, bound=BOUND, seed=seed)
-    draws = agreement.ftpl_draws(shape, samples=8, redraw=False, antithetic=True)
+    draws = ftpl_draws(shape, samples=8, redraw=False, antithetic=True)
     gaussian = bounds.gaussian(SHAPE[0], bounds.padded(*SHAPE))
     twins: dict[str, tuple[lemma.Value, learners.Direction, tuple[float, float], float]] = {
         "FAML": (lemma.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC, agreement.EXACT),

@@ -26,6 +26,7 @@ from nucleon.experiments.base import (
 )
 from nucleon.experiments.games import text, worst
 from nucleon.experiments.reference import bounds, learners, lemma
+from nucleon.experiments.twins import ftpl_draws
 from nucleon.potentials import Admissibility, Gaussian, Hyperbolic, Potential, Regularized
 
 POTENTIALS: dict[str, Potential] = {
@@ -153,7 +154,7 @@ def _reference_checks(shapes: tuple[tuple[int, int], ...], seed: int) -> tuple[C
     constants, exact, solved = list[float](), list[float](), list[float]()
     for m, n in shapes:
         width = bounds.padded(m, n)
-        draws = agreement.ftpl_draws((m, n), samples=16, seed=seed)
+        draws = ftpl_draws((m, n), samples=16, seed=seed)
 
         def drawn(t: int, draws: learners.Noise = draws) -> Any:
             return draws(0)
