@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from nucleon import streams
-from nucleon.experiments.base import Check, Table
+from nucleon.experiments.base import Check
 from nucleon.experiments.games import text, worst
 from nucleon.experiments.reference import bounds, learners
 from nucleon.experiments.reference.algebra import Array, nuclear
+from nucleon.experiments.shown import Table
 from nucleon.experiments.twins import (
     Twin,
     adagrad_twin,

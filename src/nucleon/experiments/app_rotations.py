@@ -12,20 +12,10 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.experiments import agreement, twins
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.reference import bounds
 from nucleon.experiments.reference import learners as reference
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.learners import FAML, Learner
 from nucleon.linalg.projections import clip
 from nucleon.problems.rotations import OnlineRotations, Registration, SignRounding
@@ -258,7 +248,17 @@ def run(settings: Settings, progress: Progress) -> Result:
             agreement.table(agreed),
         ),
         figures=(_figure(found),),
-        records=tuple(_record(name, games) for name, runs in found.items() for games in runs),
+        records=records(
+            [(name, games) for name, runs in found.items() for games in runs],
+            {
+                "stream": lambda item: item[0],
+                "rounds": lambda item: len(item[1]["FAML"].losses),
+                "players": lambda item: {
+                    name: {"loss": sum(game.losses), "regret": game.ledger.regret().item()}
+                    for name, game in item[1].items()
+                },
+            },
+        ),
         notes=(
             "The loss of a learner is that of X_t, which is the expected loss of the orthogonal "
             "matrix it draws; Procrustes is judged by the orthogonal matrix it found. The regret "
@@ -416,14 +416,6 @@ def _figure(found: dict[str, list[Games]]) -> Figure:
         "streams of all seeds.",
         tuple(panel(stream, runs) for stream, runs in found.items()),
     )
-
-
-def _record(stream: str, games: Games) -> dict[str, object]:
-    players = {
-        name: {"loss": sum(game.losses), "regret": game.ledger.regret().item()}
-        for name, game in games.items()
-    }
-    return {"stream": stream, "rounds": len(games["FAML"].losses), "players": players}
 
 
 CLAIM = Claim(

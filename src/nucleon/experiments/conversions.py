@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from nucleon.experiments import agreement, twins
-from nucleon.experiments.base import Check, Series
+from nucleon.experiments.base import Check
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import conversion
 from nucleon.experiments.reference.algebra import Array
+from nucleon.experiments.shown import Series
 from nucleon.learners import FAML, FTL, FTPL, Learner
 from nucleon.o2nc.meter import ConversionMeter, ConversionTerms
 from nucleon.o2nc.optimizer import O2NC

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nucleon.adversary import Ratio, Searched, measure
-from nucleon.experiments.base import Check, Progress, Series, Settings
+from nucleon.experiments.base import Check, Progress, Settings
+from nucleon.experiments.shown import Item, Series
 from nucleon.game import Row, Trace, play
 from nucleon.learners import GBPA, Learner
 from nucleon.streams import Shape, Stream, WorstCase, replay, worst_cases
@@ -149,11 +150,18 @@ def bound_of(trace: Trace) -> Tensor:
     return trace.bound
 
 
-def recorded(trace: Trace, **head: object) -> dict[str, object]:
-    """The record of a trace, its head first."""
-    curves = {"rounds": list(trace.rounds), "regret": trace.regret.tolist()}
-    finite = bool(trace.bound.isfinite().all())
-    return {**head, **curves, "bound": trace.bound.tolist() if finite else None}
+def curves(trace: Callable[[Item], Trace]) -> dict[str, Callable[[Item], object]]:
+    """The fields of a record that are a game's: its rounds, regrets and bounds, if there are."""
+
+    def bound(item: Item) -> object:
+        values = trace(item).bound
+        return values.tolist() if bool(values.isfinite().all()) else None
+
+    return {
+        "rounds": lambda item: list(trace(item).rounds),
+        "regret": lambda item: trace(item).regret.tolist(),
+        "bound": bound,
+    }
 
 
 def text(shape: Sequence[int]) -> str:

@@ -11,21 +11,10 @@ from torch import Tensor
 
 from nucleon import noise, streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-    records,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import BOUND, PRINTED, exponent, played, text, worst
 from nucleon.experiments.reference import deviations
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.game import Trace, play
 from nucleon.learners import FTPL
 

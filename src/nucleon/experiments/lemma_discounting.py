@@ -6,20 +6,10 @@ import torch
 from torch import Tensor
 
 from nucleon import noise, theory
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference.conversion import discounted_changes
+from nucleon.experiments.shown import Figure, Panel, Series, Table
 
 F64 = torch.float64
 DISCOUNTS = (0.1, 0.5, 0.9, 0.99, 0.999)

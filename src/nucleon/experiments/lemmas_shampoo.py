@@ -9,20 +9,10 @@ import torch
 from torch import Tensor
 
 from nucleon import theory
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import BOUND, text, worst
 from nucleon.experiments.reference import gradient_sums
+from nucleon.experiments.shown import Figure, Panel, Series, Table
 from nucleon.theory import Sides
 
 F64 = torch.float64
@@ -109,11 +99,11 @@ def instance(seed: int, shape: tuple[int, int]) -> list[Inequality]:
         sides = theory.shampoo_gradient_term(gradients)
         found.append(_compared("C.4", sides, gradient_sums.gradient_term(gradients.numpy())))
         sides = theory.shampoo_distance_term(gradients, actions, comparator, radius=1.5)
-        arrays = (x.numpy() for x in (gradients, actions, comparator))
-        found.append(_compared("C.5", sides, gradient_sums.distance_term(*arrays, 1.5)))
+        arrays = gradients.numpy(), actions.numpy(), comparator.numpy()
+        found.append(_compared("C.5", sides, gradient_sums.distance_term(*arrays, radius=1.5)))
     for eta in ETAS:
-        found.append(_descent("C.2, projected", *projected(normal(40, 1, shape[1]), eta), eta))
-        found.append(_descent("C.2, free", *free(normal, shape, eta), eta))
+        found.append(_descended("C.2, projected", projected(normal(40, 1, shape[1]), eta), eta))
+        found.append(_descended("C.2, free", free(normal, shape, eta), eta))
     return found
 
 
@@ -122,22 +112,30 @@ def _compared(name: str, sides: Sides, again: tuple[float, float]) -> Inequality
     return Inequality(name, _share(sides), worst(apart))
 
 
-def _descent(
-    name: str,
-    gradients: Tensor,
-    actions: Tensor,
-    comparator: Tensor,
-    left: Tensor,
-    right: Tensor,
-    eta: float,
-) -> Inequality:
+class Descent(NamedTuple):
+    """Steps X_t, a comparator X, and the preconditioners L_t and R_t."""
+
+    gradients: Tensor
+    actions: Tensor
+    comparator: Tensor
+    left: Tensor
+    right: Tensor
+
+
+def _descended(name: str, d: Descent, eta: float) -> Inequality:
     """Proposition C.2 on a descent."""
-    parts = (gradients, actions, comparator, left, right)
-    again = gradient_sums.mirror_descent(*(x.numpy() for x in parts), eta)
-    return _compared(name, theory.mirror_descent_regret(*parts, eta=eta), again)
+    again = gradient_sums.mirror_descent(
+        d.gradients.numpy(),
+        d.actions.numpy(),
+        d.comparator.numpy(),
+        d.left.numpy(),
+        d.right.numpy(),
+        eta=eta,
+    )
+    return _compared(name, theory.mirror_descent_regret(*d, eta=eta), again)
 
 
-def projected(gradients: Tensor, eta: float) -> tuple[Tensor, ...]:
+def projected(gradients: Tensor, eta: float) -> Descent:
     """One-sided Shampoo on the unit ball of 1×n, where the projection is radial, worst X."""
     levels = gradients.square().sum((-2, -1)).cumsum(0).sqrt()
     x, actions = torch.zeros_like(gradients[0]), list[Tensor]()
@@ -147,10 +145,11 @@ def projected(gradients: Tensor, eta: float) -> tuple[Tensor, ...]:
         x = y / y.norm().clamp(min=1)
     total = gradients.sum(0)
     identity = torch.eye(gradients.shape[-1], dtype=F64).expand(len(gradients), -1, -1)
-    return gradients, torch.stack(actions), -total / total.norm(), levels[:, None, None], identity
+    best = -total / total.norm()
+    return Descent(gradients, torch.stack(actions), best, levels[:, None, None], identity)
 
 
-def free(normal: Callable[..., Tensor], shape: tuple[int, int], eta: float) -> tuple[Tensor, ...]:
+def free(normal: Callable[..., Tensor], shape: tuple[int, int], eta: float) -> Descent:
     """X_{t+1} = X_t − ηL_t⁻¹G_tR_t⁻¹ for any L_t, R_t ≻ 0, against X_{T+1}: an equality."""
     gradients = normal(6, *shape)
     left, right = (
@@ -162,7 +161,7 @@ def free(normal: Callable[..., Tensor], shape: tuple[int, int], eta: float) -> t
     for gradient, rows, columns in zip(gradients, left, right, strict=True):
         actions.append(x)
         x = x - eta * torch.linalg.solve(columns, torch.linalg.solve(rows, gradient).mT).mT
-    return gradients, torch.stack(actions), x, left, right
+    return Descent(gradients, torch.stack(actions), x, left, right)
 
 
 def _in_ball(x: Tensor) -> Tensor:

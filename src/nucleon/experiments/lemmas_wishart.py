@@ -6,20 +6,10 @@ from typing import NamedTuple
 import torch
 
 from nucleon import noise, theory
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import BOUND, text, worst
 from nucleon.experiments.reference import wishart
+from nucleon.experiments.shown import Figure, Panel, Series, Table
 
 F64 = torch.float64
 HESSIAN_SHAPES = ((1, 1), (1, 4), (2, 2), (3, 5), (4, 8))

@@ -10,22 +10,10 @@ from torch import Tensor
 
 from nucleon.admissibility import AdmissibilitySearch, Estimate, search_admissibility
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    log_panel,
-    one_thread,
-    records,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import text, worst
 from nucleon.experiments.reference import bounds, learners, lemma
+from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, records
 from nucleon.experiments.twins import ftpl_draws
 from nucleon.potentials import Admissibility, Gaussian, Hyperbolic, Potential, Regularized
 
@@ -40,7 +28,7 @@ QUICK_SEARCH: dict[str, Any] = {"starts": 4, "steps": 40, "replicates": 48}
 CURVE_SHAPE, CURVE_SAMPLES, WIDE = (3, 6), 400, 96
 SCALES = [10 ** (k / 16) for k in range(-16, 17)]
 
-# Fixed beforehand: the search comes this close to constants that are attained.
+# The search comes this close to constants that are attained.
 CLOSE = 0.98
 ROUNDING = 1e-6  # relative, of the solver's gap in Ψ
 ATTAINED = 0.25
@@ -97,7 +85,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     for (name, potential), (m, n) in itertools.product(POTENTIALS.items(), shapes):
         search = search_admissibility(potential, m, n, seed=settings.first_seed, **options)
         found.append(Found(name, (m, n), search))
-        progress.advance(1, f"{name}, {m}×{n}")
+        progress.advance(1, f"{name}, {text((m, n))}")
     seed = settings.first_seed
     gaussian = {
         f"Gaussian, width {width}": Gaussian(CURVE_SAMPLES, seed, antithetic=True, width=width)

@@ -12,21 +12,10 @@ from torch import Tensor
 from nucleon import noise, theory
 from nucleon.admissibility import AdmissibilitySearch, search_admissibility
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-    records,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import bounds, lemma, mixtures
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.potentials import Admissibility, Hyperbolic, Potential, Regularized
 
 F64 = torch.float64

@@ -9,22 +9,13 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.experiments import agreement, twins
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import BOUND, swing, swung, worst
 from nucleon.experiments.reference.unknown import Ball, Offset, Preconditioner
+from nucleon.experiments.shown import Figure, Panel, Series, Table
 from nucleon.game import play
 from nucleon.learners import FAML, FTPL, FTRL, GBPA, AdaGradFTRL
+from nucleon.learners.gbpa import OnExcess
 from nucleon.streams import replay
 
 F64 = torch.float64
@@ -48,7 +39,12 @@ MATRICES: dict[str, tuple[type[GBPA], dict[str, Any]]] = {
 }
 SIZES = (1.0, 3.0, 0.2, 5.0, 0.5, 9.0, 1.0, 2.0)
 """Of the gradients that the reference plays too: above the largest so far three times."""
-EXCESS = (("clip", None), ("clip", 2.0), ("grow", None), ("grow", 2.0))
+EXCESS: tuple[tuple[OnExcess, float | None], ...] = (
+    ("clip", None),
+    ("clip", 2.0),
+    ("grow", None),
+    ("grow", 2.0),
+)
 """What a matrix learner does with gradients above the bound, and the bound it was told."""
 
 # Regression lines: what the swing of 30 rounds costs each variant, and that of 200 rounds each

@@ -9,30 +9,9 @@ import torch
 
 from nucleon import noise, streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Cell,
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    log_panel,
-    named,
-    one_thread,
-)
-from nucleon.experiments.games import (
-    bound_of,
-    curve,
-    lower_side,
-    played,
-    ratio,
-    recorded,
-    worst,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.experiments.games import bound_of, curve, curves, lower_side, played, ratio, worst
+from nucleon.experiments.shown import Cell, Figure, Panel, Series, Table, log_panel, named, records
 from nucleon.game import Trace, play
 from nucleon.learners import FAML, FTPL, FTRL, GBPA, ScalarGBPA
 from nucleon.o2nc.plans import Interval
@@ -132,7 +111,17 @@ def run(settings: Settings, progress: Progress) -> Result:
         checks=(*checks(found, signs), *_lower_sides(settings), *agreement.checks(agreed)),
         tables=(_ratios(found), _others(found), agreement.table(agreed)),
         figures=(_figure(found),),
-        records=tuple(_record(game) for game in found),
+        records=records(
+            found,
+            {
+                "learner": lambda g: g.learner,
+                "stream": lambda g: g.stream,
+                "discount": lambda g: g.discount,
+                "eta_factor": lambda g: g.factor,
+                "ratio": lambda g: g.ratio,
+                **curves(lambda g: g.trace),
+            },
+        ),
         notes=(
             "The bound is the sharper form with Tr √(G²I + M_T), not the one with mG. With another "
             "η it is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted the same with "
@@ -240,11 +229,6 @@ def _figure(found: list[Game]) -> Figure:
     panels = (*plain, panel("FAML, γ = 0.97", "FAML", 0.97))
     title = "Regret and its bound for three admissible smoothings"
     return Figure("bounds", title, caption, panels, shared_axes=True)
-
-
-def _record(game: Game) -> dict[str, object]:
-    head = {"learner": game.learner, "stream": game.stream, "discount": game.discount}
-    return recorded(game.trace, **head, eta_factor=game.factor, ratio=game.ratio)
 
 
 CLAIM = Claim(

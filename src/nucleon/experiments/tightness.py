@@ -1,6 +1,5 @@
 """tightness: how much of its bound a learner can be made to lose (Theorems 3.2, 4.1 and 4.2)."""
 
-import itertools
 import math
 from typing import NamedTuple, cast
 
@@ -9,29 +8,16 @@ import torch
 from nucleon import noise
 from nucleon.adversary import Searched, build
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-    records,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import STYLES, Replayed, kept, replayed, text, worst
 from nucleon.experiments.reference import scalar
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.experiments.twins import ftpl_draws, gbpa_twin
 from nucleon.game import play
 from nucleon.streams import WorstCase, replay
 
 LEARNERS: dict[str, Searched] = {"FAML": "faml", "FTRL": "ftrl", "FTPL": "ftpl"}
 NAMES = {key: name for name, key in LEARNERS.items()}
-SHAPES = ((1, 1), (2, 2), (2, 4))
-ROUNDS, QUICK_ROUNDS = (10, 30, 100, 300), (10, 30)
 COMPARED = 30  # rounds that the reference plays too
 SIGNS, QUICK_SIGNS = 10_000, 4000
 SIGN_GAMES = 400  # of these, played
@@ -60,10 +46,7 @@ class Signs(NamedTuple):
 def run(settings: Settings, progress: Progress) -> Result:
     """Replay every kept stream, and play random signs; `quick` takes T ≤ 30 and fewer signs."""
     cases = [case for key in LEARNERS.values() for case in kept(key, settings)]
-    lengths = QUICK_ROUNDS if settings.quick else ROUNDS
-    points = [
-        p for p in itertools.product(LEARNERS, SHAPES, lengths) if p[2] < 300 or p[1] == (1, 1)
-    ]
+    points = [_key(case) for case in cases]
     progress.begin(len(cases) + len(points), "streams")
     reached, agreed = list[Replayed](), list[agreement.Agreement]()
     for case in cases:
@@ -206,7 +189,7 @@ def _figure(reached: list[Replayed], signs: list[Signs]) -> Figure:
         title = f"{name}: regret over its bound"
         return Panel(title, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
-    longest = max(r.case.rounds for r in reached if r.case.shape == (2, 2))
+    longest = max(r.case.rounds for r in reached if r.case.rounds <= 100)
     totals = tuple(
         Series(
             f"against {NAMES[r.case.learner]}",

@@ -34,7 +34,7 @@ def gradient_term(gradients: Array) -> tuple[float, float]:
 
 
 def distance_term(
-    gradients: Array, actions: Array, comparator: Array, radius: float
+    gradients: Array, actions: Array, comparator: Array, *, radius: float
 ) -> tuple[float, float]:
     """The drift of Shampoo's distances and 4D²(‖L_T‖_op Tr R_T + Tr L_T ‖R_T‖_op) (C.5)."""
     roots = [_quarters(gradients[:t]) for t in range(1, len(gradients) + 1)]
@@ -45,7 +45,7 @@ def distance_term(
 
 
 def mirror_descent(
-    gradients: Array, actions: Array, comparator: Array, left: Array, right: Array, eta: float
+    gradients: Array, actions: Array, comparator: Array, left: Array, right: Array, *, eta: float
 ) -> tuple[float, float]:
     """Σ⟨G_t, X_t − X⟩ and drift/(2η) + η/2·ΣTr(G_tᵀL_t⁻¹G_tR_t⁻¹), L_t, R_t ≻ 0 (C.2)."""
     away = actions - comparator
