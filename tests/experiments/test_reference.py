@@ -16,7 +16,7 @@ import scipy.stats
 import torch
 
 from nucleon import streams
-from nucleon.experiments import Settings, agreement, conversions, games, optimizers, twins
+from nucleon.experiments import CLAIMS, Settings, agreement, conversions, games, optimizers, twins
 from nucleon.experiments.reference import (
     algebra,
     bounds,
@@ -53,6 +53,19 @@ def test_it_imports_nothing_but_numpy_and_itself():
             for name in names:
                 own = name.startswith("nucleon.experiments.reference")
                 assert own or not name.startswith(("nucleon", "torch")), (file.name, name)
+
+
+def test_every_claim_is_held_to_it():
+    """Each claim's file imports the reference, or what compares with it."""
+    judges = {"agreement", "twins", "optimizers", "conversions", "reference"}
+    for claim in CLAIMS:
+        file = FOLDER.parent / f"{claim.replace('-', '_')}.py"
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        used = set[str]()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                used |= {*node.module.split("."), *(alias.name for alias in node.names)}
+        assert judges & used, claim
 
 
 # ---- algebra
