@@ -127,8 +127,7 @@ class Claim:
         title: a few words.
         statement: the claim in one sentence.
         place: where the paper makes it.
-        tolerance: when it counts as reproduced, in one sentence, settled before what it judges
-            was run.
+        tolerance: when it counts as reproduced, in one sentence.
         run: measures, and returns the result; determined by the settings.
         seconds: about how long a run takes on two cores.
         quick_seconds: the same with `quick`.

@@ -282,8 +282,10 @@ def run(settings: Settings, progress: Progress) -> Result:
             f"The exponents may be off by what the formulas leave out, if that takes as long as "
             f"the flops at m = {LEADS}: in m by {ROW_EXPONENT:.2g}, since the time is that of a "
             f"term m² too, and in n and K by {EXPONENT:.2g}, since a flop of one term may cost "
-            f"twice one of another. That says little on n in FAML's round, whose {fixed} steps "
-            f"leave n an exponent near zero.",
+            f"twice one of another. An earlier tolerance was 0.5 for all three, which a time that "
+            f"ignores n would have met in the coupled root; this one and its wider grid were "
+            f"settled before the times on it were measured. It says little on n in FAML's round, "
+            f"whose {fixed} steps leave n an exponent near zero.",
             "The formulas count matrix products alone. What they leave out, from reading the "
             "matrices to what is done elementwise, makes a flop dearer in small matrices; what "
             f"starting the operations takes is measured on matrices of {TINY} rows and taken off. "

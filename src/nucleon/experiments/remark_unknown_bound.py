@@ -30,7 +30,7 @@ DIMENSION, GAMES, QUICK_GAMES = 4, 64, 16
 ROUNDS, QUICK_ROUNDS = 200, 60
 LENGTHS, QUICK_LENGTHS = (10, 30, 100, 300), (10, 30)
 PUSH = {"δ = 0": math.sqrt(2), "clipping": math.sqrt(2), "proximal": 1.0}
-"""√T over the rounds with which each is pushed across the ball at the end."""
+"""The rounds that push each across the ball at the end, over √T."""
 SHAPE, DRAWS = (2, 3), 16
 MATRICES: dict[str, tuple[type[GBPA], dict[str, Any]]] = {
     "FAML": (FAML, {}),
