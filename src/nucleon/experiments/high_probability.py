@@ -429,6 +429,6 @@ CLAIM = Claim(
         f"grow with an exponent of at least {LINEAR:g}."
     ),
     run=run,
-    seconds=25,
-    quick_seconds=5,
+    seconds=30,
+    quick_seconds=6,
 )

@@ -346,5 +346,5 @@ CLAIM = Claim(
     ),
     run=run,
     seconds=40,
-    quick_seconds=5,
+    quick_seconds=7,
 )

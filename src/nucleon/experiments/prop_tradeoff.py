@@ -263,5 +263,5 @@ CLAIM = Claim(
     ),
     run=run,
     seconds=45,
-    quick_seconds=8,
+    quick_seconds=9,
 )

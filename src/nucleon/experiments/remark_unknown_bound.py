@@ -292,6 +292,6 @@ CLAIM = Claim(
         "passes its bound."
     ),
     run=run,
-    seconds=30,
-    quick_seconds=5,
+    seconds=20,
+    quick_seconds=6,
 )

@@ -298,5 +298,5 @@ CLAIM = Claim(
     ),
     run=run,
     seconds=45,
-    quick_seconds=5,
+    quick_seconds=6,
 )

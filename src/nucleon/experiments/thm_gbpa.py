@@ -250,5 +250,5 @@ CLAIM = Claim(
     ),
     run=run,
     seconds=45,
-    quick_seconds=6,
+    quick_seconds=9,
 )

@@ -72,7 +72,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             "stays near zero, and then drift with ever smaller steps, which moves the comparator "
             "while M_T hardly grows. The share of FAML's and FTRL's bounds grows with T, at 2×2 "
             "and 2×4 as at 1×1: their constants 2 and √2 leave little to improve.",
-            "FTPL stays near 0.4, because the constants of Theorem 4.1 are not attained (see "
+            "FTPL stays below a half, because the constants of Theorem 4.1 are not attained (see "
             "prop-admissibility): at the width of m+2 columns it has 2√(αβ) = 3.3 to 3.7.",
             "On ε_tG_t with fair signs every learner, whatever it does, loses D·E‖Σε_tG_t‖_* in "
             "the mean: that is the lower bound that no learner beats. What lies between the two "
@@ -240,6 +240,6 @@ CLAIM = Claim(
         "D·E‖Σε_tG_t‖_* within 5 standard errors, and every worst stream found is worse than that."
     ),
     run=run,
-    seconds=40,
+    seconds=25,
     quick_seconds=5,
 )
