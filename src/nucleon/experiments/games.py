@@ -120,12 +120,9 @@ def replayed(case: WorstCase, settings: Settings) -> Replayed:
 def lower_side(
     name: str, make: Callable[..., GBPA], shape: Shape, settings: Settings, bound: float = 1.0
 ) -> tuple[Check, ...]:
-    """That a learner loses its share of the bound on the swing, and on the worst streams found.
-
-    `make` is FTRL, FTPL or FAML.
-    """
+    """That FTRL, FTPL or FAML loses its share of the bound on the swing and the worst streams."""
     swinging = make(shape, radius=1.0, gradient_bound=bound, dtype=torch.float64)
-    cases = kept(cast(Searched, swinging.name), settings)
+    cases = kept(cast(Searched, name.lower()), settings)
     apart = worst([replayed(case, settings).apart for case in cases])
     return (
         Check(f"{name} on the swing: regret/bound", swung(swinging, bound), "≥", LEAST[name]),
