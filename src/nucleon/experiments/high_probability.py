@@ -429,6 +429,6 @@ CLAIM = Claim(
         f"grow with an exponent of at least {LINEAR:g}."
     ),
     run=run,
-    seconds=30,
+    seconds=20,
     quick_seconds=6,
 )

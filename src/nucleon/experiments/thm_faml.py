@@ -222,6 +222,6 @@ CLAIM = Claim(
         f"Actions, regrets and bounds of a few rounds are the reference's to {agreement.EXACT:g}."
     ),
     run=run,
-    seconds=50,
+    seconds=60,
     quick_seconds=4,
 )

@@ -249,6 +249,6 @@ CLAIM = Claim(
         f"{agreement.EXACT:g}, FTRL's to {agreement.SOLVED:g}."
     ),
     run=run,
-    seconds=50,
+    seconds=60,
     quick_seconds=9,
 )

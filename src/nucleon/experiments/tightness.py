@@ -240,6 +240,6 @@ CLAIM = Claim(
         "D·E‖Σε_tG_t‖_* within 5 standard errors, and every worst stream found is worse than that."
     ),
     run=run,
-    seconds=25,
+    seconds=18,
     quick_seconds=5,
 )
