@@ -7,9 +7,10 @@
 Ours is a group with rule="adamw" of an optimizer, stepped by its public `step`. The sides take
 turns, each with weights, moments and gradients of its own. `ms` is the median of a step between two
 CUDA events that lie around it, the device idle before: what the host takes is part of it. `device`
-is that of a step among several that wait in line behind a kernel that sleeps, which hides the host. `bytes` is the time of moving every gradient twice, to look at it before it is
-used, and weights and moments there and back, at the bandwidth of a large copy in the same run;
-torch's has one flag per call and moments in the dtype of the weights.
+is that of a step among several that wait in line behind a kernel that sleeps, which hides the host.
+`bytes` is the time of moving every gradient twice, to look at it before it is used, and weights and
+moments there and back, at the bandwidth of a large copy in the same run; torch's has one flag per
+call and moments in the dtype of the weights.
 """
 
 import argparse

@@ -1,11 +1,6 @@
 """The claims on lemmas and remarks: the quick ones hold, and a wrong constant fails them."""
 
-import math
-from fractions import Fraction
-
-import mpmath
 import pytest
-import scipy.stats
 import torch
 
 from nucleon import theory
@@ -20,7 +15,8 @@ from nucleon.experiments import (
     prop_tradeoff,
     remark_unknown_bound,
 )
-from nucleon.learners import AdaGradFTRL
+from nucleon.experiments.reference import mixtures
+from nucleon.learners import FTPL, GBPA, AdaGradFTRL
 from nucleon.theory import Sides
 
 F64 = torch.float64
@@ -46,10 +42,8 @@ def shorten(patch):
     """The same checks on less."""
     patch.setattr(lemmas_shampoo, "SHAPES", ((1, 1), (2, 3)))
     patch.setattr(lemmas_wishart, "HESSIAN_SHAPES", ((1, 1), (2, 3)))
-    patch.setattr(lemmas_wishart, "PANELS", 3000)
     patch.setattr(lemmas_wishart, "QUICK_SAMPLES", 8000)
     patch.setattr(remark_unknown_bound, "QUICK_LENGTHS", (30,))
-    patch.setattr(remark_unknown_bound, "QUICK_STEPS", 40)
     patch.setattr(remark_unknown_bound, "QUICK_GAMES", 8)
     patch.setattr(prop_tradeoff, "QUICK_MIXTURES", 1)
     patch.setattr(prop_tradeoff, "QUICK_SEARCH", {"starts": 3, "steps": 25, "replicates": 8})
@@ -69,42 +63,6 @@ def test_the_quick_claim_holds_and_is_determined_by_its_settings(name, monkeypat
         assert {len(row) for row in table.rows} == {len(table.columns)}
     again = CLAIMS[name].run(Settings(quick=True), Silent())
     assert again.checks == result.checks
-
-
-# ---- second evaluations are right themselves ----------------------------------------------------
-
-
-@pytest.mark.parametrize(("degrees", "noncentrality"), [(3, 0.5), (5, 40.0)])
-def test_the_quadrature_is_the_expectation(degrees, noncentrality):
-    def weighted(x):
-        density = scipy.stats.ncx2.pdf(float(x), degrees, noncentrality)
-        return density / float(x)
-
-    integral = mpmath.quad(lambda y: 2 * y * weighted(y * y), [1e-8, 1, 3, 8, 20])
-    found = lemmas_wishart.inverse_moment(degrees, noncentrality)
-    assert found == pytest.approx(float(integral), rel=1e-6)
-
-
-def test_the_printed_double_sum_is_an_identity():
-    values = [Fraction(v) for v in (3, -1, 4, 1, -5)]
-    first, second = lemma_discounting.double_sums(values, Fraction(1, 3))
-    assert first + second == values[-1] - values[0]
-    steps = [-4, 5, -3, -6]
-    assert first == sum(Fraction(1, 3) ** (3 - t) * d for t, d in enumerate(steps))
-
-
-@pytest.mark.parametrize("variant", remark_unknown_bound.VARIANTS)
-def test_the_actions_by_hand_are_the_learner_s(variant):
-    generator = torch.Generator().manual_seed(1)
-    g = torch.randn(40, dtype=F64, generator=generator) * 10 ** torch.randn(
-        40, dtype=F64, generator=generator
-    )
-    regret, bound = remark_unknown_bound.by_hand(variant, g[None])
-    stream = g.reshape(-1, 1, 1, 1)
-    offset = remark_unknown_bound.VARIANTS[variant]
-    played = remark_unknown_bound.played(stream, offset, preconditioner="scalar", ball="l2")
-    assert played[0].item() == pytest.approx(regret.item(), rel=1e-12)
-    assert played[1].item() == pytest.approx(bound.item(), rel=1e-12)
 
 
 # ---- a wrong constant fails ---------------------------------------------------------------------
@@ -155,6 +113,22 @@ def unclipped(patch):
     patch.setattr(AdaGradFTRL, "_fed", wrong)
 
 
+def without_a_deviation(patch):
+    for learner in (GBPA, FTPL):
+        patch.setattr(learner, "_deviation", lambda self, oblivious, delta: 0.0)
+
+
+def without_an_excess(patch):
+    """A bound of GBPA that forgets what exceeded the level in force."""
+    exact = GBPA._within_bound
+
+    def wrong(self, gradient):
+        fed, level, excess = exact(self, gradient)
+        return fed, level, torch.zeros_like(excess)
+
+    patch.setattr(GBPA, "_within_bound", wrong)
+
+
 def without_the_second_sum(patch):
     def wrong(losses, *, discount):
         steps = losses.diff()
@@ -178,6 +152,8 @@ FAULTS = {
     "scale-free × 0.9": ("remark-unknown-bound", scaled("scale_free_adagrad_bound", 0.9)),
     "adagrad_bound × 1.1": ("remark-unknown-bound", scaled("adagrad_bound", 1.1)),
     "clipping without clipping": ("remark-unknown-bound", unclipped),
+    "no excess": ("remark-unknown-bound", without_an_excess),
+    "no deviation": ("high-probability", without_a_deviation),
     "admissibility_tradeoff × 0.9": ("prop-tradeoff", scaled_right("admissibility_tradeoff", 0.9)),
     "oblivious deviation × ½": ("high-probability", scaled("ftpl_oblivious_deviation", 0.5)),
     "oblivious deviation × 2": ("high-probability", scaled("ftpl_oblivious_deviation", 2.0)),
@@ -196,7 +172,7 @@ def test_a_wrong_constant_fails_the_claim(fault, monkeypatch):
 def test_half_is_the_least_product():
     """At αβ < ½ the proof's inequality puts the ceiling below the nuclear norm."""
     x = torch.randn(2, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
-    root = math.sqrt(1 / (2 * 0.49)) * prop_tradeoff._root_of_gram(x)
+    root = torch.from_numpy(mixtures.best_root(x.numpy(), (0.49, 1.0)))
     left, right = theory.admissibility_tradeoff(x, root, alpha=0.49, beta=1.0)
     assert right < left
 

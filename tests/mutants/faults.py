@@ -1,16 +1,10 @@
-"""Faults of the mathematics, each put into the library, and the claims that must notice it.
-
-A fault is a function that patches the imported library, for good: it runs in a process of its own.
-`claims` are those that must notice, by a check that fails, with `--quick`. `issue` marks the faults
-that every claim once let pass; `internal` those whose patch depends on a private name.
-"""
+"""Faults of optimizers, learners, bounds and applications, and the claims that must notice them."""
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
+from fault import fault, replace
 
 import nucleon
 from nucleon import moments, noise, potentials, theory
@@ -19,31 +13,6 @@ from nucleon.o2nc import meter as conversion
 from nucleon.o2nc import optimizer as o2nc
 from nucleon.problems import quasi_newton, rotations
 from nucleon.theory import gbpa as gbpa_theory
-
-
-class Fault(NamedTuple):
-    name: str
-    claims: tuple[str, ...]
-    put_in: Callable[[], None]
-    issue: bool
-    internal: bool
-
-
-FAULTS: list[Fault] = []
-
-
-def fault(name: str, *claims: str, issue: bool = False, internal: bool = False):
-    def enter(put_in: Callable[[], None]) -> Callable[[], None]:
-        FAULTS.append(Fault(name, claims, put_in, issue, internal))
-        return put_in
-
-    return enter
-
-
-def replace(function_of, name: str, change) -> None:
-    """Put change(original) in the place of an attribute."""
-    setattr(function_of, name, change(getattr(function_of, name)))
-
 
 # ---- optimizers
 
@@ -404,11 +373,11 @@ def scalar_eta():
 )
 def unsymmetrized():
     def entered(self, direction, slope):
-        x = self._action()
+        x, played = self._action(), self.learner.play()
         residual = slope - self.half * (x @ direction)
         gradient = -torch.outer(residual, direction) / (2 * self.half)
         self.learner.observe(gradient)
-        self.ledger.record(gradient, x)
+        self.ledger.record(gradient, played)  # of the learner's game, or its certificate refuses
         loss = residual.double().square().sum() / 2
         u, target = direction.double(), (self.center * direction + slope).double()
         self._losses = self._losses + loss

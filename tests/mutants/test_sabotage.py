@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import FAULTS
+import sabotage
+from fault import FAULTS, Fault
+from sabotage import Outcome
 
 from nucleon.experiments import CLAIMS
 
@@ -23,7 +25,7 @@ FIVE = (
 def test_the_table_is_complete():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
     assert sum(fault.issue for fault in FAULTS) == 19
-    assert {claim for fault in FAULTS for claim in fault.claims} <= set(CLAIMS)
+    assert {claim for fault in FAULTS for claim in fault.claims} == set(CLAIMS)
     assert set(FIVE) <= {fault.name for fault in FAULTS}
 
 
@@ -38,7 +40,22 @@ def test_five_faults_are_noticed():
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 of 5 pairs" in done.stdout
+    assert "5 pairs noticed, 5 claims pass without a fault, 0 not as" in done.stdout
+
+
+def test_neither_a_crash_nor_a_failure_without_a_fault_passes():
+    fault = Fault("a fault", ("thm-gbpa",), lambda: None, False, False, False)
+    for found, right in (
+        (Outcome(["a check"]), True),
+        (Outcome([]), False),
+        (Outcome([], "ValueError: no"), False),
+    ):
+        assert sabotage.as_it_should(fault, found) is right
+        assert ("NOT NOTICED" in sabotage.row(fault, "thm-gbpa", found)) is not right
+    assert sabotage.as_it_should(fault._replace(breaks=True), Outcome([], "ValueError: no"))
+    assert sabotage.as_it_should(None, Outcome([]))
+    assert not sabotage.as_it_should(None, Outcome(["a check"]))
+    assert not sabotage.as_it_should(None, Outcome([], "ValueError: no"))
 
 
 def test_an_unknown_fault_is_told():

@@ -5,20 +5,9 @@ from typing import TYPE_CHECKING
 from nucleon import _lazy
 
 if TYPE_CHECKING:
-    from nucleon.experiments.base import (
-        Cell,
-        Check,
-        Claim,
-        Figure,
-        Panel,
-        Progress,
-        Result,
-        Series,
-        Settings,
-        Silent,
-        Table,
-    )
+    from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, Silent
     from nucleon.experiments.claims import CLAIMS
+    from nucleon.experiments.shown import Cell, Figure, Panel, Series, Table
 
 __all__ = [
     "CLAIMS",
@@ -39,7 +28,8 @@ __getattr__, __dir__ = _lazy.attach(
     __name__,
     __all__,
     {
-        "base": "Cell Check Claim Figure Panel Progress Result Series Settings Silent Table",
+        "base": "Check Claim Progress Result Settings Silent",
         "claims": "CLAIMS",
+        "shown": "Cell Figure Panel Series Table",
     },
 )

@@ -8,11 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nucleon import noise, streams
-from nucleon.experiments.base import Check, Table
-from nucleon.experiments.games import worst
+from nucleon import streams
+from nucleon.experiments.base import Check
+from nucleon.experiments.games import text, worst
 from nucleon.experiments.reference import bounds, learners
 from nucleon.experiments.reference.algebra import Array, nuclear
+from nucleon.experiments.shown import Table
+from nucleon.experiments.twins import (
+    Twin,
+    adagrad_twin,
+    ftpl_draws,
+    gaussian_twin,
+    gbpa_constants,
+    gbpa_twin,
+    shampoo_twin,
+)
 from nucleon.learners import (
     FAML,
     FTL,
@@ -40,22 +50,6 @@ SOLVED = 1e-4
 least curvature over the value."""
 TIGHT = 1e-12
 """The gap to which a library's solver must be told to go for `SOLVED`."""
-
-Actions = Callable[[Array], Array]
-
-
-@dataclass(frozen=True)
-class Twin:
-    """The reference's learner: actions and bound from gradients (T, …, m, n)."""
-
-    actions: Actions
-    bound: Actions | None
-    """None where there is no theorem."""
-    radius: float = 1.0
-    discount: float = 1.0
-    ball: Literal["op", "linf"] = "op"
-    exact: bool = True
-    """False where the library's actions come from a solver."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +117,16 @@ def checks(found: Sequence[Agreement]) -> tuple[Check, ...]:
 
 def table(found: Sequence[Agreement]) -> Table:
     """The differences, by learner."""
-    columns = ("learner", "actions/D", "regret over D·Σ‖G_t‖_*", "bound")
-    rows = tuple((a.name, a.actions, a.regret, a.bound) for a in found)
-    return Table(f"Against the reference, largest differences in {ROUNDS} rounds", columns, rows)
+    return Table.listing(
+        "Against the reference, largest differences in a few rounds",
+        found,
+        {
+            "learner": lambda a: a.name,
+            "actions/D": lambda a: a.actions,
+            "regret over D·Σ‖G_t‖_*": lambda a: a.regret,
+            "bound": lambda a: a.bound,
+        },
+    )
 
 
 def leaning(shape: Shape, *, bound: float = 1.0, seed: int = 0, rounds: int = ROUNDS) -> Tensor:
@@ -133,142 +134,6 @@ def leaning(shape: Shape, *, bound: float = 1.0, seed: int = 0, rounds: int = RO
     drawn = streams.gaussian(shape, bound=bound, seed=seed, dtype=torch.float64)
     given = torch.stack([drawn.gradient(t) for t in range(1, rounds + 1)])
     return (given + bound * torch.eye(*shape[-2:], dtype=torch.float64)) / 2
-
-
-# ---------------------------------------------------------------------- twins
-
-
-def gbpa_twin(
-    name: str,
-    shape: tuple[int, ...],
-    *,
-    radius: float = 1.0,
-    bound: float = 1.0,
-    discount: float = 1.0,
-    factor: float = 1.0,
-    draws: Callable[[int], Array] | None = None,
-) -> Twin:
-    """The twin of FTL, FTRL, FTPL with the noise `draws`, or FAML, η = factor·√(α/β)."""
-    m, n = sorted(shape[-2:])
-    constants = {
-        "FTL": None,
-        "FTRL": bounds.REGULARIZED,
-        "FTPL": bounds.gaussian(m, bounds.padded(m, n)),
-        "FAML": bounds.HYPERBOLIC,
-    }[name]
-    directions: Mapping[str, learners.Direction] = {
-        "FTL": learners.leader,
-        "FTRL": learners.regularized,
-        "FTPL": learners.perturbed(draws or _none),
-        "FAML": learners.augmented,
-    }
-    eta = 1.0 if constants is None else factor * bounds.eta(constants)
-    game: dict[str, Any] = {"radius": radius, "bound": bound, "discount": discount}
-    theorem = None
-    if constants is not None:
-        theorem = _bound(bounds.gbpa, constants, **game, factor=factor)
-    return Twin(
-        lambda g: learners.gbpa(directions[name], g, **game, eta=eta),
-        theorem,
-        radius,
-        discount,
-        exact=name != "FTRL",
-    )
-
-
-def _bound(function: Callable[..., Array], *fixed: Any, **options: Any) -> Actions:
-    return lambda gradients: function(gradients, *fixed, **options)
-
-
-def _none(t: int) -> Array:
-    raise ValueError("FTPL's twin needs the noise it is given; pass draws=")
-
-
-def ftpl_draws(
-    shape: tuple[int, ...],
-    *,
-    samples: int,
-    seed: int = 0,
-    redraw: bool = True,
-    antithetic: bool = False,
-) -> Callable[[int], Array]:
-    """Z of every round for FTPL's games: t → (samples, b, m, n′), keyed as `noise` says."""
-    *batch, rows, columns = shape
-    m, n = sorted((rows, columns))
-    count = samples // 2 if antithetic else samples
-
-    def draws(t: int) -> Array:
-        drawn = noise.normal(
-            (count, *batch, m, bounds.padded(m, n)),
-            seed=seed,
-            stream=torch.arange(batch[0]) if batch else 0,
-            step=t if redraw else 0,
-            sample=torch.arange(count).reshape(-1, *(1 for _ in batch)),
-            dtype=torch.float64,
-        ).numpy()
-        return np.concatenate([drawn, -drawn]) if antithetic else drawn
-
-    return draws
-
-
-def shampoo_twin(name: str, *, radius: float, bound: float = 1.0) -> Twin:
-    """The twin of Shampoo, one-sided Shampoo, Kronecker FTRL or scalar GBPA."""
-    own = {"radius": radius}
-    both = {**own, "bound": bound}
-    return {
-        "Shampoo": Twin(
-            _bound(learners.shampoo, **own), _bound(bounds.shampoo, **own), radius, exact=False
-        ),
-        "One-sided Shampoo": Twin(
-            _bound(learners.shampoo, **own, exponents=(0.5, 0.0)),
-            _bound(bounds.one_sided_shampoo, **own),
-            radius,
-            exact=False,
-        ),
-        "Kronecker FTRL": Twin(
-            _bound(learners.kronecker_ftrl, **both),
-            _bound(bounds.kronecker_ftrl, **both),
-            radius,
-            exact=False,
-        ),
-        "Scalar GBPA": Twin(
-            _bound(learners.scalar_gbpa, **both), _bound(bounds.scalar_gbpa, **both), radius
-        ),
-    }[name]
-
-
-def adagrad_twin(
-    update: Literal["ogd", "ftrl"],
-    preconditioner: Literal["scalar", "diagonal", "full"],
-    ball: Literal["l2", "linf"],
-    *,
-    radius: float,
-    delta: float = 0.0,
-) -> Twin:
-    """The twin of an AdaGrad learner on rows."""
-    own: dict[str, Any] = {
-        "update": update,
-        "preconditioner": preconditioner,
-        "ball": ball,
-        "radius": radius,
-        "delta": delta,
-    }
-    actions, bound = _bound(learners.adagrad, **own), _bound(bounds.adagrad, **own)
-    norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
-    return Twin(actions, bound, radius, ball=norm, exact=False)
-
-
-def gaussian_twin(dimension: int, *, radius: float, bound: float) -> Twin:
-    """The twin of Gaussian FTPL on rows, which plays the mean; the reference sums it on a grid."""
-    constants = bounds.spherical(dimension)
-    game: dict[str, Any] = {"radius": radius, "bound": bound}
-    eta = bounds.eta(constants)
-    return Twin(
-        lambda g: learners.gbpa(learners.spherical, g, **game, eta=eta),
-        _bound(bounds.gbpa, constants, **game),
-        radius,
-        exact=False,
-    )
 
 
 # ---------------------------------------------------------------------- games of both
@@ -309,22 +174,15 @@ def gbpa_games(
                 game = {"radius": radius, "discount": discount}
                 # A factor on η is given as a number, which the reference knows by itself.
                 twin = gbpa_twin(name, shape, **game, bound=bound, factor=factor, draws=draws)
-                eta = None if factor == 1.0 else factor * _eta(name, m, n)
+                eta = None if factor == 1.0 else factor * bounds.eta(gbpa_constants(name, shape))
                 learner = GBPAS[name](
                     shape, **game, gradient_bound=bound, eta=eta, dtype=torch.float64, **own
                 )
-                label = f"{name}, {m}×{n}" + f", γ = {discount:g}, η × {factor:g}" * (
+                label = f"{name}, {text(shape)}" + f", γ = {discount:g}, η × {factor:g}" * (
                     (discount, factor) != (1.0, 1.0)
                 )
                 found.append(compare(label, learner, given, twin))
     return found
-
-
-def _eta(name: str, m: int, n: int) -> float:
-    short, long = sorted((m, n))
-    gaussian = bounds.gaussian(short, bounds.padded(short, long))
-    constants = {"FTRL": bounds.REGULARIZED, "FTPL": gaussian, "FAML": bounds.HYPERBOLIC}
-    return bounds.eta(constants[name])
 
 
 def projected_games(
@@ -335,7 +193,7 @@ def projected_games(
     given = leaning(shape, seed=seed)
     return [
         compare(
-            f"{name}, {side}×{side}",
+            f"{name}, {text(shape)}",
             PROJECTED[name](shape, radius=radius, dtype=torch.float64, **SOLVER),
             given,
             shampoo_twin(name, radius=radius),

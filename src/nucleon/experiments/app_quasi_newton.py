@@ -11,20 +11,10 @@ from torch import Tensor
 
 from nucleon.experiments import agreement
 from nucleon.experiments.app_rotations import ProjectedDescent
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import learners as reference
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.learners import FAML, Learner, ScalarGBPA
 from nucleon.problems.quasi_newton import (
     RUNNING_FAML,
@@ -221,7 +211,16 @@ def run(settings: Settings, progress: Progress) -> Result:
         ),
         tables=tuple(_table(objective, runs) for objective, runs in found.values()),
         figures=(_figure(found),),
-        records=tuple(_record(o, r) for o, runs in found.values() for r in runs),
+        records=records(
+            [(objective, r) for objective, runs in found.values() for r in runs],
+            {
+                "objective": lambda item: item[0].name,
+                "method": lambda item: item[1].method,
+                "iterations": lambda item: item[1].iterations,
+                "evaluations": lambda item: item[1].evaluations,
+                "final": lambda item: item[1].history[-1],
+            },
+        ),
         notes=_notes(found),
     )
 
@@ -367,11 +366,6 @@ def _notes(found: dict[str, tuple[Objective, list[Run]]]) -> tuple[str, ...]:
         "‖∇f‖₂ ≤ 1e-8. The running bound is certified on the condition that it states; with the "
         "bound 1, which μ and L imply, the certificate is unconditional, and the start slower.",
     )
-
-
-def _record(objective: Objective, r: Run) -> dict[str, object]:
-    counts = {"iterations": r.iterations, "evaluations": r.evaluations}
-    return {"objective": objective.name, "method": r.method, **counts, "final": r.history[-1]}
 
 
 CLAIM = Claim(

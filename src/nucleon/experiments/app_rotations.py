@@ -11,21 +11,11 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments import agreement, twins
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.reference import bounds
 from nucleon.experiments.reference import learners as reference
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.learners import FAML, Learner
 from nucleon.linalg.projections import clip
 from nucleon.problems.rotations import OnlineRotations, Registration, SignRounding
@@ -258,7 +248,17 @@ def run(settings: Settings, progress: Progress) -> Result:
             agreement.table(agreed),
         ),
         figures=(_figure(found),),
-        records=tuple(_record(name, games) for name, runs in found.items() for games in runs),
+        records=records(
+            [(name, games) for name, runs in found.items() for games in runs],
+            {
+                "stream": lambda item: item[0],
+                "rounds": lambda item: len(item[1]["FAML"].losses),
+                "players": lambda item: {
+                    name: {"loss": sum(game.losses), "regret": game.ledger.regret().item()}
+                    for name, game in item[1].items()
+                },
+            },
+        ),
         notes=(
             "The loss of a learner is that of X_t, which is the expected loss of the orthogonal "
             "matrix it draws; Procrustes is judged by the orthogonal matrix it found. The regret "
@@ -297,7 +297,7 @@ def _agrees(name: str, how: dict[str, Any], seed: int) -> agreement.Agreement:
     for u, v in pairs:
         actions.append(player.matrix())
         player.observe(u, v)
-    given, twin = gradients.numpy(), agreement.gbpa_twin("FAML", (n, n))
+    given, twin = gradients.numpy(), twins.gbpa_twin("FAML", (n, n))
     wanted = twin.actions(given)
     assert twin.bound is not None
     return agreement.Agreement(
@@ -311,7 +311,7 @@ def _agrees(name: str, how: dict[str, Any], seed: int) -> agreement.Agreement:
 def _descends(seed: int) -> agreement.Agreement:
     """OGD beside the reference's."""
     _, gradients = _pairs_of({}, seed)
-    twin = agreement.Twin(reference.projected_descent, bounds.projected_descent)
+    twin = twins.Twin(reference.projected_descent, bounds.projected_descent)
     n = gradients.shape[-1]
     return agreement.compare("OGD", ProjectedDescent((n, n), dtype=torch.float64), gradients, twin)
 
@@ -416,14 +416,6 @@ def _figure(found: dict[str, list[Games]]) -> Figure:
         "streams of all seeds.",
         tuple(panel(stream, runs) for stream, runs in found.items()),
     )
-
-
-def _record(stream: str, games: Games) -> dict[str, object]:
-    players = {
-        name: {"loss": sum(game.losses), "regret": game.ledger.regret().item()}
-        for name, game in games.items()
-    }
-    return {"stream": stream, "rounds": len(games["FAML"].losses), "players": players}
 
 
 CLAIM = Claim(

@@ -1,5 +1,6 @@
 """app-training: a small network on digits by Muon, Pion, Leon and AdamW, by learning rate."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,8 @@ from torch.optim import AdamW, Optimizer
 
 from nucleon import training
 from nucleon.experiments import optimizers
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.optim import Leon, Muon, Pion
 from nucleon.training import MLP, Examples, Recipe
 
@@ -243,7 +234,16 @@ def run(settings: Settings, progress: Progress) -> Result:
         ),
         tables=(_table(curves),),
         figures=(_figure(curves, len(data.test_targets)),),
-        records=tuple(_records(curves, seeds)),
+        records=records(
+            list(itertools.product(curves, range(len(OCTAVES)), range(len(seeds)))),
+            {
+                "method": lambda at: at[0].method,
+                "rate": lambda at: at[0].rates[at[1]],
+                "seed": lambda at: seeds[at[2]],
+                "test_loss": lambda at: at[0].losses[at[1:]].item(),
+                "accuracy": lambda at: at[0].accuracies[at[1:]].item(),
+            },
+        ),
         notes=_notes(curves, steps, seeds, data),
     )
 
@@ -338,21 +338,6 @@ def _figure(curves: list[Curve], examples: int) -> Figure:
             ),
         ),
     )
-
-
-def _records(curves: list[Curve], seeds: Sequence[int]) -> list[dict[str, object]]:
-    return [
-        {
-            "method": curve.method,
-            "rate": rate,
-            "seed": seed,
-            "test_loss": curve.losses[i, j].item(),
-            "accuracy": curve.accuracies[i, j].item(),
-        }
-        for curve in curves
-        for i, rate in enumerate(curve.rates)
-        for j, seed in enumerate(seeds)
-    ]
 
 
 def _notes(

@@ -1,16 +1,18 @@
-"""What a claim of the paper is, what a run of it returns, and the data its figures are made of.
+"""What a claim of the paper is, and what a run of it returns.
 
 A claim is one file with one `CLAIM`. Its `run` measures and returns plain data; nothing here draws,
 prints or writes, so that a table, a figure and a page are made in one place for all claims.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Literal, Protocol
 
 import torch
+
+from nucleon.experiments.shown import Figure, Table
 
 Relation = Literal["<", "≤", "≥", ">"]
 _HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
@@ -19,11 +21,6 @@ _HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
     "≥": operator.ge,
     ">": operator.gt,
 }
-Scale = Literal["linear", "log"]
-Cell = str | float
-Item = TypeVar("Item")
-Row = TypeVar("Row")
-Column = TypeVar("Column")
 
 
 @dataclass(frozen=True)
@@ -39,97 +36,6 @@ class Check:
     def passed(self) -> bool:
         """Whether the relation holds."""
         return _HOLDS[self.relation](self.measured, self.threshold)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of words and numbers under a row of column names."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-    @classmethod
-    def listing(
-        cls, title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]
-    ) -> Self:
-        """A row for each item, a column for each function of it."""
-        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
-        return cls(title, tuple(columns), rows)
-
-    @classmethod
-    def grid(
-        cls,
-        title: str,
-        corner: str,
-        rows: Mapping[str, Row],
-        columns: Mapping[str, Column],
-        cell: Callable[[Row, Column], Cell],
-    ) -> Self:
-        """A cell for each pair of a row and a column, which are shown under their names."""
-        cells = tuple(
-            (name, *(cell(row, c) for c in columns.values())) for name, row in rows.items()
-        )
-        return cls(title, (corner, *columns), cells)
-
-
-@dataclass(frozen=True)
-class Series:
-    """A line y(x), with a band from `low` to `high` where given.
-
-    Series of one `style` look alike in every panel and figure of a claim.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    style: int = 0
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Series over the same axes; `marked` puts a marker on every point."""
-
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    x_scale: Scale = "linear"
-    y_scale: Scale = "linear"
-    marked: bool = False
-
-
-def log_panel(title: str, labels: tuple[str, str], series: Iterable[Series]) -> Panel:
-    """A panel with two logarithmic axes, labelled (x, y)."""
-    return Panel(title, *labels, tuple(series), x_scale="log", y_scale="log")
-
-
-def named(names: Iterable[str]) -> dict[str, str]:
-    """Rows or columns of a grid that are their own names."""
-    return {name: name for name in names}
-
-
-def records(
-    items: Iterable[Item], fields: Mapping[str, Callable[[Item], object]]
-) -> tuple[dict[str, object], ...]:
-    """One record for each item, a field for each function of it."""
-    return tuple({name: field(item) for name, field in fields.items()} for item in items)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Panels under one title and one legend; `name` becomes the name of the file.
-
-    `shared_axes` gives all panels the same limits, so that they can be compared by eye.
-    """
-
-    name: str
-    title: str
-    caption: str
-    panels: tuple[Panel, ...]
-    shared_axes: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,8 +127,7 @@ class Claim:
         title: a few words.
         statement: the claim in one sentence.
         place: where the paper makes it.
-        tolerance: when it counts as reproduced, in one sentence, settled before what it judges
-            was run.
+        tolerance: when it counts as reproduced, in one sentence.
         run: measures, and returns the result; determined by the settings.
         seconds: about how long a run takes on two cores.
         quick_seconds: the same with `quick`.

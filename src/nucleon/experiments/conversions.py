@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nucleon.experiments import agreement
-from nucleon.experiments.base import Check, Series
+from nucleon.experiments import agreement, twins
+from nucleon.experiments.base import Check
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import conversion
 from nucleon.experiments.reference.algebra import Array
+from nucleon.experiments.shown import Series
 from nucleon.learners import FAML, FTL, FTPL, Learner
 from nucleon.o2nc.meter import ConversionMeter, ConversionTerms
 from nucleon.o2nc.optimizer import O2NC
@@ -202,13 +203,13 @@ def agrees(
         getattr(found.history, part.name).numpy() for part in fields(History)
     )
     radius = conversion.radius(process.rho, process.discount)
-    twin = agreement.gbpa_twin(
+    twin = twins.gbpa_twin(
         TWINS[process.learner],
         gradients.shape[1:],
         radius=radius,
         bound=process.gradient_bound,
         discount=process.discount,
-        draws=agreement.ftpl_draws(
+        draws=twins.ftpl_draws(
             gradients.shape[1:], samples=options.get("samples", 16), seed=process.seed
         ),
     )

@@ -11,22 +11,11 @@ import torch
 from torch import Tensor
 
 from nucleon import noise, theory
-from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Cell,
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments import agreement, twins
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import costs, learners
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.learners import FAML
 from nucleon.linalg.augmented import augmented_coupled
 from nucleon.linalg.coefficients import newton_schulz
@@ -278,7 +267,15 @@ def run(settings: Settings, progress: Progress) -> Result:
         checks=(*checks(fits), *_counts(settings.first_seed), *agreed),
         tables=(_constants(fits), _exponents(fits)),
         figures=(_figure(fits),),
-        records=tuple(_record(name, f) for name, f in fits.items()),
+        records=records(
+            fits.items(),
+            {
+                "method": lambda item: item[0],
+                "wide": lambda item: item[1].wide,
+                "square": lambda item: item[1].square,
+                "points": lambda item: _points(item[1]),
+            },
+        ),
         notes=(
             "Times are the least CPU time of the process on one thread; they differ from run "
             "to run and from machine to machine, and the seed does not determine them.",
@@ -335,7 +332,7 @@ def _counts(seed: int) -> tuple[Check, ...]:
 def _coupled_game(seed: int) -> agreement.Agreement:
     """FAML with the coupled root, whose round is timed, beside the reference."""
     learner = FAML((2, *SMALL), method="coupled", dtype=torch.float64)
-    twin = agreement.gbpa_twin("FAML", (2, *SMALL))
+    twin = twins.gbpa_twin("FAML", (2, *SMALL))
     return agreement.compare(
         "FAML, coupled", learner, agreement.leaning((2, *SMALL), seed=seed), twin
     )
@@ -357,29 +354,38 @@ def checks(fits: dict[str, Fit]) -> tuple[Check, ...]:
 
 
 def _constants(fits: dict[str, Fit]) -> Table:
-    def row(name: str, f: Fit) -> tuple[Cell, ...]:
+    def spread(f: Fit) -> str:
         residuals = [t.seconds / v for t, v in zip(f.timings, f.model, strict=True)]
-        spread = f"{min(residuals):.2f} to {max(residuals):.2f}"
-        rate = sum(f.flops) / sum(t.seconds for t in f.timings) / 1e9
-        share = max(t.overhead / t.seconds for t in f.timings)
-        constants = (1e12 * f.wide, 1e12 * f.square, share)
-        return (name, *constants, f.explained, f.factor, spread, rate)
+        return f"{min(residuals):.2f} to {max(residuals):.2f}"
 
-    constants = ("ps/flop with n", "ps/flop of m³", "largest share of overhead")
-    quality = ("variance explained", "median factor", "time/model", "Gflop/s in all")
-    title = "Fitted constants, by nonnegative least squares in relative errors"
-    rows = tuple(row(name, f) for name, f in fits.items())
-    return Table(title, ("method", *constants, *quality), rows)
+    def rate(f: Fit) -> float:
+        return sum(f.flops) / sum(t.seconds for t in f.timings) / 1e9
+
+    return Table.listing(
+        "Fitted constants, by nonnegative least squares in relative errors",
+        fits.items(),
+        {
+            "method": lambda item: item[0],
+            "ps/flop with n": lambda item: 1e12 * item[1].wide,
+            "ps/flop of m³": lambda item: 1e12 * item[1].square,
+            "largest share of overhead": lambda item: max(
+                t.overhead / t.seconds for t in item[1].timings
+            ),
+            "variance explained": lambda item: item[1].explained,
+            "median factor": lambda item: item[1].factor,
+            "time/model": lambda item: spread(item[1]),
+            "Gflop/s in all": lambda item: rate(item[1]),
+        },
+    )
 
 
 def _exponents(fits: dict[str, Fit]) -> Table:
-    def row(name: str, f: Fit) -> tuple[Cell, ...]:
+    def cell(f: Fit, variable: int) -> str:
         pairs = [f"{a:.2f} / {b:.2f}" for a, b in zip(*f.exponents(), strict=True)]
-        return (name, *pairs, *[""] * (3 - len(pairs)))
+        return pairs[variable] if variable < len(pairs) else ""
 
-    columns = ("method", "m at fixed n/m", "n/m", "K")
-    rows = tuple(row(name, f) for name, f in fits.items())
-    return Table("Exponents in the time / in the flops", columns, rows)
+    variables = {"m at fixed n/m": 0, "n/m": 1, "K": 2}
+    return Table.grid("Exponents in the time / in the flops", "method", fits, variables, cell)
 
 
 def _figure(fits: dict[str, Fit]) -> Figure:
@@ -407,12 +413,11 @@ def _figure(fits: dict[str, Fit]) -> Figure:
     return Figure("time", "Time of a round against the flop model", caption, panels)
 
 
-def _record(name: str, f: Fit) -> dict[str, object]:
-    points = [
+def _points(f: Fit) -> list[dict[str, object]]:
+    return [
         {**asdict(t), "flops": flops, "model": v}
         for t, flops, v in zip(f.timings, f.flops, f.model, strict=True)
     ]
-    return {"method": name, "wide": f.wide, "square": f.square, "points": points}
 
 
 CLAIM = Claim(

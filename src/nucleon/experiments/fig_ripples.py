@@ -1,5 +1,6 @@
 """fig-ripples: Muon, Pion and Leon on a rippled, kinked objective (Section 5.3, Appendix H)."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,19 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon.experiments import optimizers
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    named,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.experiments.shown import Figure, Panel, Series, Table, named, records
 from nucleon.optim import Leon, Muon, Pion
 from nucleon.problems import Ripples, random_ripples, random_start
 
@@ -30,7 +20,7 @@ STEPS = 300
 SEEDS, QUICK_SEEDS = 10, 5
 BETA = 0.9
 
-# Fixed beforehand: at this rate Muon moves upward at least so many times as much as Leon.
+# At this rate Muon moves upward at least so many times as much as Leon.
 UPWARD_RATE, UPWARD_RATIO = 0.01, 10.0
 # One draw of Pion is a bold step, ten are nearly Leon's: so many times as much as Pion's.
 PION_RATIOS = {"Pion, literal, k=1": 3.0, "Pion, literal, k=10": 10.0}
@@ -162,7 +152,17 @@ def run(settings: Settings, progress: Progress) -> Result:
             _table("Total upward movement, mean ± standard deviation", paths, "upward"),
         ),
         figures=(_paths_figure(paths), _rates_figure(paths)),
-        records=tuple(_records(paths, seeds)),
+        records=records(
+            list(itertools.product(paths, enumerate(seeds))),
+            {
+                "method": lambda at: at[0].method,
+                "rate": lambda at: at[0].rate,
+                "seed": lambda at: at[1][1],
+                "final": lambda at: at[0].final[at[1][0]].item(),
+                "upward": lambda at: at[0].upward[at[1][0]].item(),
+                "loss": lambda at: at[0].losses[:, at[1][0]].tolist(),
+            },
+        ),
         notes=_notes(paths, len(seeds)),
     )
 
@@ -270,21 +270,6 @@ def _rates_figure(paths: list[Path]) -> Figure:
             panel("final loss", f"loss after {STEPS} steps", lambda p: p.final),
         ),
     )
-
-
-def _records(paths: list[Path], seeds: range) -> list[dict[str, object]]:
-    return [
-        {
-            "method": path.method,
-            "rate": path.rate,
-            "seed": seed,
-            "final": path.final[i].item(),
-            "upward": path.upward[i].item(),
-            "loss": path.losses[:, i].tolist(),
-        }
-        for path in paths
-        for i, seed in enumerate(seeds)
-    ]
 
 
 def _notes(paths: list[Path], instances: int) -> tuple[str, ...]:

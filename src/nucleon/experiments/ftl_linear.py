@@ -8,30 +8,19 @@ import torch
 
 from nucleon import streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Cell,
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Settings,
-    Table,
-    log_panel,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import (
     BOUND,
     STYLES,
     bound_of,
     curve,
+    curves,
     exponent,
     played,
-    recorded,
     text,
     worst,
 )
+from nucleon.experiments.shown import Cell, Figure, Panel, Table, log_panel, records
 from nucleon.game import Trace
 from nucleon.learners import (
     FAML,
@@ -99,10 +88,14 @@ def run(settings: Settings, progress: Progress) -> Result:
         checks=(*checks(hard, easy), *agreement.checks(agreed)),
         tables=(_table(hard, easy), agreement.table(agreed)),
         figures=(_figure(hard, easy),),
-        records=tuple(
-            recorded(t, learner=n, stream=t.stream, exponent=exponent_of(t))
-            for found in (hard, easy)
-            for n, t in found.items()
+        records=records(
+            (*hard.items(), *easy.items()),
+            {
+                "learner": lambda item: item[0],
+                "stream": lambda item: item[1].stream,
+                "exponent": lambda item: exponent_of(item[1]),
+                **curves(lambda item: item[1]),
+            },
         ),
         notes=(
             "The paper gives no stream. Ours is the classical one: ½E, then −E, +E, −E, … with E a "

@@ -10,22 +10,11 @@ from torch import Tensor
 
 from nucleon import streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Cell,
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    log_panel,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import bounds, learners, lemma
+from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, named, records
+from nucleon.experiments.twins import ftpl_draws
 from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.o2nc.plans import Interval
 from nucleon.potentials import Potential, Regularized
@@ -38,7 +27,7 @@ ROUNDS, QUICK_ROUNDS = 160, 20
 DRAWS, QUICK_DRAWS = 64, 24  # games of FTPL, each with a noise of its own
 DISCOUNTS = (1.0, 0.95)
 
-# Fixed beforehand. Autograd and the closed forms agree to rounding, over all rounds; FTRL's solver
+# Autograd and the closed forms agree to rounding, over all rounds; FTRL's solver
 # stops at a relative gap of 1e-12, which moves an action by its root.
 ROUNDING, SOLVER = 1e-9, 1e-5
 WRONG = 1e-2  # what the wrong potential must miss the regret by
@@ -51,7 +40,7 @@ BOUNDED = ("bregman_bound", "stability_bound", "first_round_bound")
 LEARNERS: dict[str, tuple[Callable[..., GBPA], dict[str, Any]]] = {
     "FAML": (FAML, {}),
     "FTPL": (FTPL, {"samples": 8, "antithetic": True, "redraw": False}),
-    "FTRL": (FTRL, {"solver": "douglas-rachford", "tolerance": 1e-12, "max_iterations": 20_000}),
+    "FTRL": (FTRL, dict(agreement.SOLVER)),
     "FTL": (FTL, {}),
 }
 STREAMS: dict[str, Callable[..., Stream]] = {
@@ -160,7 +149,16 @@ def run(settings: Settings, progress: Progress) -> Result:
         ),
         tables=(_table(found), _means(found), agreement.table(agreed)),
         figures=(_figure(found),),
-        records=tuple(_record(game) for game in found),
+        records=records(
+            found,
+            {
+                "learner": lambda g: g.learner,
+                "stream": lambda g: g.stream,
+                "discount": lambda g: g.discount,
+                "gap": lambda g: g.terms.gap.item(),
+                **{kind: _kept(kind) for kind in ("regret", *KINDS, *BOUNDED)},
+            },
+        ),
         notes=(
             "The paper prints DS∑ before the Bregman terms: the S is a slip, the factor is D.",
             "The sum of the terms telescopes to the regret for any numbers Ψ_t(S), right or wrong, "
@@ -179,7 +177,7 @@ def _terms_agree(seed: int) -> tuple[Check, ...]:
     """Every sum of terms, and of their bounds, against the reference's on the plain game."""
     shape = (2, *SHAPE)
     given = agreement.leaning(shape, bound=BOUND, seed=seed)
-    draws = agreement.ftpl_draws(shape, samples=8, redraw=False, antithetic=True)
+    draws = ftpl_draws(shape, samples=8, redraw=False, antithetic=True)
     gaussian = bounds.gaussian(SHAPE[0], bounds.padded(*SHAPE))
     twins: dict[str, tuple[lemma.Value, learners.Direction, tuple[float, float], float]] = {
         "FAML": (lemma.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC, agreement.EXACT),
@@ -264,24 +262,31 @@ def checks(found: list[Game], wrong: Game) -> tuple[Check, ...]:
 
 
 def _table(found: list[Game]) -> Table:
-    def row(game: Game) -> tuple[Cell, ...]:
-        t = game.terms
-        bregman, stability = t.bregman.sum(0), t.stability.sum(0)
-        parts = (t.regret, t.underestimation, bregman, stability, t.first_round)
-        means = (part.mean().item() for part in parts)
-        return (game.learner, game.stream, game.discount, *means, game.mismatch)
-
-    terms = ("underestimation", "Bregman", "stability", "first round")
-    columns = ("learner", "stream", "γ", "regret", *terms, "|rest|/regret")
-    return Table("The terms of the regret, sums over the rounds", columns, tuple(map(row, found)))
+    return Table.listing(
+        "The terms of the regret, sums over the rounds",
+        found,
+        {
+            "learner": lambda g: g.learner,
+            "stream": lambda g: g.stream,
+            "γ": lambda g: g.discount,
+            "regret": lambda g: g.terms.regret.mean().item(),
+            "underestimation": lambda g: g.terms.underestimation.mean().item(),
+            "Bregman": lambda g: g.terms.bregman.sum(0).mean().item(),
+            "stability": lambda g: g.terms.stability.sum(0).mean().item(),
+            "first round": lambda g: g.terms.first_round.mean().item(),
+            "|rest|/regret": lambda g: g.mismatch,
+        },
+    )
 
 
 def _means(found: list[Game]) -> Table:
-    games = [(g, g.mean_ratios()) for g in found if g.learner == "FTPL"]
-    return Table(
+    games = [g for g in found if g.learner == "FTPL"]
+    return Table.grid(
         "FTPL: terms over their bounds, means over Z ± 3 standard errors",
-        ("stream", "γ", *games[0][1]),
-        tuple((g.stream, g.discount, *map(str, ratios.values())) for g, ratios in games),
+        "stream, γ",
+        {f"{g.stream}, {g.discount:g}": g.mean_ratios() for g in games},
+        named(games[0].mean_ratios()),
+        lambda ratios, kind: str(ratios[kind]),
     )
 
 
@@ -311,20 +316,14 @@ def _figure(found: list[Game]) -> Figure:
     return Figure("terms", title, caption, tuple(panel(g) for g in plain), shared_axes=True)
 
 
-def _record(game: Game) -> dict[str, object]:
-    t = game.terms
-    sums = {
-        name: getattr(t, name).sum(0).tolist()
-        for name in ("bregman", "bregman_bound", "stability", "stability_bound")
-    }
-    finite = {k: v if all(map(math.isfinite, v)) else None for k, v in sums.items()}
-    ends = {
-        name: getattr(t, name).tolist()
-        for name in ("regret", "underestimation", "first_round", "first_round_bound")
-        if game.learner != "FTL" or name != "first_round_bound"
-    }
-    head = {"learner": game.learner, "stream": game.stream, "discount": game.discount}
-    return {**head, **ends, **finite, "gap": t.gap.item()}
+def _kept(kind: str) -> Callable[[Game], object]:
+    """A field of the records: a kind of terms, summed over the rounds; None without a bound."""
+
+    def field(game: Game) -> object:
+        values = _summed(getattr(game.terms, kind))
+        return values.tolist() if math.isfinite(values.sum()) else None
+
+    return field
 
 
 CLAIM = Claim(
@@ -347,5 +346,5 @@ CLAIM = Claim(
     ),
     run=run,
     seconds=40,
-    quick_seconds=5,
+    quick_seconds=7,
 )

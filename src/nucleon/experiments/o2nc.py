@@ -8,17 +8,7 @@ from torch import Tensor
 
 from nucleon import noise, theory
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings
 from nucleon.experiments.conversions import (
     FEW,
     KOLMOGOROV,
@@ -31,6 +21,7 @@ from nucleon.experiments.conversions import (
     identity_start,
     sampling,
 )
+from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.learners import FAML, FTL, FTPL, Learner
 from nucleon.linalg.norms import operator_norm
 from nucleon.o2nc.plans import Interval
@@ -142,7 +133,17 @@ def run(settings: Settings, progress: Progress) -> Result:
         checks=checks,
         tables=(_table({**found, "FTL, clipped slope": slope}), _scaling_table(scaling)),
         figures=(_figure(found, distances),),
-        records=tuple(_record(name, m) for name, m in {**found, "clipped slope": slope}.items()),
+        records=records(
+            {**found, "clipped slope": slope}.items(),
+            {
+                "learner": lambda item: item[0],
+                "descent": lambda item: item[1].terms.descent[0].item(),
+                "gap": lambda item: item[1].terms.gap.tolist(),
+                "gap_at_tau": lambda item: item[1].terms.gap_at_tau.tolist(),
+                "regret": lambda item: item[1].terms.regret.tolist(),
+                "noise": lambda item: item[1].terms.noise.tolist(),
+            },
+        ),
         notes=(
             "Left and right are means over the runs; intervals are ± 3 standard errors over them. "
             "The mean over τ is exact, so no τ is drawn for it.",
@@ -213,9 +214,14 @@ def _table(found: dict[str, Measured]) -> Table:
 
 
 def _scaling_table(samples: Tensor) -> Table:
-    rows = tuple((point, str(Interval.of_mean(s))) for point, s in enumerate(samples, 1))
-    title = "Random scaling: mean of L(W+sX) − L(W) − ⟨∇L(W+sX), X⟩ over s, 0 by the identity"
-    return Table(title, ("point", "mean ± 3 standard errors"), rows)
+    return Table.listing(
+        "Random scaling: mean of L(W+sX) − L(W) − ⟨∇L(W+sX), X⟩ over s, 0 by the identity",
+        enumerate(samples, 1),
+        {
+            "point": lambda found: found[0],
+            "mean ± 3 standard errors": lambda found: str(Interval.of_mean(found[1])),
+        },
+    )
 
 
 def _figure(found: dict[str, Measured], distances: list[tuple[int, Interval]]) -> Figure:
@@ -233,11 +239,6 @@ def _figure(found: dict[str, Measured], distances: list[tuple[int, Interval]]) -
             Panel("E‖Y_t − W̄_t‖", "round t", "operator norm", (distance,), marked=True),
         ),
     )
-
-
-def _record(name: str, m: Measured) -> dict[str, object]:
-    terms = {k: getattr(m.terms, k).tolist() for k in ("gap", "gap_at_tau", "regret", "noise")}
-    return {"learner": name, "descent": m.terms.descent[0].item(), **terms}
 
 
 CLAIM = Claim(

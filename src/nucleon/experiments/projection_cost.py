@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import torch
@@ -12,19 +12,9 @@ from torch import Tensor
 
 from nucleon import streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import text
+from nucleon.experiments.shown import Figure, Panel, Series, Table, named
 from nucleon.learners import FAML, FTRL, Learner, OneSidedShampoo
 from nucleon.linalg import quadratic_projection
 from nucleon.linalg.quadratic import Solver
@@ -40,7 +30,7 @@ MOST_ITERATIONS = 2000
 TEXTBOOK = "textbook projected gradient"
 STREAMS = ("ill-conditioned", "with a mean")
 
-# Fixed beforehand: one-sided Shampoo solved to 1e-6 costs so many rounds of FAML.
+# One-sided Shampoo solved to 1e-6 costs so many rounds of FAML.
 TIME_RATIO = 20.0
 # A linear rate makes the last two decades as long as the two before, a rate of 1/K 100 times.
 LINEAR = 3.0
@@ -218,7 +208,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             agreement.table(agreed),
         ),
         figures=(_figure(costs, shape),),
-        records=tuple(vars(s) for s in solved),
+        records=tuple(asdict(s) for s in solved),
         notes=_notes(costs, shape, rounds),
     )
 
@@ -326,10 +316,14 @@ def _table(costs: _Costs, shape: tuple[int, int]) -> Table:
 def _regret_table(
     faml: dict[str, float], regrets: dict[str, dict[str, float]], rounds: int
 ) -> Table:
-    labels = tuple(regrets[STREAMS[0]])
-    rows = tuple((name, 1e3 * faml[name], *found.values()) for name, found in regrets.items())
-    columns = ("stream", "FAML, ms a round", *(f"regret, {label}" for label in labels))
-    return Table(f"FAML's round and the regrets after {rounds} rounds", columns, rows)
+    figures = {
+        name: {"FAML, ms per round": 1e3 * faml[name]}
+        | {f"regret, {label}": regret for label, regret in found.items()}
+        for name, found in regrets.items()
+    }
+    title = f"FAML's round and the regrets after {rounds} rounds"
+    columns = named(figures[STREAMS[0]])
+    return Table.grid(title, "stream", figures, columns, lambda row, column: row[column])
 
 
 def _figure(costs: _Costs, shape: tuple[int, int]) -> Figure:
@@ -345,7 +339,7 @@ def _figure(costs: _Costs, shape: tuple[int, int]) -> Figure:
     return Figure(
         "gap-time",
         "What a projection costs, by the gap to which it is solved",
-        f"Medians over the captured rounds, {shape[0]}×{shape[1]}, processor time on one core. A "
+        f"Medians over the captured rounds, {text(shape)}, processor time on one core. A "
         f"solver that is missing at a gap did not reach it. On the ill-conditioned stream FTRL's "
         f"minimizer lies inside the ball, and the library takes it in closed form.",
         tuple(panel(ln, st) for ln in ("one-sided Shampoo", "FTRL") for st in STREAMS),
@@ -355,7 +349,7 @@ def _figure(costs: _Costs, shape: tuple[int, int]) -> Figure:
 
 def _notes(costs: _Costs, shape: tuple[int, int], rounds: tuple[int, ...]) -> tuple[str, ...]:
     return (
-        f"Problems of the rounds {', '.join(map(str, rounds))} of games at {shape[0]}×{shape[1]}, "
+        f"Problems of the rounds {', '.join(map(str, rounds))} of games at {text(shape)}, "
         f"condition 1000, in float64; the learners advance with projections to 1e-4. A time is of "
         f"the projection alone, without the roots and sums of the rest of the round; FAML's is the "
         f"whole round, without validation.",

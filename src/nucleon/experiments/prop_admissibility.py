@@ -10,22 +10,11 @@ from torch import Tensor
 
 from nucleon.admissibility import AdmissibilitySearch, Estimate, search_admissibility
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    log_panel,
-    one_thread,
-    records,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import text, worst
 from nucleon.experiments.reference import bounds, learners, lemma
+from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, records
+from nucleon.experiments.twins import ftpl_draws
 from nucleon.potentials import Admissibility, Gaussian, Hyperbolic, Potential, Regularized
 
 POTENTIALS: dict[str, Potential] = {
@@ -39,7 +28,7 @@ QUICK_SEARCH: dict[str, Any] = {"starts": 4, "steps": 40, "replicates": 48}
 CURVE_SHAPE, CURVE_SAMPLES, WIDE = (3, 6), 400, 96
 SCALES = [10 ** (k / 16) for k in range(-16, 17)]
 
-# Fixed beforehand: the search comes this close to constants that are attained.
+# The search comes this close to constants that are attained.
 CLOSE = 0.98
 ROUNDING = 1e-6  # relative, of the solver's gap in Ψ
 ATTAINED = 0.25
@@ -96,7 +85,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     for (name, potential), (m, n) in itertools.product(POTENTIALS.items(), shapes):
         search = search_admissibility(potential, m, n, seed=settings.first_seed, **options)
         found.append(Found(name, (m, n), search))
-        progress.advance(1, f"{name}, {m}×{n}")
+        progress.advance(1, f"{name}, {text((m, n))}")
     seed = settings.first_seed
     gaussian = {
         f"Gaussian, width {width}": Gaussian(CURVE_SAMPLES, seed, antithetic=True, width=width)
@@ -153,7 +142,7 @@ def _reference_checks(shapes: tuple[tuple[int, int], ...], seed: int) -> tuple[C
     constants, exact, solved = list[float](), list[float](), list[float]()
     for m, n in shapes:
         width = bounds.padded(m, n)
-        draws = agreement.ftpl_draws((m, n), samples=16, seed=seed)
+        draws = ftpl_draws((m, n), samples=16, seed=seed)
 
         def drawn(t: int, draws: learners.Noise = draws) -> Any:
             return draws(0)

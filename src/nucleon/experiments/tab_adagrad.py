@@ -10,21 +10,9 @@ from torch import Tensor
 
 from nucleon import noise, streams, theory
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    named,
-    one_thread,
-    records,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import played, ratio, swing
+from nucleon.experiments.shown import Figure, Panel, Series, Table, named, records
 from nucleon.game import Trace
 from nucleon.learners import AdaGradFTRL, AdaGradOGD, GaussianFTPL, Learner
 

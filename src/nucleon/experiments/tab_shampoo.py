@@ -10,21 +10,10 @@ from torch import Tensor
 
 from nucleon import streams, theory
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Series,
-    Settings,
-    Table,
-    named,
-    one_thread,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import LEAST, exponent, played, ratio, swing, swung, text
 from nucleon.experiments.reference import bounds as reference
+from nucleon.experiments.shown import Figure, Panel, Series, Table, named, records
 from nucleon.game import Trace
 from nucleon.learners import (
     FAML,
@@ -210,7 +199,17 @@ def run(settings: Settings, progress: Progress) -> Result:
             agreement.table(agreed),
         ),
         figures=(_gain_figure(gains), _turn_figure(free, kept, horizons)),
-        records=tuple(_record(game) for game in games),
+        records=records(
+            games,
+            {
+                "stream": lambda g: g.stream,
+                "shape": lambda g: list(g.shape),
+                "learner": lambda g: g.label,
+                "regret": lambda g: g.trace.regret[-1].tolist(),
+                "bound": lambda g: g.trace.bound[-1].tolist(),
+                "original": lambda g: _original_bound(g) if g.label == "Shampoo" else None,
+            },
+        ),
         notes=_notes(games, count),
     )
 
@@ -335,20 +334,30 @@ def _bounds_table(games: list[Game]) -> Table:
 
 def _gap_table(inexact: dict[float, Trace]) -> Table:
     finest = inexact[min(inexact)].bound[-1]
-    rows = tuple(
-        (f"{gap:g}", *(v.mean().item() for v in (t.regret[-1], t.bound[-1] - finest, t.bound[-1])))
-        for gap, t in inexact.items()
+    return Table.listing(
+        "One-sided Shampoo, ill-conditioned: what a coarse projection costs",
+        inexact.items(),
+        {
+            "relative gap": lambda item: f"{item[0]:g}",
+            "regret": lambda item: item[1].regret[-1].mean().item(),
+            "bound less the last one": lambda item: (item[1].bound[-1] - finest).mean().item(),
+            "bound": lambda item: item[1].bound[-1].mean().item(),
+        },
     )
-    title = "One-sided Shampoo, ill-conditioned: what a coarse projection costs"
-    return Table(title, ("relative gap", "regret", "bound less the last one", "bound"), rows)
 
 
 def _turn_table(free: Trace, kept: Trace, horizons: tuple[int, ...]) -> Table:
-    series = (free.regret[-1], kept.regret[-1], kept.bound[-1])
-    return Table(
+    series = {
+        "without": free.regret[-1],
+        "with": kept.regret[-1],
+        "bound with": kept.bound[-1],
+    }
+    return Table.grid(
         "Shampoo on +E for T/2 rounds, then −E, 2×3: regret without and with the projection",
-        ("T", "without", "with", "bound with"),
-        tuple((f"{t}", *(v[i].item() for v in series)) for i, t in enumerate(horizons)),
+        "T",
+        {str(t): i for i, t in enumerate(horizons)},
+        series,
+        lambda i, values: values[i].item(),
     )
 
 
@@ -382,17 +391,8 @@ def _turn_figure(free: Trace, kept: Trace, horizons: tuple[int, ...]) -> Figure:
     )
 
 
-def _record(game: Game) -> dict[str, object]:
-    own = _bounds_of(game) if game.label == "Shampoo" else None
-    extra = {} if own is None else {"original": own.original.tolist(), "gain": own.gain.tolist()}
-    return {
-        "stream": game.stream,
-        "shape": list(game.shape),
-        "learner": game.label,
-        "regret": game.trace.regret[-1].tolist(),
-        "bound": game.trace.bound[-1].tolist(),
-        **extra,
-    }
+def _original_bound(game: Game) -> object:
+    return _bounds_of(game).original.tolist()
 
 
 def _notes(games: list[Game], count: int) -> tuple[str, ...]:

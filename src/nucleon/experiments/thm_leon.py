@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from nucleon.experiments import agreement, optimizers
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Figure,
-    Panel,
-    Progress,
-    Result,
-    Settings,
-    Table,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings
 from nucleon.experiments.conversions import (
     FEW,
     SHAPE,
@@ -34,6 +25,7 @@ from nucleon.experiments.conversions import (
 from nucleon.experiments.games import worst
 from nucleon.experiments.o2nc import ESTIMATE, MOST_ERRORS
 from nucleon.experiments.reference import bounds, conversion
+from nucleon.experiments.shown import Figure, Panel, Table, records
 from nucleon.learners import FAML, FTL, Learner
 from nucleon.o2nc.plans import Plan, Planned, plan
 from nucleon.problems.kinks import random_kinks
@@ -322,14 +314,17 @@ def figure(found: dict[tuple[str, str], Measured], targets: tuple[Target, ...]) 
 
 def traced(found: dict[tuple[str, str], Measured]) -> tuple[dict[str, object], ...]:
     """One record for each problem and optimizer, with a number for every run."""
-    terms = ("gap", "gap_at_tau", "regret", "noise", "descent")
-    return tuple(
+    return records(
+        found.items(),
         {
-            "problem": problem,
-            "optimizer": name,
-            **{term: getattr(m.terms, term).tolist() for term in terms},
-        }
-        for (problem, name), m in found.items()
+            "problem": lambda item: item[0][0],
+            "optimizer": lambda item: item[0][1],
+            "gap": lambda item: item[1].terms.gap.tolist(),
+            "gap_at_tau": lambda item: item[1].terms.gap_at_tau.tolist(),
+            "regret": lambda item: item[1].terms.regret.tolist(),
+            "noise": lambda item: item[1].terms.noise.tolist(),
+            "descent": lambda item: item[1].terms.descent.tolist(),
+        },
     )
 
 

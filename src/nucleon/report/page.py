@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import nucleon
-from nucleon.experiments.base import Cell, Figure, Series
+from nucleon.experiments.shown import Cell, Figure, Series
 from nucleon.report.overview import overview
 from nucleon.report.plots import STYLES, drawing
 from nucleon.report.saved import DamagedRunError, Saved

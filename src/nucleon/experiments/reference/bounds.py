@@ -50,7 +50,7 @@ def gbpa(
     constants: tuple[float, float],
     *,
     radius: float,
-    bound: float,
+    bound: float | Array,
     factor: float = 1.0,
     discount: float = 1.0,
 ) -> Array:
@@ -60,7 +60,8 @@ def gbpa(
     """
     (alpha, beta), step = constants, factor * eta(constants)
     gram = moments(wide(gradients), discount)[1]
-    trace = trace_root(gram + (bound / discount) ** 2 * np.eye(gram.shape[-1]))
+    level = np.asarray(bound / discount)[..., None, None]
+    trace = trace_root(gram + level**2 * np.eye(gram.shape[-1]))
     first = discount ** (len(gradients) - 1) * nuclear(gradients[0])
     return radius * ((beta * step + alpha / step) * trace + (1 - beta * step) * first)
 

@@ -1,8 +1,10 @@
 """Muon, Pion and Leon (Algorithms 1–3), and the online-to-nonconvex conversion (Appendix G)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,6 +84,20 @@ def proposition(
         left = left + chance * nuclear(average(truths[:t], discount))
     descent = 2 * discount * fall / ((1 - discount) * rho * rounds)
     return np.asarray(left), descent + mean(regrets) + mean(noises)
+
+
+def discounted_changes(losses: Sequence[float], discount: float) -> tuple[Fraction, Fraction]:
+    """Σ_t γ^{T-t}δ_t and (1−γ)Σ_{t<T}Σ_{s≤t}γ^{t-s}δ_s, δ_t = L_t − L_{t-1} (Lemma G.2)."""
+    gamma, exact = Fraction(discount), [Fraction(loss) for loss in losses]
+    steps = [after - before for before, after in pairwise(exact)]
+    powers = [gamma**k for k in range(len(steps))]
+
+    def sum_up_to(t: int) -> Fraction:
+        terms = (power * step for power, step in zip(powers, reversed(steps[:t]), strict=False))
+        return sum(terms, Fraction(0))
+
+    inner_sums = sum((sum_up_to(t) for t in range(1, len(steps))), Fraction(0))
+    return sum_up_to(len(steps)), (1 - gamma) * inner_sums
 
 
 @dataclass(frozen=True)

@@ -84,17 +84,22 @@ def gbpa(
     gradients: Array,
     *,
     radius: float = 1.0,
-    bound: float | None = 1.0,
+    bound: float | Array | None = 1.0,
     eta: float = 1.0,
     discount: float = 1.0,
 ) -> Array:
-    """X_{t+1} = −D∇Ψ(Ĝ_t; (G²γ^{-2}I + M̂_t)/η²); no `bound` is the largest ‖G_s‖_op so far."""
+    """X_{t+1} = −D∇Ψ(Ĝ_t; (G²γ^{-2}I + M̂_t)/η²); no `bound` is the largest ‖G_s‖_op so far.
+
+    A `bound` of each round, (T, …), is the one in force after it.
+    """
     fed = wide(gradients)
+    largest = np.maximum.accumulate(operator(fed), 0) if bound is None else bound
+    levels = np.broadcast_to(largest, fed.shape[:-2]) / discount
     actions = [np.zeros_like(fed[0])]
     for t in range(1, len(fed)):
         total, gram = moments(fed[:t], discount)
-        level = np.asarray(operator(fed[:t]).max(0) if bound is None else bound) / discount
-        smoothing = (level[..., None, None] ** 2 * np.eye(gram.shape[-1]) + gram) / eta**2
+        level = levels[t - 1][..., None, None]
+        smoothing = (level**2 * np.eye(gram.shape[-1]) + gram) / eta**2
         actions.append(-radius * direction(total, smoothing, t))
     return _as_given(actions, gradients)
 

@@ -1,5 +1,5 @@
 """Addresses of the host as a tensor of the device, by a kernel that has them as its arguments."""
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
 
 import torch
 import triton

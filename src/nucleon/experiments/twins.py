@@ -1,0 +1,207 @@
+"""The reference's learners, built with the options of the library's: twins to compare them with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from nucleon import noise
+from nucleon.experiments.reference import bounds, learners, unknown
+from nucleon.experiments.reference.algebra import Array
+
+Actions = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The reference's learner: actions and bound from gradients (T, …, m, n)."""
+
+    actions: Actions
+    bound: Actions | None
+    """None where there is no theorem."""
+    radius: float = 1.0
+    discount: float = 1.0
+    ball: Literal["op", "linf"] = "op"
+    exact: bool = True
+    """False where the library's actions come from a solver."""
+
+
+def gbpa_twin(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    radius: float = 1.0,
+    bound: float = 1.0,
+    discount: float = 1.0,
+    factor: float = 1.0,
+    draws: Callable[[int], Array] | None = None,
+) -> Twin:
+    """The twin of FTL, FTRL, FTPL with the noise `draws`, or FAML, η = factor·√(α/β)."""
+    constants = None if name == "FTL" else gbpa_constants(name, shape)
+    eta = 1.0 if constants is None else factor * bounds.eta(constants)
+    game: dict[str, Any] = {"radius": radius, "bound": bound, "discount": discount}
+    theorem = None
+    if constants is not None:
+        theorem = _bound(bounds.gbpa, constants, **game, factor=factor)
+    direction = _direction(name, draws)
+    return Twin(
+        lambda g: learners.gbpa(direction, g, **game, eta=eta),
+        theorem,
+        radius,
+        discount,
+        exact=name != "FTRL",
+    )
+
+
+def excess_twin(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    clip: bool,
+    bound: float | None,
+    discount: float = 1.0,
+    draws: Callable[[int], Array] | None = None,
+) -> Twin:
+    """The twin of a GBPA learner that clips what exceeds the bound, or lets the bound grow."""
+    constants = gbpa_constants(name, shape)
+    game: dict[str, Any] = {"clip": clip, "bound": bound, "discount": discount}
+    direction = _direction(name, draws)
+    return Twin(
+        lambda g: unknown.gbpa(direction, g, **game, eta=bounds.eta(constants)),
+        _bound(unknown.gbpa_bound, constants, **game),
+        discount=discount,
+        exact=name != "FTRL",
+    )
+
+
+def gbpa_constants(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """(α, β) of FTRL, FTPL or FAML."""
+    m, n = sorted(shape[-2:])
+    gaussian = bounds.gaussian(m, bounds.padded(m, n))
+    return {"FTRL": bounds.REGULARIZED, "FTPL": gaussian, "FAML": bounds.HYPERBOLIC}[name]
+
+
+def _direction(name: str, draws: Callable[[int], Array] | None) -> learners.Direction:
+    directions: Mapping[str, learners.Direction] = {
+        "FTL": learners.leader,
+        "FTRL": learners.regularized,
+        "FTPL": learners.perturbed(draws or _none),
+        "FAML": learners.augmented,
+    }
+    return directions[name]
+
+
+def _bound(function: Callable[..., Array], *fixed: Any, **options: Any) -> Actions:
+    return lambda gradients: function(gradients, *fixed, **options)
+
+
+def _none(t: int) -> Array:
+    raise ValueError("FTPL's twin needs the noise it is given; pass draws=")
+
+
+def ftpl_draws(
+    shape: tuple[int, ...],
+    *,
+    samples: int,
+    seed: int = 0,
+    redraw: bool = True,
+    antithetic: bool = False,
+) -> Callable[[int], Array]:
+    """Z of every round for FTPL's games: t → (samples, b, m, n′), keyed as `noise` says."""
+    *batch, rows, columns = shape
+    m, n = sorted((rows, columns))
+    count = samples // 2 if antithetic else samples
+
+    def draws(t: int) -> Array:
+        drawn = noise.normal(
+            (count, *batch, m, bounds.padded(m, n)),
+            seed=seed,
+            stream=torch.arange(batch[0]) if batch else 0,
+            step=t if redraw else 0,
+            sample=torch.arange(count).reshape(-1, *(1 for _ in batch)),
+            dtype=torch.float64,
+        ).numpy()
+        return np.concatenate([drawn, -drawn]) if antithetic else drawn
+
+    return draws
+
+
+def shampoo_twin(name: str, *, radius: float, bound: float = 1.0) -> Twin:
+    """The twin of Shampoo, one-sided Shampoo, Kronecker FTRL or scalar GBPA."""
+    own = {"radius": radius}
+    both = {**own, "bound": bound}
+    return {
+        "Shampoo": Twin(
+            _bound(learners.shampoo, **own), _bound(bounds.shampoo, **own), radius, exact=False
+        ),
+        "One-sided Shampoo": Twin(
+            _bound(learners.shampoo, **own, exponents=(0.5, 0.0)),
+            _bound(bounds.one_sided_shampoo, **own),
+            radius,
+            exact=False,
+        ),
+        "Kronecker FTRL": Twin(
+            _bound(learners.kronecker_ftrl, **both),
+            _bound(bounds.kronecker_ftrl, **both),
+            radius,
+            exact=False,
+        ),
+        "Scalar GBPA": Twin(
+            _bound(learners.scalar_gbpa, **both), _bound(bounds.scalar_gbpa, **both), radius
+        ),
+    }[name]
+
+
+def adagrad_twin(
+    update: Literal["ogd", "ftrl"],
+    preconditioner: Literal["scalar", "diagonal", "full"],
+    ball: Literal["l2", "linf"],
+    *,
+    radius: float,
+    delta: float = 0.0,
+) -> Twin:
+    """The twin of an AdaGrad learner on rows."""
+    own: dict[str, Any] = {
+        "update": update,
+        "preconditioner": preconditioner,
+        "ball": ball,
+        "radius": radius,
+        "delta": delta,
+    }
+    actions, bound = _bound(learners.adagrad, **own), _bound(bounds.adagrad, **own)
+    norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
+    return Twin(actions, bound, radius, ball=norm, exact=False)
+
+
+def gaussian_twin(dimension: int, *, radius: float, bound: float) -> Twin:
+    """The twin of Gaussian FTPL on rows, which plays the mean; the reference sums it on a grid."""
+    constants = bounds.spherical(dimension)
+    game: dict[str, Any] = {"radius": radius, "bound": bound}
+    eta = bounds.eta(constants)
+    return Twin(
+        lambda g: learners.gbpa(learners.spherical, g, **game, eta=eta),
+        _bound(bounds.gbpa, constants, **game),
+        radius,
+        exact=False,
+    )
+
+
+def unknown_twin(
+    offset: unknown.Offset,
+    preconditioner: unknown.Preconditioner,
+    ball: unknown.Ball,
+    *,
+    radius: float = 1.0,
+) -> Twin:
+    """The twin of AdaGrad-FTRL without δ, on rows (Remark B.1)."""
+    own: dict[str, Any] = {
+        "offset": offset,
+        "preconditioner": preconditioner,
+        "ball": ball,
+        "radius": radius,
+    }
+    actions, bound = _bound(unknown.adagrad, **own), _bound(unknown.adagrad_bound, **own)
+    norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
+    return Twin(actions, bound, radius, ball=norm, exact=False)
