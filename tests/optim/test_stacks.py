@@ -60,26 +60,32 @@ def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
 @pytest.mark.parametrize(
     ("make", "given_options", "expected"),
     [
-        (nucleon.Leon, {}, True),
-        (nucleon.Muon, {"momentum_dtype": torch.bfloat16}, True),
-        (nucleon.Leon, {"method": "auto"}, False),  # which is not float16 on a CPU
-        (nucleon.Leon, {"certify": True}, False),
-        (nucleon.Leon, {"placement": "owner"}, True),  # for the owner
-        (nucleon.Leon, {"momentum_dtype": torch.float64}, False),
-        (nucleon.Leon, {"stochastic_rounding": True}, False),
-        (nucleon.Pion, {}, False),  # its samples are made by torch
+        (nucleon.Leon, {}, None),
+        (nucleon.Muon, {"momentum_dtype": torch.bfloat16}, None),
+        (nucleon.Leon, {"method": "auto"}, None),  # below 64 rows, in float64 sums
+        (nucleon.Leon, {"method": "auto", "momentum_dtype": torch.bfloat16}, "below 64 rows"),
+        (nucleon.Leon, {"method": "coupled"}, "method='coupled'"),
+        (nucleon.Leon, {"certify": True}, "certify=True"),
+        (nucleon.Leon, {"placement": "owner"}, None),  # for the owner
+        (nucleon.Leon, {"momentum_dtype": torch.float64}, "momentum_dtype=float64"),
+        (nucleon.Leon, {"stochastic_rounding": True}, None),
+        (nucleon.Pion, {}, "pion has no kernel"),  # its samples are made by torch
     ],
 )
 def test_what_the_cuda_engine_steps(make, given_options, expected, monkeypatch):
     param = torch.zeros(ROWS, COLUMNS, requires_grad=True, dtype=torch.bfloat16)
     optimizer = make([param], lr=0.1, **{"method": "half", **given_options})
     (group,) = optimizer.param_groups
-    assert not engine.serves(optimizer, group, param, BLOCK)  # there are no kernels for a CPU
+    transposed = axes.parse("c r", (ROWS, COLUMNS))
+    assert engine.refusal(optimizer, group, param, BLOCK) == "not on CUDA"
     monkeypatch.setattr(engine, "runs_on", lambda device: True)
-    assert engine.serves(optimizer, group, param, BLOCK) is expected
-    assert not engine.serves(optimizer, group, param.mT, *axes.parse("r c", (COLUMNS, ROWS)))
-    assert not engine.serves(optimizer, group, param, *axes.parse("c r", (ROWS, COLUMNS)))
-    assert not engine.serves(optimizer, group, param.double(), BLOCK)
+    found = engine.refusal(optimizer, group, param, BLOCK)
+    assert found is None if expected is None else expected in found
+    assert engine.refusal(optimizer, group, param, *transposed) == found
+    assert engine.refusal(optimizer, group, param.mT, *axes.parse("r c", param.mT.shape)) == found
+    gaps = torch.zeros(ROWS, 2 * COLUMNS, dtype=torch.bfloat16)[:, ::2]
+    assert engine.refusal(optimizer, group, gaps, BLOCK) is not None
+    assert engine.refusal(optimizer, group, param.double(), BLOCK) is not None
 
 
 def test_a_direction_of_ones_own_is_not_the_kernels():
