@@ -14,6 +14,7 @@ backends = pytest.importorskip("triton.backends.compiler")
 triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
 adamw_kernels = pytest.importorskip("nucleon.optim.engines.cuda.adamw_kernels")
+small = pytest.importorskip("nucleon.optim.engines.cuda.small")
 fill = pytest.importorskip("nucleon.optim.engines.cuda.fill")
 
 pytestmark = pytest.mark.skipif(
@@ -22,7 +23,10 @@ pytestmark = pytest.mark.skipif(
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FIRST = {"HAS_SCALE": True, "HAS_NORMS": True, "KIND": "remainder"}
-TABLE, WHERE = "*i64", dict.fromkeys(("rows", "columns", "each", "inner", "stride"), "i32")
+TABLE = "*i64"
+SIDES = ("i_stride", "j_stride", "i_size", "i_within", "j_size", "j_within")
+WHERE = dict.fromkeys(("m", "n", "each", "inner", *SIDES), "i32")
+FOLDED = {"I_FOLDED": False, "J_FOLDED": True}
 FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
 TENSORS = {"gradients": TABLE, "totals": TABLE}
 TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOTAL_BYTES": 16}
@@ -67,7 +71,7 @@ CASES = {
     "sum_squares": (
         kernels.sum_squares,
         {**TENSORS, "mask": "*i1", "sums": "*fp64", **WHERE, **FACTORS},
-        {**TYPES, "MASKED": True, "LOOKAHEAD": True},
+        {**TYPES, **FOLDED, "MASKED": True, "LOOKAHEAD": True},
     ),
     "measure": (
         kernels.measure,
@@ -83,7 +87,17 @@ CASES = {
         kernels.advance,
         {**TENSORS, "factors": "*fp32", "taken": "*i1", "x": "*fp16", "scaled": "*fp16"}
         | {**WHERE, **FACTORS},
-        {**TYPES, "HAS_GRAM": True, "TALL": True},
+        {**TYPES, **FOLDED, "HAS_GRAM": True},
+    ),
+    "small": (
+        small.advance,
+        {**TENSORS, "skipped": TABLE, "quiet": TABLE, "grams": TABLE, "mask": "*i1"}
+        | {"taken": "*i1", "directions": "*fp32", **WHERE, **FACTORS, "longest": "i32"}
+        | dict.fromkeys(
+            ("settled", "keep", "smoothing", "bound", "limit", "least", "room"), "fp32"
+        ),
+        {**TYPES, **FOLDED, "GRADIENT": tl.float32, "HAS_GRAM": True, "MASKED": True}
+        | {"LOOKAHEAD": True, "POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64},
     ),
     "lengths": (
         kernels.lengths,
@@ -97,7 +111,7 @@ CASES = {
             kernels.move,
             {"weights": TABLE, "directions": "*fp16", "taken": "*i1", "rate": kind, "decay": kind}
             | WHERE,
-            {"WEIGHT": tl.bfloat16, "BYTES": 16, "TALL": True, "DECAYS": True}
+            {**FOLDED, "WEIGHT": tl.bfloat16, "BYTES": 16, "DECAYS": True}
             | {"ON_DEVICE": kind == "*fp32"},
         )
         for kind in ("fp32", "*fp32")

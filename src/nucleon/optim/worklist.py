@@ -103,7 +103,7 @@ def matrices(
         return cuda.kind(method, group, param, block)
 
     def capacity(param: Tensor, block: Block) -> int:
-        default = 24 if not param.is_cuda else 27 if served(param, block) else 25
+        default = 24 if not param.is_cuda else 27 if served(param, block) is not None else 25
         return group["largest_stack"] or 2**default
 
     def work(stack: Stack) -> Matrices:
