@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import nucleon
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
@@ -58,6 +61,33 @@ def test_the_tutorial_runs(capsys):
     for block in blocks:
         exec(compile(block, "tutorial", "exec"), space)
     assert "FTL" in capsys.readouterr().out
+
+
+def test_figures_of_whole_models_are_those_of_their_files():
+    """What the command draws is on the page; README has some of the rows."""
+    command = [sys.executable, ROOT / "benchmarks/models_report.py"]
+    files = sorted(ROOT.glob("docs/figures/models/*.json"))
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(rows) == 4 * (2 + len(files))
+    page, readme = (
+        (ROOT / name).read_text(encoding="utf-8").splitlines()
+        for name in ("docs/performance.md", "README.md")
+    )
+    assert not set(rows) - set(page)
+    start = readme.index(rows[0])
+    table = readme[start : readme.index("", start)]
+    assert len(table) > 2 and not set(table) - set(rows)
+
+
+def test_the_way_to_measure_runs(capsys):
+    text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    param = torch.ones(4, 6, requires_grad=True)
+    param.grad = torch.ones(4, 6)
+    exec(compile(block, "performance", "exec"), {"optimizer": nucleon.Leon([param])})
+    assert " us" in (printed := capsys.readouterr().out) or " ms" in printed
+    assert printed.endswith("[]\n")  # a matrix on a CPU is not one that the kernels refuse
 
 
 EXTENDING = re.findall(

@@ -12,6 +12,7 @@ import nucleon
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import models
+import models_report
 import networks
 
 MATRICES = {  # of one layer, by hand: 16 wide, 4 heads of 4, keys and values of 2 heads
@@ -76,3 +77,37 @@ def test_moved_gradients_have_new_addresses_and_old_values():
     old = {g.data_ptr() for g in before}
     assert not any(p.grad.data_ptr() in old for p in params)
     assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "moe", "lora", "resnet50"])
+def test_the_report_counts_the_state(name):
+    """As it is after a step, without the counters."""
+    network = networks.build(name, torch.device("cpu"), tiny=True)
+    network.loss().backward()
+    params = [p for p in network.model.parameters() if p.grad is not None]
+    optimizers = {
+        models_report.LEON: nucleon.Leon.for_model(network.model),
+        models_report.MUON: nucleon.Muon.for_model(network.model),
+        models_report.ADAMW: torch.optim.AdamW(params),
+    }
+    parts = models.divided(optimizers[models_report.LEON])
+    counted = models_report.state_bytes(models.facts(network, parts, 1.0))
+    for which, optimizer in optimizers.items():
+        optimizer.step()
+        state = (x for own in optimizer.state.values() for k, x in own.items() if k != "step")
+        kept = sum(x.nbytes for x in state if torch.is_tensor(x) and x.is_floating_point())
+        assert kept == counted[which], which
+
+
+def test_the_report_draws_what_was_measured(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "gpt2.json"
+    words = ["gpt2", "--tiny", "--rounds", "1", "--json", str(path)]
+    times = models.run(models.arguments(words))["methods"]
+    monkeypatch.setattr(sys, "argv", ["models_report.py", str(path)])
+    capsys.readouterr()
+    models_report.main()
+    head, _, row, *_ = (x for x in capsys.readouterr().out.splitlines() if x.startswith("|"))
+    cells = dict(zip(head.split(" | "), row.split(" | "), strict=True))
+    assert cells["| ms per step"] == "| gpt2, tiny, 0 M"
+    shown = models_report.told(times["Leon.for_model"]["milliseconds"])
+    assert cells["Leon"] == shown and float(shown) > 0
