@@ -292,7 +292,54 @@ def options():
     compare(nucleon.Leon, [wide], momentum=0, smoothing_scale=0, weight_decay=1, lr=1)
 
 
-CASES = (not_there, hostile, huge, bounded, overflowing, shapes, options, layouts, small)
+def irregular():
+    """What does not fit is not followed, what is odd is."""
+    # Gram matrices of an odd side begin anywhere in a batch.
+    compare(nucleon.Leon, [(4, 3, 20), (3, 3, 20)], method="auto")
+    compare(nucleon.Leon, [(2, 65, 70), (1, 65, 70)])
+    # A parameter that has grown has a state that is too small.
+    engine.runs_on = lambda device: True
+    param = torch.zeros(5, 8, requires_grad=True)
+    optimizer = nucleon.Leon([param])
+    param.grad = torch.ones(5, 8)
+    optimizer.step()
+    param.data = torch.zeros(9, 8)
+    param.grad = torch.ones(9, 8)
+    try:
+        optimizer.step()
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("the kernels wrote beyond the state")
+    engine.runs_on = HERE
+    # Gradients of two dtypes; a rate that the user's own dtype would round.
+    usual, other = (mixed(dtype) for dtype in (torch.float32, torch.float16))
+    assert all(torch.equal(a, b) for a, b in zip(usual, other, strict=True))
+
+
+def mixed(default):
+    """Two weights after a step with a float16 and a float32 gradient, the latter beyond float16."""
+    engine.runs_on = lambda device: True
+    torch.set_default_dtype(default)
+    try:
+        params = [torch.zeros(64, 70, dtype=torch.float32, requires_grad=True) for _ in range(2)]
+        for param in params:
+            param.grad_dtype = None
+        params[0].grad = torch.eye(64, 70, dtype=torch.float16)
+        params[1].grad = 1e6 * torch.eye(64, 70, dtype=torch.float32)
+        optimizer = nucleon.Muon(params, lr=0.0213, method="half", weight_decay=0.1)
+        optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        engine.runs_on = HERE
+    assert [optimizer.state[p]["skipped"].item() for p in params] == [0, 0]
+    return params
+
+
+CASES = (
+    *(not_there, hostile, huge, bounded, overflowing),
+    *(shapes, options, layouts, small, irregular),
+)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,13 @@ def room(entries=2**20):
     return lambda *_: entries
 
 
-CASES = ("not_there hostile huge bounded overflowing", "shapes", "options", "layouts", "small")
+CASES = (
+    "not_there hostile huge bounded overflowing",
+    "shapes",
+    "options",
+    "layouts",
+    "small irregular",
+)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

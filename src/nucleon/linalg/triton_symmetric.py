@@ -109,6 +109,7 @@ def _symmetric(
     OUT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    TABLE_BYTES: tl.constexpr = 16,
 ):
     # Tile t of the lower triangle, row by row: t = i(i+1)/2 + j with j ≤ i.
     t, batch = tl.program_id(0), tl.program_id(1)
@@ -121,11 +122,11 @@ def _symmetric(
     # The copy engine knows where the matrices are; for the others, where is this one?
     far = batch.to(tl.int64)
     if ADDEND_AT == "table":
-        addend = matrix(addend, far, each, rows * rows, tl.float32)
+        addend = matrix(addend, far, each, rows * rows, tl.float32, TABLE_BYTES)
     if ADDEND_AT == "pointer":
         addend += far * rows * rows
     if OUT_AT == "table":
-        out = matrix(out, far, each, rows * rows, tl.float32)
+        out = matrix(out, far, each, rows * rows, tl.float32, TABLE_BYTES)
     if OUT_AT == "pointer":
         out, second = out + far * rows * rows, second + far * rows * rows
     s1, s2, u1, u2 = 1.0, 1.0, 1.0, 1.0
@@ -187,6 +188,11 @@ def _symmetric(
         if i == j:
             result = (result.to(tl.float32) + tl.where(diagonal, second_shift, 0.0)).to(OUT_TYPE)
         _store(second, result, batch, i, j, rows, OUT_AT, TILE)
+
+
+def table_bytes(rows: int) -> int:
+    """What the addresses of float32 matrices in a batch of such squares are multiples of."""
+    return 4 if rows % 2 else 16
 
 
 def symmetric(
@@ -271,6 +277,7 @@ def symmetric(
             REMAINDER=remainder_scale,
             COPY_ENGINE=engine,
             OUT_TYPE=TYPES.get(out.dtype, tl.float32),
+            TABLE_BYTES=table_bytes(rows),
             **config.all_kwargs(),
         )
         return tiles

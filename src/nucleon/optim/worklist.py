@@ -50,6 +50,7 @@ def signature(groups: Groups, states: States) -> list[object]:
     for group in groups:
         params: list[Tensor] = group["params"]
         found += [id(group), *map(group.get, options.STRUCTURE)]
+        found += map(id, params)
         found += map(id, map(states.get, params))
         found += map(_LOOK, params)
         found += map(Tensor.stride, params)

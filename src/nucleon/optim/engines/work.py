@@ -176,7 +176,8 @@ class Matrices(Work):
     def rates(self, scale: float) -> tuple[float | Tensor, float | Tensor]:
         """lr·s·scale, on P, and lr·`weight_decay`, on W."""
         lr, decay = self.group["lr"], self.group["weight_decay"]
-        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+        if isinstance(lr, Tensor):  # one on the host is a number: reading it waits for nothing
+            lr = float(lr) if lr.is_cpu and not self.params[0].is_cpu else lr.reshape(())
         length = self._length() if self.group["steps"] == "exponential" else 1.0
         return lr * length * scale, lr * decay if decay else 0.0
 

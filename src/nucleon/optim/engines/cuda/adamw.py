@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import engine, pointers
+from nucleon.optim.engines.cuda.layout import dense, laid
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import State, Work
 from nucleon.optim.matrices import shards
@@ -67,13 +68,30 @@ def serves(params: Sequence[Tensor]) -> bool:
 def step(work: Work) -> None:
     """One step of the parameters that have a gradient; no host synchronization."""
     if not isinstance(work.memory, Buckets):
+        _lay(work)
         work.memory = Buckets(
             Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
-            for chosen in adamw.buckets(work.params)
+            for bucket in adamw.buckets(work.params)
+            for chosen in _apart(work.params, bucket)
         )
     for bucket in work.memory:
         if not (serves(bucket.params[:1]) and _step(bucket, work.group)):
             adamw.update(bucket.params, bucket.states, work.group)
+
+
+def _lay(work: Work) -> None:
+    """Let all moments lie as their parameters do, whose memory format may have changed."""
+    for param, state in zip(work.params, work.states, strict=True):
+        if not shards.sharded(param) and dense(param):
+            state |= {name: laid(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
+
+
+def _apart(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
+    """What the kernels can follow apart from what has gaps in memory; ranks must not differ."""
+    if shards.sharded(params[chosen[0]]):
+        return [[*chosen]]
+    found = [i for i in chosen if dense(params[i])], [i for i in chosen if not dense(params[i])]
+    return [part for part in found if part]
 
 
 def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:

@@ -22,9 +22,18 @@ from torch import Tensor
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
-from nucleon.optim.engines.cuda.job import aligned, is_small, job_of
+from nucleon.optim.engines.cuda.job import LONGEST, aligned, is_small, job_of
 from nucleon.optim.engines.cuda.launch import compute
-from nucleon.optim.engines.cuda.layout import Side, layout_of, lies, place_of, strides_of
+from nucleon.optim.engines.cuda.layout import (
+    Side,
+    dense,
+    laid,
+    layout_of,
+    lies,
+    like,
+    place_of,
+    strides_of,
+)
 from nucleon.optim.engines.work import Matrices, Method, State, has_gradient
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
@@ -51,6 +60,8 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
         return f"{_name(param.dtype)} weights"
     if group["momentum_dtype"] == torch.float64:
         return "momentum_dtype=float64"
+    if not dense(param):
+        return "its memory has gaps"
     if place_of(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
@@ -59,6 +70,8 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
         return None
     if chosen != "polar-express" or m >= HALF_ROWS:
         return f"method={chosen!r} for {m}×{n}"
+    if n > LONGEST:
+        return f"{m}×{n} is too long for one program"
     narrow = group["momentum_dtype"] not in (None, torch.float32)
     return f"momentum_dtype={_name(group['momentum_dtype'])} below 64 rows" if narrow else None
 
@@ -86,8 +99,8 @@ def can_follow(stack: Stack) -> bool:
 def lay(stack: Stack, states: Sequence[State]) -> None:
     """Let every Ĝ lie as its parameter does, whose memory format may have changed."""
     for param, state in zip(stack.params, states, strict=True):
-        if "total" in state and not lies(state["total"], strides_of(param)):
-            state["total"] = _like(param, state["total"].dtype).copy_(state["total"])
+        if "total" in state:
+            state["total"] = laid(state["total"], param)
 
 
 def step(work: Matrices) -> None:
@@ -114,7 +127,8 @@ def advance(
     job = job_of(work, graphs.kept(work).layout, dtype, masked=has_gradient is not None)
     new = pointers.of_tensors(job.layout, found, device)
     old = pointers.of_states(work.stack, job.layout, work.states, has_gram=job.has_gram)
-    if new is None or old is None:
+    narrow = job.small and job.total != torch.float32  # an option was changed since
+    if new is None or old is None or narrow:
         return reference.advance(work, gradients, has_gradient)
     places = [*new, *old]
     return compute(aligned(job, places), pointers.table(places, device), has_gradient)
@@ -123,18 +137,21 @@ def advance(
 def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
     there = [g for g in gradients if g is not None]
-    dtype, strides = there[0].dtype, graphs.kept(work).layout.strides
-    if dtype not in pointers.DTYPES or is_small(work):
+    dtypes, strides = set(map(_DTYPE, there)), graphs.kept(work).layout.strides
+    dtype = there[0].dtype
+    if len(dtypes) > 1 or dtype not in pointers.DTYPES or is_small(work):
         dtype = torch.float32
-    alike = len(there) == len(gradients) and set(map(_DTYPE, there)) == {dtype}
+    alike = len(there) == len(gradients) and dtypes == {dtype}
     if alike and tuple(map(Tensor.stride, there)) == strides:  # as mostly
         return there
     found = [*gradients]
     other: list[tuple[Tensor, Tensor]] = []
     for i, (gradient, param) in enumerate(zip(gradients, work.params, strict=True)):
-        if gradient is None or (gradient.dtype == dtype and lies(gradient, strides_of(param))):
+        if gradient is None:
             continue
-        found[i] = new = _like(param, dtype)
+        if gradient.dtype == dtype and lies(gradient, param.shape, strides_of(param)):
+            continue
+        found[i] = new = like(param, dtype)
         other.append((new, gradient))
     if other:
         torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
@@ -142,8 +159,3 @@ def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> Sequence[Ten
 
 
 _DTYPE = attrgetter("dtype")
-
-
-def _like(param: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor that lies as all tensors like a parameter do."""
-    return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)

@@ -116,6 +116,8 @@ def _places(work: Matrices, job: Job, gradients: Sequence[Tensor | None]) -> lis
     new = pointers.of_regular(job.layout, gradients)
     tensors = pointers.held(stack, work.states, has_gram=job.has_gram)
     seen = [*map(Tensor.data_ptr, tensors)]
+    if job.small and job.total != torch.float32:  # an option was changed since
+        return None
     if memory.seen != seen:  # to find them again costs a step its time
         moments = pointers.of_states(stack, job.layout, work.states, has_gram=job.has_gram)
         target = pointers.of_tensors(job.layout, stack.params, device)
@@ -137,7 +139,7 @@ def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
     found = memory.recording
     if found is None or found.job != job:
         table = pointers.table(places, device)
-        rates = torch.empty(2, device=device)
+        rates = torch.empty(2, dtype=torch.float32, device=device)
         mask = torch.ones(job.layout.count, dtype=torch.bool, device=device)
         found = Recording(job, places, table, rates, mask)
         memory.recording = found

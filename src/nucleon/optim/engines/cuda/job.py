@@ -10,6 +10,9 @@ from nucleon.optim.engines.cuda.layout import Layout
 from nucleon.optim.engines.work import Hyperparameters, Matrices
 from nucleon.optim.methods import chosen_method
 
+LONGEST = 2**16
+"""Columns of a matrix below 64 rows: one program goes through them in turn."""
+
 
 @dataclass(frozen=True)
 class Job:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start, spread_of
 from nucleon.linalg.kernels import REMAINDER_SCALE
-from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric
+from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric, table_bytes
 from nucleon.optim.engines.cuda.job import Job
 
 BLOCK = 1024
@@ -135,6 +135,7 @@ def measure(
     sums, grams, skipped, quiet, mask, factors, taken, parts, m, each, longest,
     settled, keep, smoothing, bound, spread, limit, tiny, least,
     HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+    TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
     """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
 
@@ -154,7 +155,7 @@ def measure(
     finite = (size < float("inf")) & (mine < float("inf")) & (own < float("inf"))
     faded = own < least
     if HAS_GRAM:
-        gram = matrix(grams, batch, each, m * m, tl.float32)
+        gram = matrix(grams, batch, each, m * m, tl.float32, TABLE_BYTES)
         trace = tl.zeros((BLOCK,), dtype=tl.float64)
         for k in range(0, m, BLOCK):
             at = k + tl.arange(0, BLOCK)
@@ -313,7 +314,7 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
         parts, m, each, hyper.rest.longest, min(hyper.rest.settled, limits.max),
         hyper.gram_decay, hyper.smoothing, hyper.shift, spread,
         limits.max / 2, limits.tiny, limits.tiny / limits.eps,
-        HAS_GRAM=job.has_gram, BLOCK=BLOCK, **masked,
+        HAS_GRAM=job.has_gram, BLOCK=BLOCK, TABLE_BYTES=table_bytes(m), **masked,
     )  # fmt: skip
     x = torch.empty((count, m, n), dtype=torch.float16, device=device)
     scaled = torch.empty_like(x) if job.has_gram else x

@@ -58,6 +58,7 @@ class Layout:
     """Matrices in a run; all pieces are made of such runs."""
     inner: int
     """From one matrix of a run to the next."""
+    shapes: tuple[torch.Size, ...]
     strides: tuple[tuple[int, ...], ...]
     """For each piece, those of its parameter, which all tensors like it must have."""
 
@@ -86,7 +87,9 @@ def layout_of(stack: Stack) -> Layout | None:
         for place, piece in zip(places, stack.pieces, strict=True)
     )
     strides = tuple(strides_of(param) for param in stack.params)
-    layout = Layout(first.short, first.long, tuple(offsets), each, first.inner or 0, strides)
+    shapes = tuple(param.shape for param in stack.params)
+    inner = first.inner or 0
+    layout = Layout(first.short, first.long, tuple(offsets), each, inner, shapes, strides)
     return layout if layout.count <= LARGEST_GRID else None
 
 
@@ -100,12 +103,35 @@ def place_of(param: Tensor, block: Block) -> Place | None:
     return _place(block, tuple(param.shape), strides_of(param))
 
 
-def lies(tensor: Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides; those of axes of length 1 do not count."""
+def lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor has this form; the strides of axes of length 1 do not count."""
     own = tensor.stride()
-    return own == strides or all(
-        a == b or size == 1 for a, b, size in zip(own, strides, tensor.shape, strict=True)
+    return tensor.shape == shape and (
+        own == strides
+        or all(a == b or size == 1 for a, b, size in zip(own, strides, shape, strict=True))
     )
+
+
+def like(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor that lies as all tensors like a parameter do."""
+    return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)
+
+
+def laid(state: Tensor, param: Tensor) -> Tensor:
+    """A state tensor that lies as its parameter does: a copy, where it has other strides.
+
+    Not while a graph is captured, of which the copy would be a part.
+    """
+    if state.shape != param.shape or lies(state, param.shape, strides_of(param)):
+        return state
+    if torch.cuda.is_current_stream_capturing():
+        return state
+    return like(param, state.dtype).copy_(state)
+
+
+def dense(param: Tensor) -> bool:
+    """Whether the entries of a parameter fill its memory, each once."""
+    return _dense(tuple(param.shape), strides_of(param))
 
 
 @lru_cache(maxsize=4096)

@@ -23,11 +23,11 @@ def of_tensors(
 
     A tensor that is missing has the address 0.
     """
-    pairs = zip(tensors, layout.strides, strict=True)
-    there = [(tensor, strides) for tensor, strides in pairs if tensor is not None]
-    if not all(lies(tensor, strides) for tensor, strides in there):
+    there = [tensor for tensor in tensors if tensor is not None]
+    forms = zip(tensors, layout.shapes, layout.strides, strict=True)
+    if not all(lies(tensor, *form) for tensor, *form in forms if tensor is not None):
         return None
-    kinds = {(tensor.dtype, tensor.device) for tensor, _ in there}
+    kinds = {(tensor.dtype, tensor.device) for tensor in there}
     if len(kinds) > 1 or any(t not in DTYPES or d != device for t, d in kinds):
         return None
     return of_regular(layout, tensors)
@@ -64,25 +64,32 @@ def of_states(
         _owned(stack, layout, stack.own(s[name] for s in states), torch.int64)
         for name in ("skipped", "quiet")
     )
-    grams = _owned(stack, layout, stack.grams(states), torch.float32) if has_gram else skipped
+    grams = skipped
+    if has_gram:
+        square = (min(stack.shape),) * 2
+        grams = _owned(stack, layout, stack.grams(states), torch.float32, square)
     if totals is None or skipped is None or quiet is None or grams is None:
-        return None
-    if has_gram and alignment(grams, 4) < 16:
         return None
     return [*totals, *skipped, *quiet, *grams]
 
 
 def _owned(
-    stack: Stack, layout: Layout, tensors: Sequence[Tensor], dtype: torch.dtype
+    stack: Stack,
+    layout: Layout,
+    tensors: Sequence[Tensor],
+    dtype: torch.dtype,
+    entry: tuple[int, ...] = (),
 ) -> list[int] | None:
     """Where the runs lie in tensors of each piece, an entry per matrix; None if irregular."""
+    device, pieces = stack.params[0].device, stack.pieces
     found = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
-    if found != {(dtype, stack.params[0].device, True)}:
+    shaped = all(t.shape == (p.count, *entry) for t, p in zip(tensors, pieces, strict=True))
+    if found != {(dtype, device, True)} or not shaped:
         return None
-    size = tensors[0].nbytes // stack.pieces[0].count
+    size = tensors[0].nbytes // pieces[0].count
     return [
         tensor.data_ptr() + size * start
-        for piece, tensor in zip(stack.pieces, tensors, strict=True)
+        for piece, tensor in zip(pieces, tensors, strict=True)
         for start in range(0, piece.count, layout.each)
     ]
 

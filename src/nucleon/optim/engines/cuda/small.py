@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nucleon.linalg._rounding import floor
-from nucleon.linalg.triton_symmetric import matrix
+from nucleon.linalg.triton_symmetric import matrix, table_bytes
 from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.engines.cuda.kernels import entries, moments, reading, verdict
 from nucleon.optim.methods import polynomials
@@ -35,7 +35,7 @@ def advance(
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, HAS_GRAM: tl.constexpr,
     MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr, POLYNOMIALS: tl.constexpr, STEPS: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
     """Ĝ ← βĜ + G and M̂ ← β₂M̂ + GGᵀ where the matrix is taken; P in float32."""
     batch = tl.program_id(0)
@@ -70,7 +70,7 @@ def advance(
     here = i[:, None] * m + i[None, :]
     square = (i < m)[:, None] & (i < m)[None, :]
     if HAS_GRAM:
-        gram = matrix(grams, batch, each, m * m, tl.float32) + here
+        gram = matrix(grams, batch, each, m * m, tl.float32, TABLE_BYTES) + here
         old = tl.load(gram, mask=square, other=0.0)
         new = (keep * old.to(tl.float64) + new).to(tl.float32)
         whole = tl.sum(tl.where(diagonal, new, 0.0).to(tl.float64))
@@ -141,6 +141,6 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
         HAS_GRAM=job.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
         POLYNOMIALS=tuple(x for quintic in quintics for x in quintic), STEPS=len(quintics),
         M=rows, N=min(WIDE // rows, max(16, triton.next_power_of_2(n))),
-        num_warps=8 if rows == 64 else 4,
+        TABLE_BYTES=table_bytes(m), num_warps=8 if rows == 64 else 4,
     )  # fmt: skip
     return directions, taken
