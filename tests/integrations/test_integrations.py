@@ -3,6 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -128,6 +129,54 @@ def test_lightning_logs_every_nth_step_also_when_batches_are_accumulated(tmp_pat
     ours = [(step, m) for step, m in logged if any(key.startswith("leon/") for key in m)]
     assert [step for step, _ in ours] == [2, 4]
     assert ours[-1][1] == trainer.optimizers[0].diagnostics()
+
+
+class Unfreeze(BaseFinetuning):
+    """The body is frozen until the second epoch."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch >= 1:  # Lightning itself forgets what is unfrozen when it resumes
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_finetuning_of_lightning_unfreezes_and_resumes(tmp_path):
+    seen = []
+
+    class Watched(Module):
+        def on_train_epoch_end(self):
+            seen.append(self.body.weight.detach().clone())
+
+    def fit(epochs, resume=None):
+        torch.manual_seed(0)
+        model = Watched()
+        trainer = pl.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[Unfreeze(), ModelCheckpoint(tmp_path, save_top_k=-1)],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        start = model.body.weight.detach().clone()
+        data = DataLoader(TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4)), batch_size=4)
+        trainer.fit(model, data, ckpt_path=resume)
+        return start, model, trainer
+
+    start, whole, trainer = fit(3)
+    assert torch.equal(seen[0], start) and not torch.equal(seen[1], start)
+    assert not torch.equal(seen[1], seen[2])
+    optimizer = trainer.optimizers[0]
+    assert {optimizer.infos[p].name for g in optimizer.param_groups for p in g["params"]} == {
+        *("body.weight", "body.bias", "head.weight", "head.bias")
+    }
+    for epoch in (0, 1):  # before it is unfrozen, and after
+        resumed = fit(3, resume=tmp_path / f"epoch={epoch}-step={4 * (epoch + 1)}.ckpt")[1]
+        for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
+            assert torch.equal(p, q)
 
 
 def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():

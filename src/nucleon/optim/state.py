@@ -295,10 +295,7 @@ _RETIRED = ("axes", "param_names", "reasons", "cautious")
 def upgraded(
     given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos
 ) -> dict[str, Any]:
-    """A saved state in the terms of this version; what is wrong with it is found later.
-
-    Where groups of version 2 have other numbers of parameters, they are matched by name.
-    """
+    """A saved state in the terms of this version; what is wrong with it is found later."""
     missing = {"param_groups", "state"} - set(given)
     if missing:
         raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
@@ -310,25 +307,43 @@ def upgraded(
         if tag.endswith("/2"):
             group["nucleon"] = f"{tag[:-1]}{VERSION}"
             _upgrade(group, states)
+    saved = _with_frozen(saved, groups, infos)
     sizes, ours = ([len(g["params"]) for g in found] for found in (saved, groups))
-    if sizes != ours and len(sizes) == len(ours) and all("param_names" in g for g in saved):
-        for group, own in zip(saved, groups, strict=True):
-            keys = dict(zip(map(canonical, group["param_names"]), group["params"], strict=True))
-            if set(keys) <= {infos[p].name for p in own["params"]}:
-                # Those that were left out have a key of their own, and no state.
-                group["params"] = [
-                    keys.get(infos[p].name, ("absent", infos[p].name)) for p in own["params"]
-                ]
-        sizes = [len(g["params"]) for g in saved]
     if sizes != ours:
         raise ValueError(
             f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
-            f"differ"
+            f"differ, or what is frozen: a state that lacks frozen parameters is loaded while the "
+            f"same ones are frozen, which may be undone afterwards"
         )
     for group in saved:
         for option in _RETIRED:
             group.pop(option, None)
     return {**given, "param_groups": saved, "state": states}
+
+
+def _with_frozen(
+    saved: list[dict[str, Any]], groups: Sequence[Mapping[str, Any]], infos: Infos
+) -> list[dict[str, Any]]:
+    """Saved groups that lack frozen parameters, with a key for each of them, and no state.
+
+    Parameters are matched by name where the groups have names, which those of version 3 have not;
+    there the saved ones are those that are not frozen now, in order.
+    """
+    if [len(g["params"]) for g in saved] == [len(g["params"]) for g in groups]:
+        return saved
+    rest, found = list(saved), list[dict[str, Any]]()
+    for own in groups:
+        names = [infos[p].name for p in own["params"]]
+        if rest and "param_names" in rest[0]:
+            had = [canonical(name) for name in rest[0]["param_names"]]
+        else:
+            had = [infos[p].name for p in own["params"] if p.requires_grad]
+        fits = rest and had and {*had} <= {*names} and len(had) == len(rest[0]["params"])
+        group = dict(rest.pop(0)) if fits else {**own, "params": []}  # or frozen as a whole
+        keys = dict(zip(had, group["params"], strict=True)) if fits else {}
+        group["params"] = [keys.get(name, ("absent", name)) for name in names]
+        found.append(group)
+    return saved if rest else found
 
 
 def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
