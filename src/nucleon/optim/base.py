@@ -29,7 +29,7 @@ from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
 from nucleon.optim.routing.later import Later
-from nucleon.optim.runtime import COPIED, Runtime, check_gradients
+from nucleon.optim.runtime import COPIED, Runtime, check_gradients, warn_of_one_rate
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
@@ -384,6 +384,7 @@ class MatrixOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
+        warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:
             ledger.note(group)
         found = self._worklist()

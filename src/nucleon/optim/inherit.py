@@ -218,22 +218,22 @@ def options(
     rate = {"lr": given["aux_lr"]} if "aux_lr" in given else {}
     chosen = {"matrix": given, "adamw": {**(given.get("aux") or {}), **rate}}
     shared: dict[str, dict[str, Any]] = {}
-    overrides: dict[str, dict[str, Any]] = {}
+    apart: dict[str, dict[str, Any]] = {}
     for rule, own in chosen.items():
         values = {
             param: {name: x for name, x in found.items() if name not in own}
             for param, found in _values(new, old, rule).items()
         }
         shared[rule] = _most_common(values.values())
-        overrides |= _overrides(model, values, shared[rule])
+        apart |= overrides(model, values, shared[rule])
     for key, wish in (given.get("overrides") or {}).items():
         wish = {"route": wish} if isinstance(wish, str) else dict(wish)
-        overrides[key] = {**overrides.pop(key, {}), **wish}
+        apart[key] = {**apart.pop(key, {}), **wish}
     rest = {**shared["adamw"], **chosen["adamw"]}
     found = {**shared["matrix"], **given}
     found |= {"aux_lr": rest.pop("lr")} if "lr" in rest else {}
     found |= {"aux": rest} if rest else {}
-    return found | ({"overrides": overrides} if overrides else {})
+    return found | ({"overrides": apart} if apart else {})
 
 
 def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]:
@@ -282,7 +282,7 @@ def _most_common(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
-def _overrides(
+def overrides(
     model: nn.Module, values: Mapping[Tensor, Mapping[str, Any]], shared: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """{glob: options} for the parameters whose options are not the shared ones."""

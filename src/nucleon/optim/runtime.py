@@ -1,5 +1,6 @@
 """What an optimizer keeps between steps beside its state, and what it checks before each."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -39,6 +40,51 @@ class Runtime:
     """Parameters of the model that routing left out."""
     note: str = ""
     """What routing wants its user to know."""
+    warned: bool = False
+    """Whether it was said that AdamW has the matrices' rate."""
+
+
+def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Say once that a scheduler has given AdamW the rate of the matrices.
+
+    It has where an AdamW group has the rate of a matrix group, or is to reach it, which is above
+    the one that `for_model` gave to AdamW, itself another than that of the matrices. Schedulers
+    that multiply keep the ratio, and those that fall to one small rate stay below it; with
+    scale="match-adamw" one rate serves both.
+    """
+    later = runtime.later
+    if later is None or runtime.warned or not _differ(later.lr, later.aux_lr):
+        return
+    matrix = {_aim(g) for g in groups if g["rule"] == "matrix" and g["scale"] != "match-adamw"}
+    for group in groups:
+        name, rate = _aim(group)
+        if group["rule"] == "adamw" and (name, rate) in matrix and rate > later.aux_lr:
+            runtime.warned = True
+            ratio = later.aux_lr / later.lr
+            rates = [_aim(g)[1] * (ratio if g["rule"] == "adamw" else 1.0) for g in groups]
+            warnings.warn(
+                f"a scheduler has given AdamW's parameters the {name} of the matrices, {rate:g}, "
+                f"where for_model gave them {later.aux_lr:g} beside {later.lr:g}; pass it one rate "
+                f"for each group, as {name}=[{', '.join(f'{x:.4g}' for x in rates)}], or make the "
+                f'optimizer with scale="match-adamw" if one rate is to serve both',
+                stacklevel=3,
+            )
+            return
+
+
+def _differ(lr: Any, aux_lr: Any) -> bool:
+    """Whether both are plain numbers above 0, which costs no synchronization, and not equal."""
+    if isinstance(lr, Tensor) or isinstance(aux_lr, Tensor):
+        return False
+    return 0 < min(lr, aux_lr) < max(lr, aux_lr)
+
+
+def _aim(group: Mapping[str, Any]) -> tuple[str, float]:
+    """The rate that a scheduler takes a group to, and what it is called there."""
+    for name in ("swa_lr", "max_lr", "lr"):  # of SWALR, of OneCycleLR and CyclicLR, of the others
+        if name in group and not isinstance(group[name], Tensor):
+            return name, float(group[name])
+    return "lr", 0.0
 
 
 def check_gradients(
