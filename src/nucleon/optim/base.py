@@ -78,12 +78,10 @@ class MatrixOptimizer(Optimizer, ABC):
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, **options.DEFAULTS, **self.own_options}
-        unknown = sorted(set(given) - set(defaults))
-        if unknown:
-            raise TypeError(
-                f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; its options "
-                f"are {', '.join(sorted(defaults))}"
-            )
+        if unknown := sorted(set(given) - set(defaults)):
+            raise options.unknown(type(self).__name__, unknown, defaults)
+        if isinstance(params, nn.Module):
+            raise TypeError(f"params must be matrices, got a model; {_whole(type(self))}")
         self._runtime = Runtime()
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
@@ -100,7 +98,7 @@ class MatrixOptimizer(Optimizer, ABC):
         aux_lr: float | Tensor = routing.AUX_LR,
         aux: Mapping[str, Any] | None = None,
         head: str | None = "auto",
-        overrides: Mapping[str, routing.Override] | None = None,
+        overrides: Mapping[str, options.Override] | None = None,
         **given: Any,
     ) -> Self:
         """One optimizer for a whole model: its matrices by this method, the rest by AdamW.
@@ -204,7 +202,7 @@ class MatrixOptimizer(Optimizer, ABC):
         }
         params = [param for _, param in named]
         if group["rule"] == "matrix":
-            state.check_matrices(infos)
+            state.check_matrices(infos, _whole(type(self)))
         placement.check({**group, "params": params}, infos)
         facts = ("axes", "reasons", "param_names")
         added = {**own, **param_group, "params": params}
@@ -429,6 +427,14 @@ class MatrixOptimizer(Optimizer, ABC):
             self._runtime.entered |= {p for p in group["params"] if p.grad is not None}
             self._make_states(group, first)
             first += len(group["params"])
+
+
+def _whole(cls: type) -> str:
+    """What to write for a whole model."""
+    return (
+        f"{cls.__name__}.for_model(model) takes a whole model, its matrices here and the rest to "
+        f"AdamW; in a Hugging Face Trainer it is nucleon.integrations.huggingface.factory"
+    )
 
 
 def _first_with(name: str, cls: type) -> type:

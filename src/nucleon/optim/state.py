@@ -72,13 +72,17 @@ def specs(given: object, count: int) -> list[str | None]:
     return list(cast(Sequence[str | None], given))
 
 
-def check_matrices(infos: Infos) -> None:
-    """Raise, by name, on a parameter that its axes do not make matrices of."""
+def check_matrices(infos: Infos, remedy: str) -> None:
+    """Raise, by name, on a parameter that its axes do not make matrices of.
+
+    Without axes it is likely one of a whole model: the remedy says what takes that.
+    """
     for param, info in infos.items():
         try:
             blocks(param, info.axes)
         except ValueError as error:
-            raise ValueError(f"{info.name}: {error}") from None
+            more = "" if info.axes else f". {remedy}"
+            raise ValueError(f"{info.name}: {error}{more}") from None
 
 
 def _check_params(named: Sequence[tuple[str, Tensor]], lr: float | Tensor) -> None:

@@ -8,20 +8,21 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from nucleon import _checks
+from nucleon.optim import options
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import Method, State
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
-from nucleon.optim.options import ADAMW_DEFAULTS
+from nucleon.optim.options import ADAMW_DEFAULTS, Override
 from nucleon.optim.routing import roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import output_heads
@@ -30,9 +31,6 @@ from nucleon.optim.routing.roles import Place, Role
 AUX_LR = 3e-4
 """Learning rate of the parameters that go to AdamW, where none is given."""
 ROUTES = ("matrix", "adamw", "frozen")
-Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
-"""A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
-
 FROZEN = "frozen, its state is made with its first gradient"
 NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
 
@@ -325,12 +323,8 @@ def _groups(
 def check_names(of: str, given: Mapping[str, Any], known: set[str], more: str = "") -> None:
     """Raise on options of `of` that are not known."""
     _check_mapping(of, given)
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise TypeError(
-            f"{of} has no option {', '.join(map(repr, unknown))}; its options are "
-            f"{', '.join(sorted(known))}{more}"
-        )
+    if unknown := sorted(set(given) - known):
+        raise options.unknown(of, unknown, known, more)
 
 
 def _check_mapping(name: str, given: object) -> None:
