@@ -224,3 +224,5 @@ def test_bad_additions_are_named_and_change_nothing():
         optimizer.add_param_group({"params": model[5], "aux": {"betas": (2, 0.9)}})
     assert len(optimizer.param_groups) == count
     assert model[5].weight not in optimizer.infos
+    with pytest.raises(TypeError, match="made by for_model routes"):
+        nucleon.Leon([nn.Parameter(torch.zeros(2, 2))]).add_param_group(model[5])

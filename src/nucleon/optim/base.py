@@ -80,12 +80,10 @@ class MatrixOptimizer(Optimizer, ABC):
         defaults = {"lr": lr, "momentum": momentum, **options.DEFAULTS, **self.own_options}
         if unknown := sorted(set(given) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
-        if isinstance(params, nn.Module):
-            raise TypeError(f"params must be matrices, got a model; {_whole(type(self))}")
         self._runtime = Runtime()
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
-        groups = _as_groups(params, axes)
+        groups = state.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
         super().__init__(groups, {**defaults, **given, "certified": "", "nucleon": tag})
 
@@ -202,7 +200,7 @@ class MatrixOptimizer(Optimizer, ABC):
         }
         params = [param for _, param in named]
         if group["rule"] == "matrix":
-            state.check_matrices(infos, _whole(type(self)))
+            state.check_matrices(infos, type(self).__name__)
         placement.check({**group, "params": params}, infos)
         facts = ("axes", "reasons", "param_names")
         added = {**own, **param_group, "params": params}
@@ -429,24 +427,6 @@ class MatrixOptimizer(Optimizer, ABC):
             first += len(group["params"])
 
 
-def _whole(cls: type) -> str:
-    """What to write for a whole model."""
-    return (
-        f"{cls.__name__}.for_model(model) takes a whole model, its matrices here and the rest to "
-        f"AdamW; in a Hugging Face Trainer it is nucleon.integrations.huggingface.factory"
-    )
-
-
 def _first_with(name: str, cls: type) -> type:
     """The class that an attribute comes from."""
     return next(found for found in cls.__mro__ if name in vars(found))
-
-
-def _as_groups(params: Any, axes: Mapping[str, Any]) -> Any:
-    """`params` as groups that carry the axes given for all of them."""
-    if not axes:
-        return params
-    items = [params] if isinstance(params, Tensor) else list(params)
-    if items and isinstance(items[0], dict):
-        return [{**axes, **cast(dict[str, Any], group)} for group in items]
-    return [{"params": items, **axes}]

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.linalg._precision import widest
@@ -39,9 +39,30 @@ State = dict[str, Tensor]
 # ------------------------------------------------------------------ parameters of a group
 
 
+def as_groups(params: Any, axes: Mapping[str, Any], optimizer: str) -> Any:
+    """`params` as groups that carry the axes given for all of them."""
+    if isinstance(params, nn.Module):
+        raise TypeError(f"params must be matrices, got a model. {_whole_model(optimizer)}")
+    if not axes:
+        return params
+    items = [params] if isinstance(params, Tensor) else list(params)
+    if items and isinstance(items[0], dict):
+        return [{**axes, **cast(dict[str, Any], group)} for group in items]
+    return [{"params": items, **axes}]
+
+
+def _whole_model(optimizer: str) -> str:
+    return (
+        f"{optimizer}.for_model(model) takes a whole model, its matrices here and the rest to "
+        f"AdamW; in a Hugging Face Trainer it is nucleon.integrations.huggingface.factory"
+    )
+
+
 def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]], bool]:
     """The parameters of a group with their names, or numbers, checked; whether they had names."""
     params = group["params"]
+    if isinstance(params, nn.Module):
+        raise TypeError("params is a module, which only an optimizer made by for_model routes")
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
     items = [params] if isinstance(params, Tensor) else list(params)
@@ -72,16 +93,16 @@ def specs(given: object, count: int) -> list[str | None]:
     return list(cast(Sequence[str | None], given))
 
 
-def check_matrices(infos: Infos, remedy: str) -> None:
+def check_matrices(infos: Infos, optimizer: str) -> None:
     """Raise, by name, on a parameter that its axes do not make matrices of.
 
-    Without axes it is likely one of a whole model: the remedy says what takes that.
+    Without axes it is likely one of a whole model, and the error says what takes that.
     """
     for param, info in infos.items():
         try:
             blocks(param, info.axes)
         except ValueError as error:
-            more = "" if info.axes else f". {remedy}"
+            more = "" if info.axes else f". {_whole_model(optimizer)}"
             raise ValueError(f"{info.name}: {error}{more}") from None
 
 
