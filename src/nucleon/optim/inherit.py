@@ -174,7 +174,7 @@ def _of_adam(group: Mapping[str, Any], rule: str) -> list[Told]:
 def _of_momentum(group: Mapping[str, Any]) -> list[Told]:
     # Muon of today has Nesterov's momentum always, and no word on it.
     nesterov = group.get("nesterov", True)
-    why = "" if "dampening" in group else "here a sum; its length does not enter the direction"
+    why = "" if "dampening" in group else "here a sum, to which the state is converted"
     return [
         Told("momentum", group["momentum"], "momentum", group["momentum"], why),
         Told("nesterov", nesterov, "nesterov", nesterov),
