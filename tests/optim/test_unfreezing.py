@@ -140,6 +140,18 @@ def test_a_checkpoint_without_frozen_parameters_goes_on_bit_for_bit(all_of_a_rou
         assert torch.equal(p, q)
 
 
+def test_what_an_older_checkpoint_lacks_has_noise_of_its_own():
+    model = network()
+    half = nucleon.Pion.for_model(model[3:], head=None)  # numbers 0 and 1, as without the frozen
+    train(model, half, 1)
+    whole = nucleon.Pion.for_model(model, head=None)
+    whole.load_state_dict(half.state_dict())
+    model.requires_grad_(True)
+    train(model, whole, 1)
+    streams = [whole.state[model[i].weight]["stream"].item() for i in (1, 3, 4)]
+    assert len(set(streams)) == 3
+
+
 def test_a_checkpoint_of_others_frozen_says_what_to_do():
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)

@@ -232,6 +232,8 @@ class MatrixOptimizer(Optimizer, ABC):
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._runtime.infos[param]
+        if index in self._runtime.numbers:  # of another parameter, whose noise it must not share
+            index += len(self._runtime.infos)
         return state.new_matrix_state(
             param, info, index, step, group, has_gram=self.has_gram, owned=owned
         )
@@ -281,6 +283,7 @@ class MatrixOptimizer(Optimizer, ABC):
         def restore(_: Optimizer) -> None:
             sizes = [len(g["params"]) for g in self.param_groups]
             numbers = accumulate(sizes, initial=0)
+            self._runtime.numbers = state.numbers(final[0]["state"].values())
             for saved, old, group in zip(
                 final[0]["param_groups"], old_groups, self.param_groups, strict=True
             ):

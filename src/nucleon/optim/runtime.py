@@ -17,7 +17,7 @@ from nucleon.optim.routing.later import Later
 from nucleon.optim.state import State
 from nucleon.optim.worklist import Worklist
 
-COPIED = ("infos", "with_names", "left_out", "note")
+COPIED = ("infos", "with_names", "left_out", "note", "numbers")
 """What of it a copy of the optimizer has."""
 
 
@@ -31,6 +31,8 @@ class Runtime:
     worklist: Worklist | None = None
     entered: set[Tensor] = field(default_factory=set[Tensor])
     """Parameters that have had a gradient: later, a missing one is a mask."""
+    numbers: frozenset[int] = frozenset()
+    """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
     steps: int = 0
     agreed: bool = False
     """Whether the ranks have compared parameters and options."""

@@ -16,7 +16,7 @@ stream and axes alone.
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -165,6 +165,12 @@ def new_matrix_state(
         shape = (block.count, short, short)
         state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
     return state | (ledger.new_state(param, len(matrices), wide) if group["certify"] else {})
+
+
+def numbers(states: Iterable[Mapping[str, Tensor]]) -> frozenset[int]:
+    """The numbers of parameters that the streams of these states were made of; synchronizes."""
+    streams = [s["stream"] for s in states if "stream" in s and s["stream"].numel()]
+    return frozenset(int(stream[0]) // SLICES for stream in streams)
 
 
 def new_adamw_state(param: Tensor) -> State:
