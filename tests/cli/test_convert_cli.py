@@ -70,11 +70,13 @@ def test_a_checkpoint_becomes_one_of_leon(command, trained, inside, tmp_path):
     assert json.loads(result.output)["parameters"]["0.weight"].startswith("momentum of AdamW")
     loaded = nucleon.Leon.for_model(model, lr=0.3)
     loaded.load_state_dict(torch.load(tmp_path / "sub/out.pt", weights_only=True))
-    live = nucleon.Leon.for_model(model, lr=0.3)
+    live = nucleon.Leon.for_model(model, lr=0.3, momentum=0.9)  # β₁ of the old run
     convert(old, live)
     for p in model.parameters():
         assert all(torch.equal(loaded.state[p][k], live.state[p][k]) for k in live.state[p])
-    assert loaded.param_groups[0]["lr"] == 0.3
+    matrix, rest = loaded.param_groups
+    assert matrix["lr"] == 0.3 and matrix["momentum"] == 0.9
+    assert rest["lr"] == 1e-3 and rest["weight_decay"] == 0.01  # torch's own
 
 
 def test_the_table_says_what_became_of_each(command, trained, tmp_path):
@@ -82,6 +84,9 @@ def test_the_table_says_what_became_of_each(command, trained, tmp_path):
     result = command("in.pt", "out.pt", *BUILD, "--key", "mine", "--to", "muon")
     assert result.exit_code == 0, result.output
     assert "1.bias" in result.output and "AdamW goes on" in result.output
+    assert "adamw: 4 parameters of AdamW" in result.output
+    assert "betas (0.9, 0.999) → betas (0.9, 0.999)" in result.output
+    assert "Muon.for_model(model, lr=0.001, momentum=0.9, scale='match-adamw'" in result.output
 
 
 @pytest.mark.parametrize("built", ["pair", "groups"])
@@ -103,7 +108,8 @@ def test_states_without_names_go_through_the_optimizers_they_were_of(command, bu
     assert refused.exit_code == 2 and "which is which" in refused.output
     result = command("in.pt", "out.pt", *BUILD, *keys, "--old", f"converted_model.py:{built}")
     assert result.exit_code == 0, result.output
-    loaded, live = nucleon.Leon.for_model(model), nucleon.Leon.for_model(model)
+    loaded = nucleon.Leon.for_model(model)
+    live = nucleon.Leon.for_model(model, momentum={"pair": 0.95, "groups": 0.9}[built])
     loaded.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True))
     convert(olds, live)
     for p in model.parameters():

@@ -209,13 +209,15 @@ def prescribed(
     absent_on=(),
     zero=(),
     bad=(),
+    frozen=(),
     count_bytes=False,
     **options,
 ):
     """Steps on given gradients: the same bits whoever computes them. Returns whole weights.
 
     `missing` (name, step): no rank has that gradient. `absent_on` (name, step, rank): one has none.
-    `zero` (name, step, row): 0 from that row on. `bad` (name, step): it holds a NaN.
+    `zero` (name, step, row): 0 from that row on. `bad` (name, step): it holds a NaN. `frozen`
+    (name, step): it is unfrozen, on all ranks, before that step.
     """
     from nucleon.optim.engines.ranks import wire
 
@@ -225,7 +227,7 @@ def prescribed(
         kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
         if kind == "columns" and name == "stack":
             kind = "rows"
-        params[name] = spread(start, kind).requires_grad_()
+        params[name] = spread(start, kind).requires_grad_(name not in dict(frozen))
     optimizer = MAKE[method](list(params.items()), lr=0.05, weight_decay=0.1, **options)
     wire.TRAFFIC.bytes = 0
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -239,7 +241,8 @@ def prescribed(
             kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
             if kind == "columns" and name == "stack":
                 kind = "rows"
-            p.grad = spread(gradient, kind)
+            p.requires_grad_(step >= dict(frozen).get(name, 0))
+            p.grad = spread(gradient, kind) if p.requires_grad else None
             if (name, step) in missing or (name, step, rank) in absent_on:
                 p.grad = None
         optimizer.step()

@@ -187,6 +187,26 @@ def test_frozen_accumulated_and_clipped(ranks2, kind, options):
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kinds", ["plain", "rows"])
+@pytest.mark.parametrize("placement", ["local", "owner"])
+def test_what_is_unfrozen_enters_on_all_ranks_at_once(ranks2, kinds, placement):
+    """Also where one of them has no gradient of it in that step."""
+    frozen = (("wide", 1), ("square", 2))
+    absent = (("square", 2, 1),) if placement == "owner" and kinds == "plain" else ()
+    expected, _ = prescribed("leon", "plain", frozen=frozen)
+    found = ranks2(
+        "prescribed",
+        method="leon",
+        kinds=kinds,
+        placement=placement,
+        frozen=frozen,
+        absent_on=absent,
+    )
+    for weights, _ in found:
+        for name, value in expected.items():
+            assert torch.equal(weights[name], value), name
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "policy"])
 def test_no_sync_and_autocast(ranks2, kind):
     """Accumulated without synchronizing, in bf16 by autocast or FSDP2's policy: equal weights."""

@@ -3,14 +3,16 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import nucleon
-from nucleon.integrations.huggingface import factory
+from nucleon.integrations.huggingface import DiagnosticsCallback, factory
 from nucleon.integrations.lightning import DiagnosticsLogger
 from nucleon.integrations.tensorboard import DiagnosticsWriter
 
@@ -130,6 +132,54 @@ def test_lightning_logs_every_nth_step_also_when_batches_are_accumulated(tmp_pat
     assert ours[-1][1] == trainer.optimizers[0].diagnostics()
 
 
+class Unfreeze(BaseFinetuning):
+    """The body is frozen until the second epoch."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch >= 1:  # Lightning itself forgets what is unfrozen when it resumes
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_finetuning_of_lightning_unfreezes_and_resumes(tmp_path):
+    seen = []
+
+    class Watched(Module):
+        def on_train_epoch_end(self):
+            seen.append(self.body.weight.detach().clone())
+
+    def fit(epochs, resume=None):
+        torch.manual_seed(0)
+        model = Watched()
+        trainer = pl.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[Unfreeze(), ModelCheckpoint(tmp_path, save_top_k=-1)],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        start = model.body.weight.detach().clone()
+        data = DataLoader(TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4)), batch_size=4)
+        trainer.fit(model, data, ckpt_path=resume)
+        return start, model, trainer
+
+    start, whole, trainer = fit(3)
+    assert torch.equal(seen[0], start) and not torch.equal(seen[1], start)
+    assert not torch.equal(seen[1], seen[2])
+    optimizer = trainer.optimizers[0]
+    assert {optimizer.infos[p].name for g in optimizer.param_groups for p in g["params"]} == {
+        *("body.weight", "body.bias", "head.weight", "head.bias")
+    }
+    for epoch in (0, 1):  # before it is unfrozen, and after
+        resumed = fit(3, resume=tmp_path / f"epoch={epoch}-step={4 * (epoch + 1)}.ckpt")[1]
+        for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
 def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
     made = factory("muon")
     assert made.__name__ == "MuonFactory" and not issubclass(made, torch.optim.Optimizer)
@@ -138,49 +188,110 @@ def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
     assert [g["rule"] for g in optimizer.param_groups] == ["matrix", "adamw"]
 
 
-@pytest.mark.parametrize("make", [DiagnosticsLogger, lambda every: trained(0, Board(), every)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        DiagnosticsLogger,
+        lambda every: trained(0, Board(), every),
+        lambda every: DiagnosticsCallback(None, every),
+    ],
+)
 def test_bad_intervals_are_named(make):
     with pytest.raises(ValueError, match="every"):
         make(every=0)
 
 
+def llama():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16}
+    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    return LlamaForCausalLM(config)
+
+
+def trainer(folder, model=None, optimizer=None, **arguments):
+    ids = torch.arange(8)
+    defaults = {"per_device_train_batch_size": 2, "lr_scheduler_type": "constant", "max_steps": 4}
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    return Trainer(
+        model or llama(),
+        TrainingArguments(str(folder), **{**defaults, **quiet, **arguments}),
+        train_dataset=[{"input_ids": ids, "labels": ids}] * 8,
+        optimizer_cls_and_kwargs=optimizer or (factory("leon"), {"lr": 0.01}),
+    )
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
     """The optimizer's state goes through the Trainer's own saving and loading."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    ids = torch.arange(8)
-    data = [{"input_ids": ids, "labels": ids}] * 8
+    def run(resume=None):
+        made = trainer(tmp_path, save_strategy="steps", save_steps=2, weight_decay=0.1)
+        made.train(resume_from_checkpoint=resume)
+        return made.model
 
-    def run(steps, resume=None):
-        torch.manual_seed(0)
-        arguments = TrainingArguments(
-            str(tmp_path),
-            max_steps=steps,
-            per_device_train_batch_size=2,
-            save_steps=2,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            lr_scheduler_type="constant",
-        )
-        trainer = Trainer(
-            LlamaForCausalLM(config),
-            arguments,
-            train_dataset=data,
-            optimizer_cls_and_kwargs=(factory("leon"), {"lr": 0.01}),
-        )
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer.model
-
-    whole = run(4)
-    resumed = run(4, resume=str(tmp_path / "checkpoint-2"))
+    whole = run()
+    resumed = run(resume=str(tmp_path / "checkpoint-2"))
     for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def decays(made):
+    optimizer = made.create_optimizer()
+    return {
+        optimizer.infos[p].name: g["weight_decay"]
+        for g in optimizer.param_groups
+        for p in g["params"]
+    }
+
+
+def test_the_decay_of_the_training_arguments_reaches_what_the_trainer_decays(tmp_path):
+    made = trainer(tmp_path, weight_decay=0.1)
+    wanted = set(made.get_decay_parameter_names(made.model))
+    assert {"model.embed_tokens.weight", "lm_head.weight"} < wanted
+    assert decays(made) == {
+        name: 0.1 if name in wanted else 0.0 for name, _ in made.model.named_parameters()
+    }
+    assert not any(decays(trainer(tmp_path)).values())
+
+
+def test_a_decay_given_to_the_factory_wins(tmp_path):
+    options = {"weight_decay": 0.3, "overrides": {"lm_head.weight": {"weight_decay": 0.7}}}
+    found = decays(trainer(tmp_path, optimizer=(factory("leon"), options), weight_decay=0.1))
+    assert found["model.layers.0.mlp.up_proj.weight"] == 0.3
+    assert found["model.embed_tokens.weight"] == 0.1 and found["lm_head.weight"] == 0.7
+    options = {"aux": {"weight_decay": 0.0}}
+    found = decays(trainer(tmp_path, optimizer=(factory("leon"), options), weight_decay=0.1))
+    assert found["model.layers.0.mlp.up_proj.weight"] == 0.1
+    assert found["model.embed_tokens.weight"] == 0.0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_logs_diagnostics_and_certificates(tmp_path):
+    options = {"lr": 0.01, "gradient_bound": 10.0, "certify": True}
+    made = trainer(tmp_path, optimizer=(factory("leon"), options), logging_steps=2)
+    made.add_callback(DiagnosticsCallback(made, every=2))
+    made.train()
+    logs = [log for log in made.state.log_history if any(k.startswith("leon/") for k in log)]
+    assert [log["step"] for log in logs] == [2, 4]
+    optimizer = getattr(made.optimizer, "optimizer", made.optimizer)
+    expected = optimizer.diagnostics()
+    assert {k: logs[-1][k] for k in expected} == expected
+    name = "model.layers.0.mlp.up_proj.weight"
+    certificate = optimizer.certificates()[name]
+    assert logs[-1][f"leon/{name}/regret"] == certificate.regret.item()
+    assert logs[-1][f"leon/{name}/bound"] == certificate.bound.item()
+    assert logs[-1][f"leon/{name}/holds"] == certificate.holds
+    losses = [log for log in made.state.log_history if "loss" in log]
+    assert [log["step"] for log in losses] == [2, 4]  # its own logging goes on
+
+
+def test_certificates_go_to_tensorboard_too():
+    board = Board()
+    model = nn.Linear(4, 6)
+    optimizer = nucleon.Leon([("weight", model.weight)], gradient_bound=10.0, certify=True)
+    with DiagnosticsWriter(optimizer, board, every=1):
+        model.weight.grad = torch.randn(6, 4)
+        optimizer.step()
+    written = {tag: value for tag, value, _ in board.written}
+    assert written["leon/weight/regret"] == optimizer.certificates()["weight"].regret.item()
+    assert written["leon/weight/holds"] == 1.0

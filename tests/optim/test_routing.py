@@ -429,13 +429,13 @@ def test_an_override_by_any_name_of_a_shared_parameter():
     )
 
 
-def test_frozen_parameters_are_shown_and_left_alone():
+def test_frozen_parameters_are_routed_and_have_no_state():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
     optimizer = nucleon.Leon.for_model(model, overrides={"*": {"lr": 0.1}})
     rows = {row.name: row for row in optimizer.explain()}
-    assert rows["0.weight"].route == "frozen" and rows["0.weight"].state_bytes == 0
-    assert {info.name for info in optimizer.infos.values()} == {"1.weight", "1.bias"}
+    assert rows["0.weight"].route == "matrix" and rows["0.weight"].state_bytes == 0
+    assert "frozen" in rows["0.weight"].reason and "frozen" not in rows["1.weight"].reason
 
 
 # ---------------------------------------------------------------------------------- errors
@@ -549,7 +549,7 @@ def test_more_bad_models():
     with pytest.raises(ValueError, match="run a batch"):
         nucleon.Leon.for_model(nn.LazyLinear(4))
     with pytest.raises(ValueError, match="no parameter to optimize"):
-        nucleon.Leon.for_model(nn.Linear(4, 4).requires_grad_(False))
+        nucleon.Leon.for_model(nn.Linear(4, 4), overrides={"*": "frozen"})
     with pytest.raises(ValueError, match="no parameter to optimize"):
         nucleon.Leon.for_model(nn.ReLU())
     with pytest.raises(ValueError, match="sparse gradients"):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -24,9 +25,7 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
 )
-from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.migrate import Momentum, convert_checkpoint
-from nucleon.optim.migrate import convert as convert_optimizers
+from nucleon.optim.migrate import Conversion, Momentum, converted
 from nucleon.optim.registry import create, list_optimizers
 
 KEYS = ("optimizer", "optimizer_state_dict", "optimizer_states")
@@ -79,8 +78,9 @@ def convert(
 ) -> None:
     """Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion.
 
+    Hyperparameters are inherited, old → new is printed for each group; --option wins over them.
     Momentum keeps its meaning, the Gram matrix is warmed up from the squares or the momentum. OUT
-    holds the `state_dict()` of the new optimizer as `for_model` builds it with the same options.
+    holds the `state_dict()` of the new optimizer; the `for_model` that builds it is printed.
     `--model file.py:build` and `--old` run that file; IN itself is read as data, never as code.
 
     For example:
@@ -94,21 +94,30 @@ def convert(
         options = dict(_option(text) for text in option or ())
         states, built = _states(source, key or ()), _built(model)
         olds = _old(old, built, states) if old else ()
-        new, report = _converted(states, built, olds, cast(Momentum, momentum), to, options)
+        done = _converted(states, built, olds, cast(Momentum, momentum), to, options)
         with replacing(target) as temporary:
-            torch.save(new.state_dict(), temporary)
+            torch.save(done.optimizer.state_dict(), temporary)
         if as_json:
-            print_json({"to": to, "out": str(target), "parameters": report})
+            groups = [asdict(group) for group in done.groups]
+            said = {"to": to, "out": str(target), "options": done.options, "groups": groups}
+            print_json({**said, "parameters": done.parameters})
             return
-        grid = Grid(show_header=False, box=None)
-        for row in report.items():
-            grid.add_row(*map(escape, row))
-        out = console()
-        out.print(grid)
-        out.print(
-            f"{target} holds the state of {to}; load it with "
-            f"{escape(type(new).__name__)}.for_model(model, …).load_state_dict(torch.load(…))"
-        )
+        _print(done, target)
+
+
+def _print(done: Conversion, target: Path) -> None:
+    """What became of each parameter, of each hyperparameter, and the call to load it with."""
+    out, grid = console(), Grid(show_header=False, box=None)
+    for row in done.parameters.items():
+        grid.add_row(*map(escape, row))
+    out.print(grid)
+    for group in done.groups:
+        out.print(escape("\n".join(group.lines())))
+    words = ", ".join(f"{name}={value!r}" for name, value in done.options.items())
+    call = f"{type(done.optimizer).__name__}.for_model(model, {words})"
+    out.print(
+        escape(f"{target} is the state of {call}; load it with .load_state_dict(torch.load(…))")
+    )
 
 
 def _converted(
@@ -118,15 +127,10 @@ def _converted(
     momentum: Momentum,
     to: str,
     options: dict[str, Any],
-) -> tuple[MatrixOptimizer, dict[str, str]]:
+) -> Conversion:
     try:
-        make = named(to).for_model if is_address(to) else partial(create, to)
-        new = make(model, **options)
-        if not isinstance(new, MatrixOptimizer):
-            raise ValueError(f"{to} keeps its state in another way; choose one of its own package")
-        if olds:
-            return new, convert_optimizers(olds, new, momentum=momentum)
-        return new, convert_checkpoint(states, model, new, momentum=momentum)
+        make: Any = named(to).for_model if is_address(to) else partial(create, to)
+        return converted(olds or states, model, make, momentum=momentum, **options)
     except (TypeError, ValueError, AttributeError) as error:
         raise CommandError(
             str(error),

@@ -5,11 +5,12 @@ from typing import Any
 import lightning.pytorch as pl
 
 from nucleon import _checks
+from nucleon.integrations.quantities import quantities
 from nucleon.optim.base import MatrixOptimizer
 
 
 class DiagnosticsLogger(pl.Callback):
-    """Send `optimizer.diagnostics()` to the loggers of the Trainer every N optimizer steps.
+    """Send what `quantities` says of the optimizers to the loggers every N optimizer steps.
 
     Args:
         every: N (100); each time synchronizes with the device once.
@@ -35,6 +36,6 @@ class DiagnosticsLogger(pl.Callback):
         self.last = step
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, MatrixOptimizer):
-                found = optimizer.diagnostics()
+                found = quantities(optimizer)
                 for logger in trainer.loggers:
                     logger.log_metrics(found, step=step)

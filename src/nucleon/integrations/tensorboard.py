@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self
 from torch.optim import Optimizer
 
 from nucleon import _checks
+from nucleon.integrations.quantities import quantities
 from nucleon.optim.base import MatrixOptimizer
 
 
@@ -18,7 +19,7 @@ class Writer(Protocol):
 
 
 class DiagnosticsWriter:
-    """Write `optimizer.diagnostics()` to TensorBoard after every N-th step of the optimizer.
+    """Write diagnostics and certificates to TensorBoard after every N-th step of the optimizer.
 
     The tags are the keys, "leon/{parameter}/{quantity}". Use as a context, or call `close()` to
     stop writing; the writer stays open.
@@ -51,7 +52,7 @@ class DiagnosticsWriter:
 
     def write(self) -> None:
         """Write now."""
-        found = self.optimizer.diagnostics()
+        found = quantities(self.optimizer)
         if self.writer is not None:
             for tag, value in found.items():
                 self.writer.add_scalar(tag, value, self.steps)

@@ -8,7 +8,7 @@ from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
 from nucleon.optim.engines.work import Context
 from nucleon.optim.leon import Leon, LeonOptions
-from nucleon.optim.migrate import convert, convert_checkpoint
+from nucleon.optim.migrate import Conversion, convert, convert_checkpoint, converted
 from nucleon.optim.muon import Muon, MuonOptions
 from nucleon.optim.options import AdamWOptions, Options, scale_factor
 from nucleon.optim.pion import Pion, PionOptions
@@ -22,6 +22,7 @@ __all__ = [
     "AdamWOptions",
     "CertificateLog",
     "Context",
+    "Conversion",
     "Explanation",
     "Leon",
     "LeonOptions",
@@ -37,6 +38,7 @@ __all__ = [
     "consolidate",
     "convert",
     "convert_checkpoint",
+    "converted",
     "create",
     "list_optimizers",
     "register",

@@ -11,8 +11,7 @@ rule="adamw" take AdamW's step.
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, ClassVar, Self, cast, overload
 
 import torch
@@ -26,37 +25,15 @@ from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Matrices
-from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing import routing
-from nucleon.optim.routing.explanation import Explanation, Row
+from nucleon.optim.routing.explanation import Explanation
+from nucleon.optim.routing.later import Later
+from nucleon.optim.runtime import COPIED, Runtime, check_gradients, warn_of_one_rate
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
-
-
-@dataclass
-class Runtime:
-    """What an optimizer keeps between steps beside its state."""
-
-    infos: dict[Tensor, ParameterInfo] = field(default_factory=dict[Tensor, ParameterInfo])
-    with_names: bool = False
-    """Whether the parameters were given with names."""
-    worklist: Worklist | None = None
-    entered: set[Tensor] = field(default_factory=set[Tensor])
-    """Parameters that have had a gradient: later, a missing one is a mask."""
-    steps: int = 0
-    agreed: bool = False
-    """Whether the ranks have compared parameters and options."""
-    left_out: tuple[Row, ...] = ()
-    """Parameters of the model that routing left out."""
-    note: str = ""
-    """What routing wants its user to know."""
-
-
-_COPIED = ("infos", "with_names", "left_out", "note")
-"""What of it a copy of the optimizer has."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
@@ -101,16 +78,12 @@ class MatrixOptimizer(Optimizer, ABC):
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, **options.DEFAULTS, **self.own_options}
-        unknown = sorted(set(given) - set(defaults))
-        if unknown:
-            raise TypeError(
-                f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; its options "
-                f"are {', '.join(sorted(defaults))}"
-            )
+        if unknown := sorted(set(given) - set(defaults)):
+            raise options.unknown(type(self).__name__, unknown, defaults)
         self._runtime = Runtime()
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
-        groups = _as_groups(params, axes)
+        groups = state.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
         super().__init__(groups, {**defaults, **given, "certified": "", "nucleon": tag})
 
@@ -123,7 +96,7 @@ class MatrixOptimizer(Optimizer, ABC):
         aux_lr: float | Tensor = routing.AUX_LR,
         aux: Mapping[str, Any] | None = None,
         head: str | None = "auto",
-        overrides: Mapping[str, routing.Override] | None = None,
+        overrides: Mapping[str, options.Override] | None = None,
         **given: Any,
     ) -> Self:
         """One optimizer for a whole model: its matrices by this method, the rest by AdamW.
@@ -141,10 +114,11 @@ class MatrixOptimizer(Optimizer, ABC):
             given: options of the method.
         """
         known = {"lr", "momentum", *cls.own_options, *cast(Mapping[str, Any], options.DEFAULTS)}
-        found = routing.routed(
-            model, aux=aux, head=head, overrides=overrides, known=known - {"rule", "axes"}
-        )
+        known -= {"rule", "axes"}
+        found = routing.routed(model, aux=aux, head=head, overrides=overrides, known=known)
         optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
+        words = {"aux": aux, "head": head, "overrides": overrides}
+        optimizer._runtime.later = Later(weakref.ref(model), lr, aux_lr, words, known)
         optimizer._runtime.left_out = found.left_out
         optimizer._runtime.note = found.note
         return optimizer
@@ -185,13 +159,32 @@ class MatrixOptimizer(Optimizer, ABC):
 
     # ------------------------------------------------------------------ parameters and state
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, Any] | nn.Module) -> None:
         """Check the options and parameters of a group, then add it with its state.
 
-        A frozen parameter has its state made with its first gradient.
+        A frozen parameter has its state made with its first gradient. An optimizer that `for_model`
+        made takes a module too, here or under "params", and routes it, and parameters of its model,
+        as `for_model` does; without "rule" in the group.
         """
+        group = {"params": param_group} if isinstance(param_group, nn.Module) else param_group
+        later = self._runtime.later
+        if later is None or "rule" in group:
+            self._add(group)
+            return
+        taken = {param: info.name for param, info in self._runtime.infos.items()}
+        found = later.groups(group, taken)
+        for each in found:
+            self._check_group(self._filled(each))
+        for each in found:
+            self._add(each)
+
+    def _filled(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        own = options.ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
+        return {**self.defaults, **own, **group}
+
+    def _add(self, param_group: dict[str, Any]) -> None:
         own = options.ADAMW_DEFAULTS if param_group.get("rule") == "adamw" else {}
-        group = {**self.defaults, **own, **param_group}
+        group = self._filled(param_group)
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
         named, with_names = state.named(group, first)
@@ -207,7 +200,7 @@ class MatrixOptimizer(Optimizer, ABC):
         }
         params = [param for _, param in named]
         if group["rule"] == "matrix":
-            state.check_matrices(infos)
+            state.check_matrices(infos, type(self).__name__)
         placement.check({**group, "params": params}, infos)
         facts = ("axes", "reasons", "param_names")
         added = {**own, **param_group, "params": params}
@@ -217,13 +210,19 @@ class MatrixOptimizer(Optimizer, ABC):
         self._make_states(self.param_groups[-1], first)
 
     def _make_states(self, group: dict[str, Any], first: int) -> None:
-        """The states that a group lacks at the start; under "owner" every rank knows of all."""
-        infos = self._runtime.infos
-        pairs = zip(group["params"], placement.owners(group, infos), strict=True)
-        for index, (param, owner) in enumerate(pairs, start=first):
-            if param not in self.state and (param.requires_grad or owner is not None):
-                owned = owner is None or owner == dist.get_rank()
+        """The states that a group lacks, of what has or may have a gradient.
+
+        Under "owner" every rank knows of all: what is unfrozen enters on all of them at once.
+        """
+        for index, (param, owned) in enumerate(self._owned(group), start=first):
+            if param not in self.state and (param.requires_grad or param.grad is not None):
                 self.state[param] = self._new_state(group, param, index, owned=owned)
+
+    def _owned(self, group: dict[str, Any]) -> list[tuple[Tensor, bool]]:
+        """The parameters of a group, and whether this rank keeps their states."""
+        owners = placement.owners(group, self._runtime.infos)
+        pairs = zip(group["params"], owners, strict=True)
+        return [(param, owner is None or owner == dist.get_rank()) for param, owner in pairs]
 
     def _new_state(
         self, group: Mapping[str, Any], param: Tensor, index: int, *, owned: bool = True
@@ -233,6 +232,8 @@ class MatrixOptimizer(Optimizer, ABC):
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._runtime.infos[param]
+        if index in self._runtime.numbers:  # of another parameter, whose noise it must not share
+            index += len(self._runtime.infos)
         return state.new_matrix_state(
             param, info, index, step, group, has_gram=self.has_gram, owned=owned
         )
@@ -264,11 +265,12 @@ class MatrixOptimizer(Optimizer, ABC):
         """
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
         final: list[dict[str, Any]] = []
-        templates = self._templates()
+        templates: dict[Tensor, state.State] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             found = state.upgraded(given, self.param_groups, self._runtime.infos)
             groups, infos = self.param_groups, self._runtime.infos
+            templates.update(self._templates(found))
             state.check_state_dict(found, groups, templates, infos, self.defaults)
             for saved, group in zip(found["param_groups"], groups, strict=True):
                 self._check_group(saved)
@@ -281,6 +283,7 @@ class MatrixOptimizer(Optimizer, ABC):
         def restore(_: Optimizer) -> None:
             sizes = [len(g["params"]) for g in self.param_groups]
             numbers = accumulate(sizes, initial=0)
+            self._runtime.numbers = state.numbers(final[0]["state"].values())
             for saved, old, group in zip(
                 final[0]["param_groups"], old_groups, self.param_groups, strict=True
             ):
@@ -300,18 +303,22 @@ class MatrixOptimizer(Optimizer, ABC):
             before.remove()
             after.remove()
 
-    def _templates(self) -> dict[Tensor, state.State]:
-        """The state that each parameter has, or would have."""
+    def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, state.State]:
+        """The state that each parameter with a saved one has, or would have."""
         found: dict[Tensor, state.State] = {}
-        for group in self.param_groups:
-            for param in group["params"]:
-                own = self.state.get(param) or self._new_state(group, param, len(found))
-                found[param] = own
+        first = 0
+        for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
+            for index, (param, owned) in enumerate(self._owned(group)):
+                if saved["state"].get(given["params"][index]):
+                    found[param] = self.state.get(param) or self._new_state(
+                        group, param, first + index, owned=owned
+                    )
+            first += len(group["params"])
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle has: torch's entries, and what is known of the parameters."""
-        kept = {name: getattr(self._runtime, name) for name in _COPIED}
+        kept = {name: getattr(self._runtime, name) for name in COPIED}
         return {**super().__getstate__(), "runtime": kept}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -375,7 +382,8 @@ class MatrixOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
+        check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
+        warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:
             ledger.note(group)
         found = self._worklist()
@@ -397,7 +405,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if (
             known is None
             or known.signature != worklist.signature(groups, self.state)
-            or any(param.grad is not None for param in known.waiting)
+            or any(self._enters(param) for param in known.waiting)
         ):
             self._enter()
             # Its list does not keep an optimizer alive: graphs and moments go with the last name.
@@ -410,55 +418,18 @@ class MatrixOptimizer(Optimizer, ABC):
                 runtime.agreed = True
         return known
 
+    def _enters(self, param: Tensor) -> bool:
+        return param.grad is not None or (param.requires_grad and param not in self.state)
+
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
         first = 0
         for group in self.param_groups:
-            for index, param in enumerate(group["params"], start=first):
-                if param.grad is None:
-                    continue
-                self._runtime.entered.add(param)
-                if param not in self.state:
-                    self.state[param] = self._new_state(group, param, index)
+            self._runtime.entered |= {p for p in group["params"] if p.grad is not None}
+            self._make_states(group, first)
             first += len(group["params"])
-
-    def _check_gradients(self) -> None:
-        for group in self.param_groups:
-            options.check_rates(group)
-            if group["certify"]:
-                states = [self.state.get(p, {}) for p in group["params"]]
-                if any("total" in s and "played" not in s for s in states):
-                    raise ValueError(
-                        "certify was switched on during the run; pass certify=True when the group "
-                        "is added, so that its regret is kept from the start"
-                    )
-            for param in group["params"]:
-                gradient = param.grad
-                if gradient is not None and gradient.layout is not torch.strided:
-                    raise RuntimeError(
-                        f"{self.name} takes dense gradients, {self._runtime.infos[param].name} of "
-                        f"shape {tuple(param.shape)} has layout {gradient.layout}; use "
-                        f"sparse=False or another optimizer for it"
-                    )
-        strict = [g for g in self.param_groups if g["nonfinite"] == "raise"]
-        for param in chain.from_iterable(g["params"] for g in strict):
-            if param.grad is not None and not torch.isfinite(shards.local(param.grad)).all():
-                raise ValueError(
-                    f"the gradient of {self._runtime.infos[param].name} is not finite; "
-                    f"nonfinite='skip' would leave it out of this step"
-                )
 
 
 def _first_with(name: str, cls: type) -> type:
     """The class that an attribute comes from."""
     return next(found for found in cls.__mro__ if name in vars(found))
-
-
-def _as_groups(params: Any, axes: Mapping[str, Any]) -> Any:
-    """`params` as groups that carry the axes given for all of them."""
-    if not axes:
-        return params
-    items = [params] if isinstance(params, Tensor) else list(params)
-    if items and isinstance(items[0], dict):
-        return [{**axes, **cast(dict[str, Any], group)} for group in items]
-    return [{"params": items, **axes}]

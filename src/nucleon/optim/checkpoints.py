@@ -54,7 +54,7 @@ def consolidate(optimizer: Saved) -> dict[str, Any]:
         for param, key, owner in zip(group["params"], saved["params"], owners, strict=True):
             found = packed["state"].get(key, {})
             if owner:  # another rank than 0
-                found = _sent_to_first(found, layouts[owner][key], owner, param.device)
+                found = _sent_to_first(found, layouts[owner].get(key, {}), owner, param.device)
             whole = {name: shards.full(value) for name, value in found.items()}
             if here and whole:
                 state[key] = {name: v.detach().cpu().clone() for name, v in whole.items()}

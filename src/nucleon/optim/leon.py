@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Self, Unpack, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.linalg._precision import exact
@@ -14,7 +14,7 @@ from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_method, chosen_method, polynomials
-from nucleon.optim.options import Options
+from nucleon.optim.options import ModelOptions, Options
 from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal["auto", "half", "polar-express", "newton-schulz", "coupled", "eigh"]
@@ -37,6 +37,10 @@ class LeonOptions(Options, total=False):
     fastest on the CPU with an error below torch's Muon, both `benchmarks/step.py`);
     "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root; "eigh", exact and
     slow."""
+
+
+class LeonModelOptions(LeonOptions, ModelOptions, total=False):
+    """Keyword arguments of `Leon.for_model`."""
 
 
 class Leon(MatrixOptimizer):
@@ -70,6 +74,13 @@ class Leon(MatrixOptimizer):
         **options: Unpack[LeonOptions],
     ) -> None:
         super().__init__(params, lr, momentum, **options)
+
+    @classmethod
+    def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
+        cls, model: nn.Module, lr: float | Tensor = 0.02, **given: Unpack[LeonModelOptions]
+    ) -> Self:
+        """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
+        return super().for_model(model, lr, **given)
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """(SSᵀ + Λ)^(-1/2) S by the method of the group."""

@@ -14,7 +14,7 @@ are all signal it is (1+β₁)/(1−β₁) times too large, which makes the firs
 forgotten in about 1/(1−β₂) steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nucleon import _checks
+from nucleon.optim import inherit
 from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.inherit import Inheritance, Old
 from nucleon.optim.matrices import stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
@@ -50,6 +52,49 @@ class _Moments:
     """M̂ by its key in the state; of Pion and Leon only."""
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """A new optimizer that goes on where old ones stopped."""
+
+    optimizer: MatrixOptimizer
+    options: Mapping[str, Any]
+    """With which `for_model` builds it: the old hyperparameters, and those given."""
+    groups: Sequence[Inheritance]
+    """Every hyperparameter, old → new, for each group."""
+    parameters: Mapping[str, str]
+    """What became of the state of each parameter."""
+
+
+@torch.no_grad()
+def converted(
+    old: Optimizer | Mapping[str, Any] | Sequence[Optimizer] | Sequence[Mapping[str, Any]],
+    model: nn.Module,
+    make: Callable[..., MatrixOptimizer],
+    *,
+    momentum: Momentum = "auto",
+    **given: Any,
+) -> Conversion:
+    """A new optimizer with the hyperparameters and the state of old ones, see `optim.inherit`.
+
+    Args:
+        old: optimizers of the model, or what their `state_dict()` returned, see `convert` and
+            `convert_checkpoint`.
+        model: the model of both runs.
+        make: as `Leon.for_model`.
+        momentum: see `convert` ("auto").
+        given: options of `for_model`, which win over the old ones.
+    """
+    found = _of(old, model)
+    moments = _all_moments(found, momentum)
+    first = make(model, **given)
+    if not isinstance(first, MatrixOptimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"make must return a Muon, Pion or Leon, got {type(first).__name__}")
+    options = inherit.options(model, first, found, given)
+    new = make(model, **options)
+    inherit.keep_first_rates(new, found)
+    return Conversion(new, options, inherit.report(new, found), _fill(new, moments))
+
+
 @torch.no_grad()
 def convert(
     old: Optimizer | Sequence[Optimizer], new: MatrixOptimizer, *, momentum: Momentum = "auto"
@@ -58,7 +103,7 @@ def convert(
 
     Understands `torch.optim.AdamW` and `Adam`, `torch.optim.Muon`, Jordan's Muon (the averages of
     today, the sums of 2024), `torch.optim.SGD` with momentum, and others whose state is called like
-    theirs; and the ones here. The options of `new` stay as they are.
+    theirs; and the ones here. The options of `new` stay as they are; `converted` inherits them.
 
     Args:
         old: one, or several that share the parameters among them, such as Muon and AdamW.
@@ -66,17 +111,8 @@ def convert(
         momentum: what the `momentum_buffer` of a Muon holds, an "average" (1−β₁)Σβ₁ᵏG or a "sum"
             Σβ₁ᵏG; "auto" tells by the options it was saved with, or raises ("auto").
     """
-    _checks.choice("momentum", momentum, MOMENTA)
     optimizers = [old] if isinstance(old, Optimizer) else list(old)
-    found: dict[Tensor, _Moments] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                state, name = optimizer.state.get(param) or {}, str(tuple(param.shape))
-                moments = _moments(state, group, name, momentum)
-                if moments is not None:
-                    found[param] = moments
-    return _fill(new, found)
+    return _fill(new, _all_moments(_of_optimizers(optimizers), momentum))
 
 
 def convert_checkpoint(
@@ -89,7 +125,7 @@ def convert_checkpoint(
     """Fill the state of `new` from saved states of the optimizers of a model.
 
     States are matched by the names they were saved with, or, in a single state of a single group,
-    by the order of `model.parameters()`.
+    by the order of `model.parameters()`. The options of `new` stay; `converted` inherits them.
 
     Args:
         saved: one or several `state_dict()`.
@@ -97,10 +133,39 @@ def convert_checkpoint(
         new: an optimizer of its parameters.
         momentum: see `convert` ("auto").
     """
-    _checks.choice("momentum", momentum, MOMENTA)
     states = [saved] if isinstance(saved, Mapping) else list(saved)
+    with torch.no_grad():
+        return _fill(new, _all_moments(_of_states(states, model), momentum))
+
+
+# ------------------------------------------------------------------------------ the old groups
+
+
+def _of(old: Any, model: nn.Module) -> dict[Tensor, Old]:
+    """What old optimizers, or their saved states, hold of each parameter."""
+    several: list[Any] = [old] if isinstance(old, Optimizer | Mapping) else list(old)
+    if all(isinstance(each, Optimizer) for each in several):
+        return _of_optimizers(several)
+    if all(isinstance(each, Mapping) for each in several):
+        return _of_states(several, model)
+    raise TypeError(
+        f"old must be optimizers, or what their state_dict() returned, got "
+        f"{', '.join(type(each).__name__ for each in several)}"
+    )
+
+
+def _of_optimizers(optimizers: Sequence[Optimizer]) -> dict[Tensor, Old]:
+    return {
+        param: Old(str(tuple(param.shape)), group, optimizer.state.get(param) or {})
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+
+
+def _of_states(states: Sequence[Mapping[str, Any]], model: nn.Module) -> dict[Tensor, Old]:
     named = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[Tensor, _Moments] = {}
+    found: dict[Tensor, Old] = {}
     for state in states:
         for key in ("state", "param_groups"):
             if key not in state:
@@ -110,17 +175,8 @@ def convert_checkpoint(
             for index, name in zip(group["params"], group_names, strict=True):
                 if name not in named:
                     raise ValueError(f"the saved parameter {name!r} is not in the model")
-                moments = _moments(state["state"].get(index) or {}, group, name, momentum)
-                if moments is None:
-                    continue
-                if moments.average.shape != named[name].shape:
-                    raise ValueError(
-                        f"the saved state of {name!r} has shape {tuple(moments.average.shape)}, "
-                        f"the parameter {tuple(named[name].shape)}; the models differ, or the "
-                        f"order does: use nucleon.optim.convert with the old optimizer"
-                    )
-                found[named[name]] = moments
-    return _fill(new, found)
+                found[named[name]] = Old(name, group, state["state"].get(index) or {})
+    return found
 
 
 def _saved_names(
@@ -144,6 +200,24 @@ def _saved_names(
 
 
 # ------------------------------------------------------------------------------ the old state
+
+
+def _all_moments(found: Mapping[Tensor, Old], momentum: Momentum) -> dict[Tensor, _Moments]:
+    """The averages of every parameter whose state has begun, checked against its shape."""
+    _checks.choice("momentum", momentum, MOMENTA)
+    known: dict[Tensor, _Moments] = {}
+    for param, old in found.items():
+        moments = _moments(old.state, old.group, old.name, momentum)
+        if moments is None:
+            continue
+        if moments.average.shape != param.shape:
+            raise ValueError(
+                f"the saved state of {old.name!r} has shape {tuple(moments.average.shape)}, the "
+                f"parameter {tuple(param.shape)}; the models differ, or the order does: use "
+                f"nucleon.optim.convert with the old optimizer"
+            )
+        known[param] = moments
+    return known
 
 
 def _moments(

@@ -1,16 +1,16 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Self, Unpack, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_method, chosen_method, polynomials
-from nucleon.optim.options import Options
+from nucleon.optim.options import ModelOptions, Options
 
 PolarMethod = Literal["auto", "half", "polar-express", "newton-schulz", "muon", "svd"]
 POLAR_METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
@@ -25,6 +25,10 @@ class MuonOptions(Options, total=False):
     "polar-express", the optimal quintics (measured: the smallest error of a five-step method, both
     `benchmarks/step.py`); "newton-schulz", the paper's cubic; "muon", Jordan's quintic, which
     leaves the ball; "svd", exact and slow."""
+
+
+class MuonModelOptions(MuonOptions, ModelOptions, total=False):
+    """Keyword arguments of `Muon.for_model`."""
 
 
 class Muon(MatrixOptimizer):
@@ -50,6 +54,13 @@ class Muon(MatrixOptimizer):
         **options: Unpack[MuonOptions],
     ) -> None:
         super().__init__(params, lr, momentum, **options)
+
+    @classmethod
+    def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
+        cls, model: nn.Module, lr: float | Tensor = 0.02, **given: Unpack[MuonModelOptions]
+    ) -> Self:
+        """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
+        return super().for_model(model, lr, **given)
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """polar(S) by the method of the group."""

@@ -1,7 +1,8 @@
 """The options that Muon, Pion and Leon share, their defaults and their checks."""
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast
 
 import torch
@@ -18,6 +19,8 @@ NonFinite = Literal["skip", "raise"]
 NON_FINITE: tuple[NonFinite, ...] = ("skip", "raise")
 Placement = Literal["local", "owner"]
 PLACEMENTS: tuple[Placement, ...] = ("local", "owner")
+Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
+"""A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
 Rule = Literal["matrix", "adamw"]
 RULES: tuple[Rule, ...] = ("matrix", "adamw")
 
@@ -229,6 +232,47 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
+_TO_ADAMW = 'for AdamW aux={{"{0}": …}} of for_model'
+_HINTS = {
+    **dict.fromkeys(("learning_rate", "eta"), "write lr"),
+    **dict.fromkeys(("wd", "decay", "weight_decay_rate", "l2"), "write weight_decay"),
+    "betas": f"write momentum, {_TO_ADAMW.format('betas')}",
+    **dict.fromkeys(("beta1", "beta", "mu", "adam_beta1"), "write momentum"),
+    "adam_beta2": f"write {_TO_ADAMW.format('betas')}",
+    **dict.fromkeys(("eps", "epsilon", "adam_epsilon"), f"write {_TO_ADAMW.format('eps')}"),
+    **dict.fromkeys(("ns_steps", "backend_steps", "num_ns_steps"), "write iterations"),
+    **dict.fromkeys(("ns_coefficients", "backend"), "write method"),
+    **dict.fromkeys(("adjust_lr_fn", "adjust_lr"), 'write scale, "spectral" or "match-adamw"'),
+    **dict.fromkeys(("adamw_lr", "adam_lr"), "write aux_lr, an argument of for_model"),
+    **dict.fromkeys(
+        ("aux_lr", "aux", "head", "overrides"),
+        "it is an argument of for_model, which takes a model",
+    ),
+    **{f"adamw_{name}": f"write {_TO_ADAMW.format(name)}" for name in ("betas", "eps")},
+    "adamw_wd": f"write {_TO_ADAMW.format('weight_decay')}",
+    **dict.fromkeys(("adamw_params", "muon_params"), "for_model takes the model and routes it"),
+    "use_muon": 'write rule="matrix" or "adamw"',
+    **dict.fromkeys(("rank", "world_size"), 'leave it out; see placement="owner"'),
+    **dict.fromkeys(("foreach", "fused", "capturable"), "leave it out: it is always so"),
+    **dict.fromkeys(("amsgrad", "dampening", "differentiable"), "leave it out: there is none"),
+}
+"""What to write for options of other optimizers."""
+
+
+def unknown(of: str, given: Collection[str], known: Collection[str], more: str = "") -> TypeError:
+    """The error on options that `of` does not have, with what to write for each."""
+    said: list[str] = []
+    for name in given:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = _HINTS.get(name) or (f"did you mean {near[0]!r}?" if near else "")
+        said += [f"{name!r}: {hint}"] if hint else []
+    return TypeError(
+        f"{of} has no option {', '.join(map(repr, given))}"
+        + (f" ({'; '.join(said)})" if said else "")
+        + f"; its options are {', '.join(sorted(known))}{more}"
+    )
+
+
 OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
 """Options that not every method has: given to one that does not, they are a mistake."""
 
@@ -244,6 +288,16 @@ class AdamWOptions(TypedDict, total=False):
     """ε (default 1e-8, as torch)."""
     weight_decay: float
     """Decoupled (default 0.0, since norms and biases are seldom decayed; torch's is 0.01)."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """Keyword arguments of `for_model` beside the options of the method, see there."""
+
+    momentum: float
+    aux_lr: float | Tensor
+    aux: AdamWOptions | Mapping[str, Any] | None
+    head: str | None
+    overrides: Mapping[str, Override] | None
 
 
 ADAMW_DEFAULTS = AdamWOptions(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)

@@ -4,17 +4,17 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nucleon import _checks, noise
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_method
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
-from nucleon.optim.options import Options
+from nucleon.optim.options import ModelOptions, Options
 from nucleon.potentials import Admissibility, Gaussian, cholesky_root
 
 PionScale = float | Literal["theory", "literal"]
@@ -40,6 +40,10 @@ class PionOptions(Options, total=False):
     default False, as printed)."""
     method: PolarMethod
     """Of the polar factors, as for `Muon` (default "auto")."""
+
+
+class PionModelOptions(PionOptions, ModelOptions, total=False):
+    """Keyword arguments of `Pion.for_model`."""
 
 
 class Pion(MatrixOptimizer):
@@ -76,6 +80,13 @@ class Pion(MatrixOptimizer):
         **options: Unpack[PionOptions],
     ) -> None:
         super().__init__(params, lr, momentum, **options)
+
+    @classmethod
+    def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
+        cls, model: nn.Module, lr: float | Tensor = 0.02, **given: Unpack[PionModelOptions]
+    ) -> Self:
+        """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
+        return super().for_model(model, lr, **given)
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """The mean of polar factors of perturbed matrices."""

@@ -2,14 +2,14 @@
 
 import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nucleon.optim.leon import Leon
-from nucleon.optim.muon import Muon
-from nucleon.optim.pion import Pion
+from nucleon.optim.leon import Leon, LeonModelOptions
+from nucleon.optim.muon import Muon, MuonModelOptions
+from nucleon.optim.pion import Pion, PionModelOptions
 
 Factory = Callable[..., Optimizer]
 """(model, **options) → optimizer of the whole model."""
@@ -36,6 +36,43 @@ def register(name: str, factory: Factory) -> None:
     _FACTORIES[key] = factory
 
 
+class _AnyOptions(LeonModelOptions, total=False):
+    """Of an optimizer whose name is not known before it runs; another's own go by **dict."""
+
+    smoothing_scale: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+    method: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+    samples: int
+    antithetic: bool
+
+
+@overload
+def create(
+    name: Literal["leon", "Leon"],
+    model: nn.Module,
+    *,
+    lr: float | Tensor = 0.02,
+    **options: Unpack[LeonModelOptions],
+) -> Leon: ...
+@overload
+def create(
+    name: Literal["muon", "Muon"],
+    model: nn.Module,
+    *,
+    lr: float | Tensor = 0.02,
+    **options: Unpack[MuonModelOptions],
+) -> Muon: ...
+@overload
+def create(
+    name: Literal["pion", "Pion"],
+    model: nn.Module,
+    *,
+    lr: float | Tensor = 0.02,
+    **options: Unpack[PionModelOptions],
+) -> Pion: ...
+@overload
+def create(
+    name: str, model: nn.Module, *, lr: float | Tensor = 0.02, **options: Unpack[_AnyOptions]
+) -> Optimizer: ...
 def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
     """An optimizer of a whole model by its name: "leon", "muon", "pion", or a registered one.
 

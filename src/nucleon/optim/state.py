@@ -16,11 +16,11 @@ stream and axes alone.
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.linalg._precision import widest
@@ -39,9 +39,30 @@ State = dict[str, Tensor]
 # ------------------------------------------------------------------ parameters of a group
 
 
+def as_groups(params: Any, axes: Mapping[str, Any], optimizer: str) -> Any:
+    """`params` as groups that carry the axes given for all of them."""
+    if isinstance(params, nn.Module):
+        raise TypeError(f"params must be matrices, got a model. {_whole_model(optimizer)}")
+    if not axes:
+        return params
+    items = [params] if isinstance(params, Tensor) else list(params)
+    if items and isinstance(items[0], dict):
+        return [{**axes, **cast(dict[str, Any], group)} for group in items]
+    return [{"params": items, **axes}]
+
+
+def _whole_model(optimizer: str) -> str:
+    return (
+        f"{optimizer}.for_model(model) takes a whole model, its matrices here and the rest to "
+        f"AdamW; in a Hugging Face Trainer it is nucleon.integrations.huggingface.factory"
+    )
+
+
 def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]], bool]:
     """The parameters of a group with their names, or numbers, checked; whether they had names."""
     params = group["params"]
+    if isinstance(params, nn.Module):
+        raise TypeError("params is a module, which only an optimizer made by for_model routes")
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
     items = [params] if isinstance(params, Tensor) else list(params)
@@ -72,13 +93,17 @@ def specs(given: object, count: int) -> list[str | None]:
     return list(cast(Sequence[str | None], given))
 
 
-def check_matrices(infos: Infos) -> None:
-    """Raise, by name, on a parameter that its axes do not make matrices of."""
+def check_matrices(infos: Infos, optimizer: str) -> None:
+    """Raise, by name, on a parameter that its axes do not make matrices of.
+
+    Without axes it is likely one of a whole model, and the error says what takes that.
+    """
     for param, info in infos.items():
         try:
             blocks(param, info.axes)
         except ValueError as error:
-            raise ValueError(f"{info.name}: {error}") from None
+            more = "" if info.axes else f". {_whole_model(optimizer)}"
+            raise ValueError(f"{info.name}: {error}{more}") from None
 
 
 def _check_params(named: Sequence[tuple[str, Tensor]], lr: float | Tensor) -> None:
@@ -140,6 +165,12 @@ def new_matrix_state(
         shape = (block.count, short, short)
         state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
     return state | (ledger.new_state(param, len(matrices), wide) if group["certify"] else {})
+
+
+def numbers(states: Iterable[Mapping[str, Tensor]]) -> frozenset[int]:
+    """The numbers of parameters that the streams of these states were made of; synchronizes."""
+    streams = [s["stream"] for s in states if "stream" in s and s["stream"].numel()]
+    return frozenset(int(stream[0]) // SLICES for stream in streams)
 
 
 def new_adamw_state(param: Tensor) -> State:
@@ -295,10 +326,7 @@ _RETIRED = ("axes", "param_names", "reasons", "cautious")
 def upgraded(
     given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos
 ) -> dict[str, Any]:
-    """A saved state in the terms of this version; what is wrong with it is found later.
-
-    Where groups of version 2 have other numbers of parameters, they are matched by name.
-    """
+    """A saved state in the terms of this version; what is wrong with it is found later."""
     missing = {"param_groups", "state"} - set(given)
     if missing:
         raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
@@ -310,25 +338,43 @@ def upgraded(
         if tag.endswith("/2"):
             group["nucleon"] = f"{tag[:-1]}{VERSION}"
             _upgrade(group, states)
+    saved = _with_frozen(saved, groups, infos)
     sizes, ours = ([len(g["params"]) for g in found] for found in (saved, groups))
-    if sizes != ours and len(sizes) == len(ours) and all("param_names" in g for g in saved):
-        for group, own in zip(saved, groups, strict=True):
-            keys = dict(zip(map(canonical, group["param_names"]), group["params"], strict=True))
-            if set(keys) <= {infos[p].name for p in own["params"]}:
-                # Those that were left out have a key of their own, and no state.
-                group["params"] = [
-                    keys.get(infos[p].name, ("absent", infos[p].name)) for p in own["params"]
-                ]
-        sizes = [len(g["params"]) for g in saved]
     if sizes != ours:
         raise ValueError(
             f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
-            f"differ"
+            f"differ, or what is frozen: a state that lacks frozen parameters is loaded while the "
+            f"same ones are frozen, which may be undone afterwards"
         )
     for group in saved:
         for option in _RETIRED:
             group.pop(option, None)
     return {**given, "param_groups": saved, "state": states}
+
+
+def _with_frozen(
+    saved: list[dict[str, Any]], groups: Sequence[Mapping[str, Any]], infos: Infos
+) -> list[dict[str, Any]]:
+    """Saved groups that lack frozen parameters, with a key for each of them, and no state.
+
+    Parameters are matched by name where the groups have names, which those of version 3 have not;
+    there the saved ones are those that are not frozen now, in order.
+    """
+    if [len(g["params"]) for g in saved] == [len(g["params"]) for g in groups]:
+        return saved
+    rest, found = list(saved), list[dict[str, Any]]()
+    for own in groups:
+        names = [infos[p].name for p in own["params"]]
+        if rest and "param_names" in rest[0]:
+            had = [canonical(name) for name in rest[0]["param_names"]]
+        else:
+            had = [infos[p].name for p in own["params"] if p.requires_grad]
+        fits = rest and had and {*had} <= {*names} and len(had) == len(rest[0]["params"])
+        group = dict(rest.pop(0)) if fits else {**own, "params": []}  # or frozen as a whole
+        keys = dict(zip(had, group["params"], strict=True)) if fits else {}
+        group["params"] = [keys.get(name, ("absent", name)) for name in names]
+        found.append(group)
+    return saved if rest else found
 
 
 def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:

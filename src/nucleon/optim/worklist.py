@@ -124,8 +124,10 @@ def matrices(
 def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) -> Owned:
     """The rounds of a group, see `Owned`."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
+    params = [p for p in group["params"] if p in states]  # what is frozen has none
     for param, owner in zip(group["params"], placement.owners(group, infos), strict=True):
-        of_rank[cast(int, owner)].append(param)
+        if param in states:
+            of_rank[cast(int, owner)].append(param)
     built = {
         rank: matrices(method, group, of_rank[rank], states, infos, cut=False)
         for rank in sorted(of_rank)
@@ -134,5 +136,4 @@ def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) 
         [Task(owner, work) for owner, work in zip(built, row, strict=True) if work is not None]
         for row in zip_longest(*built.values())
     ]
-    params = group["params"]
     return Owned(owners, group, params, [states[p] for p in params], rounds)

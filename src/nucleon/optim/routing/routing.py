@@ -8,20 +8,21 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from nucleon import _checks
+from nucleon.optim import options
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import Method, State
-from nucleon.optim.matrices import axes
+from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
-from nucleon.optim.options import ADAMW_DEFAULTS
+from nucleon.optim.options import ADAMW_DEFAULTS, Override
 from nucleon.optim.routing import roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import output_heads
@@ -30,9 +31,7 @@ from nucleon.optim.routing.roles import Place, Role
 AUX_LR = 3e-4
 """Learning rate of the parameters that go to AdamW, where none is given."""
 ROUTES = ("matrix", "adamw", "frozen")
-Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
-"""A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
-
+FROZEN = "frozen, its state is made with its first gradient"
 NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
 
 
@@ -71,6 +70,10 @@ class Routed:
             if p.route == "frozen"
         )
 
+    def only(self, wanted: set[Tensor]) -> "Routed":
+        """What was decided on some of the parameters."""
+        return Routed([p for p in self.parameters if p.param in wanted], self.note)
+
     def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Groups of parameters, each route with its options."""
         found = [
@@ -106,11 +109,13 @@ def routed(
     if problems:
         raise ValueError("\n".join(problems))
     others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
-    _check_names("aux", aux or {}, others - {"lr"}, "; its lr is aux_lr")
+    check_names("aux", aux or {}, others - {"lr"}, "; its lr is aux_lr")
     for parameter in found:
         if parameter.route != "frozen":
             allowed = others if parameter.route == "adamw" else known
-            _check_names(parameter.name, parameter.wish, allowed)
+            if not parameter.param.requires_grad:  # nothing about it raises
+                parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
+            check_names(parameter.name, parameter.wish, allowed)
     return Routed(found, NO_HEAD if head == "auto" and not heads else "")
 
 
@@ -133,7 +138,7 @@ def rows(
                     shape=tuple(param.shape),
                     axes=spec,
                     route=group["rule"],
-                    reason=info.reason,
+                    reason=info.reason if param.requires_grad else f"{info.reason}; {FROZEN}",
                     state_bytes=sum(t.numel() * t.element_size() for t in state),
                     method=_method(method, group, param, spec),
                 )
@@ -206,12 +211,40 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
 
 
 def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
+    """Set route, axes and reason of a parameter; or what to tell its owner.
+
+    A frozen parameter, which may train later, goes to AdamW where nobody knows better.
+    """
+    if parameter.param.requires_grad:
+        return _route(parameter, heads)
+    if not _can_train(parameter.param):
+        parameter.route, parameter.reason = "frozen", "requires_grad is False, quantized"
+        return None
+    try:
+        said = _route(parameter, heads)
+        if parameter.route == "matrix":
+            blocks(parameter.param, parameter.axes)
+    except ValueError as error:
+        said = str(error)
+    if said is not None:
+        parameter.route, parameter.axes = "adamw", None
+        parameter.reason = f"not known in {parameter.places[0].kind}"
+    return None
+
+
+def _can_train(param: Tensor) -> bool:
+    """Whether a frozen parameter may have a gradient later: a plain tensor of real numbers.
+
+    Quantized weights are integers, float8, or classes that look like half precision.
+    """
+    plain = nn.Parameter in type(param).__mro__ or shards.sharded(param)
+    return plain and param.dtype in _checks.REAL_DTYPES
+
+
+def _route(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
     """Set route, axes and reason of a parameter; or what to tell its owner."""
     wish = parameter.wish
     route, spec = wish.pop("route", None), wish.pop("axes", None)
-    if not parameter.param.requires_grad:
-        parameter.route, parameter.reason = "frozen", "requires_grad is False"
-        return None
     if route in ("adamw", "frozen"):
         if spec is not None:
             return f"{parameter.name} is overridden with axes and route={route!r}; leave one out"
@@ -287,14 +320,11 @@ def _groups(
     ]
 
 
-def _check_names(of: str, given: Mapping[str, Any], known: set[str], more: str = "") -> None:
+def check_names(of: str, given: Mapping[str, Any], known: set[str], more: str = "") -> None:
+    """Raise on options of `of` that are not known."""
     _check_mapping(of, given)
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise TypeError(
-            f"{of} has no option {', '.join(map(repr, unknown))}; its options are "
-            f"{', '.join(sorted(known))}{more}"
-        )
+    if unknown := sorted(set(given) - known):
+        raise options.unknown(of, unknown, known, more)
 
 
 def _check_mapping(name: str, given: object) -> None:

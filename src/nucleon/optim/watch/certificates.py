@@ -83,8 +83,9 @@ class CertificateLog:
         self._handle.remove()
 
     def _record(self, optimizer: Any, *_: object) -> None:
-        group = next(g for g in optimizer.param_groups if g["certify"] and g["params"])
-        step = int(optimizer.state[group["params"][0]]["step"])
+        groups = [g for g in optimizer.param_groups if g["certify"]]
+        states = [optimizer.state.get(p, {}) for g in groups for p in g["params"]]
+        step = next(int(own["step"]) for own in states if "step" in own)  # what is frozen has none
         if step % self.every == 0:
             self.rows.append((step, optimizer.certificates()))
 

@@ -1,0 +1,122 @@
+"""What an optimizer keeps between steps beside its state, and what it checks before each."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nucleon.optim import options
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import ParameterInfo
+from nucleon.optim.routing.explanation import Row
+from nucleon.optim.routing.later import Later
+from nucleon.optim.state import State
+from nucleon.optim.worklist import Worklist
+
+COPIED = ("infos", "with_names", "left_out", "note", "numbers")
+"""What of it a copy of the optimizer has."""
+
+
+@dataclass
+class Runtime:
+    """What an optimizer keeps between steps beside its state."""
+
+    infos: dict[Tensor, ParameterInfo] = field(default_factory=dict[Tensor, ParameterInfo])
+    with_names: bool = False
+    """Whether the parameters were given with names."""
+    worklist: Worklist | None = None
+    entered: set[Tensor] = field(default_factory=set[Tensor])
+    """Parameters that have had a gradient: later, a missing one is a mask."""
+    numbers: frozenset[int] = frozenset()
+    """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
+    steps: int = 0
+    agreed: bool = False
+    """Whether the ranks have compared parameters and options."""
+    later: Later | None = None
+    """How the model was routed, for what is added; None where parameters were given."""
+    left_out: tuple[Row, ...] = ()
+    """Parameters of the model that routing left out."""
+    note: str = ""
+    """What routing wants its user to know."""
+    warned: bool = False
+    """Whether it was said that AdamW has the matrices' rate."""
+
+
+def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Say once that a scheduler has given AdamW the rate of the matrices.
+
+    It has where an AdamW group has the rate of a matrix group, or is to reach it, which is above
+    the one that `for_model` gave to AdamW, itself another than that of the matrices. Schedulers
+    that multiply keep the ratio, and those that fall to one small rate stay below it; with
+    scale="match-adamw" one rate serves both.
+    """
+    later = runtime.later
+    if later is None or runtime.warned or not _differ(later.lr, later.aux_lr):
+        return
+    matrix = {_aim(g) for g in groups if g["rule"] == "matrix" and g["scale"] != "match-adamw"}
+    for group in groups:
+        name, rate = _aim(group)
+        if group["rule"] == "adamw" and (name, rate) in matrix and rate > later.aux_lr:
+            runtime.warned = True
+            ratio = later.aux_lr / later.lr
+            rates = [_aim(g)[1] * (ratio if g["rule"] == "adamw" else 1.0) for g in groups]
+            warnings.warn(
+                f"a scheduler has given AdamW's parameters the {name} of the matrices, {rate:g}, "
+                f"where for_model gave them {later.aux_lr:g} beside {later.lr:g}; pass it one rate "
+                f"for each group, as {name}=[{', '.join(f'{x:.4g}' for x in rates)}], or make the "
+                f'optimizer with scale="match-adamw" if one rate is to serve both',
+                stacklevel=3,
+            )
+            return
+
+
+def _differ(lr: Any, aux_lr: Any) -> bool:
+    """Whether both are plain numbers above 0, which costs no synchronization, and not equal."""
+    if isinstance(lr, Tensor) or isinstance(aux_lr, Tensor):
+        return False
+    return 0 < min(lr, aux_lr) < max(lr, aux_lr)
+
+
+def _aim(group: Mapping[str, Any]) -> tuple[str, float]:
+    """The rate that a scheduler takes a group to, and what it is called there."""
+    for name in ("swa_lr", "max_lr", "lr"):  # of SWALR, of OneCycleLR and CyclicLR, of the others
+        if name in group and not isinstance(group[name], Tensor):
+            return name, float(group[name])
+    return "lr", 0.0
+
+
+def check_gradients(
+    name: str,
+    groups: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, State],
+    infos: Mapping[Tensor, ParameterInfo],
+) -> None:
+    """Raise on rates and gradients that the optimizer `name` cannot step with, changing nothing."""
+    for group in groups:
+        options.check_rates(group)
+        if group["certify"]:
+            found = [states.get(p, {}) for p in group["params"]]
+            if any("total" in s and "played" not in s for s in found):
+                raise ValueError(
+                    "certify was switched on during the run; pass certify=True when the group "
+                    "is added, so that its regret is kept from the start"
+                )
+        for param in group["params"]:
+            gradient = param.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{name} takes dense gradients, {infos[param].name} of shape "
+                    f"{tuple(param.shape)} has layout {gradient.layout}; use sparse=False or "
+                    f"another optimizer for it"
+                )
+    strict = [g for g in groups if g["nonfinite"] == "raise"]
+    for param in chain.from_iterable(g["params"] for g in strict):
+        if param.grad is not None and not torch.isfinite(shards.local(param.grad)).all():
+            raise ValueError(
+                f"the gradient of {infos[param].name} is not finite; nonfinite='skip' would leave "
+                f"it out of this step"
+            )

@@ -1,0 +1,78 @@
+"""One rate for all groups would be AdamW's too: it is said once, with the list to pass."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+import nucleon
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+
+
+def run(schedule, steps=12, **options):
+    """What is said over a run under a scheduler."""
+    model = network()
+    optimizer = nucleon.Leon.for_model(
+        model, **{"lr": 0.02, "aux_lr": 3e-4, "head": None} | options
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scheduler = schedule(optimizer)
+        for _ in range(steps):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    return [str(each.message) for each in said if "AdamW" in str(each.message)]
+
+
+ONE_RATE = {
+    "OneCycleLR": (
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.02, total_steps=20),
+        "max_lr=[0.02, 0.0003]",
+    ),
+    "SWALR": (lambda o: SWALR(o, swa_lr=0.01), "swa_lr=[0.01, 0.00015]"),
+    "CyclicLR": (
+        lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.02, step_size_up=4, cycle_momentum=False),
+        "lr=[",
+    ),
+    "by hand": (
+        lambda o: lr_scheduler.LambdaLR(o, [lambda _: 1.0, lambda _: 0.02 / 3e-4]),
+        "lr=[0.02, 0.0003]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_RATE)
+def test_one_rate_for_all_is_said_once_with_the_list(name):
+    schedule, wanted = ONE_RATE[name]
+    (said,) = run(schedule)
+    assert wanted in said
+
+
+RIGHT = {
+    "a list": lambda o: lr_scheduler.OneCycleLR(
+        o, max_lr=[g["lr"] for g in o.param_groups], total_steps=20
+    ),
+    "a list for SWA": lambda o: SWALR(o, swa_lr=[0.01, 1e-4]),
+    "warm-up from zero": lambda o: lr_scheduler.LambdaLR(o, lambda step: step / 10),
+    "cosine to a small rate": lambda o: lr_scheduler.CosineAnnealingLR(o, 8, eta_min=1e-5),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_schedules_that_keep_the_rates_apart_are_not_blamed(name):
+    assert not run(RIGHT[name])
+
+
+def test_one_rate_serves_where_it_is_meant_to():
+    schedule = ONE_RATE["OneCycleLR"][0]
+    assert not run(schedule, scale="match-adamw")
+    assert not run(schedule, aux_lr=0.02)

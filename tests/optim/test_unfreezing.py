@@ -1,0 +1,240 @@
+"""What is frozen when the optimizer is made trains once it is unfrozen, as if always there."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import nucleon
+
+
+def network(frozen=True):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(7, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 3)
+    ).double()
+    model[:3].requires_grad_(not frozen)
+    return model
+
+
+def train(model, optimizer, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        tokens = torch.randint(7, (5,), generator=generator)
+        model(tokens).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("method", [nucleon.Leon, nucleon.Muon])  # Pion's noise is by number
+def test_what_is_unfrozen_takes_the_steps_of_a_group_added_then(method):
+    """The oracle: an optimizer of the trained half, to which the other is added when unfrozen."""
+    model, twin = network(), network()
+    whole = method.for_model(model, lr=0.1, head=None)
+    half = method.for_model(twin[3:], lr=0.1, head=None)
+    train(model, whole, 3)
+    train(twin, half, 3)
+    assert model[1].weight not in whole.state
+    model.requires_grad_(True)
+    twin.requires_grad_(True)
+    half.add_param_group({"params": [("1.weight", twin[1].weight)], "rule": "matrix", "lr": 0.1})
+    rest = [(n, p) for n, p in twin[:3].named_parameters() if p is not twin[1].weight]
+    half.add_param_group({"params": rest, "rule": "adamw", "lr": 3e-4})
+    train(model, whole, 3, seed=1)
+    train(twin, half, 3, seed=1)
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        # Float64 products of numbers near 1 in two orders of stacking.
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9, msg=name)
+    assert whole.state[model[1].weight]["total"].abs().max() > 0
+    assert "frozen" not in str(whole.explain())
+
+
+def test_gradients_of_what_was_frozen_are_cleared():
+    model = network()
+    optimizer = nucleon.Leon.for_model(model)
+    model.requires_grad_(True)
+    model(torch.arange(5)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn], ids=["int8", "uint8", "float8"]
+)
+def test_quantized_weights_are_left_out(dtype):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight = nn.Parameter(torch.zeros(4, 4).to(dtype), requires_grad=False)
+    optimizer = nucleon.Leon.for_model(model)
+    assert model[0].weight not in optimizer.infos
+    row = optimizer.explain()["0.weight"]
+    assert row.route == "frozen" and "quantized" in row.reason
+
+
+class Looks(torch.Tensor):
+    """A tensor class that looks like half precision, as those of quantization libraries do."""
+
+
+def test_classes_that_stand_for_quantized_weights_are_left_out():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    weight = torch.zeros(4, 4, dtype=torch.bfloat16).as_subclass(Looks)
+    model[0].weight = nn.Parameter(weight, requires_grad=False)
+    assert type(model[0].weight) is Looks
+    assert model[0].weight not in nucleon.Leon.for_model(model).infos
+
+
+class Strange(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 4), requires_grad=False)
+        self.known = nn.Linear(4, 4)
+
+
+def test_nothing_about_what_is_frozen_raises():
+    model = Strange()
+    optimizer = nucleon.Leon.for_model(model, overrides={"kernel": {"axes": "r c c"}})
+    assert optimizer.explain()["kernel"].route == "adamw"
+    assert nucleon.Leon.for_model(model).explain()["kernel"].reason.startswith("not known in")
+    model.kernel.requires_grad_(True)
+    with pytest.raises(ValueError, match="not known here"):
+        nucleon.Leon.for_model(model)
+
+
+# --------------------------------------------------------------------------- older checkpoints
+
+
+def without_frozen(optimizer):
+    """The state as it was saved when frozen parameters were no part of an optimizer."""
+    saved = optimizer.state_dict()
+    kept = []
+    for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        pairs = zip(group["params"], own["params"], strict=True)
+        group["params"] = [key for key, p in pairs if p.requires_grad]
+        kept += [group] if group["params"] else []
+    return {**saved, "param_groups": kept}
+
+
+@pytest.mark.parametrize("all_of_a_route", [False, True])
+def test_a_checkpoint_without_frozen_parameters_goes_on_bit_for_bit(all_of_a_route):
+    model = network()
+    if all_of_a_route:
+        for p in (model[3].bias, model[4].bias):
+            p.requires_grad_(False)
+    optimizer = nucleon.Leon.for_model(model, lr=0.1, head=None)
+    train(model, optimizer, 3)
+    old = without_frozen(optimizer)
+    assert len(old["param_groups"]) == (1 if all_of_a_route else 2)
+    buffer = io.BytesIO()
+    torch.save(old, buffer)
+    buffer.seek(0)
+    twin = copy.deepcopy(model)
+    resumed = nucleon.Leon.for_model(twin, lr=0.7, head=None)
+    resumed.load_state_dict(torch.load(buffer, weights_only=True))
+    assert resumed.param_groups[0]["lr"] == 0.1
+    for net, method in ((model, optimizer), (twin, resumed)):
+        net.requires_grad_(True)
+        train(net, method, 3, seed=1)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_what_an_older_checkpoint_lacks_has_noise_of_its_own():
+    model = network()
+    half = nucleon.Pion.for_model(model[3:], head=None)  # numbers 0 and 1, as without the frozen
+    train(model, half, 1)
+    whole = nucleon.Pion.for_model(model, head=None)
+    whole.load_state_dict(half.state_dict())
+    model.requires_grad_(True)
+    train(model, whole, 1)
+    streams = [whole.state[model[i].weight]["stream"].item() for i in (1, 3, 4)]
+    assert len(set(streams)) == 3
+
+
+def test_a_checkpoint_of_others_frozen_says_what_to_do():
+    model = network()
+    optimizer = nucleon.Leon.for_model(model, head=None)
+    train(model, optimizer, 1)
+    old = without_frozen(optimizer)
+    model.requires_grad_(True)
+    with pytest.raises(ValueError, match="while the same ones are frozen"):
+        nucleon.Leon.for_model(model, head=None).load_state_dict(old)
+
+
+def test_loading_makes_no_state_of_what_is_frozen():
+    model = network()
+    optimizer = nucleon.Leon.for_model(model)
+    train(model, optimizer, 1)
+    saved = optimizer.state_dict()
+    resumed = nucleon.Leon.for_model(model)
+    resumed.load_state_dict(saved)
+    assert model[1].weight not in resumed.state
+    unfrozen = network(frozen=False)
+    later = nucleon.Leon.for_model(unfrozen)
+    later.load_state_dict(saved)  # gradual unfreezing resumes with whatever is frozen then
+    assert later.state[unfrozen[1].weight]["total"].eq(0).all()
+    assert later.state[unfrozen[3].weight]["total"].abs().max() > 0
+
+
+# ------------------------------------------------------------------------------ added later
+
+
+def test_a_module_of_the_model_is_routed_when_it_is_added():
+    model = network(frozen=False)
+    optimizer = nucleon.Leon.for_model(
+        model, lr=0.1, aux_lr=0.01, overrides={"*.bias": {"weight_decay": 0.5}}, head=None
+    )
+    model.append(nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)).double())
+    optimizer.add_param_group(model[5])
+    rows = {row.name: row for row in optimizer.explain()}
+    assert rows["5.0.weight"].route == "matrix" and rows["5.1.weight"].route == "adamw"
+    groups = {optimizer.infos[p].name: g for g in optimizer.param_groups for p in g["params"]}
+    assert groups["5.0.weight"]["lr"] == 0.1 and groups["5.1.weight"]["lr"] == 0.01
+    assert groups["5.0.bias"]["weight_decay"] == 0.5
+    before = [p.detach().clone() for p in model[5].parameters()]
+    train(model, optimizer, 1)
+    assert not any(torch.equal(p, q) for p, q in zip(model[5].parameters(), before, strict=True))
+
+
+def test_parameters_of_the_model_are_routed_with_the_options_given():
+    model = network(frozen=False)
+    optimizer = nucleon.Leon.for_model(model, lr=0.1, aux_lr=0.01, head=None)
+    model.append(nn.Linear(3, 5).double())
+    named = [(n, p) for n, p in model.named_parameters() if n.startswith("5.")]
+    optimizer.add_param_group({"params": named, "lr": 0.02, "momentum": 0.5})
+    matrix, rest = optimizer.param_groups[2:]
+    assert (matrix["rule"], matrix["lr"], matrix["momentum"]) == ("matrix", 0.02, 0.5)
+    assert rest["rule"] == "adamw" and rest["lr"] == pytest.approx(0.002)  # the ratio is kept
+    model.append(nn.Linear(5, 5).double())
+    optimizer.add_param_group({"params": list(model[6].parameters()), "lr": 0.02, "aux_lr": 1.0})
+    assert [g["lr"] for g in optimizer.param_groups[4:]] == [0.02, 1.0]
+    assert optimizer.infos[model[6].weight].name == "6.weight"
+
+
+def test_a_module_beside_the_model():
+    optimizer = nucleon.Leon.for_model(network(frozen=False), head=None)
+    critic = nn.ModuleDict({"critic": nn.Linear(4, 4)})
+    optimizer.add_param_group({"params": critic, "lr": 0.3})
+    assert optimizer.explain()["critic.weight"].route == "matrix"
+
+
+def test_bad_additions_are_named_and_change_nothing():
+    model = network()
+    optimizer = nucleon.Leon.for_model(model)
+    count = len(optimizer.param_groups)
+    with pytest.raises(ValueError, match=r"has 1\.weight, 1\.bias already"):
+        optimizer.add_param_group(model[1])
+    with pytest.raises(ValueError, match="not in the model"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
+    with pytest.raises(ValueError, match=r"named 3\.bias, 3\.weight"):
+        optimizer.add_param_group(nn.ModuleDict({"3": nn.Linear(3, 3)}))
+    model.append(nn.Linear(3, 3).double())
+    with pytest.raises(TypeError, match="no option 'speed'"):
+        optimizer.add_param_group({"params": model[5], "speed": 3})
+    with pytest.raises(ValueError, match="betas"):
+        optimizer.add_param_group({"params": model[5], "aux": {"betas": (2, 0.9)}})
+    assert len(optimizer.param_groups) == count
+    assert model[5].weight not in optimizer.infos
+    with pytest.raises(TypeError, match="made by for_model routes"):
+        nucleon.Leon([nn.Parameter(torch.zeros(2, 2))]).add_param_group(model[5])
