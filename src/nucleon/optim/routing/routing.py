@@ -5,14 +5,17 @@ head, norms, biases and scalars to AdamW. What no table knows raises, naming the
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from nucleon import _checks
 from nucleon.optim.engines.cuda import engine as cuda
@@ -22,9 +25,9 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS
-from nucleon.optim.routing import roles
+from nucleon.optim.routing import notices, roles
 from nucleon.optim.routing.explanation import Row
-from nucleon.optim.routing.heads import output_heads
+from nucleon.optim.routing.heads import missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
 
 AUX_LR = 3e-4
@@ -48,6 +51,7 @@ class _Parameter:
     route: str = ""
     axes: str | None = None
     reason: str = ""
+    unknown_order: bool = False
 
     @property
     def name(self) -> str:
@@ -103,6 +107,8 @@ def routed(
     _apply_overrides(found, overrides or {})
     heads = output_heads(model, head)
     problems = [said for p in found if (said := _decide(p, heads)) is not None]
+    if unknown := [p for p in found if p.route == "unknown"]:
+        problems.append(_refusal(unknown, _others(unknown, found)))
     if problems:
         raise ValueError("\n".join(problems))
     others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
@@ -111,7 +117,33 @@ def routed(
         if parameter.route != "frozen":
             allowed = others if parameter.route == "adamw" else known
             _check_names(parameter.name, parameter.wish, allowed)
-    return Routed(found, NO_HEAD if head == "auto" and not heads else "")
+    if unsure := [p for p in found if p.unknown_order]:
+        _warn(notices.unknown_order([p.name for p in unsure], _others(unsure, found)))
+    if head != "auto" or heads:
+        return Routed(found, "")
+    if (last := missed(model)) is not None:
+        _warn(notices.no_head(last))
+    return Routed(found, NO_HEAD)
+
+
+def _refusal(unknown: Sequence[_Parameter], others: Sequence[str]) -> str:
+    places = [p.places[0] for p in unknown]
+    shapes = ["×".join(map(str, place.param.shape)) for place in places]
+    kinds = [f"{shape}, {place.kind}" for shape, place in zip(shapes, places, strict=True)]
+    return notices.unknown([p.name for p in unknown], kinds, others)
+
+
+def _others(chosen: Sequence[_Parameter], found: Sequence[_Parameter]) -> list[str]:
+    """The names of all parameters but the chosen ones."""
+    return [p.name for p in found if not any(p is one for one in chosen)]
+
+
+def _warn(message: str) -> None:
+    """Warn where this package was called from."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "nucleon":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def rows(
@@ -172,9 +204,11 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[Tensor, _Parameter] = {}
-    for path, module in modules.items():
-        parent = modules.get(path.rpartition(".")[0]) if path else None
-        for key, param in module.named_parameters(recurse=False, remove_duplicate=False):
+    for path, holder in modules.items():
+        own = roles.owner(path)
+        parent = modules.get(own.rpartition(".")[0]) if own else None
+        module = modules[own] if isinstance(holder, ParametrizationList) else holder
+        for key, param in holder.named_parameters(recurse=False, remove_duplicate=False):
             place = Place(module, parent, path, key, param)
             if is_lazy(param):
                 raise ValueError(
@@ -191,9 +225,9 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
         _check_mapping(f"the override {glob!r}", wish)
         if "route" in wish:
             _checks.choice(f"the route of the override {glob!r}", wish["route"], ROUTES)
-        matched = [p for p in found if any(fnmatchcase(place.name, glob) for place in p.places)]
+        matched = [p for p in found if any(_matches(place.name, glob) for place in p.places)]
         if not matched:
-            names = [place.name for p in found for place in p.places]
+            names = [canonical(place.name) for p in found for place in p.places]
             near = difflib.get_close_matches(glob, names, n=1, cutoff=0.0)
             raise ValueError(
                 f"the override {glob!r} matches no parameter; it is a glob over the names of "
@@ -203,6 +237,10 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
             parameter.wish |= wish
             if set(wish) - {"route", "axes"}:
                 parameter.globs += (glob,)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or fnmatchcase(canonical(name), glob)
 
 
 def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
@@ -227,15 +265,10 @@ def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None
     if route == "matrix" and (role is None or role.route != "matrix"):
         parameter.route, parameter.reason = "matrix", "override"
     elif role is None:
-        place = parameter.places[0]
-        return (
-            f"{place.name} of shape {tuple(place.param.shape)} belongs to {place.kind}, a module "
-            f"that is not known here; pass overrides={{{place.name!r}: 'adamw'}}, or "
-            f"{{'axes': 'r{' c' * (place.param.ndim - 1)}'}} in place of 'adamw' if it is a matrix "
-            f"that multiplies, or teach the module once with nucleon.optim.register_module"
-        )
+        parameter.route = "unknown"
     else:
         parameter.route, parameter.axes, parameter.reason = role.route, role.axes, role.reason
+        parameter.unknown_order = role.unknown_order
     return None
 
 
@@ -260,7 +293,7 @@ def _role(parameter: _Parameter, heads: Mapping[nn.Module, str], wanted: str | N
     if len(found) == 1:
         return chosen[0]
     reasons = " and ".join(dict.fromkeys(r.reason for r in chosen))
-    return Role(chosen[0].route, f"{reasons}, shared by {len(found)} modules", chosen[0].axes)
+    return replace(chosen[0], reason=f"{reasons}, shared by {len(found)} modules")
 
 
 # ------------------------------------------------------------------------------ to the groups

@@ -1,0 +1,70 @@
+"""What routing tells its user: short lists of names, and one override that serves all of each."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+MOST = 4
+"""Names that a list shows."""
+
+
+def unknown(names: Sequence[str], kinds: Iterable[str], others: Sequence[str]) -> str:
+    """Of parameters whose modules nobody knows.
+
+    Args:
+        names: of the parameters.
+        kinds: a shape and the name of a module for each.
+        others: the names of all other parameters, which the override is not to touch.
+    """
+    said = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
+    return (
+        f"{len(names)} parameters belong to modules that are not known here: {_short(said)}; pass "
+        f"overrides={_overrides(names, others, 'adamw')}, or {{'axes': …}} in place of 'adamw' "
+        f"where it is a matrix that multiplies, as in {{'axes': 'r c'}}, or teach the module once "
+        f"with nucleon.optim.register_module"
+    )
+
+
+def unknown_order(names: Sequence[str], others: Sequence[str]) -> str:
+    """Of weights that hold several maps in an order that nobody knows."""
+    wish = {"axes": "(b=3 r) c"}
+    return (
+        f"stepped as one matrix, as the order of the maps in it is not known: {_short(names)}; "
+        f"pass overrides={_overrides(names, others, wish)} if q, k and v lie one after the other, "
+        f"'(r=HEADS b=3 r) c' if head by head, or 'r c' for one matrix without this warning"
+    )
+
+
+def no_head(last: str) -> str:
+    """Of a model whose head was not found, with its last Linear."""
+    return (
+        f"no output head was found, and {last} is stepped as a matrix; pass head={last!r}, or "
+        f"another glob over module names, to give the head to AdamW, or head=None if there is none"
+    )
+
+
+def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Few globs that match all of `names` and none of `others`."""
+    found: list[str] = []
+    for name in names:
+        if not any(fnmatchcase(name, glob) for glob in found):
+            found.append(_glob(name, others))
+    return found
+
+
+def _glob(name: str, others: Sequence[str]) -> str:
+    """The shortest end of a name that no other has, layers by any number."""
+    parts = ["*" if part.isdigit() else part for part in name.split(".")]
+    for count in range(1, len(parts) + 1):
+        glob = "*" + ".".join(parts[-count:]).removeprefix("*")
+        if not any(fnmatchcase(other, glob) for other in others):
+            return glob
+    return name
+
+
+def _overrides(names: Sequence[str], others: Sequence[str], wish: object) -> str:
+    return repr(dict.fromkeys(globs(names, others), wish))
+
+
+def _short(said: Sequence[str]) -> str:
+    more = f" and {len(said) - MOST} more" if len(said) > MOST else ""
+    return ", ".join(said[:MOST]) + more
