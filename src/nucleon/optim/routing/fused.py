@@ -6,6 +6,7 @@ k, then v in one library and for head after head in another. What is not known i
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ from nucleon.optim.matrices import axes
 Layout = Callable[[Any, int, int], str]
 """(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
 
-_LOOKS_FUSED = re.compile(r"qkv|query_key_value|w_pack|c_attn|^(to_)?kv$|gate_up", re.IGNORECASE)
+_LOOKS_FUSED = re.compile(r"qkv|query_key_value|w_pack|c_attn|^(to_|linear_)?kv$|gate_up", re.IGNORECASE)
 
 
 def looks_fused(name: str) -> bool:
@@ -44,6 +45,7 @@ def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple
 # ------------------------------------------------------------------------------------- layouts
 
 
+@cache
 def _equal(parts: int) -> Layout:
     """One after the other, the same size each."""
     return lambda parent, rows, columns: f"(b={parts} r)"
@@ -58,6 +60,7 @@ def _alternating(parent: Any, rows: int, columns: int) -> str:
     return "(r b=2)"
 
 
+@cache
 def _per_head(parts: int) -> Layout:
     """Head after head, in each the maps one after the other."""
     return lambda parent, rows, columns: f"(r={_heads(parent)} b={parts} r)"
@@ -187,7 +190,7 @@ KNOWN: Mapping[str, _Table] = {
         (_of_codegen, "q, v, k, in four parts", "qkv_proj", "CodeGenAttention"),
         (_per_head(3), _QKV, "query_key_value", "BloomAttention PersimmonAttention"),
         (_per_head(3), _QKV, "query_key_value", "GPTNeoXAttention GPTNeoXJapaneseAttention"),
-        (_of_falcon, _QKV, "query_key_value", "FalconAttention FalconFlashAttention2"),
+        (_of_falcon, _QKV, "query_key_value", "FalconAttention"),
         (_per_head(3), _QKV, "in_proj", "modeling_deberta.DisentangledSelfAttention"),
         (_sections("key_dim", "key_dim", "value_dim"), _QKV, "in_proj_qkv",
          "Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet"),
@@ -211,9 +214,6 @@ KNOWN: Mapping[str, _Table] = {
          "EvollaSequenceCompressorAttention GraniteSpeechConformerAttention "
          "GraniteSpeechPlusConformerAttention"),
         (_equal(2), _KV, "kv_proj", "JetMoeAttention"),
-        (_per_head(2), _KV, "linear_kv", "EsmFoldInvariantPointAttention"),
-        (_sections("qk_dim", "qk_dim", "v_dim", "v_dim"), "q, k, v, gate", "qkv_opreact",
-         "xLSTMLayer"),
         (_equal(2), _GATED, "gate_up_proj",
          "DiaMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP GlmOcrTextMLP "
          "MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP Zamba2MLP"),
