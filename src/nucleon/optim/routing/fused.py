@@ -16,7 +16,9 @@ from nucleon.optim.matrices import axes
 Layout = Callable[[Any, int, int], str]
 """(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
 
-_LOOKS_FUSED = re.compile(r"qkv|query_key_value|w_pack|c_attn|^(to_|linear_)?kv$|gate_up", re.IGNORECASE)
+_LOOKS_FUSED = re.compile(
+    r"qkv|query_key_value|w_pack|c_attn|^(to_|linear_)?kv$|gate_up", re.IGNORECASE
+)
 
 
 def looks_fused(name: str) -> bool:

@@ -29,6 +29,9 @@ _WORDS = re.compile(r"(^|_)(heads?|classifiers?|logits)(_|$)")
 WRAPPERS = {"module", "model", "base_model", "pretrained_model"}
 """What DistributedDataParallel, peft, trl and others put before the names of a model."""
 
+_ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.)")
+"""What stands beside a weight or makes it up."""
+
 
 def output_heads(model: nn.Module, head: str | None) -> Mapping[nn.Module, str]:
     """The head modules, each with how it was found.
@@ -63,7 +66,8 @@ def missed(model: nn.Module) -> str | None:
     trained = [
         (canonical(path), module)
         for path, module in model.named_modules()
-        if any(p.ndim >= 2 and p.requires_grad for p in module.parameters(recurse=False))
+        if not _ADAPTERS.search(path)
+        and any(p.ndim >= 2 and p.requires_grad for p in module.parameters(recurse=False))
     ]
     linears = [(path, module) for path, module in trained if isinstance(module, nn.Linear)]
     if len(trained) < 2 or not linears:
@@ -133,7 +137,7 @@ def _last_weighted(module: nn.Module) -> list[nn.Module]:
     weighted = [
         inner
         for path, inner in module.named_modules()
-        if not re.search(r"lora_|parametrizations", path) and _has_weight(inner)
+        if not _ADAPTERS.search(path) and _has_weight(inner)
     ]
     return weighted[-1:]
 
