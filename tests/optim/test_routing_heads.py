@@ -90,6 +90,13 @@ def test_all_heads_are_found(case):
         assert heads_of(build()) == expected
 
 
+def test_a_head_decides_for_a_layer_that_shares_its_weight():
+    model = net(inner=linear(), ctc_head=linear())
+    model.ctc_head.weight = model.inner.weight
+    (row,) = (r for r in nucleon.Leon.for_model(model).explain() if r.name == "inner.weight")
+    assert row.route == "adamw" and "Linear and output head" in row.reason
+
+
 def test_a_told_head_may_be_a_list():
     model = net(tops=nn.ModuleList([linear(), linear()]))
     assert heads_of(model, head="tops") == {"tops.0.weight", "tops.1.weight"}

@@ -17,7 +17,7 @@ def unknown(names: Sequence[str], kinds: Iterable[str], others: Sequence[str]) -
     """
     said = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
     return (
-        f"{len(names)} parameters belong to modules that are not known here: {_short(said)}; pass "
+        f"the modules of these parameters are not known here: {_short(said)}; pass "
         f"overrides={_overrides(names, others, 'adamw')}, with {{'axes': 'r c'}} or the like in "
         f"place of 'adamw' for a matrix that multiplies, or teach the module once with "
         f"nucleon.optim.register_module"

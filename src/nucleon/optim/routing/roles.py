@@ -130,7 +130,8 @@ def _is(module: nn.Module, entry: type[nn.Module] | str) -> bool:
 
 
 _ADDED = re.compile(
-    r"(^|_)(emb(ed|eds|edding|eddings)?|tokens?|latents|rel_pos_[hw])$|(^|_)bias(es)?(_|$)|^A_log$"
+    r"(^|_)(emb(ed|eds|edding|eddings)?(_table)?|tokens?|latents(_[12]d)?|positional_encoding)$"
+    r"|(^|_)rel_pos_[hw]$|(^|_)bias(es)?(_|$)|^A_log$"
 )
 """Names of 2-D and larger parameters that are looked up, added or taken entry by entry."""
 

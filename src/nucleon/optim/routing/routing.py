@@ -1,7 +1,8 @@
 """One optimizer for a whole model: each parameter goes where its module says, and `explain` why.
 
 Matrices (Linear, convolutions, attention, experts) go to the matrix method; embeddings, the output
-head, norms, biases and scalars to AdamW. What no table knows raises, naming the override to pass.
+head, norms, biases and scalars to AdamW. What no table knows raises, with one override for all of it;
+what is only doubtful, an unknown order of q, k, v or a missed head, is said in one warning each.
 """
 
 import difflib
@@ -273,13 +274,18 @@ def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None
 
 
 def _role(parameter: _Parameter, heads: Mapping[nn.Module, str], wanted: str | None) -> Role | None:
-    """The one role of a parameter in all its places; None if nobody knows it."""
+    """The one role of a parameter in all its places; None if nobody knows it.
+
+    The output head decides for whatever shares its weight.
+    """
     found: dict[str, Role] = {}
+    told = heads if wanted is None and parameter.param.ndim >= 2 else {}
+    is_head = any(place.module in told for place in parameter.places)
     for place in parameter.places:
-        if wanted is None and place.module in heads and place.param.ndim >= 2:
-            found[place.name] = Role("adamw", heads[place.module])
+        if place.module in told:
+            found[place.name] = Role("adamw", told[place.module])
         elif (role := roles.role(place)) is not None:
-            found[place.name] = role
+            found[place.name] = Role("adamw", role.reason) if is_head else role
     if not found:
         return None
     first = next(iter(found.values()))
