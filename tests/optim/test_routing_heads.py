@@ -97,6 +97,12 @@ def test_a_head_decides_for_a_layer_that_shares_its_weight():
     assert row.route == "adamw" and "Linear and output head" in row.reason
 
 
+def test_a_tied_head_of_a_part_is_a_head_beside_that_of_the_model():
+    part = net(embed=nn.Embedding(3, 8), lm_head=linear())
+    part.lm_head.weight = part.embed.weight
+    assert heads_of(net(part=part, head=linear())) == {"head.weight", "part.embed.weight"}
+
+
 def test_a_told_head_may_be_a_list():
     model = net(tops=nn.ModuleList([linear(), linear()]))
     assert heads_of(model, head="tops") == {"tops.0.weight", "tops.1.weight"}

@@ -3,7 +3,8 @@
 1. What `get_output_embeddings()` returns, as Hugging Face models have it, and every module at the
    top of the model with one of the NAMES or a word such as "head" in its own.
 2. Where neither tells, a module one level down with such a word.
-3. Else a Linear that shares its weight with an embedding.
+3. A Linear that shares its weight with an embedding: with such a word always, else where nothing
+   above tells.
 
 Of a container the head is its last weight, of a list the last weight of each entry. A model that
 tells nothing has no head: its last Linear is a matrix like the others.
@@ -55,7 +56,9 @@ def output_heads(model: nn.Module, head: str | None) -> Mapping[nn.Module, str]:
             )
         return dict.fromkeys(weighted, "output head, as told")
     top = {**_named(model, depth=1), **_told(model)}
-    return top or _named(model, depth=2) or _tied(model)
+    if top:
+        return {**_tied(model, _WORDS), **top}
+    return _named(model, depth=2) or _tied(model)
 
 
 def missed(model: nn.Module) -> str | None:
@@ -116,14 +119,16 @@ def _unwrapped(model: nn.Module) -> Iterator[nn.Module]:
             yield from _unwrapped(children[name])
 
 
-def _tied(model: nn.Module) -> Mapping[nn.Module, str]:
+def _tied(model: nn.Module, words: re.Pattern[str] | None = None) -> Mapping[nn.Module, str]:
+    """Linears with the weight of an embedding, and one of the words in their name."""
     embeddings = {
         id(m.weight): path for path, m in model.named_modules() if isinstance(m, nn.Embedding)
     }
     return {
         m: f"output head, tied to {embeddings[id(m.weight)]}"
-        for m in model.modules()
+        for path, m in model.named_modules()
         if isinstance(m, nn.Linear) and id(m.weight) in embeddings
+        if words is None or words.search(path.rpartition(".")[2])
     }
 
 

@@ -1,8 +1,8 @@
 """One optimizer for a whole model: each parameter goes where its module says, and `explain` why.
 
 Matrices (Linear, convolutions, attention, experts) go to the matrix method; embeddings, the output
-head, norms, biases and scalars to AdamW. What no table knows raises, with one override for all of it;
-what is only doubtful, an unknown order of q, k, v or a missed head, is said in one warning each.
+head, norms, biases and scalars to AdamW. What no table knows raises, with one override for all of
+it; what is only doubtful, an unknown order of q, k, v or a missed head, is one warning each.
 """
 
 import difflib
