@@ -16,14 +16,30 @@ REFUSED = {
     "AriaModel": "query",
     "CsmForConditionalGeneration": "codebooks_head.weight",
     "DeepseekV4Model": "fn",
+    "Gemma3Model": "mm_input_projection_weight",
+    "Glm5NextModel": "fn",
+    "Glm5NextTextModel": "fn",
+    "HYV4Model": "fn",
+    "IBertModel": "query.weight",
+    "InklingModel": "rel_logits_proj.proj",
+    "InklingTextModel": "rel_logits_proj.proj",
+    "Kosmos2Model": "latent_query",
+    "Kosmos2_5Model": "latent_query",
+    "Llama4ForConditionalGeneration": "positional_embedding_vlm",
+    "RecurrentGemmaModel": "input_gate_weight",
+    "ReformerModel": "position_embeddings.weights.0",
+    "T5Gemma2Model": "mm_input_projection_weight",
+    "XCLIPModel": "prompts_visual_projection",
+    "XLNetModel": "q",
+    "ZambaModel": "x_proj_weight",
 }
 """Models with parameters that nobody knows, and how the names of these end."""
 
 
 def build(name):
     """A model two layers deep, without memory; None where it cannot be made with its defaults."""
-    cls = getattr(transformers, name)
     try:
+        cls = getattr(transformers, name)
         config = cls.config_class()
         inner = [c for c in vars(config).values() if isinstance(c, transformers.PreTrainedConfig)]
         for part in (config, *inner):

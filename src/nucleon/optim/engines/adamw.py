@@ -52,7 +52,7 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     if not active:
         return
     params, states = zip(*active, strict=True)
-    dtype = _checks.work_dtype(params[0].dtype.to_real())
+    dtype = _checks.work_dtype(_held(params[0]).dtype)
     beta1, beta2 = group["betas"]
     wide = widest(params[0].device)
     lr = group["lr"].reshape(()).to(wide) if isinstance(group["lr"], Tensor) else group["lr"]
