@@ -380,8 +380,9 @@ def test_a_told_head_may_be_a_container_and_needs_a_weight():
 
 def test_a_head_is_named_denied_or_reported_missing():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    assert routes(model)["1.weight"].route == "matrix"
-    assert "no output head" in str(nucleon.Leon.for_model(model).explain())
+    with pytest.warns(UserWarning, match="no output head"):
+        explanation = nucleon.Leon.for_model(model).explain()
+    assert explanation["1.weight"].route == "matrix" and "no output head" in str(explanation)
     assert routes(model, head="1")["1.weight"].route == "adamw"
     language = Language(tied=False)
     assert routes(language, head=None)["lm_head.weight"].route == "matrix"
@@ -398,6 +399,7 @@ def test_an_override_is_a_route_axes_or_options():
     optimizer = nucleon.Leon.for_model(
         model,
         lr=0.1,
+        head=None,
         overrides={
             "0.weight": "adamw",
             "1.weight": {"axes": "(b=2 r) c"},
@@ -426,9 +428,8 @@ def names(optimizer, group):
 
 def test_the_later_override_wins_key_by_key():
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))
-    optimizer = nucleon.Leon.for_model(
-        model, overrides={"*.weight": {"lr": 0.3, "momentum": 0.5}, "1.weight": {"lr": 0.7}}
-    )
+    told = {"*.weight": {"lr": 0.3, "momentum": 0.5}, "1.weight": {"lr": 0.7}}
+    optimizer = nucleon.Leon.for_model(model, head=None, overrides=told)
     groups = {name: g for g in optimizer.param_groups for name in names(optimizer, g)}
     assert (groups["0.weight"]["lr"], groups["0.weight"]["momentum"]) == (0.3, 0.5)
     assert (groups["1.weight"]["lr"], groups["1.weight"]["momentum"]) == (0.7, 0.5)
@@ -585,7 +586,7 @@ def test_the_inner_adamw_is_torchs_and_the_matrices_are_leons():
 
 def test_zero_grad_clipping_and_schedulers_see_all_parameters():
     model = small()
-    optimizer = nucleon.Leon.for_model(model, lr=0.1, aux_lr=0.01)
+    optimizer = nucleon.Leon.for_model(model, lr=0.1, aux_lr=0.01, head=None)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {
         id(p) for p in model.parameters()

@@ -208,6 +208,12 @@ def test_a_fused_weight_of_unknown_order_is_one_matrix_with_one_warning(name):
         assert (row.route, row.axes) == ("matrix", "r c") and "one matrix" in row.reason
 
 
+def test_a_fused_weight_that_is_told_to_be_a_matrix_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nucleon.Leon.for_model(blocks("qkv"), overrides={"*qkv.weight": "matrix"})
+
+
 @pytest.mark.parametrize("spec", ["(b=3 r) c", "(r=4 b=3 r) c", "r c"])
 def test_the_override_it_names_serves_all_of_them(spec):
     with warnings.catch_warnings():

@@ -166,11 +166,16 @@ def test_where_nothing_looks_like_a_head_nothing_is_said(build):
         nucleon.Leon.for_model(build())
 
 
-@pytest.mark.parametrize("head", [None, "1"])
-def test_what_the_warning_says_silences_it(head):
+@pytest.mark.parametrize(
+    "options",
+    [{"head": None}, {"head": "1"}, {"overrides": {"1.weight": "adamw"}},
+     {"overrides": {"1.weight": "matrix"}}],
+    ids=["no head", "a head", "to AdamW", "a matrix"],
+)  # fmt: skip
+def test_what_was_told_is_not_warned_of(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        nucleon.Leon.for_model(MISSED["an embedding"](), head=head)
+        nucleon.Leon.for_model(MISSED["an embedding"](), **options)
 
 
 def test_the_warning_points_at_the_caller_through_the_registry_too():

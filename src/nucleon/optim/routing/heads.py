@@ -62,12 +62,12 @@ def output_heads(model: nn.Module, head: str | None) -> Mapping[nn.Module, str]:
 
 
 def missed(model: nn.Module) -> str | None:
-    """The name of the last Linear, where a model without a head seems to have one.
+    """The name of the last weight of a Linear, where a model without a head seems to have one.
 
     That is a model with an embedding, or one whose last weight changes the width.
     """
     trained = [
-        (canonical(path), module)
+        (canonical(f"{path}.weight"), module)
         for path, module in model.named_modules()
         if not _ADAPTERS.search(path)
         and any(p.ndim >= 2 and p.requires_grad for p in module.parameters(recurse=False))

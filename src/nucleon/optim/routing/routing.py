@@ -52,6 +52,8 @@ class _Parameter:
     route: str = ""
     axes: str | None = None
     reason: str = ""
+    told: bool = False
+    """Whether an override says where it goes."""
     unknown_order: bool = False
 
     @property
@@ -118,12 +120,13 @@ def routed(
         if parameter.route != "frozen":
             allowed = others if parameter.route == "adamw" else known
             _check_names(parameter.name, parameter.wish, allowed)
-    if unsure := [p for p in found if p.unknown_order]:
+    if unsure := [p for p in found if p.unknown_order and not p.told]:
         _warn(notices.unknown_order([p.name for p in unsure], _others(unsure, found)))
     if head != "auto" or heads:
         return Routed(found, "")
-    if (last := missed(model)) is not None:
-        _warn(notices.no_head(last))
+    last = missed(model)
+    if any(p.name == last and p.route == "matrix" and not p.told for p in found):
+        _warn(notices.no_head(str(last).removesuffix(".weight")))
     return Routed(found, NO_HEAD)
 
 
@@ -248,6 +251,7 @@ def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None
     """Set route, axes and reason of a parameter; or what to tell its owner."""
     wish = parameter.wish
     route, spec = wish.pop("route", None), wish.pop("axes", None)
+    parameter.told = route is not None or spec is not None
     if not parameter.param.requires_grad:
         parameter.route, parameter.reason = "frozen", "requires_grad is False"
         return None
