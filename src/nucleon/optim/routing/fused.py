@@ -16,14 +16,13 @@ from nucleon.optim.matrices import axes
 Layout = Callable[[Any, int, int], str]
 """(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
 
-_LOOKS_FUSED = re.compile(
-    r"qkv|query_key_value|w_pack|c_attn|^(to_|linear_)?kv$|gate_up", re.IGNORECASE
-)
+_THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
+_TWO = re.compile(r"^(to_|linear_)?kv$|gate_up", re.IGNORECASE)
 
 
-def looks_fused(name: str) -> bool:
-    """Whether a module's name says that it holds several maps."""
-    return _LOOKS_FUSED.search(name) is not None
+def parts(name: str) -> int:
+    """How many maps a module holds by its name."""
+    return 3 if _THREE.search(name) else 2 if _TWO.search(name) else 1
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:

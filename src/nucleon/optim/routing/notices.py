@@ -24,13 +24,21 @@ def unknown(names: Sequence[str], kinds: Iterable[str], others: Sequence[str]) -
     )
 
 
-def unknown_order(names: Sequence[str], others: Sequence[str]) -> str:
-    """Of weights that hold several maps in an order that nobody knows."""
-    wish = {"axes": "(b=3 r) c"}
+def unknown_order(names: Sequence[str], others: Sequence[str], whole: str, parts: int) -> str:
+    """Of weights that hold several maps in an order that nobody knows.
+
+    Args:
+        names: of the parameters.
+        others: the names of all other parameters, which the override is not to touch.
+        whole: the axes of the first as one matrix.
+        parts: how many maps it seems to hold.
+    """
+    wish = {"axes": whole.replace("r", f"(b={parts} r)")}
+    heads = whole.replace("r", f"(r=HEADS b={parts} r)")
     return (
         f"stepped as one matrix, as the order of the maps in it is not known: {_short(names)}; "
-        f"pass overrides={_overrides(names, others, wish)} if q, k and v lie one after the other, "
-        f"'(r=HEADS b=3 r) c' if head by head, or 'r c' for one matrix without this warning"
+        f"pass overrides={_overrides(names, others, wish)} if they lie one after the other, "
+        f"{heads!r} if head by head, or {whole!r} for one matrix without this warning"
     )
 
 

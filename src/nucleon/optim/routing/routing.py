@@ -26,7 +26,7 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS
-from nucleon.optim.routing import notices, roles
+from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
@@ -121,7 +121,9 @@ def routed(
             allowed = others if parameter.route == "adamw" else known
             _check_names(parameter.name, parameter.wish, allowed)
     if unsure := [p for p in found if p.unknown_order and not p.told]:
-        _warn(notices.unknown_order([p.name for p in unsure], _others(unsure, found)))
+        names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].called)
+        whole = str(unsure[0].axes)
+        _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
     if head != "auto" or heads:
         return Routed(found, "")
     last = missed(model)
