@@ -831,11 +831,21 @@ MUTANTS = [
             "return False",
             "test_a_routed_parameter_equals_its_matrices_given_one_by_one",
         ),
+    ),
+    *mutants(
+        "optim/routing/fused.py",
+        "tests/optim/test_routing_fused.py",
         (
             "queries of heads are taken as one block",
-            'return f"(r={_number(place, _HEADS)} b=3 r)"',
-            'return f"(b=3 r={_number(place, _HEADS)} r)"',
-            "test_a_routed_parameter_equals_its_matrices_given_one_by_one",
+            'f"(r={_heads(parent)} b={parts} r)"',
+            'f"(b={parts} r={_heads(parent)} r)"',
+            "test_the_cut_is_the_one_forward_makes",
+        ),
+        (
+            "a class is known by its name alone",
+            "table, kind = KNOWN.get(package, {}), ",
+            'table, kind = KNOWN.get(package, KNOWN["transformers"]), ',
+            "test_a_class_of_the_same_name_from_elsewhere_is_not_known",
         ),
     ),
     *mutants(
@@ -1219,8 +1229,8 @@ MUTANTS = [
         ),
         (
             "accumulation sums instead of averaging",
-            "targets.to(device)) / recipe.accumulate",
-            "targets.to(device))",
+            "loss = models.loss(model, inputs, targets) / recipe.accumulate",
+            "loss = models.loss(model, inputs, targets)",
             "test_the_loop_is_the_loop_everyone_writes",
         ),
     ),

@@ -74,7 +74,7 @@ def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]
         if not isinstance(param, Tensor):
             raise TypeError(f"{name} of params must be a tensor, got {type(param).__name__}")
         found.append((canonical(name), param))
-    _check_params(found, group["lr"])
+    _check_params(found, group["lr"], complex_too=group["rule"] == "adamw")
     options.check_momentum_dtype(found, group)
     options.check_range(found, group)
     return found, any(isinstance(item, tuple) for item in items)
@@ -106,14 +106,17 @@ def check_matrices(infos: Infos, optimizer: str) -> None:
             raise ValueError(f"{info.name}: {error}{more}") from None
 
 
-def _check_params(named: Sequence[tuple[str, Tensor]], lr: float | Tensor) -> None:
+def _check_params(
+    named: Sequence[tuple[str, Tensor]], lr: float | Tensor, *, complex_too: bool
+) -> None:
     devices: set[torch.device] = set()
     seen: set[int] = set()
     for name, param in named:
-        if param.dtype not in _checks.REAL_DTYPES:
+        dtype = param.dtype.to_real() if complex_too and param.is_complex() else param.dtype
+        if dtype not in _checks.REAL_DTYPES:
             raise TypeError(
                 f"{name} has dtype {param.dtype}; float16, bfloat16, float32 and float64 are "
-                f"supported"
+                f"supported, and complex ones by AdamW"
             )
         if id(param) in seen:
             raise ValueError(f"{name} is given twice in one group; pass each parameter once")

@@ -7,6 +7,7 @@ For each parameter W with the gradient G, at its own step t,
 
 The moments of half-precision parameters are float32: in bf16, v would stand still at β₂ = 0.999.
 A parameter whose gradient is not finite, or has no finite square, keeps its weights, moments and t.
+A complex parameter is stepped as pairs of real numbers, as torch does.
 """
 
 import math
@@ -51,19 +52,17 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     if not active:
         return
     params, states = zip(*active, strict=True)
-    dtype = _checks.work_dtype(params[0].dtype)
+    dtype = _checks.work_dtype(_held(params[0]).dtype)
     beta1, beta2 = group["betas"]
     wide = widest(params[0].device)
     lr = group["lr"].reshape(()).to(wide) if isinstance(group["lr"], Tensor) else group["lr"]
     gradients = [
-        torch.zeros_like(shards.local(p), dtype=dtype)
-        if p.grad is None
-        else shards.local(p.grad).to(dtype)
+        torch.zeros_like(_held(p), dtype=dtype) if p.grad is None else _held(p.grad).to(dtype)
         for p in params
     ]
     there, finite = _flags(params, gradients)
-    params = [shards.local(p) for p in params]
-    first, second = ([shards.local(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
+    params = [_held(p) for p in params]
+    first, second = ([_held(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
     # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves.
     skipped, finite = there & ~finite, there & finite
@@ -96,6 +95,12 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     torch._foreach_add_(weights, change)
     if any(weight is not p for weight, p in zip(weights, params, strict=True)):
         torch._foreach_copy_(params, weights)
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, as real numbers."""
+    held = shards.local(tensor)
+    return torch.view_as_real(held.resolve_conj()) if held.is_complex() else held
 
 
 def _complement(beta: float, step: Tensor) -> Tensor:

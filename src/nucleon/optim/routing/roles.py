@@ -6,10 +6,12 @@ is not guessed: it has no role, and routing asks for one.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
+
+from nucleon.optim.routing import fused, parametrized
 
 Route = Literal["matrix", "adamw"]
 
@@ -25,16 +27,21 @@ class Role:
     route: Route
     reason: str
     axes: str | None = None
+    unknown_order: bool = False
+    """Whether it is one matrix only for want of knowing how several maps lie in it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter where it stands: `module` holds it as `key`, `parent` holds the module."""
+    """A parameter where it stands: `module` holds it as `key`, `parent` holds the module.
+
+    Of a parametrized weight these are the module that uses the weight, and its parent.
+    """
 
     module: nn.Module
     parent: nn.Module | None
     path: str
-    """Of the module, from the root."""
+    """Of what holds the parameter, from the root."""
     key: str
     param: Tensor
 
@@ -51,7 +58,18 @@ class Place:
     @property
     def called(self) -> str:
         """How the parent calls the module."""
-        return self.path.rpartition(".")[2]
+        return owner(self.path).rpartition(".")[2]
+
+
+_TAIL = re.compile(
+    r"(\.(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_layer))*"
+    r"(\.parametrizations\.\w+)?$"
+)
+
+
+def owner(path: str) -> str:
+    """The path of a module without what wrappers and parametrizations put at its end."""
+    return _TAIL.sub("", f".{path}", count=1)[1:]
 
 
 RoleOf = Callable[[Place], Role | None]
@@ -73,8 +91,24 @@ def register_module(module: type[nn.Module] | str, role_of: RoleOf) -> None:
 
 def role(place: Place) -> Role | None:
     """The role of a parameter by its module, by its shape or by its name; None if nobody knows."""
+    if place.param.is_complex():
+        return Role("adamw", "complex: stepped as pairs of real numbers")
     if place.param.ndim <= 1:
         return Role("adamw", _vector_reason(place))
+    if (found := parametrized.weight(place.module, place.path, place.key)) is not None:
+        return _role_of_weight(place, *found)
+    return _role_by_table(place)
+
+
+def _role_of_weight(place: Place, weight: str | None, how: str) -> Role | None:
+    """The role of what a weight is made of: its own, if it is the weight up to a scale."""
+    if weight is None:
+        return Role("adamw", how)
+    found = _role_by_table(replace(place, key=weight))
+    return None if found is None else replace(found, reason=f"{found.reason}, {how}")
+
+
+def _role_by_table(place: Place) -> Role | None:
     for entry, role_of in reversed(_TABLE):
         if _is(place.module, entry) and (found := role_of(place)) is not None:
             return found
@@ -96,7 +130,8 @@ def _is(module: nn.Module, entry: type[nn.Module] | str) -> bool:
 
 
 _ADDED = re.compile(
-    r"(^|_)(emb(ed|eds|edding|eddings)?|tokens?|latents|rel_pos_[hw])$|(^|_)bias(es)?(_|$)|^A_log$"
+    r"(^|_)(emb(ed|eds|edding|eddings)?(_table)?|tokens?|latents(_[12]d)?|positional_encoding)$"
+    r"|(^|_)rel_pos_[hw]$|(^|_)bias(es)?(_|$)|^A_log$"
 )
 """Names of 2-D and larger parameters that are looked up, added or taken entry by entry."""
 
@@ -126,13 +161,16 @@ def _conv1d_of_gpt2(place: Place) -> Role | None:
     if place.key != "weight" or place.param.ndim != 2:
         return None
     columns, rows = place.param.shape
-    word, what = _rows(place, rows, columns)
-    return Role("matrix", f"Conv1D, stored transposed{what}", f"c {word}")
+    return _linear_map(place, "c {}", rows, columns, "Conv1D, stored transposed")
+
+
+_ROUTES = "a router, stepped as a matrix; overrides may give it to 'adamw'"
+_ONE_ROW = "one row, stepped along its normalized gradient; overrides may give it to 'adamw'"
 
 
 def _router(place: Place) -> Role | None:
     known = place.key == "weight" and place.param.ndim == 2
-    return Role("matrix", f"{place.kind}: hidden → experts", "r c") if known else None
+    return Role("matrix", f"{place.kind}: {_ROUTES}", "r c") if known else None
 
 
 def _experts(place: Place) -> Role | None:
@@ -157,8 +195,13 @@ def _transposed(experts: nn.Module) -> bool:
     return getattr(experts, "is_transposed", False)
 
 
-def _lora_embedding(place: Place) -> Role | None:
-    return Role("adamw", "embedding") if "lora_embedding_" in place.path else None
+def _adapter(place: Place) -> Role | None:
+    """Factors of peft, by the name of the dict that holds one for each adapter."""
+    if place.called.startswith("lora_embedding_"):
+        return Role("adamw", "embedding")
+    if not re.match(r"lora_[AB]$|hada_w|lokr_w", place.called):
+        return None
+    return Role("matrix", f"adapter {place.called}", "r" + " c" * (place.param.ndim - 1))
 
 
 for _name in ("*Embedding", "*Embeddings"):
@@ -166,7 +209,7 @@ for _name in ("*Embedding", "*Embeddings"):
 register_module("Conv1D", _conv1d_of_gpt2)
 register_module("*Router", _router)
 register_module("*Experts", _experts)
-register_module(nn.ParameterDict, _lora_embedding)
+register_module(nn.ParameterDict, _adapter)
 
 # ---------------------------------------------------------------------------- torch's own modules
 
@@ -178,8 +221,12 @@ def _norm(place: Place) -> Role:
 def _linear(place: Place) -> Role | None:
     if place.key != "weight" or place.param.ndim != 2:
         return None
-    word, what = _rows(place, *place.param.shape)
-    return Role("matrix", f"{place.kind}{what}", f"{word} c")
+    rows, columns = place.param.shape
+    if place.called in ("router", "gate") and hasattr(place.parent, "experts"):
+        return Role("matrix", f"{place.kind}: {_ROUTES}", "r c")
+    if rows == 1:
+        return Role("matrix", f"{place.kind}: {_ONE_ROW}", "r c")
+    return _linear_map(place, "{} c", rows, columns, place.kind)
 
 
 def _bilinear(place: Place) -> Role | None:
@@ -194,8 +241,8 @@ def _conv(place: Place) -> Role | None:
         return None
     taps = " c" * (place.param.ndim - 2)
     if groups == 1:
-        word, what = _rows(place, *place.param.shape[:2])
-        return Role("matrix", f"{place.kind}{what}", f"{word} c{taps}")
+        rows, columns = place.param.shape[:2]
+        return _linear_map(place, f"{{}} c{taps}", rows, columns, place.kind)
     if place.param.shape[0] == groups and place.param.shape[1] == 1:
         return Role("adamw", f"depthwise {place.kind}: a vector a channel")
     return Role("matrix", f"{place.kind} in {groups} groups", f"(b={groups} r) c{taps}")
@@ -249,81 +296,14 @@ for _type in (nn.LSTM, nn.LSTMCell):
 
 # --------------------------------------------------------------- several maps in one weight
 
-_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
-_QKV = ("qkv", "qkv_proj", "Wqkv", "wqkv", "to_qkv", "W_pack", "c_attn", "query_key_value")
-_PAIRS = {"kv": "k, v", "to_kv": "k, v", "gate_up_proj": "gate, up"}
 
-
-def _rows(place: Place, rows: int, columns: int) -> tuple[str, str]:
-    """The word of the output axis, and what to say of it: several maps may be stacked in it."""
-    if place.called in _PAIRS and rows % 2 == 0:
-        return "(b=2 r)", f": {_PAIRS[place.called]}"
-    if place.called not in _QKV:
-        return "r", ""
-    kind = type(place.parent).__name__
-    if place.called == "c_attn" and rows == 2 * columns:
-        return "(b=2 r)", ": k, v"
-    if kind in _OTHER_ORDERS:
-        return _OTHER_ORDERS[kind](place, rows)
-    if place.called != "query_key_value":  # whose authors differ in the order
-        heads, kv_heads = _number(place, _HEADS), _number(place, _KV_HEADS)
-        if kv_heads is None or kv_heads == heads:
-            if rows % 3 == 0:
-                return "(b=3 r)", ": q, k, v"
-        elif heads and rows % (heads + 2 * kv_heads) == 0:
-            return _sections(rows, heads, kv_heads)
-    raise RoleError(
-        f"{place.name} of shape {tuple(place.param.shape)} looks like queries, keys and values in "
-        f"one weight, in an order that {kind} does not tell; pass overrides={{{place.name!r}: "
-        f"{{'axes': …}}}} with '(b=3 r) c' for q, k, v one after the other, '(r=HEADS b=3 r) c' "
-        f"head by head, or 'r c' for one matrix"
-    )
-
-
-def _number(place: Place, names: tuple[str, ...]) -> int | None:
-    for holder in (place.parent, getattr(place.parent, "config", None)):
-        for name in names:
-            if isinstance(value := getattr(holder, name, None), int):
-                return value
-    return None
-
-
-def _sections(rows: int, heads: int, kv_heads: int) -> tuple[str, str]:
-    size = rows // (heads + 2 * kv_heads)
-    sizes = (heads * size, kv_heads * size, kv_heads * size)
-    return f"r{{{','.join(map(str, sizes))}}}", ": q, k, v, grouped queries"
-
-
-def _per_head(place: Place, rows: int) -> tuple[str, str]:
-    return f"(r={_number(place, _HEADS)} b=3 r)", ": q, k, v, head by head"
-
-
-def _falcon(place: Place, rows: int) -> tuple[str, str]:
-    if getattr(place.parent, "new_decoder_architecture", False):
-        return "r", ": q, k, v in groups of heads, which no axes part; one matrix"
-    return _big_code(place, rows)
-
-
-def _big_code(place: Place, rows: int) -> tuple[str, str]:
-    if not getattr(place.parent, "multi_query", False):
-        return _per_head(place, rows)
-    return _sections(rows, _number(place, _HEADS) or 1, 1)
-
-
-def _code_gen(place: Place, rows: int) -> tuple[str, str]:
-    return "(r=4 b=3 r)", ": q, v, k, in four parts"
-
-
-_OTHER_ORDERS: dict[str, Callable[[Place, int], tuple[str, str]]] = {
-    "BloomAttention": _per_head,
-    "CodeGenAttention": _code_gen,
-    "FalconAttention": _falcon,
-    "FalconFlashAttention2": _falcon,
-    "GPTBigCodeAttention": _big_code,
-    "GPTNeoXAttention": _per_head,
-    "GPTNeoXJapaneseAttention": _per_head,
-    "MiniMaxLightningAttention": _per_head,
-    "PersimmonAttention": _per_head,
-}
-"""Attention modules whose fused weight is not q, then k, then v, by the name of their class."""
+def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> Role:
+    """A matrix whose output axis, `{}` in `axes`, may have several maps in it."""
+    name, parent = place.called, place.parent
+    if (found := fused.known(parent, name, rows, columns)) is not None:
+        word, maps = found
+        return Role("matrix", f"{kind}: {maps}", axes.format(word))
+    if fused.parts(name) > 1:
+        said = f"{kind}, several maps by its name in an order not known: one matrix"
+        return Role("matrix", said, axes.format("r"), unknown_order=True)
+    return Role("matrix", kind, axes.format("r"))

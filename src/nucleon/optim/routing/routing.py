@@ -1,18 +1,22 @@
 """One optimizer for a whole model: each parameter goes where its module says, and `explain` why.
 
 Matrices (Linear, convolutions, attention, experts) go to the matrix method; embeddings, the output
-head, norms, biases and scalars to AdamW. What no table knows raises, naming the override to pass.
+head, norms, biases and scalars to AdamW. What no table knows raises, with one override for all of
+it; what is only doubtful, an unknown order of q, k, v or a missed head, is one warning each.
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from nucleon import _checks
 from nucleon.optim import options
@@ -23,9 +27,9 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS, Override
-from nucleon.optim.routing import roles
+from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
-from nucleon.optim.routing.heads import output_heads
+from nucleon.optim.routing.heads import missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
 
 AUX_LR = 3e-4
@@ -47,6 +51,9 @@ class _Parameter:
     route: str = ""
     axes: str | None = None
     reason: str = ""
+    told: bool = False
+    """Whether an override says where it goes."""
+    unknown_order: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +113,8 @@ def routed(
     _apply_overrides(found, overrides or {})
     heads = output_heads(model, head)
     problems = [said for p in found if (said := _decide(p, heads)) is not None]
+    if unknown := [p for p in found if p.route == "unknown"]:
+        problems.append(_refusal(unknown, _others(unknown, found)))
     if problems:
         raise ValueError("\n".join(problems))
     others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
@@ -116,7 +125,36 @@ def routed(
             if not parameter.param.requires_grad:  # nothing about it raises
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
             check_names(parameter.name, parameter.wish, allowed)
-    return Routed(found, NO_HEAD if head == "auto" and not heads else "")
+    if unsure := [p for p in found if p.unknown_order and not p.told]:
+        names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].called)
+        whole = str(unsure[0].axes)
+        _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
+    if head != "auto" or heads:
+        return Routed(found, "")
+    last = missed(model)
+    if any(p.name == last and p.route == "matrix" and not p.told for p in found):
+        _warn(notices.no_head(str(last).removesuffix(".weight")))
+    return Routed(found, NO_HEAD)
+
+
+def _refusal(unknown: Sequence[_Parameter], others: Sequence[str]) -> str:
+    places = [p.places[0] for p in unknown]
+    shapes = ["×".join(map(str, place.param.shape)) for place in places]
+    kinds = [f"{shape}, {place.kind}" for shape, place in zip(shapes, places, strict=True)]
+    return notices.unknown([p.name for p in unknown], kinds, others)
+
+
+def _others(chosen: Sequence[_Parameter], found: Sequence[_Parameter]) -> list[str]:
+    """The names of all parameters but the chosen ones."""
+    return [p.name for p in found if not any(p is one for one in chosen)]
+
+
+def _warn(message: str) -> None:
+    """Warn where this package was called from."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "nucleon":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def rows(
@@ -177,9 +215,11 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[Tensor, _Parameter] = {}
-    for path, module in modules.items():
-        parent = modules.get(path.rpartition(".")[0]) if path else None
-        for key, param in module.named_parameters(recurse=False, remove_duplicate=False):
+    for path, holder in modules.items():
+        own = roles.owner(path)
+        parent = modules.get(own.rpartition(".")[0]) if own else None
+        module = modules[own] if isinstance(holder, ParametrizationList) else holder
+        for key, param in holder.named_parameters(recurse=False, remove_duplicate=False):
             place = Place(module, parent, path, key, param)
             if is_lazy(param):
                 raise ValueError(
@@ -196,9 +236,9 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
         _check_mapping(f"the override {glob!r}", wish)
         if "route" in wish:
             _checks.choice(f"the route of the override {glob!r}", wish["route"], ROUTES)
-        matched = [p for p in found if any(fnmatchcase(place.name, glob) for place in p.places)]
+        matched = [p for p in found if any(_matches(place.name, glob) for place in p.places)]
         if not matched:
-            names = [place.name for p in found for place in p.places]
+            names = [canonical(place.name) for p in found for place in p.places]
             near = difflib.get_close_matches(glob, names, n=1, cutoff=0.0)
             raise ValueError(
                 f"the override {glob!r} matches no parameter; it is a glob over the names of "
@@ -208,6 +248,10 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
             parameter.wish |= wish
             if set(wish) - {"route", "axes"}:
                 parameter.globs += (glob,)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or fnmatchcase(canonical(name), glob)
 
 
 def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
@@ -245,6 +289,7 @@ def _route(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
     """Set route, axes and reason of a parameter; or what to tell its owner."""
     wish = parameter.wish
     route, spec = wish.pop("route", None), wish.pop("axes", None)
+    parameter.told = route is not None or spec is not None
     if route in ("adamw", "frozen"):
         if spec is not None:
             return f"{parameter.name} is overridden with axes and route={route!r}; leave one out"
@@ -260,26 +305,26 @@ def _route(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
     if route == "matrix" and (role is None or role.route != "matrix"):
         parameter.route, parameter.reason = "matrix", "override"
     elif role is None:
-        place = parameter.places[0]
-        return (
-            f"{place.name} of shape {tuple(place.param.shape)} belongs to {place.kind}, a module "
-            f"that is not known here; pass overrides={{{place.name!r}: 'adamw'}}, or "
-            f"{{'axes': 'r{' c' * (place.param.ndim - 1)}'}} in place of 'adamw' if it is a matrix "
-            f"that multiplies, or teach the module once with nucleon.optim.register_module"
-        )
+        parameter.route = "unknown"
     else:
         parameter.route, parameter.axes, parameter.reason = role.route, role.axes, role.reason
+        parameter.unknown_order = role.unknown_order
     return None
 
 
 def _role(parameter: _Parameter, heads: Mapping[nn.Module, str], wanted: str | None) -> Role | None:
-    """The one role of a parameter in all its places; None if nobody knows it."""
+    """The one role of a parameter in all its places; None if nobody knows it.
+
+    The output head decides for whatever shares its weight.
+    """
     found: dict[str, Role] = {}
+    told = heads if wanted is None and parameter.param.ndim >= 2 else {}
+    is_head = any(place.module in told for place in parameter.places)
     for place in parameter.places:
-        if wanted is None and place.module in heads and place.param.ndim >= 2:
-            found[place.name] = Role("adamw", heads[place.module])
+        if place.module in told:
+            found[place.name] = Role("adamw", told[place.module])
         elif (role := roles.role(place)) is not None:
-            found[place.name] = role
+            found[place.name] = Role("adamw", role.reason) if is_head else role
     if not found:
         return None
     first = next(iter(found.values()))
@@ -293,7 +338,7 @@ def _role(parameter: _Parameter, heads: Mapping[nn.Module, str], wanted: str | N
     if len(found) == 1:
         return chosen[0]
     reasons = " and ".join(dict.fromkeys(r.reason for r in chosen))
-    return Role(chosen[0].route, f"{reasons}, shared by {len(found)} modules", chosen[0].axes)
+    return replace(chosen[0], reason=f"{reasons}, shared by {len(found)} modules")
 
 
 # ------------------------------------------------------------------------------ to the groups

@@ -1,0 +1,256 @@
+"""Several maps in one weight, such as q, k and v: how they lie in it, by the module that holds it.
+
+A weight is cut only where the class of its parent is in `KNOWN`: the same name stands for q, then
+k, then v in one library and for head after head in another. What is not known is one matrix.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from nucleon.optim.matrices import axes
+
+Layout = Callable[[Any, int, int], str]
+"""(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
+
+_THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
+_TWO = re.compile(r"^(to_|linear_)?kv$|gate_up", re.IGNORECASE)
+
+
+def parts(name: str) -> int:
+    """How many maps a module holds by its name."""
+    return 3 if _THREE.search(name) else 2 if _TWO.search(name) else 1
+
+
+def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:
+    """The word of the output axis of `parent.name`, and its maps; None where nobody knows."""
+    for base in type(parent).__mro__:
+        package, _, module = base.__module__.partition(".")
+        table, kind = KNOWN.get(package, {}), f"{base.__name__}.{name}"
+        found = table.get(f"{module.rpartition('.')[2]}.{kind}") or table.get(kind)
+        if found is None:
+            continue
+        layout, maps = found
+        try:
+            word = layout(parent, rows, columns)
+            axes.parse(f"{word} c", (rows, columns))
+        except (AttributeError, TypeError, ValueError):
+            return None  # the class is not as it was known
+        return word, maps
+    return None
+
+
+# ------------------------------------------------------------------------------------- layouts
+
+
+@cache
+def _equal(parts: int) -> Layout:
+    """One after the other, the same size each."""
+    return lambda parent, rows, columns: f"(b={parts} r)"
+
+
+def _as_wide(parent: Any, rows: int, columns: int) -> str:
+    """One after the other, each a square: three, or two in cross-attention."""
+    return f"(b={rows // columns} r)"
+
+
+def _alternating(parent: Any, rows: int, columns: int) -> str:
+    return "(r b=2)"
+
+
+@cache
+def _per_head(parts: int) -> Layout:
+    """Head after head, in each the maps one after the other."""
+    return lambda parent, rows, columns: f"(r={_heads(parent)} b={parts} r)"
+
+
+def _sections(*names: str) -> Layout:
+    """One after the other, of the sizes that these attributes of the parent have."""
+    return lambda parent, rows, columns: _cut(*(getattr(parent, name) for name in names))
+
+
+def _grouped(parent: Any, rows: int, columns: int) -> str:
+    """q, k, v one after the other, with fewer heads in k and v."""
+    size = _number(parent, *_KV_HEADS) * parent.head_dim
+    return _cut(rows - 2 * size, size, size)
+
+
+def _in_groups(parent: Any, rows: int, columns: int) -> str:
+    """(kv heads, queries per kv head + 2, head dim): a matrix for k, one for v, and one for the
+    first query of all groups, the second, and so on.
+    """
+    queries = _heads(parent) // _number(parent, *_KV_HEADS)
+    return f"(r b={queries + 2} r={parent.head_dim})"
+
+
+def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
+    return f"(r b={parent.heads_per_kv + 2} r={parent.head_dim})"
+
+
+def _of_codegen(parent: Any, rows: int, columns: int) -> str:
+    return "(r=4 b=3 r)"
+
+
+def _of_falcon(parent: Any, rows: int, columns: int) -> str:
+    if parent.new_decoder_architecture:
+        return _in_groups(parent, rows, columns)
+    return _of_big_code(parent, rows, columns)
+
+
+def _of_big_code(parent: Any, rows: int, columns: int) -> str:
+    if getattr(parent, "is_cross_attention", False):
+        return "(b=2 r)"
+    if not parent.multi_query:
+        return _per_head(3)(parent, rows, columns)
+    return _cut(rows - 2 * parent.head_dim, parent.head_dim, parent.head_dim)
+
+
+def _of_mamba2(parent: Any, rows: int, columns: int) -> str:
+    inner, state = parent.intermediate_size, parent.n_groups * parent.ssm_state_size
+    return _cut(inner, inner, state, state, parent.num_heads)
+
+
+def _of_qwen3_next(parent: Any, rows: int, columns: int) -> str:
+    """(k heads, 2 + 2·v heads per k head, head dim): q, k, values, gates."""
+    if parent.head_k_dim != parent.head_v_dim:
+        raise ValueError("sections within heads")
+    values = parent.num_v_heads // parent.num_k_heads
+    return f"(r={parent.num_k_heads} b={2 + 2 * values} r)"
+
+
+def _of_qwen3_next_gates(parent: Any, rows: int, columns: int) -> str:
+    return f"(r={parent.num_k_heads} b=2 r)"
+
+
+def _of_maxvit(parent: Any, rows: int, columns: int) -> str:
+    return (_per_head(3) if parent.head_first else _equal(3))(parent, rows, columns)
+
+
+def _of_tiny_vit(parent: Any, rows: int, columns: int) -> str:
+    if parent.key_dim != parent.val_dim:
+        raise ValueError("sections within heads")
+    return _per_head(3)(parent, rows, columns)
+
+
+def _of_parallel_blocks(parent: Any, rows: int, columns: int) -> str:
+    return _cut(*parent.in_split)
+
+
+_HEADS = ("num_heads", "num_attention_heads", "n_head")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
+
+
+def _heads(parent: Any) -> int:
+    return _number(parent, *_HEADS)
+
+
+def _number(parent: Any, *names: str) -> int:
+    """The first of these attributes that the parent, or its config, has."""
+    for holder in (parent, getattr(parent, "config", None)):
+        for name in names:
+            if isinstance(value := getattr(holder, name, None), int):
+                return value
+    raise AttributeError(f"{type(parent).__name__} has none of {names}")
+
+
+def _cut(*sizes: int) -> str:
+    return f"r{{{','.join(map(str, sizes))}}}"
+
+
+# ------------------------------------------------------------------------- who has which layout
+
+_Table = dict[str, tuple[Layout, str]]
+
+
+def _table(*entries: tuple[Layout, str, str, str]) -> _Table:
+    """{class.name: (layout, maps)} of entries (layout, maps, name, classes)."""
+    return {
+        f"{kind}.{name}": (layout, maps)
+        for layout, maps, name, classes in entries
+        for kind in classes.split()
+    }
+
+
+_QKV, _KV, _GATED = "q, k, v", "k, v", "gate, up"
+
+KNOWN: Mapping[str, _Table] = {
+    "transformers": _table(
+        (_as_wide, _QKV, "c_attn", "GPT2Attention DecisionTransformerGPT2Attention"),
+        (_as_wide, _QKV, "c_attn", "ImageGPTAttention modeling_openai.Attention"),
+        (_of_big_code, _QKV, "c_attn", "GPTBigCodeAttention"),
+        (_equal(3), _QKV, "att_proj", "BarkSelfAttention"),
+        (_equal(3), _QKV, "qkv_linear", "LayoutLMv2SelfAttention"),
+        (_equal(3), _QKV, "Wqkv", "ModernBertAttention MptAttention"),
+        (_grouped, _QKV, "Wqkv", "DbrxAttention"),
+        (_grouped, _QKV, "qkv_proj", "Phi3Attention Phi4MultimodalAttention"),
+        (_grouped, _QKV, "qkv", "Exaone4_5_VisionAttention"),
+        (_per_head(3), _QKV, "qkv_proj", "MiniMaxLightningAttention"),
+        (_of_codegen, "q, v, k, in four parts", "qkv_proj", "CodeGenAttention"),
+        (_per_head(3), _QKV, "query_key_value", "BloomAttention PersimmonAttention"),
+        (_per_head(3), _QKV, "query_key_value", "GPTNeoXAttention GPTNeoXJapaneseAttention"),
+        (_of_falcon, _QKV, "query_key_value", "FalconAttention"),
+        (_per_head(3), _QKV, "in_proj", "modeling_deberta.DisentangledSelfAttention"),
+        (_sections("key_dim", "key_dim", "value_dim"), _QKV, "in_proj_qkv",
+         "Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet"),
+        (_of_qwen3_next, "q, k, values, gates", "in_proj_qkvz", "Qwen3NextGatedDeltaNet"),
+        (_of_qwen3_next_gates, "b, a", "in_proj_ba", "Qwen3NextGatedDeltaNet"),
+        (_equal(3), _QKV, "qkv",
+         "BlipAttention Blip2Attention InstructBlipAttention InstructBlipVideoAttention "
+         "CohereCompassVisionAttention DeepseekOcr2SamVisionAttention "
+         "Ernie4_5_VLMoeVisionAttention Florence2VisionChannelAttention "
+         "Florence2VisionWindowAttention Glm4vVisionAttention Glm4vMoeVisionAttention "
+         "Glm5NextVisionAttention GlmImageVisionAttention GlmOcrVisionAttention "
+         "GotOcr2VisionAttention HieraMaskUnitAttention MgpstrAttention "
+         "PPFormulaNetVisionAttention PPOCRV5MobileRecAttention PPOCRV5ServerRecAttention "
+         "PPOCRV6SmallRecAttention modeling_qwen2_vl.VisionAttention Qwen2_5_VLVisionAttention "
+         "Qwen3VLVisionAttention Qwen3VLMoeVisionAttention Qwen3OmniMoeVisionAttention "
+         "Qwen3_5VisionAttention Qwen3_5MoeVisionAttention Qwen4ExpVisionAttention "
+         "SamVisionAttention Sam2MultiScaleAttention SamHQVisionAttention SegGptAttention "
+         "SLANeXtVisionAttention TimesformerSelfAttention UnlimitedOcrSamVisionAttention "
+         "VitDetAttention"),
+        (_equal(2), _KV, "to_kv",
+         "EvollaSequenceCompressorAttention GraniteSpeechConformerAttention "
+         "GraniteSpeechPlusConformerAttention"),
+        (_equal(2), _KV, "kv_proj", "JetMoeAttention"),
+        (_equal(2), _GATED, "gate_up_proj",
+         "DiaMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP GlmOcrTextMLP "
+         "MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP Zamba2MLP"),
+        (_equal(2), _GATED, "Wi", "ModernBertMLP ModernBertDecoderMLP"),
+        (_equal(2), _GATED, "input_linear",
+         "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
+        (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
+        (_alternating, "x, z, row by row", "in_proj", "ZambaMambaMixer"),
+        (_of_mamba2, "z, x, B, C, dt", "in_proj",
+         "Mamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer NemotronHMamba2Mixer "
+         "Zamba2MambaMixer"),
+        (_equal(3), "B, C, x", "in_proj", "Lfm2ShortConv Lfm2MoeShortConv"),
+    ),
+    "timm": _table(
+        (_equal(3), _QKV, "qkv",
+         "attention.Attention vision_transformer.Attention beit.Attention fastvit.Attention "
+         "metaformer.Attention nest.Attention visformer.Attention volo.Attention "
+         "vision_transformer_sam.Attention AttentionRope DiffAttention RotAttentionPool2d "
+         "AttentionPool2d TalkingHeadAttn FactorAttnConvRelPosEnc MHSA ChannelAttention "
+         "ChannelAttentionV2 WindowAttention WindowMultiHeadAttention CrossCovarianceAttn "
+         "EvaAttention MaskUnitAttention MultiScaleAttention LocallyGroupedAttn RelPosAttention "
+         "XCA"),
+        (_as_wide, _QKV, "qkv", "WindowAttentionGlobal"),
+        (_of_maxvit, _QKV, "qkv", "Attention2d AttentionCl"),
+        (_of_tiny_vit, _QKV, "qkv", "tiny_vit.Attention"),
+        (_sections("dim_out_qk", "dim_out_qk", "dim_out_v"), _QKV, "qkv", "BottleneckAttn"),
+        (_equal(2), _KV, "kv",
+         "AttentionPoolLatent pvt_v2.Attention GlobalSubSampleAttn volo.ClassAttention"),
+        (_of_parallel_blocks, "mlp, q, k, v", "in_proj",
+         "ParallelScalingBlock DiffParallelScalingBlock"),
+        (_equal(2), _GATED, "fc1", "GluMlp"),
+    ),
+    "torchvision": _table(
+        (_equal(3), _QKV, "qkv", "ShiftedWindowAttention ShiftedWindowAttentionV2"),
+        (_equal(3), _QKV, "qkv", "MultiscaleAttention"),
+    ),
+    "torchtitan": _table((_of_torchtitan, "queries, k, v", "wqkv", "FusedQKVLinear")),
+}  # fmt: skip
+"""What is known, by package; a class name that is not alone in its package has its file before."""

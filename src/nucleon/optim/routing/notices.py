@@ -1,0 +1,78 @@
+"""What routing tells its user: short lists of names, and one override that serves all of each."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+MOST = 4
+"""Names that a list shows."""
+
+
+def unknown(names: Sequence[str], kinds: Iterable[str], others: Sequence[str]) -> str:
+    """Of parameters whose modules nobody knows.
+
+    Args:
+        names: of the parameters.
+        kinds: a shape and the name of a module for each.
+        others: the names of all other parameters, which the override is not to touch.
+    """
+    said = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
+    return (
+        f"the modules of these parameters are not known here: {_short(said)}; pass "
+        f"overrides={_overrides(names, others, 'adamw')}, with {{'axes': 'r c'}} or the like in "
+        f"place of 'adamw' for a matrix that multiplies, or teach the module once with "
+        f"nucleon.optim.register_module"
+    )
+
+
+def unknown_order(names: Sequence[str], others: Sequence[str], whole: str, parts: int) -> str:
+    """Of weights that hold several maps in an order that nobody knows.
+
+    Args:
+        names: of the parameters.
+        others: the names of all other parameters, which the override is not to touch.
+        whole: the axes of the first as one matrix.
+        parts: how many maps it seems to hold.
+    """
+    wish = {"axes": whole.replace("r", f"(b={parts} r)")}
+    heads = whole.replace("r", f"(r=HEADS b={parts} r)")
+    return (
+        f"stepped as one matrix, as the order of the maps in it is not known: {_short(names)}; "
+        f"pass overrides={_overrides(names, others, wish)} if they lie one after the other, "
+        f"{heads!r} if head by head, or {whole!r} for one matrix without this warning"
+    )
+
+
+def no_head(last: str) -> str:
+    """Of a model whose head was not found, with its last Linear."""
+    return (
+        f"no output head was found, and {last} is stepped as a matrix; pass head={last!r}, or "
+        f"another glob over module names, to give the head to AdamW, or head=None if there is none"
+    )
+
+
+def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Few globs that match all of `names` and none of `others`."""
+    found: list[str] = []
+    for name in names:
+        if not any(fnmatchcase(name, glob) for glob in found):
+            found.append(_glob(name, others))
+    return found
+
+
+def _glob(name: str, others: Sequence[str]) -> str:
+    """The shortest end of a name that no other has, layers by any number."""
+    parts = ["*" if part.isdigit() else part for part in name.split(".")]
+    for count in range(1, len(parts) + 1):
+        glob = "*" + ".".join(parts[-count:]).removeprefix("*")
+        if not any(fnmatchcase(other, glob) for other in others):
+            return glob
+    return name
+
+
+def _overrides(names: Sequence[str], others: Sequence[str], wish: object) -> str:
+    return repr(dict.fromkeys(globs(names, others), wish))
+
+
+def _short(said: Sequence[str]) -> str:
+    more = f" and {len(said) - MOST} more" if len(said) > MOST else ""
+    return ", ".join(said[:MOST]) + more

@@ -1,0 +1,51 @@
+"""Parameters that a weight is made of, by torch's parametrizations or the hooks before them.
+
+weight_norm     W = g·V/‖V‖: V has the role of the weight, the lengths g are no matrix
+spectral_norm   W = V/σ₁(V): V has the role of the weight
+pruning         W = V∘mask: V has the role of the weight
+others          what is learned is not what multiplies
+"""
+
+from typing import Any, cast
+
+from torch import nn
+
+_SCALED = {
+    "_WeightNorm": ("original1", "weight_norm"),
+    "_SpectralNorm": ("original", "spectral_norm"),
+}
+"""By the class of a parametrization, the parameter that is the weight up to a scale."""
+_LENGTHS = "the lengths of weight_norm"
+
+
+def weight(module: nn.Module, path: str, key: str) -> tuple[str | None, str] | None:
+    """The name of the weight that a parameter is up to a scale, None if of none, and how it is so.
+
+    Args:
+        module: the module that uses the weight.
+        path: of what holds the parameter, from the root.
+        key: its name there.
+
+    Returns:
+        None for a parameter that makes up no weight.
+    """
+    *_, holder, name = "", *path.split(".")
+    if holder == "parametrizations":
+        return _parametrized(cast(Any, module).parametrizations[name], name, key)
+    stem, _, end = key.rpartition("_")
+    if end in ("v", "g") and {f"{stem}_v", f"{stem}_g"} <= set(module._parameters):
+        return (stem, "under weight_norm") if end == "v" else (None, _LENGTHS)
+    if end == "orig" and stem:
+        pruned = f"{stem}_mask" in module._buffers
+        return stem, "under pruning" if pruned else "under spectral_norm"
+    return None
+
+
+def _parametrized(steps: nn.ModuleList, name: str, key: str) -> tuple[str | None, str]:
+    kinds = [type(step).__name__ for step in steps]
+    original, how = _SCALED.get(kinds[0], ("", "")) if len(kinds) == 1 else ("", "")
+    if key == original:
+        return name, f"under {how}"
+    if how:
+        return None, _LENGTHS
+    return None, f"parametrized by {', '.join(kinds)}: not what multiplies"

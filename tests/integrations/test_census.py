@@ -1,0 +1,71 @@
+"""All base models of transformers on the meta device: what is refused, and what is cut blindly."""
+
+import warnings
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+import nucleon
+
+DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth")
+DEPTHS += ("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers")
+NAMES = sorted({n if isinstance(n, str) else n[0] for n in MODEL_MAPPING_NAMES.values()})
+REFUSED = {
+    "AriaModel": "query",
+    "CsmForConditionalGeneration": "codebooks_head.weight",
+    "DeepseekV4Model": "fn",
+    "Gemma3Model": "mm_input_projection_weight",
+    "Glm5NextModel": "fn",
+    "Glm5NextTextModel": "fn",
+    "HYV4Model": "fn",
+    "IBertModel": "query.weight",
+    "InklingModel": "rel_logits_proj.proj",
+    "InklingTextModel": "rel_logits_proj.proj",
+    "Kosmos2Model": "latent_query",
+    "Kosmos2_5Model": "latent_query",
+    "Llama4ForConditionalGeneration": "positional_embedding_vlm",
+    "RecurrentGemmaModel": "input_gate_weight",
+    "ReformerModel": "position_embeddings.weights.0",
+    "T5Gemma2Model": "mm_input_projection_weight",
+    "XCLIPModel": "prompts_visual_projection",
+    "XLNetModel": "q",
+    "ZambaModel": "x_proj_weight",
+}
+"""Models with parameters that nobody knows, and how the names of these end."""
+
+
+def build(name):
+    """A model two layers deep, without memory; None where it cannot be made with its defaults."""
+    try:
+        cls = getattr(transformers, name)
+        config = cls.config_class()
+        inner = [c for c in vars(config).values() if isinstance(c, transformers.PreTrainedConfig)]
+        for part in (config, *inner):
+            for depth in DEPTHS:
+                if isinstance(getattr(part, depth, None), int) and getattr(part, depth) > 2:
+                    setattr(part, depth, 2)
+        with torch.device("meta"):
+            return cls(config)
+    except Exception:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_base_model_is_routed_or_refused_with_an_override(name):
+    model = build(name)
+    if model is None:
+        pytest.skip("not made by its default configuration, or without a package")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            rows = nucleon.Leon.for_model(model).explain()
+        except ValueError as error:
+            assert name in REFUSED, error
+            assert f"{REFUSED[name]}'" in str(error)
+            return
+    assert name not in REFUSED
+    assert len(rows) == len(list(model.parameters()))
+    assert not [w for w in said if "order of the maps" in str(w.message)]

@@ -1,0 +1,271 @@
+"""Every class of transformers whose fused weights are cut: the cut is the one `forward` makes.
+
+Queries twice as large with keys half as large leave an attention as it is, and without values
+nothing comes out of it; a gate, or what it lets through, at zero leaves nothing of a gated map.
+"""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from nucleon.optim.matrices import axes
+from nucleon.optim.routing import fused
+
+WIDTH, HEADS, TOKENS = 64, 4, 8
+SIZES = {
+    "hidden_size": WIDTH,
+    "embed_dim": WIDTH,
+    "n_embd": WIDTH,
+    "d_model": WIDTH,
+    "intermediate_size": 96,
+    "shared_intermediate_size": 96,
+    "num_attention_heads": HEADS,
+    "num_heads": HEADS,
+    "n_head": HEADS,
+    "n_heads": HEADS,
+    "num_key_value_heads": 2,
+    "attention_bias": False,
+    "qk_layernorm": False,
+}
+CALLED = {
+    "config": None,
+    "layer_idx": 0,
+    "stage_idx": 0,
+    "window_size": 0,
+    "dim": WIDTH,
+    "dim_out": WIDTH,
+    "hidden_size": WIDTH,
+    "hidden_size_output": WIDTH,
+    "intermediate_size": 96,
+    "num_heads": HEADS,
+    "num_attention_heads": HEADS,
+    "heads": HEADS,
+    "nx": WIDTH,
+    "n_positions": TOKENS,
+    "initialize_mixer_weights": False,
+    "num_fwd_mem_blocks": 1,
+    "block_id": 0,
+}
+"""What the constructors take beside a config."""
+MORE = {
+    "BambaMixer": {"mamba_chunk_size": TOKENS},
+    "CodeGenAttention": {"rotary_dim": 8},
+    "GraniteMoeHybridMambaLayer": {"mamba_chunk_size": TOKENS},
+    "GraniteSpeechConformerAttention": {"context_size": TOKENS},
+    "GraniteSpeechPlusConformerAttention": {"context_size": TOKENS},
+    "Lfm2MoeShortConv": {"num_hidden_layers": 1, "layer_types": ["conv"]},
+    "DbrxAttention": {"attn_config": {"clip_qkv": 99.0, "kv_n_heads": 2, "rope_theta": 1e4}},
+    "FalconH1Mixer": {"mamba_chunk_size": TOKENS},
+    "Mamba2Mixer": {"head_dim": 32, "n_groups": 2},
+    "NemotronHMamba2Mixer": {"mamba_num_heads": 8, "mamba_head_dim": 16, "chunk_size": TOKENS},
+}
+"""Sizes that fit together, by class."""
+VARIANTS = {
+    "FalconAttention": [
+        {"multi_query": False},
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+    ],
+    "GPTBigCodeAttention": [{"multi_query": False}],
+}
+SOURCES = {p: p.read_text() for p in Path(transformers.__file__).parent.glob("models/*/modeling_*")}
+
+
+def class_of(kind):
+    *file, name = kind.split(".")
+    (path,) = (
+        p
+        for p, text in SOURCES.items()
+        if (not file or p.stem == file[0]) and re.search(rf"^class {name}\(", text, re.MULTILINE)
+    )
+    module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+    return getattr(module, name), module
+
+
+def configs(cls, module, options):
+    """The config that a class names, and others of its file, with small sizes."""
+    named = inspect.signature(cls.__init__).parameters["config"].annotation
+    for kind in (named, *(c for n, c in vars(module).items() if n.endswith("Config"))):
+        if not issubclass(kind, transformers.PreTrainedConfig):
+            continue
+        default = kind()
+        kind = type(getattr(default, "text_config", None) or default)
+        own = {name: n for name, n in SIZES.items() if isinstance(getattr(kind(), name, None), int)}
+        config = kind(**{**own, **MORE.get(cls.__name__, {}), **options})
+        config._attn_implementation = "eager"
+        yield config
+
+
+def instance(kind, options):
+    cls, module = class_of(kind)
+    wanted = inspect.signature(cls.__init__).parameters
+    called = {name: CALLED[name] for name in wanted if name in CALLED}
+    if "config" not in called:
+        return cls(**called)
+    for config in configs(cls, module, options):
+        try:
+            return cls(**{**called, "config": config})
+        except AttributeError:  # of another part of the model
+            continue
+    raise AssertionError(f"no config of {module.__name__} builds {kind}")
+
+
+def build(kind, options):
+    torch.manual_seed(0)
+    found = instance(kind, options).eval()
+    if kind == "FalconH1Mixer":
+        found.mup_vector = torch.ones(1)  # which the model gives it
+    with torch.no_grad():
+        for name, p in found.named_parameters():
+            added = p.ndim < 2 or re.search("bias|rel_pos|adapter", name)
+            p.copy_(torch.zeros_like(p) if added else torch.randn_like(p) * p.shape[-1] ** -0.5)
+        for inner in found.modules():
+            if "Norm" in type(inner).__name__ and getattr(inner, "weight", None) is not None:
+                inner.weight.fill_(1.0)
+    return found
+
+
+IMAGES = re.compile("Sam|GotOcr2|SegGpt|SLANeXt|PPFormulaNet|Florence2VisionWindow|VitDet")
+MASKS = {
+    "DisentangledSelfAttention": torch.ones(2, 1, TOKENS, TOKENS),
+    "FalconAttention": torch.zeros(2, 1, TOKENS, TOKENS),
+    "LayoutLMv2SelfAttention": torch.zeros(2, 1, 1, TOKENS),
+}
+
+
+def inputs(module, columns):
+    """What to call it with: tokens, and by name whatever else `forward` asks for."""
+    wanted, name = inspect.signature(module.forward).parameters, type(module).__name__
+    size = getattr(module, "rotary_ndims", None) or getattr(module, "head_dim", columns // HEADS)
+    flat = "cu_seqlens" in wanted
+    shape = [TOKENS, columns] if flat else [2, TOKENS, columns]
+    if IMAGES.search(name):
+        shape = [2, 4, 4, columns]
+    more = {
+        "alibi": None if "position_embeddings" in wanted else torch.zeros(2 * HEADS, 1, TOKENS),
+        "attention_dists": torch.zeros(TOKENS, TOKENS, dtype=torch.long),
+        "attention_mask": MASKS.get(name),
+        "cu_seqlens": torch.tensor([0, TOKENS], dtype=torch.int32),
+        "latents": torch.randn(2, TOKENS, columns),
+        "layer_idx": next(iter(getattr(module, "layer_dic", [0]))),
+        "mask": torch.ones(2, 2 * TOKENS),
+        "position_bias": torch.zeros(HEADS, 1, TOKENS),
+        "position_embeddings": torch.randn(2, *([] if flat else [1]), TOKENS, size).unbind(0),
+        "position_ids": torch.arange(TOKENS)[None],
+        "rel_2d_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
+        "rel_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
+        "residual": torch.zeros(2, TOKENS, columns),
+    }
+    return torch.randn(shape), {name: x for name, x in more.items() if name in wanted}
+
+
+class Cut:
+    """A module, its fused weight, and what comes out when some of its maps are scaled."""
+
+    def __init__(self, key, options):
+        kind, name = key.rsplit(".", 1)
+        self.module = build(kind, options)
+        held = getattr(self.module, name)
+        self.weight, self.start = held.weight, held.weight.detach().clone()
+        across = type(held).__name__ == "Conv1D"
+        rows, columns = reversed(self.weight.shape) if across else self.weight.shape
+        word, _ = fused.known(self.module, name, rows, columns)
+        self.spec = f"c {word}" if across else f"{word} c"
+        self.tokens, self.more = inputs(self.module, columns)
+
+    def parts(self):
+        blocks = axes.parse(self.spec, tuple(self.weight.shape))
+        regions = [(block, block.region(self.weight)) for block in blocks]
+        return [p for block, r in regions for p in (r.unbind(0) if block.batch else [r])]
+
+    @torch.no_grad()
+    def out(self, scales=()):
+        """What the module makes of its tokens with map i scaled by scales[i]."""
+        self.weight.copy_(self.start)
+        for index, scale in dict(scales).items():
+            self.parts()[index].mul_(scale)
+        found = self.module(self.tokens.clone(), **self.more)
+        return found[0] if isinstance(found, tuple | list) else found
+
+
+def cases(*maps):
+    """The keys of the table with these maps, each with options of its config."""
+    known = fused.KNOWN["transformers"].items()
+    keys = [key for key, (_, said) in known if said in maps]
+    found = [(key, more) for key in keys for more in [{}, *VARIANTS.get(key.rsplit(".", 1)[0], [])]]
+    names = ["-".join([key, *map(str, more)]) for key, more in found]
+    return pytest.mark.parametrize(("key", "options"), found, ids=names)
+
+
+LINEAR = re.compile("GatedDeltaNet|Lightning")
+"""Attentions without a softmax, whose queries or keys at zero leave nothing."""
+
+
+@cases("q, k, v", "q, v, k, in four parts")
+def test_queries_keys_and_values_are_where_forward_has_them(key, options):
+    cut = Cut(key, options)
+    base = cut.out()
+    least = 0.1 * base.abs().max()
+    count = len(cut.parts())  # of the queries there may be several
+    keys, values = (2, 1) if "CodeGen" in key else (count - 2, count - 1)
+    queries = [i for i in range(count) if i not in (keys, values)]
+    assert not cut.out({values: 0.0}).any()
+    if LINEAR.search(key):
+        assert not cut.out({keys: 0.0}).any() and not cut.out(dict.fromkeys(queries, 0.0)).any()
+        return
+    assert cut.out({keys: 0.0}).abs().max() > least
+    doubled = dict.fromkeys(queries, 2.0)
+    # Powers of two are exact but for the eps of a norm of queries and keys, 1e-5 beside their 1.
+    torch.testing.assert_close(cut.out({**doubled, keys: 0.5}), base, rtol=0, atol=1e-3 * least)
+    if not hasattr(cut.module, "q_norm"):
+        assert (cut.out(doubled) - base).abs().max() > least
+
+
+@cases("k, v")
+def test_keys_and_values_are_where_forward_has_them(key, options):
+    cut = Cut(key, options)
+    assert not cut.out({1: 0.0}).any()
+    assert cut.out({0: 0.0}).abs().max() > 0.1 * cut.out().abs().max()
+
+
+@cases("gate, up", "x, z", "x, z, row by row", "B, C, x", "z, x, B, C, dt")
+def test_of_a_product_every_factor_at_zero_leaves_nothing(key, options):
+    cut = Cut(key, options)
+    assert cut.out().any()
+    factors = range(len(cut.parts()))
+    if len(factors) == 5:  # dt at zero is a step of softplus(0)
+        factors = range(4)
+    if key.startswith("MiniMaxM3"):  # gate·(up + 1)
+        factors = range(1)
+    assert not any(cut.out({i: 0.0}).any() for i in factors)
+
+
+def test_the_maps_of_qwen3_next_are_those_it_takes_apart():
+    qkvz, ba = (Cut(f"Qwen3NextGatedDeltaNet.{n}", {}) for n in ("in_proj_qkvz", "in_proj_ba"))
+    module, tokens = qkvz.module, qkvz.tokens
+
+    @torch.no_grad()
+    def taken(scales, gates):
+        """q, k, values, z, b, a after the maps at these places are set to zero."""
+        for cut, places in ((qkvz, scales), (ba, gates)):
+            cut.weight.copy_(cut.start)
+            for place in places:
+                cut.parts()[place].zero_()
+        both = tokens @ qkvz.weight.T, tokens @ ba.weight.T
+        return [bool(x.any()) for x in module.fix_query_key_value_ordering(*both)]
+
+    each = (len(qkvz.parts()) - 2) // 2
+    assert taken([0], [0]) == [False, True, True, True, False, True]
+    assert taken([1], [1]) == [True, False, True, True, True, False]
+    assert taken(range(2, 2 + each), []) == [True, True, False, True, True, True]
+    assert taken(range(2 + each, 2 + 2 * each), []) == [True, True, True, False, True, True]
+
+
+def test_every_known_weight_is_looked_at():
+    told = {maps for _, maps in fused.KNOWN["transformers"].values()}
+    seen = {"q, k, v", "q, v, k, in four parts", "k, v", "gate, up", "x, z", "x, z, row by row"}
+    assert told == seen | {"B, C, x", "z, x, B, C, dt", "q, k, values, gates", "b, a"}

@@ -1,0 +1,289 @@
+"""Fused weights of timm, torchvision and torchtitan, and those nobody knows.
+
+Each library's own way of taking q, k and v apart stands in a tiny attention under its class and
+file: queries twice as large with keys half as large change nothing, without values nothing is left.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import nucleon
+from nucleon.optim.matrices import axes
+from nucleon.optim.routing import fused, roles
+from nucleon.optim.routing.roles import Role
+
+WIDTH, HEADS, SIZE, TOKENS = 8, 4, 2, 5
+
+
+class Attention(nn.Module):
+    """softmax(q kᵀ) v for q, k, v (…, heads, tokens, size) that `take` finds in a fused output."""
+
+    def __new__(cls, file, kind, **_):
+        return super().__new__(type(kind, (Attention,), {"__module__": file}))
+
+    def __init__(self, file, kind, *, called="qkv", rows=3 * WIDTH, take, conv=False, **attributes):
+        super().__init__()
+        make = (lambda c, r: nn.Conv2d(c, r, 1)) if conv else nn.Linear
+        self.take, self.called, self.conv = take, called, conv
+        setattr(self, called, make(WIDTH, rows))
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        with torch.no_grad():
+            getattr(self, called).bias.zero_()
+
+    def forward(self, x):
+        if self.conv:
+            x = x.mT[..., None]
+        q, k, v = self.take(self, getattr(self, self.called)(x))
+        return torch.softmax(q @ k.mT, -1) @ v
+
+
+def maps_first(self, x):
+    return x.reshape(*x.shape[:-1], 3, HEADS, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def heads_first(self, x):
+    return x.view(*x.shape[:-1], HEADS, 3 * SIZE).transpose(1, 2).chunk(3, dim=3)
+
+
+def channels(self, x):
+    x = x.flatten(2)
+    if self.head_first:
+        return [y.mT for y in x.view(len(x), HEADS, 3 * SIZE, -1).chunk(3, dim=2)]
+    return [y.mT for y in x.reshape(len(x), 3, HEADS, SIZE, -1).unbind(1)]
+
+
+def tokens_last(self, x):
+    return heads_first(self, x) if self.head_first else maps_first(self, x)
+
+
+def of_tiny_vit(self, x):
+    found = x.view(*x.shape[:-1], HEADS, -1).split([self.key_dim, self.key_dim, self.val_dim], 3)
+    return [y.transpose(1, 2) for y in found]
+
+
+def of_bottleneck(self, x):
+    sizes = [self.dim_out_qk, self.dim_out_qk, self.dim_out_v]
+    return [y.mT for y in x.flatten(2).split(sizes, dim=1)]
+
+
+def of_torchtitan(self, x):
+    x = x.view(*x.shape[:-1], -1, self.heads_per_kv + 2, self.head_dim)
+    q, k, v = x.split([self.heads_per_kv, 1, 1], dim=-2)
+    q, k, v = (y.flatten(2, 3).transpose(1, 2) for y in (q, k, v))
+    return q, *(y.repeat_interleave(self.heads_per_kv, dim=1) for y in (k, v))
+
+
+def of_a_parallel_block(self, x):
+    _, q, k, v = x.split(self.in_split, dim=-1)
+    return q, k, v
+
+
+TIMM = "timm.models."
+CASES = {
+    "vision transformer": lambda: Attention("timm.layers.attention", "Attention", take=maps_first),
+    "older timm": lambda: Attention(f"{TIMM}vision_transformer", "Attention", take=maps_first),
+    "swin": lambda: Attention(f"{TIMM}swin_transformer", "WindowAttention", take=maps_first),
+    "maxvit": lambda: Attention(
+        f"{TIMM}maxxvit", "AttentionCl", take=tokens_last, head_first=True, num_heads=HEADS
+    ),
+    "maxvit, maps first": lambda: Attention(
+        f"{TIMM}maxxvit", "AttentionCl", take=tokens_last, head_first=False, num_heads=HEADS
+    ),
+    "coatnet": lambda: Attention(
+        f"{TIMM}maxxvit", "Attention2d", take=channels, conv=True, head_first=True, num_heads=HEADS
+    ),
+    "2-d, maps first": lambda: Attention(
+        "timm.layers.attention2d",
+        "Attention2d",
+        take=channels,
+        conv=True,
+        head_first=False,
+        num_heads=HEADS,
+    ),
+    "tiny vit": lambda: Attention(
+        f"{TIMM}tiny_vit",
+        "Attention",
+        take=of_tiny_vit,
+        num_heads=HEADS,
+        key_dim=SIZE,
+        val_dim=SIZE,
+    ),
+    "gcvit": lambda: Attention(f"{TIMM}gcvit", "WindowAttentionGlobal", take=maps_first),
+    "bottleneck": lambda: Attention(
+        "timm.layers.bottleneck_attn",
+        "BottleneckAttn",
+        take=of_bottleneck,
+        conv=True,
+        rows=16,
+        dim_out_qk=4,
+        dim_out_v=8,
+    ),
+    "torchvision": lambda: Attention(
+        "torchvision.models.swin_transformer", "ShiftedWindowAttention", take=maps_first
+    ),
+    "torchtitan": lambda: Attention(
+        "torchtitan.models.common.attention",
+        "FusedQKVLinear",
+        called="wqkv",
+        rows=2 * (2 + 2) * SIZE,
+        take=of_torchtitan,
+        heads_per_kv=2,
+        head_dim=SIZE,
+    ),
+    "parallel block": lambda: Attention(
+        f"{TIMM}vision_transformer",
+        "ParallelScalingBlock",
+        called="in_proj",
+        rows=40,
+        take=of_a_parallel_block,
+        in_split=[16, 8, 8, 8],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cut_is_the_one_forward_makes(case):
+    torch.manual_seed(0)
+    model = CASES[case]().double()
+    (row,) = (r for r in nucleon.Leon.for_model(model).explain() if r.route == "matrix")
+    weight = getattr(model, model.called).weight
+    start, tokens = weight.detach().clone(), torch.randn(2, TOKENS, WIDTH).double()
+
+    @torch.no_grad()
+    def out(scales):
+        weight.copy_(start)
+        regions = [(b, b.region(weight)) for b in axes.parse(row.axes, row.shape)]
+        maps = [m for b, r in regions for m in (r.unbind(0) if b.batch else [r])]
+        for place, scale in scales.items():
+            maps[place].mul_(scale)
+        return model(tokens)
+
+    count = 4 if case in ("torchtitan", "parallel block") else 3
+    queries = {count - 3: 2.0} if case == "parallel block" else dict.fromkeys(range(count - 2), 2.0)
+    base = out({})
+    assert torch.equal(out({**queries, count - 2: 0.5}), base)
+    assert not torch.allclose(out(queries), base)
+    assert not out({count - 1: 0.0}).any()
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "called", "rows"),
+    [
+        ("timm.layers.attention_pool", "AttentionPoolLatent", "kv", 16),
+        ("timm.models.gcvit", "WindowAttentionGlobal", "qkv", 16),
+        ("timm.layers.mlp", "GluMlp", "fc1", 16),
+    ],
+)
+def test_pairs_are_two_halves(file, kind, called, rows):
+    model = Attention(file, kind, called=called, rows=rows, take=None)
+    assert nucleon.Leon.for_model(model).explain()[f"{called}.weight"].axes == "(b=2 r) c"
+
+
+# ------------------------------------------------------------------------ what nobody knows
+
+LOOKS_FUSED = ("qkv", "to_qkv", "Wqkv", "query_key_value", "c_attn", "W_pack", "to_kv")
+
+
+def blocks(*names, count=6):
+    layers = nn.ModuleList(
+        nn.ModuleDict({name: nn.Linear(WIDTH, 24) for name in names}) for _ in range(count)
+    )
+    return nn.ModuleDict({"layers": layers, "head": nn.Linear(WIDTH, 3)})
+
+
+@pytest.mark.parametrize("name", LOOKS_FUSED)
+def test_a_fused_weight_of_unknown_order_is_one_matrix_with_one_warning(name):
+    with pytest.warns(UserWarning, match="the order of the maps in it is not known") as caught:
+        rows = nucleon.Leon.for_model(blocks(name)).explain()
+    assert len(caught) == 1 and caught[0].filename == __file__
+    text = str(caught[0].message)
+    assert f"layers.0.{name}.weight" in text and "and 2 more" in text
+    parts = 2 if name == "to_kv" else 3
+    assert f"overrides={{'*{name}.weight': {{'axes': '(b={parts} r) c'}}}}" in text
+    for layer in range(6):
+        row = rows[f"layers.{layer}.{name}.weight"]
+        assert (row.route, row.axes) == ("matrix", "r c") and "one matrix" in row.reason
+
+
+def test_a_fused_weight_that_is_told_to_be_a_matrix_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nucleon.Leon.for_model(blocks("qkv"), overrides={"*qkv.weight": "matrix"})
+
+
+@pytest.mark.parametrize("spec", ["(b=3 r) c", "(r=4 b=3 r) c", "r c"])
+def test_the_override_it_names_serves_all_of_them(spec):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = {"*qkv.weight": {"axes": spec}}
+        rows = nucleon.Leon.for_model(blocks("qkv"), overrides=told).explain()
+    assert {r.axes for r in rows if "qkv.weight" in r.name} == {spec}
+
+
+def test_a_class_of_the_same_name_from_elsewhere_is_not_known():
+    model = Attention("mine.attention", "GPT2Attention", called="c_attn", take=maps_first)
+    with pytest.warns(UserWarning, match="not known"):
+        assert nucleon.Leon.for_model(model).explain()["c_attn.weight"].axes == "r c"
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"rows": 23, "num_heads": HEADS, "key_dim": SIZE, "val_dim": SIZE},
+        {"num_heads": HEADS, "key_dim": SIZE, "val_dim": 2 * SIZE},
+        {"key_dim": SIZE, "val_dim": SIZE},
+    ],
+    ids=["rows that do not part", "unequal maps in each head", "no number of heads"],
+)
+def test_a_known_class_that_is_not_as_it_was_known_is_not_cut(attributes):
+    model = Attention(f"{TIMM}tiny_vit", "Attention", take=of_tiny_vit, **attributes)
+    with pytest.warns(UserWarning, match=r"qkv\.weight"):
+        assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "r c"
+
+
+def test_a_class_derived_from_a_known_one_is_known():
+    model = Attention("timm.layers.attention", "Attention", take=maps_first)
+    model.__class__ = type("Mine", (type(model),), {"__module__": "mine"})
+    assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "(b=3 r) c"
+
+
+def test_a_module_that_was_registered_is_cut_as_told(monkeypatch):
+    monkeypatch.setattr(roles, "_TABLE", list(roles._TABLE))
+
+    def role_of(place):
+        told = type(place.parent).__name__ == "Mine" and place.called == "qkv"
+        return Role("matrix", "told", "(r=4 b=3 r) c") if told else None
+
+    roles.register_module(nn.Linear, role_of)
+    model = Attention("mine", "Mine", take=heads_first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "(r=4 b=3 r) c"
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "base_layer"]
+)
+def test_a_wrapper_between_a_known_parent_and_its_weight_is_seen_through(wrapper):
+    model = Attention("timm.layers.attention", "Attention", take=maps_first)
+    inner, model.qkv = model.qkv, nn.Module()
+    setattr(model.qkv, wrapper, inner)
+    (row,) = (r for r in nucleon.Leon.for_model(model).explain() if r.route == "matrix")
+    assert row.axes == "(b=3 r) c"
+
+
+def test_every_layout_of_the_table_is_tried_here():
+    tried = {f"{type(m).__name__}.{m.called}" for m in (make() for make in CASES.values())}
+    tried |= {"AttentionPoolLatent.kv", "GluMlp.fc1"}
+    layouts = {
+        package: {layout for layout, _ in table.values()}
+        for package, table in fused.KNOWN.items()
+        if package != "transformers"
+    }
+    for package, wanted in layouts.items():
+        table = fused.KNOWN[package]
+        assert wanted == {table[k][0] for k in table if ".".join(k.split(".")[-2:]) in tried}

@@ -1,0 +1,293 @@
+"""Weights that are not plain parameters: parametrized, in adapters, complex, behind wrappers."""
+
+import ast
+import re
+import warnings
+
+import pytest
+import torch
+import transformers
+from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import spectral_norm as old_spectral_norm
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.parametrize import register_parametrization
+
+import nucleon
+from nucleon.optim.routing import notices
+
+
+def rows_of(model, **options):
+    return {row.name: row for row in nucleon.Leon.for_model(model, **options).explain()}
+
+
+def old(norm, module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch has newer ones
+        return norm(module)
+
+
+# ---------------------------------------------------------------------- made of other weights
+
+CONV = "(b=2 r) c c"
+MADE = {
+    "weight_norm": (
+        lambda: parametrizations.weight_norm(nn.Conv1d(4, 6, 3, groups=2)),
+        {"parametrizations.weight.original0": None, "parametrizations.weight.original1": CONV},
+    ),
+    "weight_norm of the last axis, as in wav2vec2": (
+        lambda: parametrizations.weight_norm(nn.Conv1d(4, 6, 3, groups=2), dim=2),
+        {"parametrizations.weight.original0": None, "parametrizations.weight.original1": CONV},
+    ),
+    "weight_norm of a Linear": (
+        lambda: parametrizations.weight_norm(nn.Linear(4, 6)),
+        {"parametrizations.weight.original0": None, "parametrizations.weight.original1": "r c"},
+    ),
+    "spectral_norm": (
+        lambda: parametrizations.spectral_norm(nn.ConvTranspose1d(4, 6, 3)),
+        {"parametrizations.weight.original": "c r c"},
+    ),
+    "orthogonal": (
+        lambda: parametrizations.orthogonal(nn.Linear(4, 4)),
+        {"parametrizations.weight.original": None},
+    ),
+    "two of them": (
+        lambda: parametrizations.orthogonal(parametrizations.spectral_norm(nn.Linear(4, 4))),
+        {"parametrizations.weight.original": None},
+    ),
+    "older weight_norm": (
+        lambda: old(old_weight_norm, nn.Conv1d(4, 6, 3, groups=2)),
+        {"weight_g": None, "weight_v": CONV},
+    ),
+    "older spectral_norm": (
+        lambda: old(old_spectral_norm, nn.Linear(4, 6)),
+        {"weight_orig": "r c"},
+    ),
+    "pruned": (
+        lambda: prune.l1_unstructured(nn.Linear(4, 6), "weight", 0.5),
+        {"weight_orig": "r c"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+@pytest.mark.parametrize("path", ["", "inner."], ids=["alone", "within"])
+def test_what_a_weight_is_made_of_has_its_role_if_it_is_the_weight_up_to_a_scale(case, path):
+    build, expected = MADE[case]
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"inner": build()}) if path else build()
+    rows = rows_of(model, head=None)
+    assert {f"{path}bias", *(path + name for name in expected)} == set(rows)
+    for name, axes in expected.items():
+        row = rows[path + name]
+        assert (row.axes, row.route) == (axes, "matrix" if axes else "adamw"), row
+        assert re.search("norm|pruning|parametrized by", row.reason), row
+
+
+class Skew(nn.Module):
+    def forward(self, x):
+        return x.triu(1) - x.triu(1).mT
+
+
+def test_a_parametrization_of_ones_own_goes_to_adamw_and_is_named():
+    model = nn.Linear(4, 4)
+    register_parametrization(model, "weight", Skew())
+    assert "Skew" in rows_of(model)["parametrizations.weight.original"].reason
+
+
+def test_a_head_under_weight_norm_is_a_head():
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 3)})
+    parametrizations.weight_norm(model["head"])
+    row = rows_of(model)["head.parametrizations.weight.original1"]
+    assert row.route == "adamw" and "output head" in row.reason
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+AUDIO = {
+    "conv_dim": (8, 8),
+    "conv_kernel": (3, 3),
+    "conv_stride": (2, 2),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "intermediate_size": 16,
+}
+MODELS = {
+    "Wav2Vec2Model": {**SMALL, **AUDIO},
+    "HubertModel": {**SMALL, **AUDIO},
+    "EncodecModel": {"num_filters": 2, "hidden_size": 8, "codebook_size": 8, "codebook_dim": 8},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_with_weight_norm_are_routed_whole(name):
+    cls = getattr(transformers, name)
+    rows = rows_of(cls(cls.config_class(**MODELS[name])), head=None)
+    made = {n: row for n, row in rows.items() if n.endswith("original1")}
+    assert made and all(row.route == "matrix" for row in made.values())
+
+
+# --------------------------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("make", [LoHaConfig, LoKrConfig], ids=["loha", "lokr"])
+def test_the_factors_of_adapters_are_matrices(make):
+    model = nn.Sequential(nn.Linear(8, 12), nn.Conv2d(4, 4, 3))
+    options = {"decompose_both": True, "decompose_factor": 2} if make is LoKrConfig else {}
+    model = get_peft_model(model, make(r=2, target_modules=["0", "1"], **options))
+    rows = {n: r for n, r in rows_of(model, head=None).items() if r.route != "frozen"}
+    assert rows
+    assert all(re.search("hada_w|lokr_w", n) and r.route == "matrix" for n, r in rows.items())
+
+
+def test_adapters_are_no_head_that_was_missed():
+    model = get_peft_model(
+        nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 5)), LoraConfig(r=2, target_modules=["0"])
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        nucleon.Leon.for_model(model)
+
+
+# ---------------------------------------------------------------------------------- complex
+
+
+class Filter(nn.Module):
+    def __init__(self, dtype=torch.complex64):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 4, dtype=dtype))
+        self.gain = nn.Parameter(torch.randn(4, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_parameters_take_torchs_adamw(dtype):
+    torch.manual_seed(0)
+    model, twin = Filter(dtype), Filter(dtype)
+    twin.load_state_dict(model.state_dict())
+    aux = {"betas": (0.8, 0.9), "weight_decay": 0.1}
+    optimizer = nucleon.Leon.for_model(model, aux_lr=0.01, aux=aux)
+    oracle = torch.optim.AdamW(twin.parameters(), lr=0.01, **aux)
+    assert {row.route for row in optimizer.explain()} == {"adamw"}
+    assert "real" in optimizer.explain()["kernel"].reason
+    for _ in range(3):
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            p.grad = torch.randn_like(p).conj()
+            q.grad = p.grad.resolve_conj().clone()
+        optimizer.step()
+        oracle.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+    again = nucleon.Leon.for_model(model, aux_lr=0.01, aux=aux)
+    again.load_state_dict(optimizer.state_dict())
+    assert torch.equal(
+        again.state[model.kernel]["exp_avg"], optimizer.state[model.kernel]["exp_avg"]
+    )
+
+
+def test_a_complex_gradient_that_is_not_finite_is_skipped():
+    model = Filter()
+    optimizer = nucleon.Leon.for_model(model)
+    before = model.kernel.detach().clone()
+    model.kernel.grad = torch.full_like(before, complex(1.0, float("nan")))
+    optimizer.step()
+    assert torch.equal(model.kernel, before) and optimizer.state[model.kernel]["skipped"] == 1
+
+
+# ------------------------------------------------------------------------- routers and gates
+
+
+def test_routers_and_gates_of_one_row_say_what_is_done_with_them():
+    model = nn.ModuleDict(
+        {
+            "moe": nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.ModuleList()}),
+            "shared_expert_gate": nn.Linear(8, 1),
+            "gate": nn.Linear(8, 8),
+        }
+    )
+    model["moe"].experts = model["moe"]["experts"]
+    rows = rows_of(model, head=None)
+    assert "router" in rows["moe.gate.weight"].reason and "adamw" in rows["moe.gate.weight"].reason
+    assert "one row" in rows["shared_expert_gate.weight"].reason
+    assert rows["gate.weight"].reason == "Linear"
+
+
+# ---------------------------------------------------------------------------------- wrappers
+
+
+def wrapped(model, wrapper):
+    if wrapper == "_checkpoint_wrapped_module.":
+        model[0] = checkpoint_wrapper(model[0])
+        model[1] = checkpoint_wrapper(model[1])
+        return model
+    outer = nn.Module()
+    setattr(outer, wrapper.removesuffix("."), model)
+    return outer
+
+
+WRAPPERS = ["_orig_mod.", "module.", "_checkpoint_wrapped_module."]
+
+
+def two():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_overrides_and_heads_see_through_wrappers(wrapper):
+    model = wrapped(two(), wrapper)
+    assert any(wrapper in name for name, _ in model.named_parameters())
+    rows = rows_of(model, head="1", overrides={"0.weight": "adamw"})
+    assert rows["0.weight"].reason == "override"
+    assert rows["1.weight"].reason == "output head, as told"
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_may_come_or_go_between_save_and_load(wrapper):
+    plain, other = two(), wrapped(two(), wrapper)
+    saved = nucleon.Leon.for_model(plain, head="1")
+    for p in plain.parameters():
+        p.grad = torch.randn_like(p)
+    saved.step()
+    for source, target in ((plain, other), (other, plain)):
+        del source
+        loaded = nucleon.Leon.for_model(target, head="1")
+        loaded.load_state_dict(saved.state_dict())
+        assert loaded.explain().to_dict() == saved.explain().to_dict()
+        saved = loaded
+
+
+# ---------------------------------------------------------------------------------- refusals
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 4))
+        self.weight = nn.Parameter(torch.randn(2, 3, 4))
+        self.linear = nn.Linear(3, 3)
+
+
+def test_a_refusal_is_one_short_list_with_one_override_that_serves_all_of_it():
+    model = nn.Sequential(*(Odd() for _ in range(9)))
+    with pytest.raises(ValueError, match="not known here") as caught:
+        nucleon.Leon.for_model(model)
+    (line,) = str(caught.value).splitlines()
+    assert "0.kernel (3×4, Odd)" in line and "and 14 more" in line and line.count(", Odd)") == 4
+    (told,) = re.findall(r"overrides=(\{.*?\})", line)
+    rows = rows_of(model, overrides=ast.literal_eval(told), head=None)
+    assert all(r.route == "adamw" for n, r in rows.items() if "linear" not in n)
+    assert all(rows[f"{i}.linear.weight"].route == "matrix" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "expected"),
+    [
+        (["a.0.qkv.weight", "a.1.qkv.weight"], ["a.0.o.weight"], ["*qkv.weight"]),
+        (["a.0.w", "b.0.w"], ["c.0.w"], ["*a.*.w", "*b.*.w"]),
+        (["list.0", "list.1"], ["head.weight"], ["*list.*"]),
+        (["w"], ["a.w"], ["w"]),
+    ],
+)
+def test_globs_match_what_they_should_and_nothing_else(names, others, expected):
+    assert notices.globs(names, others) == expected
