@@ -59,6 +59,11 @@ class _Parameter:
     def name(self) -> str:
         return canonical(self.places[0].name)
 
+    @property
+    def asks(self) -> bool:
+        """Whether its owner should hear of a doubt: it trains, and no override has said."""
+        return self.param.requires_grad and not self.told
+
 
 @dataclass(frozen=True)
 class Routed:
@@ -125,14 +130,14 @@ def routed(
             if not parameter.param.requires_grad:  # nothing about it raises
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
             check_names(parameter.name, parameter.wish, allowed)
-    if unsure := [p for p in found if p.unknown_order and not p.told]:
+    if unsure := [p for p in found if p.unknown_order and p.asks]:
         names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].called)
         whole = str(unsure[0].axes)
         _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
     if head != "auto" or heads:
         return Routed(found, "")
     last = missed(model)
-    if any(p.name == last and p.route == "matrix" and not p.told for p in found):
+    if any(p.name == last and p.route == "matrix" and p.asks for p in found):
         _warn(notices.no_head(str(last).removesuffix(".weight")))
     return Routed(found, NO_HEAD)
 
@@ -270,7 +275,7 @@ def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None
             blocks(parameter.param, parameter.axes)
     except ValueError as error:
         said = str(error)
-    if said is not None:
+    if said is not None or parameter.route == "unknown":
         parameter.route, parameter.axes = "adamw", None
         parameter.reason = f"not known in {parameter.places[0].kind}"
     return None
