@@ -389,6 +389,18 @@ def unsymmetrized():
     quasi_newton.CurvatureLearner._enter = entered
 
 
+@fault("quasi-Newton regret and bound: half of the unit", "app-quasi-newton", internal=True)
+def half_of_the_unit():
+    quasi_newton.CurvatureLearner._unit = property(lambda self: self.half**2)
+
+
+@fault("the quasi-Newton loss of a matrix in hindsight × 2", "app-quasi-newton")
+def hindsight_doubled():
+    replace(
+        quasi_newton.CurvatureLearner, "loss_of", lambda loss: lambda self, b: 2 * loss(self, b)
+    )
+
+
 @fault("rotations learn the inverse", "app-rotations")
 def inverse_rotations():
     replace(
