@@ -188,6 +188,18 @@ def planned_as_leon():
     replace(theory, "pion_complexity", narrow)
 
 
+@fault("what is promised, halved", "thm-leon", "thm-pion")
+def promise_halved():
+    def halved(bound):
+        def stated(**options):
+            found = bound(**options)
+            return theory.ConversionBound(found.descent / 2, found.regret / 2, found.noise / 2)
+
+        return stated
+
+    replace(theory, "stationarity_bound", halved)
+
+
 @fault("a projection stops at a gap of 1 %", "projection-cost")
 def early_projection():
     def early(solve):
