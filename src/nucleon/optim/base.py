@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from nucleon._inheritance import overridden
 from nucleon.optim import options, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
@@ -58,6 +59,10 @@ class Runtime:
 _COPIED = ("infos", "with_names", "left_out", "note")
 """What of it a copy of the optimizer has."""
 
+_GAME = ("direction", "smoothing_scale", "admissibility")
+_FACTS = {"kernel": _GAME[:1], "settles": _GAME[:1], "theorem": _GAME, "uncertified": _GAME}
+"""What a class says of a method, and the hooks that it speaks of."""
+
 
 class MatrixOptimizer(Optimizer, ABC):
     """Options, state and step of a method; a subclass writes `direction` and names its options.
@@ -86,16 +91,14 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What is true of one `direction` is not inherited by another: kernel, theorem, rest.
+        """What is true of one method is not inherited by another: kernel, rest, theorem.
 
-        A class, or a mixin before it, that overrides the hook without saying these anew has none.
+        A class, or a mixin before it, that overrides a hook without saying these anew has none.
         """
         super().__init_subclass__(**kwargs)
-        order = {found: place for place, found in enumerate(cls.__mro__)}
-        defined = _first_with("direction", cls)
-        for name in ("kernel", "settles", "theorem", "uncertified"):
-            if order[defined] < order[_first_with(name, cls)]:
-                setattr(cls, name, vars(MatrixOptimizer)[name])
+        for fact, hooks in _FACTS.items():
+            if overridden(cls, fact, hooks):
+                setattr(cls, fact, vars(MatrixOptimizer)[fact])
 
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
@@ -447,11 +450,6 @@ class MatrixOptimizer(Optimizer, ABC):
                     f"the gradient of {self._runtime.infos[param].name} is not finite; "
                     f"nonfinite='skip' would leave it out of this step"
                 )
-
-
-def _first_with(name: str, cls: type) -> type:
-    """The class that an attribute comes from."""
-    return next(found for found in cls.__mro__ if name in vars(found))
 
 
 def _as_groups(params: Any, axes: Mapping[str, Any]) -> Any:
