@@ -225,7 +225,7 @@ def _run(
 
 def _misstated(certificate: Certificate, given: Array, actions: Array, bound: float) -> float:
     """How far a certificate of radius 1 is from the reference's; infinite where it refuses."""
-    game = {"radius": 1.0, "discount": MOMENTUM}
+    game: dict[str, Any] = {"radius": 1.0, "discount": MOMENTUM}
     regret = learners.regret(given, actions, **game)
     promised = bounds.gbpa(given, bounds.HYPERBOLIC, bound=bound, **game)
     scale = discounted(nuclear(given), MOMENTUM)
