@@ -10,7 +10,7 @@ largest of many noisy numbers overstates itself.
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import NamedTuple, Self, TypeVar
 
@@ -35,6 +35,8 @@ class Estimate:
     """The ratio at the best point found, measured on fresh samples."""
     margin: float
     """Half the confidence interval, plus what the solver's gap and rounding can add."""
+    point: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
+    """Where: (S, L₁, L₂) of an α, (X, L, Y − X) of a β."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -292,7 +294,7 @@ def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate
     ratio, margin = measure(points.measured, share=0.25)
     best = points.at(int((ratio - margin).argmax()))
     found, margin = measure(best.measured)
-    return Estimate(stated, found.item(), margin.item())
+    return Estimate(stated, found.item(), margin.item(), tuple(best))
 
 
 def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float, float]:

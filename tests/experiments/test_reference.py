@@ -375,7 +375,7 @@ def test_the_laws_of_the_process_can_fail(monkeypatch):
 def test_the_distance_of_lengths_is_kolmogorovs():
     lengths = np.sort(np.random.default_rng(0).exponential(size=500))
     wanted = scipy.stats.kstest(lengths, "expon").statistic * math.sqrt(500)
-    assert conversions._distance(lengths) == pytest.approx(wanted)
+    assert conversions.distance_from_exponential(lengths) == pytest.approx(wanted)
 
 
 # ---- the lower side

@@ -11,6 +11,8 @@ from nucleon import moments, noise, potentials, theory
 from nucleon.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
 from nucleon.o2nc import meter as conversion
 from nucleon.o2nc import optimizer as o2nc
+from nucleon.optim.engines import reference, work
+from nucleon.optim.watch import certificates
 from nucleon.problems import quasi_newton, rotations
 from nucleon.theory import gbpa as gbpa_theory
 
@@ -78,6 +80,28 @@ def muon_momentum():
         return constructed
 
     replace(nucleon.Muon, "__init__", built)
+
+
+@fault("Leon's floor is G², not G²β₁⁻²", "thm-leon", internal=True)
+def leon_floor():
+    def undiscounted(smoothing):
+        def made(gram, hyper):
+            bound = hyper.gradient_bound * hyper.momentum
+            return smoothing(gram, dataclasses.replace(hyper, gradient_bound=bound))
+
+        return made
+
+    replace(reference, "smoothing_of", undiscounted)
+
+
+@fault("the optimizer's exponential steps are twice as long", "thm-leon", internal=True)
+def long_steps():
+    replace(work.Matrices, "_length", lambda length: lambda self: 2 * length(self))
+
+
+@fault("a run's certificate: the bound halved", "thm-leon", internal=True)
+def certified_too_little():
+    replace(certificates, "_bound", lambda bound: lambda *arguments: bound(*arguments) / 2)
 
 
 # ---- moments, smoothing, η
@@ -387,6 +411,18 @@ def unsymmetrized():
         return loss
 
     quasi_newton.CurvatureLearner._enter = entered
+
+
+@fault("quasi-Newton regret and bound: half of the unit", "app-quasi-newton", internal=True)
+def half_of_the_unit():
+    quasi_newton.CurvatureLearner._unit = property(lambda self: self.half**2)
+
+
+@fault("the quasi-Newton loss of a matrix in hindsight × 2", "app-quasi-newton")
+def hindsight_doubled():
+    replace(
+        quasi_newton.CurvatureLearner, "loss_of", lambda loss: lambda self, b: 2 * loss(self, b)
+    )
 
 
 @fault("rotations learn the inverse", "app-rotations")

@@ -1,9 +1,11 @@
 """Faults of lemmas, noise, certificates and solvers, and the claims that must notice them."""
 
+import dataclasses
+
 import torch
 from fault import fault, replace
 
-from nucleon import noise, potentials, theory
+from nucleon import admissibility, noise, potentials, theory
 from nucleon.learners import adagrad, ftpl, gbpa, projected
 from nucleon.theory import Sides
 
@@ -75,6 +77,17 @@ def ceiling_doubled():
         return lambda x, root, *, alpha, beta: tradeoff(x, root, alpha=alpha, beta=2 * beta)
 
     replace(theory, "admissibility_tradeoff", wrong)
+
+
+@fault("a search that reports the stated constants as found", "prop-admissibility", internal=True)
+def nothing_searched():
+    def stated(estimate):
+        def reported(points, constant, measure):
+            return dataclasses.replace(estimate(points, constant, measure), found=constant)
+
+        return reported
+
+    replace(admissibility, "_estimate", stated)
 
 
 # ---- noise
@@ -186,6 +199,18 @@ def planned_as_leon():
         return planned
 
     replace(theory, "pion_complexity", narrow)
+
+
+@fault("what is promised, halved", "thm-leon", "thm-pion")
+def promise_halved():
+    def halved(bound):
+        def stated(**options):
+            found = bound(**options)
+            return theory.ConversionBound(found.descent / 2, found.regret / 2, found.noise / 2)
+
+        return stated
+
+    replace(theory, "stationarity_bound", halved)
 
 
 @fault("a projection stops at a gap of 1 %", "projection-cost")

@@ -6,6 +6,7 @@ import torch
 import nucleon
 from nucleon.learners import FAML
 from nucleon.optim import CertificateLog
+from nucleon.potentials import Admissibility
 from nucleon.regret import Ledger
 
 
@@ -320,6 +321,26 @@ def test_an_action_outside_the_ball_is_not_certified():
     options = {"gradient_bound": 1.0, "certify": True, "method": "eigh"}
     certificate, _ = certified(make=lambda p, **o: Long(p, **{**options, **o}))
     assert not certificate.holds and "outside the ball" in certificate.refusal
+
+
+HOOKS = {
+    "direction": lambda self, *a: nucleon.Leon.direction(self, *a),
+    "smoothing_scale": lambda self, group, m, n: 100.0,
+    "admissibility": lambda self, group, m, n: Admissibility(9.0, 9.0),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_another_hook_does_not_inherit_the_theorem(hook, mixed):
+    own = {hook: HOOKS[hook]}
+    bases = (type("Mixin", (), own), nucleon.Leon) if mixed else (nucleon.Leon,)
+    other = type("Other", bases, {} if mixed else own)
+    options = {"gradient_bound": 1.0, "certify": True, "method": "eigh"}
+    certificate, _ = certified(make=lambda p, **o: other(p, **{**options, **o}))
+    assert not certificate.holds and certificate.theorem == "none"
+    assert "names no theorem" in certificate.refusal
+    assert other.kernel == (None if hook == "direction" else "augmented")
 
 
 def test_a_certificate_says_how_tight_it_is():

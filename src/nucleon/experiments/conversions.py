@@ -161,7 +161,9 @@ def conduct(seed: int) -> tuple[Check, ...]:
     law = conversion.law_of_tau(LAW_ROUNDS, LAW_DISCOUNT).cumsum()
     errors = (np.stack(averages) - wanted, output - wanted[tau - 1, np.arange(LAW_GAMES)])
     return (
-        Check("lengths: √N·distance from Exp(1)", _distance(lengths), "≤", KOLMOGOROV),
+        Check(
+            "lengths: √N·distance from Exp(1)", distance_from_exponential(lengths), "≤", KOLMOGOROV
+        ),
         Check(
             "τ: √N·distance from its law",
             agreement.largest(drawn - law) * LAW_GAMES**0.5,
@@ -177,7 +179,7 @@ def conduct(seed: int) -> tuple[Check, ...]:
     )
 
 
-def _distance(lengths: Array) -> float:
+def distance_from_exponential(lengths: Array) -> float:
     """√N times Kolmogorov's distance of sorted lengths from Exp(1)."""
     below = np.arange(len(lengths)) / len(lengths)
     law = -np.expm1(-lengths)

@@ -1,9 +1,11 @@
 """Steps of Muon, Pion and Leon beside the reference's, in float64 with exact decompositions."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,10 +13,12 @@ from torch.optim import Optimizer
 from nucleon import noise
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check
+from nucleon.experiments.conversions import KOLMOGOROV, distance_from_exponential
 from nucleon.experiments.games import worst
 from nucleon.experiments.reference import bounds, conversion, learners
-from nucleon.experiments.reference.algebra import Array
+from nucleon.experiments.reference.algebra import Array, discounted, nuclear
 from nucleon.optim import Leon, Muon, Pion
+from nucleon.regret import Certificate
 
 STEPS = 5
 """Steps that both take: enough for the sums to have older terms."""
@@ -70,6 +74,7 @@ def difference(
     lr: float,
     momentum: float,
     beta2: float | None = None,
+    gradient_bound: float = 0.0,
 ) -> float:
     """The largest |W_t − W'_t|/lr of an entry of (b, m, n) along a few steps of both."""
     wanted = conversion.descend(
@@ -81,6 +86,7 @@ def difference(
         momentum=momentum,
         beta2=beta2,
         smoothing_scale=twin.smoothing_scale,
+        gradient_bound=gradient_bound,
     )
     errors = list[float]()
     for step in wanted[1:]:
@@ -97,6 +103,8 @@ METHODS: dict[str, tuple[Callable[..., Optimizer], str]] = {
 }
 """The optimizers and their exact methods."""
 LR, MOMENTUM, SAMPLES = 0.1, 0.95, 2
+CERTIFIED_STEPS = 100
+"""Of a run in the theorem's setting: enough for the law of its lengths."""
 DEFAULT = 0.3
 """Float32 steps of the default methods, whose polynomials leave errors of a few hundredths in an
 entry of a direction; another rule for the moments or the noise moves it by one or more."""
@@ -135,8 +143,7 @@ def _synthetic(
 ) -> float:
     """The difference on gradients A ∘ cos(W + B) of a smooth loss."""
     m, n = shape
-    generator = torch.Generator().manual_seed(seed)
-    start, slope, phase = torch.randn(3, 2, m, n, dtype=torch.float64, generator=generator)
+    start, gradient, _ = _smooth_loss(shape, seed)
     samples = SAMPLES if dtype == torch.float64 else 1
     twins = {
         "Muon": muon(),
@@ -149,8 +156,81 @@ def _synthetic(
     return difference(
         optimizer,
         weight,
-        lambda w: slope * torch.cos(w + phase),
+        gradient,
         twins[name],
         lr=LR,
         momentum=MOMENTUM,
     )
+
+
+def _smooth_loss(shape: tuple[int, int], seed: int) -> tuple[Tensor, Gradient, float]:
+    """A start, the gradient A ∘ cos(W + B), two matrices each, and G = max ‖|A|‖_op."""
+    generator = torch.Generator().manual_seed(seed)
+    start, slope, phase = torch.randn(3, 2, *shape, dtype=torch.float64, generator=generator)
+    bound = torch.linalg.matrix_norm(slope.abs(), 2).max().item()
+    return start, lambda w: slope * torch.cos(w + phase), bound
+
+
+# ---------------------------------------------------------------------- in the theorem's setting
+
+
+def certified_checks(shape: tuple[int, int], *, seed: int = 0) -> tuple[Check, ...]:
+    """Leon with G, by steps of constant and of exponential length, and its certificate."""
+    start, gradient, bound = _smooth_loss(shape, seed)
+    game = {"lr": LR, "momentum": MOMENTUM}
+    setting: dict[str, Any] = {**game, "method": "eigh", "scale": "none", "gradient_bound": bound}
+    weight, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    plain = Leon([weight], **setting)
+    error = difference(plain, weight, gradient, leon(), **game, gradient_bound=bound)
+    optimizer = Leon([other], **setting, steps="exponential", certify=True, seed=seed)
+    moves, given = _run(optimizer, other, gradient)
+    # X_{t+1} = −P_t: the reference plays one round more than it is given gradients.
+    longer = np.concatenate([given, np.zeros_like(given[:1])])
+    actions = learners.gbpa(learners.augmented, longer, bound=bound, discount=MOMENTUM)
+    ways = LR * actions[1:]
+    lengths = (moves * ways).sum((1, 2, 3)) / (ways**2).sum((1, 2, 3))  # one for both matrices
+    apart = agreement.largest(moves - lengths[:, None, None, None] * ways) / LR
+    name, (certificate,) = "Leon with G, the optimizer", optimizer.certificates().values()
+    return (
+        Check(f"{name}: steps against the reference's, over the rate", error, "≤", EXACT),
+        Check(f"{name}: exponential steps up to their lengths, over the rate", apart, "≤", EXACT),
+        Check(
+            f"{name}: lengths, √N·distance from Exp(1)",
+            distance_from_exponential(np.sort(lengths)),
+            "≤",
+            KOLMOGOROV,
+        ),
+        Check(
+            f"{name}: certificate's regret and bound against the reference's",
+            _misstated(certificate, given, actions[:-1], bound),
+            "≤",
+            agreement.EXACT,
+        ),
+    )
+
+
+def _run(
+    optimizer: Optimizer, weight: torch.nn.Parameter, gradient: Gradient
+) -> tuple[Array, Array]:
+    """W_{t+1} − W_t and G_t of each step, (T, b, m, n) both."""
+    moves, gradients = list[Array](), list[Array]()
+    for _ in range(CERTIFIED_STEPS):
+        before = weight.detach().clone()
+        weight.grad = gradient(before)
+        gradients.append(weight.grad.numpy().copy())
+        optimizer.step()
+        moves.append((weight.detach() - before).numpy())
+    return np.stack(moves), np.stack(gradients)
+
+
+def _misstated(certificate: Certificate, given: Array, actions: Array, bound: float) -> float:
+    """How far a certificate of radius 1 is from the reference's; infinite where it refuses."""
+    game: dict[str, Any] = {"radius": 1.0, "discount": MOMENTUM}
+    regret = learners.regret(given, actions, **game)
+    promised = bounds.gbpa(given, bounds.HYPERBOLIC, bound=bound, **game)
+    scale = discounted(nuclear(given), MOMENTUM)
+    errors = (
+        agreement.largest((certificate.regret.numpy() - regret) / scale),
+        agreement.largest(certificate.bound.numpy() / promised - 1),
+    )
+    return worst(errors) if certificate.holds else math.inf

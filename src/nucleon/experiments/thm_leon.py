@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -166,7 +166,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         *(arrival(target, "Leon (FAML)", found) for target in (smooth, rough)),
         *proposition(found),
         Check("Muon under resistance: gap, lower end", muon.low, ">", rough.epsilon),
-        *(planned(target, 1.0) for target in (smooth, rough)),
+        *(check for target in (smooth, rough) for check in planned(target, 1.0, 2.0)),
         *conduct(seed),
         *(
             target.agrees(name, learner)
@@ -174,6 +174,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             for name, learner in (("Leon", FAML), ("Muon", FTL))
         ),
         *optimizers.checks(SHAPE, names=("Muon", "Leon"), seed=seed),
+        *optimizers.certified_checks(SHAPE, seed=seed),
     )
     ground = found["kinks", "Muon (FTL)"].gap
     return Result(
@@ -184,7 +185,8 @@ def run(settings: Settings, progress: Progress) -> Result:
         notes=(
             *NOTES,
             "Leon and Muon run as what they are, the conversion of FAML and of FTL; the optimizers "
-            'with steps="exponential" and no scaling take the same steps.',
+            'with gradient_bound, steps="exponential" and no scaling take the same steps. Leon '
+            "does so here, and its certificate is the reference's.",
             "The plan's constants are safe, so the measured gap is far below ε.",
             f"Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on "
             f"every problem. What it loses as a learner it must pay by climbing the loss, since "
@@ -209,25 +211,41 @@ def premises(target: Target) -> tuple[Check, Check]:
     return theorem, first
 
 
-def planned(target: Target, factor: float) -> Check:
-    """γ, D and T against the reference's, C = `factor`."""
-    wanted = conversion.plan(
-        rho=target.rho,
-        epsilon=target.epsilon,
-        q_nuclear=target.q_nuclear,
-        loss_gap=target.loss_gap,
-        gradient_bound=target.gradient_bound,
-        rows=min(SHAPE),
-        factor=factor,
-    )
+def planned(target: Target, factor: float, constant: float) -> tuple[Check, Check]:
+    """γ, D and T, and the terms promised, against the reference's: C = `factor`, c = `constant`."""
+    known = {
+        "q_nuclear": target.q_nuclear,
+        "loss_gap": target.loss_gap,
+        "gradient_bound": target.gradient_bound,
+    }
+    rows, aim = min(SHAPE), {"rho": target.rho, "epsilon": target.epsilon}
+    wanted = conversion.plan(**aim, **known, rows=rows, factor=factor)
     errors = (
         (1 - target.plan.discount) / (1 - wanted.discount) - 1,
         target.plan.radius / wanted.radius - 1,
         # Rounding may decide which integer is the next above an integer.
         max(0, abs(target.plan.rounds - wanted.rounds) - 1),
     )
-    name = f"{target.name}: γ, D and T against the reference's"
-    return Check(name, worst([abs(e) for e in errors]), "≤", agreement.EXACT)
+    # At the plan's own T, since the term of the descent falls with it.
+    own = replace(wanted, rounds=target.plan.rounds)
+    terms = conversion.promised(own, **known, rows=rows, constant=constant)
+    bound = target.plan.bound
+    mine = [math.nan] if bound is None else [bound.descent, bound.regret, bound.noise]
+    name = "against the reference's"
+    return (
+        Check(
+            f"{target.name}: γ, D and T {name}",
+            worst([abs(e) for e in errors]),
+            "≤",
+            agreement.EXACT,
+        ),
+        Check(
+            f"{target.name}: what is promised, term by term, {name}",
+            agreement.largest(mine / terms - 1),
+            "≤",
+            agreement.EXACT,
+        ),
+    )
 
 
 def pion_factor() -> float:
@@ -343,9 +361,10 @@ CLAIM = Claim(
         "standard errors; under the resistance Muon's is above ε for the lower end. Left − right "
         "of the proposition, with the actual fall of each run for ΔL, is at most 0 for the lower "
         f"end of ± {MOST_ERRORS:g} standard errors, and under the resistance, where both are "
-        f"equal, at least 0 for the upper end. γ, D and T, the process's averages, and the first "
-        f"{FEW} rounds of every run are the reference's to {agreement.EXACT:g}; its lengths and τ "
-        f"have their laws."
+        f"equal, at least 0 for the upper end. γ, D and T, the terms promised, the process's "
+        f"averages, and the first {FEW} rounds of every run are the reference's to "
+        f"{agreement.EXACT:g}; its lengths and τ have their laws. So are the regret and the bound "
+        f"in the certificate of Leon as an optimizer, and its steps to {optimizers.EXACT:g}."
     ),
     run=run,
     seconds=60,

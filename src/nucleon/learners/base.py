@@ -42,7 +42,10 @@ class Learner(ABC):
     name: ClassVar[str]
     theorem: ClassVar[str] = "none"
     """That bounds the regret of what is played."""
-    covered: ClassVar[tuple[str, ...]] = ("play", "observe", "ledger", "bound", "_act", "_absorb")
+    covered: ClassVar[tuple[str, ...]] = (
+        *("play", "observe", "ledger", "bound", "_act", "_absorb"),
+        *("_deviation", "_refusal", "_conditions"),
+    )
     """The methods that the theorem speaks of: a class that overrides one has no theorem but one
     that it names itself."""
     state_names: ClassVar[tuple[str, ...]]

@@ -80,6 +80,7 @@ class GBPA(Learner):
     covered: ClassVar[tuple[str, ...]] = (
         *Learner.covered,
         *("smoothing", "_direction", "_within_bound", "_least", "_statistics"),
+        *("is_random", "samples_drawn"),
     )
     state_names: ClassVar[tuple[str, ...]] = (
         *("total", "gram", "level", "excess"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from nucleon._inheritance import overridden
 from nucleon.optim import options, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
@@ -34,6 +35,10 @@ from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
+
+_GAME = ("direction", "smoothing_scale", "admissibility")
+_FACTS = {"kernel": _GAME[:1], "settles": _GAME[:1], "theorem": _GAME, "uncertified": _GAME}
+"""What a class says of a method, and the hooks that it speaks of."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
@@ -63,16 +68,14 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What is true of one `direction` is not inherited by another: kernel, theorem, rest.
+        """What is true of one method is not inherited by another: kernel, rest, theorem.
 
-        A class, or a mixin before it, that overrides the hook without saying these anew has none.
+        A class, or a mixin before it, that overrides a hook without saying these anew has none.
         """
         super().__init_subclass__(**kwargs)
-        order = {found: place for place, found in enumerate(cls.__mro__)}
-        defined = _first_with("direction", cls)
-        for name in ("kernel", "settles", "theorem", "uncertified"):
-            if order[defined] < order[_first_with(name, cls)]:
-                setattr(cls, name, vars(MatrixOptimizer)[name])
+        for fact, hooks in _FACTS.items():
+            if overridden(cls, fact, hooks):
+                setattr(cls, fact, vars(MatrixOptimizer)[fact])
 
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
@@ -428,8 +431,3 @@ class MatrixOptimizer(Optimizer, ABC):
             self._runtime.entered |= {p for p in group["params"] if p.grad is not None}
             self._make_states(group, first)
             first += len(group["params"])
-
-
-def _first_with(name: str, cls: type) -> type:
-    """The class that an attribute comes from."""
-    return next(found for found in cls.__mro__ if name in vars(found))

@@ -28,19 +28,21 @@ def descend(
     momentum: float,
     beta2: float | None = None,
     smoothing_scale: float = 1.0,
+    gradient_bound: float = 0.0,
 ) -> Array:
-    """W_{t+1} = W_t − lr·P_t, P_t = direction(Ĝ_t, c·M̂_t): (steps+1, …, m, n), m ≤ n.
+    """W_{t+1} = W_t − lr·P_t, P_t = direction(Ĝ_t, c(G²β₁⁻²I + M̂_t)): (steps+1, …, m, n), m ≤ n.
 
     Ĝ_t = Σβ₁^{t-s}G_s and M̂_t = Σβ₂^{t-s}G_sG_sᵀ are sums, as printed; β₂ is β₁² by default.
     """
     beta2 = momentum**2 if beta2 is None else beta2
+    floor = (gradient_bound / momentum) ** 2 * np.eye(start.shape[-2])
     weights, history = [start], list[Array]()
     for t in range(1, steps + 1):
         history.append(gradient(weights[-1]))
         seen = np.stack(history)
         gram = discounted(seen @ transposed(seen), beta2)
         total = discounted(seen, momentum)
-        weights.append(weights[-1] - lr * direction(total, smoothing_scale * gram, t))
+        weights.append(weights[-1] - lr * direction(total, smoothing_scale * (floor + gram), t))
     return np.stack(weights)
 
 
@@ -128,6 +130,28 @@ def plan(
         10 * math.sqrt(2) * factor * rows * gradient_bound / epsilon,
     )
     return Plan(discount, radius(rho, discount), math.ceil(rounds))
+
+
+def promised(
+    plan: Plan,
+    *,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float,
+    rows: int,
+    constant: float,
+) -> Array:
+    """The proposition's descent, regret and noise under E[GGᵀ] ⪯ Q² (Appendix G.2).
+
+    Every discounted sum of noise is at most q = ‖Q‖_*/√(1−γ²) in the mean, and every regret
+    at most c(q + mG/γ), c = 2 for Leon and 2√2·C for Pion.
+    """
+    gamma, rounds = plan.discount, plan.rounds
+    q = q_nuclear / math.sqrt((1 - gamma) * (1 + gamma))
+    weights = 1 / rounds + (1 - gamma) * (1 - 1 / rounds)
+    descent = loss_gap / (plan.radius * rounds)  # 2γΔL/((1−γ)ρT)
+    regret = constant * (q + rows * gradient_bound / gamma)
+    return np.array([descent, weights * regret, weights * q])
 
 
 def pion_factor(rows: int, width: int) -> float:

@@ -220,27 +220,6 @@ def metric_of(second: Array, preconditioner: str) -> Array:
     return np.sqrt(squares)[..., None, :] * eye
 
 
-# ---------------------------------------------------------------------- Appendix A
-
-
-def curvatures(
-    pairs: list[tuple[Array, Array]], *, mu: float, L: float, bound: float | None
-) -> Array:
-    """B_t = cI + r·(X_t + X_tᵀ)/2 with X_t FAML's, c = (μ+L)/2, r = (L−μ)/2.
-
-    The t-th pair (s, y) feeds the symmetric part of −(y − B_ts)sᵀ/‖s‖², over 2r.
-    """
-    n, half = len(pairs[0][0]), (L - mu) / 2
-    fed = np.zeros((0, n, n))
-    found = list[Array]()
-    for s, y in pairs:
-        x = gbpa(augmented, np.concatenate([fed, np.zeros((1, n, n))]), bound=bound)[-1]
-        found.append((mu + L) / 2 * np.eye(n) + half * (x + x.T) / 2)
-        g = -np.outer(y - found[-1] @ s, s) / (s @ s)
-        fed = np.concatenate([fed, (g + g.T)[None] / 2 / (2 * half)])
-    return np.stack(found)
-
-
 # ---------------------------------------------------------------------- the game
 
 
