@@ -491,7 +491,7 @@ MUTANTS = [
         "tests/optim/test_stacks.py",
         (
             "a direction of one's own is not asked",
-            "if order[defined] < order[_first_with(name, cls)]:",
+            "if overridden(cls, fact, hooks):",
             "if False:",
             "test_a_direction_of_ones_own_is_not_the_kernels",
         ),
