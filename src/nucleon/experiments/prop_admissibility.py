@@ -210,7 +210,7 @@ def _points(found: list[Found], seed: int) -> Check:
             values = ratio(psi, *(part.numpy() for part in estimate.point))
             error = ERRORS * values.std() / math.sqrt(len(values))
             margin = estimate.margin + error + agreement.EXACT * estimate.stated
-            apart.append(abs(estimate.found - values.mean()) / margin)
+            apart.append(float(abs(estimate.found - values.mean()) / margin))
     name = "α and β found against the reference's at their points, over both margins"
     return Check(name, worst(apart), "≤", 1.0)
 
