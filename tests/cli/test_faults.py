@@ -81,7 +81,7 @@ class FullDisk:
 @pytest.mark.parametrize("room", [3, 4, 5])
 def test_a_full_disk_costs_files_not_answers(command, runs, tmp_path, monkeypatch, room):
     claims = [toy(name="first"), toy(name="second"), toy(name="third")]
-    go = ("reproduce", "--all", "--output", tmp_path)
+    go = ("reproduce", "--all", "--jobs", "1", "--output", tmp_path)
     with monkeypatch.context() as patched:
         FullDisk(patched, room)  # the first run writes its three texts, the second not all
         done = command(*go, claims=claims)
@@ -154,7 +154,7 @@ def test_the_page_before_stays_when_the_new_one_does_not_fit(command, runs, tmp_
 
 def test_an_interrupt_keeps_what_was_finished(command, runs, tmp_path):
     claims = [toy(name="first"), toy(name="second", run=interrupt)]
-    done = command("reproduce", "--all", "--output", tmp_path, claims=claims)
+    done = command("reproduce", "--all", "--jobs", "1", "--output", tmp_path, claims=claims)
     assert done.exit_code == 130
     assert "nucleon: interrupted" in done.stderr
     assert "--resume" in done.stderr
@@ -179,7 +179,7 @@ def slow(figure, folder):
 
 runs.draw = slow
 reproduce.CLAIMS = {name: toy(name=name) for name in ("first", "second")}
-app(["reproduce", "--all", "--output", sys.argv[1]])
+app(["reproduce", "--all", "--jobs", "1", "--output", sys.argv[1]])
 """
 
 
@@ -205,7 +205,9 @@ def test_killed_in_the_middle_of_a_save(command, runs, tmp_path, monkeypatch):
     (kept,) = runs(tmp_path, "first")
     # The other process imported the code later: it may have been edited meanwhile.
     monkeypatch.setattr("nucleon.report.runs.SOURCE", load(kept).manifest["source"])
-    done = command("reproduce", "--all", "--resume", "--output", tmp_path, claims=claims)
+    done = command(
+        "reproduce", "--all", "--jobs", "1", "--resume", "--output", tmp_path, claims=claims
+    )
     assert done.exit_code == 0
     assert runs(tmp_path, "first") == [kept]
     assert load(*runs(tmp_path, "second")).passed
@@ -273,7 +275,7 @@ def test_a_damaged_run_is_measured_again_on_resume(command, runs, tmp_path, whol
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     cut(runs(tmp_path, "hurt")[0] / "result.json")
     claims = [toy(name="good"), toy(name="hurt")]
-    command("reproduce", "--all", "--resume", "--output", tmp_path, claims=claims)
+    command("reproduce", "--all", "--jobs", "1", "--resume", "--output", tmp_path, claims=claims)
     assert len(runs(tmp_path, "good")) == 1
     assert len(runs(tmp_path, "hurt")) == 2
 

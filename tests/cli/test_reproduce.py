@@ -71,7 +71,7 @@ def test_an_impossible_tolerance_fails(command, runs, tmp_path, monkeypatch):
 
 def test_one_failing_claim_of_several_sets_the_exit_code(command, runs, tmp_path):
     claims = (toy(name="good"), toy(passed=False, name="bad"))
-    done = command("reproduce", "--all", "--output", tmp_path, claims=claims)
+    done = command("reproduce", "--all", "--jobs", "1", "--output", tmp_path, claims=claims)
     assert done.exit_code == 1
     assert done.stdout.startswith("2 claims to check, about 2 s\n")
     assert len(runs(tmp_path, "good")) == len(runs(tmp_path, "bad")) == 1
@@ -103,7 +103,7 @@ def test_usage_errors_are_a_sentence_and_exit_code_2(command, tmp_path, argument
 
 def test_a_claim_that_breaks_is_a_sentence_and_the_others_go_on(command, runs, tmp_path):
     claims = (toy(name="broken", run=fail), toy(name="good"))
-    done = command("reproduce", "--all", "--output", tmp_path, claims=claims)
+    done = command("reproduce", "--all", "--jobs", "1", "--output", tmp_path, claims=claims)
     assert done.exit_code == 2
     assert (
         "nucleon: broken: ZeroDivisionError: by zero\n"
@@ -153,7 +153,9 @@ def test_names_are_text_on_the_terminal(command, tmp_path):
 
 def test_for_machines(command, runs, tmp_path):
     claims = (toy(name="good"), toy(passed=False, name="bad"), toy(name="broken", run=fail))
-    done = command("reproduce", "--all", "--json", "--output", tmp_path, claims=claims)
+    done = command(
+        "reproduce", "--all", "--jobs", "1", "--json", "--output", tmp_path, claims=claims
+    )
     assert done.exit_code == 2
     answer = json.loads(done.stdout)
     assert answer["report"] == str(tmp_path / "report.html")
@@ -194,7 +196,7 @@ def test_the_page_names_the_command_that_made_it(command, tmp_path):
 
 def test_resume_keeps_what_was_checked_with_the_same_options(command, runs, tmp_path):
     claims = (toy(name="first"), toy(passed=False, name="second"))
-    go = ("reproduce", "--all", "--output", tmp_path)
+    go = ("reproduce", "--all", "--jobs", "1", "--output", tmp_path)
     command("reproduce", "first", "--output", tmp_path, claims=claims)
     done = command(*go, "--resume", claims=claims)
     assert "PASS  first, as checked before" in done.stdout

@@ -1,6 +1,7 @@
 """`nucleon reproduce`: check claims of the paper, write a run of each and a page over all."""
 
 import difflib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,7 @@ from nucleon.cli.report import REPORT, make_page
 from nucleon.experiments import CLAIMS, Claim, Result, Settings, Table
 from nucleon.report import completed, number
 
+MOST_JOBS = 4  # unless asked: each holds its own torch
 MOST_SEEDS = 1000  # what fits into the memory of a small machine, with room to spare
 MARKS = {True: "[bold green]PASS[/]", False: "[bold red]FAIL[/]"}
 
@@ -54,7 +56,14 @@ def reproduce(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="Claims to check at the same time.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Claims to check at the same time; default: one per core with --all, up to 4.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Keep what this code already checked with these options."),
@@ -70,7 +79,7 @@ def reproduce(
     For example:
 
         nucleon reproduce fig-ripples
-        nucleon reproduce --all --quick --jobs 2
+        nucleon reproduce --all --quick
         nucleon reproduce --all --resume --output results
     """
     with plain_errors(debug):
@@ -85,6 +94,7 @@ def reproduce(
             quick=quick, seeds=seeds, first_seed=first_seed, device=usable_device(device)
         )
         claims, out = list(dict.fromkeys(claims)), console(quiet=as_json)
+        jobs = jobs or (min(MOST_JOBS, os.cpu_count() or 1) if every else 1)
         outcomes = _found(claims, settings, output) if resume else []
         for outcome in outcomes:
             _conclude(outcome, out)
