@@ -57,6 +57,7 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
         "OUT_TYPE": tl.float32 if out == "table" else tl.float16,
         "TILE": tile,
         "DEPTH": depth,
+        "TABLE_BYTES": 16,
     }
     return kinds, constants | more
 
@@ -81,7 +82,7 @@ CASES = {
         | dict.fromkeys(
             ("settled", "keep", "smoothing", "bound", "spread", "limit", "tiny", "least"), "fp32"
         ),
-        {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024},
+        {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024, "TABLE_BYTES": 4},
     ),
     "advance": (
         kernels.advance,
@@ -97,7 +98,8 @@ CASES = {
             ("settled", "keep", "smoothing", "bound", "limit", "least", "room"), "fp32"
         ),
         {**TYPES, **FOLDED, "GRADIENT": tl.float32, "HAS_GRAM": True, "MASKED": True}
-        | {"LOOKAHEAD": True, "POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64},
+        | {"LOOKAHEAD": True, "POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64}
+        | {"TABLE_BYTES": 4},
     ),
     "lengths": (
         kernels.lengths,
