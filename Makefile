@@ -18,7 +18,7 @@ reproduce: $(VENV)/.run
 CHECKED := tests/linalg tests/theory tests/problems tests/optim tests/learners/test_state.py \
 	$(addprefix tests/test_,$(addsuffix .py,checks files moments noise regret streams))
 LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
-	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices))
+	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices optim/test_triton_compiles))
 check: $(VENV)/.dev
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
 	HYPOTHESIS_PROFILE=quick $(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \

@@ -201,6 +201,7 @@ def test_compiles_into_one_graph():
     assert all(torch.equal(p, q) for p, q in zip(params, eager, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernels_in_the_interpreter():
     # A process of its own: Triton decides at import whether it compiles or interprets.

@@ -91,6 +91,7 @@ nucleon.create(str(model), model, speed=3)  # wrong
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_wrong_keywords_and_which_optimizer_is_made(tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)
     source = str(Path(nucleon.__file__).parents[1])
