@@ -212,7 +212,8 @@ def test_a_fused_weight_of_unknown_order_is_one_matrix_with_one_warning(name):
 def test_a_fused_weight_that_is_told_to_be_a_matrix_is_not_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        nucleon.Leon.for_model(blocks("qkv"), overrides={"*qkv.weight": "matrix"})
+        told = nucleon.Leon.for_model(blocks("qkv"), overrides={"*qkv.weight": "matrix"})
+    assert {r.route for r in told.explain() if "qkv.weight" in r.name} == {"matrix"}
 
 
 @pytest.mark.parametrize("spec", ["(b=3 r) c", "(r=4 b=3 r) c", "r c"])

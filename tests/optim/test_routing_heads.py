@@ -163,7 +163,8 @@ def test_a_head_that_seems_to_be_missed_is_said_once_with_what_to_pass(case):
 def test_where_nothing_looks_like_a_head_nothing_is_said(build):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        nucleon.Leon.for_model(build())
+        rows = nucleon.Leon.for_model(build()).explain()
+    assert "matrix" in {row.route for row in rows}  # the last layer too: it was not taken for one
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,9 @@ def test_where_nothing_looks_like_a_head_nothing_is_said(build):
 def test_what_was_told_is_not_warned_of(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        nucleon.Leon.for_model(MISSED["an embedding"](), **options)
+        row = nucleon.Leon.for_model(MISSED["an embedding"](), **options).explain()["1.weight"]
+    kept = options.get("head", "") is None or "matrix" in options.get("overrides", {}).values()
+    assert row.route == ("matrix" if kept else "adamw")
 
 
 def test_the_warning_points_at_the_caller_through_the_registry_too():

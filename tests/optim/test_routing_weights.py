@@ -148,7 +148,8 @@ def test_adapters_are_no_head_that_was_missed():
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        nucleon.Leon.for_model(model)
+        rows = nucleon.Leon.for_model(model).explain()
+    assert {row.route for row in rows if "lora_" in row.name} == {"matrix"}
 
 
 # ---------------------------------------------------------------------------------- complex
