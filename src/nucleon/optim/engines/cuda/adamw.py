@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import engine, pointers
-from nucleon.optim.engines.cuda.layout import dense, laid
+from nucleon.optim.engines.cuda.layout import dense, laid, lies
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import State, Work
 from nucleon.optim.matrices import shards
@@ -163,17 +163,14 @@ def _followed(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> 
     """Whether the kernels find the entries of a parameter and its state in one flat order."""
     tensors = (param, first, second, *counts)
     return (
-        torch.empty_like(param, device="meta").stride() == param.stride()  # it has no gaps
-        and all(m.dtype == torch.float32 and _lies_like(m, param) for m in (first, second))
+        dense(param)
+        and all(
+            m.dtype == torch.float32 and lies(m, param.shape, param.stride())
+            for m in (first, second)
+        )
         and all(n.dtype == torch.int64 and n.numel() == 1 for n in counts)
         and all(x.device == param.device and _address(x) for x in tensors)
     )
-
-
-def _lies_like(tensor: Tensor, param: Tensor) -> bool:
-    """Whether they have the same shape and strides; those of axes of one entry do not matter."""
-    strides = zip(param.shape, tensor.stride(), param.stride(), strict=True)
-    return tensor.shape == param.shape and all(n == 1 or s == t for n, s, t in strides)
 
 
 def _address(tensor: Tensor) -> int:
@@ -194,7 +191,7 @@ def _regular(
         return gradients, dtype
     return [
         g
-        if g is None or (g.dtype == dtype and _lies_like(g, p))
+        if g is None or (g.dtype == dtype and lies(g, p.shape, p.stride()))
         else torch.empty_like(p, dtype=dtype).copy_(g)
         for g, p in zip(gradients, params, strict=True)
     ], dtype
