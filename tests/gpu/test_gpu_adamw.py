@@ -161,16 +161,23 @@ def test_a_large_tensor_has_offsets_beyond_32_bits():
     assert optimizer.state[weight]["skipped"].item() == 1
 
 
-def test_the_gradients_table_is_kept():
+def test_a_graph_is_replayed_and_its_tables_are_kept():
     params = cases.parameters(CUDA)
     optimizer = cases.optimizer_of(params)
     cases.give_gradients(params, 0)
     cases.step(optimizer)
     (bucket,) = optimizer._runtime.worklist.works[0].memory
-    tables, gradients = bucket.tables, bucket.gradients
-    assert isinstance(bucket, adamw.Bucket)
+    assert isinstance(bucket, adamw.Bucket) and bucket.graph is None
     cases.step(optimizer)
-    assert bucket.tables is tables and bucket.gradients is gradients
+    tables, gradients, graph = bucket.tables, bucket.gradients, bucket.graph
+    assert graph is not None
     params[0].grad = params[0].grad.clone()
+    optimizer.param_groups[0]["lr"] = 0.5
     cases.step(optimizer)
-    assert bucket.tables is tables and bucket.gradients is not gradients
+    assert bucket.tables is tables and bucket.gradients is gradients and bucket.graph is graph
+    assert gradients.tolist() == bucket.places and tables.lr.item() == 0.5
+    optimizer.param_groups[0]["eps"] = 1e-4
+    cases.step(optimizer)
+    assert bucket.graph is None
+    cases.step(optimizer)
+    assert bucket.graph is not None

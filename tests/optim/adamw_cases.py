@@ -56,7 +56,7 @@ def step(optimizer):
         with mock.patch.object(adamw, "update", side_effect=AssertionError("the torch path")):
             optimizer.step()
         return
-    with twin, mock.patch.object(adamw_kernels, "looked", side_effect=AssertionError("a kernel")):
+    with twin, mock.patch.object(adamw_kernels, "look_at", side_effect=AssertionError("a kernel")):
         optimizer.step()
 
 
@@ -275,6 +275,21 @@ def scheduled(device):
             check_close(p.detach(), q.detach(), 3)
 
 
+def changed(device):
+    """Every option may change between steps, or stay for some."""
+    ours, theirs = parameters(device), parameters(device)
+    one, two = optimizer_of(ours), torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.0)
+    changes = ({"lr": 0.02}, {}, {"betas": (0.8, 0.9)}, {"weight_decay": 0.3}, {}, {"lr": 0.001})
+    changes += ({"eps": 1e-3}, {"maximize": True, "lr": 0.01}, {}, {"maximize": False})
+    for round_, options in enumerate(changes):
+        for params, optimizer in ((ours, one), (theirs, two)):
+            optimizer.param_groups[0].update(options)
+            give_gradients(params, round_, missing=(4,) if round_ == 4 else ())
+            optimizer.step()
+    for p, q in zip(ours, theirs, strict=True):
+        check_close(p.detach(), q.detach(), len(changes))
+
+
 def defaults(device):
     """The default dtype and device of the user do not matter."""
     before = torch.get_default_dtype()
@@ -381,6 +396,7 @@ CASES = {
     "forgets": (forgets, {}),
     "layouts": (layouts, {}),
     "handed over": (handed_over, {}),
+    "changed": (changed, {}),
     "moved elsewhere": (moved_elsewhere, {}),
     "scheduled": (scheduled, {}),
     "sharded": (sharded, {}),

@@ -127,9 +127,9 @@ CASES = {
     },
     "AdamW's decide": (
         adamw_kernels.decide,
-        {"rows": TABLE, "counts": "*fp32", "factors": "*fp32", "count": "i32", "lr_tensor": "*fp32"}
-        | dict.fromkeys(("lr", "log_beta1", "log_beta2", "decay"), "fp64"),
-        {"ON_DEVICE": True, "BLOCK": 128},
+        {"rows": TABLE, "counts": "*fp32", "factors": "*fp32", "lr": "*fp64", "count": "i32"}
+        | dict.fromkeys(("log_beta1", "log_beta2", "decay"), "fp64"),
+        {"BLOCK": 128},
     ),
     "the first Gram matrix without the copy engine": (
         triton_symmetric._symmetric,

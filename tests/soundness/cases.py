@@ -55,9 +55,13 @@ class Setting:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Wide, tall and a stack; large enough for the float16 recursion where it is used."""
+        """Wide, tall and a stack; large enough for the float16 recursion where it is used.
+
+        On CUDA also below 64 rows, which have kernels of their own.
+        """
         if self.device != "cpu":
-            return [(64, 96), (128, 256), (96, 64), (3, 64, 80)]
+            large = [(64, 96), (128, 256), (96, 64), (3, 64, 80)]
+            return large if self.options.get("method") == "half" else [*large, (6, 8), (2, 7, 5)]
         if self.options.get("method") == "half":
             return [(64, 96)]
         return [(6, 8), (8, 5), (2, 5, 7)]

@@ -41,7 +41,7 @@ def every_case(device: str, steps: int = 80) -> Iterator[Case]:
         yield Case(
             "quiet",
             str(s),
-            lambda s=s: cases.quiet_run(s, steps, cases.small(s), s.shapes[:1]),
+            lambda s=s: cases.quiet_run(s, steps, cases.small(s), [s.shapes[0], *s.shapes[4:5]]),
         )
         for kind in ("steady", "alternating", "mixed"):
             yield Case("scales", f"{kind} {s}", lambda s=s, kind=kind: cases.scale_run(s, kind, 4))

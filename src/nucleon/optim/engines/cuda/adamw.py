@@ -7,7 +7,9 @@
 
 The equations and promises are those of `nucleon.optim.engines.adamw`, which does the same in some
 dozens of launches. It is elementwise, so the order of the entries does not matter: a parameter, its
-moments and its gradient are followed as flat memory where they have the same strides.
+moments and its gradient are followed as flat memory where they have the same strides. From the
+second step on the launches are a graph, which reads the rate and the addresses of the gradients
+where they lie on the device; ranks that talk in between launch one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +23,14 @@ from torch import Tensor
 
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import engine, pointers
+from nucleon.optim.engines.cuda.capture import captured
 from nucleon.optim.engines.cuda.layout import dense, laid, lies
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import State, Work
 from nucleon.optim.matrices import shards
 
 if TYPE_CHECKING:  # it needs Triton
-    from nucleon.optim.engines.cuda.adamw_kernels import Tables
+    from nucleon.optim.engines.cuda.adamw_kernels import Numbers, Tables
 
 EMPTY = 2**61
 """In place of the address of what has no entries: a multiple of anything, and never read."""
@@ -54,6 +57,13 @@ class Bucket:
     """The addresses of the last gradients."""
     gradients: Tensor | None = None
     """`places` on the device."""
+    lr: object = None
+    """What `tables.lr` holds, where the host knows it."""
+    known: "Numbers | None" = None
+    """The options of the last step, and of the graph."""
+    graph: torch.cuda.CUDAGraph | None = None
+    fails: bool = False
+    """Whether no graph could be made."""
 
 
 class Buckets(list[Bucket]):
@@ -112,11 +122,34 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
         if tables is None or 0 in places:
             return False
         table = _gradient_table(bucket, places, first.device)
-        counts = kernels.looked(tables, table, dtype)
+        _set_rate(bucket, tables, group["lr"])
+        numbers = kernels.Numbers.of(group, dtype)
         if shards.sharded(first):
-            wire.add_up(counts, shards.mesh_groups(first), "gradients")
-        kernels.moved(tables, table, dtype, counts, group)
+            kernels.look_at(tables, table, numbers)
+            wire.add_up(tables.counts, shards.mesh_groups(first), "gradients")
+            kernels.move(tables, table, numbers)
+        else:
+            _launch(bucket, tables, table, numbers)
     return True
+
+
+def _launch(bucket: Bucket, tables: "Tables", table: Tensor, numbers: "Numbers") -> None:
+    """All launches of a step: those of the first one by one, then captured, then replayed."""
+    from nucleon.optim.engines.cuda import adamw_kernels as kernels
+
+    def run() -> None:
+        kernels.look_at(tables, table, numbers)
+        kernels.move(tables, table, numbers)
+
+    if not table.is_cuda or torch.cuda.is_current_stream_capturing():
+        return run()
+    if bucket.known != numbers:  # an option that changes at every step makes no graph
+        bucket.known, bucket.graph = numbers, None
+        return run()
+    if bucket.graph is None and not bucket.fails:
+        bucket.graph = captured(run, torch.cuda.Stream(table.device))
+        bucket.fails = bucket.graph is None
+    return run() if bucket.graph is None else bucket.graph.replay()
 
 
 # ---------------------------------------------------------------------- where it all lies
@@ -142,6 +175,7 @@ def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
     if bucket.seen != seen:
         bucket.tables, bucket.memory, bucket.seen = _made(memory), memory, seen
         bucket.strides = [*map(Tensor.stride, memory[0])]
+        bucket.lr = bucket.known = bucket.graph = None
     return bucket.tables
 
 
@@ -204,6 +238,20 @@ def _gradient_table(bucket: Bucket, places: list[int], device: torch.device) -> 
     """The addresses of gradients on the device: the last ones, or sent there."""
     if torch.cuda.is_current_stream_capturing():
         return pointers.table(places, device)
-    if bucket.gradients is None or bucket.places != places:
-        bucket.gradients, bucket.places = pointers.table(places, device), places
+    if bucket.gradients is None:
+        bucket.gradients = pointers.table(places, device)
+    elif bucket.places != places:
+        pointers.send(places, bucket.gradients)
+    bucket.places = places
     return bucket.gradients
+
+
+def _set_rate(bucket: Bucket, tables: "Tables", lr: float | Tensor) -> None:
+    """Let the tables have this rate; one on the CPU is read at once, as a number."""
+    if isinstance(lr, Tensor) and not lr.is_cpu:
+        tables.lr.copy_(lr.reshape(()))
+        bucket.lr = None
+    elif tables is not bucket.tables or bucket.lr != float(lr):  # those of a graph are new
+        tables.lr.fill_(float(lr))
+        if tables is bucket.tables:
+            bucket.lr = float(lr)

@@ -81,8 +81,8 @@ def look(
 
 @triton.jit(do_not_specialize=["count"])
 def decide(
-    rows, counts, factors, count, lr: tl.float64, lr_tensor, log_beta1: tl.float64,
-    log_beta2: tl.float64, decay: tl.float64, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr,
+    rows, counts, factors, lr, count, log_beta1: tl.float64, log_beta2: tl.float64,
+    decay: tl.float64, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Count the steps and what is skipped; then the factors (k, 4) of each parameter.
 
@@ -101,7 +101,7 @@ def decide(
     tl.store(step, t, mask=taken)
     tl.store(skipped, tl.load(skipped, mask=left_out, other=0) + 1, mask=left_out)
 
-    rate = tl.load(lr_tensor).to(tl.float64) if ON_DEVICE else lr
+    rate = tl.load(lr)
     t = t.to(tl.float64)
     own = factors + i * 4
     tl.store(own, tl.where(taken, 1.0, 0.0), mask=inside)
@@ -181,8 +181,28 @@ def update(
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """The options of a step that seldom change, with the dtype of its gradients."""
+
+    gradient: torch.dtype
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
+    sign: float
+    """−1 to climb."""
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any], gradient: torch.dtype) -> "Numbers":
+        """Those of a group at present."""
+        beta1, beta2 = map(float, group["betas"])
+        sign = -1.0 if group["maximize"] else 1.0
+        return cls(gradient, beta1, beta2, float(group["eps"]), float(group["weight_decay"]), sign)
+
+
+@dataclass(frozen=True)
 class Tables:
-    """Where k parameters of one dtype lie, and how they are cut into n chunks; on their device."""
+    """Where k parameters of one dtype lie, how they are cut into n chunks, and room for a step."""
 
     rows: Tensor
     """(k, FIELDS) int64."""
@@ -191,6 +211,12 @@ class Tables:
     numbers: Tensor
     """(n,) int32: which chunk of its parameter it is."""
     weight: torch.dtype
+    counts: Tensor
+    """(2, k), of `look`."""
+    factors: Tensor
+    """(k, 4), of `decide`."""
+    lr: Tensor
+    """0-d float64: a graph reads it where it lies."""
 
     @classmethod
     def of(cls, rows: Tensor, sizes: Sequence[int], weight: torch.dtype) -> "Tables":
@@ -202,43 +228,33 @@ class Tables:
         owners = torch.repeat_interleave(which, chunks, output_size=count)
         first = chunks.cumsum(0) - chunks
         numbers = torch.arange(count, device=rows.device) - first[owners]
-        return cls(rows, owners.int(), numbers.int(), weight)
+        counts = rows.new_empty((2, len(rows)), dtype=torch.float32)
+        factors = rows.new_empty((len(rows), 4), dtype=torch.float32)
+        lr = rows.new_empty((), dtype=torch.float64)
+        return cls(rows, owners.int(), numbers.int(), weight, counts, factors, lr)
 
 
-def looked(tables: Tables, gradients: Tensor, dtype: torch.dtype) -> Tensor:
-    """Launch `look` on gradients of a dtype, by a table of their addresses: (2, k)."""
-    counts = gradients.new_zeros((2, len(tables.rows)), dtype=torch.float32)
+def look_at(tables: Tables, gradients: Tensor, numbers: Numbers) -> None:
+    """Launch `look` on gradients, by a table of their addresses: `tables.counts`."""
+    tables.counts.zero_()
     look[(len(tables.owners),)](
-        tables.rows, gradients, tables.owners, tables.numbers, counts, len(tables.rows),
-        GRADIENT=TYPES[dtype], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, num_warps=8,
+        tables.rows, gradients, tables.owners, tables.numbers, tables.counts, len(tables.rows),
+        GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, num_warps=8,
     )  # fmt: skip
-    return counts
 
 
-def moved(
-    tables: Tables,
-    gradients: Tensor,
-    dtype: torch.dtype,
-    counts: Tensor,
-    group: Mapping[str, Any],
-) -> None:
+def move(tables: Tables, gradients: Tensor, numbers: Numbers) -> None:
     """Launch `decide` on what all ranks have counted, and `update`."""
-    beta1, beta2 = map(float, group["betas"])
-    lr, eps, count = group["lr"], float(group["eps"]), len(tables.rows)
-    if isinstance(lr, Tensor) and not lr.is_cpu:  # one on the CPU is read at once, as a number
-        lr, at = 0.0, lr.to(counts.device)
-    else:
-        lr, at = float(lr), counts
-    factors = counts.new_empty((count, 4))
+    count = len(tables.rows)
     decide[(triton.cdiv(count, FEW),)](
-        tables.rows, counts, factors, count, lr, at, *map(_log, (beta1, beta2)),
-        float(group["weight_decay"]), ON_DEVICE=at is not counts, BLOCK=FEW,
+        tables.rows, tables.counts, tables.factors, tables.lr, count,
+        _log(numbers.beta1), _log(numbers.beta2), numbers.decay, BLOCK=FEW,
     )  # fmt: skip
     update[(len(tables.owners) * (CHUNK // PART),)](
-        tables.rows, gradients, tables.owners, tables.numbers, factors,
-        -1.0 if group["maximize"] else 1.0, 1 - beta1, beta2, 1 - beta2, eps,
-        0.0 if eps else torch.finfo(torch.float32).tiny,  # a gradient always zero has 0/0
-        GRADIENT=TYPES[dtype], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, PART=PART,
+        tables.rows, gradients, tables.owners, tables.numbers, tables.factors,
+        numbers.sign, 1 - numbers.beta1, numbers.beta2, 1 - numbers.beta2, numbers.eps,
+        0.0 if numbers.eps else torch.finfo(torch.float32).tiny,  # 0/0 if it was always zero
+        GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, PART=PART,
     )  # fmt: skip
 
 

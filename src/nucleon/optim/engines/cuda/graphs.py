@@ -12,15 +12,14 @@ captured: their kernels take longer than the launches, and between the steps the
 for others.
 """
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nucleon.optim.engines.cuda import launch, pointers
+from nucleon.optim.engines.cuda.capture import captured
 from nucleon.optim.engines.cuda.job import Job, aligned, job_of
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
 from nucleon.optim.engines.work import Matrices
@@ -145,7 +144,7 @@ def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
         memory.recording = found
         return found
     if found.places != places:
-        found.table.copy_(pointers.table(places, device))
+        pointers.send(places, found.table)
         found.places = places
     if found.graph is None and not found.fails and captures(job):
         _capture(work.pools, found, job)
@@ -166,32 +165,14 @@ def _launch(recording: Recording, job: Job) -> None:
 
 
 def _capture(pools: Pools, recording: Recording, job: Job) -> None:
-    """Record the launches of a stack that has been run before: they are compiled and tuned.
-
-    Without the synchronization and the emptied cache of `torch.cuda.graph`. Other threads may go on
-    using the device: loaders pin memory, and communication is watched.
-    """
+    """Record the launches of a stack that has been run before: they are compiled and tuned."""
     device = recording.table.device
     # A pool dies with the last graph in it, so the first one is kept as long as the worklist.
     # Graphs that share a pool must not run at once: one pool for each stream they are replayed on.
     caller = torch.cuda.current_stream(device)
     stream, first = pools.get(caller) or (torch.cuda.Stream(device), None)
-    graph = torch.cuda.CUDAGraph()
-    collecting = gc.isenabled()
-    gc.disable()  # a graph that dies now would end the capture
-    try:
-        with torch.cuda.stream(stream):
-            pool: Any = None if first is None else first.pool()
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                _launch(recording, job)
-            finally:
-                graph.capture_end()
-    except Exception:  # it is launched one by one instead, which shows what is wrong with it
+    recording.graph = captured(lambda: _launch(recording, job), stream, first)
+    if recording.graph is None:  # it is launched one by one instead, which shows what is wrong
         recording.fails = True
     else:
-        recording.graph = graph
-        pools.setdefault(caller, (stream, graph))
-    finally:
-        if collecting:
-            gc.enable()
+        pools.setdefault(caller, (stream, recording.graph))

@@ -109,4 +109,14 @@ def table(pointers: Sequence[int], device: torch.device) -> Tensor:
             from nucleon.optim.engines.cuda.fill import filled
 
             return filled(tuple(pointers), device)
-        return torch.tensor(pointers, device="cpu").pin_memory().to(device, non_blocking=True)
+        return _pinned(pointers).to(device, non_blocking=True)
+
+
+def send(pointers: Sequence[int], table: Tensor) -> None:
+    """Put addresses into a table that stays where it is; the host does not wait for it."""
+    with torch.cuda.device_of(table):
+        table.copy_(_pinned(pointers), non_blocking=True)
+
+
+def _pinned(pointers: Sequence[int]) -> Tensor:
+    return torch.tensor(pointers, device="cpu").pin_memory()
