@@ -4,8 +4,9 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
-# Two workers with one BLAS thread each beat two threads fighting over small matrices.
-THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Two workers with one BLAS thread each beat two threads fighting over small matrices. Tests start
+# hundreds of processes, which find the package compiled.
+TESTED  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: reproduce check test soak sabotage lint docs clean
 .DELETE_ON_ERROR:
@@ -21,21 +22,21 @@ LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/
 	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices optim/test_triton_compiles))
 check: $(VENV)/.dev
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
-	HYPOTHESIS_PROFILE=quick $(THREADS) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \
+	HYPOTHESIS_PROFILE=quick $(TESTED) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \
 	wait $$linting; lint=$$?; [ $$lint = 0 ] || cat $$log; rm -f $$log; \
 	said() { if [ $$1 = 0 ]; then echo passed; else echo failed; fi; }; \
 	echo "check: lint and types $$(said $$lint), tests $$(said $$tests)"; \
 	[ $$lint = 0 ] && [ $$tests = 0 ]
 
 test: $(VENV)/.dev
-	$(THREADS) $(PY) -m pytest -n auto --dist worksteal
+	$(TESTED) $(PY) -m pytest -n auto --dist worksteal
 
 sabotage: $(VENV)/.dev
-	$(THREADS) $(PY) tests/mutants/sabotage.py
+	$(TESTED) $(PY) tests/mutants/sabotage.py
 
 # For the night: long quiet runs, and far more examples of steps and of functions.
 soak: $(VENV)/.dev
-	$(THREADS) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal tests/soundness tests/linalg
+	$(TESTED) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal tests/soundness tests/linalg
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
