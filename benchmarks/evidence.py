@@ -20,7 +20,7 @@ import torch
 
 from evidence_corpus import load
 from evidence_queue import Log, Queue, restart
-from evidence_stages import ADAMW, LEON, MUON, STAGES, Stage, tiny, trial
+from evidence_stages import ADAMW, LEON, MUON, STAGES, Stage, Trial, tiny, trial
 from evidence_training import Loss, Texts, Training, reason
 from nucleon.training import RunError, hold, models
 
@@ -95,9 +95,9 @@ def probe(stage: Stage, data: Path, device: torch.device, jobs: Sequence[int], l
         print(f"stage {stage.name} with {n} jobs, without extended grids: {minutes:.1f} minutes")
 
 
-def timed(stage: Stage, made: object, texts: Texts, jobs: int, loss: Loss) -> tuple[float, bool]:
+def timed(stage: Stage, made: Trial, texts: Texts, jobs: int, loss: Loss) -> tuple[float, bool]:
     """Milliseconds per step of one of `jobs` runs, and whether all of them are captured."""
-    lanes = [Training(stage, made, texts, loss=loss) for _ in range(jobs)]  # type: ignore[arg-type]
+    lanes = [Training(stage, made, texts, loss=loss) for _ in range(jobs)]
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -124,7 +124,6 @@ def main() -> int:
 
         report(log.parent, {name: tiny(s) if chosen.tiny else s for name, s in STAGES.items()})
         return 0
-    torch.backends.cuda.matmul.allow_tf32 = True
     loss = torch.compile(models.loss, dynamic=False) if chosen.compile else models.loss
     if chosen.probe is not None:
         device = torch.device(chosen.device)

@@ -80,11 +80,8 @@ def prepare(source: Path, vocabulary: int, tokenizer: BytePairs | None = None) -
     train, held_out = texts(source)
     if tokenizer is None:
         tokenizer = BytePairs.learn(sample(train), vocabulary)
-    return Corpus(
-        encode(tokenizer, train, LIMIT),
-        encode(tokenizer, held_out, HELD_OUT_LIMIT),
-        tokenizer.merges,
-    )
+    tokens, judged = encode(tokenizer, train, LIMIT), encode(tokenizer, held_out, HELD_OUT_LIMIT)
+    return Corpus(tokens, judged, tokenizer.merges)
 
 
 def texts(source: Path) -> tuple[str, str]:

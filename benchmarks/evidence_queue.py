@@ -126,6 +126,10 @@ class Queue:
         self.end = time.monotonic() + seconds
         self.texts = Texts(load(data / stage.corpus), stage.context, device)
         self.lanes: list[Training] = []
+        # Memory that a run has left is used again on its stream, so they are few.
+        self.streams = (
+            [torch.cuda.Stream(device) for _ in range(jobs)] if device.type == "cuda" else []
+        )
         self.weights: Weights | None = None
         self.lost = False
 
@@ -178,9 +182,15 @@ class Queue:
         return True
 
     def _training(self, trial: Trial) -> Training:
-        capture = self.log.failures[trial] == 0
+        taken = [lane.stream for lane in self.lanes]
         return Training(
-            self.stage, trial, self.texts, capture=capture, loss=self.loss, weights=self.weights
+            self.stage,
+            trial,
+            self.texts,
+            capture=self.log.failures[trial] == 0,
+            loss=self.loss,
+            weights=self.weights,
+            stream=next((stream for stream in self.streams if stream not in taken), None),
         )
 
     def _advance(self) -> None:
@@ -193,7 +203,7 @@ class Queue:
             try:
                 if not lane.over:
                     lane.advance()
-                elif not lane.events:  # the device is done with it
+                else:
                     self._finished(lane.trial, lane.results())
                     self.lanes.remove(lane)
             except Exception as error:  # whatever it is, the others go on

@@ -238,10 +238,8 @@ def trial(
 ) -> Trial:
     """A run of full length; in fine-tuning AdamW's part has the rate of the matrices."""
     own = None if method == ADAMW or cell.adapter else rate if stage.tunes else aux
-    name, steps = stage.name, stage.steps(cell)
-    return Trial(
-        name, cell.name, method, rate, own, seed, steps, cell.sequences, cell.adapter, phase
-    )
+    what = (stage.name, cell.name, method, rate, own, seed, stage.steps(cell))
+    return Trial(*what, cell.sequences, cell.adapter, phase)
 
 
 def base(stage: Stage, losses: Losses) -> Trial | None:

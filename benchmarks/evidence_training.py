@@ -30,6 +30,8 @@ HEAD = 64
 """Width of a head of attention."""
 RANK = 8
 """Of the adapters."""
+SLICE, AHEAD = 25, 4
+"""Steps that are launched in one turn, and turns that may be waiting for the device."""
 WARMUP = 0.05
 """Share of the steps in which the rate rises."""
 
@@ -97,6 +99,7 @@ class Training:
         capture: whether to replay a captured step where the device can (True).
         loss: of a model on a batch, compiled or not (`models.loss`).
         weights: to begin with (None: drawn from the seed).
+        stream: on CUDA, that no other run uses at the time (None: a new one).
     """
 
     def __init__(
@@ -108,11 +111,12 @@ class Training:
         capture: bool = True,
         loss: Loss = models.loss,
         weights: Weights | None = None,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.trial, self.texts, self.loss = trial, texts, loss
         self.device = texts.tokens.device
         self.cuda = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if self.cuda else None
+        self.stream = (stream or torch.cuda.Stream(self.device)) if self.cuda else None
         self.done, self.graph, self.note = 0, None, ""
         self.events: list[Any] = []
         self.watched: dict[str, float] = {}
@@ -125,6 +129,7 @@ class Training:
             self._put_on_device()
             self._step()  # compiles, and makes what is kept between steps
             self.done = 1
+            self._evaluate_where_due()
             if capture and self.cuda:
                 self._capture()
 
@@ -134,18 +139,16 @@ class Training:
         return self.done == self.trial.steps
 
     def ready(self) -> bool:
-        """Whether at most one part is still waiting for the device."""
+        """Whether the device needs more to do soon, or is done with it."""
         self.events = [event for event in self.events if not event.query()]
-        return len(self.events) < 2
+        return not self.events if self.over else len(self.events) < AHEAD
 
     def advance(self) -> None:
-        """Go on to the next evaluation and take it; waits for nothing but at half of the run."""
-        point = self.done * POINTS // self.trial.steps + 1
+        """Take some steps and what evaluation is due; waits for nothing but at half of the run."""
+        end = next(e for e in map(self._end, range(1, POINTS + 1)) if e > self.done)
         with self.on_stream():
-            self.take(self._end(point) - self.done)
-            while point <= POINTS and self._end(point) == self.done:
-                self._evaluate(point - 1)
-                point += 1
+            self.take(min(SLICE, end - self.done))
+            self._evaluate_where_due()
             if self.stream is not None:
                 event = torch.cuda.Event()
                 event.record(self.stream)
@@ -163,7 +166,7 @@ class Training:
         """What the log says of it; waits for the device."""
         with self.on_stream():
             self.watched |= watch(self.optimizer, "end")
-        losses = [round(loss, 5) for loss in self.losses.tolist()]
+            losses = [round(loss, 5) for loss in self.losses.tolist()]
         final = losses[-1]
         fine = math.isfinite(final) and final < math.log(self.texts.vocabulary)
         return {
@@ -237,6 +240,11 @@ class Training:
         finally:
             if collecting:
                 gc.enable()
+
+    def _evaluate_where_due(self) -> None:
+        for index in range(POINTS):
+            if self._end(index + 1) == self.done:
+                self._evaluate(index)
 
     @torch.no_grad()
     def _evaluate(self, index: int) -> None:
