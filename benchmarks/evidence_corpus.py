@@ -123,7 +123,7 @@ def encode(tokenizer: BytePairs, text: str, limit: int) -> Tensor:
         count += len(pieces[-1])
         if count >= limit:
             break
-    return torch.cat(pieces)[:limit]
+    return torch.cat(pieces)[:limit].clone()  # what is cut off is not saved
 
 
 def lines(text: str, about: int = 10_000_000) -> Iterator[str]:
