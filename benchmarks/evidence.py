@@ -20,7 +20,7 @@ import torch
 
 from evidence_corpus import load
 from evidence_queue import Log, Queue, restart
-from evidence_stages import ADAMW, LEON, MUON, STAGES, Stage, Trial, tiny, trial
+from evidence_stages import LEON, MUON, STAGES, Stage, Trial, tiny, trial
 from evidence_training import Loss, Texts, Training, reason
 from nucleon.training import RunError, hold, models
 
@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small network and short runs")
-    parser.add_argument("--probe", nargs="*", type=int, metavar="JOBS", help="time steps (1 2 4 8)")
+    parser.add_argument("--probe", nargs="*", type=int, metavar="JOBS", help="time steps (1 4 8)")
     parser.add_argument("--report", action="store_true", help="draw the logs beside --log")
     return parser.parse_args()
 
@@ -75,7 +75,7 @@ def probe(stage: Stage, data: Path, device: torch.device, jobs: Sequence[int], l
     totals = dict.fromkeys(jobs, 0.0)
     for cell in stage.cells:
         count = len(stage.rates) + len(stage.multiples) * (stage.seeds - 1)
-        for method in (ADAMW, MUON, LEON):
+        for method in (MUON, LEON):  # of the four methods two are Leon; AdamW takes less
             times, captured = list[str](), True
             for n in jobs:
                 made = trial(stage, cell, method, 1e-3, 1e-3, 0, "probe")
@@ -87,8 +87,7 @@ def probe(stage: Stage, data: Path, device: torch.device, jobs: Sequence[int], l
                     continue
                 captured = captured and whole
                 times.append(f"{milliseconds:.3f}")
-                weight = 2 if method == LEON else 1  # there are two Leons
-                totals[n] += weight * count * stage.steps(cell) * milliseconds / 60e3
+                totals[n] += 2 * count * stage.steps(cell) * milliseconds / 60e3
             words = [str(cell.sequences * stage.context), method, *times, str(captured)]
             print("  ".join(words), flush=True)
     for n, minutes in totals.items():
@@ -112,6 +111,9 @@ def timed(stage: Stage, made: Trial, texts: Texts, jobs: int, loss: Loss) -> tup
     steps(TIMED)
     spent = time.perf_counter() - clock
     captured = all(lane.graph is not None for lane in lanes)
+    del lanes
+    if texts.tokens.is_cuda:
+        torch.cuda.empty_cache()
     return 1e3 * spent / (TIMED * jobs), captured
 
 
@@ -127,7 +129,7 @@ def main() -> int:
     loss = torch.compile(models.loss, dynamic=False) if chosen.compile else models.loss
     if chosen.probe is not None:
         device = torch.device(chosen.device)
-        probe(stage, chosen.data, device, chosen.probe or (1, 2, 4, 8), loss)
+        probe(stage, chosen.data, device, chosen.probe or (1, 4, 8), loss)
         return 0
     return run(chosen, stage, log, loss)
 

@@ -4,6 +4,7 @@ Only the log counts. A run that is killed leaves nothing and is done again; one 
 line that says why, and is tried once more without a captured step.
 """
 
+import gc
 import json
 import os
 import platform
@@ -174,6 +175,7 @@ class Queue:
         if left <= 0 or (self.expected(trial) or 0.0) > left:
             return False
         if self.device.type == "cuda" and torch.cuda.memory_reserved() > MOST_MEMORY:
+            gc.collect()
             torch.cuda.empty_cache()
         try:
             self.lanes.append(self._training(trial))

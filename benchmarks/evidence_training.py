@@ -24,7 +24,7 @@ from nucleon.training import GPT, GPTConfig, Recipe, models
 
 POINTS = 20
 """Evaluations in a run."""
-JUDGED, TOGETHER = 256, 64
+JUDGED, TOGETHER = 256, 128
 """Windows of held-out text in an evaluation, and in one of its batches."""
 HEAD = 64
 """Width of a head of attention."""
@@ -235,6 +235,7 @@ class Training:
                 graph.capture_end()
         except Exception as error:  # many kinds; a device that is lost shows in the next step
             self.note = f"not captured: {reason(error)}"
+            self.optimizer.zero_grad(set_to_none=True)  # those of the capture were never computed
         else:
             self.graph = graph
         finally:
