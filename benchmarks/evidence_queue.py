@@ -199,10 +199,12 @@ class Queue:
         """Each lane that is not far ahead of the device goes on; those at their end are logged."""
         moved = False
         for lane in list(self.lanes):
-            if self.lost or not lane.ready():
-                continue
-            moved = True
+            if self.lost:
+                break
             try:
+                if not lane.ready():
+                    continue
+                moved = True
                 if not lane.over:
                     lane.advance()
                 else:
