@@ -36,8 +36,6 @@ class Interval:
         """With four digits after the point."""
         if not self.count:
             return "—"
-        if self.mean == math.inf:
-            return "never"
         margin = f" ± {self.margin:.4f}" if math.isfinite(self.margin) else ""
         return f"{self.mean:.4f}{margin}"
 
@@ -99,7 +97,7 @@ class Results:
         end = not self.stage.frozen and rate in (rates[0], rates[-1])
         return f"{rate:.3g}" + (", at the end of the grid" if end else "")
 
-    def steps_to_reach(self, method: str) -> Interval:
+    def steps_to_reach(self, method: str) -> list[float]:
         """The share of Muon's steps after which a method's curve is at Muon's final loss.
 
         Per seed, both at their best rates, linear between two evaluations; infinite where it never
@@ -107,13 +105,13 @@ class Results:
         lower there.
         """
         if not {method, MUON} <= self.best.keys():
-            return interval([])
+            return []
         shares: list[float] = []
         for seed, target in self.losses(MUON, self.best[MUON]).items():
             curve = self._curve(self.at(method, self.best[method], seed))
             if curve:
                 shares.append(reached(curve, target) / self.stage.steps(self.cell))
-        return interval(shares)
+        return shares
 
     def mean_of(self, quantity: str, method: str) -> str:
         """A diagnostic at the best rate, over the seeds."""
@@ -221,14 +219,23 @@ def against_muon(found: Results) -> str:
     def beside(multiple: float) -> Callable[[str], str]:
         def cell(method: str) -> str:
             rate, muons = multiple * found.best[method], multiple * found.best[MUON]
-            return str(found.difference(method, rate, MUON, muons))
+            less = found.difference(method, rate, MUON, muons)
+            some = f" ({less.count} seeds)" if 0 < less.count < found.stage.seeds else ""
+            return f"{less}{some}"
 
         return cell
+
+    def share(method: str) -> str:
+        shares = found.steps_to_reach(method)
+        there = [value for value in shares if math.isfinite(value)]
+        if len(there) < len(shares):
+            return f"reached by {len(there)} of {len(shares)} seeds"
+        return str(interval(shares))
 
     columns: dict[str, Callable[[str], str]] = {
         "less Muon's loss, 95 % interval": lambda method: method,
         **{f"at {multiple:g}× the best rate": beside(multiple) for multiple in multiples},
-        "share of Muon's steps to its loss": lambda m: str(found.steps_to_reach(m)),
+        "share of Muon's steps to its loss": share,
         "smoothing share": lambda m: found.mean_of("smoothing_share_half", m),
         "cosine to Muon": lambda m: found.mean_of("cosine_to_muon_half", m),
     }
