@@ -168,21 +168,30 @@ def wanted(stage: Stage, losses: Losses) -> Iterator[Trial]:
     if stage.frozen:
         yield from _frozen(stage, aux, losses)
         return
-    for cell in stage.cells:
-        found: dict[str, float] = {}
-        for method in stage.methods:
-            if aux is None and method != ADAMW and not stage.tunes:
-                continue  # AdamW alone can go on before it is known
-            trials, best = grid(stage, cell, method, aux, losses)
-            yield from trials
-            if best is not None:
-                found[method] = best
-        yield from _seeds(stage, cell, found, aux)
-        for share in cell.shorter:
-            for seed in range(stage.seeds):
-                for method in (m for m in (LEON, LEON3) if m in found):
-                    made = trial(stage, cell, method, found[method], aux, seed, "shorter")
-                    yield replace(made, steps=int(share * made.steps))
+    matrix = [method for method in stage.methods if method != ADAMW]
+    for methods in (matrix, [method for method in stage.methods if method == ADAMW]):
+        if methods == matrix and aux is None and not stage.tunes:
+            continue  # AdamW alone can go on before it is known
+        for cell in stage.cells:
+            yield from _cell(stage, cell, methods, aux, losses)
+
+
+def _cell(
+    stage: Stage, cell: Cell, methods: Sequence[str], aux: float | None, losses: Losses
+) -> Iterator[Trial]:
+    """The grids of some methods, then the seeds at the best rates, then Leon with fewer steps."""
+    found: dict[str, float] = {}
+    for method in methods:
+        trials, best = grid(stage, cell, method, aux, losses)
+        yield from trials
+        if best is not None:
+            found[method] = best
+    yield from _seeds(stage, cell, found, aux)
+    for share in cell.shorter:
+        for seed in range(stage.seeds):
+            for method in (m for m in (LEON, LEON3) if m in found):
+                made = trial(stage, cell, method, found[method], aux, seed, "shorter")
+                yield replace(made, steps=int(share * made.steps))
 
 
 def grid(

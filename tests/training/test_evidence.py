@@ -72,6 +72,7 @@ def bowl(trial, best=1e-3, aux=2e-3):
 def test_stage_a_is_the_protocol():
     done, order = simulated(stages.A, bowl)
     assert [*dict.fromkeys(t.cell for t in order)] == ["4k", "16k", "1k"]
+    assert ADAMW not in {t.method for t in order[: -3 * 13]}  # after what the question is about
     assert {t.steps * t.sequences * 256 for t in order if t.phase != "shorter"} == {
         10_000_000 // n * n for n in (1024, 4096, 16384)
     }
@@ -131,7 +132,8 @@ def test_stage_c_begins_with_adamw_s_best_model_of_a():
     _, order = simulated(stages.C, lambda t: bowl(t, best=2.5e-4, aux=2.5e-4), done)
     pairs = {(cell.name, method) for cell in stages.C.cells for method in stages.ALL}
     assert {(t.cell, t.method) for t in order} == pairs
-    assert all(t.aux_lr in (None, t.rate) for t in order)
+    alone = {t for t in order if t.method == ADAMW or t.adapter}
+    assert all(t.aux_lr == (None if t in alone else t.rate) for t in order)
 
 
 # ------------------------------------------------------------------ a run
@@ -204,6 +206,7 @@ def queue(log, data, stage=SMALL, **options):
     return Queue(stage, log, data, CPU, **options)
 
 
+@pytest.mark.slow
 def test_the_queue_does_all_that_the_rule_asks_for_and_nothing_twice(data, tmp_path):
     log = Log(tmp_path / "log" / "stage-a.jsonl")
     found = queue(log, data)
@@ -218,6 +221,7 @@ def test_the_queue_does_all_that_the_rule_asks_for_and_nothing_twice(data, tmp_p
     assert f"{len(trials)} lines" in (log.path.parent / "stage-a.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_logged_tried_once_more_and_stops_nothing(data, tmp_path, monkeypatch):
     made = []
 
@@ -255,6 +259,16 @@ def test_a_lost_device_ends_the_process_s_work(data, tmp_path, monkeypatch):
     log = Log(tmp_path / "stage-a.jsonl")
     assert not queue(log, data).work()
     assert [r["status"] for r in read(log.path)] == ["failed"]
+
+
+@pytest.mark.parametrize("given", [["--budget", "9"], ["--budget=9"], []])
+def test_another_process_goes_on_with_the_time_that_is_left(given, monkeypatch):
+    begun = []
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "--stage", "A", *given, "--jobs", "4"])
+    monkeypatch.setattr(os, "execv", lambda program, words: begun.append((program, words)))
+    evidence_queue.restart(90.0)
+    words = ["evidence.py", "--stage", "A", "--jobs", "4", "--budget=1.500"]
+    assert begun == [(sys.executable, [sys.executable, *words])]
 
 
 def test_no_run_begins_that_would_not_end_in_time(data, tmp_path):
@@ -307,6 +321,7 @@ def test_a_killed_queue_leaves_whole_lines_and_goes_on(data, tmp_path):
     assert len(set(trials)) == len(trials)
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_with_the_trained_model(data, tmp_path):
     before = replace(SMALL, methods=(ADAMW,), seeds=1, multiples=(), rates=(2e-3, 4e-3, 8e-3))
     stage = replace(
