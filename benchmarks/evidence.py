@@ -1,0 +1,138 @@
+"""Does Leon beat Muon where batches are small or rates are off? Runs, a log, tables, a picture.
+
+    python benchmarks/evidence.py --probe                       # milliseconds per step, first
+    python benchmarks/evidence.py --stage A --budget 9 --jobs 4 --data DATA
+    python benchmarks/evidence.py --report                      # draws what the logs say
+    python benchmarks/evidence.py --stage A --tiny --data DATA  # a small network, anywhere
+
+The protocol is `docs/evidence.md`, the corpora in DATA are made by `evidence_corpus.py`. The queue
+may be stopped at any moment: each finished run is one line of the log, and the next call goes on.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from evidence_corpus import load
+from evidence_queue import Log, Queue, restart
+from evidence_stages import LEON, MUON, STAGES, Stage, Trial, tiny, trial
+from evidence_training import Loss, Texts, Training, reason
+from nucleon.training import RunError, hold, models
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs/evidence"
+DATA = ROOT / ".probe/evidence"
+LIMIT = 1_000_000
+WARM, TIMED = 5, 40
+"""Steps of a probe."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--stage", choices=STAGES, default="A")
+    parser.add_argument("--budget", type=float, default=LIMIT, help="minutes (until all is done)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side (1)")
+    parser.add_argument("--data", type=Path, default=DATA, help="the folder of the corpora")
+    parser.add_argument("--log", type=Path, help="its lines (docs/evidence/stage-a.jsonl)")
+    parser.add_argument("--compile", action="store_true", help="compile the model")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="a small network and short runs")
+    parser.add_argument("--probe", nargs="*", type=int, metavar="JOBS", help="time steps (1 4 8)")
+    parser.add_argument("--report", action="store_true", help="draw the logs beside --log")
+    return parser.parse_args()
+
+
+def run(chosen: argparse.Namespace, stage: Stage, log: Path, loss: Loss) -> int:
+    """Work through the queue; 2 where the log is being written by another process."""
+    began, seconds = time.monotonic(), 60 * chosen.budget
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with hold(log.parent):
+            device = torch.device(chosen.device)
+            queue = Queue(
+                stage, Log(log), chosen.data, device, jobs=chosen.jobs, seconds=seconds, loss=loss
+            )
+            whole = queue.work()
+            spent = time.monotonic() - began
+            if not whole and spent < seconds:
+                restart(seconds - spent)
+            print(f"{spent / 60:.1f} minutes; {queue.left()} runs are still wanted", flush=True)
+    except RunError as error:
+        print(f"{error}; {error.remedy}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def probe(stage: Stage, data: Path, device: torch.device, jobs: Sequence[int], loss: Loss) -> None:
+    """Milliseconds per step and run, for each cell and method, with so many runs side by side."""
+    texts = Texts(load(data / stage.corpus), stage.context, device)
+    print("  ".join(["tokens per step", "method", *(f"{n} jobs, ms" for n in jobs), "captured"]))
+    totals = dict.fromkeys(jobs, 0.0)
+    for cell in stage.cells:
+        count = len(stage.rates) + len(stage.multiples) * (stage.seeds - 1)
+        for method in (MUON, LEON):  # of the four methods two are Leon; AdamW takes less
+            times, captured = list[str](), True
+            for n in jobs:
+                made = trial(stage, cell, method, 1e-3, 1e-3, 0, "probe")
+                short = replace(made, steps=2 * (WARM + TIMED))
+                try:
+                    milliseconds, whole = timed(stage, short, texts, n, loss)
+                except Exception as error:  # the other cells still tell
+                    times.append(reason(error))
+                    continue
+                captured = captured and whole
+                times.append(f"{milliseconds:.3f}")
+                totals[n] += 2 * count * stage.steps(cell) * milliseconds / 60e3
+            words = [str(cell.sequences * stage.context), method, *times, str(captured)]
+            print("  ".join(words), flush=True)
+    for n, minutes in totals.items():
+        print(f"stage {stage.name} with {n} jobs, without extended grids: {minutes:.1f} minutes")
+
+
+def timed(stage: Stage, made: Trial, texts: Texts, jobs: int, loss: Loss) -> tuple[float, bool]:
+    """Milliseconds per step of one of `jobs` runs, and whether all of them are captured."""
+    lanes = [Training(stage, made, texts, loss=loss) for _ in range(jobs)]
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for lane in lanes:
+                with lane.on_stream():
+                    lane.take(1)
+        if texts.tokens.is_cuda:
+            torch.cuda.synchronize()
+
+    steps(WARM)
+    clock = time.perf_counter()
+    steps(TIMED)
+    spent = time.perf_counter() - clock
+    captured = all(lane.graph is not None for lane in lanes)
+    lanes.clear()
+    if texts.tokens.is_cuda:
+        torch.cuda.empty_cache()
+    return 1e3 * spent / (TIMED * jobs), captured
+
+
+def main() -> int:
+    chosen = arguments()
+    stage = tiny(STAGES[chosen.stage]) if chosen.tiny else STAGES[chosen.stage]
+    log = chosen.log or DOCS / f"stage-{stage.name.lower()}.jsonl"
+    if chosen.report:
+        from evidence_report import report  # needs matplotlib
+
+        report(log.parent, {name: tiny(s) if chosen.tiny else s for name, s in STAGES.items()})
+        return 0
+    loss = torch.compile(models.loss, dynamic=False) if chosen.compile else models.loss
+    if chosen.probe is not None:
+        device = torch.device(chosen.device)
+        probe(stage, chosen.data, device, chosen.probe or (1, 4, 8), loss)
+        return 0
+    return run(chosen, stage, log, loss)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

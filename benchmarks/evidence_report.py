@@ -1,0 +1,288 @@
+"""What the logs of `evidence.py` say, as tables in Markdown and a picture.
+
+Every figure is computed from the lines of the logs, every line is counted. Differences are paired:
+the same seed gives the same first weights and the same windows of text.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+
+import evidence_stages as stages
+from evidence_queue import Log, Record, trial_of
+from evidence_stages import ADAMW, LEON, LEON3, MUON, Cell, Stage, Trial
+from nucleon._files import write_whole
+from nucleon.experiments.shown import Figure, Panel, Series
+from nucleon.report.plots import draw
+from step_report import table
+
+CONFIDENCE = 0.95
+STYLES = {ADAMW: 6, MUON: 0, LEON: 4, LEON3: 2}
+NAMES = "stage-{}.jsonl"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds, and how far from it the true one may be."""
+
+    mean: float
+    margin: float
+    count: int
+
+    def __str__(self) -> str:
+        """With four digits after the point."""
+        if not self.count:
+            return "—"
+        margin = f" ± {self.margin:.4f}" if math.isfinite(self.margin) else ""
+        return f"{self.mean:.4f}{margin}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Student's t interval of a mean, at `CONFIDENCE`."""
+    from scipy.stats import t
+
+    n = len(values)
+    if n < 2 or not all(map(math.isfinite, values)):
+        return Interval(fmean(values) if values else math.nan, math.inf, n)
+    margin = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(values) / math.sqrt(n)
+    return Interval(fmean(values), margin, n)
+
+
+class Results:
+    """The results of one cell of a stage.
+
+    Args:
+        stage: which.
+        cell: which.
+        log: of the stage, with those beside it.
+    """
+
+    def __init__(self, stage: Stage, cell: Cell, log: Log) -> None:
+        self.stage, self.cell, self.log = stage, cell, log
+        self.aux, _ = stages.aux_lr(stage, log.loss)
+        self.best = stages.best_rates(stage, cell, log.loss)
+        self.methods = [m for m in stage.methods if self.losses_by_rate(m)]
+
+    def at(self, method: str, rate: float, seed: int, share: float = 1.0) -> Trial:
+        """A run of this cell."""
+        made = stages.trial(self.stage, self.cell, method, rate, self.aux, seed, "")
+        return replace(made, steps=int(share * made.steps))
+
+    def losses(self, method: str, rate: float, share: float = 1.0) -> dict[int, float]:
+        """The final loss of each seed that is done."""
+        found = {s: self.log.loss(self.at(method, rate, s, share)) for s in range(self.stage.seeds)}
+        return {seed: loss for seed, loss in found.items() if loss is not None}
+
+    def losses_by_rate(self, method: str) -> dict[float, list[float]]:
+        """Those of all full runs of a method, by their rate."""
+        rates = {t.rate for t in self.log.finals if t == self.at(method, t.rate, t.seed)}
+        return {rate: [*self.losses(method, rate).values()] for rate in sorted(rates)}
+
+    def difference(
+        self, method: str, rate: float, other: str, other_rate: float, share: float = 1.0
+    ) -> Interval:
+        """The loss of a method less that of another one, over the seeds that both have."""
+        ours, theirs = self.losses(method, rate, share), self.losses(other, other_rate)
+        return interval([ours[s] - theirs[s] for s in ours if s in theirs])
+
+    def interior(self, method: str) -> str:
+        """The best rate, marked where it is at an end of the grid."""
+        rate = self.best.get(method)
+        if rate is None:
+            return "not known yet"
+        rates = [*self.losses_by_rate(method)]
+        end = not self.stage.frozen and rate in (rates[0], rates[-1])
+        return f"{rate:.3g}" + (", at the end of the grid" if end else "")
+
+    def steps_to_reach(self, method: str) -> list[float]:
+        """The share of Muon's steps after which a method's curve is at Muon's final loss.
+
+        Per seed, both at their best rates, linear between two evaluations; infinite where it never
+        is. The rate of the curve is not decayed yet at that step: a run made for fewer steps is
+        lower there.
+        """
+        if not {method, MUON} <= self.best.keys():
+            return []
+        shares: list[float] = []
+        for seed, target in self.losses(MUON, self.best[MUON]).items():
+            curve = self._curve(self.at(method, self.best[method], seed))
+            if curve:
+                shares.append(reached(curve, target) / self.stage.steps(self.cell))
+        return shares
+
+    def mean_of(self, quantity: str, method: str) -> str:
+        """A diagnostic at the best rate, over the seeds."""
+        rate = self.best.get(method)
+        values = [
+            r[quantity]
+            for r in self.log.records
+            if quantity in r and trial_of(r) == self.at(method, rate or 0.0, r["seed"])
+        ]
+        return f"{fmean(values):.3f}" if values else "—"
+
+    def _curve(self, trial: Trial) -> list[tuple[float, float]]:
+        for record in self.log.records:
+            if trial_of(record) == trial and "losses" in record:
+                return [(float(step), float(loss)) for step, loss in record["losses"]]
+        return []
+
+
+def reached(curve: Sequence[tuple[float, float]], target: float) -> float:
+    """The step at which a curve first is at `target` or below; infinite where it never is."""
+    for (a, before), (b, after) in pairwise(curve):
+        if before <= target:
+            return a
+        if after <= target:
+            return a + (b - a) * (before - target) / (before - after)
+    return math.inf
+
+
+def report(folder: Path, known: Mapping[str, Stage]) -> None:
+    """Write tables and a picture of every stage that has a log in a folder, into that folder."""
+    for name, stage in known.items():
+        path = folder / NAMES.format(name.lower())
+        if not path.exists():
+            continue
+        log = Log(path)
+        cells = [Results(stage, cell, log) for cell in stage.cells]
+        cells = [found for found in cells if found.methods]
+        page = folder / f"stage-{name.lower()}.md"
+        write_whole(page, text(stage, cells, log))
+        print(page)
+        if cells:
+            for drawn in draw(figure(stage, cells), folder):
+                print(drawn)
+
+
+def text(stage: Stage, cells: Sequence[Results], log: Log) -> str:
+    """The page of a stage."""
+    own = [r for r in log.records if r["stage"] == stage.name]
+    parts = [
+        f"# Stage {stage.name}: tables",
+        f"Drawn by `nucleon bench evidence --report` from `{log.path.name}`, {counted(own)}.",
+    ]
+    if stage.aux_rates:
+        parts += ["## `aux_lr`, tuned for Muon", aux_table(stage, log)]
+    for found in cells:
+        parts += [f"## {found.cell.name}", rates_table(found)]
+        if MUON in found.methods:
+            parts += [against_muon(found)]
+        parts += [shorter_table(found)] if found.cell.shorter else []
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def counted(records: Iterable[Record]) -> str:
+    """How many runs there are, how they ended, and on what."""
+    listed = list(records)
+    ended = {s: sum(r["status"] == s for r in listed) for s in ("ok", "diverged", "failed")}
+    seconds = sum(r.get("seconds", 0.0) / r["jobs"] for r in listed)
+    where = ", ".join(sorted({f"{r['device']}, torch {r['torch']}" for r in listed}))
+    return (
+        f"{len(listed)} lines: {ended['ok']} runs ended well, {ended['diverged']} diverged, "
+        f"{ended['failed']} failed; about {seconds / 60:.1f} minutes of {where}"
+    )
+
+
+def aux_table(stage: Stage, log: Log) -> str:
+    chosen, trials = stages.aux_lr(stage, log.loss)
+    rows = [
+        [f"{t.aux_lr:.3g}" + (" (chosen)" if t.aux_lr == chosen else ""), told(log.loss(t))]
+        for t in sorted(trials, key=lambda t: t.aux_lr or 0.0)
+    ]
+    return table(["`aux_lr`", f"loss at rate {stage.aux_rate:.3g}"], rows)
+
+
+def rates_table(found: Results) -> str:
+    """The mean loss at each rate; how many seeds in brackets."""
+    by_method = {method: found.losses_by_rate(method) for method in found.methods}
+    rates = sorted({rate for losses in by_method.values() for rate in losses})
+
+    def cell(losses: Mapping[float, Sequence[float]], rate: float) -> str:
+        values = losses.get(rate)
+        return f"{fmean(values):.4f} ({len(values)})" if values else ""
+
+    rows = [
+        [method, *(cell(losses, rate) for rate in rates), found.interior(method)]
+        for method, losses in by_method.items()
+    ]
+    return table(["loss (seeds) at rate", *(f"{r:.3g}" for r in rates), "best"], rows)
+
+
+def against_muon(found: Results) -> str:
+    """Each method beside Muon: at the best rate of each, and at each other multiple of it."""
+    multiples = found.stage.rates if found.stage.frozen else found.stage.multiples
+    known = [m for m in found.methods if m in found.best and MUON in found.best]
+
+    def beside(multiple: float) -> Callable[[str], str]:
+        def cell(method: str) -> str:
+            rate, muons = multiple * found.best[method], multiple * found.best[MUON]
+            less = found.difference(method, rate, MUON, muons)
+            some = f" ({less.count} seeds)" if 0 < less.count < found.stage.seeds else ""
+            return f"{less}{some}"
+
+        return cell
+
+    def share(method: str) -> str:
+        shares = found.steps_to_reach(method)
+        there = [value for value in shares if math.isfinite(value)]
+        if len(there) < len(shares):
+            return f"reached by {len(there)} of {len(shares)} seeds"
+        return str(interval(shares))
+
+    columns: dict[str, Callable[[str], str]] = {
+        "less Muon's loss, 95 % interval": lambda method: method,
+        **{f"at {multiple:g}× the best rate": beside(multiple) for multiple in multiples},
+        "share of Muon's steps to its loss": share,
+        "smoothing share": lambda m: found.mean_of("smoothing_share_half", m),
+        "cosine to Muon": lambda m: found.mean_of("cosine_to_muon_half", m),
+    }
+    rows = [[cell(method) for cell in columns.values()] for method in known if method != MUON]
+    return table(columns, rows) if rows else ""
+
+
+def shorter_table(found: Results) -> str:
+    """Leon with fewer steps, the schedule made for them, beside Muon with all of its steps."""
+    rows: list[list[str]] = []
+    for share in found.cell.shorter:
+        for method in (m for m in (LEON, LEON3) if {m, MUON} <= found.best.keys()):
+            rate, muons = found.best[method], found.best[MUON]
+            less = found.difference(method, rate, MUON, muons, share)
+            if less.count:
+                rows.append([f"{method}, {share:g} of the steps", str(less), str(less.count)])
+    return (
+        table(["less Muon's loss with all steps", "95 % interval", "seeds"], rows) if rows else ""
+    )
+
+
+def figure(stage: Stage, cells: Sequence[Results]) -> Figure:
+    """Loss against rate, a panel for each cell and a line for each method."""
+
+    def series(found: Results, method: str) -> Series:
+        losses = found.losses_by_rate(method)
+        kept = {r: interval(v) for r, v in losses.items() if all(map(math.isfinite, v))}
+        margins = [i.margin if math.isfinite(i.margin) else 0.0 for i in kept.values()]
+        means = [i.mean for i in kept.values()]
+        low = [mean - margin for mean, margin in zip(means, margins, strict=True)]
+        high = [mean + margin for mean, margin in zip(means, margins, strict=True)]
+        return Series(method, [*kept], means, low, high, style=STYLES[method])
+
+    panels = tuple(
+        Panel(
+            found.cell.name if stage.tunes else f"{found.cell.name} tokens per step",
+            "learning rate",
+            "held-out loss, nats",
+            tuple(series(found, method) for method in found.methods),
+            "log",
+            marked=True,
+        )
+        for found in sorted(cells, key=lambda found: (found.cell.adapter, found.cell.sequences))
+    )
+    caption = "Bands: 95 % intervals of the mean over seeds; points without one are one seed."
+    return Figure(f"stage-{stage.name.lower()}", f"Stage {stage.name}", caption, panels)
+
+
+def told(loss: float | None) -> str:
+    return "—" if loss is None else f"{loss:.4f}"
