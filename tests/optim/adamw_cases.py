@@ -333,6 +333,18 @@ def always_zero(device):
     assert torch.equal(params[0], old) and params[1].isfinite().all()
 
 
+def without_a_square(device):
+    """With eps = 0 gradients whose squares are 0 in float32 move nothing."""
+    params = parameters(device, shapes=[(3,), (4,)])
+    optimizer = optimizer_of(params, eps=0.0)
+    old = [p.detach().clone() for p in params]
+    for _ in range(30):
+        for p in params:
+            p.grad = torch.full_like(p, 1e-23)
+        step(optimizer)
+    assert all(map(torch.equal, params, old))
+
+
 def sharded(device):
     """What one rank holds of DTensors, beside plain parameters: the same steps and skips."""
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -403,4 +415,5 @@ CASES = {
     "defaults": (defaults, {}),
     "nothing there": (nothing_there, {}),
     "always zero": (always_zero, {}),
+    "without a square": (without_a_square, {}),
 }

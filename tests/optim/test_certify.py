@@ -181,6 +181,17 @@ def test_certificates_survive_a_resume_and_are_logged_by_a_hook():
     assert len(log.rows) == 2
 
 
+@pytest.mark.parametrize("make", [nucleon.Muon, nucleon.Leon, nucleon.Pion])
+def test_the_ledger_of_large_gradients_can_be_loaded(make):
+    """‖G‖_F² leaves float32 where the entries of G do not."""
+    params = [torch.nn.Parameter(torch.zeros(32, 64)) for _ in "ab"]
+    one, two = (make([p], certify=True) for p in params)
+    params[0].grad = 1e18 * torch.randn(32, 64)
+    one.step()
+    assert all(x.isfinite().all() for x in one.state[params[0]].values())
+    two.load_state_dict(one.state_dict())
+
+
 def test_without_certify_there_is_nothing_to_log():
     optimizer = nucleon.Leon([torch.nn.Parameter(torch.zeros(2, 3))])
     assert optimizer.certificates() == {}

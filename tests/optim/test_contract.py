@@ -342,16 +342,29 @@ def test_load_hooks_are_heard():
         lambda s: s["state"][0].update(total=3),
         lambda s: s["state"][0].update(total=s["state"][0]["total"].long()),
         lambda s: s["state"][0].pop("gram"),
+        lambda s: s["state"][0]["gram"].neg_(),
+        lambda s: s["state"][0]["gram"][0, 1, 2].mul_(1.1),
+        lambda s: s["state"][0]["gram"][0].sub_(2 * s["state"][0]["gram"][0].trace()),
+        lambda s: s["state"][0]["quiet"].fill_(-1),
+        lambda s: s["state"][0]["skipped"].fill_(-1),
+        lambda s: s["state"][0]["step"].fill_(-1),
+        lambda s: s["state"][1]["step"].fill_(-1),
+        lambda s: s["state"][1]["exp_avg_sq"][0].neg_(),
         lambda s: s["param_groups"][0].pop("certify"),
         lambda s: s["param_groups"][0].update(certify=True),
         lambda s: s["param_groups"][0].update(lr=-2.0),
         lambda s: s["param_groups"].append(s["param_groups"][0]),
     ],
-    ids=["empty", "extra", "number", "integers", "missing", "option", "certify", "lr", "groups"],
+    ids=[
+        *("empty", "extra", "number", "integers", "missing", "negative gram", "asymmetric gram"),
+        *("gram beyond its diagonal", "quiet", "skipped", "step", "AdamW's step", "AdamW's v"),
+        *("option", "certify", "lr", "groups"),
+    ],
 )
 def test_a_damaged_state_is_refused_and_nothing_changes(damage):
-    params = parameters(shapes=[(4, 6)])
-    optimizer = nucleon.Leon(params, lr=0.1)
+    params = parameters(shapes=[(4, 6), (5,)])
+    groups = [{"params": params[:1]}, {"params": params[1:], "rule": "adamw"}]
+    optimizer = nucleon.Leon(groups, lr=0.1)
     train(optimizer, params, 1)
     before = [v.clone() for v in all_state(optimizer)]
     state = copy.deepcopy(optimizer.state_dict())
@@ -360,6 +373,50 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
         optimizer.load_state_dict(state)
     assert_same(before, all_state(optimizer))
     train(optimizer, params, 1)
+
+
+@every_method
+@pytest.mark.parametrize("scale", [1e-25, 1e-19, 1.0, 1e18])
+def test_a_gram_matrix_of_any_gradients_is_no_damage(make, scale):
+    """Nor are its terms that left the range of the dtype: rows far apart in size."""
+    params = parameters(shapes=[(6, 400), (3, 7, 5)])
+    optimizer = make(params, lr=0.1)
+    for round_ in range(3):
+        give_gradients(params, round_)
+        for p in params:
+            p.grad *= scale * torch.logspace(0, -30, p.shape[-2])[:, None]
+        optimizer.step()
+    make(parameters(shapes=[(6, 400), (3, 7, 5)])).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("group", "options", "word"),
+    [
+        (0, {"momentum": 1.5}, "momentum"),
+        (0, {"beta2": -0.1}, "beta2"),
+        (0, {"smoothing_scale": 1e-310}, "smoothing_scale"),
+        (0, {"gradient_bound": 1e30}, "gradient_bound"),
+        (0, {"scale": "twice"}, "scale"),
+        (0, {"lr": float("nan")}, "lr"),
+        (1, {"betas": (1.0, 0.999)}, "betas"),
+        (1, {"betas": (0.9, float("nan"))}, "betas"),
+        (1, {"eps": float("nan")}, "eps"),
+        (1, {"weight_decay": -1.0}, "weight_decay"),
+    ],
+)
+def test_an_option_set_to_nonsense_is_named_and_nothing_changes(group, options, word):
+    params = parameters(shapes=[(4, 6), (5,)])
+    optimizer = nucleon.Leon([{"params": params[:1]}, {"params": params[1:], "rule": "adamw"}])
+    train(optimizer, params, 2)
+    before = [v.clone() for v in (*all_state(optimizer), *params)]
+    old = {name: optimizer.param_groups[group][name] for name in options}
+    optimizer.param_groups[group].update(options)
+    give_gradients(params, 2)
+    with pytest.raises(ValueError, match=word):
+        optimizer.step()
+    assert_same(before, [*all_state(optimizer), *params])
+    optimizer.param_groups[group].update(old)
+    optimizer.step()
 
 
 def test_certify_cannot_be_switched_on_during_a_run():

@@ -35,7 +35,7 @@ REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"),
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
 CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
 SHARED = {"GRADIENT": tl.bfloat16, "WEIGHT": tl.bfloat16, "CHUNK": 8192}
-STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps", "least"), "fp32")
+STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps"), "fp32")
 
 
 def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):

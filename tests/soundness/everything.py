@@ -46,6 +46,12 @@ def every_case(device: str, steps: int = 80) -> Iterator[Case]:
         for kind in ("steady", "alternating", "mixed"):
             yield Case("scales", f"{kind} {s}", lambda s=s, kind=kind: cases.scale_run(s, kind, 4))
     for make in cases.METHODS:
+        for dtype in (torch.float32, torch.bfloat16):
+            for given in ({}, {"momentum": 0.9}):
+                s = Setting(make, dtype, device, given)
+                shapes = [(6, 8), (64, 80)] if device == "cpu" else [(6, 8), (128, 256)]
+                run = lambda s=s, shapes=shapes: cases.quiet_run(s, 1100, 1.0, shapes)  # noqa: E731
+                yield Case("quiet", f"long {s}", run)
         for momentum in FULL_STEPS:
             rest = Setting(make, torch.float32, device)
             run = lambda s=rest, momentum=momentum: cases.comes_to_rest(s, momentum)  # noqa: E731

@@ -97,6 +97,16 @@ def twice(size: float) -> Spoil:
     return spoil
 
 
+def bounded_and_large(optimizer, p):
+    """G²β₁⁻² of half the largest number, and 0.7 of it in M̂: each is held, their sum is not."""
+    group, last = optimizer.param_groups[0], _last_matrix(p.grad)
+    most = torch.finfo(optimizer.state[p]["gram"].dtype).max
+    group["gradient_bound"] = 0.999 * math.sqrt(most / 2) * group["momentum"]
+    last.zero_()
+    line = last[0] if last.shape[0] <= last.shape[1] else last[:, 0]
+    line.fill_(math.sqrt(0.7 * most / len(line)))
+
+
 HALF = (torch.float16,)
 FAULTS: dict[str, Fault] = {
     "first entry nan": Fault(entry(math.nan, 0), dtypes=(*Fault.dtypes, *HALF)),
@@ -108,7 +118,7 @@ FAULTS: dict[str, Fault] = {
         option("smoothing_scale", 1e38, 1e307), needs_gram=True
     ),
     "Λ overflows by gradient_bound": Fault(
-        option("gradient_bound", 1e25, 1e200), {"gradient_bound": 1.0}, needs_gram=True
+        bounded_and_large, {"gradient_bound": 1.0}, needs_gram=True
     ),
     "the Nesterov sum overflows": Fault(times_max(0.6), {"nesterov": True}, only=(nucleon.Muon,)),
     "bf16 cannot hold Ĝ": Fault(

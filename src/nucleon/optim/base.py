@@ -251,6 +251,18 @@ class MatrixOptimizer(Optimizer, ABC):
         else:
             self.check_options(group)
 
+    def _check_changes(self) -> None:
+        """Raise on a bad option that was set after its group was made."""
+        runtime = self._runtime
+        for group in self.param_groups:
+            values = [*map(group.get, options.CHECKED)]
+            if runtime.checked.get(id(group)) != values:
+                without_rate = {**group, "lr": 0.0}  # which may be on the device
+                self._check_group(without_rate)
+                named = [(runtime.infos[p].name, p) for p in group["params"]]
+                options.check_range(named, without_rate)
+                runtime.checked[id(group)] = values
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns it all."""
         # Before the user's own hooks: they are to see what will be saved.
@@ -385,6 +397,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_changes()
         check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
         warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:

@@ -122,6 +122,11 @@ STRUCTURE = (
     *("momentum_dtype", "stochastic_rounding", "largest_stack"),
 )
 """Options that decide which engine steps a stack, and how large it is."""
+CHECKED = (
+    *("momentum", "beta2", "smoothing_scale", "gradient_bound", "nesterov", "scale", "steps"),
+    *("method", "iterations", "samples", "momentum_dtype", "nonfinite", "betas", "eps"),
+)
+"""Options whose change is checked at the next step; the rates are looked at in every one."""
 
 
 def check(group: dict[str, Any]) -> None:

@@ -33,6 +33,8 @@ class Runtime:
     """Parameters that have had a gradient: later, a missing one is a mask."""
     numbers: frozenset[int] = frozenset()
     """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
+    checked: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+    """The values of `options.CHECKED` that were found good, by the identity of the group."""
     steps: int = 0
     agreed: bool = False
     """Whether the ranks have compared parameters and options."""

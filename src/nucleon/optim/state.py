@@ -318,6 +318,40 @@ def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Ten
                 f"state_dict holds {entry!r} with values that are not finite for {name}; it is "
                 f"damaged: load an earlier one"
             )
+        held = shards.local(value)
+        held = torch.view_as_real(held) if held.is_complex() else held
+        if entry in _NONNEGATIVE and (held < 0).any():
+            raise ValueError(
+                f"state_dict holds {entry!r} with values below 0 for {name}; it is damaged: load "
+                f"an earlier one"
+            )
+        if entry.startswith("gram") and not _like_a_gram(value):
+            raise ValueError(
+                f"state_dict holds {entry!r} for {name}, which is no sum of GGᵀ; it is damaged: "
+                f"load an earlier one"
+            )
+
+
+_NONNEGATIVE = ("step", "skipped", "quiet", "exp_avg_sq", "first", "excess", "outside")
+
+
+def _like_a_gram(value: Tensor) -> bool:
+    """Whether matrices (…, m, m) are symmetric with |M_ij|² ≤ M_ii·M_jj, rounding apart.
+
+    A sum of n products rounds by n·eps at most, 2⁻⁷ for n = 2¹⁶ in float32, and loses terms that
+    leave the normal numbers: as many times `tiny`.
+    """
+    if shards.sharded(value):
+        return True
+    value = value.to(_checks.work_dtype(value.dtype))
+    lost = 2.0**16 * torch.finfo(value.dtype).tiny
+    diagonal = value.diagonal(dim1=-2, dim2=-1)
+    if (diagonal < 0).any():
+        return False
+    root = (diagonal + lost).sqrt()
+    allowed = root[..., :, None] * root[..., None, :]
+    apart = (value - value.mT).abs() <= 2.0**-7 * allowed
+    return bool((apart & (value.abs() <= (1 + 2.0**-7) * allowed)).all())
 
 
 # ------------------------------------------------------------------ older versions

@@ -84,10 +84,10 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     denominator = list(torch._foreach_sqrt(second))
     torch._foreach_div_(denominator, factors(_complement(beta2, step).sqrt(), 1.0))
     torch._foreach_add_(denominator, factors(group["eps"], 1.0))
-    if not group["eps"]:  # a gradient that was always zero has 0/0
-        torch._foreach_clamp_min_(denominator, torch.finfo(dtype).tiny)
     change = list(torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0)))
     torch._foreach_div_(change, denominator)
+    if not group["eps"]:  # nothing moves where v is 0: no gradient so far, or none with a square
+        change = [torch.where(d > 0, c, 0.0) for c, d in zip(change, denominator, strict=True)]
 
     weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
     if group["weight_decay"]:

@@ -46,12 +46,13 @@ def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -
         name: stack.gather_own(s[name] for s in states)
         for name in ("loss", "excess", "first", "outside")
     }
-    played = stack.gather((s["played"] for s in states), gradient.dtype)
-    root = math.sqrt(gradient.shape[-2]) * torch.linalg.matrix_norm(gradient).to(wide)
+    played = stack.gather((s["played"] for s in states), direction.dtype)
+    gradient = gradient.to(wide)  # a norm may leave float32 where its entries do not
+    root = math.sqrt(gradient.shape[-2]) * torch.linalg.matrix_norm(gradient)
     # Not 0 once it was more, or a later gradient would be taken for the first.
     faded = (hyper.momentum * old["first"]).clamp_min(torch.finfo(wide).tiny)
     new = {
-        "loss": hyper.momentum * old["loss"] - (gradient.to(wide) * played).sum(dim=(-2, -1)),
+        "loss": hyper.momentum * old["loss"] - (gradient * played).sum(dim=(-2, -1)),
         "excess": hyper.momentum * old["excess"] + excess(gradient, hyper.gradient_bound, root),
         "first": torch.where(old["first"] > 0, faded, root),
         "outside": old["outside"] + _outside(direction, tolerance(work.group, direction.dtype)),

@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from nucleon import _checks
 from nucleon.optim import options
+from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import Method, State
 from nucleon.optim.matrices import axes, shards
@@ -195,7 +196,8 @@ def _method(method: Method, group: Mapping[str, Any], param: Tensor, spec: str |
     On CUDA also why its kernels do not serve them, where that is so: torch's path is slower.
     """
     if spec is None:
-        return "adamw"
+        refusal = cuda_adamw.refusal(param) if param.is_cuda else None
+        return f"adamw (torch: {refusal})" if refusal else "adamw"
     found = dict.fromkeys(_how(method, group, param, block) for block in blocks(param, spec))
     return ", ".join(found)
 

@@ -75,6 +75,15 @@ def serves(params: Sequence[Tensor]) -> bool:
     return any(p.dtype in pointers.DTYPES and engine.runs_on(p.device) for p in params)
 
 
+def refusal(param: Tensor) -> str | None:
+    """Why this engine hands a parameter over; None where it steps it."""
+    if not engine.runs_on(param.device):
+        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
+    if param.dtype not in pointers.DTYPES:
+        return f"{str(param.dtype).removeprefix('torch.')} weights"
+    return None if dense(shards.local(param)) else "its memory has gaps"
+
+
 def step(work: Work) -> None:
     """One step of the parameters that have a gradient; no host synchronization."""
     if not isinstance(work.memory, Buckets):

@@ -114,7 +114,7 @@ def decide(
 @triton.jit
 def _move(
     gradient, first, second, weight, start, left, rate, root, kept, sign, blend, keep, enter, eps,
-    least, GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     GRADIENT_WIDTH: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """The step of a part of a chunk; each number is read once and written once."""
@@ -133,8 +133,9 @@ def _move(
     # As torch's lerp, from the nearer end: with β₁ = 0, m is g.
     m = tl.where(blend < 0.5, m + blend * (g - m), g - (1.0 - blend) * (g - m))
     v = keep * v + enter * g * g
-    size = tl.maximum(tl.div_rn(tl.sqrt_rn(v), root) + eps, least)
-    w = kept * w.to(tl.float32) - tl.div_rn(rate * m, size)
+    size = tl.div_rn(tl.sqrt_rn(v), root) + eps
+    change = tl.where(size > 0, tl.div_rn(rate * m, size), 0.0)  # with ε = 0, v may be 0
+    w = kept * w.to(tl.float32) - change
     tl.store(first, m, mask=inside, eviction_policy="evict_first")
     tl.store(second, v, mask=inside, eviction_policy="evict_first")
     tl.store(weight, w.to(WEIGHT), mask=inside, eviction_policy="evict_first")
@@ -142,7 +143,7 @@ def _move(
 
 @triton.jit
 def update(
-    rows, gradients, owners, numbers, factors, sign, blend, keep, enter, eps, least,
+    rows, gradients, owners, numbers, factors, sign, blend, keep, enter, eps,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """The step of what is taken, the last first: `look` has left its gradient in the cache."""
@@ -163,17 +164,17 @@ def update(
             if _aligned(gradient, GRADIENT, 4):
                 _move(
                     gradient, first, second, weight, start, some, rate, root, kept,
-                    sign, blend, keep, enter, eps, least, GRADIENT, WEIGHT, 4, 4, PART,
+                    sign, blend, keep, enter, eps, GRADIENT, WEIGHT, 4, 4, PART,
                 )  # fmt: skip
             else:  # as in a flat buffer of gradients
                 _move(
                     gradient, first, second, weight, start, some, rate, root, kept,
-                    sign, blend, keep, enter, eps, least, GRADIENT, WEIGHT, 4, 1, PART,
+                    sign, blend, keep, enter, eps, GRADIENT, WEIGHT, 4, 1, PART,
                 )  # fmt: skip
         else:
             _move(
                 gradient, first, second, weight, start, some, rate, root, kept,
-                sign, blend, keep, enter, eps, least, GRADIENT, WEIGHT, 1, 1, PART,
+                sign, blend, keep, enter, eps, GRADIENT, WEIGHT, 1, 1, PART,
             )  # fmt: skip
 
 
@@ -253,7 +254,6 @@ def move(tables: Tables, gradients: Tensor, numbers: Numbers) -> None:
     update[(len(tables.owners) * (CHUNK // PART),)](
         tables.rows, gradients, tables.owners, tables.numbers, tables.factors,
         numbers.sign, 1 - numbers.beta1, numbers.beta2, 1 - numbers.beta2, numbers.eps,
-        0.0 if numbers.eps else torch.finfo(torch.float32).tiny,  # 0/0 if it was always zero
         GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, PART=PART,
     )  # fmt: skip
 
