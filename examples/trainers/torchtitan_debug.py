@@ -23,30 +23,31 @@ from torchtitan.trainer import Trainer
 
 
 class Counting(BaseDataLoader):
-    """Batches of consecutive numbers from random starts, each rank its own."""
+    """Rows of consecutive numbers from random starts; a rank has its share of each batch."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         """Nothing to choose."""
 
-    def __init__(self, config, *, dp_rank, seq_len, local_batch_size, **_):
-        self.rank, self.shape, self.batch = dp_rank, (local_batch_size, seq_len), 0
+    def __init__(self, config, *, dp_rank, dp_world_size, seq_len, local_batch_size, **_):
+        self.rows = slice(dp_rank * local_batch_size, (dp_rank + 1) * local_batch_size)
+        self.shape, self.batch = (dp_world_size * local_batch_size, seq_len + 1), 0
 
     def __iter__(self):
         while True:
-            noise = torch.Generator().manual_seed(1000 * self.batch + self.rank)
+            noise = torch.Generator().manual_seed(self.batch)
             starts = torch.randint(2048, (self.shape[0], 1), generator=noise)
-            rows = (starts + torch.arange(self.shape[1] + 1)) % 2048
+            rows = (starts + torch.arange(self.shape[1]))[self.rows] % 2048
             self.batch += 1
             yield {"input": rows[:, :-1].contiguous()}, rows[:, 1:].contiguous()
 
     def state_dict(self):
         """Where it goes on."""
-        return {f"batch of {self.rank}": self.batch}
+        return {"batch": self.batch}
 
     def load_state_dict(self, state_dict):
         """Go on from there."""
-        self.batch = state_dict[f"batch of {self.rank}"]
+        self.batch = state_dict["batch"]
 
 
 class NoTokenizer(BaseTokenizer):

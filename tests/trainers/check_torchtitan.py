@@ -1,0 +1,148 @@
+"""Two ranks: torchtitan saves a run with Leon and goes on from it, cut in other ways too.
+
+    make test-torchtitan
+    torchrun --nproc-per-node 2 tests/trainers/check_torchtitan.py
+
+A run of torchtitan's debug model under FSDP2 with placement="owner" is saved in the middle. Where
+the gradients are summed in the same order, the runs that go on from there end with the same
+weights bit for bit; under other parallelism their losses agree up to the rounding of gradients.
+"""
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "trainers"))
+import torchtitan_on_cpu  # noqa: F401  # before torchtitan
+from torchtitan.config import ParallelismConfig
+from torchtitan.trainer import Trainer
+from torchtitan_debug import debug_model
+
+from nucleon.integrations.torchtitan import MatrixOptimizers
+from nucleon.optim.matrices.parameters import canonical
+from nucleon.optim.matrices.shards import full
+
+LAYERS, MIDDLE, STEPS = 2, 2, 4
+
+
+@dataclasses.dataclass
+class Run:
+    """What a run left."""
+
+    losses: dict[int, float]
+    weights: Mapping[str, torch.Tensor]
+
+
+@contextmanager
+def built(folder: str, *, load: int | None = None, ac: bool = True, **given) -> Iterator[Trainer]:
+    """A trainer of two layers, that goes on from a saved step, or saves its own."""
+    degrees = {f.name for f in dataclasses.fields(ParallelismConfig)}
+    options = {k: x for k, x in given.items() if k not in degrees}
+    config = debug_model(folder, STEPS, lr=0.02, **options)
+    config.model_spec.model.layers = config.model_spec.model.layers[:LAYERS]
+    config.debug.seed = 0
+    for name in degrees & set(given):
+        setattr(config.parallelism, name, given[name])
+    model_parallel = any(f"{kind}_parallel_degree" in given for kind in ("tensor", "pipeline"))
+    config.training.local_batch_size = 8 if model_parallel else 4  # the same batch in all
+    if not ac:
+        config.activation_checkpoint = None
+    saved = config.checkpoint
+    saved.enable, saved.interval, saved.last_save_model_only = True, MIDDLE, False
+    saved.load_only, saved.load_step = load is not None, -1 if load is None else load
+    trainer = config.build()
+    assert isinstance(trainer.optimizers, MatrixOptimizers)
+    try:
+        yield trainer
+    finally:
+        trainer.close()
+
+
+def run(folder: str, **given) -> Run:
+    """Train to the end, from the beginning or from a saved step."""
+    losses: dict[int, float] = {}
+
+    def log(step, loss, *rest, **more):
+        losses[step] = loss
+
+    with built(folder, **given) as trainer, mock.patch("time.sleep"):
+        trainer.metrics_processor.log = log
+        trainer.train()
+        named = [pair for part in trainer.model_parts for pair in part.named_parameters()]
+        weights = {canonical(name): full(param.detach()).clone() for name, param in named}
+        return Run(losses, weights)
+
+
+def through_stages(folder: str, other: str) -> Run:
+    """Into the stages of a pipeline and saved by them, then on as a whole.
+
+    The stages take no step: torchtitan 0.3.0 has a pipeline for a torch that is not released.
+    """
+    with built(folder, load=MIDDLE, pipeline_parallel_degree=2) as trainer:
+        assert len(trainer.model_parts) == 2  # interleaved
+        trainer.checkpointer.load(step=MIDDLE)
+        trainer.checkpointer.load_only = False
+        trainer.checkpointer.folder = str(Path(other, "checkpoint"))
+        trainer.checkpointer.save(MIDDLE)
+    return run(other, load=MIDDLE, placement="owner")
+
+
+def same(found: Run, expected: Run) -> str:
+    """Nothing where the weights agree bit for bit, else the first that does not."""
+    for name, weight in expected.weights.items():
+        if not torch.equal(weight, found.weights[name]):
+            return f"{name} differs by {(weight - found.weights[name]).abs().max():.3g}"
+    steps = {step: loss for step, loss in expected.losses.items() if step > MIDDLE}
+    return "" if found.losses == steps else f"losses {found.losses}, expected {steps}"
+
+
+def close(found: Run, expected: Run) -> str:
+    """Nothing where the losses agree up to the rounding of bfloat16."""
+    for step in range(MIDDLE + 1, STEPS + 1):
+        loss, wanted = found.losses[step], expected.losses[step]
+        if abs(loss - wanted) > torch.finfo(torch.bfloat16).eps * wanted:
+            return f"loss {loss} at step {step}, expected {wanted}"
+    return ""
+
+
+CASES = {
+    "owner → owner": (same, {"placement": "owner"}),
+    "owner → local": (same, {"placement": "local"}),
+    "… without activation checkpointing": (same, {"ac": False}),
+    "… tensor parallel": (close, {"placement": "owner", "tensor_parallel_degree": 2}),
+    "… replicated": (close, {"placement": "owner", "data_parallel_replicate_degree": 2}),
+}
+
+
+def main() -> None:
+    """Run them all; exit with the number of those that fail."""
+    dist.init_process_group("gloo")
+    failed = 0
+
+    def report(what: str, problem: str) -> None:
+        nonlocal failed
+        failed += bool(problem)
+        if dist.get_rank() == 0 or problem:
+            print(f"{'FAIL' if problem else 'ok  '} {what} {problem}", flush=True)
+
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        folders = [one, other]
+        dist.broadcast_object_list(folders)
+        expected = run(folders[0], placement="owner")
+        for what, (check, given) in CASES.items():
+            report(what, check(run(folders[0], load=MIDDLE, **given), expected))
+        report("… pipeline → owner", same(through_stages(*folders), expected))
+        dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
