@@ -63,9 +63,8 @@ class NoTokenizer(BaseTokenizer):
     encode = decode = get_vocab_size = None
 
 
-def debug_model(folder: str, steps: int, **options) -> Trainer.Config:
-    """torchtitan's configuration with short sequences, Leon and its options."""
-    config = llama3_debugmodel()
+def with_leon(config: Trainer.Config, folder: str, steps: int, **options) -> Trainer.Config:
+    """A configuration of torchtitan's with these numbers, and Leon with its options."""
     config.dump_folder = folder
     config.dataloader, config.tokenizer = Counting.Config(), NoTokenizer.Config()
     config.training.steps, config.training.seq_len, config.training.local_batch_size = steps, 32, 4
@@ -76,7 +75,8 @@ def debug_model(folder: str, steps: int, **options) -> Trainer.Config:
 if __name__ == "__main__":
     init_logger()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = debug_model(folder, 20, lr=0.02, placement="owner").build()
+        config = with_leon(llama3_debugmodel(), folder, steps=20, lr=0.02, placement="owner")
+        trainer = config.build()
         trainer.train()
         trainer.close()
     torch.distributed.destroy_process_group()

@@ -3,14 +3,16 @@
     make test-torchtitan
     torchrun --nproc-per-node 2 tests/trainers/check_torchtitan.py
 
-A run of torchtitan's debug model under FSDP2 with placement="owner" is saved in the middle. Where
+A run of a debug model under FSDP2 with placement="owner" is saved in the middle. Where
 the gradients are summed in the same order, the runs that go on from there end with the same
 weights bit for bit; under other parallelism their losses agree up to the rounding of gradients.
 """
 
 import dataclasses
+import logging
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "trainers"))
 import torchtitan_on_cpu  # noqa: F401  # before torchtitan
 from torchtitan.config import ParallelismConfig
+from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
-from torchtitan_debug import debug_model
+from torchtitan_debug import with_leon
 
 from nucleon.integrations.torchtitan import MatrixOptimizers
 from nucleon.optim.matrices.parameters import canonical
@@ -41,11 +45,13 @@ class Run:
 
 
 @contextmanager
-def built(folder: str, *, load: int | None = None, ac: bool = True, **given) -> Iterator[Trainer]:
+def built(
+    folder: str, *, model=llama3_debugmodel, load: int | None = None, ac: bool = True, **given
+) -> Iterator[Trainer]:
     """A trainer of two layers, that goes on from a saved step, or saves its own."""
     degrees = {f.name for f in dataclasses.fields(ParallelismConfig)}
     options = {k: x for k, x in given.items() if k not in degrees}
-    config = debug_model(folder, STEPS, lr=0.02, **options)
+    config = with_leon(model(), folder, STEPS, lr=0.02, **options)
     config.model_spec.model.layers = config.model_spec.model.layers[:LAYERS]
     config.debug.seed = 0
     for name in degrees & set(given):
@@ -78,6 +84,13 @@ def run(folder: str, **given) -> Run:
         named = [pair for part in trainer.model_parts for pair in part.named_parameters()]
         weights = {canonical(name): full(param.detach()).clone() for name, param in named}
         return Run(losses, weights)
+
+
+def with_experts(folder: str) -> tuple[Run, Run]:
+    """Experts that are divided among the ranks: an unbroken run, and one that was resumed."""
+    given = {"model": deepseek_v3_debugmodel, "expert_parallel_degree": 2}
+    expected = run(folder, placement="owner", **given)
+    return run(folder, load=MIDDLE, **given), expected
 
 
 def through_stages(folder: str, other: str) -> Run:
@@ -124,6 +137,8 @@ CASES = {
 def main() -> None:
     """Run them all; exit with the number of those that fail."""
     dist.init_process_group("gloo")
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")  # of random numbers and autocast on a CPU
     failed = 0
 
     def report(what: str, problem: str) -> None:
@@ -132,13 +147,14 @@ def main() -> None:
         if dist.get_rank() == 0 or problem:
             print(f"{'FAIL' if problem else 'ok  '} {what} {problem}", flush=True)
 
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        folders = [one, other]
+    with tempfile.TemporaryDirectory() as own:
+        folders = [f"{own}/whole", f"{own}/stages", f"{own}/experts"]
         dist.broadcast_object_list(folders)
         expected = run(folders[0], placement="owner")
         for what, (check, given) in CASES.items():
             report(what, check(run(folders[0], load=MIDDLE, **given), expected))
-        report("… pipeline → owner", same(through_stages(*folders), expected))
+        report("… pipeline → owner", same(through_stages(*folders[:2]), expected))
+        report("experts: owner → local", same(*with_experts(folders[2])))
         dist.barrier()
     dist.destroy_process_group()
     sys.exit(failed)
