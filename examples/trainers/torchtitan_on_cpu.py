@@ -1,3 +1,4 @@
+# ruff: noqa: E402  # torchtitan asks for the device when it is imported
 """torchtitan without a GPU: import it before torchtitan. On a GPU nothing of this is needed.
 
 Debug models can then be tried on ranks over gloo, with `spmd_backend="partial_dtensor"` and without
@@ -7,7 +8,7 @@ CUDA graphs, see `on_cpu`.
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-torch._utils._get_available_device_type = lambda: "cpu"  # which torchtitan asks when imported
+torch._utils._get_available_device_type = lambda: "cpu"
 
 from torchtitan.components import metrics
 from torchtitan.distributed import utils
