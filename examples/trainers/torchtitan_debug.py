@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 
 if not torch.cuda.is_available():
-    import torchtitan_on_cpu
+    import torchtitan_on_cpu  # noqa: F401
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.tools.logging import init_logger
 from torchtitan.trainer import Trainer
@@ -63,20 +64,34 @@ class NoTokenizer(BaseTokenizer):
     encode = decode = get_vocab_size = None
 
 
-def with_leon(config: Trainer.Config, folder: str, steps: int, **options) -> Trainer.Config:
-    """A configuration of torchtitan's with these numbers, and Leon with its options."""
+def on_numbers(config: Trainer.Config, folder: str, steps: int) -> Trainer.Config:
+    """A configuration of torchtitan's that learns to count."""
     config.dump_folder = folder
     config.dataloader, config.tokenizer = Counting.Config(), NoTokenizer.Config()
     config.training.steps, config.training.seq_len, config.training.local_batch_size = steps, 32, 4
+    return config if torch.cuda.is_available() else plain(config)
+
+
+def plain(config: Trainer.Config) -> Trainer.Config:
+    """What runs on a CPU too: DTensors, attention of torch, no CUDA graphs."""
+    config.parallelism.spmd_backend = "partial_dtensor"
+    config.training.disable_cuda_graphs = True
+    for _, _, parent, name in list(config.model_spec.model.traverse(FlexAttention.Config)):
+        setattr(parent, name, ScaledDotProductAttention.Config())
+    return config
+
+
+def with_leon(config: Trainer.Config, **options) -> Trainer.Config:
+    """The same with Leon and its options, as the command line would have it."""
     config.override.imports = [("nucleon.integrations.torchtitan.leon", options)]
-    return config if torch.cuda.is_available() else torchtitan_on_cpu.on_cpu(config)
+    return config
 
 
 if __name__ == "__main__":
     init_logger()
     with tempfile.TemporaryDirectory() as folder:
-        config = with_leon(llama3_debugmodel(), folder, steps=20, lr=0.02, placement="owner")
-        trainer = config.build()
+        config = on_numbers(llama3_debugmodel(), folder, steps=20)
+        trainer = with_leon(config, lr=0.02, placement="owner").build()
         trainer.train()
         trainer.close()
     torch.distributed.destroy_process_group()

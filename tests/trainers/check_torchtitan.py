@@ -27,7 +27,7 @@ from torchtitan.config import ParallelismConfig
 from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
-from torchtitan_debug import with_leon
+from torchtitan_debug import on_numbers, with_leon
 
 from nucleon.integrations.torchtitan import MatrixOptimizers
 from nucleon.optim.matrices.parameters import canonical
@@ -53,7 +53,7 @@ def built(
     """A trainer of two layers, that goes on from a saved step, or saves its own."""
     degrees = {f.name for f in dataclasses.fields(ParallelismConfig)}
     options = {k: x for k, x in given.items() if k not in degrees}
-    config = with_leon(model(), folder, STEPS, lr=0.02, **options)
+    config = with_leon(on_numbers(model(), folder, STEPS), lr=0.02, **options)
     config.model_spec.model.layers = config.model_spec.model.layers[:LAYERS]
     config.debug.seed = 0
     for name in degrees & set(given):

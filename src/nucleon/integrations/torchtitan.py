@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -100,7 +100,7 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
     return {**found, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
 
 
-def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, nn.Parameter]]:
+def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
     """The parameters of a part that go to AdamW, with their names."""
     words = {name: options[name] for name in ("head", "overrides") if name in options}
     groups = param_groups(part, **words)
