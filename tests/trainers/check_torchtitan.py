@@ -115,17 +115,17 @@ def through_stages(folder: str, other: str) -> Run:
     return run(other, load=MIDDLE, placement="owner")
 
 
-def same(found: Run, expected: Run) -> str:
-    """Nothing where the weights agree bit for bit, else the first that does not."""
+def same(found: Run, expected: Run) -> tuple[bool, str]:
+    """Whether weights and losses agree bit for bit."""
     for name, weight in expected.weights.items():
         if not torch.equal(weight, found.weights[name]):
-            return f"{name} differs by {(weight - found.weights[name]).abs().max():.3g}"
+            return False, f"{name} differs by {(weight - found.weights[name]).abs().max():.3g}"
     steps = {step: loss for step, loss in expected.losses.items() if step > MIDDLE}
-    return "" if found.losses == steps else f"losses {found.losses}, expected {steps}"
+    return found.losses == steps, f"losses {list(found.losses.values())}"
 
 
-def close(found: Run, expected: Run) -> str:
-    """Nothing where the matrices have moved alike, up to gradients rounded to bfloat16.
+def close(found: Run, expected: Run) -> tuple[bool, str]:
+    """Whether the matrices have moved alike, up to gradients rounded to bfloat16.
 
     Forward and backward through two layers round some 20 times by 2⁻⁹ at most: 20·2⁻⁹ = 4 %.
     Without its moments a run moves them elsewhere, by a third.
@@ -136,7 +136,7 @@ def close(found: Run, expected: Run) -> str:
         if "layers" in name and start.ndim > 1
     ]
     error = sum((x - y).square().sum() for x, y in moved) / sum(y.square().sum() for _, y in moved)
-    return "" if error.sqrt() < 20 * 2**-9 else f"moved apart by {error.sqrt():.3f}"
+    return bool(error.sqrt() < 20 * 2**-9), f"moved apart by {error.sqrt():.2%}"
 
 
 CASES = {
@@ -155,11 +155,11 @@ def main() -> None:
     warnings.filterwarnings("ignore")  # of random numbers and autocast on a CPU
     failed = 0
 
-    def report(what: str, problem: str) -> None:
+    def report(what: str, outcome: tuple[bool, str]) -> None:
         nonlocal failed
-        failed += bool(problem)
-        if dist.get_rank() == 0 or problem:
-            print(f"{'FAIL' if problem else 'ok  '} {what} {problem}", flush=True)
+        failed += not outcome[0]
+        if dist.get_rank() == 0 or not outcome[0]:
+            print(f"{'ok  ' if outcome[0] else 'FAIL'} {what}: {outcome[1]}", flush=True)
 
     with tempfile.TemporaryDirectory() as own:
         folders = [f"{own}/whole", f"{own}/stages", f"{own}/experts"]
