@@ -23,13 +23,14 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "trainers"))
 import torchtitan_on_cpu  # noqa: F401  # before torchtitan
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 from torchtitan.config import ParallelismConfig
 from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
 from torchtitan_debug import on_numbers, with_leon
 
-from nucleon.integrations.torchtitan import MatrixOptimizers
+from nucleon.integrations.torchtitan import MatrixOptimizers, leon
 from nucleon.optim.matrices.parameters import canonical
 from nucleon.optim.matrices.shards import full
 
@@ -139,6 +140,37 @@ def close(found: Run, expected: Run) -> tuple[bool, str]:
     return bool(error.sqrt() < 20 * 2**-9), f"moved apart by {error.sqrt():.2%}"
 
 
+def rates() -> tuple[bool, str]:
+    """Whether AdamW's parameters have what the configuration says of them, or the override."""
+    norms = {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-8}
+    patterns = [
+        ParamGroupConfig(pattern="norm", optimizer_name="AdamW", optimizer_kwargs=norms),
+        *default_adamw(lr=8e-4).param_groups,
+    ]
+    with torch.device("meta"):
+        model = llama3_debugmodel().model_spec.model.build()
+
+    def found(**options) -> dict[str, tuple[float, float]]:
+        config = leon(OptimizersContainer.Config(param_groups=patterns), **options)
+        (optimizer,) = config.build(model_parts=[model])
+        return {
+            optimizer.infos[param].name: (group["lr"], group["weight_decay"])
+            for group in optimizer.param_groups
+            for param in group["params"]
+        }
+
+    names = ("norm.weight", "lm_head.weight", "layers.0.attention.wo.weight")
+    said = [
+        [found(lr=0.5)[name] for name in names],
+        [found(lr=0.5, aux_lr=0.25, weight_decay=0.125)[name] for name in names],
+    ]
+    wanted = [
+        [(1e-3, 0.0), (8e-4, 0.1), (0.5, 0.0)],
+        [(0.25, 0.0), (0.25, 0.1), (0.5, 0.125)],
+    ]
+    return said == wanted, f"(lr, decay) of a norm, the head, a matrix: {said[0]}"
+
+
 CASES = {
     "owner → owner": (same, {"placement": "owner"}),
     "owner → local": (same, {"placement": "local"}),
@@ -164,6 +196,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as own:
         folders = [f"{own}/whole", f"{own}/stages", f"{own}/experts"]
         dist.broadcast_object_list(folders)
+        report("rates", rates())
         expected = run(folders[0], placement="owner")
         for what, (check, given) in CASES.items():
             report(what, check(run(folders[0], load=MIDDLE, **given), expected))
