@@ -139,7 +139,7 @@ def main() -> None:
     try:
         import torchtitan_debug  # noqa: F401
     except ImportError as error:
-        sys.exit(f"no torchtitan here ({error}); pip install 'nucleon-optim[torchtitan]'")
+        sys.exit(f"needs a checkout, and pip install 'nucleon-optim[torchtitan]': {error}")
     logging.disable(logging.WARNING)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"Llama {chosen.model}, {chosen.batch} × {chosen.sequence} tokens, {where}, ", end="")

@@ -161,7 +161,7 @@ def rates() -> tuple[bool, str]:
 
     names = ("norm.weight", "lm_head.weight", "layers.0.attention.wo.weight")
     said = [
-        [found(lr=0.5)[name] for name in names],
+        [found(lr=0.5, wire_dtype="bfloat16")[name] for name in names],
         [found(lr=0.5, aux_lr=0.25, weight_decay=0.125)[name] for name in names],
     ]
     wanted = [
