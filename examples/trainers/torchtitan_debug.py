@@ -66,7 +66,7 @@ class NoTokenizer(BaseTokenizer):
 
 def on_numbers(config: Trainer.Config, folder: str, steps: int) -> Trainer.Config:
     """A configuration of torchtitan's that learns to count."""
-    config.dump_folder = folder
+    config.dump_folder, config.debug.seed = folder, 0
     config.dataloader, config.tokenizer = Counting.Config(), NoTokenizer.Config()
     config.training.steps, config.training.seq_len, config.training.local_batch_size = steps, 32, 4
     return config if torch.cuda.is_available() else plain(config)

@@ -56,7 +56,6 @@ def built(
     options = {k: x for k, x in given.items() if k not in degrees}
     config = with_leon(on_numbers(model(), folder, STEPS), lr=0.02, **options)
     config.model_spec.model.layers = config.model_spec.model.layers[:LAYERS]
-    config.debug.seed = 0
     for name in degrees & set(given):
         setattr(config.parallelism, name, given[name])
     model_parallel = any(f"{kind}_parallel_degree" in given for kind in ("tensor", "pipeline"))
