@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 # hundreds of processes, which find the package compiled.
 TESTED  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: reproduce check test soak sabotage lint docs clean
+.PHONY: reproduce check test test-torchtitan soak sabotage lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -30,6 +30,12 @@ check: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(TESTED) $(PY) -m pytest -n auto --dist worksteal
+
+# torchtitan on two ranks, saved and resumed, and TRL: on demand, with packages of their own.
+TRAINERS := $(VENV)/trainers
+test-torchtitan: $(TRAINERS)/.installed
+	$(THREADS) $(TRAINERS)/bin/torchrun --standalone --nproc-per-node 2 tests/trainers/check_torchtitan.py
+	$(THREADS) $(TRAINERS)/bin/python examples/trainers/trl_sft.py
 
 sabotage: $(VENV)/.dev
 	$(TESTED) $(PY) tests/mutants/sabotage.py
@@ -59,6 +65,12 @@ $(VENV)/.run: $(INPUTS) | $(PY)
 $(VENV)/.dev: $(INPUTS) | $(PY)
 	$(PIP) --editable '.[dev]'
 	touch $(VENV)/.run $@
+
+$(TRAINERS)/.installed: $(INPUTS) | $(PY)
+	$(PY) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[torchtitan,trl]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .ruff_cache .import_linter_cache

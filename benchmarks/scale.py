@@ -3,6 +3,7 @@
     python benchmarks/scale.py                                # measured on this CPU, over gloo
     python benchmarks/scale.py --counts llama-8b --dtype bfloat16
     python benchmarks/scale.py --counts llama-70b --link-gbps 400 --tflops 400
+    python benchmarks/scale.py --torchtitan                   # under the meshes of torchtitan
 
 The counts are those of the code, product by product and message by message, for the rank that has
 most of each; the rest of the update and what DDP and FSDP2 send for themselves come on top. The
@@ -25,16 +26,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import nucleon
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.matrices import axes, stacks
+from nucleon.optim.matrices import stacks
 
-Shape = tuple[int, int]
 WORK = 4  # bytes of an entry of state and direction, for weights of float32 and of half precision
-COUNTER = 8  # bytes of `step`, of `stream`, of `skipped` and of `quiet`
-AXES = len(axes.default(2) or "")  # bytes of the text of a matrix's axes
+COUNTER = 8  # bytes of `step`, and for each matrix of `stream`, of `skipped` and of `quiet`
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A weight of `count` matrices of one shape that lie in its rows."""
+
+    rows: int
+    columns: int
+    count: int = 1
+    axes: str = "r c"
+
+    @property
+    def entries(self) -> int:
+        """Of all its matrices."""
+        return self.count * self.rows * self.columns
 
 
 @dataclass(frozen=True)
@@ -65,15 +79,27 @@ WAYS = (
 )
 
 
-def gpt(layers: int, width: int) -> list[Shape]:
+def gpt(layers: int, width: int) -> list[Parameter]:
     """Four square matrices and the two of the perceptron, as in `nucleon.training.GPT`."""
-    return ([(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]) * layers
+    wide = [Parameter(4 * width, width), Parameter(width, 4 * width)]
+    return ([Parameter(width, width)] * 4 + wide) * layers
 
 
-def llama(layers: int, width: int, keys: int, hidden: int) -> list[Shape]:
+def llama(layers: int, width: int, keys: int, hidden: int) -> list[Parameter]:
     """Queries and output, keys and values, and the three matrices of a gated perceptron."""
-    attention = [(width, width)] * 2 + [(keys, width)] * 2
-    return (attention + [(hidden, width)] * 2 + [(width, hidden)]) * layers
+    attention = [Parameter(width, width)] * 2 + [Parameter(keys, width)] * 2
+    return (attention + _perceptron(width, hidden)) * layers
+
+
+def llama_of_torchtitan(layers: int, width: int, hidden: int, heads: int) -> list[Parameter]:
+    """One weight for queries, keys and values of 8 groups of heads, each of 128 rows."""
+    maps = heads // 8 + 2
+    fused = Parameter(8 * 128, width, maps, f"(r b={maps} r=128) c")
+    return [fused, Parameter(width, width), *_perceptron(width, hidden)] * layers
+
+
+def _perceptron(width: int, hidden: int) -> list[Parameter]:
+    return [Parameter(hidden, width)] * 2 + [Parameter(width, hidden)]
 
 
 MODELS = {
@@ -101,41 +127,61 @@ def flops(method: str, m: int, n: int) -> int:
     return 20 * m**2 * n + 10 * m**3 if method == "Muon" else 6 * m**2 * n + 34 * m**3
 
 
-def count(way: Way, shapes: Sequence[Shape], ranks: int, entry: int) -> Counts:
-    """By formula; the long side must be a multiple of `ranks`, `entry` is bytes of a weight."""
+def count(
+    way: Way, params: Sequence[Parameter], ranks: int, entry: int, replicas: int = 1
+) -> Counts:
+    """By formula, where all shards are alike.
+
+    Args:
+        way: the method, its layout and placement.
+        params: the weights.
+        ranks: how many there are; under "local" of shards, `replicas` is 1.
+        entry: bytes of an entry of a gradient.
+        replicas: groups of ranks, each of which holds the model.
+    """
     found = Counts([0] * ranks, [0] * ranks, [0] * ranks)
     if way.placement == "owner" and ranks > 1:
-        _count_owners(way, shapes, entry, found)
+        _count_owners(way, params, entry, replicas, found)
     else:
-        sent = _all_gather(shapes, ranks, entry) if way.sharded else 0
-        work = sum(flops(way.method, *sorted(shape)) for shape in shapes)
-        state = sum(_state(way, shape) for shape in shapes)
+        sent = _all_gather(params, ranks, entry) if way.sharded else 0
+        work = sum(_flops(way, p) for p in params)
+        state = sum(_state(way, p) for p in params)
         for rank in range(ranks):
             found.sent[rank], found.flops[rank], found.state[rank] = sent, work, state
     return found
 
 
-def _count_owners(way: Way, shapes: Sequence[Shape], entry: int, found: Counts) -> None:
+def _count_owners(
+    way: Way, params: Sequence[Parameter], entry: int, replicas: int, found: Counts
+) -> None:
     ranks = len(found.sent)
-    owners = placement.shares(tuple(((1, r, c),) for r, c in shapes), ranks)
-    held = [r * c // ranks + 1 if way.sharded else r * c + 1 for r, c in shapes]  # and a flag
-    owned = [sum(h for h, o in zip(held, owners, strict=True) if o == r) for r in range(ranks)]
-    for rank in range(ranks):
-        mine = [i for i, owner in enumerate(owners) if owner == rank]
+    parts = ranks // replicas if way.sharded else 1
+    owners = placement.shares(tuple(((p.count, p.rows, p.columns),) for p in params), ranks)
+    gradients = [p.entries // parts + 1 for p in params]  # and a flag
+    directions = [p.entries // parts + p.count for p in params]  # and a flag for each matrix
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    for i, owner in enumerate(owners):
+        owned[owner].append(i)
+    for rank, mine in enumerate(owned):
         if way.sharded:  # its gradients to their owners, the directions that it owns to the others
-            found.sent[rank] = entry * (sum(held) - owned[rank])
-            found.sent[rank] += (ranks - 1) * way.wire_bytes * owned[rank]
+            first = rank - rank % parts  # of the ranks that hold a model with it
+            near = [i for other in range(first, first + parts) for i in owned[other]]
+            sent = sum(gradients[i] for i in near) - sum(gradients[i] for i in mine)
+            found.sent[rank] = entry * sent
+            found.sent[rank] += (ranks - 1) * way.wire_bytes * sum(directions[i] for i in mine)
         else:  # in a ring every direction is passed on, but by the rank before its owner
-            found.sent[rank] = way.wire_bytes * (sum(held) - owned[(rank + 1) % ranks])
-        found.flops[rank] = sum(flops(way.method, *sorted(shapes[i])) for i in mine)
-        others = (2 * COUNTER + AXES) * (len(shapes) - len(mine))
-        found.state[rank] = others + sum(_state(way, shapes[i]) for i in mine)
+            following = owned[(rank + 1) % ranks]
+            sent = sum(directions) - sum(directions[i] for i in following)
+            found.sent[rank] = way.wire_bytes * sent
+        found.flops[rank] = sum(_flops(way, params[i]) for i in mine)
+        others = sum(_counters(p, 1) for p in params) - sum(_counters(params[i], 1) for i in mine)
+        found.state[rank] = others + sum(_state(way, params[i]) for i in mine)
 
 
-def _all_gather(shapes: Sequence[Shape], ranks: int, entry: int) -> int:
+def _all_gather(params: Sequence[Parameter], ranks: int, entry: int) -> int:
     """Of the gradients, and for each stack an all-reduce of flags: who has one."""
-    flags = sum(_all_reduce(4 * size, ranks) for _, size in _stacks(shapes))
-    return flags + sum((ranks - 1) * (r * c // ranks) * entry for r, c in shapes)
+    flags = sum(_all_reduce(4 * size, ranks) for size in _stacks(params))
+    return flags + sum((ranks - 1) * (p.entries // ranks) * entry for p in params)
 
 
 def _all_reduce(size: int, ranks: int) -> int:
@@ -143,36 +189,122 @@ def _all_reduce(size: int, ranks: int) -> int:
     return 2 * (ranks - 1) * size // ranks
 
 
-def _state(way: Way, shape: Shape) -> int:
-    m, n = sorted(shape)
-    return WORK * (m * n + m * m * (way.method == "Leon")) + 4 * COUNTER + AXES
+def _flops(way: Way, param: Parameter) -> int:
+    return param.count * flops(way.method, *sorted((param.rows, param.columns)))
 
 
-def _stacks(shapes: Sequence[Shape]) -> list[tuple[Shape, int]]:
-    """Stacks of one shape, of 2²⁵ entries at most as by default for shards on CUDA; their sizes."""
-    params = [(torch.empty(shape, device="meta"), None) for shape in shapes]
-    built = stacks.build(params, lambda *_: 2**25)
-    return [(stack.shape, len(stack.pieces)) for stack in built]
+def _state(way: Way, param: Parameter) -> int:
+    short = min(param.rows, param.columns) if way.method == "Leon" else 0
+    return WORK * (param.entries + param.count * short**2) + _counters(param, 3)
+
+
+def _counters(param: Parameter, each: int) -> int:
+    """Bytes of `step`, of `each` counters per matrix, and of the text of the axes."""
+    return COUNTER * (1 + each * param.count) + len(param.axes)
+
+
+def _stacks(params: Sequence[Parameter]) -> list[int]:
+    """Sizes of stacks of one shape, of 2²⁵ entries at most as by default for shards on CUDA."""
+    pairs = [(torch.empty(p.count * p.rows, p.columns, device="meta"), p.axes) for p in params]
+    return [len(stack.pieces) for stack in stacks.build(pairs, lambda *_: 2**25)]
+
+
+# ------------------------------------------------------------------ under torchtitan
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Degrees of torchtitan's parallelism; of a pipeline each stage has its share of layers."""
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __str__(self) -> str:
+        names = ("HSDP", self.replicate), ("FSDP", self.shard), ("TP", self.tensor)
+        found = [f"{name} {n}" for name, n in (*names, ("PP", self.pipeline)) if n > 1]
+        return " × ".join(found)
+
+
+RUNS = {
+    "Llama 8B": (
+        llama_of_torchtitan(32, 4096, 14336, heads=32),
+        8.03e9,
+        (Mesh(shard=64), Mesh(shard=1024), Mesh(replicate=16, shard=64)),
+    ),
+    "Llama 70B": (
+        llama_of_torchtitan(80, 8192, 28672, heads=64),
+        70.6e9,
+        (
+            Mesh(shard=8, tensor=8),
+            Mesh(shard=128, tensor=8),
+            Mesh(replicate=16, shard=8, tensor=8),
+            Mesh(shard=32, tensor=8, pipeline=4),
+        ),
+    ),
+}
+"""Matrices, number of all weights, and meshes of 64 and of 1024 ranks."""
+TITAN = (
+    Way("Muon owner", "Muon", True, "owner"),
+    Way("Leon owner", "Leon", True, "owner"),
+    Way("Leon owner, bf16 wire", "Leon", True, "owner", torch.bfloat16),
+)
+
+
+def print_torchtitan(tokens: int) -> None:
+    """A table for the rank with most of each, with gradients of float32, torchtitan's default.
+
+    AdamW's two moments lie where the weights do; its few flops per weight are not counted.
+
+    Args:
+        tokens: that a rank has in a step; forward and backward take 6 flops per weight and token.
+    """
+    head = f"{'GB sent':>10}{'Tflop':>9}{'of a step':>11}{'GB of state':>13}{'ranks at work':>15}"
+    print(f"{tokens} tokens per rank and step, the rank with most of each\n\n{'':58}{head}")
+    for model, (params, weights, meshes) in RUNS.items():
+        for mesh in meshes:
+            stage = params[: len(params) // mesh.pipeline]
+            ranks = mesh.replicate * mesh.shard * mesh.tensor
+            name = f"{model}, {mesh}"
+            kept = 8 * weights / (mesh.shard * mesh.tensor * mesh.pipeline)
+            print(f"{name:36}{'AdamW':22}{0:10.3f}{0:9.2f}{0:11.1%}{kept / 1e9:13.3f}{'all':>15}")
+            for way in TITAN:
+                found = count(way, stage, ranks, 4, mesh.replicate)
+                work, busy = max(found.flops), sum(x > 0 for x in found.flops)
+                figures = f"{max(found.sent) / 1e9:10.3f}{work / 1e12:9.2f}"
+                figures += f"{work / (6 * weights * tokens):11.1%}{max(found.state) / 1e9:13.3f}"
+                print(f"{name:36}{way.name:22}{figures}{busy * mesh.pipeline:15}")
 
 
 # ------------------------------------------------------------------ measured
 
 
 def optimizer_of(
-    way: Way, shapes: Sequence[Shape], mesh: DeviceMesh | None, dtype: torch.dtype = torch.float32
+    way: Way,
+    params: Sequence[Parameter],
+    mesh: DeviceMesh | None,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """An optimizer of weights cut along their long side, with gradients; a mesh for FSDP2."""
+    """An optimizer of weights with gradients, cut along their long side on the last axis of a mesh.
+
+    On the axes before it, if any, they are replicated.
+    """
     torch.manual_seed(0)
 
     def spread(x: Tensor) -> Tensor:
+        if mesh is None:
+            return x
         axis = 0 if x.shape[0] > x.shape[1] else 1
-        return distribute_tensor(x, mesh, [Shard(axis)]) if mesh is not None else x
+        return distribute_tensor(x, mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(axis)])
 
-    params = [spread(torch.randn(shape, dtype=dtype)).requires_grad_() for shape in shapes]
-    for p in params:
+    shapes = [(p.count * p.rows, p.columns) for p in params]
+    weights = [spread(torch.randn(shape, dtype=dtype)).requires_grad_() for shape in shapes]
+    for p in weights:
         p.grad = spread(torch.randn(p.shape, dtype=dtype))
     how = {"placement": way.placement, "wire_dtype": way.wire_dtype, "method": "polar-express"}
-    return getattr(nucleon, way.method)(params, **how)
+    group = {"params": weights, "axes": [p.axes for p in params]}
+    return getattr(nucleon, way.method)([group], **how)
 
 
 def measure(optimizer: Any, rounds: int) -> tuple[float, int, int]:
@@ -188,7 +320,7 @@ def measure(optimizer: Any, rounds: int) -> tuple[float, int, int]:
     return statistics.median(times), wire.TRAFFIC.bytes, sum(v.nbytes for v in kept)
 
 
-def _rank(rank: int, ranks: int, folder: str, shapes: list[Shape], rounds: int) -> None:
+def _rank(rank: int, ranks: int, folder: str, shapes: list[Parameter], rounds: int) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/{ranks}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
@@ -198,7 +330,7 @@ def _rank(rank: int, ranks: int, folder: str, shapes: list[Shape], rounds: int) 
     dist.destroy_process_group()
 
 
-def print_measured(shapes: list[Shape], rounds: int) -> None:
+def print_measured(shapes: list[Parameter], rounds: int) -> None:
     """A table for 1, 2 and 4 ranks: the slowest rank, and the one with most bytes of each."""
     print(f"{len(shapes)} matrices, float32, one thread a rank, torch {torch.__version__}, gloo\n")
     print(f"{'':32}{'ranks':>6}{'ms a step':>11}{'MB sent':>10}{'MB of state':>13}")
@@ -236,6 +368,8 @@ def main() -> None:
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--counts", choices=MODELS, help="count for a model, measure nothing")
+    parser.add_argument("--torchtitan", action="store_true", help="count for torchtitan's meshes")
+    parser.add_argument("--tokens", type=int, default=8192, help="per rank, with --torchtitan")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--link-gbps", type=float, help="gigabits a rank sends in a second")
     parser.add_argument("--tflops", type=float, help="10¹² flops that a rank does in a second")
@@ -243,7 +377,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     chosen = parser.parse_args()
-    if chosen.counts:
+    if chosen.torchtitan:
+        print_torchtitan(chosen.tokens)
+    elif chosen.counts:
         entry = getattr(torch, chosen.dtype).itemsize
         print_counts(chosen.counts, entry, chosen.link_gbps, chosen.tflops)
     else:

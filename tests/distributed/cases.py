@@ -453,13 +453,14 @@ def later(what):
     return [group["certified"] for group in optimizer.param_groups]
 
 
-def step_of(way, shapes, dtype):
+def step_of(way, shapes, dtype, replicas=1):
     """What one step of benchmarks/scale.py sends, computes and keeps on this rank."""
     from torch.utils.flop_counter import FlopCounterMode
 
     import scale
 
-    mesh = mesh_of(dist.get_world_size()) if scale.WAYS[way].sharded else None
+    sizes = (replicas, dist.get_world_size() // replicas)[replicas == 1 :]
+    mesh = mesh_of(*sizes) if scale.WAYS[way].sharded else None
     optimizer = scale.optimizer_of(scale.WAYS[way], shapes, mesh, dtype)
     with FlopCounterMode(display=False) as counter:
         _, sent, kept = scale.measure(optimizer, rounds=1)

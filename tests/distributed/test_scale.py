@@ -4,8 +4,14 @@ import pytest
 import torch
 
 import scale
+from scale import Parameter
 
-SHAPES = [(8, 8)] * 3 + [(8, 24)] * 2 + [(40, 12), (4, 64)]
+FUSED = Parameter(4, 8, 6, "(r b=6 r=2) c")
+SHAPES = [
+    *[Parameter(8, 8)] * 3,
+    *[Parameter(8, 24)] * 2,
+    *[Parameter(40, 12), Parameter(4, 64), FUSED, FUSED],
+]
 
 
 @pytest.mark.parametrize("way", range(len(scale.WAYS)), ids=lambda i: scale.WAYS[i].name)
@@ -13,6 +19,16 @@ def test_counts_are_what_is_sent_computed_and_kept(ranks4, way):
     for dtype in (torch.float32, torch.bfloat16):
         expected = scale.count(scale.WAYS[way], SHAPES, 4, dtype.itemsize)
         measured = ranks4("step_of", way=way, shapes=SHAPES, dtype=dtype)
+        assert [sent for sent, _, _ in measured] == expected.sent
+        assert [flops for _, flops, _ in measured] == expected.flops
+        assert [kept for _, _, kept in measured] == expected.state
+
+
+def test_of_several_replicas_each_sends_its_own_gradients(ranks4):
+    """As under HSDP: two replicas of two shards."""
+    for way, dtype in ((6, torch.float32), (7, torch.bfloat16)):
+        expected = scale.count(scale.WAYS[way], SHAPES, 4, dtype.itemsize, replicas=2)
+        measured = ranks4("step_of", way=way, shapes=SHAPES, dtype=dtype, replicas=2)
         assert [sent for sent, _, _ in measured] == expected.sent
         assert [flops for _, flops, _ in measured] == expected.flops
         assert [kept for _, _, kept in measured] == expected.state

@@ -77,21 +77,32 @@ def test_wrappers_may_come_and_go_between_save_and_load(ranks2, method, placemen
             check_same(weights, expected)
 
 
-def options_of(layers):
-    """What a flat state holds beside tensors, and how many parameters it is of."""
+def options_of(layers, make_optimizer):
+    """Bytes of what a flat state holds beside tensors for each parameter, and its longest list."""
     model = Stage(0, layers, layers)
-    state = flat(model, make("leon", model))
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer = make_optimizer(model)
+    optimizer.step()
+    state = flat(model, optimizer)
     rest = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-    return rest, len(list(model.parameters()))
+    count = len(list(model.parameters()))
+    size = sum(len(pickle.dumps(item)) for item in rest.items())
+    return size, len(rest), count, max(len(v) for v in rest.values() if isinstance(v, list | tuple))
 
 
 def test_a_flat_state_of_many_layers_has_no_lists_that_grow_with_them():
-    sizes = {}
-    for layers in (20, 80):
-        rest, count = options_of(layers)
-        assert max(len(v) for v in rest.values() if isinstance(v, list | tuple)) == 2  # betas
-        sizes[layers] = sum(len(pickle.dumps(item)) for item in rest.items()) / count
-        print(f"{layers} layers: {count} parameters, {sizes[layers]:.0f} bytes of options each")
-    names = len("layers.79.") - len("layers.9.")  # the longer of them, in each key
-    assert sizes[80] - sizes[20] <= names * len(rest) / count
-    assert sizes[80] < 2500
+    makers = {
+        "leon": lambda model: make("leon", model),
+        "torch's AdamW": lambda model: torch.optim.AdamW(model.parameters()),
+    }
+    for name, maker in makers.items():
+        sizes = {}
+        for layers in (20, 80):
+            size, options, count, longest = options_of(layers, maker)
+            assert longest == 2  # betas
+            sizes[layers] = size / count
+        print(f"{name}, 80 layers: {count} parameters, {options} options, {size / 1e6:.2f} MB")
+        names = len("layers.79.") - len("layers.9.")  # the longer of them, in each key
+        assert sizes[80] - sizes[20] <= names * options / count
+    assert sizes[80] < 1000  # what a list of all parameters in each of them would exceed

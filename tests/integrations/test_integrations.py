@@ -188,6 +188,19 @@ def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
     assert [g["rule"] for g in optimizer.param_groups] == ["matrix", "adamw"]
 
 
+def test_the_factory_takes_the_arguments_that_axolotl_hands_it(tmp_path):
+    arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to=[])
+    optimizer = factory("leon")()(llama(), arguments, lr=0.3)
+    found = {
+        optimizer.infos[p].name: (g["lr"], g["weight_decay"])
+        for g in optimizer.param_groups
+        for p in g["params"]
+    }
+    assert found["model.layers.0.mlp.up_proj.weight"] == (0.3, 0.1)
+    assert found["model.embed_tokens.weight"] == (3e-4, 0.1)
+    assert found["model.norm.weight"] == (3e-4, 0.0)
+
+
 @pytest.mark.parametrize(
     "make",
     [

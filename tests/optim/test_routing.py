@@ -44,6 +44,7 @@ class Conv1D(nn.Module):
 
 
 HF = "transformers.models.some.modeling_some"
+TITAN = "torchtitan.models.some.moe"
 
 
 def parameter(*shape):
@@ -202,6 +203,18 @@ CASES = {
         "gate_up_proj",
         "b c (r b=2)",
         lambda w: [expert[:, i::2].T for expert in w for i in range(2)],
+    ),
+    "experts of torchtitan": (
+        lambda: Named("GroupedExperts", TITAN, w1_EFD=parameter(3, 8, 5)),
+        "w1_EFD",
+        "b r c",
+        list,
+    ),
+    "experts of torchtitan, alternating": (
+        lambda: Named("GptOssGroupedExperts", TITAN, mlp1_weight_EGD=parameter(3, 8, 5)),
+        "mlp1_weight_EGD",
+        "b (r b=2) c",
+        lambda w: [expert[i::2] for expert in w for i in range(2)],
     ),
     "experts, transposed by their shapes": (
         lambda: Named("MyExperts", gate_up_proj=parameter(3, 5, 8), down_proj=parameter(3, 4, 5)),

@@ -134,6 +134,9 @@ CASES = {
         heads_per_kv=2,
         head_dim=SIZE,
     ),
+    "torchtitan, of images": lambda: Attention(
+        "torchtitan.models.flux.model.layers", "SelfAttention", take=maps_first
+    ),
     "parallel block": lambda: Attention(
         f"{TIMM}vision_transformer",
         "ParallelScalingBlock",

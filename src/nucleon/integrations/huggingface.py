@@ -1,7 +1,8 @@
 """Hugging Face Trainer: a factory for its `optimizer_cls_and_kwargs`, and a callback that logs."""
 
 import sys
-from typing import Any
+from collections.abc import Collection
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,22 +20,30 @@ def factory(name: str) -> type:
 
     The Trainer (transformers 5 and later) instantiates what is not a torch optimizer class and
     calls it with its model, so that the parameters are routed by module. With an earlier one build
-    the optimizer yourself and pass `optimizers=(optimizer, None)`. The learning rates are those
-    given here; the schedule and `weight_decay` are those of its `TrainingArguments`, the latter for
-    what the Trainer decays, unless it is given here.
+    the optimizer yourself and pass `optimizers=(optimizer, None)`. axolotl calls it with its model
+    and its arguments. The learning rates are those given here; the schedule and `weight_decay` are
+    those of the `TrainingArguments`, the latter for what the Trainer decays, unless it is given
+    here.
 
     Args:
         name: an optimizer of `nucleon.list_optimizers()`.
     """
 
     class Factory:
-        def __call__(self, model: nn.Module, **options: Any) -> Optimizer:
+        def __call__(
+            self, model: nn.Module, args: TrainingArguments | None = None, /, **options: Any
+        ) -> Optimizer:
             # The Trainer hands on none of its arguments, but it is who calls.
-            trainer = sys._getframe(1).f_locals.get("self")
+            caller = sys._getframe(1).f_locals.get("self")
+            trainer = caller if isinstance(caller, Trainer) else None
+            args = trainer.args if args is None and trainer is not None else args
             made = create(name, model, **options)
-            if not isinstance(made, MatrixOptimizer) or not isinstance(trainer, Trainer):
+            if not isinstance(made, MatrixOptimizer) or args is None:
                 return made
-            decayed = _decayed(trainer, model, made, options)
+            # What a Trainer decays it reads off the model alone, so none need be there.
+            kind = Trainer if trainer is None else type(trainer)
+            names = kind.get_decay_parameter_names(cast(Trainer, trainer), model)
+            decayed = _decayed(float(args.weight_decay), names, model, made, options)
             if decayed == options:
                 return made
             del made  # its state, before there is another
@@ -45,15 +54,18 @@ def factory(name: str) -> type:
 
 
 def _decayed(
-    trainer: Trainer, model: nn.Module, made: MatrixOptimizer, options: dict[str, Any]
+    decay: float,
+    names: Collection[str],
+    model: nn.Module,
+    made: MatrixOptimizer,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """The options with the decay of the Trainer for what it decays: no norms, no biases."""
-    decay = float(trainer.args.weight_decay)
     given = {"matrix": "weight_decay" in options, "adamw": "weight_decay" in options.get("aux", {})}
     if not decay or all(given.values()):
         return options
-    names = set(trainer.get_decay_parameter_names(model))
-    params = {p for name, p in model.named_parameters() if name in names}
+    named = set(names)
+    params = {p for name, p in model.named_parameters() if name in named}
     shared = {"matrix": decay, "adamw": 0.0}
     apart: dict[str, Any] = {}
     for rule in (rule for rule in shared if not given[rule]):

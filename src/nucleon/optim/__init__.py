@@ -16,6 +16,7 @@ from nucleon.optim.qk_clip import QKClip
 from nucleon.optim.registry import create, list_optimizers, register
 from nucleon.optim.routing.explanation import Explanation
 from nucleon.optim.routing.roles import Place, Role, register_module
+from nucleon.optim.routing.routing import param_groups
 from nucleon.optim.watch.certificates import CertificateLog
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "converted",
     "create",
     "list_optimizers",
+    "param_groups",
     "register",
     "register_module",
     "scale_factor",

@@ -251,6 +251,9 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(3), _QKV, "qkv", "ShiftedWindowAttention ShiftedWindowAttentionV2"),
         (_equal(3), _QKV, "qkv", "MultiscaleAttention"),
     ),
-    "torchtitan": _table((_of_torchtitan, "queries, k, v", "wqkv", "FusedQKVLinear")),
+    "torchtitan": _table(
+        (_of_torchtitan, "queries, k, v", "wqkv", "FusedQKVLinear"),
+        (_equal(3), _QKV, "qkv", "layers.SelfAttention"),
+    ),
 }  # fmt: skip
 """What is known, by package; a class name that is not alone in its package has its file before."""

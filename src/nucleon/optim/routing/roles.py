@@ -183,6 +183,8 @@ def _experts(place: Place) -> Role | None:
     if place.key == "gate_up_proj" and getattr(place.module, "has_gate", True):
         joined = getattr(place.module, "is_concatenated", place.kind != "GptOssExperts")
         rows = "(b=2 r)" if joined else "(r b=2)"
+    if place.key == "mlp1_weight_EGD" and place.kind == "GptOssGroupedExperts":  # of torchtitan
+        rows = "(r b=2)"
     what = "experts: gate, up" if rows != "r" else "experts"
     return Role("matrix", what, f"b c {rows}" if _transposed(place.module) else f"b {rows} c")
 
@@ -222,11 +224,16 @@ def _linear(place: Place) -> Role | None:
     if place.key != "weight" or place.param.ndim != 2:
         return None
     rows, columns = place.param.shape
-    if place.called in ("router", "gate") and hasattr(place.parent, "experts"):
+    if place.called in ("router", "gate") and _routes(place.parent):
         return Role("matrix", f"{place.kind}: {_ROUTES}", "r c")
     if rows == 1:
         return Role("matrix", f"{place.kind}: {_ONE_ROW}", "r c")
     return _linear_map(place, "{} c", rows, columns, place.kind)
+
+
+def _routes(parent: nn.Module | None) -> bool:
+    """Whether a module sends tokens to experts: it holds them, or is named after what it does."""
+    return hasattr(parent, "experts") or type(parent).__name__.endswith("Router")
 
 
 def _bilinear(place: Place) -> Role | None:

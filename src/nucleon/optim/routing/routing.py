@@ -143,6 +143,34 @@ def routed(
     return Routed(found, NO_HEAD)
 
 
+def param_groups(
+    model: nn.Module,
+    lr: float | Tensor | None = None,
+    *,
+    aux_lr: float | Tensor = AUX_LR,
+    aux: Mapping[str, Any] | None = None,
+    head: str | None = "auto",
+    overrides: Mapping[str, Override] | None = None,
+) -> list[dict[str, Any]]:
+    """The groups of `for_model`, without an optimizer and its state, for factories that want them.
+
+    `Leon(param_groups(model), lr=0.02)` takes the steps of `Leon.for_model(model, lr=0.02)`. What
+    the factory passes to the constructor is for the matrices; AdamW's options are given here.
+
+    Args:
+        model: its parameters are routed by the module that holds them.
+        lr: learning rate of the matrices (None: that of the constructor).
+        aux_lr: learning rate of the parameters that go to AdamW (3e-4).
+        aux: their other options, see `AdamWOptions` (None).
+        head: the output head, as in `for_model` ("auto").
+        overrides: {glob over parameter names: a route, or options of its own} (None).
+    """
+    known = {"lr", "momentum", "method", *options.DEFAULTS, *options.OF_SOME_METHOD}
+    known -= {"rule", "axes"}
+    found = routed(model, aux=aux, head=head, overrides=overrides, known=known)
+    return found.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
+
+
 def _refusal(unknown: Sequence[_Parameter], others: Sequence[str]) -> str:
     places = [p.places[0] for p in unknown]
     shapes = ["×".join(map(str, place.param.shape)) for place in places]

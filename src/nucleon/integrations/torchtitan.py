@@ -1,0 +1,134 @@
+"""torchtitan: its container of optimizers, with one of ours for each part of the model.
+
+    --override.imports 'nucleon.integrations.torchtitan.leon={"lr": 0.02, "placement": "owner"}'
+
+The options of the override are those of `for_model`, and concern the matrices. What goes to AdamW
+keeps what the run's configuration says of it, rates and decays pattern by pattern, unless the
+override has `aux_lr` or `aux`. torchtitan's schedule multiplies all rates.
+"""
+
+# pyright: basic, reportMissingImports=false
+# torchtitan is not among the packages that the types are checked with.
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+from torchtitan.config import TORCH_DTYPE_MAP, derive, override
+
+from nucleon.optim.inherit import overrides
+from nucleon.optim.registry import create
+from nucleon.optim.routing.routing import AUX_LR, param_groups
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+"""By parameter, so that stages of a pipeline can be cut and joined."""
+_ALWAYS = ("fused", "foreach", "capturable")
+"""Of torch's AdamW, and nothing to choose here."""
+
+
+class MatrixOptimizers(OptimizersContainer[Optimizer]):
+    """An optimizer of `nucleon.create` for each part of the model.
+
+    Args:
+        config: the method, its options, and AdamW's parameter groups.
+        model_parts: the model, or the stages of a pipeline that this rank holds.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        """Beside torchtitan's `param_groups`, which here are those of AdamW's parameters."""
+
+        method: str = "leon"
+        """An optimizer of `nucleon.list_optimizers()`."""
+        options: dict[str, Any] = field(default_factory=dict)
+        """Of `for_model`; dtypes by their names, as "bfloat16"."""
+
+    def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
+        self.model_parts = model_parts
+        self.optimizers = [create(config.method, m, **_options(config, m)) for m in model_parts]
+        for index, optimizer in enumerate(self.optimizers):
+            rules = [group["rule"] for group in optimizer.param_groups]
+            self._log_optimizer(optimizer, index, rules)
+        # The container is an optimizer too, for the sake of the hooks of a step.
+        params = [p for each in self.optimizers for g in each.param_groups for p in g["params"]]
+        Optimizer.__init__(self, params, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all parts, flat, under the names of their parameters."""
+        found: dict[str, Any] = {}
+        for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
+            found |= get_optimizer_state_dict(part, optimizer, options=_FLAT)
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give each part what it has in a flat state."""
+        for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
+            set_optimizer_state_dict(part, optimizer, state_dict, options=_FLAT)
+
+
+def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]:
+    """What to pass to `for_model`: the options, and those of AdamW that torchtitan has."""
+    if config.implementation == "fused_opt_states_bf16":
+        raise ValueError(
+            "optimizer.implementation is 'fused_opt_states_bf16', but AdamW's moments are float32 "
+            "here; choose 'fused', and momentum_dtype='bfloat16' for the matrices"
+        )
+    found = {
+        name: TORCH_DTYPE_MAP.get(value, value) if name.endswith("_dtype") else value
+        for name, value in config.options.items()
+    }
+    if getattr(part, "lm_head", part) is None:  # a stage of a pipeline, whose head another has
+        found.setdefault("head", None)
+    own = {**(found.get("aux") or {})}
+    own |= {"lr": found["aux_lr"]} if "aux_lr" in found else {}
+    patterns = [g for g in config.param_groups if g.optimizer_name in ("Adam", "AdamW")]
+    shared = {"lr": AUX_LR, **(_adamw(patterns[-1]) if patterns else {}), **own}
+    values = {
+        param: {**_adamw(next((g for g in patterns if re.search(g.pattern, name)), None)), **own}
+        for name, param in _rest(part, found)
+    }
+    apart = {**overrides(part, values, shared), **(found.get("overrides") or {})}
+    aux = {name: value for name, value in shared.items() if name != "lr"}
+    return {**found, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
+
+
+def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The parameters of a part that go to AdamW, with their names."""
+    words = {name: options[name] for name in ("head", "overrides") if name in options}
+    groups = param_groups(part, **words)
+    return [pair for group in groups if group["rule"] == "adamw" for pair in group["params"]]
+
+
+def _adamw(group: ParamGroupConfig | None) -> dict[str, Any]:
+    given = {} if group is None else group.optimizer_kwargs
+    return {name: value for name, value in given.items() if name not in _ALWAYS}
+
+
+def _config(config: OptimizersContainer.Config, method: str, options: dict[str, Any]) -> Any:
+    return derive(config, MatrixOptimizers.Config, method=method, options=options)
+
+
+@override(target=OptimizersContainer.Config, description="matrices by Leon, the rest by AdamW")
+def leon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
+    """`nucleon.Leon` in the place of the run's optimizer."""
+    return _config(config, "leon", options)
+
+
+@override(target=OptimizersContainer.Config, description="matrices by Muon, the rest by AdamW")
+def muon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
+    """`nucleon.Muon` in the place of the run's optimizer."""
+    return _config(config, "muon", options)
+
+
+@override(target=OptimizersContainer.Config, description="matrices by Pion, the rest by AdamW")
+def pion(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
+    """`nucleon.Pion` in the place of the run's optimizer."""
+    return _config(config, "pion", options)
