@@ -18,7 +18,7 @@ import nucleon
 from nucleon.linalg import triton_symmetric
 from nucleon.linalg.half import first_floor
 from nucleon.optim.engines import reference
-from nucleon.optim.engines.cuda import engine, graphs, kernels, pointers
+from nucleon.optim.engines.cuda import engine, graphs, kernels, perturbed, pointers
 from nucleon.optim.engines.cuda import small as small_kernel
 from soundness import cases, skips
 
@@ -46,6 +46,7 @@ def steps(
     optimizer = cls(params, method=method, scale="none", **options)
     calls = 0
     begin, compute = kernels.begin, small_kernel.compute
+    with_noise = perturbed.compute
 
     def counted(*args):
         nonlocal calls
@@ -59,7 +60,13 @@ def steps(
         calls += 1
         return compute(*args)
 
+    def counted_perturbed(*args):
+        nonlocal calls
+        calls += 1
+        return with_noise(*args)
+
     kernels.begin, small_kernel.compute = counted, counted_small
+    perturbed.compute = counted_perturbed
     for step in range(3):
         for i, p in enumerate(params):
             gradient = torch.randn(p.shape, generator=generator) * 10.0 ** (i - step)
@@ -78,7 +85,7 @@ def steps(
             if moves == "states":
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.step()
-    kernels.begin, small_kernel.compute = begin, compute
+    kernels.begin, small_kernel.compute, perturbed.compute = begin, compute, with_noise
     engine.runs_on = HERE
     assert calls >= 3 * fast, calls
     return params, [optimizer.state[p] for p in params]
@@ -271,6 +278,23 @@ def layouts():
     compare(nucleon.Leon, [(64, 4, 4, 4)], axes="r c c c", moves="channels last")
 
 
+def noisy():
+    """Pion: the samples as one batch, wide and padded, odd and several blocks of L."""
+    compare(nucleon.Pion, [(64, 140), (64, 140)], spoil=1)
+    compare(nucleon.Pion, [(130, 140)], samples=2, weight_decay=0.1)
+    compare(nucleon.Pion, [(65, 71)], samples=3, nesterov=True, gradient_bound=2.0)
+    compare(nucleon.Pion, [(3, 64, 64)], samples=2, antithetic=True, spoil=0)
+    compare(nucleon.Pion, [(100, 64)], smoothing_scale="literal", maximize=True, seed=-7)
+    compare(nucleon.Pion, [(64, 70)], smoothing_scale=0.0, dtype=torch.float16)
+
+
+def noisy_layouts():
+    """The same of what is stored transposed, cut or in channels-last memory."""
+    compare(nucleon.Pion, [(80, 3 * 64)], axes="c (b=3 r)", spoil=0)
+    compare(nucleon.Pion, [(2 * 3 * 32, 80)], axes="(r=2 b=3 r) c", samples=2)
+    compare(nucleon.Pion, [(64, 8, 3, 3)], axes="r c c c", memory_format=torch.channels_last)
+
+
 def shapes():
     wide, tall, stack = (64, 100), (130, 70), (3, 64, 64)
     for cls in (nucleon.Muon, nucleon.Leon):
@@ -338,7 +362,7 @@ def mixed(default):
 
 CASES = (
     *(not_there, hostile, huge, bounded, overflowing),
-    *(shapes, options, layouts, small, irregular),
+    *(shapes, options, layouts, small, irregular, noisy, noisy_layouts),
 )
 
 

@@ -65,9 +65,13 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     if place_of(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
-    chosen = chosen_method(group, m, n, param.device, param.dtype)
+    draws = method.draws(group, m, n)
+    wide = n if draws is None else draws.width
+    chosen = chosen_method(group, m, wide, param.device, param.dtype)
     if chosen == "half":
         return None
+    if draws is not None:
+        return f"{method.name} by {chosen!r} for {m}×{n}"
     if chosen != "polar-express" or m >= HALF_ROWS:
         return f"method={chosen!r} for {m}×{n}"
     if n > LONGEST:
@@ -126,7 +130,8 @@ def advance(
     dtype = next(g.dtype for g in found if g is not None)
     job = job_of(work, graphs.kept(work).layout, dtype, masked=has_gradient is not None)
     new = pointers.of_tensors(job.layout, found, device)
-    old = pointers.of_states(work.stack, job.layout, work.states, has_gram=job.has_gram)
+    kinds = {"has_gram": job.has_gram, "has_noise": job.hyper.draws is not None}
+    old = pointers.of_states(work.stack, job.layout, work.states, **kinds)
     narrow = job.small and job.total != torch.float32  # an option was changed since
     if new is None or old is None or narrow:
         return reference.advance(work, gradients, has_gradient)

@@ -37,6 +37,17 @@ class Job:
     alignments: tuple[int, int, int] = (16, 16, 16)
     """Of gradients, totals and weights, see `pointers.alignment`."""
 
+    @property
+    def kinds(self) -> int:
+        """How many tables of addresses come before that of the weights, see `pointers.of_states`."""
+        return 5 if self.hyper.draws is None else 7
+
+    @property
+    def directions(self) -> int:
+        """How many matrices go through the recursion."""
+        draws = self.hyper.draws
+        return self.layout.count * (1 if draws is None else draws.samples)
+
 
 def is_small(work: Matrices) -> bool:
     """Whether its direction is that of `small`."""
@@ -65,7 +76,7 @@ def job_of(work: Matrices, layout: Layout, gradient: torch.dtype, *, masked: boo
 def aligned(job: Job, places: Sequence[int]) -> Job:
     """The job for gradients, then `pointers.of_states`, then weights that lie at these places."""
     runs = job.layout.runs
-    parts = places[:runs], places[runs : 2 * runs], places[5 * runs :]
+    parts = places[:runs], places[runs : 2 * runs], places[job.kinds * runs :]
     dtypes = job.gradient, job.total, job.weight
     gradient, total, weight = map(pointers.alignment, parts, (dtype.itemsize for dtype in dtypes))
     if (gradient, total, weight) == job.alignments:  # as mostly: a copy costs time
