@@ -221,10 +221,10 @@ def without_gradients(cls, shape=(64, 70), **options):
     return [length for (length,) in watched.lengths]
 
 
-def spoiled(name, **options):
+def spoiled(name, cls=nucleon.Leon, **options):
     """A step that is not finite keeps every bit, and is counted once."""
     engine.runs_on = lambda device: True
-    setting = cases.Setting(nucleon.Leon, options={"method": "half", **options})
+    setting = cases.Setting(cls, options={"method": "half", **options})
     try:
         skips.skip_keeps_the_bits(name, setting)
     finally:
@@ -295,6 +295,38 @@ def noisy_layouts():
     compare(nucleon.Pion, [(64, 8, 3, 3)], axes="r c c c", memory_format=torch.channels_last)
 
 
+def broken_roots():
+    """An indefinite M̂ has the root of an upper bound; one that is not finite keeps its weights."""
+    found = []
+    for fast in (True, False):
+        engine.runs_on = (lambda device: True) if fast else HERE
+        params = [torch.zeros(70, 80, requires_grad=True) for _ in range(3)]
+        optimizer = nucleon.Pion(params, method="half", lr=1.0, scale="none", samples=2)
+        generator = torch.Generator().manual_seed(8)
+        for i, p in enumerate(params):
+            p.grad = torch.randn(70, 80, generator=generator)
+            gram = optimizer.state[p]["gram"]
+            gram += 9 * torch.eye(70)
+            if i:
+                gram[0, 65, 3] = gram[0, 3, 65] = math.nan if i == 2 else 1e4
+        optimizer.step()
+        found.append((params, [optimizer.state[p]["skipped"].item() for p in params]))
+    engine.runs_on = HERE
+    (fast, skipped), (slow, expected) = found
+    assert skipped == expected == [0, 0, 1]
+    assert not fast[2].any()
+    for a, b in zip(fast, slow, strict=True):
+        assert ((a - b).abs() <= 0.01).all(), ((a - b).abs().max(), b.norm(), a.norm())
+
+
+def hostile_noise():
+    lengths = without_gradients(nucleon.Pion)
+    assert lengths[1] > 0.7 and not any(lengths[2:10])
+    for name in ("first entry nan", "Ĝ overflows", "M̂ overflows", "nan in Ĝ"):
+        spoiled(name, nucleon.Pion)
+    spoiled("nan on the diagonal of M̂", nucleon.Pion)
+
+
 def shapes():
     wide, tall, stack = (64, 100), (130, 70), (3, 64, 64)
     for cls in (nucleon.Muon, nucleon.Leon):
@@ -362,7 +394,8 @@ def mixed(default):
 
 CASES = (
     *(not_there, hostile, huge, bounded, overflowing),
-    *(shapes, options, layouts, small, irregular, noisy, noisy_layouts),
+    *(shapes, options, layouts, small, irregular),
+    *(noisy, noisy_layouts, broken_roots, hostile_noise),
 )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from nucleon import noise
 from nucleon.linalg.half import augmented_factors, polar_factors
 from nucleon.linalg.kernels import REMAINDER_SCALE
-from nucleon.linalg.triton_symmetric import matrix, symmetric, table_bytes
+from nucleon.linalg.triton_symmetric import boxes, fits, matrix, symmetric, table_bytes
 from nucleon.optim.engines.cuda import kernels
 from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.engines.work import Draws
@@ -33,8 +33,10 @@ from nucleon.optim.methods import polynomials
 ENTRIES = 2**27
 """Of noise that is drawn at once, four bytes each with what becomes of it."""
 PAIRS = 1024
-SIDE = 64
-"""Of a block of Cholesky's factor."""
+SIDE, SLICE = 64, 32
+"""Of a block of Cholesky's factor, and how much of it is multiplied at once: no register spills."""
+DEPTH = 64
+"""How much of LZ is multiplied at once."""
 
 _WORD = 2**64 - 1
 _GOLDEN = tl.constexpr(noise.GOLDEN & _WORD)
@@ -114,7 +116,7 @@ def _correlation(gram, at_i, at_j, inverse_i, inverse_j, m, smoothing, jitter):
 @triton.jit(do_not_specialize=["each", "j"])
 def column(
     grams, factor, root, scale, broken, m, each, j, smoothing, shift, jitter,
-    SIDE: tl.constexpr, TABLE_BYTES: tl.constexpr,
+    SIDE: tl.constexpr, DEPTH: tl.constexpr, TABLE_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Block column j of Cholesky's factor F, and of L = √Λ_ii·F times `scale` in float16.
 
@@ -130,9 +132,10 @@ def column(
     _, inverse_j = _roots(gram, at_j, m, smoothing, shift)
     top = _correlation(gram, at_j, at_j, inverse_j, inverse_j, m, smoothing, jitter)
     own = _correlation(gram, at_i, at_j, inverse_i, inverse_j, m, smoothing, jitter)
-    left = factor + far + at_i[:, None] * m + k[None, :]
-    right = factor + far + at_j[:, None] * m + k[None, :]
-    for done in range(0, j * SIDE, SIDE):
+    at_k = tl.arange(0, DEPTH)
+    left = factor + far + at_i[:, None] * m + at_k[None, :]
+    right = factor + far + at_j[:, None] * m + at_k[None, :]
+    for done in range(0, j * SIDE, DEPTH):
         a = tl.load(left + done, mask=(at_i < m)[:, None], other=0.0)
         b = tl.load(right + done, mask=(at_j < m)[:, None], other=0.0)
         own -= tl.dot(a, b.T, input_precision="tf32x3")
@@ -164,10 +167,13 @@ def column(
 
 @triton.jit(do_not_specialize=["each"])
 def mend(
-    grams, root, scale, broken, taken, skipped, m, each, smoothing, shift, most,
+    grams, x, root, scale, broken, taken, skipped, m, n, each, smoothing, shift, less,
     SIDE: tl.constexpr, TABLE_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """L = √(m·diag Λ) where Λ is indefinite; 0, and the matrix is left, where it is not finite."""
+    """L = √(m·diag Λ) where Λ is indefinite; 0, and the matrix is left, where it is not finite.
+
+    `less` is 1/√m, by which S and L are then both smaller, so that they fit float16.
+    """
     i, batch = tl.program_id(0), tl.program_id(1)
     fate = tl.load(broken + batch)
     if fate != 0:
@@ -175,13 +181,19 @@ def mend(
         at = i * SIDE + k
         gram = matrix(grams, batch.to(tl.int64), each, m * m, tl.float32, TABLE_BYTES)
         size, _ = _roots(gram, at, m, smoothing, shift)
-        size = tl.where(fate == 1, size * most * tl.load(scale + batch), 0.0)
+        size = tl.where(fate == 1, size * tl.load(scale + batch), 0.0)
         here = root + batch.to(tl.int64) * m * m + at[:, None] * m
         for first in range(0, (i + 1) * SIDE, SIDE):
             to = first + k
             value = tl.where(at[:, None] == to[None, :], size[:, None], 0.0)
             inside = (at < m)[:, None] & (to < m)[None, :]
             tl.store(here + to[None, :], value.to(tl.float16), mask=inside)
+        for first in range(0, n, SIDE):
+            to = first + k
+            there = x + batch.to(tl.int64) * m * n + at[:, None] * n + to[None, :]
+            inside = (at < m)[:, None] & (to < n)[None, :]
+            s = tl.load(there, mask=inside, other=0.0).to(tl.float32)
+            tl.store(there, (s * less).to(tl.float16), mask=inside)
         if i == 0:
             kernels.leave(fate == 2, batch, taken, skipped, each)
 
@@ -189,26 +201,34 @@ def mend(
 @triton.jit
 def perturb(
     root, z, x, y, m, n, width,
-    DRAWS: tl.constexpr, ANTITHETIC: tl.constexpr,
+    DRAWS: tl.constexpr, ANTITHETIC: tl.constexpr, COPY_ENGINE: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Y = [S 0] + LZ of each draw, and [S 0] − LZ where draws come in pairs, all in float16."""
     across = tl.cdiv(width, TILE)
     # Rows with the most products first: those at the end fill what room is left.
     i = tl.cdiv(m, TILE) - 1 - tl.program_id(0) // across
-    at_i = i * TILE + tl.arange(0, TILE)
-    at_j = (tl.program_id(0) % across) * TILE + tl.arange(0, TILE)
-    at_k = tl.arange(0, DEPTH)
-    place = tl.program_id(1).to(tl.int64)
+    j = tl.program_id(0) % across
+    at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
+    number = tl.program_id(1)
+    place = number.to(tl.int64)
     batch = place // DRAWS
-    left = root + batch * m * m + at_i[:, None] * m + at_k[None, :]
-    right = z + place * m * width + at_k[:, None] * width + at_j[None, :]
+    end = tl.minimum((i + 1) * TILE, m)
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
-    for k in range(0, tl.minimum((i + 1) * TILE, m), DEPTH):
-        known = at_k < m - k
-        a = tl.load(left + k, mask=(at_i < m)[:, None] & known[None, :], other=0.0)
-        b = tl.load(right + k * width, mask=known[:, None] & (at_j < width)[None, :], other=0.0)
-        total = tl.dot(a, b, total)
+    if COPY_ENGINE:  # which fills with zeros past the end of a matrix
+        for k in range(0, end, DEPTH):
+            a = tl.reshape(root.load([number // DRAWS, i * TILE, k]), (TILE, DEPTH))
+            b = tl.reshape(z.load([number, k, j * TILE]), (DEPTH, TILE))
+            total = tl.dot(a, b, total)
+    else:
+        at_k = tl.arange(0, DEPTH)
+        left = root + batch * m * m + at_i[:, None] * m + at_k[None, :]
+        right = z + place * m * width + at_k[:, None] * width + at_j[None, :]
+        for k in range(0, end, DEPTH):
+            known = at_k < m - k
+            a = tl.load(left + k, mask=(at_i < m)[:, None] & known[None, :], other=0.0)
+            b = tl.load(right + k * width, mask=known[:, None] & (at_j < width)[None, :], other=0.0)
+            total = tl.dot(a, b, total)
     inside = (at_i < m)[:, None] & (at_j < width)[None, :]
     given = x + batch * m * n + at_i[:, None] * n + at_j[None, :]
     s = tl.load(given, mask=inside & (at_j < n)[None, :], other=0.0).to(tl.float32)
@@ -229,7 +249,7 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     draws, m, n, count = job.hyper.draws, job.m, job.n, job.layout.count
     assert draws is not None
     entered = kernels.enter(job, table, mask)
-    root = cholesky(job, table, entered.factors[0], entered.taken)
+    root = cholesky(job, table, entered)
     streams, steps = table.view(job.kinds, -1)[5:].unbind()
     sequence = polynomials("half", job.iterations)
     factors = augmented_factors if draws.width > n else polar_factors
@@ -245,10 +265,10 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     return directions, entered.taken
 
 
-def cholesky(job: Job, table: Tensor, scale: Tensor, taken: Tensor) -> Tensor:
-    """L of `potentials.cholesky_root` times a factor for each matrix, (b, m, m) in float16."""
+def cholesky(job: Job, table: Tensor, entered: kernels.Entered) -> Tensor:
+    """L of `potentials.cholesky_root`, scaled as S of `entered` is, (b, m, m) in float16."""
     hyper, m, count, each = job.hyper, job.m, job.layout.count, job.layout.each
-    tables = table.view(job.kinds, -1)
+    tables, scale = table.view(job.kinds, -1), entered.factors[0]
     factor = torch.empty((count, m, m), dtype=torch.float32, device=table.device)
     root = torch.zeros_like(factor, dtype=torch.float16)
     broken = torch.zeros(count, dtype=torch.int32, device=table.device)
@@ -258,11 +278,11 @@ def cholesky(job: Job, table: Tensor, scale: Tensor, taken: Tensor) -> Tensor:
     for j in range(blocks):
         column[(blocks - j, count)](
             tables[4], factor, root, scale, broken, m, each, j,
-            hyper.smoothing, hyper.shift, jitter, **shared,
+            hyper.smoothing, hyper.shift, jitter, **shared, DEPTH=SLICE, num_warps=4, num_stages=2,
         )  # fmt: skip
     mend[(blocks, count)](
-        tables[4], root, scale, broken, taken, tables[2], m, each,
-        hyper.smoothing, hyper.shift, math.sqrt(m), **shared,
+        tables[4], entered.x, root, scale, broken, entered.taken, tables[2], m, job.n, each,
+        hyper.smoothing, hyper.shift, 1 / math.sqrt(m), **shared,
     )  # fmt: skip
     return root
 
@@ -291,9 +311,11 @@ def perturbed(draws: Draws, root: Tensor, z: Tensor, x: Tensor) -> Tensor:
     y = torch.empty((count * draws.samples, m, width), dtype=torch.float16, device=x.device)
     tile, warps = (128, 8) if m > 64 else (64, 4)
     grid = (triton.cdiv(m, tile) * triton.cdiv(width, tile), count * many)
+    engine = fits(root) and fits(z)
     perturb[grid](
-        root, z, x, y, m, n, width, DRAWS=many, ANTITHETIC=draws.antithetic,
-        TILE=tile, DEPTH=64, num_warps=warps, num_stages=3,
+        boxes(root, tile, DEPTH) if engine else root, boxes(z, DEPTH, tile) if engine else z,
+        x, y, m, n, width, DRAWS=many, ANTITHETIC=draws.antithetic, COPY_ENGINE=engine,
+        TILE=tile, DEPTH=DEPTH, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y
 
