@@ -81,6 +81,7 @@ SETS = {
     "gpt2-large": gpt(36, 1280),
     "gpt2-1.5b": gpt(48, 1600),
     "llama-1b": llama(16, 2048, 512, 8192),
+    "qwen-0.5b": llama(24, 896, 128, 4864),
     "resnet-50": resnet50(),
 }
 DIRECTIONS = [
@@ -284,16 +285,18 @@ def run(
     found = time_steps(shapes, dtype, makes, options)
     times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
     print(
-        f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ torch Muon':>13} {'graph ms':>9} {'MiB':>7} "
+        f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ Leon':>8} {'/ torch Muon':>13} "
+        f"{'graph ms':>9} {'MiB':>7} "
         f"{'error':>9}"
     )
     errors: dict[str, float] = {}
     if options.error and max(min(s) for s in distinct) <= options.error_rows:
         errors = errors_of(list(times), makes, shapes, dtype, options)
-    ours, torchs = (times.get(name, float("nan")) for name in ("Muon", "torch Muon"))
+    names = ("Muon", "Leon", "torch Muon")
+    ours, leons, torchs = (times.get(name, float("nan")) for name in names)
     for method, value in times.items():
         print(
-            f"{method:36} {value:9.3f} {value / ours:8.2f} "
+            f"{method:36} {value:9.3f} {value / ours:8.2f} {value / leons:8.2f} "
             f"{value / torchs:13.2f} {graphs.get(method, float('nan')):9.3f} "
             f"{found.get('peak_mib', {}).get(method, float('nan')):7.0f} "
             f"{errors.get(method, float('nan')):9.1e}",

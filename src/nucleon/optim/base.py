@@ -59,7 +59,7 @@ class MatrixOptimizer(Optimizer, ABC):
     has_gram: ClassVar[bool] = False
     """Whether M̂ is kept; without it `direction` is given an empty Λ."""
     kernel: ClassVar[str | None] = None
-    """The recursion of the CUDA engine that is this `direction`: "polar", "augmented" or "perturbed"."""
+    """What this `direction` is on the CUDA engine: "polar", "augmented" or "perturbed"."""
     settles: ClassVar[bool] = False
     """Whether P falls as Ĝ does once `gradient_bound` > 0, see `engines.rest`."""
     theorem: ClassVar[str] = "none"

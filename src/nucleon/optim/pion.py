@@ -117,7 +117,7 @@ class Pion(MatrixOptimizer):
         return perturbation(group["smoothing_scale"], m, n)[0]
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
-        """k matrices Z of the padded width."""
+        """As many as `samples`, of the padded width."""
         width = perturbation(group["smoothing_scale"], m, n)[1]
         return Draws(group["seed"], group["samples"], group["antithetic"], width)
 

@@ -39,7 +39,7 @@ class Job:
 
     @property
     def kinds(self) -> int:
-        """How many tables of addresses come before that of the weights, see `pointers.of_states`."""
+        """How many tables of addresses there are before that of the weights."""
         return 5 if self.hyper.draws is None else 7
 
     @property

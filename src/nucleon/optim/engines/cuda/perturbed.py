@@ -63,7 +63,7 @@ def _absorb(key, word):
 
 @triton.jit
 def _words(t, key, other):
-    """The int32 words number `t` of a key, as float32: halves of 64-bit words, the low one first."""
+    """The int32 words number `t` of a key, as float32: halves of 64-bit words, low before high."""
     w = (t // 2).to(tl.uint64)
     found = _mix((w ^ key) * _GOLDEN + other)
     return tl.where(t % 2 == 0, found, found >> 32).to(tl.int32).to(tl.float32)
@@ -294,9 +294,7 @@ def drawn(
     many = draws.samples // 2 if draws.antithetic else draws.samples
     entries = m * draws.width
     pairs = (entries + 1) // 2
-    z = torch.empty(
-        (count * many, m, draws.width), dtype=torch.float16, device=streams.device
-    )
+    z = torch.empty((count * many, m, draws.width), dtype=torch.float16, device=streams.device)
     draw[(triton.cdiv(pairs, PAIRS), count * many)](
         z, streams, steps, noise.normal_key(draws.seed), entries, pairs, each, first,
         DRAWS=many, BLOCK=PAIRS,
