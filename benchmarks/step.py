@@ -82,6 +82,7 @@ SETS = {
     "gpt2-1.5b": gpt(48, 1600),
     "llama-1b": llama(16, 2048, 512, 8192),
     "qwen-0.5b": llama(24, 896, 128, 4864),
+    "squares-256": [(256, 256)] * 16,
     "resnet-50": resnet50(),
 }
 DIRECTIONS = [
@@ -104,6 +105,10 @@ METHODS: dict[str, Make] = {
     "torch Muon": lambda p: torch.optim.Muon(p, nesterov=False, **PLAIN),
     "torch AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
 }
+ON_A_CPU: dict[str, Make] = {
+    "Muon bfloat16": lambda p: nucleon.Muon(p, method="bfloat16", **PLAIN),
+    "Pion k=1 bfloat16": lambda p: nucleon.Pion(p, method="bfloat16", **PLAIN),
+}
 EXACT: dict[str, Make] = {
     "torch AdamW": METHODS["torch AdamW"],
     "Muon": lambda p: nucleon.Muon(p, method="svd", **PLAIN),
@@ -113,6 +118,7 @@ EXACT: dict[str, Make] = {
 }
 """What each method is held against."""
 EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
+EXACT |= {f"{name} bfloat16": EXACT[name] for name in ("Muon", "Pion k=1")}
 
 
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
@@ -431,7 +437,8 @@ def main() -> None:
     optimizers, bare, versions = load(options.peer)
     facts = environment(options, versions)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
+    own = METHODS | (ON_A_CPU if options.device == "cpu" else {})
+    makes = {k: v for k, v in {**own, **optimizers}.items() if k not in options.leave_out}
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():
         earlier = json.loads(options.json.read_text())
