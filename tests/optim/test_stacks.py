@@ -69,7 +69,9 @@ def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
         (nucleon.Leon, {"placement": "owner"}, None),  # for the owner
         (nucleon.Leon, {"momentum_dtype": torch.float64}, "momentum_dtype=float64"),
         (nucleon.Leon, {"stochastic_rounding": True}, None),
-        (nucleon.Pion, {}, "pion has no kernel"),  # its samples are made by torch
+        (nucleon.Pion, {"samples": 4}, None),
+        (nucleon.Pion, {"method": "auto"}, "pion by 'polar-express'"),  # below 64 rows
+        (nucleon.Pion, {"method": "bfloat16"}, "pion by 'bfloat16'"),
     ],
 )
 def test_what_the_cuda_engine_steps(make, given_options, expected, monkeypatch):

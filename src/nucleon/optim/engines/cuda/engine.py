@@ -65,7 +65,9 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     if place_of(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
-    draws = method.draws(group, m, n)
+    draws = method.draws(group, m, n) if method.kernel == "perturbed" else None
+    if method.kernel == "perturbed" and draws is None:
+        return f"{method.name} draws no noise"
     wide = n if draws is None else draws.width
     chosen = chosen_method(group, m, wide, param.device, param.dtype)
     if chosen == "half":
@@ -130,7 +132,7 @@ def advance(
     dtype = next(g.dtype for g in found if g is not None)
     job = job_of(work, graphs.kept(work).layout, dtype, masked=has_gradient is not None)
     new = pointers.of_tensors(job.layout, found, device)
-    kinds = {"has_gram": job.has_gram, "has_noise": job.hyper.draws is not None}
+    kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
     old = pointers.of_states(work.stack, job.layout, work.states, **kinds)
     narrow = job.small and job.total != torch.float32  # an option was changed since
     if new is None or old is None or narrow:

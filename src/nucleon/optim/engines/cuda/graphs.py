@@ -114,7 +114,7 @@ def _places(work: Matrices, job: Job, gradients: Sequence[Tensor | None]) -> lis
     """All pointers; None where one is irregular."""
     memory, stack, device = kept(work), work.stack, work.params[0].device
     new = pointers.of_regular(job.layout, gradients)
-    kinds = {"has_gram": job.has_gram, "has_noise": job.hyper.draws is not None}
+    kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
     tensors = pointers.held(stack, work.states, **kinds)
     seen = [*map(Tensor.data_ptr, tensors)]
     if job.small and job.total != torch.float32:  # an option was changed since

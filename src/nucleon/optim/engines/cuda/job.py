@@ -7,7 +7,7 @@ import torch
 
 from nucleon.optim.engines.cuda import pointers
 from nucleon.optim.engines.cuda.layout import Layout
-from nucleon.optim.engines.work import Hyperparameters, Matrices
+from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices
 from nucleon.optim.methods import chosen_method
 
 LONGEST = 2**16
@@ -38,15 +38,19 @@ class Job:
     """Of gradients, totals and weights, see `pointers.alignment`."""
 
     @property
+    def draws(self) -> Draws | None:
+        """The noise that the kernels draw."""
+        return self.hyper.draws if self.recursion == "perturbed" else None
+
+    @property
     def kinds(self) -> int:
         """How many tables of addresses there are before that of the weights."""
-        return 5 if self.hyper.draws is None else 7
+        return 5 if self.draws is None else 7
 
     @property
     def directions(self) -> int:
         """How many matrices go through the recursion."""
-        draws = self.hyper.draws
-        return self.layout.count * (1 if draws is None else draws.samples)
+        return self.layout.count * (1 if self.draws is None else self.draws.samples)
 
 
 def is_small(work: Matrices) -> bool:

@@ -320,8 +320,8 @@ def enter(job: Job, table: Tensor, mask: Tensor | None) -> Entered:
     hyper, m, n = job.hyper, job.m, job.n
     count, each, device = job.layout.count, job.layout.each, table.device
     gradients, totals, skipped, quiet, grams, *_ = table.view(job.kinds, -1).unbind()
-    copies = 1 if hyper.draws is None else hyper.draws.width
-    spread = spread_of(n if hyper.draws is None else copies)
+    copies = 1 if job.draws is None else job.draws.width
+    spread = spread_of(n if job.draws is None else copies)
     parts, read = tiles(m, n), reading(job)
     sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
     factors = torch.empty((6, count), dtype=torch.float32, device=device)

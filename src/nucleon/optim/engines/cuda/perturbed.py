@@ -246,7 +246,7 @@ def perturb(
 
 def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new moments, P (b, m, n) in float16, and which matrices are taken, (b,)."""
-    draws, m, n, count = job.hyper.draws, job.m, job.n, job.layout.count
+    draws, m, n, count = job.draws, job.m, job.n, job.layout.count
     assert draws is not None
     entered = kernels.enter(job, table, mask)
     root = cholesky(job, table, entered)
