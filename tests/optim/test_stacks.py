@@ -149,8 +149,8 @@ def test_a_bucket_has_the_least_room_of_its_parameters():
     [(12, 768, 3072, True), (24, 4096, 1024, True), (8, 8192, 2048, False), (1, 4096, 4096, False)],
 )
 def test_stacks_of_large_products_are_not_captured(count, rows, columns, captured):
-    layout = SimpleNamespace(count=count)
-    assert graphs.captures(SimpleNamespace(layout=layout, m=min(rows, columns))) is captured
+    job = SimpleNamespace(directions=count, m=min(rows, columns))
+    assert graphs.captures(job) is captured
 
 
 def test_what_is_float16_by_itself(monkeypatch):
