@@ -87,11 +87,10 @@ def test_the_root_is_cholesky_s(m, monkeypatch):
     optimizer = nucleon.Pion([weight])
     optimizer.step()
     found, scale, smoothing = kept[0]
-    gram = optimizer.state[weight]["gram"].double()
-    expected, failed = cholesky_root(smoothing * gram)
+    expected, failed = cholesky_root(smoothing * optimizer.state[weight]["gram"])
     assert not failed.any()
-    difference = found.double() - scale.double()[:, None, None] * expected
-    assert difference.norm() <= 2.0**-11 * (scale * expected.norm()).item()
+    expected = scale[:, None, None].double() * expected.double()
+    assert torch.dist(found.double(), expected) <= 2.0**-11 * expected.norm()
     assert not found.triu(1).any()
 
 
