@@ -1,7 +1,8 @@
 """The step of a stack in a few passes over its gradients, however many parameters they are of.
 
 Where the direction is the float16 recursion, its operands are made from the parameters' own
-gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows, `perturbed` those with noise):
+gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows,
+`perturbed` those with noise):
 
     sum_squares   ‖S‖_F, ‖G‖_F and ‖Ĝ‖_F of each matrix, S = βĜ + G, and from them which are finite
     advance       Ĝ ← βĜ + G;  S and G in float16, short side first
