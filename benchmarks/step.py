@@ -81,6 +81,8 @@ SETS = {
     "gpt2-large": gpt(36, 1280),
     "gpt2-1.5b": gpt(48, 1600),
     "llama-1b": llama(16, 2048, 512, 8192),
+    "qwen-0.5b": llama(24, 896, 128, 4864),
+    "squares-256": [(256, 256)] * 16,
     "resnet-50": resnet50(),
 }
 DIRECTIONS = [
@@ -103,6 +105,10 @@ METHODS: dict[str, Make] = {
     "torch Muon": lambda p: torch.optim.Muon(p, nesterov=False, **PLAIN),
     "torch AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0, fused=True),
 }
+ON_A_CPU: dict[str, Make] = {
+    "Muon bfloat16": lambda p: nucleon.Muon(p, method="bfloat16", **PLAIN),
+    "Pion k=1 bfloat16": lambda p: nucleon.Pion(p, method="bfloat16", **PLAIN),
+}
 EXACT: dict[str, Make] = {
     "torch AdamW": METHODS["torch AdamW"],
     "Muon": lambda p: nucleon.Muon(p, method="svd", **PLAIN),
@@ -112,6 +118,7 @@ EXACT: dict[str, Make] = {
 }
 """What each method is held against."""
 EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
+EXACT |= {f"{name} bfloat16": EXACT[name] for name in ("Muon", "Pion k=1")}
 
 
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:
@@ -284,16 +291,18 @@ def run(
     found = time_steps(shapes, dtype, makes, options)
     times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
     print(
-        f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ torch Muon':>13} {'graph ms':>9} {'MiB':>7} "
+        f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ Leon':>8} {'/ torch Muon':>13} "
+        f"{'graph ms':>9} {'MiB':>7} "
         f"{'error':>9}"
     )
     errors: dict[str, float] = {}
     if options.error and max(min(s) for s in distinct) <= options.error_rows:
         errors = errors_of(list(times), makes, shapes, dtype, options)
-    ours, torchs = (times.get(name, float("nan")) for name in ("Muon", "torch Muon"))
+    names = ("Muon", "Leon", "torch Muon")
+    ours, leons, torchs = (times.get(name, float("nan")) for name in names)
     for method, value in times.items():
         print(
-            f"{method:36} {value:9.3f} {value / ours:8.2f} "
+            f"{method:36} {value:9.3f} {value / ours:8.2f} {value / leons:8.2f} "
             f"{value / torchs:13.2f} {graphs.get(method, float('nan')):9.3f} "
             f"{found.get('peak_mib', {}).get(method, float('nan')):7.0f} "
             f"{errors.get(method, float('nan')):9.1e}",
@@ -428,7 +437,8 @@ def main() -> None:
     optimizers, bare, versions = load(options.peer)
     facts = environment(options, versions)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    makes = {k: v for k, v in {**METHODS, **optimizers}.items() if k not in options.leave_out}
+    own = METHODS | (ON_A_CPU if options.device == "cpu" else {})
+    makes = {k: v for k, v in {**own, **optimizers}.items() if k not in options.leave_out}
     results: list[dict[str, object]] = []
     if options.json and options.json.exists():
         earlier = json.loads(options.json.read_text())

@@ -3,6 +3,7 @@
     python tests/half_contract.py                                        # 64, 128 and 256 rows
     python tests/half_contract.py --device cuda --rows 64 512            # judged on the CPU
     python tests/half_contract.py --device cuda --step                   # steps of the optimizers
+    python tests/half_contract.py --bfloat16 Muon                        # products of bfloat16
 
 For every kind of S and of Λ in `helpers_half`, and for many draws of its clusters, square and four
 times as wide: ‖P‖_op at most 1.01, and an error no larger than that of Muon's usual five bfloat16
@@ -16,6 +17,7 @@ import math
 import os
 import statistics
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -31,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers, also as a script
 from helpers_half import CASES, CLUSTERS, LAMBDAS, distance, exact, jordan, pair
 from nucleon.linalg.coefficients import half_polar_express
 from nucleon.linalg.half import half_augmented, half_polar
+from nucleon.linalg.polar import polar_bfloat16
+from nucleon.optim.methods import polynomials
 
 SEQUENCE = half_polar_express(5)
 LARGEST_NORM, LARGEST_ERROR = 1.01, 0.04
@@ -43,6 +47,27 @@ def bare(s, smoothing):
     if smoothing is None:
         found["Muon"] = half_polar(s[None], SEQUENCE)[0]
     return found
+
+
+def by_bfloat16(name, s, smoothing):
+    """Polar Express by products of bfloat16, every Gram matrix made of the X at hand.
+
+    Leon's carries Λ along in float32, with a floor; without one most inputs leave the ball.
+    """
+    sequence = polynomials("polar-express", 5)
+    if name == "Muon":
+        return {} if smoothing is not None else {"Muon": polar_bfloat16(s, sequence)}
+    smoothing = s.new_zeros(len(s), len(s)) if smoothing is None else smoothing
+    size = (s.square().sum() + smoothing.trace()).sqrt()
+    x, rest, eye = (s / size).bfloat16(), smoothing / size / size, torch.eye(len(s))
+    for a, b, c in sequence:
+        rest = rest + 1e-3 * rest.norm() * eye
+        gram = (x @ x.mT).float() + rest
+        square = gram.bfloat16() @ gram.bfloat16()
+        t = (a * eye + b * gram + c * square.float()).bfloat16()
+        rest = (t @ rest.bfloat16() @ t).float()
+        x, rest = t @ x, (rest + rest.mT) / 2
+    return {"Leon": x.float()}
 
 
 def stepped(s, smoothing):
@@ -86,8 +111,11 @@ def main():
     parser.add_argument("--clusters", type=int, default=50, help="draws of each kind of clusters")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--step", action="store_true", help="of whole steps of Leon and Muon")
+    parser.add_argument("--bfloat16", choices=("Muon", "Leon"), help="its products of bfloat16")
     options = parser.parse_args()
     broken, how = False, stepped if options.step else bare
+    if options.bfloat16:
+        how = partial(by_bfloat16, options.bfloat16)
     for m, wide in product(options.rows, (1, 4)):
         inputs = [*product(CASES, LAMBDAS, range(options.seeds))]
         inputs += product(CLUSTERS, ("own", "none"), range(options.clusters))

@@ -137,7 +137,7 @@ def test_every_bit_of_the_key_changes_half_the_output():
 def test_close_keys_share_no_word():
     """Keys one apart, or one increment apart, would otherwise permute or shift one sequence."""
     start = 987654321
-    keys = [start + i for i in range(8)] + [noise._signed(start + noise._GOLDEN)]
+    keys = [start + i for i in range(8)] + [noise._signed(start + noise.GOLDEN)]
     drawn = torch.stack([noise._sequence(key, 64, None) for key in keys])
     assert drawn.unique().numel() == len(keys) * 64
     assert torch.equal(drawn, noise._sequence(torch.tensor(keys), 64, None))

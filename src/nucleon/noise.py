@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nucleon import _checks
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2⁶⁴/φ, odd, as a signed word
-_ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2⁶⁴/φ, odd, as a signed word
+ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
 _NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN = 1, 2, 3, 4  # first word of a key: never the same bits
 _SEED = 5  # likewise
 
@@ -116,8 +116,16 @@ def derived_seed(seed: int, number: int) -> int:
         seed: any integer (modulo 2⁶⁴).
         number: any integer (modulo 2⁶⁴).
     """
-    key = _mix_int((_SEED ^ _signed(seed)) + _GOLDEN)
-    return _mix_int((key ^ _signed(number)) + _GOLDEN)
+    key = _mix_int((_SEED ^ _signed(seed)) + GOLDEN)
+    return _mix_int((key ^ _signed(number)) + GOLDEN)
+
+
+def normal_key(seed: int) -> int:
+    """The key of normal noise after its seed, a signed 64-bit word.
+
+    A kernel that draws the noise itself absorbs step, sample and stream into it, in this order.
+    """
+    return _mix_int((_NORMAL ^ _signed(seed)) + GOLDEN)
 
 
 def _words(
@@ -159,18 +167,18 @@ def _sequence(key: int | Tensor, length: int, device: torch.device | str | None)
         key, other = key.unsqueeze(-1), other.unsqueeze(-1)
     # Not w·golden alone: a compiler may assume that a multiple of a loop index never overflows.
     counter = torch.arange(length, device=device)
-    return _mix((counter ^ key).mul_(_GOLDEN).add_(other))
+    return _mix((counter ^ key).mul_(GOLDEN).add_(other))
 
 
 def _absorb(key: int | Tensor, word: int | Tensor) -> int | Tensor:
     """mix((key ⊕ word) + golden): for each key a bijection of `word`, and the other way round."""
-    mixed = (key ^ word) + _GOLDEN
+    mixed = (key ^ word) + GOLDEN
     return _mix(mixed) if isinstance(mixed, Tensor) else _mix_int(mixed)
 
 
 def _mix(z: Tensor) -> Tensor:
     """splitmix64's finalizer, in place on an int64 tensor."""
-    for shift, factor in _ROUNDS:
+    for shift, factor in ROUNDS:
         # torch shifts arithmetically: the mask clears the copies of the sign bit.
         z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))
         if factor != 1:
@@ -181,7 +189,7 @@ def _mix(z: Tensor) -> Tensor:
 def _mix_int(z: int) -> int:
     """splitmix64's finalizer on a Python integer, as a signed 64-bit word."""
     z &= (1 << 64) - 1
-    for shift, factor in _ROUNDS:
+    for shift, factor in ROUNDS:
         z = ((z ^ (z >> shift)) * factor) & ((1 << 64) - 1)
     return _signed(z)
 

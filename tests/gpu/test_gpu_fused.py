@@ -10,7 +10,7 @@ import nucleon
 from nucleon.optim.engines.cuda import engine, graphs, lanes
 
 SHAPES = [(64, 200), (64, 200), (200, 72), (96, 96), (3, 64, 80), (130, 1030)]
-CLASSES = [nucleon.Muon, nucleon.Leon]
+CLASSES = [nucleon.Muon, nucleon.Leon, nucleon.Pion]
 CASES = {
     "plain": {},
     "decay": {"weight_decay": 0.1, "nesterov": True},

@@ -109,7 +109,7 @@ def test_what_is_not_served_says_why():
         (leon, shape, weight, {"method": "eigh"}, "method='eigh'"),
         (leon, shape, weight, {"method": "polar-express"}, "method='polar-express'"),
         (leon, (2, 3, 2, 5, 2, 7), weight, {"axes": "r b r b r c"}, "its entries are not apart"),
-        (nucleon.Pion, shape, weight, {}, "pion has no kernel"),
+        (nucleon.Pion, (40, 80), weight, {}, "pion by 'polar-express'"),
     ]
     for cls, size, made, options, expected in remaining:
         param = torch.zeros(size, device="cuda", **made, requires_grad=True)

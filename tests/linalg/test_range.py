@@ -30,9 +30,16 @@ from nucleon.linalg.coefficients import (
 from nucleon.linalg.half import half_polar
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import METHODS as POLAR
-from nucleon.linalg.polar import polar_polynomial, polar_qdwh, polar_scaled_newton, polar_svd
+from nucleon.linalg.polar import (
+    polar_bfloat16,
+    polar_polynomial,
+    polar_qdwh,
+    polar_scaled_newton,
+    polar_svd,
+)
 from nucleon.linalg.roots import METHODS as ROOTS
 from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps
+from nucleon.optim.methods import polynomials
 from strategies import (
     F64,
     FULL,
@@ -224,6 +231,18 @@ def test_half_steps_stay_in_the_ball(dtype, data):
     p = half_polar(s[None], half_polar_express(5))
     assert torch.isfinite(p).all()
     assert operator_norms(p) <= 1 + 1e-2
+
+
+@pytest.mark.parametrize("dtype", FULL)
+@pytest.mark.parametrize("steps", [2, 5, 8])
+@few
+@given(data=st.data())
+def test_bfloat16_steps_stay_in_the_ball(dtype, steps, data):
+    s = data.draw(ranged(dtype))
+    p = polar_bfloat16(s, polynomials("polar-express", steps))
+    assert p.dtype == dtype
+    assert operator_norms(p) <= 1 + 1e-2
+    assert s.any() or not p.any()
 
 
 # --- norms ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import nucleon
 from nucleon.linalg import triton_symmetric
 from nucleon.linalg.half import first_floor
 from nucleon.optim.engines import reference
-from nucleon.optim.engines.cuda import engine, graphs, kernels, pointers
+from nucleon.optim.engines.cuda import engine, graphs, kernels, perturbed, pointers
 from nucleon.optim.engines.cuda import small as small_kernel
 from soundness import cases, skips
 
@@ -47,6 +47,7 @@ def steps(
     optimizer = cls(params, method=method, scale="none", **options)
     calls = 0
     begin, compute = kernels.begin, small_kernel.compute
+    with_noise = perturbed.compute
 
     def counted(*args):
         nonlocal calls
@@ -60,7 +61,13 @@ def steps(
         calls += 1
         return compute(*args)
 
+    def counted_perturbed(*args):
+        nonlocal calls
+        calls += 1
+        return with_noise(*args)
+
     kernels.begin, small_kernel.compute = counted, counted_small
+    perturbed.compute = counted_perturbed
     for step in range(3):
         for i, p in enumerate(params):
             gradient = torch.randn(p.shape, generator=generator) * 10.0 ** (i - step)
@@ -79,7 +86,7 @@ def steps(
             if moves == "states":
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.step()
-    kernels.begin, small_kernel.compute = begin, compute
+    kernels.begin, small_kernel.compute, perturbed.compute = begin, compute, with_noise
     engine.runs_on = HERE
     assert calls >= 3 * fast, calls
     return params, [optimizer.state[p] for p in params]
@@ -215,10 +222,10 @@ def without_gradients(cls, shape=(64, 70), **options):
     return [length for (length,) in watched.lengths]
 
 
-def spoiled(name, **options):
+def spoiled(name, cls=nucleon.Leon, **options):
     """A step that is not finite keeps every bit, and is counted once."""
     engine.runs_on = lambda device: True
-    setting = cases.Setting(nucleon.Leon, options={"method": "half", **options})
+    setting = cases.Setting(cls, options={"method": "half", **options})
     try:
         skips.skip_keeps_the_bits(name, setting)
     finally:
@@ -270,6 +277,55 @@ def layouts():
     compare(nucleon.Leon, [(8, 64, 3, 3)], axes="c r c c")
     compare(nucleon.Leon, [(64, 64)], moves="transposed")
     compare(nucleon.Leon, [(64, 4, 4, 4)], axes="r c c c", moves="channels last")
+
+
+def noisy():
+    """Pion: the samples as one batch, wide and padded, odd and several blocks of L."""
+    compare(nucleon.Pion, [(64, 140), (64, 140)], spoil=1)
+    compare(nucleon.Pion, [(130, 140)], samples=2, weight_decay=0.1)
+    compare(nucleon.Pion, [(65, 71)], samples=3, nesterov=True, gradient_bound=2.0)
+    compare(nucleon.Pion, [(3, 64, 64)], samples=2, antithetic=True, spoil=0)
+    compare(nucleon.Pion, [(100, 64)], smoothing_scale="literal", maximize=True, seed=-7)
+    compare(nucleon.Pion, [(64, 70)], smoothing_scale=0.0, dtype=torch.float16)
+
+
+def noisy_layouts():
+    """The same of what is stored transposed, cut or in channels-last memory."""
+    compare(nucleon.Pion, [(80, 3 * 64)], axes="c (b=3 r)", spoil=0)
+    compare(nucleon.Pion, [(2 * 3 * 32, 80)], axes="(r=2 b=3 r) c", samples=2)
+    compare(nucleon.Pion, [(64, 8, 3, 3)], axes="r c c c", memory_format=torch.channels_last)
+
+
+def broken_roots():
+    """An indefinite M̂ has the root of an upper bound; one that is not finite keeps its weights."""
+    found = []
+    for fast in (True, False):
+        engine.runs_on = (lambda device: True) if fast else HERE
+        params = [torch.zeros(70, 80, requires_grad=True) for _ in range(3)]
+        optimizer = nucleon.Pion(params, method="half", lr=1.0, scale="none", samples=2)
+        generator = torch.Generator().manual_seed(8)
+        for i, p in enumerate(params):
+            p.grad = torch.randn(70, 80, generator=generator)
+            gram = optimizer.state[p]["gram"]
+            gram += 9 * torch.eye(70)
+            if i:
+                gram[0, 65, 3] = gram[0, 3, 65] = math.nan if i == 2 else 1e4
+        optimizer.step()
+        found.append((params, [optimizer.state[p]["skipped"].item() for p in params]))
+    engine.runs_on = HERE
+    (fast, skipped), (slow, expected) = found
+    assert skipped == expected == [0, 0, 1]
+    assert not fast[2].any()
+    for a, b in zip(fast, slow, strict=True):
+        assert ((a - b).abs() <= 0.01).all(), ((a - b).abs().max(), b.norm(), a.norm())
+
+
+def hostile_noise():
+    lengths = without_gradients(nucleon.Pion)
+    assert lengths[1] > 0.7 and not any(lengths[2:10])
+    for name in ("first entry nan", "Ĝ overflows", "M̂ overflows", "nan in Ĝ"):
+        spoiled(name, nucleon.Pion)
+    spoiled("nan on the diagonal of M̂", nucleon.Pion)
 
 
 def shapes():
@@ -340,6 +396,7 @@ def mixed(default):
 CASES = (
     *(not_there, hostile, huge, bounded, overflowing),
     *(shapes, options, layouts, small, irregular),
+    *(noisy, noisy_layouts, broken_roots, hostile_noise),
 )
 
 

@@ -27,6 +27,13 @@ def test_step(tmp_path):
     assert 0.05 < errors["torch Muon"] < 0.6
 
 
+def test_half_variants():
+    lines = run("half_variants.py", "--rows", 64, "--clusters", 1).splitlines()
+    usual, fewer_bits, without, *_ = lines
+    assert "as it is" in usual and "above 1.01   0" in usual and "above 1.01   0" in fewer_bits
+    assert float(without.split("‖P‖_op")[1].split(",")[0]) > 1.01
+
+
 def test_memory():
     table = run("memory.py", "--set", "1x32", "--stack", 1, "--stack", 100_000)
     rows = {line[:20].strip(): line[20:].split() for line in table.splitlines() if line.strip()}

@@ -30,6 +30,8 @@ CASES = (
     "options",
     "layouts",
     "small irregular",
+    "noisy",
+    "noisy_layouts broken_roots hostile_noise",
 )
 
 

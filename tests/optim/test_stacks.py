@@ -69,7 +69,9 @@ def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
         (nucleon.Leon, {"placement": "owner"}, None),  # for the owner
         (nucleon.Leon, {"momentum_dtype": torch.float64}, "momentum_dtype=float64"),
         (nucleon.Leon, {"stochastic_rounding": True}, None),
-        (nucleon.Pion, {}, "pion has no kernel"),  # its samples are made by torch
+        (nucleon.Pion, {"samples": 4}, None),
+        (nucleon.Pion, {"method": "auto"}, "pion by 'polar-express'"),  # below 64 rows
+        (nucleon.Pion, {"method": "bfloat16"}, "pion by 'bfloat16'"),
     ],
 )
 def test_what_the_cuda_engine_steps(make, given_options, expected, monkeypatch):
@@ -147,8 +149,8 @@ def test_a_bucket_has_the_least_room_of_its_parameters():
     [(12, 768, 3072, True), (24, 4096, 1024, True), (8, 8192, 2048, False), (1, 4096, 4096, False)],
 )
 def test_stacks_of_large_products_are_not_captured(count, rows, columns, captured):
-    layout = SimpleNamespace(count=count)
-    assert graphs.captures(SimpleNamespace(layout=layout, m=min(rows, columns))) is captured
+    job = SimpleNamespace(directions=count, m=min(rows, columns))
+    assert graphs.captures(job) is captured
 
 
 def test_what_is_float16_by_itself(monkeypatch):

@@ -15,6 +15,7 @@ triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
 adamw_kernels = pytest.importorskip("nucleon.optim.engines.cuda.adamw_kernels")
 small = pytest.importorskip("nucleon.optim.engines.cuda.small")
+perturbed = pytest.importorskip("nucleon.optim.engines.cuda.perturbed")
 fill = pytest.importorskip("nucleon.optim.engines.cuda.fill")
 
 pytestmark = pytest.mark.skipif(
@@ -35,6 +36,8 @@ REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"),
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
 CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
 SHARED = {"GRADIENT": tl.bfloat16, "WEIGHT": tl.bfloat16, "CHUNK": 8192}
+CHOLESKY = {"grams": TABLE, "root": "*fp16", "scale": "*fp32", "broken": "*i32"}
+CHOLESKY |= {"m": "i32", "each": "i32", "smoothing": "fp32", "shift": "fp32"}
 STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps"), "fp32")
 
 
@@ -80,7 +83,8 @@ CASES = {
         | {"factors": "*fp32", "taken": "*i1"}
         | dict.fromkeys(("parts", "m", "each", "longest"), "i32")
         | dict.fromkeys(
-            ("settled", "keep", "smoothing", "bound", "spread", "limit", "tiny", "least"), "fp32"
+            ("settled", "keep", "smoothing", "bound", "copies", "spread", "limit", "tiny", "least"),
+            "fp32",
         ),
         {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024, "TABLE_BYTES": 4},
     ),
@@ -106,8 +110,36 @@ CASES = {
         {"norms": "*fp32", "r": "*fp16", "scale": "*fp32", "length": "*fp32", "floor": "*fp32"}
         | {"taken": "*i1", "skipped": TABLE, "each": "i32"}
         | {"parts": "i32", "m": "i32", "spread": "fp32", "most": "fp32", "least": "fp32"},
-        {"BLOCK": 1024},
+        {"WATCHED": True, "BLOCK": 1024},
     ),
+    "draw": (
+        perturbed.draw,
+        {"z": "*fp16", "streams": TABLE, "steps": TABLE, "key": "i64"}
+        | dict.fromkeys(("entries", "pairs", "each", "first"), "i32"),
+        {"DRAWS": 4, "BLOCK": 1024},
+    ),
+    "column": (
+        perturbed.column,
+        {**CHOLESKY, "factor": "*fp32", "j": "i32", "jitter": "fp32"},
+        {"SIDE": 64, "DEPTH": 32, "TABLE_BYTES": 16},
+    ),
+    "mend": (
+        perturbed.mend,
+        {**CHOLESKY, "x": "*fp16", "taken": "*i1", "skipped": TABLE, "n": "i32", "less": "fp32"},
+        {"SIDE": 64, "TABLE_BYTES": 4},
+    ),
+    **{
+        f"perturb {how} the copy engine": (
+            perturbed.perturb,
+            {"root": left, "z": right, "x": "*fp16", "y": "*fp16"}
+            | dict.fromkeys(("m", "n", "width"), "i32"),
+            {"DRAWS": 2, "ANTITHETIC": True, "COPY_ENGINE": how == "by", "TILE": 128, "DEPTH": 64},
+        )
+        for how, left, right in (
+            ("by", "tensordesc<fp16[1,128,64]>", "tensordesc<fp16[1,64,128]>"),
+            ("without", "*fp16", "*fp16"),
+        )
+    },
     **{
         f"move by {kind}": (
             kernels.move,

@@ -17,9 +17,9 @@ from soundness.watch import Watched
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 METHODS = {
-    nucleon.Muon: ("auto", "newton-schulz", "muon", "svd", "half"),
+    nucleon.Muon: ("auto", "bfloat16", "newton-schulz", "muon", "svd", "half"),
     nucleon.Leon: ("auto", "newton-schulz", "coupled", "eigh", "half"),
-    nucleon.Pion: ("auto", "newton-schulz", "svd"),
+    nucleon.Pion: ("auto", "bfloat16", "newton-schulz", "svd"),
 }
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

@@ -19,7 +19,7 @@ class Case:
     run: Callable[[], object]
 
 
-FAST = (nucleon.Muon, nucleon.Leon)
+FAST = (nucleon.Muon, nucleon.Leon, nucleon.Pion)
 """Those with a fused step."""
 HALF = (torch.float16, torch.bfloat16, torch.float32)
 

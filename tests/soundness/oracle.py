@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 REFERENCE = ("svd", "eigh")
+NARROW = ("half", "bfloat16")
 JORDAN = 1.2024
 """The largest value of 3.4445x − 4.775x³ + 2.0315x⁵ on [0, 1]; it maps its own range below that."""
 
@@ -28,7 +29,7 @@ def work(dtype: torch.dtype) -> torch.dtype:
 
 def contract(method: str, dtype: torch.dtype) -> float:
     """By how much ‖P‖_op may exceed 1, before P is rounded to the dtype of the weights."""
-    if method == "half":
+    if method in NARROW:
         return 1e-2
     if method == "muon":
         return JORDAN - 1 + 1e-3
@@ -140,13 +141,13 @@ def direction_error(method: str, dtype: torch.dtype, n: int, condition: float) -
 
     Rounding of the moments by n·eps moves (SSᵀ + Λ)^(-1/2)S by half of that times its condition,
     the square of that of [S L]. Five optimal quintics bring all that is above 0.3 % of the
-    Frobenius norm to 0.99; float16 adds its own noise.
+    Frobenius norm to 0.99; float16 and bfloat16 add their own noise.
     """
     rounding = 4 * n * torch.finfo(work(dtype)).eps * condition * condition
     if method in REFERENCE:
         return contract(method, dtype) + rounding
     if method in ("auto", "polar-express", "coupled") and condition * math.sqrt(2 * n) < 100:
         return 0.02 + rounding
-    if method == "half" and condition < 10:
+    if method in NARROW and condition < 10:
         return 0.1
     return math.inf

@@ -90,7 +90,17 @@ def half_augmented(s: Tensor, smoothing: Tensor | None, sequence: Sequence[Quint
 
 
 def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
-    """polar(S) in `dtype`, by the cheaper way for the shape.
+    """polar(S) in `dtype`, by the cheaper way for the shape."""
+    return _product(*polar_factors(begin, sequence), dtype)
+
+
+def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
+    """(SSᵀ + Λ)^(-1/2) S in `dtype`, by the Gram recursion."""
+    return _product(*augmented_factors(begin, sequence), dtype)
+
+
+def polar_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Tensor]:
+    """(Q, X) with QX = polar(S) and Q symmetric, by the cheaper way for the shape.
 
     Nearly square matrices gain nothing from the Gram recursion: X ← (aI + bR + cR²)X with R = XXᵀ
     in every step takes 3m²n + m³ flops each, needs no restart and no floor. As every R is made of
@@ -98,7 +108,7 @@ def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) ->
     """
     m, n = begin.x.shape[-2:]
     if n >= WIDE * m:
-        return augmented_from(begin, sequence, dtype)
+        return augmented_factors(begin, sequence)
     x, r, q = scaled_half(begin.x, begin.length), begin.r, begin.r
     for i, (a, b, c) in enumerate(sequence):
         if i:
@@ -106,11 +116,11 @@ def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) ->
             r = symmetric_product(x, x)
         given = None if i else begin.scale
         q = symmetric_product(r, r, r, alpha=c, beta=b, shift=a, scale=given, powers=(2, 1))
-    return _product(q, x, dtype)
+    return q, x
 
 
-def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S in `dtype`, by the Gram recursion.
+def augmented_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Tensor]:
+    """(Q, X) with QX = (SSᵀ + Λ)^(-1/2) S and Q symmetric, by the Gram recursion.
 
     Flops: m²n for XXᵀ, 4m²n for the two products QX; 14m³ for five steps; m²n for the restart
     without Λ, 5m³ with it.
@@ -142,7 +152,7 @@ def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype
             r = symmetric_product(z, rz, rz, beta=a)
             if not i:
                 add_to_diagonal(r, begin.floor)
-    return _product(q, x, dtype)
+    return q, x
 
 
 def first_floor(r: Tensor) -> Tensor:

@@ -224,12 +224,12 @@ def symmetric(
     remainder, the factor of the product must be a normal number: the addend is divided by it first.
     """
     count, rows, depth = a.shape
-    half, engine = a.element_size() == 2, _fits(a) and _fits(b)
+    half, engine = a.element_size() == 2, fits(a) and fits(b)
 
     def place(x: Tensor) -> str:
         if x.dtype == torch.int64:
             return "table"
-        return "engine" if engine and _fits(x) else "pointer"
+        return "engine" if engine and fits(x) else "pointer"
 
     own = scale if addend_scale is None else addend_scale
     addend_at, out_at = "" if addend is None else place(addend), place(out)
@@ -245,13 +245,13 @@ def symmetric(
         left, right, plus = a, b, a if addend is None else addend
         result, other = out, second if kind else out
         if engine:
-            left = _boxes(a, tile, step)
-            right = left if a is b else _boxes(b, tile, step)
+            left = boxes(a, tile, step)
+            right = left if a is b else boxes(b, tile, step)
         if addend_at == "engine":
-            plus = _boxes(plus, tile, tile)
+            plus = boxes(plus, tile, tile)
         if out_at == "engine":
-            result = _boxes(out, tile, tile)
-            other = _boxes(second, tile, tile) if kind else result
+            result = boxes(out, tile, tile)
+            other = boxes(second, tile, tile) if kind else result
         _symmetric[(tiles, count)](
             left,
             right,
@@ -315,13 +315,13 @@ def _time(launch: Callable[[], object]) -> float:
         return math.inf
 
 
-def _fits(x: Tensor) -> bool:
+def fits(x: Tensor) -> bool:
     """Whether Hopper's copy engine takes it: 16-bit entries, rows at multiples of 16 bytes."""
     regular = x.element_size() == 2 and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0
     return regular and _has_copy_engine(x.device)
 
 
-def _boxes(x: Tensor, high: int, wide: int) -> TensorDescriptor:
+def boxes(x: Tensor, high: int, wide: int) -> TensorDescriptor:
     """A contiguous (b, m, n) for the copy engine, in boxes of one matrix each."""
     _, m, n = x.shape  # the strides of a dimension of size 1 may be any
     return TensorDescriptor(x, list(x.shape), [m * n, n, 1], [1, high, wide])

@@ -25,7 +25,7 @@ from nucleon.optim import options, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import Context, Matrices
+from nucleon.optim.engines.work import Context, Draws, Matrices
 from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
@@ -59,7 +59,7 @@ class MatrixOptimizer(Optimizer, ABC):
     has_gram: ClassVar[bool] = False
     """Whether M̂ is kept; without it `direction` is given an empty Λ."""
     kernel: ClassVar[str | None] = None
-    """The recursion of the CUDA engine that is this `direction`: "polar" or "augmented"."""
+    """What this `direction` is on the CUDA engine: "polar", "augmented" or "perturbed"."""
     settles: ClassVar[bool] = False
     """Whether P falls as Ĝ does once `gradient_bound` > 0, see `engines.rest`."""
     theorem: ClassVar[str] = "none"
@@ -152,6 +152,10 @@ class MatrixOptimizer(Optimizer, ABC):
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
         """The factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices."""
         return group.get("smoothing_scale", 1.0)
+
+    def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
+        """The noise in the direction of m×n matrices, m ≤ n; None where there is none."""
+        return None
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
         """(α, β) of the method's potential for m×n matrices; None where it has none."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nucleon import _checks, noise
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import Context
+from nucleon.optim.engines.work import Context, Draws
 from nucleon.optim.methods import check_method
 from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
 from nucleon.optim.options import ModelOptions, Options
@@ -69,6 +69,7 @@ class Pion(MatrixOptimizer):
         "method": "auto",
     }
     has_gram: ClassVar[bool] = True
+    kernel: ClassVar[str | None] = "perturbed"
     theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1, discounted"
     uncertified: ClassVar[str | None] = "the gradients of a run depend on the noise that was drawn"
 
@@ -114,6 +115,11 @@ class Pion(MatrixOptimizer):
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
         """1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
         return perturbation(group["smoothing_scale"], m, n)[0]
+
+    def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
+        """As many as `samples`, of the padded width."""
+        width = perturbation(group["smoothing_scale"], m, n)[1]
+        return Draws(group["seed"], group["samples"], group["antithetic"], width)
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
         """Theorem 4.1 at the padded width; None as printed, where that is below m+2."""

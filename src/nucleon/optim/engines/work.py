@@ -44,6 +44,18 @@ class Context:
         return self.states[0]["step"]
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Noise that a direction is the mean over: `samples` of m×`width` standard normals."""
+
+    seed: int
+    samples: int
+    antithetic: bool
+    """Whether every second sample is the one before times −1."""
+    width: int
+    """n′ ≥ n: zero columns are put beside S."""
+
+
 class Method(Protocol):
     """What a step asks of Muon, Pion, Leon or a method of the user's own."""
 
@@ -58,6 +70,10 @@ class Method(Protocol):
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
         """The factor c in Λ for m×n matrices."""
+        ...
+
+    def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
+        """The noise in the direction of m×n matrices."""
         ...
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
@@ -89,6 +105,8 @@ class Hyperparameters:
     """−1 to climb."""
     rest: Rest
     """When the direction is zero for want of gradients."""
+    draws: Draws | None
+    """The noise in the direction."""
 
     @classmethod
     def of(cls, method: Method, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
@@ -107,6 +125,7 @@ class Hyperparameters:
             weight_decay=float(group["weight_decay"]),
             sign=-1.0 if group["maximize"] else 1.0,
             rest=Rest.of(momentum, m, settling_bound=bound if method.settles and smooths else 0.0),
+            draws=method.draws(group, m, n),
         )
 
     @property

@@ -1,7 +1,8 @@
 """The step of a stack in a few passes over its gradients, however many parameters they are of.
 
 Where the direction is the float16 recursion, its operands are made from the parameters' own
-gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows):
+gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows,
+`perturbed` those with noise):
 
     sum_squares   ‖S‖_F, ‖G‖_F and ‖Ĝ‖_F of each matrix, S = βĜ + G, and from them which are finite
     advance       Ĝ ← βĜ + G;  S and G in float16, short side first
@@ -65,9 +66,15 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     if place_of(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
-    chosen = chosen_method(group, m, n, param.device, param.dtype)
+    draws = method.draws(group, m, n) if method.kernel == "perturbed" else None
+    if method.kernel == "perturbed" and draws is None:
+        return f"{method.name} draws no noise"
+    wide = n if draws is None else draws.width
+    chosen = chosen_method(group, m, wide, param.device, param.dtype)
     if chosen == "half":
         return None
+    if draws is not None:
+        return f"{method.name} by {chosen!r} for {m}×{n}"
     if chosen != "polar-express" or m >= HALF_ROWS:
         return f"method={chosen!r} for {m}×{n}"
     if n > LONGEST:
@@ -126,7 +133,8 @@ def advance(
     dtype = next(g.dtype for g in found if g is not None)
     job = job_of(work, graphs.kept(work).layout, dtype, masked=has_gradient is not None)
     new = pointers.of_tensors(job.layout, found, device)
-    old = pointers.of_states(work.stack, job.layout, work.states, has_gram=job.has_gram)
+    kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
+    old = pointers.of_states(work.stack, job.layout, work.states, **kinds)
     narrow = job.small and job.total != torch.float32  # an option was changed since
     if new is None or old is None or narrow:
         return reference.advance(work, gradients, has_gradient)

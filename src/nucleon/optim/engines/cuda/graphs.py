@@ -37,7 +37,7 @@ class Recording:
     job: object
     places: list[int]
     table: Tensor
-    """`places` on the device: gradients, totals, skipped, quiet, Grams, weights."""
+    """`places` on the device: gradients, `pointers.of_states`, weights."""
     rates: Tensor
     """(2,): on the direction, and of the decay."""
     mask: Tensor
@@ -113,12 +113,13 @@ def _places(work: Matrices, job: Job, gradients: Sequence[Tensor | None]) -> lis
     """All pointers; None where one is irregular."""
     memory, stack, device = kept(work), work.stack, work.params[0].device
     new = pointers.of_regular(job.layout, gradients)
-    tensors = pointers.held(stack, work.states, has_gram=job.has_gram)
+    kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
+    tensors = pointers.held(stack, work.states, **kinds)
     seen = [*map(Tensor.data_ptr, tensors)]
     if job.small and job.total != torch.float32:  # an option was changed since
         return None
     if memory.seen != seen:  # to find them again costs a step its time
-        moments = pointers.of_states(stack, job.layout, work.states, has_gram=job.has_gram)
+        moments = pointers.of_states(stack, job.layout, work.states, **kinds)
         target = pointers.of_tensors(job.layout, stack.params, device)
         if moments is None or target is None:
             return None
@@ -128,7 +129,7 @@ def _places(work: Matrices, job: Job, gradients: Sequence[Tensor | None]) -> lis
 
 def captures(job: Job) -> bool:
     """Whether launches take long beside the kernels."""
-    return job.layout.count * job.m**3 <= LARGEST
+    return job.directions * job.m**3 <= LARGEST
 
 
 def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:

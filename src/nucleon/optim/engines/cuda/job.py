@@ -7,7 +7,7 @@ import torch
 
 from nucleon.optim.engines.cuda import pointers
 from nucleon.optim.engines.cuda.layout import Layout
-from nucleon.optim.engines.work import Hyperparameters, Matrices
+from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices
 from nucleon.optim.methods import chosen_method
 
 LONGEST = 2**16
@@ -37,6 +37,21 @@ class Job:
     alignments: tuple[int, int, int] = (16, 16, 16)
     """Of gradients, totals and weights, see `pointers.alignment`."""
 
+    @property
+    def draws(self) -> Draws | None:
+        """The noise that the kernels draw."""
+        return self.hyper.draws if self.recursion == "perturbed" else None
+
+    @property
+    def kinds(self) -> int:
+        """How many tables of addresses there are before that of the weights."""
+        return 5 if self.draws is None else 7
+
+    @property
+    def directions(self) -> int:
+        """How many matrices go through the recursion."""
+        return self.layout.count * (1 if self.draws is None else self.draws.samples)
+
 
 def is_small(work: Matrices) -> bool:
     """Whether its direction is that of `small`."""
@@ -65,7 +80,7 @@ def job_of(work: Matrices, layout: Layout, gradient: torch.dtype, *, masked: boo
 def aligned(job: Job, places: Sequence[int]) -> Job:
     """The job for gradients, then `pointers.of_states`, then weights that lie at these places."""
     runs = job.layout.runs
-    parts = places[:runs], places[runs : 2 * runs], places[5 * runs :]
+    parts = places[:runs], places[runs : 2 * runs], places[job.kinds * runs :]
     dtypes = job.gradient, job.total, job.weight
     gradient, total, weight = map(pointers.alignment, parts, (dtype.itemsize for dtype in dtypes))
     if (gradient, total, weight) == job.alignments:  # as mostly: a copy costs time

@@ -10,6 +10,7 @@ along the side that is contiguous in it, so what is stored transposed is turned 
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -133,13 +134,14 @@ def verdict(
 @triton.jit(do_not_specialize=["each", "parts", "longest"])
 def measure(
     sums, grams, skipped, quiet, mask, factors, taken, parts, m, each, longest,
-    settled, keep, smoothing, bound, spread, limit, tiny, least,
+    settled, keep, smoothing, bound, copies, spread, limit, tiny, least,
     HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
     TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
     """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
 
-    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ.
+    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. With so many `copies` of L;
+    as many columns of LZ are as large in the mean.
     """
     batch, count = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -161,7 +163,7 @@ def measure(
             at = k + tl.arange(0, BLOCK)
             trace += tl.load(gram + at * (m + 1), mask=at < m, other=0.0).to(tl.float64)
         whole = keep * tl.sum(trace) + mine
-        size += smoothing * (whole + m * bound)
+        size += copies * (smoothing * (whole + m * bound))
         # With room for rounding: M̂ and Λ are float32.
         finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)
         faded = faded & (whole < least)
@@ -210,14 +212,23 @@ def advance(
         tl.store(scaled + here, g, mask=inside)
 
 
+@triton.jit
+def leave(damaged, batch, taken, skipped, each):
+    """Take a damaged matrix no longer, and count it, unless it was left out before."""
+    damaged = damaged & (tl.load(taken + batch) != 0)
+    tl.store(taken + batch, False, mask=damaged)
+    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
+    tl.store(old, tl.load(old) + 1, mask=damaged)
+
+
 @triton.jit(do_not_specialize=["each", "parts"])
 def lengths(
     norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, most, least,
-    BLOCK: tl.constexpr,
+    WATCHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²; its first floor.
 
-    A Gram matrix whose state was not finite shows here; its weights stay.
+    Where it is WATCHED, a Gram matrix whose state was not finite shows here; its weights stay.
     """
     batch = tl.program_id(0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -225,10 +236,8 @@ def lengths(
         at = k + tl.arange(0, BLOCK)
         total += tl.load(norms + batch * parts + at, mask=at < parts, other=0.0)
     norm = tl.sum(total)
-    damaged = ((norm < float("inf")) == 0) & (tl.load(taken + batch) != 0)  # or it is counted
-    tl.store(taken + batch, False, mask=damaged)
-    old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
-    tl.store(old, tl.load(old) + 1, mask=damaged)
+    if WATCHED:
+        leave((norm < float("inf")) == 0, batch, taken, skipped, each)
     inverse = 1.0 / tl.maximum(tl.sqrt(norm), 1.0)
     tl.store(scale + batch, inverse)
     tl.store(length + batch, tl.sqrt(m * inverse) / spread)
@@ -293,12 +302,26 @@ def reading(job: Job) -> dict[str, Any]:
     return place(job) | found
 
 
-def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
-    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
+@dataclass(frozen=True)
+class Entered:
+    """What is known of a stack when its moments are new."""
+
+    x: Tensor
+    """(b, m, n): S·spread/‖[S L]‖_F in float16, zero where a matrix does not move."""
+    factors: Tensor
+    """(6, b), see `measure`."""
+    taken: Tensor
+    """(b,): which matrices are to be moved."""
+    spread: float
+
+
+def enter(job: Job, table: Tensor, mask: Tensor | None) -> Entered:
+    """Ĝ and M̂ of the present gradients, in place."""
     hyper, m, n = job.hyper, job.m, job.n
     count, each, device = job.layout.count, job.layout.each, table.device
-    gradients, totals, skipped, quiet, grams = table.view(5, -1).unbind()
-    spread = spread_of(n)
+    gradients, totals, skipped, quiet, grams, *_ = table.view(job.kinds, -1).unbind()
+    copies = 1 if job.draws is None else job.draws.width
+    spread = spread_of(n if job.draws is None else copies)
     parts, read = tiles(m, n), reading(job)
     sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
     factors = torch.empty((6, count), dtype=torch.float32, device=device)
@@ -312,7 +335,7 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     measure[(count,)](
         sums, grams, skipped, quiet, asked, factors, taken,
         parts, m, each, hyper.rest.longest, min(hyper.rest.settled, limits.max),
-        hyper.gram_decay, hyper.smoothing, hyper.shift, spread,
+        hyper.gram_decay, hyper.smoothing, hyper.shift, float(copies), spread,
         limits.max / 2, limits.tiny, limits.tiny / limits.eps,
         HAS_GRAM=job.has_gram, BLOCK=BLOCK, TABLE_BYTES=table_bytes(m), **masked,
     )  # fmt: skip
@@ -322,26 +345,62 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
         gradients, totals, factors, taken, x, scaled, **read, HAS_GRAM=job.has_gram
     )  # fmt: skip
 
-    rest = ("tf32", "", REMAINDER_SCALE)
-    r = torch.empty((count, m, m), dtype=torch.float16, device=device)
-    norms = torch.empty(count * math.comb(-(-m // 64) + 1, 2), dtype=torch.float32, device=device)
-    alpha, remainder = m / spread**2, None
     if job.has_gram:
-        _, inverse, _, back, kept, _ = factors.unbind()
-        given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], *rest)
+        back, kept = factors[3], factors[4]
+        given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], "tf32", "", REMAINDER_SCALE)
         symmetric(scaled, scaled, *given, addend_scale=kept, each=each)
+    return Entered(x, factors, taken, spread)
+
+
+def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
+    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
+    entered = enter(job, table, mask)
+    x, taken, spread, hyper = entered.x, entered.taken, entered.spread, job.hyper
+    _, _, skipped, _, grams = table.view(job.kinds, -1).unbind()
+    r, norms = room(x)
+    alpha, remainder = job.m / spread**2, None
+    if job.has_gram:
         remainder = torch.empty_like(r)
-        given = (grams, inverse, r, remainder, [alpha, m * hyper.smoothing, 0.0], [0, 2], "tf32")
-        more = {"addend_shift": hyper.shift, "norms": norms, "each": each}
-        parts = symmetric(x, x, *given, "remainder", rest[-1], **more)
+        factors = [alpha, job.m * hyper.smoothing, 0.0]
+        given = (grams, entered.factors[1], r, remainder, factors, [0, 2], "tf32", "remainder")
+        more = {"addend_shift": hyper.shift, "norms": norms, "each": job.layout.each}
+        parts = symmetric(x, x, *given, REMAINDER_SCALE, **more)
     else:
-        parts = symmetric(x, x, None, None, r, r, [alpha, 0.0, 0.0], [0, 0], *rest, norms=norms)
-    scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=device).unbind()
-    floors = (FIRST_FLOOR, LEAST_FLOOR)
+        given = (None, None, r, r, [alpha, 0.0, 0.0], [0, 0], "tf32", "", REMAINDER_SCALE)
+        parts = symmetric(x, x, *given, norms=norms)
+    found = (x, r, remainder, norms, parts, spread)
+    return start(*found, taken=taken, skipped=skipped, each=job.layout.each), taken
+
+
+def room(x: Tensor) -> tuple[Tensor, Tensor]:
+    """For the first Gram matrix of operands (b, m, n), and for the parts of its norm."""
+    count, m, _ = x.shape
+    parts = math.comb(-(-m // 64) + 1, 2)
+    r = torch.empty((count, m, m), dtype=torch.float16, device=x.device)
+    return r, torch.empty(count * parts, dtype=torch.float32, device=x.device)
+
+
+def start(
+    x: Tensor,
+    r: Tensor,
+    remainder: Tensor | None,
+    norms: Tensor,
+    parts: int,
+    spread: float,
+    *,
+    taken: Tensor | None = None,
+    skipped: Tensor | None = None,
+    each: int = 1,
+) -> Start:
+    """Launch `lengths`; with `taken` and `skipped` it watches for what is not finite."""
+    count, m = r.shape[:2]
+    scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=r.device).unbind()
     lengths[(count,)](
-        norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, *floors, BLOCK=BLOCK
+        norms, r, norms if taken is None else taken, norms if skipped is None else skipped,
+        scale, length, floor, parts, m, each, spread, FIRST_FLOOR, LEAST_FLOOR,
+        WATCHED=taken is not None, BLOCK=BLOCK,
     )  # fmt: skip
-    return Start(x, r, remainder, scale, length, floor, spread), taken
+    return Start(x, r, remainder, scale, length, floor, spread)
 
 
 def moved(

@@ -9,15 +9,20 @@ from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.methods import polynomials
 
 RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
-"""What `kernel` may name: the direction in float16, from the operands that the kernels make."""
+"""What `kernel` may name: the direction in float16, from the operands that the kernels make.
+
+And "perturbed", whose operands have noise in them.
+"""
 
 
 def compute(job: Job, table: Tensor, has_gradient: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new moments and the direction, by a table of the pointers without the weights."""
-    from nucleon.optim.engines.cuda import kernels, small
+    from nucleon.optim.engines.cuda import kernels, perturbed, small
 
     # Triton launches on the current device; products of float16 are summed in float32.
     with torch.cuda.device_of(table), exact_products(table.device):
+        if job.recursion == "perturbed":
+            return perturbed.compute(job, table, has_gradient)
         if job.small:
             return small.compute(job, table, has_gradient)
         start, taken = kernels.begin(job, table, has_gradient)
@@ -32,7 +37,7 @@ def step(
     from nucleon.optim.engines.cuda import kernels
 
     runs = job.layout.runs
-    moments, weights = table[: 5 * runs], table[5 * runs :]
+    moments, weights = table[: job.kinds * runs], table[job.kinds * runs :]
     directions, taken = compute(job, moments, mask if job.masked else None)
     with torch.cuda.device_of(table):
         kernels.moved(job, weights, directions, taken, rate, decay)

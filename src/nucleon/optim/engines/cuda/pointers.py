@@ -52,11 +52,17 @@ def alignment(pointers: Sequence[int], size: int) -> int:
 
 
 def of_states(
-    stack: Stack, layout: Layout, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool
+    stack: Stack,
+    layout: Layout,
+    states: Sequence[Mapping[str, Tensor]],
+    *,
+    has_gram: bool,
+    has_noise: bool,
 ) -> list[int] | None:
     """Where each run has its total, skipped, quiet and Gram; None if one is irregular.
 
-    Kind after kind; without a Gram the second stands for it.
+    Kind after kind; without a Gram the second stands for it. With noise, stream and step follow,
+    the latter that of the first parameter, as all have the same.
     """
     device = stack.params[0].device
     totals = of_tensors(layout, [state["total"] for state in states], device)
@@ -70,7 +76,14 @@ def of_states(
         grams = _owned(stack, layout, stack.grams(states), torch.float32, square)
     if totals is None or skipped is None or quiet is None or grams is None:
         return None
-    return [*totals, *skipped, *quiet, *grams]
+    found = [*totals, *skipped, *quiet, *grams]
+    if not has_noise:
+        return found
+    step = states[0]["step"]
+    streams = _owned(stack, layout, stack.own(s["stream"] for s in states), torch.int64)
+    if streams is None or (step.dtype, step.device) != (torch.int64, device):
+        return None
+    return [*found, *streams, *[step.data_ptr()] * layout.runs]
 
 
 def _owned(
@@ -94,9 +107,12 @@ def _owned(
     ]
 
 
-def held(stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool) -> list[Tensor]:
+def held(
+    stack: Stack, states: Sequence[Mapping[str, Tensor]], *, has_gram: bool, has_noise: bool
+) -> list[Tensor]:
     """The weights and states of a stack: all that `of_states` and the weights' pointers are of."""
-    found = [*stack.params, *(s[name] for name in ("total", "skipped", "quiet") for s in states)]
+    names = ("total", "skipped", "quiet", *(("stream", "step") if has_noise else ()))
+    found = [*stack.params, *(s[name] for name in names for s in states)]
     if has_gram:
         found += [s[key] for key, s in zip(stack.gram_keys, states, strict=True)]
     return found
