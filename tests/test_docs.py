@@ -63,6 +63,18 @@ def test_the_tutorial_runs(capsys):
     assert "FTL" in capsys.readouterr().out
 
 
+def test_the_afternoon_runs_and_prints_what_is_on_it(capsys):
+    """Word for word; numbers may round otherwise on another machine, so the page asserts those."""
+    text = (ROOT / "docs/afternoon.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, flags=re.S)
+    assert len(pairs) == 6
+    space = {}
+    for block, shown in pairs:
+        exec(compile(block, "afternoon", "exec"), space)
+        printed, shown = (re.sub(r"\d+\.\d+", "0.0", s) for s in (capsys.readouterr().out, shown))
+        assert printed == shown
+
+
 def test_figures_of_whole_models_are_those_of_their_files():
     """What the command draws is on the page; README has some of the rows."""
     command = [sys.executable, ROOT / "benchmarks/models_report.py"]
