@@ -129,10 +129,16 @@ def _of_maxvit(parent: Any, rows: int, columns: int) -> str:
     return (_per_head(3) if parent.head_first else _equal(3))(parent, rows, columns)
 
 
-def _of_tiny_vit(parent: Any, rows: int, columns: int) -> str:
-    if parent.key_dim != parent.val_dim:
-        raise ValueError("sections within heads")
-    return _per_head(3)(parent, rows, columns)
+def _sections_per_head(*names: str) -> Layout:
+    """Head after head, in each the maps one after the other, of these sizes."""
+
+    def layout(parent: Any, rows: int, columns: int) -> str:
+        sizes = [getattr(parent, name) for name in names]
+        if len({*sizes}) == 1:
+            return _per_head(len(sizes))(parent, rows, columns)
+        return f"(r={_heads(parent)} {_cut(*sizes)})"
+
+    return layout
 
 
 def _of_parallel_blocks(parent: Any, rows: int, columns: int) -> str:
@@ -239,7 +245,10 @@ KNOWN: Mapping[str, _Table] = {
          "XCA"),
         (_as_wide, _QKV, "qkv", "WindowAttentionGlobal"),
         (_of_maxvit, _QKV, "qkv", "Attention2d AttentionCl"),
-        (_of_tiny_vit, _QKV, "qkv", "tiny_vit.Attention"),
+        (_sections_per_head("key_dim", "key_dim", "val_dim"), _QKV, "qkv",
+         "tiny_vit.Attention levit.Attention efficientformer.Attention"),
+        (_sections_per_head("key_dim", "val_dim"), _KV, "kv", "AttentionDownsample"),
+        (_sections("qk_dim", "qk_dim", "pdim"), _QKV, "qkv", "SHSA"),
         (_sections("dim_out_qk", "dim_out_qk", "dim_out_v"), _QKV, "qkv", "BottleneckAttn"),
         (_equal(2), _KV, "kv",
          "AttentionPoolLatent pvt_v2.Attention GlobalSubSampleAttn volo.ClassAttention"),
