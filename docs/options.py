@@ -8,7 +8,7 @@ import ast
 import inspect
 import re
 import types
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from nucleon import Leon, Muon, Pion
 from nucleon.optim import leon, muon, options, pion
@@ -60,7 +60,7 @@ def _kind(hint: Any) -> str:
     """A type as a reader would say it."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice!r}`".replace("'", '"') for choice in get_args(hint))
-    if isinstance(hint, types.UnionType) or hint is not None and "Union" in str(get_origin(hint)):
+    if get_origin(hint) in (types.UnionType, Union):
         return " or ".join(map(_kind, get_args(hint)))
     if hint is type(None):
         return "`None`"

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from torch import Tensor
 
@@ -89,7 +89,7 @@ def parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
         _sizes(spec, parts, size, shape) for parts, size in zip(words, shape, strict=True)
     )
     sizes = [size for axis in factors for size in axis]
-    cut = [(i, part.sections) for i, part in enumerate(sum(words, [])) if part.sections]
+    cut = [(i, part.sections) for i, part in enumerate(chain(*words)) if part.sections]
     if len(cut) > 1:
         raise ValueError(f"axes {spec!r} has sections twice; only one axis or factor may be cut")
     place, sections = cut[0] if cut else (0, (sizes[0],))
@@ -159,9 +159,7 @@ def _block(
     return Block(*extent, factors, order, of("b"), math.prod(of("b")), rows, columns, *place)
 
 
-def _sizes(
-    spec: str, parts: Sequence[_Part], size: int, shape: tuple[int, ...]
-) -> tuple[int, ...]:
+def _sizes(spec: str, parts: Sequence[_Part], size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes of the factors of one axis, the missing one worked out."""
     sections = next((part.sections for part in parts if part.sections), ())
     if 0 in sections or (len(parts) == 1 and sections and sum(sections) != size):
