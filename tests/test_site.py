@@ -4,6 +4,7 @@ import functools
 import http.server
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def site(tmp_path_factory):
 
 
 def test_every_option_has_a_row_with_its_default(site):
-    spec = importlib.util.spec_from_file_location("options_hook", ROOT / "docs/options.py")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     page = (site / "api/index.html").read_text(encoding="utf-8")
@@ -42,6 +43,13 @@ def test_every_option_has_a_row_with_its_default(site):
     assert "Λ = c(G²β₁⁻²I + M̂); more smooths more" in page
     headings = [page.index(f'id="{part}"') for part in ("leon", "muon", "pion", "around-them")]
     assert headings == sorted(headings)
+
+
+def test_formulas_are_not_taken_for_emphasis(site):
+    pages = [p.read_text(encoding="utf-8") for p in site.rglob("*.html")]
+    emphasized = [words for page in pages for words in re.findall(r"<em>(.*?)</em>", page)]
+    assert "required" in emphasized and "beside" in emphasized  # what is meant so
+    assert not [words for words in emphasized if re.search(r"[‖_*⟨]|^op\b", words)]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
-"""A hook of mkdocs: the tables of options on the API page, made from the code at every build.
+"""Hooks of mkdocs: tables of options made from the code, and formulas that are not emphasis.
 
 `<!-- options of LeonOptions -->` becomes a table of the fields of that class, with the types, the
-defaults and the docstrings that the code has.
+defaults and the docstrings that the code has. In ‖X‖_op, P_t and ‖S‖_* neither the underscore nor
+the star means anything to Markdown.
 """
 
 import ast
@@ -9,6 +10,9 @@ import inspect
 import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from markdown import Extension, Markdown
+from markdown.inlinepatterns import SimpleTextInlineProcessor
 
 from nucleon import Leon, Muon, Pion
 from nucleon.optim import leon, muon, options, pion
@@ -26,6 +30,21 @@ CLASSES = {
     for name, found in vars(module).items()
     if is_typeddict(found)
 }
+
+
+class Formulas(Extension):
+    """Underscores, a star behind one and a star before ‖ are what they are; *so* is emphasis."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # the library's name
+        """Come after links, priority 160, and before emphasis, 60."""
+        literal = SimpleTextInlineProcessor(r"(_\*?|\*(?=‖))")
+        md.inlinePatterns.register(literal, "formulas", 65)
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Read formulas so on every page, docstrings included."""
+    config.markdown_extensions.append(Formulas())
+    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
