@@ -222,6 +222,14 @@ def test_keys_and_values_of_each_head_of_a_map_beside_its_norm():
         assert torch.equal(ours.T, theirs.flatten(1))
 
 
+def test_maps_apart_in_a_module_with_the_name_of_a_fused_one_are_matrices():
+    apart = nn.ModuleDict({name: nn.Linear(8, 8) for name in "qkv"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = nucleon.Leon.for_model(nn.ModuleDict({"qkv": apart})).explain()
+    assert {r.axes for r in rows if r.route == "matrix"} == {"r c"}
+
+
 def test_a_fused_map_beside_its_norm_that_nobody_knows_is_warned_of():
     model = nn.ModuleDict({"qkv": nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24))})
     with pytest.warns(UserWarning, match=r"not known: qkv\.0\.weight"):
@@ -325,6 +333,7 @@ def test_a_wrapper_between_a_known_parent_and_its_weight_is_seen_through(wrapper
 def test_every_layout_of_the_table_is_tried_here():
     tried = {f"{type(m).__name__}.{m.called}" for m in (make() for make in CASES.values())}
     tried |= {"AttentionPoolLatent.kv", "GluMlp.fc1", "AttentionDownsample.kv"}
+    tried |= {"LinearSelfAttention.qkv_proj"}  # the layout of transformers' class, tried with it
     layouts = {
         package: {layout for layout, _ in table.values()}
         for package, table in fused.KNOWN.items()

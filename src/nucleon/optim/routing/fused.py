@@ -141,6 +141,11 @@ def _sections_per_head(*names: str) -> Layout:
     return layout
 
 
+def _of_mobilevit(parent: Any, rows: int, columns: int) -> str:
+    """One row of scores, then k and v."""
+    return _cut(1, parent.embed_dim, parent.embed_dim)
+
+
 def _of_parallel_blocks(parent: Any, rows: int, columns: int) -> str:
     return _cut(*parent.in_split)
 
@@ -233,6 +238,7 @@ KNOWN: Mapping[str, _Table] = {
          "Mamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer NemotronHMamba2Mixer "
          "Zamba2MambaMixer"),
         (_equal(3), "B, C, x", "in_proj", "Lfm2ShortConv Lfm2MoeShortConv"),
+        (_of_mobilevit, "scores, k, v", "qkv_proj", "MobileViTV2LinearSelfAttention"),
     ),
     "timm": _table(
         (_equal(3), _QKV, "qkv",
@@ -249,6 +255,7 @@ KNOWN: Mapping[str, _Table] = {
          "tiny_vit.Attention levit.Attention efficientformer.Attention"),
         (_sections_per_head("key_dim", "val_dim"), _KV, "kv", "AttentionDownsample"),
         (_sections("qk_dim", "qk_dim", "pdim"), _QKV, "qkv", "SHSA"),
+        (_of_mobilevit, "scores, k, v", "qkv_proj", "mobilevit.LinearSelfAttention"),
         (_sections("dim_out_qk", "dim_out_qk", "dim_out_v"), _QKV, "qkv", "BottleneckAttn"),
         (_equal(2), _KV, "kv",
          "AttentionPoolLatent pvt_v2.Attention GlobalSubSampleAttn volo.ClassAttention"),

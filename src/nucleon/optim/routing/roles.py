@@ -65,9 +65,10 @@ class Place:
     def as_map(self) -> tuple[nn.Module | None, str]:
         """Who uses the map that the module is, and as what: `qkv.linear` beside its norm is qkv."""
         outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
-        if fused.parts(self.called) == 1 and fused.parts(outer) > 1:
-            return self.grandparent, outer
-        return self.parent, self.called
+        if self.parent is None or fused.parts(self.called) > 1 or fused.parts(outer) == 1:
+            return self.parent, self.called
+        alone = sum(p.ndim > 1 for p in self.parent.parameters()) == 1
+        return (self.grandparent, outer) if alone else (self.parent, self.called)
 
 
 _TAIL = re.compile(
