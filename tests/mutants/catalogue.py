@@ -1045,8 +1045,8 @@ MUTANTS = [
         ),
         (
             "every section from the start",
-            "tensor.narrow(self.axis, self.start, self.length)",
-            "tensor.narrow(self.axis, 0, self.length)",
+            "view.narrow(self.place, self.start, self.length)",
+            "view.narrow(self.place, 0, self.length)",
             "test_a_layout_equals_its_matrices_one_by_one",
         ),
         (
