@@ -1399,8 +1399,8 @@ MUTANTS = [
         ),
         (
             "runs of one id look alike",
-            "name if ids.count(name) == 1 else",
-            "name if ids else",
+            "if ids.count(name) == 1:",
+            "if ids.count(name):",
             "test_runs_of_one_id_are_told_apart_by_their_folders",
         ),
     ),
