@@ -63,18 +63,31 @@ def test_the_tutorial_runs(capsys):
     assert "FTL" in capsys.readouterr().out
 
 
+def test_the_afternoon_runs_and_prints_what_is_on_it(capsys):
+    """Word for word; numbers may round otherwise on another machine, so the page asserts those."""
+    text = (ROOT / "docs/afternoon.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, flags=re.S)
+    assert len(pairs) == 6
+    space = {}
+    for block, shown in pairs:
+        exec(compile(block, "afternoon", "exec"), space)
+        printed, shown = (re.sub(r"\d+\.\d+", "0.0", s) for s in (capsys.readouterr().out, shown))
+        assert printed == shown
+
+
 def test_figures_of_whole_models_are_those_of_their_files():
-    """What the command draws is on the page; README has some of the rows."""
+    """What the command draws is on the two pages; README has some of the rows."""
     command = [sys.executable, ROOT / "benchmarks/models_report.py"]
     files = sorted(ROOT.glob("docs/figures/models/*.json"))
     done = subprocess.run([*command, *files], capture_output=True, text=True, check=True)
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(rows) == 4 * (2 + len(files))
-    page, readme = (
+    page, method, readme = (
         (ROOT / name).read_text(encoding="utf-8").splitlines()
-        for name in ("docs/performance.md", "README.md")
+        for name in ("docs/performance.md", "docs/measured.md", "README.md")
     )
-    assert not set(rows) - set(page)
+    assert rows[0] in page  # what a step takes; how it was measured is apart
+    assert not set(rows) - {*page, *method}
     start = readme.index(rows[0])
     table = readme[start : readme.index("", start)]
     assert len(table) > 2 and not set(table) - set(rows)

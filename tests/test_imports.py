@@ -44,6 +44,12 @@ def test_the_package_loads_its_names_on_first_use():
     assert seconds < torch_alone + BEYOND_TORCH
 
 
+def test_a_benchmark_is_said_to_run_before_torch_is_loaded():
+    """Its own process loads torch, which takes seconds."""
+    loaded, seconds = after("import nucleon.cli.app, nucleon.cli.bench", "torch")
+    assert loaded == [] and seconds < 1
+
+
 @pytest.mark.parametrize(
     ("code", "needed"),
     [

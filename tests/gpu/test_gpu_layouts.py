@@ -18,6 +18,7 @@ LAYOUTS = {
     "grouped": ((128 + 64 + 64, 96), "r{128,64,64} c"),
     "grouped, transposed": ((96, 128 + 64 + 64), "c r{128,64,64}"),
     "head by head": ((4 * 3 * 20, 128), "(r=4 b=3 r) c"),
+    "sections in each head": ((4 * (16 + 16 + 64), 128), "(r=4 r{16,16,64}) c"),
     "per head": ((128, 4 * 64), "r (b=4 c)"),
     "experts": ((3, 80, 128), "b r c"),
     "experts, transposed": ((3, 128, 160), "b c (b=2 r)"),

@@ -265,7 +265,32 @@ def test_the_maps_of_qwen3_next_are_those_it_takes_apart():
     assert taken(range(2 + each, 2 + 2 * each), []) == [True, True, True, False, True, True]
 
 
+def test_the_maps_of_mobilevit_are_those_it_takes_apart():
+    cls, _ = class_of("MobileViTV2LinearSelfAttention")
+    module = cls(transformers.MobileViTV2Config(), embed_dim=4).eval()
+    weight = module.qkv_proj.convolution.weight
+    start, pixels = weight.detach().clone(), torch.randn(2, 4, 3, 5)
+    for layer in (module.qkv_proj, module.out_proj):
+        torch.nn.init.zeros_(layer.convolution.bias)
+    word, _ = fused.known(module, "qkv_proj", 9, 4)
+    parts = axes.parse(f"{word} c c c", tuple(weight.shape))
+
+    @torch.no_grad()
+    def without(place):
+        weight.copy_(start)
+        parts[place].region(weight).zero_()
+        return module(pixels)
+
+    assert without(0).any() and not without(1).any() and not without(2).any()
+
+
 def test_every_known_weight_is_looked_at():
     told = {maps for _, maps in fused.KNOWN["transformers"].values()}
     seen = {"q, k, v", "q, v, k, in four parts", "k, v", "gate, up", "x, z", "x, z, row by row"}
-    assert told == seen | {"B, C, x", "z, x, B, C, dt", "q, k, values, gates", "b, a"}
+    assert told == seen | {
+        "B, C, x",
+        "z, x, B, C, dt",
+        "q, k, values, gates",
+        "b, a",
+        "scores, k, v",
+    }

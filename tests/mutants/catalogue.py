@@ -1045,8 +1045,8 @@ MUTANTS = [
         ),
         (
             "every section from the start",
-            "tensor.narrow(self.axis, self.start, self.length)",
-            "tensor.narrow(self.axis, 0, self.length)",
+            "view.narrow(self.place, self.start, self.length)",
+            "view.narrow(self.place, 0, self.length)",
             "test_a_layout_equals_its_matrices_one_by_one",
         ),
         (
@@ -1399,8 +1399,8 @@ MUTANTS = [
         ),
         (
             "runs of one id look alike",
-            "name if ids.count(name) == 1 else",
-            "name if ids else",
+            "if ids.count(name) == 1:",
+            "if ids.count(name):",
             "test_runs_of_one_id_are_told_apart_by_their_folders",
         ),
     ),

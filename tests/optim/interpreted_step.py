@@ -271,6 +271,7 @@ def layouts():
     compare(nucleon.Muon, [(2 * 64, 3 * 66)], axes="(b=2 c) (b=3 r)")
     compare(nucleon.Leon, [(2 * 3 * 32, 80)], axes="(r=2 b=3 r) c", spoil=0)
     compare(nucleon.Leon, [(2 * 3 * 40, 70)], axes="(r=2 b=3 r) c")
+    compare(nucleon.Leon, [(2 * (32 + 40), 80)], axes="(r=2 r{32,40}) c")
     last = torch.channels_last
     compare(nucleon.Leon, [(64, 8, 3, 3)], axes="r c c c", memory_format=last)
     compare(nucleon.Leon, [(96, 8, 3, 3)], axes="r c c c", memory_format=last, weight_decay=0.1)

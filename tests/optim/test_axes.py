@@ -47,6 +47,18 @@ CASES = {
     "heads of the output projection": ("r (b=3 c)", (5, 12), lambda x: list(x.split(4, dim=1))),
     "grouped-query": ("r{8,2,2} c", (12, 5), lambda x: list(x.split([8, 2, 2]))),
     "grouped-query, columns": ("r c{6,3}", (4, 9), lambda x: list(x.split([6, 3], dim=1))),
+    "sections in each head": (
+        "(r=2 r{1,1,3}) c",
+        (10, 4),
+        lambda x: [y.flatten(0, 1) for y in x.unflatten(0, (2, 5)).split([1, 1, 3], dim=1)],
+    ),
+    "sections in each group of columns": (
+        "r (b=2 c{2, 1})",
+        (4, 6),
+        lambda x: [
+            y for cut in (slice(2), slice(2, 3)) for y in x.unflatten(1, (2, 3))[..., cut].unbind(1)
+        ],
+    ),
     "experts with fused gate and up": (
         "b (b=2 r) c",
         (3, 8, 5),
@@ -194,7 +206,7 @@ def test_blocks_are_a_partition_of_the_parameter(data):
         ("(b r) c", (8, 4), "only one size"),
         ("(b=0 r) c", (8, 4), "does not multiply out"),
         ("r{4,5} c", (8, 4), "make 9 entries"),
-        ("r{4,4} c{2,2}", (8, 4), "cuts two axes"),
+        ("r{4,4} c{2,2}", (8, 4), "sections twice"),
         ("r{0,8} c", (8, 4), "sizes above 0"),
         ("r{8,0} c", (8, 4), "sizes above 0"),
         ("r{ } c", (8, 4), "cannot be read"),

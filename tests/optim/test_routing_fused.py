@@ -5,6 +5,7 @@ file: queries twice as large with keys half as large change nothing, without val
 """
 
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -70,6 +71,10 @@ def of_bottleneck(self, x):
     return [y.mT for y in x.flatten(2).split(sizes, dim=1)]
 
 
+def of_shvit(self, x):
+    return [y.mT for y in x.flatten(2).split([self.qk_dim, self.qk_dim, self.pdim], dim=1)]
+
+
 def of_torchtitan(self, x):
     x = x.view(*x.shape[:-1], -1, self.heads_per_kv + 2, self.head_dim)
     q, k, v = x.split([self.heads_per_kv, 1, 1], dim=-2)
@@ -111,6 +116,18 @@ CASES = {
         num_heads=HEADS,
         key_dim=SIZE,
         val_dim=SIZE,
+    ),
+    "unequal maps in each head": lambda: Attention(
+        f"{TIMM}efficientformer",
+        "Attention",
+        rows=HEADS * 5,
+        take=of_tiny_vit,
+        num_heads=HEADS,
+        key_dim=1,
+        val_dim=3,
+    ),
+    "shvit": lambda: Attention(
+        f"{TIMM}shvit", "SHSA", rows=16, take=of_shvit, conv=True, qk_dim=4, pdim=8
     ),
     "gcvit": lambda: Attention(f"{TIMM}gcvit", "WindowAttentionGlobal", take=maps_first),
     "bottleneck": lambda: Attention(
@@ -186,6 +203,42 @@ def test_pairs_are_two_halves(file, kind, called, rows):
     assert nucleon.Leon.for_model(model).explain()[f"{called}.weight"].axes == "(b=2 r) c"
 
 
+def test_keys_and_values_of_each_head_of_a_map_beside_its_norm():
+    """As LeViT has them: `kv.linear` and `kv.bn`, and in each head a key and a longer value."""
+    key, value = 1, 3
+    model = Attention(
+        f"{TIMM}levit",
+        "AttentionDownsample",
+        called="kv",
+        rows=HEADS * (key + value),
+        take=None,
+        num_heads=HEADS,
+        key_dim=key,
+        val_dim=value,
+    )
+    model.kv = nn.Sequential(OrderedDict(linear=model.kv, bn=nn.BatchNorm1d(16)))
+    row = nucleon.Leon.for_model(model).explain()["kv.linear.weight"]
+    weight = torch.arange(16.0 * WIDTH).view(16, WIDTH)
+    found = [block.matrices(weight) for block in axes.parse(row.axes, row.shape)]
+    taken = weight.T.view(WIDTH, HEADS, -1).split([key, value], dim=-1)  # as forward takes them
+    for (ours,), theirs in zip(found, taken, strict=True):
+        assert torch.equal(ours.T, theirs.flatten(1))
+
+
+def test_maps_apart_in_a_module_with_the_name_of_a_fused_one_are_matrices():
+    apart = nn.ModuleDict({name: nn.Linear(8, 8) for name in "qkv"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = nucleon.Leon.for_model(nn.ModuleDict({"qkv": apart})).explain()
+    assert {r.axes for r in rows if r.route == "matrix"} == {"r c"}
+
+
+def test_a_fused_map_beside_its_norm_that_nobody_knows_is_warned_of():
+    model = nn.ModuleDict({"qkv": nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24))})
+    with pytest.warns(UserWarning, match=r"not known: qkv\.0\.weight"):
+        assert nucleon.Leon.for_model(model).explain()["qkv.0.weight"].axes == "r c"
+
+
 # ------------------------------------------------------------------------ what nobody knows
 
 LOOKS_FUSED = ("qkv", "to_qkv", "Wqkv", "query_key_value", "c_attn", "W_pack", "to_kv")
@@ -241,7 +294,7 @@ def test_a_class_of_the_same_name_from_elsewhere_is_not_known():
         {"num_heads": HEADS, "key_dim": SIZE, "val_dim": 2 * SIZE},
         {"key_dim": SIZE, "val_dim": SIZE},
     ],
-    ids=["rows that do not part", "unequal maps in each head", "no number of heads"],
+    ids=["rows that do not part", "sizes that do not add up", "no number of heads"],
 )
 def test_a_known_class_that_is_not_as_it_was_known_is_not_cut(attributes):
     model = Attention(f"{TIMM}tiny_vit", "Attention", take=of_tiny_vit, **attributes)
@@ -282,7 +335,8 @@ def test_a_wrapper_between_a_known_parent_and_its_weight_is_seen_through(wrapper
 
 def test_every_layout_of_the_table_is_tried_here():
     tried = {f"{type(m).__name__}.{m.called}" for m in (make() for make in CASES.values())}
-    tried |= {"AttentionPoolLatent.kv", "GluMlp.fc1"}
+    tried |= {"AttentionPoolLatent.kv", "GluMlp.fc1", "AttentionDownsample.kv"}
+    tried |= {"LinearSelfAttention.qkv_proj"}  # the layout of transformers' class, tried with it
     layouts = {
         package: {layout for layout, _ in table.values()}
         for package, table in fused.KNOWN.items()

@@ -249,6 +249,9 @@ def test_training_is_on_the_page(browser, trained, theme):
     assert ended.locator(".mark").count() == 0
     assert stopped.locator(".mark").text_content() == "stopped"
     assert page.locator(".summary .mark").all_text_contents() == ["stopped"]
+    named = page.locator(".summary a").all_text_contents()
+    assert len({*named}) == 2 and all(name.startswith("train: leon, ") for name in named)
+    assert page.locator(".summary th").all_text_contents()[2] == ""  # no run has checks
     overview = page.locator("section.overview")
     assert overview.locator(".panel").count() == 2
     assert lines(overview).count() == 2

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -99,6 +98,8 @@ Config = Annotated[
 
 def usable_device(name: str) -> str:
     """The device `name`, if torch can make a tensor there."""
+    import torch  # takes seconds, which commands without it need not wait for
+
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

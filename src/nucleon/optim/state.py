@@ -381,7 +381,8 @@ def upgraded(
         raise ValueError(
             f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
             f"differ, or what is frozen: a state that lacks frozen parameters is loaded while the "
-            f"same ones are frozen, which may be undone afterwards"
+            f"same ones are frozen, which may be undone afterwards, or by the names that you write "
+            f"into its groups: group['param_names'] = [...], in the order of group['params']"
         )
     for group in saved:
         for option in _RETIRED:

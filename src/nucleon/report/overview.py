@@ -22,7 +22,7 @@ def overview(runs: Sequence[Saved]) -> tuple[Figure, Table] | None:
     trained = [run for run in runs if run.manifest["id"] == TRAIN and _curves(run)]
     if len(trained) < 2:
         return None
-    names = _names(trained)
+    names = told_apart(trained)
     rows = tuple(_row(run, name) for run, name in zip(trained, names, strict=True))
     panels = (
         _panel("held-out loss", HELD_OUT, trained, names),
@@ -80,7 +80,7 @@ def _end(series: Series | None) -> tuple[Cell, Cell, Cell]:
     return series.y[-1], *min(finite)
 
 
-def _names(runs: Sequence[Saved]) -> list[str]:
+def told_apart(runs: Sequence[Saved]) -> list[str]:
     """What tells each run from the others: its optimizer, and the options that are not all alike.
 
     Runs with the same options have the names of their folders too.

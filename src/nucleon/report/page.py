@@ -18,9 +18,9 @@ from markupsafe import Markup
 
 import nucleon
 from nucleon.experiments.shown import Cell, Figure, Series
-from nucleon.report.overview import overview
+from nucleon.report.overview import overview, told_apart
 from nucleon.report.plots import STYLES, drawing
-from nucleon.report.saved import DamagedRunError, Saved
+from nucleon.report.saved import TRAIN, DamagedRunError, Saved
 
 DIGITS = 6
 """Significant digits of the values in the charts; the files of the run have them all."""
@@ -93,12 +93,17 @@ def _unfinished(run: Saved) -> str:
 
 
 def _labels(runs: Sequence[Saved]) -> list[str]:
-    """The id of each run, with its folder where there are several of an id."""
+    """The id of each run; of several with one id what tells them apart, or their folders."""
     ids = [run.manifest["id"] for run in runs]
-    return [
-        name if ids.count(name) == 1 else f"{name}/{run.folder.name}"
-        for name, run in zip(ids, runs, strict=True)
-    ]
+    trained = [run for run in runs if run.manifest["id"] == TRAIN]
+    names = {id(run): name for run, name in zip(trained, told_apart(trained), strict=True)}
+
+    def label(run: Saved, name: str) -> str:
+        if ids.count(name) == 1:
+            return name
+        return f"{name}: {names[id(run)]}" if id(run) in names else f"{name}/{run.folder.name}"
+
+    return [label(run, name) for run, name in zip(runs, ids, strict=True)]
 
 
 def _heading(runs: Sequence[Saved]) -> str:

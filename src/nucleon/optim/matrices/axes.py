@@ -8,9 +8,11 @@ A spec has one word for each axis, in order:
     "(b=3 r) c"         queries, keys and values in one weight, the same size each
     "r{512,128,128} c"  the same with unequal sizes: the axis in sections, each its own matrix
     "(b=4 r) c c c"     a convolution in 4 groups
+    "(r=8 r{16,16,64}) c"  head by head, in each of the 8 the sections of the three maps
 
 Axes `b` count matrices, axes `r` are flattened into rows and axes `c` into columns, in order. In
-parentheses one axis is the product of several, slowest first, of which one may lack its size.
+parentheses one axis is the product of several, slowest first, of which one may lack its size. At
+most one axis, or one factor of an axis, has sections.
 """
 
 import math
@@ -18,12 +20,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from torch import Tensor
 
-_WORD = re.compile(r"\(([^()]+)\)|([brc])(?:\{(\s*\d+(?:\s*,\s*\d+)*\s*)\})?")
-_PART = re.compile(r"([brc])(?:=(\d+))?")
+_PART = r"([brc])(?:=(\d+)|\{(\s*\d+(?:\s*,\s*\d+)*\s*)\})?"
+_WORD = re.compile(r"\(([^()]+)\)|([brc](?:\{[^{}]*\})?)")
 _EXAMPLES = 'one word an axis, as in "r c", "b r c", "r c c c", "(b=3 r) c" or "r{512,128} c"'
 
 
@@ -31,12 +33,12 @@ _EXAMPLES = 'one word an axis, as in "r c", "b r c", "r c c c", "(b=3 r) c" or "
 class Block:
     """A section of a parameter as `count` matrices of `rows` × `columns`."""
 
-    axis: int
+    place: int
     start: int
     length: int
-    """The section: `length` entries of one axis, from `start`."""
+    """The section: `length` entries of one factor, from `start`."""
     factors: tuple[tuple[int, ...], ...]
-    """For each axis of the section, the sizes it is a product of."""
+    """For each axis of the parameter, the sizes it is a product of."""
     order: tuple[int, ...]
     """The factors of all axes, counted in order: those of the batch, of rows, of columns."""
     batch: tuple[int, ...]
@@ -47,7 +49,7 @@ class Block:
     first: int
     """How many matrices of the parameter come before."""
     section: int | None
-    """The number of the section; None where the axis is whole."""
+    """The number of the section; None where nothing is cut."""
 
     @property
     def plain(self) -> bool:
@@ -57,11 +59,11 @@ class Block:
     def region(self, tensor: Tensor) -> Tensor:
         """The section of a tensor shaped like the parameter, (*batch, …rows, …columns); a view."""
         view = tensor
-        if self.section is not None:
-            view = tensor.narrow(self.axis, self.start, self.length)
         for axis in reversed(range(len(self.factors))):
             if len(self.factors[axis]) > 1:
                 view = view.unflatten(axis, self.factors[axis])
+        if self.section is not None:
+            view = view.narrow(self.place, self.start, self.length)
         return view.permute(self.order)
 
     def matrices(self, tensor: Tensor) -> Tensor:
@@ -83,66 +85,71 @@ def parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
             f"axes {spec!r} has words for {len(words)} axes, the shape {shape} has {len(shape)}; "
             f"write {_EXAMPLES}"
         )
-    cut = [axis for axis, (_, sections) in enumerate(words) if sections]
+    factors = tuple(
+        _sizes(spec, parts, size, shape) for parts, size in zip(words, shape, strict=True)
+    )
+    sizes = [size for axis in factors for size in axis]
+    cut = [(i, part.sections) for i, part in enumerate(chain(*words)) if part.sections]
     if len(cut) > 1:
-        raise ValueError(f"axes {spec!r} cuts two axes into sections; only one may be cut")
-    axis = cut[0] if cut else 0
-    sections = words[axis][1] or (shape[axis],)
-    if sum(sections) != shape[axis] or (cut and 0 in sections):
-        raise ValueError(
-            f"axes {spec!r}: the sections {sections} make {sum(sections)} entries, axis {axis} of "
-            f"the shape {shape} has {shape[axis]}; give sizes above 0 that add up"
-        )
+        raise ValueError(f"axes {spec!r} has sections twice; only one axis or factor may be cut")
+    place, sections = cut[0] if cut else (0, (sizes[0],))
     blocks: list[Block] = []
     for start, length in zip(accumulate(sections, initial=0), sections, strict=False):
-        part = (*shape[:axis], length, *shape[axis + 1 :])
+        own = [*sizes[:place], length, *sizes[place + 1 :]]
         first = sum(block.count for block in blocks)
         section = len(blocks) if cut else None
-        blocks.append(_block(spec, words, part, (axis, start, length), (first, section)))
+        blocks.append(_block(words, own, factors, (place, start, length), (first, section)))
     return tuple(blocks)
 
 
-_Words = Sequence[tuple[Sequence[tuple[str, int | None]], tuple[int, ...]]]
+@dataclass(frozen=True)
+class _Part:
+    """A factor of an axis: its letter, its size where it was given, its sections or ()."""
+
+    letter: str
+    size: int | None
+    sections: tuple[int, ...]
 
 
-def _words(spec: str) -> _Words:
-    """For each axis its letters with their sizes, and its sections, () where it is whole."""
-    found: list[tuple[Sequence[tuple[str, int | None]], tuple[int, ...]]] = []
+def _words(spec: str) -> list[list[_Part]]:
+    """For each axis its factors."""
+    found: list[list[_Part]] = []
     text = spec.strip()
     while text:
         word = _WORD.match(text)
-        parts = _parts(word) if word else None
-        if word is None or parts is None:
+        parts = _parts(word[1] or word[2]) if word else None
+        if word is None or not parts:
             raise ValueError(f"axes {spec!r} cannot be read at {text!r}; write {_EXAMPLES}")
-        sections = tuple(map(int, word[3].split(","))) if word[3] else ()
-        found.append((parts, sections))
+        found.append(parts)
         text = text[word.end() :].lstrip()
-    if {"r", "c"} - {letter for parts, _ in found for letter, _ in parts}:
+    if {"r", "c"} - {part.letter for parts in found for part in parts}:
         raise ValueError(f"axes {spec!r} needs rows and columns; write {_EXAMPLES}")
     return found
 
 
-def _parts(word: re.Match[str]) -> list[tuple[str, int | None]] | None:
-    if word[1] is None:
-        return [(word[2], None)]
-    parts = [_PART.fullmatch(part) for part in word[1].split()]
-    if None in parts:
-        return None
-    return [(part[1], int(part[2]) if part[2] else None) for part in parts if part]
+def _parts(text: str) -> list[_Part] | None:
+    """The factors of one axis; None where the text is none."""
+    found: list[_Part] = []
+    while text := text.strip():
+        match = re.match(_PART, text)
+        if match is None or not (match.end() == len(text) or text[match.end()].isspace()):
+            return None
+        sections = tuple(map(int, match[3].split(","))) if match[3] else ()
+        size = int(match[2]) if match[2] else sum(sections) if sections else None
+        found.append(_Part(match[1], size, sections))
+        text = text[match.end() :]
+    return found
 
 
 def _block(
-    spec: str,
-    words: _Words,
-    shape: tuple[int, ...],
+    words: Sequence[Sequence[_Part]],
+    sizes: Sequence[int],
+    factors: tuple[tuple[int, ...], ...],
     extent: tuple[int, int, int],
     place: tuple[int, int | None],
 ) -> Block:
-    factors = tuple(
-        _sizes(spec, parts, size, shape) for (parts, _), size in zip(words, shape, strict=True)
-    )
-    letters = [letter for parts, _ in words for letter, _ in parts]
-    sizes = [size for factor in factors for size in factor]
+    """The block whose factors have these sizes, by what each is."""
+    letters = [part.letter for parts in words for part in parts]
     order = tuple(sorted(range(len(letters)), key=lambda i: "brc".index(letters[i])))
 
     def of(letter: str) -> tuple[int, ...]:
@@ -152,12 +159,16 @@ def _block(
     return Block(*extent, factors, order, of("b"), math.prod(of("b")), rows, columns, *place)
 
 
-def _sizes(
-    spec: str, parts: Sequence[tuple[str, int | None]], size: int, shape: tuple[int, ...]
-) -> tuple[int, ...]:
+def _sizes(spec: str, parts: Sequence[_Part], size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes of the factors of one axis, the missing one worked out."""
-    known = math.prod(n for _, n in parts if n is not None)
-    missing = sum(n is None for _, n in parts)
+    sections = next((part.sections for part in parts if part.sections), ())
+    if 0 in sections or (len(parts) == 1 and sections and sum(sections) != size):
+        raise ValueError(
+            f"axes {spec!r}: the sections {sections} make {sum(sections)} entries, where the shape "
+            f"{shape} has {size}; give sizes above 0 that add up"
+        )
+    known = math.prod(part.size for part in parts if part.size is not None)
+    missing = sum(part.size is None for part in parts)
     if missing > 1:
         raise ValueError(f"axes {spec!r}: only one size in parentheses may be missing")
     if known == 0 or size % known or (not missing and known != size):
@@ -165,4 +176,4 @@ def _sizes(
             f"axes {spec!r} does not multiply out: {known} does not make up {size} of the shape "
             f"{shape}; correct the sizes"
         )
-    return tuple(size // known if n is None else n for _, n in parts)
+    return tuple(size // known if part.size is None else part.size for part in parts)

@@ -129,10 +129,21 @@ def _of_maxvit(parent: Any, rows: int, columns: int) -> str:
     return (_per_head(3) if parent.head_first else _equal(3))(parent, rows, columns)
 
 
-def _of_tiny_vit(parent: Any, rows: int, columns: int) -> str:
-    if parent.key_dim != parent.val_dim:
-        raise ValueError("sections within heads")
-    return _per_head(3)(parent, rows, columns)
+def _sections_per_head(*names: str) -> Layout:
+    """Head after head, in each the maps one after the other, of these sizes."""
+
+    def layout(parent: Any, rows: int, columns: int) -> str:
+        sizes = [getattr(parent, name) for name in names]
+        if len({*sizes}) == 1:
+            return _per_head(len(sizes))(parent, rows, columns)
+        return f"(r={_heads(parent)} {_cut(*sizes)})"
+
+    return layout
+
+
+def _of_mobilevit(parent: Any, rows: int, columns: int) -> str:
+    """One row of scores, then k and v."""
+    return _cut(1, parent.embed_dim, parent.embed_dim)
 
 
 def _of_parallel_blocks(parent: Any, rows: int, columns: int) -> str:
@@ -227,6 +238,7 @@ KNOWN: Mapping[str, _Table] = {
          "Mamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer NemotronHMamba2Mixer "
          "Zamba2MambaMixer"),
         (_equal(3), "B, C, x", "in_proj", "Lfm2ShortConv Lfm2MoeShortConv"),
+        (_of_mobilevit, "scores, k, v", "qkv_proj", "MobileViTV2LinearSelfAttention"),
     ),
     "timm": _table(
         (_equal(3), _QKV, "qkv",
@@ -239,7 +251,11 @@ KNOWN: Mapping[str, _Table] = {
          "XCA"),
         (_as_wide, _QKV, "qkv", "WindowAttentionGlobal"),
         (_of_maxvit, _QKV, "qkv", "Attention2d AttentionCl"),
-        (_of_tiny_vit, _QKV, "qkv", "tiny_vit.Attention"),
+        (_sections_per_head("key_dim", "key_dim", "val_dim"), _QKV, "qkv",
+         "tiny_vit.Attention levit.Attention efficientformer.Attention"),
+        (_sections_per_head("key_dim", "val_dim"), _KV, "kv", "AttentionDownsample"),
+        (_sections("qk_dim", "qk_dim", "pdim"), _QKV, "qkv", "SHSA"),
+        (_of_mobilevit, "scores, k, v", "qkv_proj", "mobilevit.LinearSelfAttention"),
         (_sections("dim_out_qk", "dim_out_qk", "dim_out_v"), _QKV, "qkv", "BottleneckAttn"),
         (_equal(2), _KV, "kv",
          "AttentionPoolLatent pvt_v2.Attention GlobalSubSampleAttn volo.ClassAttention"),

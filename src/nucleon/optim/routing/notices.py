@@ -33,13 +33,18 @@ def unknown_order(names: Sequence[str], others: Sequence[str], whole: str, parts
         whole: the axes of the first as one matrix.
         parts: how many maps it seems to hold.
     """
-    wish = {"axes": whole.replace("r", f"(b={parts} r)")}
-    heads = whole.replace("r", f"(r=HEADS b={parts} r)")
-    return (
-        f"stepped as one matrix, as the order of the maps in it is not known: {_short(names)}; "
-        f"pass overrides={_overrides(names, others, wish)} if they lie one after the other, "
-        f"{heads!r} if head by head, or {whole!r} for one matrix without this warning"
-    )
+    maps = "q, k, v" if parts == 3 else "two maps"
+    ways = {
+        f"{maps} one after the other, as x.chunk({parts}) cuts them": f"(b={parts} r)",
+        f"head by head, in each {maps}; write the number for HEADS": f"(r=HEADS b={parts} r)",
+        "one matrix, without this warning": "r",
+    }
+    lines = [
+        f"  overrides={_overrides(names, others, {'axes': whole.replace('r', word)})}  # {meaning}"
+        for meaning, word in ways.items()
+    ]
+    start = "stepped as one matrix, as the order of the maps in it is not known: "
+    return "\n".join([f"{start}{_short(names)}; pass one of", *lines])
 
 
 def no_head(last: str) -> str:

@@ -44,6 +44,7 @@ class Place:
     """Of what holds the parameter, from the root."""
     key: str
     param: Tensor
+    grandparent: nn.Module | None = None
 
     @property
     def name(self) -> str:
@@ -59,6 +60,15 @@ class Place:
     def called(self) -> str:
         """How the parent calls the module."""
         return owner(self.path).rpartition(".")[2]
+
+    @property
+    def as_map(self) -> tuple[nn.Module | None, str]:
+        """Who uses the map that the module is, and as what: `qkv.linear` beside its norm is qkv."""
+        outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
+        if self.parent is None or fused.parts(self.called) > 1 or fused.parts(outer) == 1:
+            return self.parent, self.called
+        alone = sum(p.ndim > 1 for p in self.parent.parameters()) == 1
+        return (self.grandparent, outer) if alone else (self.parent, self.called)
 
 
 _TAIL = re.compile(
@@ -306,7 +316,7 @@ for _type in (nn.LSTM, nn.LSTMCell):
 
 def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> Role:
     """A matrix whose output axis, `{}` in `axes`, may have several maps in it."""
-    name, parent = place.called, place.parent
+    parent, name = place.as_map
     if (found := fused.known(parent, name, rows, columns)) is not None:
         word, maps = found
         return Role("matrix", f"{kind}: {maps}", axes.format(word))

@@ -132,7 +132,7 @@ def routed(
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
             check_names(parameter.name, parameter.wish, allowed)
     if unsure := [p for p in found if p.unknown_order and p.asks]:
-        names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].called)
+        names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].as_map[1])
         whole = str(unsure[0].axes)
         _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
     if head != "auto" or heads:
@@ -252,10 +252,12 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
     found: dict[Tensor, _Parameter] = {}
     for path, holder in modules.items():
         own = roles.owner(path)
-        parent = modules.get(own.rpartition(".")[0]) if own else None
+        outer = own.rpartition(".")[0]
+        parent = modules.get(outer) if own else None
+        grandparent = modules.get(outer.rpartition(".")[0]) if outer else None
         module = modules[own] if isinstance(holder, ParametrizationList) else holder
         for key, param in holder.named_parameters(recurse=False, remove_duplicate=False):
-            place = Place(module, parent, path, key, param)
+            place = Place(module, parent, path, key, param, grandparent)
             if is_lazy(param):
                 raise ValueError(
                     f"{place.name} has no shape yet; run a batch through the model first"

@@ -1,0 +1,90 @@
+"""Hooks of mkdocs: tables of options made from the code, and formulas that are not emphasis.
+
+`<!-- options of LeonOptions -->` becomes a table of the fields of that class, with the types, the
+defaults and the docstrings that the code has. In ‖X‖_op, P_t and ‖S‖_* neither the underscore nor
+the star means anything to Markdown.
+"""
+
+import ast
+import inspect
+import re
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from markdown import Extension, Markdown
+from markdown.inlinepatterns import SimpleTextInlineProcessor
+
+from nucleon import Leon, Muon, Pion
+from nucleon.optim import leon, muon, options, pion
+
+DEFAULTS = {
+    "Options": options.DEFAULTS,
+    "AdamWOptions": options.ADAMW_DEFAULTS,
+    "LeonOptions": Leon.own_options,
+    "MuonOptions": Muon.own_options,
+    "PionOptions": Pion.own_options,
+}
+CLASSES = {
+    name: found
+    for module in (options, leon, muon, pion)
+    for name, found in vars(module).items()
+    if is_typeddict(found)
+}
+
+
+class Formulas(Extension):
+    """Underscores, a star behind one and a star before ‖ are what they are; *so* is emphasis."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # the library's name
+        """Come after links, priority 160, and before emphasis, 60."""
+        literal = SimpleTextInlineProcessor(r"(_\*?|\*(?=‖))")
+        md.inlinePatterns.register(literal, "formulas", 65)
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Read formulas so on every page, docstrings included."""
+    config.markdown_extensions.append(Formulas())
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put each table in the place of its mark; mkdocs calls this for every page."""
+    return re.sub(r"<!-- options of (\w+) -->", lambda mark: table(mark[1]), markdown)
+
+
+def table(name: str) -> str:
+    """The fields that a class of options adds, as a table in Markdown."""
+    hints, defaults = get_type_hints(CLASSES[name]), DEFAULTS[name]
+    rows = [
+        f"| `{field}` | `{defaults[field]!r}` | {_kind(hints[field])} | {_cell(words)} |"
+        for field, words in fields(name).items()
+    ]
+    return "\n".join(["| option | default | type | meaning |", "|---|---|---|---|", *rows])
+
+
+def fields(name: str) -> dict[str, str]:
+    """{field: docstring} of the fields that a class adds, in its order."""
+    (body,) = ast.parse(inspect.getsource(CLASSES[name])).body
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: words.value.value
+        for field, words in zip(body.body, body.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(words, ast.Expr) and isinstance(words.value, ast.Constant)
+        if isinstance(words.value.value, str)
+    }
+
+
+def _kind(hint: Any) -> str:
+    """A type as a reader would say it."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{choice!r}`".replace("'", '"') for choice in get_args(hint))
+    if get_origin(hint) in (types.UnionType, Union):
+        return " or ".join(map(_kind, get_args(hint)))
+    if hint is type(None):
+        return "`None`"
+    return f"`{hint if get_args(hint) else hint.__name__}`"
+
+
+def _cell(words: str) -> str:
+    return " ".join(words.split()).replace("|", "\\|")
