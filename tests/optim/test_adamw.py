@@ -242,3 +242,15 @@ def test_bad_options_are_named(option, value, error):
     with pytest.raises(error, match=option):
         nucleon.Muon([{"params": params, "rule": "adamw", **GROUP, option: value}])
     nucleon.Muon([{"params": params, "rule": "adamw", **GROUP}])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-23])
+def test_without_eps_nothing_moves_where_there_was_no_square(size):
+    params = make()
+    states, group = [new_adamw_state(p) for p in params], {**GROUP, "lr": 0.1, "eps": 0.0}
+    before = [p.detach().clone() for p in params]
+    for _ in range(30):
+        for p in params:
+            p.grad = torch.full_like(p, size)
+        step(params, states, group)
+    assert all(map(torch.equal, params, before))
