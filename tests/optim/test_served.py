@@ -1,0 +1,81 @@
+"""Which parameters the CUDA kernels leave to torch, and why: the list of what remains.
+
+Tensors without memory stand for those of a GPU; `tests/gpu/test_gpu_layouts.py` takes steps.
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import nucleon
+from nucleon.optim import methods
+from nucleon.optim.engines.cuda import engine
+
+pytest.importorskip("triton")
+
+
+class Hooked(nucleon.Leon):
+    """A direction of the user's own."""
+
+    kernel = None
+
+
+HALF, WIDE = torch.bfloat16, torch.float64
+REMAINING = {
+    "certified": (nucleon.Leon, (64, 80), {}, {"certify": True}, "certify=True"),
+    "float64": (nucleon.Leon, (64, 80), {"dtype": WIDE}, {}, "float64 weights"),
+    "wide momentum": (nucleon.Muon, (64, 80), {}, {"momentum_dtype": WIDE}, "momentum_dtype"),
+    "a method": (nucleon.Leon, (64, 80), {}, {"method": "eigh"}, "method='eigh' for 64×80"),
+    "iterations": (nucleon.Leon, (64, 80), {}, {"iterations": 6}, "method='polar-express' for 64×"),
+    "a small method": (nucleon.Muon, (6, 8), {}, {"method": "svd"}, "method='svd' for 6×8"),
+    "2³¹ entries": (nucleon.Leon, (2**16, 2**15), {}, {}, "method='polar-express' for 32768×"),
+    "too long": (nucleon.Leon, (8, 2**16 + 1), {}, {}, "8×65537 is too long"),
+    "small and half": (nucleon.Leon, (8, 80), {}, {"momentum_dtype": HALF}, "momentum_dtype=bf"),
+    "axes": (nucleon.Leon, (2, 3, 2, 5, 2, 7), {}, {"axes": "r b r b r c"}, "its entries are not"),
+    "a small Pion": (nucleon.Pion, (40, 80), {}, {}, "pion by 'polar-express' for 40×80"),
+    "a hook": (Hooked, (64, 80), {}, {}, "leon has no kernel"),
+    "float64 vectors": (nucleon.Leon, (5,), {"dtype": WIDE}, {"rule": "adamw"}, "float64 weights"),
+    "complex": (nucleon.Leon, (5,), {"dtype": torch.cfloat}, {"rule": "adamw"}, "complex64 weig"),
+}
+
+
+def method_of(make, param, options):
+    (row,) = make([{"params": [param], **options}]).explain()
+    return row.method
+
+
+@pytest.fixture(autouse=True)
+def _no_memory(monkeypatch):
+    for module in (engine, methods):
+        monkeypatch.setattr(module, "triton_works", lambda: True)
+    with FakeTensorMode():
+        yield
+
+
+@pytest.mark.parametrize("case", REMAINING)
+def test_what_is_not_served_says_why(case):
+    make, shape, kind, options, expected = REMAINING[case]
+    param = torch.empty(shape, device="cuda", **kind).requires_grad_()
+    assert f"(torch: {expected}" in method_of(make, param, options)
+
+
+@pytest.mark.parametrize("rule", ["matrix", "adamw"])
+def test_gaps_in_memory(rule):
+    param = torch.empty_strided((64, 80), (160, 1), device="cuda").requires_grad_()
+    assert "(torch: its memory has gaps)" in method_of(nucleon.Leon, param, {"rule": rule})
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(engine, "triton_works", lambda: False)
+    for rule in ("matrix", "adamw"):
+        param = torch.empty(64, 80, device="cuda").requires_grad_()
+        assert "(torch: no Triton)" in method_of(nucleon.Leon, param, {"rule": rule})
+
+
+@pytest.mark.parametrize("make", [nucleon.Muon, nucleon.Leon, nucleon.Pion])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(64, 80), (4, 96, 64), (80, 64)])
+def test_the_rest_is_served(make, dtype, shape):
+    param = torch.empty(shape, device="cuda", dtype=dtype).requires_grad_()
+    assert "torch:" not in method_of(make, param, {})
+    assert method_of(make, param, {"rule": "adamw"}) == "adamw"
