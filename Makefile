@@ -34,8 +34,8 @@ test: $(VENV)/.dev
 # torchtitan on two ranks, saved and resumed, and TRL: on demand, with packages of their own.
 TRAINERS := $(VENV)/trainers
 test-torchtitan: $(TRAINERS)/.installed
-	$(THREADS) $(TRAINERS)/bin/torchrun --standalone --nproc-per-node 2 tests/trainers/check_torchtitan.py
-	$(THREADS) $(TRAINERS)/bin/python examples/trainers/trl_sft.py
+	$(TESTED) $(TRAINERS)/bin/torchrun --standalone --nproc-per-node 2 tests/trainers/check_torchtitan.py
+	$(TESTED) $(TRAINERS)/bin/python examples/trainers/trl_sft.py
 
 sabotage: $(VENV)/.dev
 	$(TESTED) $(PY) tests/mutants/sabotage.py

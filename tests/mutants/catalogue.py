@@ -655,6 +655,12 @@ MUTANTS = [
             "test_the_regret_is_that_of_the_directions_played",
         ),
         (
+            "a norm of float32",
+            "torch.linalg.matrix_norm(gradient)",
+            "torch.linalg.matrix_norm(gradient.float())",
+            "test_the_ledger_of_large_gradients_can_be_loaded",
+        ),
+        (
             "half of what is above the bound",
             "return torch.minimum(root * share, m * above)",
             "return torch.minimum(root * share, m * above) / 2",
@@ -703,6 +709,18 @@ MUTANTS = [
             "torch.empty_like(own[name], dtype=dtype)",
             "torch.empty_like(own[name], dtype=param.dtype)",
             "test_half_precision_weights_keep_wide_moments",
+        ),
+        (
+            "counts below 0 are loaded",
+            "if entry in _NONNEGATIVE and (held < 0).any():",
+            "if False:",
+            "test_a_damaged_state_is_refused_and_nothing_changes",
+        ),
+        (
+            "what left the range is damage",
+            "lost = 2.0**16 * torch.finfo(value.dtype).tiny",
+            "lost = 0.0",
+            "test_a_gram_matrix_of_any_gradients_is_no_damage",
         ),
         (
             "axes are not compared",
@@ -795,8 +813,30 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/engines/cuda/perturbed.py",
+        "tests/optim/test_fused.py",
+        (
+            "all samples draw the same noise",
+            "step), place % DRAWS), stream)",
+            "step), 0), stream)",
+            "test_the_fused_step_in_the_interpreter[noisy]",
+        ),
+        (
+            "the sum of the samples",
+            "alpha=1 / samples",
+            "alpha=1.0",
+            "test_the_fused_step_in_the_interpreter[noisy]",
+        ),
+    ),
+    *mutants(
         "optim/engines/adamw.py",
         "tests/optim/test_adamw.py",
+        (
+            "without ε what has no square moves",
+            'if not group["eps"]:',
+            "if False:",
+            "test_without_eps_nothing_moves_where_there_was_no_square",
+        ),
         (
             "a skipped step is counted as one",
             '[s["step"] for s in states], list(finite.long().unbind())',
@@ -915,8 +955,8 @@ MUTANTS = [
         ),
         (
             "the scale forgets the bound of the gradients",
-            "size += smoothing * (whole + m * bound)",
-            "size += smoothing * whole",
+            "size += copies * (smoothing * (whole + m * bound))",
+            "size += copies * (smoothing * whole)",
             "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
         ),
         (

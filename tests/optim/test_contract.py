@@ -1,6 +1,7 @@
 """What torch promises of an optimizer, and what we promise beyond it."""
 
 import copy
+import dataclasses
 import io
 import pickle
 
@@ -417,6 +418,22 @@ def test_an_option_set_to_nonsense_is_named_and_nothing_changes(group, options, 
     assert_same(before, [*all_state(optimizer), *params])
     optimizer.param_groups[group].update(old)
     optimizer.step()
+
+
+class Twice(nucleon.Pion):
+    """Draws of its own, which every engine asks for."""
+
+    def draws(self, group, m, n):
+        return dataclasses.replace(super().draws(group, m, n), samples=2)
+
+
+def test_the_draws_of_a_subclass_are_those_of_its_steps():
+    weights = []
+    for make, options in ((Twice, {}), (nucleon.Pion, {"samples": 2}), (nucleon.Pion, {})):
+        params = parameters(shapes=[(4, 6)])
+        train(make(params, lr=0.1, **options), params, 2)
+        weights.append(params[0].detach())
+    assert weights[0].equal(weights[1]) and not weights[0].equal(weights[2])
 
 
 def test_certify_cannot_be_switched_on_during_a_run():

@@ -79,3 +79,10 @@ def test_the_rest_is_served(make, dtype, shape):
     param = torch.empty(shape, device="cuda", dtype=dtype).requires_grad_()
     assert "torch:" not in method_of(make, param, {})
     assert method_of(make, param, {"rule": "adamw"}) == "adamw"
+
+
+def test_more_samples_than_fit_are_drawn_one_by_one():
+    param = torch.empty(4096, 4096, device="cuda").requires_grad_()
+    assert "torch:" not in method_of(nucleon.Pion, param, {"samples": 32})
+    said = method_of(nucleon.Pion, param, {"samples": 33})
+    assert "(torch: 33 samples of 4096×8192 at once)" in said

@@ -46,6 +46,20 @@ def full_float32() -> Iterator[None]:
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Products in the dtype of their operands: no autocast either."""
-    with torch.autocast(device.type, enabled=False), full_float32():
+    """Products in the dtype of their operands, those of float16 summed in float32; no autocast."""
+    with torch.autocast(device.type, enabled=False), full_float32(), _wide_sums():
         yield
+
+
+@contextmanager
+def _wide_sums() -> Iterator[None]:
+    """Sum products of float16 in float32 inside, and restore the user's setting after."""
+    backend = torch.backends.cuda.matmul
+    if not backend.allow_fp16_accumulation:
+        yield
+        return
+    backend.allow_fp16_accumulation = False
+    try:
+        yield
+    finally:
+        backend.allow_fp16_accumulation = True

@@ -4,6 +4,7 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, Unpack
 
 import torch
@@ -91,32 +92,32 @@ class Pion(MatrixOptimizer):
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """The mean of polar factors of perturbed matrices."""
-        options, (m, n) = context.options, total.shape[-2:]
-        width = perturbation(options["smoothing_scale"], m, n)[1]
+        m, n = total.shape[-2:]
+        draws = self.draws(context.options, m, n)
         root, _ = cholesky_root(smoothing)
-        padded = torch.nn.functional.pad(total, (0, width - n))
+        padded = torch.nn.functional.pad(total, (0, draws.width - n))
         mean = torch.zeros_like(total)
-        for sample in range(options["samples"]):
+        for sample in range(draws.samples):
             # One draw at a time: k of them at once would need k times the memory.
-            draw, sign = (sample // 2, (-1) ** sample) if options["antithetic"] else (sample, 1)
+            draw, sign = (sample // 2, (-1) ** sample) if draws.antithetic else (sample, 1)
             z = noise.normal(
                 tuple(padded.shape),
-                seed=context.seed,
+                seed=draws.seed,
                 stream=context.stream,
                 step=context.step,
                 sample=draw,
                 dtype=total.dtype,
                 device=total.device,
             )
-            direction = polar_direction(padded + sign * (root @ z), options)
-            mean += direction[..., :n] / options["samples"]
+            direction = polar_direction(padded + sign * (root @ z), context.options)
+            mean += direction[..., :n] / draws.samples
         return mean
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
         """1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
         return perturbation(group["smoothing_scale"], m, n)[0]
 
-    def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
+    def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws:
         """As many as `samples`, of the padded width."""
         width = perturbation(group["smoothing_scale"], m, n)[1]
         return Draws(group["seed"], group["samples"], group["antithetic"], width)
@@ -136,6 +137,7 @@ class Pion(MatrixOptimizer):
         Gaussian(samples=group["samples"], antithetic=group["antithetic"])  # checks the pair
 
 
+@lru_cache
 def perturbation(smoothing_scale: PionScale, m: int, n: int) -> tuple[float, int]:
     """The factor c on G²β₁⁻²I + M̂ and the width n′ of the perturbed matrix, for m×n, m ≤ n."""
     if smoothing_scale == "literal":

@@ -115,15 +115,6 @@ def mesh_groups(param: "DTensor") -> list[dist.ProcessGroup]:
     return [param.device_mesh.get_group(axis) for axis in range(param.device_mesh.ndim)]
 
 
-def sharded_groups(param: "DTensor", axis: int) -> list[dist.ProcessGroup]:
-    """The process groups across which an axis of a parameter is cut."""
-    return [
-        param.device_mesh.get_group(mesh_axis)
-        for mesh_axis, p in enumerate(param.placements)
-        if axis_cut(p) == axis
-    ]
-
-
 def kind(param: Tensor) -> object:
     """What tensors must share to be computed together: how they are cut, and over which ranks."""
     return (param.placements, param.device_mesh) if sharded(param) else None

@@ -23,7 +23,7 @@ from torch import Tensor
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
-from nucleon.optim.engines.cuda.job import LONGEST, aligned, is_small, job_of
+from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned, is_small, job_of
 from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import (
     Side,
@@ -71,6 +71,8 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
         return f"{method.name} draws no noise"
     wide = n if draws is None else draws.width
     chosen = chosen_method(group, m, wide, param.device, param.dtype)
+    if draws is not None and draws.samples * m * wide > MOST_NOISE:
+        return f"{draws.samples} samples of {m}×{wide} at once"
     if chosen == "half":
         return None
     if draws is not None:

@@ -10,6 +10,8 @@ from nucleon.optim.engines.cuda.layout import Layout
 from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices
 from nucleon.optim.methods import chosen_method
 
+MOST_NOISE = 2**30
+"""Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
 LONGEST = 2**16
 """Columns of a matrix below 64 rows: one program goes through them in turn."""
 

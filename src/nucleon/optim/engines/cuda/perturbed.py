@@ -31,7 +31,7 @@ from nucleon.optim.matrices.stacks import LARGEST_GRID
 from nucleon.optim.methods import polynomials
 
 ENTRIES = 2**27
-"""Of noise that is drawn at once, four bytes each with what becomes of it."""
+"""Of noise that is drawn at once, four bytes each with what becomes of it; or one matrix's."""
 PAIRS = 1024
 SIDE, SLICE = 64, 32
 """Of a block of Cholesky's factor, and how much of it is multiplied at once: no register spills."""
