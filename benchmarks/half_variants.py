@@ -197,10 +197,10 @@ def report(variant: Variant, rows: Sequence[tuple[str, float, float, float]], la
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="variants with this in their name")
     parser.add_argument("--clusters", type=int, default=10, help="draws of each kind of clusters")
     options = parser.parse_args()
-    chosen = [v for v in VARIANTS if options.only in v.name]
+    chosen = [v for v in VARIANTS if any(part in v.name for part in options.only)]
     for m, variant in product(options.rows, chosen):
         inputs = [(c, k, 0) for c, k in product(CASES, LAMBDAS) if k != "none"]
         inputs += product(CLUSTERS, ("own",), range(options.clusters))
