@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from nucleon.linalg import half
-from nucleon.linalg.coefficients import HALF_RESTART, Quintic, half_polar_express, image
+from nucleon.linalg.coefficients import (
+    HALF_LOWER_BOUND,
+    HALF_RESTART,
+    SAFETY,
+    Quintic,
+    half_polar_express,
+    image,
+    polar_express,
+)
 from nucleon.linalg.kernels import (
     REMAINDER_SCALE,
     add_to_diagonal,
@@ -43,8 +51,30 @@ class Variant:
     """Of the product with the first R's remainder at the restart, which FP8 halves."""
     together: str = ""
     """Whether Q of both halves is multiplied first, by a "full" product or a "symmetric" one."""
-    ends_cubic: bool = False
+    degrees: tuple[int, ...] = (5, 5)
+    """Of the polynomials after the restart. The first has its Q for nothing, the last no R; a cubic
+    has its Z for nothing, so it takes Q and two products for R, one less than a quintic."""
+    squares: tuple[Quintic, ...] = ()
+    """In their place Q ← αQ² + βR + δI for each (α, β, δ), from Q = R; R stays as it is."""
+    bfloat16: int = 0
+    """In how many bfloat16 parts Q is for the product with a first R of two such, eight bits each;
+    their matrix units take no float16 beside bfloat16. The product of the lower parts is left out.
+    """
 
+
+THREE_SQUARES = (
+    (0.602724, -3.032628, 3.105577),
+    (0.209451, 0.337755, -0.446922),
+    (1.0, -0.414131, 1.407656),
+)
+"""Least squares of rising powers towards the best xQ(x²) ≈ 1 where the usual quintics begin again,
+x in [0.332, 1.918], then divided by the largest value on [0, 1.918]; the next for four squares."""
+FOUR_SQUARES = (
+    (-0.330909, 1.607061, -2.136652),
+    (0.490987, 0.071917, -0.607851),
+    (-0.661293, -0.4317, 0.036658),
+    (1.0, -1.015553, 1.82936),
+)
 
 VARIANTS = (
     Variant("as it is", (6, 19)),
@@ -52,19 +82,43 @@ VARIANTS = (
     Variant("no remainder at the restart", (6, 17), remainder=None),
     Variant("Q of both halves first", (4, 21), together="full"),
     Variant("the same, symmetric", (4, 20), together="symmetric"),
-    Variant("the last quintic a cubic", (6, 18), ends_cubic=True),
+    Variant("the last quintic a cubic", (6, 18), degrees=(5, 3)),
+    Variant("the one before it a cubic", (6, 18), degrees=(3, 5)),
+    Variant("two cubics for the last", (6, 21), degrees=(5, 3, 3)),
+    Variant("two for the one before", (6, 21), degrees=(3, 3, 5)),
+    Variant("two cubics for both", (6, 17), degrees=(3, 3)),
+    Variant("three cubics for both", (6, 20), degrees=(3, 3, 3)),
+    Variant("three squares for both", (6, 17), degrees=(), squares=THREE_SQUARES),
+    Variant("four squares for both", (6, 18), degrees=(), squares=FOUR_SQUARES),
+    Variant("R of two bfloat16, Q of one", (6, 19), bfloat16=1),
+    Variant("R and Q of two bfloat16", (6, 21), bfloat16=2),
 )
 
 
-def sequence_of(variant: Variant) -> tuple[Quintic, ...]:
-    """The usual one, or with the best cubic for where four steps end, at most 1 there."""
-    usual = half_polar_express(5)
-    if not variant.ends_cubic:
-        return usual
-    lower, upper = image(usual[:HALF_RESTART], 3e-3, 1.0)
-    lower, upper = image(usual[HALF_RESTART:4], lower, 1.15 * upper)
+def sequence_of(degrees: Sequence[int]) -> tuple[Quintic, ...]:
+    """As `half_polar_express`, whose rooms these are, with such degrees after the restart."""
+    sequence = half_polar_express(5)[:HALF_RESTART]
+    lower, upper = image(sequence, HALF_LOWER_BOUND, 1.0)
+    for i, degree in enumerate(degrees):
+        upper *= 1 + (SAFETY if i else 0.15)
+        p = cubic(lower, upper) if degree == 3 else quintic(lower, upper)
+        ends = image([p], lower, upper)
+        a, b, c = (k / (ends[1] if i + 1 == len(degrees) else sum(ends) / 2) for k in p)
+        sequence = (*sequence, (a, b, c))
+        lower, upper = image([(a, b, c)], lower, upper)
+    return sequence
+
+
+def cubic(lower: float, upper: float) -> Quintic:
+    """The best on [lower, upper] but for a factor: equal at both ends, 1 between them."""
     scale = math.sqrt(3 / (lower**2 + lower * upper + upper**2))
-    return (*usual[:4], (1.5 * scale, -0.5 * scale**3, 0.0))
+    return (1.5 * scale, -0.5 * scale**3, 0.0)
+
+
+def quintic(lower: float, upper: float) -> Quintic:
+    """The best on [lower, upper]."""
+    ((a, b, c),) = polar_express(lower / upper, 1, safety=0.0)
+    return (a / upper, b / upper**3, c / upper**5)
 
 
 def direction(s: Tensor, smoothing: Tensor, variant: Variant) -> Tensor:
@@ -72,19 +126,21 @@ def direction(s: Tensor, smoothing: Tensor, variant: Variant) -> Tensor:
     begin = half.start(s[None], smoothing[None])
     assert begin.remainder is not None
     x, r = begin.x, begin.r
-    sequence = sequence_of(variant)
+    sequence = sequence_of(variant.degrees)
     q, first = r, r
     for i, (a, b, c) in enumerate(sequence):
         if i == HALF_RESTART:
+            if variant.bfloat16 == 1:
+                q = q.bfloat16().half()
             first = q
-            r = restarted(begin, q, begin.remainder, variant.remainder)
+            r = restarted(begin, q, begin.remainder, variant)
         given = None if i else begin.scale
         if i in (0, HALF_RESTART):
             z, q = symmetric_pair(
                 r, r, r, alpha=c, beta=b, second_shift=a, scale=given, powers=(2, 1)
             )
         else:
-            z = symmetric_product(r, r, r, alpha=c, beta=b)
+            z = symmetric_product(r, r, r, alpha=c, beta=b) if c else b * r
             length = begin.length if i == HALF_RESTART - 1 else None
             q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
         if i + 1 not in (HALF_RESTART, len(sequence)):
@@ -92,21 +148,36 @@ def direction(s: Tensor, smoothing: Tensor, variant: Variant) -> Tensor:
             r = symmetric_product(z, rz, rz, beta=a)
             if not i:
                 add_to_diagonal(r, begin.floor)
+    if variant.squares:
+        first, r = q, restarted(begin, q, begin.remainder, variant)
+        q = r
+        for alpha, beta, delta in variant.squares:
+            q = symmetric_product(q, q, r, alpha=alpha, beta=beta, shift=delta)
     if variant.together:
         both = symmetric_product(q, first) if variant.together == "symmetric" else q @ first
         return (both.float() @ x.float())[0]
     return (q.float() @ (first @ x).float())[0]
 
 
-def restarted(begin: half.Start, q: Tensor, rest: Tensor, dtype: torch.dtype | None) -> Tensor:
+def restarted(begin: half.Start, q: Tensor, rest: Tensor, variant: Variant) -> Tensor:
     """QRQᵀ with its floor."""
     m = q.shape[-1]
     qr = q @ begin.r
-    if dtype is not None:
-        narrow = [y.to(dtype).half() for y in (q, rest)]
+    if variant.bfloat16:
+        high, low = bfloat16_parts(begin.r.float() + rest.float() / REMAINDER_SCALE)
+        upper, lower = bfloat16_parts(q.float())
+        qr = (upper @ high + upper @ low + lower @ high).half()  # lower is 0 where Q is of one
+    elif variant.remainder is not None:
+        narrow = [y.to(variant.remainder).half() for y in (q, rest)]
         qr = (narrow[0] @ narrow[1]).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)
     more = max(half.RESTART_FLOOR, half.SMOOTHED_FLOOR / math.sqrt(m))
     return symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=more)
+
+
+def bfloat16_parts(a: Tensor) -> tuple[Tensor, Tensor]:
+    """A to sixteen bits as a sum of two, in float32, whose products of bfloat16 are exact."""
+    high = a.bfloat16().float()
+    return high, (a - high).bfloat16().float()
 
 
 def report(variant: Variant, rows: Sequence[tuple[str, float, float, float]], label: str) -> None:
@@ -126,9 +197,11 @@ def report(variant: Variant, rows: Sequence[tuple[str, float, float, float]], la
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--only", nargs="+", default=[""], help="variants with this in their name")
     parser.add_argument("--clusters", type=int, default=10, help="draws of each kind of clusters")
     options = parser.parse_args()
-    for m, variant in product(options.rows, VARIANTS):
+    chosen = [v for v in VARIANTS if any(part in v.name for part in options.only)]
+    for m, variant in product(options.rows, chosen):
         inputs = [(c, k, 0) for c, k in product(CASES, LAMBDAS) if k != "none"]
         inputs += product(CLUSTERS, ("own",), range(options.clusters))
 

@@ -28,10 +28,13 @@ def test_step(tmp_path):
 
 
 def test_half_variants():
-    lines = run("half_variants.py", "--rows", 64, "--clusters", 1).splitlines()
-    usual, fewer_bits, without, *_ = lines
+    names = ("--only", "as it is", "remainder", "four squares")
+    lines = run("half_variants.py", "--rows", 64, "--clusters", 1, *names).splitlines()
+    usual, fewer_bits, without, squares = lines
     assert "as it is" in usual and "above 1.01   0" in usual and "above 1.01   0" in fewer_bits
     assert float(without.split("‖P‖_op")[1].split(",")[0]) > 1.01
+    error = [float(line.split("mean error ")[1].split(",")[0]) for line in (squares, usual)]
+    assert "above 1.01   0" in squares and error[0] <= error[1]
 
 
 def test_memory():
