@@ -819,13 +819,13 @@ MUTANTS = [
             "all samples draw the same noise",
             "step), place % DRAWS), stream)",
             "step), 0), stream)",
-            "test_the_fused_step_in_the_interpreter[noisy]",
+            "test_the_fused_step_in_the_interpreter[samples]",
         ),
         (
             "the sum of the samples",
             "alpha=1 / samples",
             "alpha=1.0",
-            "test_the_fused_step_in_the_interpreter[noisy]",
+            "test_the_fused_step_in_the_interpreter[samples]",
         ),
     ),
     *mutants(

@@ -280,11 +280,15 @@ def layouts():
     compare(nucleon.Leon, [(64, 4, 4, 4)], axes="r c c c", moves="channels last")
 
 
+def samples():
+    """Pion: the samples as one batch, in two blocks of L of odd size."""
+    compare(nucleon.Pion, [(65, 71)], samples=3, nesterov=True, gradient_bound=2.0)
+
+
 def noisy():
-    """Pion: the samples as one batch, wide and padded, odd and several blocks of L."""
+    """Wide and padded, and several blocks of L."""
     compare(nucleon.Pion, [(64, 140), (64, 140)], spoil=1)
     compare(nucleon.Pion, [(130, 140)], samples=2, weight_decay=0.1)
-    compare(nucleon.Pion, [(65, 71)], samples=3, nesterov=True, gradient_bound=2.0)
     compare(nucleon.Pion, [(3, 64, 64)], samples=2, antithetic=True, spoil=0)
     compare(nucleon.Pion, [(100, 64)], smoothing_scale="literal", maximize=True, seed=-7)
     compare(nucleon.Pion, [(64, 70)], smoothing_scale=0.0, dtype=torch.float16)
@@ -397,7 +401,7 @@ def mixed(default):
 CASES = (
     *(not_there, hostile, huge, bounded, overflowing),
     *(shapes, options, layouts, small, irregular),
-    *(noisy, noisy_layouts, broken_roots, hostile_noise),
+    *(samples, noisy, noisy_layouts, broken_roots, hostile_noise),
 )
 
 

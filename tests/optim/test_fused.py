@@ -30,6 +30,7 @@ CASES = (
     "options",
     "layouts",
     "small irregular",
+    "samples",
     "noisy",
     "noisy_layouts broken_roots hostile_noise",
 )
