@@ -98,7 +98,7 @@ class MatrixOptimizer(Optimizer, ABC):
         *,
         aux_lr: float | Tensor = routing.AUX_LR,
         aux: Mapping[str, Any] | None = None,
-        head: str | None = "auto",
+        head: options.Head = "auto",
         overrides: Mapping[str, options.Override] | None = None,
         **given: Any,
     ) -> Self:
@@ -109,8 +109,8 @@ class MatrixOptimizer(Optimizer, ABC):
             lr: learning rate of the matrices (0.02).
             aux_lr: learning rate of the parameters that go to AdamW (3e-4).
             aux: their other options, see `AdamWOptions` (None).
-            head: the output head, a glob over module names, "auto" for what the model itself tells
-                (see `nucleon.optim.routing.heads`), or None for no head ("auto").
+            head: the output heads, a glob over module names or a list of them, "auto" for what the
+                model itself tells (`nucleon.optim.routing.heads`), or None for no head ("auto").
             overrides: {glob over parameter names: a route, or options of its own} (None); where
                 several match, the later wins, key by key. A route is "matrix", "adamw" or
                 "frozen", which leaves out.

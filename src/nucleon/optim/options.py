@@ -21,6 +21,8 @@ Placement = Literal["local", "owner"]
 PLACEMENTS: tuple[Placement, ...] = ("local", "owner")
 Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
 """A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
+Head = str | Sequence[str] | None
+"""A glob over module names, or several; "auto", or None for no head."""
 Rule = Literal["matrix", "adamw"]
 RULES: tuple[Rule, ...] = ("matrix", "adamw")
 
@@ -301,7 +303,7 @@ class ModelOptions(TypedDict, total=False):
     momentum: float
     aux_lr: float | Tensor
     aux: AdamWOptions | Mapping[str, Any] | None
-    head: str | None
+    head: Head
     overrides: Mapping[str, Override] | None
 
 

@@ -27,7 +27,7 @@ from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
-from nucleon.optim.options import ADAMW_DEFAULTS, Override
+from nucleon.optim.options import ADAMW_DEFAULTS, Head, Override
 from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import missed, output_heads
@@ -102,7 +102,7 @@ def routed(
     model: nn.Module,
     *,
     aux: Mapping[str, Any] | None,
-    head: str | None,
+    head: Head,
     overrides: Mapping[str, Override] | None,
     known: set[str],
 ) -> Routed:
@@ -135,12 +135,13 @@ def routed(
         names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].as_map[1])
         whole = str(unsure[0].axes)
         _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
-    if head != "auto" or heads:
+    if head != "auto":
         return Routed(found, "")
-    last = missed(model)
-    if any(p.name == last and p.route == "matrix" and p.asks for p in found):
-        _warn(notices.no_head(str(last).removesuffix(".weight")))
-    return Routed(found, NO_HEAD)
+    last = missed(model, heads)
+    asking = {p.name for p in found if p.route == "matrix" and p.asks}
+    if last is not None and asking & {f"{name}.weight" for name in last.names}:
+        _warn(notices.no_head(last))
+    return Routed(found, "" if heads else NO_HEAD)
 
 
 def param_groups(
@@ -149,7 +150,7 @@ def param_groups(
     *,
     aux_lr: float | Tensor = AUX_LR,
     aux: Mapping[str, Any] | None = None,
-    head: str | None = "auto",
+    head: Head = "auto",
     overrides: Mapping[str, Override] | None = None,
 ) -> list[dict[str, Any]]:
     """The groups of `for_model`, without an optimizer and its state, for factories that want them.
