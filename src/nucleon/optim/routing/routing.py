@@ -8,7 +8,7 @@ it; what is only doubtful, an unknown order of q, k, v or a missed head, is one 
 import difflib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -83,10 +83,6 @@ class Routed:
             if p.route == "frozen"
         )
 
-    def only(self, wanted: set[Tensor]) -> "Routed":
-        """What was decided on some of the parameters."""
-        return Routed([p for p in self.parameters if p.param in wanted], self.note)
-
     def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Groups of parameters, each route with its options."""
         found = [
@@ -105,6 +101,7 @@ def routed(
     head: Head,
     overrides: Mapping[str, Override] | None,
     known: set[str],
+    only: Collection[Tensor] | None = None,
 ) -> Routed:
     """Where each parameter of a model goes; see `MatrixOptimizer.for_model`.
 
@@ -114,13 +111,15 @@ def routed(
         head: the output head, see `nucleon.optim.routing.heads`.
         overrides: {glob over parameter names: route or options}.
         known: the options that a matrix may have.
+        only: the parameters to be routed (None: all).
     """
-    found = _parameters(model)
-    _apply_overrides(found, overrides or {})
+    every = _parameters(model)
+    _apply_overrides(every, overrides or {})
     heads = output_heads(model, head)
+    found = [p for p in every if only is None or p.param in only]
     problems = [said for p in found if (said := _decide(p, heads)) is not None]
     if unknown := [p for p in found if p.route == "unknown"]:
-        problems.append(_refusal(unknown, _others(unknown, found)))
+        problems.append(_refusal(unknown, _others(unknown, every)))
     if problems:
         raise ValueError("\n".join(problems))
     others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
@@ -134,7 +133,7 @@ def routed(
     if unsure := [p for p in found if p.unknown_order and p.asks]:
         names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].as_map[1])
         whole = str(unsure[0].axes)
-        _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
+        _warn(notices.unknown_order(names, _others(unsure, every), whole, parts))
     if head != "auto":
         return Routed(found, "")
     last = missed(model, heads)
