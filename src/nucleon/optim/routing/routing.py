@@ -165,8 +165,7 @@ def param_groups(
         head: the output head, as in `for_model` ("auto").
         overrides: {glob over parameter names: a route, or options of its own} (None).
     """
-    known = {"lr", "momentum", "method", *options.DEFAULTS, *options.OF_SOME_METHOD}
-    known -= {"rule", "axes"}
+    known = options.of_matrices({"method", *options.OF_SOME_METHOD})
     found = routed(model, aux=aux, head=head, overrides=overrides, known=known)
     return found.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
@@ -245,8 +244,8 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
     """Every parameter once, with all the places where it stands."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"model must be a torch.nn.Module, got {type(model).__name__}; pass parameters to the "
-            f"constructor instead"
+            f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model "
+            f"itself, as for_model(model): the modules tell where its parameters go"
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[Tensor, _Parameter] = {}
