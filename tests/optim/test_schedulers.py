@@ -40,7 +40,7 @@ ONE_RATE = {
     "SWALR": (lambda o: SWALR(o, swa_lr=0.01), "swa_lr=[0.01, 0.00015]"),
     "CyclicLR": (
         lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.02, step_size_up=4, cycle_momentum=False),
-        "a list for each rate it takes, as CyclicLR takes base_lr and max_lr, here [0.001, 1.5e-05]",
+        "as CyclicLR takes base_lr and max_lr, here [0.001, 1.5e-05]",
     ),
     "by hand": (
         lambda o: lr_scheduler.LambdaLR(o, [lambda _: 1.0, lambda _: 0.02 / 3e-4]),
