@@ -204,6 +204,14 @@ def test_a_head_that_is_registered_before_the_layers_is_found():
         assert heads_of(model) == {"lm_head.weight"}
 
 
+def test_layers_that_end_with_a_router_do_not_stand_beside_the_head():
+    experts = stack(up=nn.Linear(8, 6), down=nn.Linear(6, 8), router=nn.Linear(8, 5))
+    model = stack(layers=nn.ModuleList([stack(moe=experts)]), lm_head=nn.Linear(8, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert heads_of(model) == {"lm_head.weight"}
+
+
 def test_names_that_only_stand_at_the_top_are_no_heads_below_it():
     block = net(output=linear(), fc=nn.Linear(8, 8))
     assert heads_of(net(block=block, head=linear())) == {"head.weight"}

@@ -71,9 +71,20 @@ def trained_linears(module: nn.Module) -> list[nn.Linear]:
 def _beside(child: nn.Module, others: Sequence[nn.Module]) -> bool:
     later = [m for other in others for m in weighted(other)]
     taken = {side for m in later for side in takes(m)}
-    given = [end.out_features for _, end in ends(child)]
-    joined = {*given, sum(given)}  # side by side, as the heads of attention are
-    return takes(weighted(child)[0]) == takes(later[0]) and not joined & taken
+    own = [end.out_features for _, end in ends(child)]
+    given = {*own, sum(own)}  # joined, as the heads of attention are
+    if not _in_order(child):
+        given |= {width for m in weighted(child) if (width := gives(m)) is not None}
+    return takes(weighted(child)[0]) == takes(later[0]) and not given & taken
+
+
+def _in_order(module: nn.Module) -> bool:
+    """Whether the last weight within is the one that ends it: a flat module, not a stack of blocks.
+
+    The last weight of a block may be a router, or one that works before the end of the block.
+    """
+    depths = [path.count(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return max(depths) < 2
 
 
 def _widths(module: nn.Module) -> tuple[set[int], int | None]:
