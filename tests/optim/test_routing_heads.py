@@ -204,9 +204,10 @@ def test_a_head_that_is_registered_before_the_layers_is_found():
         assert heads_of(model) == {"lm_head.weight"}
 
 
-def test_layers_that_end_with_a_router_do_not_stand_beside_the_head():
+@pytest.mark.parametrize("layers", [lambda x: nn.ModuleList([x, x]), lambda x: stack(block=x)])
+def test_layers_that_end_with_a_router_do_not_stand_beside_the_head(layers):
     experts = stack(up=nn.Linear(8, 6), down=nn.Linear(6, 8), router=nn.Linear(8, 5))
-    model = stack(layers=nn.ModuleList([stack(moe=experts)]), lm_head=nn.Linear(8, 9))
+    model = stack(layers=layers(stack(moe=experts)), lm_head=nn.Linear(8, 9))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert heads_of(model) == {"lm_head.weight"}

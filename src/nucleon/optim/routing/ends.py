@@ -69,6 +69,10 @@ def trained_linears(module: nn.Module) -> list[nn.Linear]:
 
 
 def _beside(child: nn.Module, others: Sequence[nn.Module]) -> bool:
+    if isinstance(child, nn.ModuleList | nn.ModuleDict) and not any(
+        isinstance(entry, nn.Linear | nn.Sequential) for entry in child.children()
+    ):
+        return False  # layers, on which the others stand
     later = [m for other in others for m in weighted(other)]
     taken = {side for m in later for side in takes(m)}
     own = [end.out_features for _, end in ends(child)]
