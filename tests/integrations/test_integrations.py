@@ -1,5 +1,7 @@
 """Callbacks write what diagnostics() says, when they should; the Trainer's factory routes."""
 
+import warnings
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -180,12 +182,56 @@ def test_finetuning_of_lightning_unfreezes_and_resumes(tmp_path):
             assert torch.equal(p, q)
 
 
+class UnfreezeAtRate(Unfreeze):
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer, lr=1e-3)
+
+
+def test_a_rate_that_lightning_drops_is_said_once_with_where_to_give_it():
+    class Slow(Module):
+        def configure_optimizers(self):
+            return nucleon.Leon.for_model(self, lr=0.02, overrides=self.overrides)
+
+    def fit(overrides):
+        model, data = Slow(), TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4))
+        model.overrides = overrides
+        trainer = pl.Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[UnfreezeAtRate()],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            trainer.fit(model, DataLoader(data, batch_size=4))
+        groups = trainer.optimizers[0].param_groups
+        rate = next(g["lr"] for g in groups if any(p is model.body.weight for p in g["params"]))
+        return rate, [str(w.message) for w in said if "frozen in body" in str(w.message)]
+
+    rate, (said,) = fit({})
+    assert rate == 0.02 and "0.02 and 0.0003" in said and "overrides={'body.*': {'lr': …}}" in said
+    assert fit({"body.*": {"lr": 1e-3}}) == (1e-3, [])
+
+
 def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
     made = factory("muon")
     assert made.__name__ == "MuonFactory" and not issubclass(made, torch.optim.Optimizer)
     optimizer = made()(nn.Linear(3, 4), lr=0.3)
     assert isinstance(optimizer, nucleon.Muon)
     assert [g["rule"] for g in optimizer.param_groups] == ["matrix", "adamw"]
+
+
+def test_the_factory_says_once_what_is_doubtful(tmp_path):
+    arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to=[])
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+    with pytest.warns(UserWarning, match="no output head was found") as said:
+        optimizer = factory("leon")()(model, arguments)
+    assert len(said) == 1
+    assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 0.1}
 
 
 def test_the_factory_takes_the_arguments_that_axolotl_hands_it(tmp_path):

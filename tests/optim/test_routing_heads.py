@@ -1,5 +1,7 @@
 """Which modules are output heads, and the warning where one seems to be missed."""
 
+import ast
+import re
 import warnings
 
 import pytest
@@ -127,17 +129,99 @@ def test_a_value_head_around_a_language_model_has_both():
 
 @pytest.mark.parametrize("name", ["multihead_attn", "overhead", "heading", "subheads"])
 def test_a_name_with_those_letters_is_no_head(name):
-    assert heads_of(net(**{name: linear()}, head=linear())) == {"head.weight"}
+    assert heads_of(net(**{name: nn.Linear(8, 8)}, head=linear())) == {"head.weight"}
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+
+def stack(**children):
+    """A network of the given children alone, in order."""
+    model = net(**children)
+    del model.body
+    return model
+
+
+HIDDEN = {
+    "attention at the top": (
+        lambda: stack(multi_head_attention=Attention(), ff=nn.Linear(8, 8), out=linear()),
+        "out",
+    ),
+    "attention one level down": (
+        lambda: stack(encoder=stack(multi_head_attention=Attention()), out=linear()),
+        "out",
+    ),
+    "the heads of attention": (
+        lambda: net(attn_heads=nn.ModuleList([nn.Linear(8, 4), nn.Linear(8, 4)]), out=linear()),
+        "out",
+    ),
+    "heads that are joined": (
+        lambda: stack(heads=nn.ModuleList([nn.Linear(8, 4), nn.Linear(8, 4)]), out=linear()),
+        "out",
+    ),
+    "a number of heads": (lambda: net(num_heads=nn.Linear(8, 5), out=nn.Linear(5, 3)), "out"),
+    "a projection": (lambda: stack(attn=stack(head_proj=nn.Linear(8, 8)), out=linear()), "out"),
+    "a scale": (
+        lambda: stack(block=stack(logits_scale=nn.Linear(8, 8), w=nn.Linear(8, 8)), out=linear()),
+        "out",
+    ),
+    "a hidden fc": (
+        lambda: stack(stem=nn.Conv2d(3, 8, 3), fc=nn.Linear(8, 8), last=linear()),
+        "last",
+    ),
+    "an fc of a list": (lambda: stack(fc=nn.ModuleList([nn.Linear(8, 8), linear()])), None),
+    "a convolution before the classifier": (  # as in timm's EfficientNet
+        lambda: stack(conv_head=nn.Conv2d(4, 8, 1), classifier=linear()),
+        None,
+    ),
+    "before logits": (lambda: stack(pre_logits=nn.Linear(6, 8), head=linear()), None),
+}  # fmt: skip
+"""Modules with the name of a head that do not end the network, and what the warning names."""
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_does_not_end_the_network_is_no_head(case):
+    build, last = HIDDEN[case]
+    model = build()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        found = heads_of(model)
+    if last is None:
+        names = [name for name, p in model.named_parameters() if p.ndim > 1]
+        assert found == {names[-1]} and not said
+    else:
+        assert not found and len(said) == 1
+        assert f"head={last!r}" in str(said[0].message)
+
+
+def test_a_head_that_is_registered_before_the_layers_is_found():
+    model = stack(embed=nn.Embedding(9, 8), lm_head=nn.Linear(8, 9), layers=Attention())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert heads_of(model) == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("layers", [lambda x: nn.ModuleList([x, x]), lambda x: stack(block=x)])
+def test_layers_that_end_with_a_router_do_not_stand_beside_the_head(layers):
+    experts = stack(up=nn.Linear(8, 6), down=nn.Linear(6, 8), router=nn.Linear(8, 5))
+    model = stack(layers=layers(stack(moe=experts)), lm_head=nn.Linear(8, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert heads_of(model) == {"lm_head.weight"}
 
 
 def test_names_that_only_stand_at_the_top_are_no_heads_below_it():
-    assert heads_of(net(block=net(output=linear(), fc=linear()), head=linear())) == {"head.weight"}
+    block = net(output=linear(), fc=nn.Linear(8, 8))
+    assert heads_of(net(block=block, head=linear())) == {"head.weight"}
 
 
 # -------------------------------------------------------------------------------- missed ones
 
 MISSED = {
-    "an embedding": lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8)),
+    "an embedding": lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)),
     "a last layer that changes the width": lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)),
 }
 
@@ -148,6 +232,54 @@ def test_a_head_that_seems_to_be_missed_is_said_once_with_what_to_pass(case):
         nucleon.Leon.for_model(MISSED[case]())
     assert len(caught) == 1 and caught[0].filename == __file__
     assert "head='1'" in str(caught[0].message)
+
+
+BESIDE = {
+    "policy and value": lambda: net(policy=linear(), value=nn.Linear(8, 1)),
+    "pi and vf": lambda: net(pi=mlp(), vf=mlp()),
+    "mu and log_std": lambda: net(mu=linear(), log_std=linear()),
+    "in a part": lambda: net(core=net(mu=linear(), log_std=linear())),
+    "of a list": lambda: net(tops=nn.ModuleList([linear(), nn.Linear(8, 2), mlp()])),
+    "one by its name": lambda: net(class_labels_classifier=linear(), bbox_predictor=mlp()),  # DETR
+    "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_the_warning_says_to_write_routes_all_heads(case):
+    model = BESIDE[case]()
+    with pytest.warns(UserWarning, match="pass head=") as caught:
+        nucleon.Leon.for_model(model)
+    (said,) = (str(each.message) for each in caught)
+    (written,) = re.findall(r"head=(\[.*?\])", said)
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.ndim == 2}
+    ending = {n.removeprefix("_orig_mod.") for n, shape in shapes.items() if shape[0] < 8}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert heads_of(model, head=ast.literal_eval(written)) == ending
+    assert len(ending) >= 2
+
+
+def test_a_model_of_features_is_not_told_a_hidden_layer_as_its_head():
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="seems to have none") as caught:
+        nucleon.Leon.for_model(transformers.BertModel(config))
+    assert "pass head=None" in str(caught[0].message)
+    assert "head='pooler" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("head", [3, [], ["1", 2], {"1"}])
+def test_a_head_that_is_no_glob_is_refused(head):
+    with pytest.raises(TypeError, match="head must be a glob over module names, a list of them"):
+        nucleon.Leon.for_model(MISSED["an embedding"](), head=head)
+
+
+def test_every_glob_of_a_head_must_match():
+    with pytest.raises(ValueError, match="head='2' matches no module"):
+        nucleon.Leon.for_model(MISSED["an embedding"](), head=["1", "2"])
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,11 @@ ONE_RATE = {
     "SWALR": (lambda o: SWALR(o, swa_lr=0.01), "swa_lr=[0.01, 0.00015]"),
     "CyclicLR": (
         lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.02, step_size_up=4, cycle_momentum=False),
-        "lr=[",
+        "as CyclicLR takes base_lr and max_lr, here [0.001, 1.5e-05]",
     ),
     "by hand": (
         lambda o: lr_scheduler.LambdaLR(o, [lambda _: 1.0, lambda _: 0.02 / 3e-4]),
-        "lr=[0.02, 0.0003]",
+        "here [0.02, 0.0003]",
     ),
 }
 
@@ -57,6 +57,9 @@ def test_one_rate_for_all_is_said_once_with_the_list(name):
 
 
 RIGHT = {
+    "lists for CyclicLR": lambda o: lr_scheduler.CyclicLR(
+        o, [0.001, 1.5e-5], [0.02, 3e-4], step_size_up=4, cycle_momentum=False
+    ),
     "a list": lambda o: lr_scheduler.OneCycleLR(
         o, max_lr=[g["lr"] for g in o.param_groups], total_steps=20
     ),

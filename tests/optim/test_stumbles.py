@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -61,6 +63,36 @@ def test_options_of_others_say_what_to_write(option, wanted):
         with pytest.raises(TypeError) as error:
             make(**{option: 1})
         assert f"no option '{option}'" in str(error.value) and wanted in str(error.value)
+
+
+def test_for_model_of_parameters_asks_for_the_model():
+    for given in (network().parameters(), list(network().parameters())):
+        with pytest.raises(TypeError, match=r"pass the model itself, as for_model\(model\)"):
+            nucleon.Leon.for_model(given)
+
+
+def test_a_wrong_option_of_for_model_is_said_first_with_all_that_it_takes():
+    doubtful = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of the head that is not found
+        with pytest.raises(TypeError, match=r"Leon\.for_model has no option 'speed'") as error:
+            nucleon.Leon.for_model(doubtful, speed=3)
+    listed = str(error.value).partition("its options are ")[2].split(", ")
+    assert {"lr", "aux_lr", "aux", "head", "overrides", "momentum", "beta2"} <= set(listed)
+    with pytest.raises(TypeError, match="did you mean 'overrides'"):
+        nucleon.Leon.for_model(doubtful, override={})
+
+
+def test_one_parameter_is_not_several():
+    explained = str(nucleon.Leon.for_model(nn.Linear(4, 4), head=None).explain())
+    assert "matrix: 1 parameter, 16 entries" in explained
+    assert "1 parameters" not in explained and "1 entries" not in explained
+    model = nn.Linear(4, 4, bias=False)
+    old = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.ones(4)).sum().backward()
+    old.step()
+    made = nucleon.optim.converted(old, model, nucleon.Leon.for_model)
+    assert made.groups[0].lines()[0].startswith("matrix: 1 parameter of")
 
 
 def test_arguments_of_for_model_are_named_by_the_constructor():

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -233,6 +234,24 @@ def test_a_module_beside_the_model():
     critic = nn.ModuleDict({"critic": nn.Linear(4, 4)})
     optimizer.add_param_group({"params": critic, "lr": 0.3})
     assert optimizer.explain()["critic.weight"].route == "matrix"
+
+
+def test_only_what_is_added_is_routed_and_warned_of():
+    model = Strange()
+    model.qkv = nn.Linear(4, 12)
+    with pytest.warns(UserWarning, match="order of the maps") as said:
+        optimizer = nucleon.Leon.for_model(model, head=None)
+    assert len(said) == 1
+    model.kernel.requires_grad_(True)  # of a module that nobody knows: it trains by AdamW
+    model.extra = nn.Linear(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.add_param_group({"params": model.extra})
+    assert optimizer.explain()["extra.weight"].route == "matrix"
+    model.more = nn.ModuleDict({"qkv": nn.Linear(4, 12)})
+    with pytest.warns(UserWarning, match=r"more\.qkv\.weight; pass one of") as said:
+        optimizer.add_param_group(model.more)
+    assert len(said) == 1 and "'*more.qkv.weight'" in str(said[0].message)
 
 
 def test_bad_additions_are_named_and_change_nothing():

@@ -1,6 +1,7 @@
 """Hugging Face Trainer: a factory for its `optimizer_cls_and_kwargs`, and a callback that logs."""
 
 import sys
+import warnings
 from collections.abc import Collection
 from typing import Any, cast
 
@@ -47,7 +48,9 @@ def factory(name: str) -> type:
             if decayed == options:
                 return made
             del made  # its state, before there is another
-            return create(name, model, **decayed)
+            with warnings.catch_warnings():  # what is doubtful in the model was said above
+                warnings.simplefilter("ignore", UserWarning)
+                return create(name, model, **decayed)
 
     Factory.__name__ = Factory.__qualname__ = f"{name.capitalize()}Factory"
     return Factory

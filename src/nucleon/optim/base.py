@@ -30,7 +30,7 @@ from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
 from nucleon.optim.routing.later import Later
-from nucleon.optim.runtime import COPIED, Runtime, check_gradients, warn_of_one_rate
+from nucleon.optim.runtime import COPIED, Runtime, check_gradients, warn_of_one_rate, warn_unfrozen
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
@@ -98,7 +98,7 @@ class MatrixOptimizer(Optimizer, ABC):
         *,
         aux_lr: float | Tensor = routing.AUX_LR,
         aux: Mapping[str, Any] | None = None,
-        head: str | None = "auto",
+        head: options.Head = "auto",
         overrides: Mapping[str, options.Override] | None = None,
         **given: Any,
     ) -> Self:
@@ -109,21 +109,20 @@ class MatrixOptimizer(Optimizer, ABC):
             lr: learning rate of the matrices (0.02).
             aux_lr: learning rate of the parameters that go to AdamW (3e-4).
             aux: their other options, see `AdamWOptions` (None).
-            head: the output head, a glob over module names, "auto" for what the model itself tells
-                (see `nucleon.optim.routing.heads`), or None for no head ("auto").
+            head: the output heads, a glob over module names or a list of them, "auto" for what the
+                model itself tells (`nucleon.optim.routing.heads`), or None for no head ("auto").
             overrides: {glob over parameter names: a route, or options of its own} (None); where
                 several match, the later wins, key by key. A route is "matrix", "adamw" or
                 "frozen", which leaves out.
             given: options of the method.
         """
-        known = {"lr", "momentum", *cls.own_options, *cast(Mapping[str, Any], options.DEFAULTS)}
-        known -= {"rule", "axes"}
+        known = options.of_matrices(cls.own_options)
+        routing.check_names(f"{cls.__name__}.for_model", given, known | options.OF_MODELS)
         found = routing.routed(model, aux=aux, head=head, overrides=overrides, known=known)
         optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
         words = {"aux": aux, "head": head, "overrides": overrides}
         optimizer._runtime.later = Later(weakref.ref(model), lr, aux_lr, words, known)
-        optimizer._runtime.left_out = found.left_out
-        optimizer._runtime.note = found.note
+        optimizer._runtime.left_out, optimizer._runtime.note = found.left_out, found.note
         return optimizer
 
     def explain(self) -> Explanation:
@@ -443,8 +442,9 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
-        first = 0
+        first, before = 0, set(self.state)
         for group in self.param_groups:
             self._runtime.entered |= {p for p in group["params"] if p.grad is not None}
             self._make_states(group, first)
             first += len(group["params"])
+        warn_unfrozen(self._runtime, self.param_groups, set(self.state) - before)

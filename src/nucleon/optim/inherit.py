@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.options import ADAMW_DEFAULTS, DEFAULTS, RUN
+from nucleon.optim.routing.explanation import counted
 
 SUM = "there an average, here a sum"
 _ENGINE = {"params", "param_names", "foreach", "capturable", "differentiable", "fused", "use_muon"}
@@ -66,7 +67,7 @@ class Inheritance:
 
     def lines(self) -> list[str]:
         """A line for the group, and one for each hyperparameter, old → new."""
-        head = f"{self.rule}: {self.parameters} parameters of {self.source}"
+        head = f"{self.rule}: {counted(self.parameters, 'parameter')} of {self.source}"
         return [head, *(f"  {_line(change)}" for change in self.changes)]
 
 

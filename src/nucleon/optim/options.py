@@ -21,6 +21,8 @@ Placement = Literal["local", "owner"]
 PLACEMENTS: tuple[Placement, ...] = ("local", "owner")
 Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
 """A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
+Head = str | Sequence[str] | None
+"""A glob over module names, or several; "auto", or None for no head."""
 Rule = Literal["matrix", "adamw"]
 RULES: tuple[Rule, ...] = ("matrix", "adamw")
 
@@ -237,6 +239,8 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
+OF_MODELS = {"aux_lr", "aux", "head", "overrides"}
+"""Arguments of `for_model` beside the options of the method."""
 _TO_ADAMW = 'for AdamW aux={{"{0}": …}} of for_model'
 _HINTS = {
     **dict.fromkeys(("learning_rate", "eta"), "write lr"),
@@ -250,7 +254,7 @@ _HINTS = {
     **dict.fromkeys(("adjust_lr_fn", "adjust_lr"), 'write scale, "spectral" or "match-adamw"'),
     **dict.fromkeys(("adamw_lr", "adam_lr"), "write aux_lr, an argument of for_model"),
     **dict.fromkeys(
-        ("aux_lr", "aux", "head", "overrides"),
+        OF_MODELS,
         "it is an argument of for_model, which takes a model",
     ),
     **{f"adamw_{name}": f"write {_TO_ADAMW.format(name)}" for name in ("betas", "eps")},
@@ -278,6 +282,11 @@ def unknown(of: str, given: Collection[str], known: Collection[str], more: str =
     )
 
 
+def of_matrices(own: Collection[str]) -> set[str]:
+    """The options that a matrix may have by `for_model`, with those of its method."""
+    return {"lr", "momentum", *own, *cast(Mapping[str, Any], DEFAULTS)} - {"rule", "axes"}
+
+
 OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
 """Options that not every method has: given to one that does not, they are a mistake."""
 
@@ -301,7 +310,7 @@ class ModelOptions(TypedDict, total=False):
     momentum: float
     aux_lr: float | Tensor
     aux: AdamWOptions | Mapping[str, Any] | None
-    head: str | None
+    head: Head
     overrides: Mapping[str, Override] | None
 
 

@@ -1,8 +1,10 @@
 """What an optimizer keeps between steps beside its state, and what it checks before each."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
 
@@ -66,14 +68,55 @@ def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> N
             runtime.warned = True
             ratio = later.aux_lr / later.lr
             rates = [_aim(g)[1] * (ratio if g["rule"] == "adamw" else 1.0) for g in groups]
+            listed = f"[{', '.join(f'{x:.4g}' for x in rates)}]"
+            whole = "a list for each rate it takes, as CyclicLR takes base_lr and max_lr"
+            wanted = f"{whole}, here {listed}" if name == "lr" else f"{name}={listed}"
             warnings.warn(
                 f"a scheduler has given AdamW's parameters the {name} of the matrices, {rate:g}, "
                 f"where for_model gave them {later.aux_lr:g} beside {later.lr:g}; pass it one rate "
-                f"for each group, as {name}=[{', '.join(f'{x:.4g}' for x in rates)}], or make the "
-                f'optimizer with scale="match-adamw" if one rate is to serve both',
+                f"for each group, {wanted}, or make the optimizer with "
+                f'scale="match-adamw" if one rate is to serve both',
                 stacklevel=3,
             )
             return
+
+
+def warn_unfrozen(
+    runtime: Runtime, groups: Sequence[Mapping[str, Any]], unfrozen: set[Tensor]
+) -> None:
+    """Say under a BaseFinetuning of Lightning at which rates the unfrozen train.
+
+    Its unfreeze_and_add_param_group leaves out what an optimizer has, and the rate with it. What
+    has a rate by an override is as it was meant.
+    """
+    given = (runtime.later.given["overrides"] if runtime.later else None) or {}
+    rated = [glob for glob, wish in given.items() if isinstance(wish, Mapping) and "lr" in wish]
+    names = {param: runtime.infos[param].name for param in unfrozen}
+    new = {p for p, name in names.items() if not any(fnmatchcase(name, g) for g in rated)}
+    if not new or not _lightning_unfreezes():
+        return
+    rates = [f"{float(g['lr']):g}" for g in groups if new.intersection(g["params"])]
+    tops = sorted({names[param].partition(".")[0] for param in new})
+    overrides = {f"{top}.*": {"lr": ...} for top in tops}
+    warnings.warn(
+        f"what was frozen in {', '.join(tops)} trains from now on at the rates of its groups, "
+        f"{' and '.join(dict.fromkeys(rates))}: unfreeze_and_add_param_group of Lightning hands no "
+        f"rate to an optimizer that has the parameters; give it to for_model or create, as "
+        f"overrides={repr(overrides).replace('Ellipsis', '…')}",
+        stacklevel=5,
+    )
+
+
+def _lightning_unfreezes() -> bool:
+    """Whether a Trainer that calls has a callback that unfreezes."""
+    frame = sys._getframe()
+    while frame is not None:
+        callbacks = getattr(frame.f_locals.get("self"), "callbacks", None)
+        for callback in callbacks if isinstance(callbacks, list) else ():
+            if any(base.__name__ == "BaseFinetuning" for base in type(callback).__mro__):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _differ(lr: Any, aux_lr: Any) -> bool:
@@ -85,7 +128,7 @@ def _differ(lr: Any, aux_lr: Any) -> bool:
 
 def _aim(group: Mapping[str, Any]) -> tuple[str, float]:
     """The rate that a scheduler takes a group to, and what it is called there."""
-    for name in ("swa_lr", "max_lr", "lr"):  # of SWALR, of OneCycleLR and CyclicLR, of the others
+    for name in ("swa_lr", "max_lr", "lr"):  # of SWALR, of OneCycleLR, of the others
         if name in group and not isinstance(group[name], Tensor):
             return name, float(group[name])
     return "lr", 0.0

@@ -88,7 +88,7 @@ def specs(given: object, count: int) -> list[str | None]:
         raise TypeError(f"axes must be a spec, None, or a list of them, got {given!r}")
     if len(given) != count:
         raise ValueError(
-            f"axes has {len(given)} specs for {count} parameters; give one for each, or one for all"
+            f"axes has {len(given)} specs; give one for each parameter, {count}, or one for all"
         )
     return list(cast(Sequence[str | None], given))
 

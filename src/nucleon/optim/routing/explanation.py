@@ -85,8 +85,8 @@ class Explanation:
 
     def _summary(self) -> list[str]:
         lines = [
-            f"{route}: {t['parameters']} parameters, {t['entries']:,} entries, "
-            f"{size(t['state_bytes'])} of state"
+            f"{route}: {counted(t['parameters'], 'parameter')}, "
+            f"{counted(t['entries'], 'entry', 'entries')}, {size(t['state_bytes'])} of state"
             for route, t in self.totals.items()
         ]
         return [*lines, self.note] if self.note else lines
@@ -98,6 +98,11 @@ class Explanation:
         body = "".join(line(row.cells(), "td") for row in self.rows)
         notes = "<br>".join(map(html.escape, self._summary()))
         return f"<table>{line(HEADINGS, 'th')}{body}</table><p>{notes}</p>"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number of things as people write it: "1 parameter", "2 parameters"."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def size(count: int) -> str:

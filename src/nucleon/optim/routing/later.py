@@ -59,8 +59,7 @@ class Later:
             )
         arguments = {name: group.get(name, self.given[name]) for name in self.given}
         if model is not None and all(param in known for param in wanted):
-            found = routing.routed(model, **arguments, known=self.known)
-            return found.only(set(wanted))
+            return routing.routed(model, **arguments, known=self.known, only=set(wanted))
         if not isinstance(given, nn.Module):
             strange = [name for param, name in wanted.items() if param not in known]
             raise ValueError(

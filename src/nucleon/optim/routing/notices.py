@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from nucleon.optim.routing.heads import Missed
+
 MOST = 4
 """Names that a list shows."""
 
@@ -47,11 +49,26 @@ def unknown_order(names: Sequence[str], others: Sequence[str], whole: str, parts
     return "\n".join([f"{start}{_short(names)}; pass one of", *lines])
 
 
-def no_head(last: str) -> str:
-    """Of a model whose head was not found, with its last Linear."""
+def no_head(missed: Missed) -> str:
+    """Of heads that were not found: of all, or of some that stand beside one that was."""
+    named = repr(missed.names if len(missed.names) > 1 else missed.names[0])
+    last = _short(missed.names)
+    if missed.some:
+        return (
+            f"of {last}, which seem to end the network side by side, not all are named as output "
+            f"heads, and the others are stepped as matrices; pass head={named} to give all to "
+            f"AdamW, or head= with those that are heads"
+        )
+    verb = "are stepped as matrices" if len(missed.names) > 1 else "is stepped as a matrix"
+    if missed.inner:
+        return (
+            f"no output head was found, and the model seems to have none, as its last layer, "
+            f"{last}, is as wide as what is within, and {verb}; pass head=None to say so, or "
+            f"head=NAME, a glob over module names, to give a head to AdamW"
+        )
     return (
-        f"no output head was found, and {last} is stepped as a matrix; pass head={last!r}, or "
-        f"another glob over module names, to give the head to AdamW, or head=None if there is none"
+        f"no output head was found, and {last} {verb}; pass head={named}, or other globs over "
+        f"module names, to give the head to AdamW, or head=None if there is none"
     )
 
 

@@ -8,7 +8,7 @@ it; what is only doubtful, an unknown order of q, k, v or a missed head, is one 
 import difflib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -27,7 +27,7 @@ from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
 from nucleon.optim.methods import chosen_method
-from nucleon.optim.options import ADAMW_DEFAULTS, Override
+from nucleon.optim.options import ADAMW_DEFAULTS, Head, Override
 from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import missed, output_heads
@@ -83,10 +83,6 @@ class Routed:
             if p.route == "frozen"
         )
 
-    def only(self, wanted: set[Tensor]) -> "Routed":
-        """What was decided on some of the parameters."""
-        return Routed([p for p in self.parameters if p.param in wanted], self.note)
-
     def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Groups of parameters, each route with its options."""
         found = [
@@ -102,9 +98,10 @@ def routed(
     model: nn.Module,
     *,
     aux: Mapping[str, Any] | None,
-    head: str | None,
+    head: Head,
     overrides: Mapping[str, Override] | None,
     known: set[str],
+    only: Collection[Tensor] | None = None,
 ) -> Routed:
     """Where each parameter of a model goes; see `MatrixOptimizer.for_model`.
 
@@ -114,13 +111,15 @@ def routed(
         head: the output head, see `nucleon.optim.routing.heads`.
         overrides: {glob over parameter names: route or options}.
         known: the options that a matrix may have.
+        only: the parameters to be routed (None: all).
     """
-    found = _parameters(model)
-    _apply_overrides(found, overrides or {})
+    every = _parameters(model)
+    _apply_overrides(every, overrides or {})
     heads = output_heads(model, head)
+    found = [p for p in every if only is None or p.param in only]
     problems = [said for p in found if (said := _decide(p, heads)) is not None]
     if unknown := [p for p in found if p.route == "unknown"]:
-        problems.append(_refusal(unknown, _others(unknown, found)))
+        problems.append(_refusal(unknown, _others(unknown, every)))
     if problems:
         raise ValueError("\n".join(problems))
     others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
@@ -134,13 +133,14 @@ def routed(
     if unsure := [p for p in found if p.unknown_order and p.asks]:
         names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].as_map[1])
         whole = str(unsure[0].axes)
-        _warn(notices.unknown_order(names, _others(unsure, found), whole, parts))
-    if head != "auto" or heads:
+        _warn(notices.unknown_order(names, _others(unsure, every), whole, parts))
+    if head != "auto":
         return Routed(found, "")
-    last = missed(model)
-    if any(p.name == last and p.route == "matrix" and p.asks for p in found):
-        _warn(notices.no_head(str(last).removesuffix(".weight")))
-    return Routed(found, NO_HEAD)
+    last = missed(model, heads)
+    asking = {p.name for p in found if p.route == "matrix" and p.asks}
+    if last is not None and asking & {f"{name}.weight" for name in last.names}:
+        _warn(notices.no_head(last))
+    return Routed(found, "" if heads else NO_HEAD)
 
 
 def param_groups(
@@ -149,7 +149,7 @@ def param_groups(
     *,
     aux_lr: float | Tensor = AUX_LR,
     aux: Mapping[str, Any] | None = None,
-    head: str | None = "auto",
+    head: Head = "auto",
     overrides: Mapping[str, Override] | None = None,
 ) -> list[dict[str, Any]]:
     """The groups of `for_model`, without an optimizer and its state, for factories that want them.
@@ -165,8 +165,7 @@ def param_groups(
         head: the output head, as in `for_model` ("auto").
         overrides: {glob over parameter names: a route, or options of its own} (None).
     """
-    known = {"lr", "momentum", "method", *options.DEFAULTS, *options.OF_SOME_METHOD}
-    known -= {"rule", "axes"}
+    known = options.of_matrices({"method", *options.OF_SOME_METHOD})
     found = routed(model, aux=aux, head=head, overrides=overrides, known=known)
     return found.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
@@ -245,8 +244,8 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
     """Every parameter once, with all the places where it stands."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"model must be a torch.nn.Module, got {type(model).__name__}; pass parameters to the "
-            f"constructor instead"
+            f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model "
+            f"itself, as for_model(model): the modules tell where its parameters go"
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[Tensor, _Parameter] = {}

@@ -1,0 +1,109 @@
+"""Which weights end a network, by their widths and the order in which modules were registered.
+
+A weight does not end a network where one registered later takes as many numbers as it gives:
+
+    hidden = Linear(8, 8);  last = Linear(8, 5)        last ends it
+    policy = Linear(8, 3);  value = Linear(8, 1)       both do
+"""
+
+import re
+from collections.abc import Sequence
+from typing import cast
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.)")
+"""What stands beside a weight or makes it up."""
+
+
+def weighted(module: nn.Module) -> list[nn.Module]:
+    """The modules within that hold a weight of their own, adapters left out."""
+    return [
+        inner
+        for path, inner in module.named_modules()
+        if not ADAPTERS.search(path) and _has_weight(inner)
+    ]
+
+
+def takes(module: nn.Module) -> set[int]:
+    """The widths that a module with a weight may take."""
+    return _widths(module)[0]
+
+
+def gives(module: nn.Module) -> int | None:
+    """The width that a module with a weight gives; None where its shapes do not tell."""
+    return _widths(module)[1]
+
+
+def ends(module: nn.Module, path: str = "") -> list[tuple[str, nn.Linear]]:
+    """The Linears that end a network, with their paths: of its last child, and of those beside it.
+
+    A child stands beside the later ones where it takes what they take and none takes what it gives.
+    """
+    if isinstance(module, nn.Linear):
+        return [(path, module)]
+    inside = [
+        (f"{path}.{name}".removeprefix("."), child)
+        for name, child in module.named_children()
+        if not ADAPTERS.search(name) and trained_linears(child)
+    ]
+    if isinstance(module, nn.Sequential):
+        inside = inside[-1:]
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in reversed(inside):
+        if found and not _beside(child, [other for _, other in found]):
+            break
+        found.insert(0, (name, child))
+    return [end for name, child in found for end in ends(child, name)]
+
+
+def trained_linears(module: nn.Module) -> list[nn.Linear]:
+    """The Linears within whose weights train."""
+    return [
+        inner
+        for inner in weighted(module)
+        if isinstance(inner, nn.Linear)
+        if any(p.ndim >= 2 and p.requires_grad for p in inner.parameters(recurse=False))
+    ]
+
+
+def _beside(child: nn.Module, others: Sequence[nn.Module]) -> bool:
+    if isinstance(child, nn.ModuleList | nn.ModuleDict) and not any(
+        isinstance(entry, nn.Linear | nn.Sequential) for entry in child.children()
+    ):
+        return False  # layers, on which the others stand
+    later = [m for other in others for m in weighted(other)]
+    taken = {side for m in later for side in takes(m)}
+    own = [end.out_features for _, end in ends(child)]
+    given = {*own, sum(own)}  # joined, as the heads of attention are
+    if not _in_order(child):
+        given |= {width for m in weighted(child) if (width := gives(m)) is not None}
+    return takes(weighted(child)[0]) == takes(later[0]) and not given & taken
+
+
+def _in_order(module: nn.Module) -> bool:
+    """Whether the last weight within is the one that ends it: a flat module, not a stack of blocks.
+
+    The last weight of a block may be a router, or one that works before the end of the block.
+    """
+    depths = [path.count(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return max(depths) < 2
+
+
+def _widths(module: nn.Module) -> tuple[set[int], int | None]:
+    for kind in ("features", "channels"):
+        width, out = (getattr(module, f"{way}_{kind}", None) for way in ("in", "out"))
+        if isinstance(width, int) and isinstance(out, int):
+            return {width}, out
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return set(), module.embedding_dim
+    shapes = [p.shape for p in module.parameters(recurse=False) if p.ndim >= 2]
+    if type(module).__name__ == "Conv1D":  # of transformers, stored transposed
+        shapes = [cast("tuple[int, ...]", shape[::-1]) for shape in shapes]
+    return {side for shape in shapes for side in shape[1:]}, shapes[0][0] if shapes else None
+
+
+def _has_weight(module: nn.Module) -> bool:
+    own = any(p.ndim >= 2 for p in module.parameters(recurse=False))
+    return own or is_parametrized(module)
