@@ -79,15 +79,14 @@ def _grouped(parent: Any, rows: int, columns: int) -> str:
 
 
 def _in_groups(parent: Any, rows: int, columns: int) -> str:
-    """(kv heads, queries per kv head + 2, head dim): a matrix for k, one for v, and one for the
-    first query of all groups, the second, and so on.
-    """
+    """(kv heads, queries per kv head + 2, head dim): q, k and v each a matrix, as if apart."""
     queries = _heads(parent) // _number(parent, *_KV_HEADS)
-    return f"(r b={queries + 2} r={parent.head_dim})"
+    return _repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
 
 
 def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
-    return f"(r b={parent.heads_per_kv + 2} r={parent.head_dim})"
+    size = parent.head_dim
+    return _repeated(parent.heads_per_kv * size, size, size)
 
 
 def _of_codegen(parent: Any, rows: int, columns: int) -> str:
@@ -115,10 +114,9 @@ def _of_mamba2(parent: Any, rows: int, columns: int) -> str:
 
 def _of_qwen3_next(parent: Any, rows: int, columns: int) -> str:
     """(k heads, 2 + 2·v heads per k head, head dim): q, k, values, gates."""
-    if parent.head_k_dim != parent.head_v_dim:
-        raise ValueError("sections within heads")
-    values = parent.num_v_heads // parent.num_k_heads
-    return f"(r={parent.num_k_heads} b={2 + 2 * values} r)"
+    key = parent.head_k_dim
+    value = parent.num_v_heads // parent.num_k_heads * parent.head_v_dim
+    return _repeated(key, key, value, value)
 
 
 def _of_qwen3_next_gates(parent: Any, rows: int, columns: int) -> str:
@@ -169,6 +167,13 @@ def _number(parent: Any, *names: str) -> int:
 
 def _cut(*sizes: int) -> str:
     return f"r{{{','.join(map(str, sizes))}}}"
+
+
+def _repeated(*sizes: int) -> str:
+    """Maps of these sizes one after the other, again and again."""
+    if len({*sizes}) == 1:
+        return f"(r b={len(sizes)} r={sizes[0]})"
+    return f"(r {_cut(*sizes)})"
 
 
 # ------------------------------------------------------------------------- who has which layout
@@ -268,7 +273,7 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(3), _QKV, "qkv", "MultiscaleAttention"),
     ),
     "torchtitan": _table(
-        (_of_torchtitan, "queries, k, v", "wqkv", "FusedQKVLinear"),
+        (_of_torchtitan, _QKV, "wqkv", "FusedQKVLinear"),
         (_equal(3), _QKV, "qkv", "layers.SelfAttention"),
     ),
 }  # fmt: skip
