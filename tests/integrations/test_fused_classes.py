@@ -140,7 +140,8 @@ MASKS = {
 def inputs(module, columns):
     """What to call it with: tokens, and by name whatever else `forward` asks for."""
     wanted, name = inspect.signature(module.forward).parameters, type(module).__name__
-    size = getattr(module, "rotary_ndims", None) or getattr(module, "head_dim", columns // HEADS)
+    own = (getattr(module, name, None) for name in ("rotary_ndims", "qk_rope_head_dim", "head_dim"))
+    size = next(filter(None, own), columns // HEADS)
     flat = "cu_seqlens" in wanted
     shape = [TOKENS, columns] if flat else [2, TOKENS, columns]
     if IMAGES.search(name):
@@ -158,8 +159,12 @@ def inputs(module, columns):
         "position_ids": torch.arange(TOKENS)[None],
         "rel_2d_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
         "rel_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
+        "shared_kv_states": {},
         "residual": torch.zeros(2, TOKENS, columns),
     }
+    if name == "DeepseekV2Attention":  # turns pairs as complex numbers
+        angles = torch.randn(1, TOKENS, size // 2)
+        more["position_embeddings"] = torch.polar(torch.ones_like(angles), angles)
     return torch.randn(shape), {name: x for name, x in more.items() if name in wanted}
 
 
@@ -228,6 +233,40 @@ def test_keys_and_values_are_where_forward_has_them(key, options):
     cut = Cut(key, options)
     assert not cut.out({1: 0.0}).any()
     assert cut.out({0: 0.0}).abs().max() > 0.1 * cut.out().abs().max()
+
+
+class ExpandedError(Exception):
+    """Latents and rotary keys on their way to keys and values."""
+
+
+@cases("latents, k", "k, v in each head")
+def test_latents_keys_and_values_are_where_forward_has_them(key, options, monkeypatch):
+    cut = Cut(key, options)
+    module, width = cut.module, cut.module.config.hidden_size
+    tokens, more = inputs(module, width)
+    latents = torch.randn(2, 1, TOKENS, module.kv_lora_rank)
+    expand = module.expand_kv
+
+    def caught(*args):
+        raise ExpandedError(*args)
+
+    @torch.no_grad()
+    def taken(place):
+        """Whether anything is left of the two when the map at this place is zero."""
+        cut.weight.copy_(cut.start)
+        cut.parts()[place].zero_()
+        if "kv_b" in key:
+            turned = torch.randn(2, 1, TOKENS, module.qk_rope_head_dim)
+            found, values = expand(latents, turned)
+            found = found[..., : module.qk_nope_head_dim]
+            return bool(found.any()), bool(values.any())
+        with pytest.raises(ExpandedError) as both:
+            module(tokens, **more)
+        return tuple(bool(x.any()) for x in both.value.args)
+
+    monkeypatch.setattr(module, "expand_kv", caught)
+    assert len(cut.parts()) == 2
+    assert [taken(0), taken(1)] == [(False, True), (True, False)]
 
 
 @cases("gate, up", "x, z", "x, z, row by row", "B, C, x", "z, x, B, C, dt")

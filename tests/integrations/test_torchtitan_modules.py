@@ -130,6 +130,21 @@ def test_a_fused_weight_moves_as_its_maps_do_apart():
         torch.testing.assert_close(mine, p.detach(), rtol=0, atol=1e-12)  # of steps of 0.1
 
 
+def test_keys_and_values_of_latents_are_cut_as_forward_takes_them():
+    """DeepSeek's: latents and a rotary key, then in each head a key and a value."""
+    heads, sizes = 3, {"kv_lora_rank": 5, "qk_rope_head_dim": 2}
+    sizes |= {"qk_nope_head_dim": 4, "v_head_dim": 6}
+    latent = module("model", "Attention", wkv_a=linear(7, WIDTH), wkv_b=linear(30, 5), **sizes)
+    type(latent).__module__ = "torchtitan.models.deepseek_v3.model"
+    rows = nucleon.Leon.for_model(latent, head=None).explain()
+    a, b = rows["wkv_a.weight"], rows["wkv_b.weight"]
+    first, second = torch.randn(7, WIDTH), torch.randn(30, 5)
+    by_head = second.view(heads, -1, 5).split([4, 6], dim=1)
+    for row, weight, expected in ((a, first, first.split([5, 2])), (b, second, by_head)):
+        found = [block.matrices(weight)[0] for block in axes.parse(row.axes, row.shape)]
+        assert all(map(torch.equal, found, [x.flatten(0, -2) for x in expected]))
+
+
 def test_the_kernels_of_cuda_take_its_maps():
     weight = attention().qkv_linear.wqkv.weight
     cut = axes.parse(AXES["layers.*.attention.qkv_linear.wqkv.weight"], tuple(weight.shape))

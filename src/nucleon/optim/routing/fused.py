@@ -17,12 +17,22 @@ Layout = Callable[[Any, int, int], str]
 """(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
 
 _THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
-_TWO = re.compile(r"^(to_|linear_)?kv$|gate_up", re.IGNORECASE)
+_TWO = re.compile(r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|gate_up|^w1[23]$", re.IGNORECASE)
+_TAKEN_BY = {"in_proj": "out_proj", "fc1": "fc2", "linear1": "linear2", "Wi": "Wo", "wi": "wo"}
+"""Of two maps in a row, the name of the second."""
 
 
 def parts(name: str) -> int:
     """How many maps a module holds by its name."""
     return 3 if _THREE.search(name) else 2 if _TWO.search(name) else 1
+
+
+def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
+    """Whether `parent.name` holds several maps by its name, or gives more than its second takes."""
+    if parts(name) > 1:
+        return rows != getattr(parent, "head_dim", None)  # one head that is keys and values at once
+    taken = getattr(getattr(parent, _TAKEN_BY.get(name, ""), None), "in_features", rows)
+    return isinstance(taken, int) and rows > taken
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:
@@ -87,6 +97,15 @@ def _in_groups(parent: Any, rows: int, columns: int) -> str:
 def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
     size = parent.head_dim
     return _repeated(parent.heads_per_kv * size, size, size)
+
+
+def _of_latents(parent: Any, rows: int, columns: int) -> str:
+    """Head after head, in each a key without its rotary part, and a value."""
+    return _repeated(parent.qk_nope_head_dim, parent.v_head_dim)
+
+
+def _of_flux(parent: Any, rows: int, columns: int) -> str:
+    return _cut(*3 * [columns], rows - 3 * columns)
 
 
 def _of_codegen(parent: Any, rows: int, columns: int) -> str:
@@ -191,6 +210,13 @@ def _table(*entries: tuple[Layout, str, str, str]) -> _Table:
 
 
 _QKV, _KV, _GATED = "q, k, v", "k, v", "gate, up"
+_LATENT_KV = "k, v in each head"
+_LATENT = (
+    "AXK1Attention AXK2Attention DeepseekV2Attention DeepseekV3Attention DeepseekV32Attention "
+    "Glm4MoeLiteAttention GlmMoeDsaAttention HYV4Attention LongcatFlashMLA MiniCPM3Attention "
+    "Mistral4Attention MistralLarge4TextAttention YoutuAttention"
+)
+"""Attentions whose keys and values come from one latent vector of a token."""
 
 KNOWN: Mapping[str, _Table] = {
     "transformers": _table(
@@ -231,6 +257,9 @@ KNOWN: Mapping[str, _Table] = {
          "EvollaSequenceCompressorAttention GraniteSpeechConformerAttention "
          "GraniteSpeechPlusConformerAttention"),
         (_equal(2), _KV, "kv_proj", "JetMoeAttention"),
+        (_of_latents, _LATENT_KV, "kv_b_proj", _LATENT),
+        (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "kv_a_proj_with_mqa",
+         _LATENT),
         (_equal(2), _GATED, "gate_up_proj",
          "DiaMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP GlmOcrTextMLP "
          "MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP Zamba2MLP"),
@@ -275,6 +304,9 @@ KNOWN: Mapping[str, _Table] = {
     "torchtitan": _table(
         (_of_torchtitan, _QKV, "wqkv", "FusedQKVLinear"),
         (_equal(3), _QKV, "qkv", "layers.SelfAttention"),
+        (_of_flux, "q, k, v, mlp", "linear1", "SingleStreamBlock"),
+        (_of_latents, _LATENT_KV, "wkv_b", "model.Attention"),
+        (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "wkv_a", "model.Attention"),
     ),
 }  # fmt: skip
 """What is known, by package; a class name that is not alone in its package has its file before."""
