@@ -50,6 +50,7 @@ CALLED = {
     "initialize_mixer_weights": False,
     "num_fwd_mem_blocks": 1,
     "block_id": 0,
+    "hidden_act": "silu",
 }
 """What the constructors take beside a config."""
 MORE = {
@@ -162,6 +163,8 @@ def inputs(module, columns):
         "shared_kv_states": {},
         "residual": torch.zeros(2, TOKENS, columns),
     }
+    if name.endswith("GatingMLP"):  # which takes it for one of several maps
+        more.pop("layer_idx")
     if name == "DeepseekV2Attention":  # turns pairs as complex numbers
         angles = torch.randn(1, TOKENS, size // 2)
         more["position_embeddings"] = torch.polar(torch.ones_like(angles), angles)

@@ -264,6 +264,9 @@ KNOWN: Mapping[str, _Table] = {
          "DiaMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP GlmOcrTextMLP "
          "MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP Zamba2MLP"),
         (_equal(2), _GATED, "Wi", "ModernBertMLP ModernBertDecoderMLP"),
+        (_equal(2), _GATED, "fc1",
+         "KyutaiSpeechToTextGatingMLP MoshiGatingMLP MoonshineDecoderMLP "
+         "MoonshineStreamingDecoderMLP"),
         (_equal(2), _GATED, "input_linear",
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
