@@ -30,7 +30,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import nucleon
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.matrices import stacks
+from nucleon.optim.matrices import axes, stacks
 
 WORK = 4  # bytes of an entry of state and direction, for weights of float32 and of half precision
 COUNTER = 8  # bytes of `step`, and for each matrix of `stream`, of `skipped` and of `quiet`
@@ -38,17 +38,27 @@ COUNTER = 8  # bytes of `step`, and for each matrix of `stream`, of `skipped` an
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight of `count` matrices of one shape that lie in its rows."""
+    """A weight, and how its matrices lie in it."""
 
     rows: int
     columns: int
-    count: int = 1
     axes: str = "r c"
 
     @property
     def entries(self) -> int:
         """Of all its matrices."""
-        return self.count * self.rows * self.columns
+        return self.rows * self.columns
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Of its matrices, (count, rows, columns)."""
+        blocks = axes.parse(self.axes, (self.rows, self.columns))
+        return tuple((block.count, block.rows, block.columns) for block in blocks)
+
+    @property
+    def count(self) -> int:
+        """Of matrices."""
+        return sum(count for count, _, _ in self.shapes)
 
 
 @dataclass(frozen=True)
@@ -93,8 +103,8 @@ def llama(layers: int, width: int, keys: int, hidden: int) -> list[Parameter]:
 
 def llama_of_torchtitan(layers: int, width: int, hidden: int, heads: int) -> list[Parameter]:
     """One weight for queries, keys and values of 8 groups of heads, each of 128 rows."""
-    maps = heads // 8 + 2
-    fused = Parameter(8 * 128, width, maps, f"(r b={maps} r=128) c")
+    queries = heads * 128 // 8
+    fused = Parameter(8 * (queries + 2 * 128), width, f"(r r{{{queries},128,128}}) c")
     return [fused, Parameter(width, width), *_perceptron(width, hidden)] * layers
 
 
@@ -156,8 +166,8 @@ def _count_owners(
 ) -> None:
     ranks = len(found.sent)
     parts = ranks // replicas if way.sharded else 1
-    owners = placement.shares(tuple(((p.count, p.rows, p.columns),) for p in params), ranks)
-    gradients = [p.entries // parts + 1 for p in params]  # and a flag
+    owners = placement.shares(tuple(p.shapes for p in params), ranks)
+    gradients = [p.entries // parts + len(p.shapes) for p in params]  # and a flag for each shape
     directions = [p.entries // parts + p.count for p in params]  # and a flag for each matrix
     owned: list[list[int]] = [[] for _ in range(ranks)]
     for i, owner in enumerate(owners):
@@ -179,9 +189,10 @@ def _count_owners(
 
 
 def _all_gather(params: Sequence[Parameter], ranks: int, entry: int) -> int:
-    """Of the gradients, and for each stack an all-reduce of flags: who has one."""
+    """Of the gradients, once for each shape in them, and for each stack an all-reduce of flags."""
     flags = sum(_all_reduce(4 * size, ranks) for size in _stacks(params))
-    return flags + sum((ranks - 1) * (p.entries // ranks) * entry for p in params)
+    entries = sum(len(p.shapes) * (p.entries // ranks) for p in params)
+    return flags + (ranks - 1) * entries * entry
 
 
 def _all_reduce(size: int, ranks: int) -> int:
@@ -190,12 +201,12 @@ def _all_reduce(size: int, ranks: int) -> int:
 
 
 def _flops(way: Way, param: Parameter) -> int:
-    return param.count * flops(way.method, *sorted((param.rows, param.columns)))
+    return sum(n * flops(way.method, *sorted(sides)) for n, *sides in param.shapes)
 
 
 def _state(way: Way, param: Parameter) -> int:
-    short = min(param.rows, param.columns) if way.method == "Leon" else 0
-    return WORK * (param.entries + param.count * short**2) + _counters(param, 3)
+    grams = sum(n * min(sides) ** 2 for n, *sides in param.shapes) if way.method == "Leon" else 0
+    return WORK * (param.entries + grams) + _counters(param, 3)
 
 
 def _counters(param: Parameter, each: int) -> int:
@@ -205,7 +216,7 @@ def _counters(param: Parameter, each: int) -> int:
 
 def _stacks(params: Sequence[Parameter]) -> list[int]:
     """Sizes of stacks of one shape, of 2²⁵ entries at most as by default for shards on CUDA."""
-    pairs = [(torch.empty(p.count * p.rows, p.columns, device="meta"), p.axes) for p in params]
+    pairs = [(torch.empty(p.rows, p.columns, device="meta"), p.axes) for p in params]
     return [len(stack.pieces) for stack in stacks.build(pairs, lambda *_: 2**25)]
 
 
@@ -298,7 +309,7 @@ def optimizer_of(
         axis = 0 if x.shape[0] > x.shape[1] else 1
         return distribute_tensor(x, mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(axis)])
 
-    shapes = [(p.count * p.rows, p.columns) for p in params]
+    shapes = [(p.rows, p.columns) for p in params]
     weights = [spread(torch.randn(shape, dtype=dtype)).requires_grad_() for shape in shapes]
     for p in weights:
         p.grad = spread(torch.randn(p.shape, dtype=dtype))

@@ -3,10 +3,11 @@
     python benchmarks/torchtitan_step.py                       # Llama of 10⁹ weights, on CUDA
     python benchmarks/torchtitan_step.py --model debugmodel --sequence 32 --steps 2   # on a CPU
 
-torchtitan runs as on many devices, FSDP2 over a mesh of one rank and NCCL, with attention of torch
-and without CUDA graphs. A step is forward, backward, clipping and the optimizer's, the median of
-several; memory is the largest that was allocated within them. Packages that torchtitan imports and
-that are not used here need not be there: a stand-in takes their place.
+torchtitan runs as on many devices, FSDP2 over a mesh of one rank and NCCL, with attention of torch,
+without CUDA graphs, and with the loss in one piece, not in chunks. A step is forward, backward,
+clipping and the optimizer's, the median of several; memory is the largest that was allocated within
+them. Packages that torchtitan imports and that are not used here need not be there: a stand-in
+takes their place.
 """
 
 import argparse
@@ -83,7 +84,8 @@ def build(optimizer: str, chosen: argparse.Namespace, folder: str) -> Any:
 
     config = llama3_debugmodel()
     config.model_spec = model_registry(chosen.model)
-    config.loss.loss_fn.global_vocab_size = config.model_spec.model.vocab_size
+    config.loss = config.loss.loss_fn  # in chunks, FSDP2 of torch 2.11 frees a weight too early
+    config.loss.global_vocab_size = config.model_spec.model.vocab_size
     config = plain(on_numbers(config, folder, steps=1000))
     config.training.seq_len, config.training.local_batch_size = chosen.sequence, chosen.batch
     config.activation_checkpoint, config.metrics.log_freq = None, 10**6

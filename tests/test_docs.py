@@ -52,6 +52,32 @@ def test_every_function_of_the_theory_is_on_its_page():
     assert all("`tests/" in row for row in rows)
 
 
+def test_every_optimizer_and_integration_is_on_the_page_of_the_api():
+    from nucleon import optim
+
+    text = (ROOT / "docs/api/index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^ +- (\w+)$|::: nucleon\.optim\.(\w+)|options of (\w+)", text, re.M))
+    listed = {name for names in listed for name in names}
+    shown = set(optim.__all__)
+    for file in (ROOT / "src/nucleon/integrations").glob("[!_]*.py"):
+        if file.stem != "quantities":  # what the others write
+            source = file.read_text(encoding="utf-8")
+            shown |= set(re.findall(r"^(?:def|class) (?!_)(\w+)(?!.*Protocol)", source, re.M))
+    assert not shown - listed
+
+
+def test_trainers_are_found_from_the_pages_that_are_read_first():
+    for page in ("README.md", "docs/index.md", "docs/distributed.md", "docs/api/index.md"):
+        assert "trainers.md)" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+@pytest.mark.parametrize("page", ["docs/trainers.md", "examples/trainers/torchtitan_debug.py"])
+def test_commands_of_torchtitan_choose_a_backend_that_starts(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = re.findall(r"-m torchtitan\.train(?:.*\\\n)*.*", text)
+    assert commands and all("spmd_backend partial_dtensor" in command for command in commands)
+
+
 def test_the_tutorial_runs(capsys):
     text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.S)

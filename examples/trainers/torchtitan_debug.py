@@ -5,6 +5,7 @@
 With a text and a tokenizer the same is torchtitan's own command line:
 
     torchrun … -m torchtitan.train --module llama3 --config llama3_8b \
+        --parallelism.spmd_backend partial_dtensor \
         --override.imports 'nucleon.integrations.torchtitan.leon={"lr": 0.02, "placement": "owner"}'
 """
 

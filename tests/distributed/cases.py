@@ -467,6 +467,17 @@ def step_of(way, shapes, dtype, replicas=1):
     return sent, counter.get_total_flops() // 2, kept  # two steps
 
 
+def weights_after(way, shapes):
+    """The whole weights of benchmarks/scale.py after two steps."""
+    import scale
+
+    mesh = mesh_of(dist.get_world_size()) if scale.WAYS[way].sharded else None
+    optimizer = scale.optimizer_of(scale.WAYS[way], shapes, mesh, torch.float64)
+    for _ in range(2):
+        optimizer.step()
+    return [whole(p) for p in optimizer.param_groups[0]["params"]]
+
+
 def unsupported(case):
     from torch.distributed.tensor import DTensor, Partial
 

@@ -6,7 +6,7 @@ import torch
 import scale
 from scale import Parameter
 
-FUSED = Parameter(4, 8, 6, "(r b=6 r=2) c")
+FUSED = Parameter(24, 8, "(r r{8,2,2}) c")
 SHAPES = [
     *[Parameter(8, 8)] * 3,
     *[Parameter(8, 24)] * 2,
@@ -32,6 +32,15 @@ def test_of_several_replicas_each_sends_its_own_gradients(ranks4):
         assert [sent for sent, _, _ in measured] == expected.sent
         assert [flops for _, flops, _ in measured] == expected.flops
         assert [kept for _, _, kept in measured] == expected.state
+
+
+@pytest.mark.parametrize("way", [1, 5, 6], ids=lambda i: scale.WAYS[i].name)
+def test_maps_of_unequal_size_move_alike_however_they_are_cut(ranks4, way):
+    """Shards end within a group of heads, in rows and in columns."""
+    shapes = [FUSED, FUSED, Parameter(8, 24, "r (c=2 c{6,4,2})")]
+    local, other = (ranks4("weights_after", way=i, shapes=shapes) for i in (0, way))
+    for mine, theirs in zip(local, other, strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-12)
 
 
 def test_times_are_printed_only_with_rates(capsys):

@@ -50,6 +50,7 @@ CALLED = {
     "initialize_mixer_weights": False,
     "num_fwd_mem_blocks": 1,
     "block_id": 0,
+    "hidden_act": "silu",
 }
 """What the constructors take beside a config."""
 MORE = {
@@ -140,7 +141,8 @@ MASKS = {
 def inputs(module, columns):
     """What to call it with: tokens, and by name whatever else `forward` asks for."""
     wanted, name = inspect.signature(module.forward).parameters, type(module).__name__
-    size = getattr(module, "rotary_ndims", None) or getattr(module, "head_dim", columns // HEADS)
+    own = (getattr(module, name, None) for name in ("rotary_ndims", "qk_rope_head_dim", "head_dim"))
+    size = next(filter(None, own), columns // HEADS)
     flat = "cu_seqlens" in wanted
     shape = [TOKENS, columns] if flat else [2, TOKENS, columns]
     if IMAGES.search(name):
@@ -158,8 +160,14 @@ def inputs(module, columns):
         "position_ids": torch.arange(TOKENS)[None],
         "rel_2d_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
         "rel_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
+        "shared_kv_states": {},
         "residual": torch.zeros(2, TOKENS, columns),
     }
+    if name.endswith("GatingMLP"):  # which takes it for one of several maps
+        more.pop("layer_idx")
+    if name == "DeepseekV2Attention":  # turns pairs as complex numbers
+        angles = torch.randn(1, TOKENS, size // 2)
+        more["position_embeddings"] = torch.polar(torch.ones_like(angles), angles)
     return torch.randn(shape), {name: x for name, x in more.items() if name in wanted}
 
 
@@ -210,19 +218,17 @@ def test_queries_keys_and_values_are_where_forward_has_them(key, options):
     cut = Cut(key, options)
     base = cut.out()
     least = 0.1 * base.abs().max()
-    count = len(cut.parts())  # of the queries there may be several
-    keys, values = (2, 1) if "CodeGen" in key else (count - 2, count - 1)
-    queries = [i for i in range(count) if i not in (keys, values)]
+    assert len(cut.parts()) == 3  # each whole, grouped queries too
+    queries, keys, values = (0, 2, 1) if "CodeGen" in key else (0, 1, 2)
     assert not cut.out({values: 0.0}).any()
     if LINEAR.search(key):
-        assert not cut.out({keys: 0.0}).any() and not cut.out(dict.fromkeys(queries, 0.0)).any()
+        assert not cut.out({keys: 0.0}).any() and not cut.out({queries: 0.0}).any()
         return
     assert cut.out({keys: 0.0}).abs().max() > least
-    doubled = dict.fromkeys(queries, 2.0)
     # Powers of two are exact but for the eps of a norm of queries and keys, 1e-5 beside their 1.
-    torch.testing.assert_close(cut.out({**doubled, keys: 0.5}), base, rtol=0, atol=1e-3 * least)
+    torch.testing.assert_close(cut.out({queries: 2.0, keys: 0.5}), base, rtol=0, atol=1e-3 * least)
     if not hasattr(cut.module, "q_norm"):
-        assert (cut.out(doubled) - base).abs().max() > least
+        assert (cut.out({queries: 2.0}) - base).abs().max() > least
 
 
 @cases("k, v")
@@ -230,6 +236,40 @@ def test_keys_and_values_are_where_forward_has_them(key, options):
     cut = Cut(key, options)
     assert not cut.out({1: 0.0}).any()
     assert cut.out({0: 0.0}).abs().max() > 0.1 * cut.out().abs().max()
+
+
+class ExpandedError(Exception):
+    """Latents and rotary keys on their way to keys and values."""
+
+
+@cases("latents, k", "k, v in each head")
+def test_latents_keys_and_values_are_where_forward_has_them(key, options, monkeypatch):
+    cut = Cut(key, options)
+    module, width = cut.module, cut.module.config.hidden_size
+    tokens, more = inputs(module, width)
+    latents = torch.randn(2, 1, TOKENS, module.kv_lora_rank)
+    expand = module.expand_kv
+
+    def caught(*args):
+        raise ExpandedError(*args)
+
+    @torch.no_grad()
+    def taken(place):
+        """Whether anything is left of the two when the map at this place is zero."""
+        cut.weight.copy_(cut.start)
+        cut.parts()[place].zero_()
+        if "kv_b" in key:
+            turned = torch.randn(2, 1, TOKENS, module.qk_rope_head_dim)
+            found, values = expand(latents, turned)
+            found = found[..., : module.qk_nope_head_dim]
+            return bool(found.any()), bool(values.any())
+        with pytest.raises(ExpandedError) as both:
+            module(tokens, **more)
+        return tuple(bool(x.any()) for x in both.value.args)
+
+    monkeypatch.setattr(module, "expand_kv", caught)
+    assert len(cut.parts()) == 2
+    assert [taken(0), taken(1)] == [(False, True), (True, False)]
 
 
 @cases("gate, up", "x, z", "x, z, row by row", "B, C, x", "z, x, B, C, dt")
@@ -258,11 +298,11 @@ def test_the_maps_of_qwen3_next_are_those_it_takes_apart():
         both = tokens @ qkvz.weight.T, tokens @ ba.weight.T
         return [bool(x.any()) for x in module.fix_query_key_value_ordering(*both)]
 
-    each = (len(qkvz.parts()) - 2) // 2
+    assert len(qkvz.parts()) == 4
     assert taken([0], [0]) == [False, True, True, True, False, True]
     assert taken([1], [1]) == [True, False, True, True, True, False]
-    assert taken(range(2, 2 + each), []) == [True, True, False, True, True, True]
-    assert taken(range(2 + each, 2 + 2 * each), []) == [True, True, True, False, True, True]
+    assert taken([2], []) == [True, True, False, True, True, True]
+    assert taken([3], []) == [True, True, True, False, True, True]
 
 
 def test_the_maps_of_mobilevit_are_those_it_takes_apart():

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import nucleon
+from nucleon.optim.engines.cuda.layout import place_of
+from nucleon.optim.matrices import axes
 
 WIDTH, HEADS_PER_KV, SIZE, EXPERTS = 8, 2, 2, 4
 COMMON = "torchtitan.models.common"
@@ -70,7 +72,7 @@ def decoder(first=0, last=2, of=2):
 
 
 AXES = {
-    "layers.*.attention.qkv_linear.wqkv.weight": "(r b=4 r=2) c",
+    "layers.*.attention.qkv_linear.wqkv.weight": "(r r{4,2,2}) c",
     "layers.*.attention.wo.weight": "r c",
     "layers.*.feed_forward.w1.weight": "r c",
     "layers.*.feed_forward.w2.weight": "r c",
@@ -104,3 +106,61 @@ def test_the_stages_of_a_pipeline_are_cut_like_the_whole(cut):
         rows = nucleon.Leon.for_model(decoder(*cut), head=head).explain()
     assert matrices(rows) == AXES
     assert ("lm_head.weight" in {r.name for r in rows}) == (cut == (1, 2))
+
+
+def apart(weight):
+    """q, k, v of a fused weight, as torchtitan's forward takes them, each (heads·size, width)."""
+    by_groups = weight.view(-1, HEADS_PER_KV + 2, SIZE, WIDTH)
+    return [x.reshape(-1, WIDTH) for x in by_groups.split([HEADS_PER_KV, 1, 1], dim=1)]
+
+
+def test_a_fused_weight_moves_as_its_maps_do_apart():
+    torch.manual_seed(0)
+    whole = attention().double()
+    fused = whole.qkv_linear.wqkv.weight
+    maps = [nn.Parameter(x.detach().clone()) for x in apart(fused)]
+    ours, theirs = nucleon.Leon.for_model(whole, head=None, lr=0.1), nucleon.Leon(maps, lr=0.1)
+    for _ in range(3):
+        fused.grad = torch.randn_like(fused)
+        for p, gradient in zip(maps, apart(fused.grad), strict=True):
+            p.grad = gradient.clone()
+        ours.step()
+        theirs.step()
+    for mine, p in zip(apart(fused.detach()), maps, strict=True):
+        torch.testing.assert_close(mine, p.detach(), rtol=0, atol=1e-12)  # of steps of 0.1
+
+
+def test_keys_and_values_of_latents_are_cut_as_forward_takes_them():
+    """DeepSeek's: latents and a rotary key, then in each head a key and a value."""
+    heads, sizes = 3, {"kv_lora_rank": 5, "qk_rope_head_dim": 2}
+    sizes |= {"qk_nope_head_dim": 4, "v_head_dim": 6}
+    latent = module("model", "Attention", wkv_a=linear(7, WIDTH), wkv_b=linear(30, 5), **sizes)
+    type(latent).__module__ = "torchtitan.models.deepseek_v3.model"
+    rows = nucleon.Leon.for_model(latent, head=None).explain()
+    a, b = rows["wkv_a.weight"], rows["wkv_b.weight"]
+    first, second = torch.randn(7, WIDTH), torch.randn(30, 5)
+    by_head = second.view(heads, -1, 5).split([4, 6], dim=1)
+    for row, weight, expected in ((a, first, first.split([5, 2])), (b, second, by_head)):
+        found = [block.matrices(weight)[0] for block in axes.parse(row.axes, row.shape)]
+        assert all(map(torch.equal, found, [x.flatten(0, -2) for x in expected]))
+
+
+def test_the_kernels_of_cuda_take_its_maps():
+    weight = attention().qkv_linear.wqkv.weight
+    cut = axes.parse(AXES["layers.*.attention.qkv_linear.wqkv.weight"], tuple(weight.shape))
+    assert [(block.rows, block.count) for block in cut] == [(8, 1), (4, 1), (4, 1)]
+    assert None not in [place_of(weight, block) for block in cut]
+
+
+def test_a_state_of_other_axes_is_refused_with_the_override_that_takes_it():
+    name, former = "qkv_linear.wqkv.weight", {"axes": "(r b=4 r=2) c"}
+    model = attention()
+    model.qkv_linear.wqkv.weight.grad = torch.randn_like(model.qkv_linear.wqkv.weight)
+    saved = nucleon.Leon.for_model(model, head=None, overrides={name: former})
+    saved.step()
+    with pytest.raises(ValueError, match=r"saved with axes") as refused:
+        nucleon.Leon.for_model(model, head=None).load_state_dict(saved.state_dict())
+    assert f"overrides={ {name: former} }" in str(refused.value)
+    nucleon.Leon.for_model(model, head=None, overrides={name: former}).load_state_dict(
+        saved.state_dict()
+    )

@@ -172,8 +172,8 @@ CASES = {
             new_decoder_architecture=True,
         ),
         "query_key_value.weight",
-        "(r b=4 r=2) c",
-        lambda w: [w.view(2, 4, 2, 4)[:, i].reshape(4, 4) for i in range(4)],
+        "(r r{4,2,2}) c",
+        lambda w: [x.reshape(-1, 4) for x in w.view(2, 8, 4).split([4, 2, 2], dim=1)],
     ),
     "codegen": (
         lambda: Named("CodeGenAttention", HF, qkv_proj=nn.Linear(8, 24)),

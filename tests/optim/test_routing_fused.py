@@ -154,6 +154,13 @@ CASES = {
     "torchtitan, of images": lambda: Attention(
         "torchtitan.models.flux.model.layers", "SelfAttention", take=maps_first
     ),
+    "torchtitan, one stream": lambda: Attention(
+        "torchtitan.models.flux.model.layers",
+        "SingleStreamBlock",
+        called="linear1",
+        rows=40,
+        take=lambda self, x: x.split([8, 8, 8, 16], dim=-1)[:3],
+    ),
     "parallel block": lambda: Attention(
         f"{TIMM}vision_transformer",
         "ParallelScalingBlock",
@@ -182,12 +189,11 @@ def test_the_cut_is_the_one_forward_makes(case):
             maps[place].mul_(scale)
         return model(tokens)
 
-    count = 4 if case in ("torchtitan", "parallel block") else 3
-    queries = {count - 3: 2.0} if case == "parallel block" else dict.fromkeys(range(count - 2), 2.0)
+    q, k, v = (1, 2, 3) if case == "parallel block" else (0, 1, 2)
     base = out({})
-    assert torch.equal(out({**queries, count - 2: 0.5}), base)
-    assert not torch.allclose(out(queries), base)
-    assert not out({count - 1: 0.0}).any()
+    assert torch.equal(out({q: 2.0, k: 0.5}), base)
+    assert not torch.allclose(out({q: 2.0}), base)
+    assert not out({v: 0.0}).any()
 
 
 @pytest.mark.parametrize(
@@ -242,6 +248,16 @@ def test_a_fused_map_beside_its_norm_that_nobody_knows_is_warned_of():
 # ------------------------------------------------------------------------ what nobody knows
 
 LOOKS_FUSED = ("qkv", "to_qkv", "Wqkv", "query_key_value", "c_attn", "W_pack", "to_kv")
+LOOKS_DOUBLE = (
+    "kv_proj",
+    "kv_b_proj",
+    "to_qk",
+    "qk_proj",
+    "wkv",
+    "kv_linear",
+    "w12",
+    "gate_up_proj",
+)
 
 
 def blocks(*names, count=6):
@@ -251,18 +267,43 @@ def blocks(*names, count=6):
     return nn.ModuleDict({"layers": layers, "head": nn.Linear(WIDTH, 3)})
 
 
-@pytest.mark.parametrize("name", LOOKS_FUSED)
+@pytest.mark.parametrize("name", [*LOOKS_FUSED, *LOOKS_DOUBLE])
 def test_a_fused_weight_of_unknown_order_is_one_matrix_with_one_warning(name):
     with pytest.warns(UserWarning, match="the order of the maps in it is not known") as caught:
         rows = nucleon.Leon.for_model(blocks(name)).explain()
     assert len(caught) == 1 and caught[0].filename == __file__
     text = str(caught[0].message)
     assert f"layers.0.{name}.weight" in text and "and 2 more" in text
-    parts = 2 if name == "to_kv" else 3
+    parts = 2 if name in ("to_kv", *LOOKS_DOUBLE) else 3
     assert f"overrides={{'*{name}.weight': {{'axes': '(b={parts} r) c'}}}}" in text
     for layer in range(6):
         row = rows[f"layers.{layer}.{name}.weight"]
         assert (row.route, row.axes) == ("matrix", "r c") and "one matrix" in row.reason
+
+
+PAIRS = [("in_proj", "out_proj"), ("fc1", "fc2"), ("linear1", "linear2"), ("Wi", "Wo")]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_map_that_gives_more_than_the_next_takes_is_warned_of(first, second):
+    def model(taken):
+        maps = {first: nn.Linear(8, 24), second: nn.Linear(taken, 8)}
+        return nn.ModuleDict({"layer": nn.ModuleDict(maps), "head": nn.Linear(8, 3)})
+
+    with pytest.warns(UserWarning, match=rf"not known: layer\.{first}\.weight") as caught:
+        rows = nucleon.Leon.for_model(model(12)).explain()
+    assert rows[f"layer.{first}.weight"].axes == "r c"
+    assert f"overrides={{'*{first}.weight': {{'axes': '(b=2 r) c'}}}}" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nucleon.Leon.for_model(model(24))
+
+
+def test_one_head_that_is_keys_and_values_at_once_is_not_warned_of():
+    model = Attention("mine", "Attention", called="kv_proj", rows=8, take=None, head_dim=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nucleon.Leon.for_model(model, head=None).explain()["kv_proj.weight"].axes == "r c"
 
 
 def test_a_fused_weight_that_is_told_to_be_a_matrix_is_not_warned_of():
@@ -336,6 +377,7 @@ def test_a_wrapper_between_a_known_parent_and_its_weight_is_seen_through(wrapper
 def test_every_layout_of_the_table_is_tried_here():
     tried = {f"{type(m).__name__}.{m.called}" for m in (make() for make in CASES.values())}
     tried |= {"AttentionPoolLatent.kv", "GluMlp.fc1", "AttentionDownsample.kv"}
+    tried |= {"Attention.wkv_b", "Attention.wkv_a"}  # in test_torchtitan_modules
     tried |= {"LinearSelfAttention.qkv_proj"}  # the layout of transformers' class, tried with it
     layouts = {
         package: {layout for layout, _ in table.values()}

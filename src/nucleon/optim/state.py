@@ -279,13 +279,13 @@ def check_state_dict(
 
 def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
-    name = f"parameter {name}"
     given, wanted = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, expected))
     if given != wanted:
         raise ValueError(
-            f"state_dict was saved with axes={given!r} for {name}, this optimizer has "
-            f"axes={wanted!r}; construct it alike"
+            f"state_dict was saved with axes={given!r} for parameter {name}, this optimizer has "
+            f"axes={wanted!r}; construct it alike, overrides={{{name!r}: {{'axes': {given!r}}}}}"
         )
+    name = f"parameter {name}"
     strange = set(found) ^ set(expected)
     if "total" not in expected and "stream" in expected:  # another rank owns it, here or when saved
         strange = set()

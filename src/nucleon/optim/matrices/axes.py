@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 
+import torch
 from torch import Tensor
 
 _PART = r"([brc])(?:=(\d+)|\{(\s*\d+(?:\s*,\s*\d+)*\s*)\})?"
@@ -74,6 +75,26 @@ class Block:
 def default(ndim: int) -> str | None:
     """The spec of a parameter that was given none; None where there is no obvious one."""
     return {2: "r c", 3: "b r c"}.get(ndim)
+
+
+@lru_cache(maxsize=4096)
+def lines(
+    block: Block, box: tuple[tuple[int, int], ...], device: torch.device
+) -> tuple[int, Tensor]:
+    """The axis that has sections, and which entries of a box along it are of the block's.
+
+    Args:
+        block: one with a section.
+        box: for each axis of the parameter, (start, stop).
+        device: where the numbers of the entries are wanted; they stay there.
+    """
+    axis, place = 0, block.place
+    while place >= len(block.factors[axis]):
+        axis, place = axis + 1, place - len(block.factors[axis])
+    sizes, (start, stop) = block.factors[axis], box[axis]
+    every = torch.arange(math.prod(sizes)).view(sizes)
+    own = every.narrow(place, block.start, block.length).flatten()
+    return axis, (own[(own >= start) & (own < stop)] - start).to(device)
 
 
 @lru_cache(maxsize=4096)

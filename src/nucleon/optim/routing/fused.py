@@ -17,12 +17,22 @@ Layout = Callable[[Any, int, int], str]
 """(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
 
 _THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
-_TWO = re.compile(r"^(to_|linear_)?kv$|gate_up", re.IGNORECASE)
+_TWO = re.compile(r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|gate_up|^w1[23]$", re.IGNORECASE)
+_TAKEN_BY = {"in_proj": "out_proj", "fc1": "fc2", "linear1": "linear2", "Wi": "Wo", "wi": "wo"}
+"""Of two maps in a row, the name of the second."""
 
 
 def parts(name: str) -> int:
     """How many maps a module holds by its name."""
     return 3 if _THREE.search(name) else 2 if _TWO.search(name) else 1
+
+
+def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
+    """Whether `parent.name` holds several maps by its name, or gives more than its second takes."""
+    if parts(name) > 1:
+        return rows != getattr(parent, "head_dim", None)  # one head that is keys and values at once
+    taken = getattr(getattr(parent, _TAKEN_BY.get(name, ""), None), "in_features", rows)
+    return isinstance(taken, int) and rows > taken
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:
@@ -79,15 +89,23 @@ def _grouped(parent: Any, rows: int, columns: int) -> str:
 
 
 def _in_groups(parent: Any, rows: int, columns: int) -> str:
-    """(kv heads, queries per kv head + 2, head dim): a matrix for k, one for v, and one for the
-    first query of all groups, the second, and so on.
-    """
+    """(kv heads, queries per kv head + 2, head dim): q, k and v each a matrix, as if apart."""
     queries = _heads(parent) // _number(parent, *_KV_HEADS)
-    return f"(r b={queries + 2} r={parent.head_dim})"
+    return _repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
 
 
 def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
-    return f"(r b={parent.heads_per_kv + 2} r={parent.head_dim})"
+    size = parent.head_dim
+    return _repeated(parent.heads_per_kv * size, size, size)
+
+
+def _of_latents(parent: Any, rows: int, columns: int) -> str:
+    """Head after head, in each a key without its rotary part, and a value."""
+    return _repeated(parent.qk_nope_head_dim, parent.v_head_dim)
+
+
+def _of_flux(parent: Any, rows: int, columns: int) -> str:
+    return _cut(*3 * [columns], rows - 3 * columns)
 
 
 def _of_codegen(parent: Any, rows: int, columns: int) -> str:
@@ -115,10 +133,9 @@ def _of_mamba2(parent: Any, rows: int, columns: int) -> str:
 
 def _of_qwen3_next(parent: Any, rows: int, columns: int) -> str:
     """(k heads, 2 + 2·v heads per k head, head dim): q, k, values, gates."""
-    if parent.head_k_dim != parent.head_v_dim:
-        raise ValueError("sections within heads")
-    values = parent.num_v_heads // parent.num_k_heads
-    return f"(r={parent.num_k_heads} b={2 + 2 * values} r)"
+    key = parent.head_k_dim
+    value = parent.num_v_heads // parent.num_k_heads * parent.head_v_dim
+    return _repeated(key, key, value, value)
 
 
 def _of_qwen3_next_gates(parent: Any, rows: int, columns: int) -> str:
@@ -171,6 +188,13 @@ def _cut(*sizes: int) -> str:
     return f"r{{{','.join(map(str, sizes))}}}"
 
 
+def _repeated(*sizes: int) -> str:
+    """Maps of these sizes one after the other, again and again."""
+    if len({*sizes}) == 1:
+        return f"(r b={len(sizes)} r={sizes[0]})"
+    return f"(r {_cut(*sizes)})"
+
+
 # ------------------------------------------------------------------------- who has which layout
 
 _Table = dict[str, tuple[Layout, str]]
@@ -186,6 +210,13 @@ def _table(*entries: tuple[Layout, str, str, str]) -> _Table:
 
 
 _QKV, _KV, _GATED = "q, k, v", "k, v", "gate, up"
+_LATENT_KV = "k, v in each head"
+_LATENT = (
+    "AXK1Attention AXK2Attention DeepseekV2Attention DeepseekV3Attention DeepseekV32Attention "
+    "Glm4MoeLiteAttention GlmMoeDsaAttention HYV4Attention LongcatFlashMLA MiniCPM3Attention "
+    "Mistral4Attention MistralLarge4TextAttention YoutuAttention"
+)
+"""Attentions whose keys and values come from one latent vector of a token."""
 
 KNOWN: Mapping[str, _Table] = {
     "transformers": _table(
@@ -226,10 +257,16 @@ KNOWN: Mapping[str, _Table] = {
          "EvollaSequenceCompressorAttention GraniteSpeechConformerAttention "
          "GraniteSpeechPlusConformerAttention"),
         (_equal(2), _KV, "kv_proj", "JetMoeAttention"),
+        (_of_latents, _LATENT_KV, "kv_b_proj", _LATENT),
+        (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "kv_a_proj_with_mqa",
+         _LATENT),
         (_equal(2), _GATED, "gate_up_proj",
          "DiaMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP GlmOcrTextMLP "
          "MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP Zamba2MLP"),
         (_equal(2), _GATED, "Wi", "ModernBertMLP ModernBertDecoderMLP"),
+        (_equal(2), _GATED, "fc1",
+         "KyutaiSpeechToTextGatingMLP MoshiGatingMLP MoonshineDecoderMLP "
+         "MoonshineStreamingDecoderMLP"),
         (_equal(2), _GATED, "input_linear",
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
@@ -268,8 +305,11 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(3), _QKV, "qkv", "MultiscaleAttention"),
     ),
     "torchtitan": _table(
-        (_of_torchtitan, "queries, k, v", "wqkv", "FusedQKVLinear"),
+        (_of_torchtitan, _QKV, "wqkv", "FusedQKVLinear"),
         (_equal(3), _QKV, "qkv", "layers.SelfAttention"),
+        (_of_flux, "q, k, v, mlp", "linear1", "SingleStreamBlock"),
+        (_of_latents, _LATENT_KV, "wkv_b", "model.Attention"),
+        (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "wkv_a", "model.Attention"),
     ),
 }  # fmt: skip
 """What is known, by package; a class name that is not alone in its package has its file before."""

@@ -320,7 +320,7 @@ def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> 
     if (found := fused.known(parent, name, rows, columns)) is not None:
         word, maps = found
         return Role("matrix", f"{kind}: {maps}", axes.format(word))
-    if fused.parts(name) > 1:
-        said = f"{kind}, several maps by its name in an order not known: one matrix"
+    if fused.seems_fused(parent, name, rows):
+        said = f"{kind}, several maps by its name or size in an order not known: one matrix"
         return Role("matrix", said, axes.format("r"), unknown_order=True)
     return Role("matrix", kind, axes.format("r"))

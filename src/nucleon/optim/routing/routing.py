@@ -132,6 +132,7 @@ def routed(
             check_names(parameter.name, parameter.wish, allowed)
     if unsure := [p for p in found if p.unknown_order and p.asks]:
         names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].as_map[1])
+        parts = max(2, parts)  # one by its name, but more by its size
         whole = str(unsure[0].axes)
         _warn(notices.unknown_order(names, _others(unsure, every), whole, parts))
     if head != "auto":

@@ -14,9 +14,9 @@ from nucleon import _checks
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import Matrices, Work
-from nucleon.optim.matrices import shards
+from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.shards import Box
-from nucleon.optim.matrices.stacks import Stack
+from nucleon.optim.matrices.stacks import Piece, Stack
 
 
 @dataclass
@@ -90,7 +90,8 @@ def _held_gradients(stack: Stack) -> Tensor:
         torch.zeros_like(shards.local(p)) if p.grad is None else shards.local(p.grad)
         for p in stack.params
     ]
-    flat = [part.to(_gradient_dtype(stack)).reshape(-1) for part in parts]
+    boxes, dtype = _boxes(stack, dist.get_rank()), _gradient_dtype(stack)
+    flat = [_packed(*each).to(dtype) for each in zip(stack.pieces, boxes, parts, strict=True)]
     return torch.cat([*flat, torch.tensor(there).to(flat[0])])
 
 
@@ -108,8 +109,9 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
     there = torch.zeros(len(whole), device=whole[0].device)
     for rank, flat in task.inbox.items():
         *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
-        for target, box, part in zip(whole, _boxes(stack, rank), parts, strict=True):
-            target[box].copy_(part.view(target[box].shape))
+        each = zip(whole, stack.pieces, _boxes(stack, rank), parts, strict=True)
+        for target, piece, box, part in each:
+            _unpack_into(target[box], piece, box, part)
         there = torch.maximum(there, flags.float())
     mask = reference.per_matrix(work, there > 0)
     direction, taken = work.computer.advance(work, whole, mask)
@@ -138,8 +140,8 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> Callable[[],
             direction, taken = _unpack(task)
             whole = stack.whole(direction)
             for rank in held.ranks:
-                parts = [w[box] for w, box in zip(whole, _boxes(stack, rank), strict=True)]
-                flat = torch.cat([*(part.reshape(-1) for part in parts), taken])
+                both = zip(stack.pieces, _boxes(stack, rank), whole, strict=True)
+                flat = torch.cat([*(_packed(piece, box, w[box]) for piece, box, w in both), taken])
                 if rank == me:
                     task.outcome = flat
                 else:
@@ -162,7 +164,10 @@ def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
         if shards.sharded(stack.params[0]):
             sizes = [*_sizes(stack, dist.get_rank()), stack.count]
             *flat, taken = task.outcome.to(dtype).split(sizes)
-            parts = [x.view(shards.local(p).shape) for x, p in zip(flat, stack.params, strict=True)]
+            parts = [flat[0].new_zeros(shards.local(p).shape) for p in stack.params]
+            boxes = _boxes(stack, dist.get_rank())
+            for part, piece, box, x in zip(parts, stack.pieces, boxes, flat, strict=True):
+                _unpack_into(part, piece, box, x)
             reference.move_boxes(task.work, parts, taken)
         else:
             direction, taken = _unpack(task)
@@ -192,5 +197,37 @@ def _boxes(stack: Stack, rank: int) -> list[Box]:
 
 
 def _sizes(stack: Stack, rank: int) -> list[int]:
-    """How many entries of the parameter of each piece a rank holds."""
-    return [math.prod(s.stop - s.start for s in box) for box in _boxes(stack, rank)]
+    """How many entries of each piece a rank holds, those of other sections left out."""
+    both = zip(stack.pieces, _boxes(stack, rank), strict=True)
+    return [math.prod(_shape(piece, box)) for piece, box in both]
+
+
+def _shape(piece: Piece, box: Box) -> list[int]:
+    sizes = [s.stop - s.start for s in box]
+    if piece.block.section is not None:
+        axis, lines = _lines(piece, box)
+        sizes[axis] = len(lines)
+    return sizes
+
+
+def _lines(piece: Piece, box: Box) -> tuple[int, Tensor]:
+    held = tuple((s.start, s.stop) for s in box)
+    return axes.lines(piece.block, held, piece.param.device)
+
+
+def _packed(piece: Piece, box: Box, part: Tensor) -> Tensor:
+    """Flat: of what a rank holds of a parameter, the section of the piece."""
+    if piece.block.section is not None:
+        axis, lines = _lines(piece, box)
+        part = part.index_select(axis, lines)
+    return part.reshape(-1)
+
+
+def _unpack_into(part: Tensor, piece: Piece, box: Box, flat: Tensor) -> None:
+    """Write what `_packed` has made to its place in what a rank holds of the parameter."""
+    flat = flat.view(_shape(piece, box))
+    if piece.block.section is None:
+        part.copy_(flat)
+    else:
+        axis, lines = _lines(piece, box)
+        part.index_copy_(axis, lines, flat.to(part.dtype))
