@@ -333,4 +333,6 @@ def test_every_known_weight_is_looked_at():
         "q, k, values, gates",
         "b, a",
         "scores, k, v",
+        "latents, k",
+        "k, v in each head",
     }

@@ -288,7 +288,7 @@ def samples():
 def noisy():
     """Wide and padded, and several blocks of L."""
     compare(nucleon.Pion, [(64, 140), (64, 140)], spoil=1)
-    compare(nucleon.Pion, [(130, 140)], samples=2, weight_decay=0.1)
+    compare(nucleon.Pion, [(130, 140)], weight_decay=0.1)
     compare(nucleon.Pion, [(3, 64, 64)], samples=2, antithetic=True, spoil=0)
     compare(nucleon.Pion, [(100, 64)], smoothing_scale="literal", maximize=True, seed=-7)
     compare(nucleon.Pion, [(64, 70)], smoothing_scale=0.0, dtype=torch.float16)
@@ -297,7 +297,7 @@ def noisy():
 def noisy_layouts():
     """The same of what is stored transposed, cut or in channels-last memory."""
     compare(nucleon.Pion, [(80, 3 * 64)], axes="c (b=3 r)", spoil=0)
-    compare(nucleon.Pion, [(2 * 3 * 32, 80)], axes="(r=2 b=3 r) c", samples=2)
+    compare(nucleon.Pion, [(2 * 2 * 32, 80)], axes="(r=2 b=2 r) c", samples=2)
     compare(nucleon.Pion, [(64, 8, 3, 3)], axes="r c c c", memory_format=torch.channels_last)
 
 
@@ -328,9 +328,8 @@ def broken_roots():
 def hostile_noise():
     lengths = without_gradients(nucleon.Pion)
     assert lengths[1] > 0.7 and not any(lengths[2:10])
-    for name in ("first entry nan", "Ĝ overflows", "M̂ overflows", "nan in Ĝ"):
+    for name in ("first entry nan", "M̂ overflows", "nan on the diagonal of M̂"):
         spoiled(name, nucleon.Pion)
-    spoiled("nan on the diagonal of M̂", nucleon.Pion)
 
 
 def shapes():
