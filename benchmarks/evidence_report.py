@@ -13,14 +13,14 @@ from statistics import fmean, stdev
 
 import evidence_stages as stages
 from evidence_queue import Log, Record, trial_of
-from evidence_stages import ADAMW, LEON, LEON3, MUON, Cell, Stage, Trial
+from evidence_stages import ADAMW, LEON, LEON3, LEON_NESTEROV, MUON, Cell, Stage, Trial
 from nucleon._files import write_whole
 from nucleon.experiments.shown import Figure, Panel, Series
 from nucleon.report.plots import draw
 from step_report import table
 
 CONFIDENCE = 0.95
-STYLES = {ADAMW: 6, MUON: 0, LEON: 4, LEON3: 2}
+STYLES = {ADAMW: 6, MUON: 0, LEON: 4, LEON3: 2, LEON_NESTEROV: 5}
 NAMES = "stage-{}.jsonl"
 
 
@@ -64,7 +64,7 @@ class Results:
         self.stage, self.cell, self.log = stage, cell, log
         self.aux, _ = stages.aux_lr(stage, log.loss)
         self.best = stages.best_rates(stage, cell, log.loss)
-        self.methods = [m for m in stage.methods if self.losses_by_rate(m)]
+        self.methods = [m for m in (*stage.methods, *cell.added) if self.losses_by_rate(m)]
 
     def at(self, method: str, rate: float, seed: int, share: float = 1.0) -> Trial:
         """A run of this cell."""

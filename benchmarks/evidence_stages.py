@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 ADAMW, MUON, LEON, LEON3 = "AdamW", "Muon", "Leon c=1", "Leon c=3"
+LEON_NESTEROV = "Leon c=1, Nesterov"
 OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ADAMW: ("adamw", {}),
     MUON: ("muon", {"nesterov": True}),
     LEON: ("leon", {"smoothing_scale": 1.0}),
     LEON3: ("leon", {"smoothing_scale": 3.0}),
+    LEON_NESTEROV: ("leon", {"smoothing_scale": 1.0, "nesterov": True}),
 }
 """The optimizer of each method, and what is its own."""
 MATRIX_OPTIONS: Mapping[str, Any] = {"momentum": 0.95, "scale": "match-adamw"}
@@ -44,6 +46,8 @@ class Cell:
     """Shares of the steps with which the Leons are run at their best rate too."""
     adapter: bool = False
     """Whether only adapters of low rank are trained."""
+    added: tuple[str, ...] = ()
+    """Methods that were added to it after looking at its results."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ A = Stage(
     corpus="novels.pt",
     layers=8,
     width=512,
-    cells=(Cell("4k", 16, shorter=(0.9,)), Cell("16k", 64), Cell("1k", 4)),
+    cells=(Cell("4k", 16, shorter=(0.9,), added=(LEON_NESTEROV,)), Cell("16k", 64), Cell("1k", 4)),
     methods=ALL,
     rates=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3),
     seeds=5,
@@ -174,6 +178,8 @@ def wanted(stage: Stage, losses: Losses) -> Iterator[Trial]:
             continue  # AdamW alone can go on before it is known
         for cell in stage.cells:
             yield from _cell(stage, cell, methods, aux, losses)
+            if methods == matrix:
+                yield from _cell(stage, cell, cell.added, aux, losses)
 
 
 def _cell(
@@ -265,7 +271,8 @@ def best_rates(stage: Stage, cell: Cell, losses: Losses) -> dict[str, float]:
     assert source is not None
     there = source.cell(cell.name)
     aux, _ = aux_lr(source, losses)
-    found = {m: grid(source, there, m, aux, losses)[1] for m in stage.methods}
+    methods = (*stage.methods, *cell.added)
+    found = {m: grid(source, there, m, aux, losses)[1] for m in methods}
     return {method: rate for method, rate in found.items() if rate is not None}
 
 

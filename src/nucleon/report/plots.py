@@ -131,7 +131,7 @@ def _draw_panel(panel: Panel, axis: Axes) -> dict[tuple[str, int], Line2D]:
         axis.yaxis.set_minor_locator(NullLocator())
     if panel.x_scale == "log":
         points = sorted({x for series in panel.series for x in series.x})
-        axis.xaxis.set_major_locator(FixedLocator(points) if len(points) < 9 else LogLocator())
+        axis.xaxis.set_major_locator(FixedLocator(points) if len(points) < 7 else LogLocator())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
     return lines
