@@ -28,13 +28,13 @@ def test_step(tmp_path):
 
 
 def test_half_variants():
-    names = ("--only", "as it is", "remainder", "four squares")
+    names = ("--only", "as it is", "remainder", "two quintics")
     lines = run("half_variants.py", "--rows", 64, "--clusters", 1, *names).splitlines()
-    usual, fewer_bits, without, squares = lines
+    usual, fewer_bits, without, quintics = lines
     assert "as it is" in usual and "above 1.01   0" in usual and "above 1.01   0" in fewer_bits
     assert float(without.split("‖P‖_op")[1].split(",")[0]) > 1.01
-    error = [float(line.split("mean error ")[1].split(",")[0]) for line in (squares, usual)]
-    assert "above 1.01   0" in squares and error[0] <= error[1]
+    error = [float(line.split("mean error ")[1].split(",")[0]) for line in (usual, quintics)]
+    assert "above 1.01   0" in quintics and error[0] <= error[1]
 
 
 def test_memory():
