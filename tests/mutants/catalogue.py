@@ -296,6 +296,12 @@ MUTANTS = [
         ),
         ("typo in Muon", "2.0315", "2.0351", "test_muon_is_torchs_default"),
         (
+            "typo in the squares after the restart",
+            "-0.610772",
+            "-0.610727",
+            "test_squares_take_the_place_of_two_quintics",
+        ),
+        (
             "contraction forgotten",
             "_scaled(last, 1 / image([*first, last], 0.0, 1.0)[1])",
             "last",
@@ -1458,6 +1464,12 @@ MUTANTS = [
             "beta=b, shift=a, scale=given",
             "beta=b, scale=given",
             "test_half_precision_polar_factors_keep_them_too",
+        ),
+        (
+            "the squares forget R",
+            "symmetric_product(q, q, r, alpha=a, beta=b, shift=c)",
+            "symmetric_product(q, q, q, alpha=a, beta=b, shift=c)",
+            "test_half_precision_keeps_its_promises[gaussian-same]",
         ),
         (
             "rounding leaves negative eigenvalues to the first steps",

@@ -1,17 +1,22 @@
 """The benchmark scripts run on tiny shapes and print what they promise."""
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = ("Muon", "Leon", "Pion k=1", "Pion k=4", "torch Muon", "torch AdamW")
 
 
-def run(script, *arguments):
+def run(script, *arguments, **environment):
     command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
 
 
 def test_step(tmp_path):
@@ -28,13 +33,20 @@ def test_step(tmp_path):
 
 
 def test_half_variants():
-    names = ("--only", "as it is", "remainder", "four squares")
+    names = ("--only", "as it is", "remainder", "two quintics")
     lines = run("half_variants.py", "--rows", 64, "--clusters", 1, *names).splitlines()
-    usual, fewer_bits, without, squares = lines
+    usual, fewer_bits, without, quintics = lines
     assert "as it is" in usual and "above 1.01   0" in usual and "above 1.01   0" in fewer_bits
     assert float(without.split("‖P‖_op")[1].split(",")[0]) > 1.01
-    error = [float(line.split("mean error ")[1].split(",")[0]) for line in (squares, usual)]
-    assert "above 1.01   0" in squares and error[0] <= error[1]
+    error = [float(line.split("mean error ")[1].split(",")[0]) for line in (usual, quintics)]
+    assert "above 1.01   0" in quintics and error[0] <= error[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_symmetric():
+    """Every configuration that is timed on a GPU computes the product."""
+    said = run("symmetric.py", TRITON_INTERPRET="1")
+    assert said.count("17 configurations are right") == 2
 
 
 def test_memory():

@@ -6,7 +6,11 @@ Frobenius norm 1 a step (a, b, c) is
     Z = bR + cR²,   Q ← Q(aI + Z),   R ← (aI + Z)²R,
 
 and the result is QX: products of m×m matrices whose result is symmetric, half the arithmetic of
-others. Eleven bits are too few for a Gram matrix, so
+others. The last polynomial needs no R after it, so from Q = R on
+
+    Q ← αQ² + βR + δI
+
+doubles its degree with every product. Eleven bits are too few for a Gram matrix, so
 
 - the first R is kept to 22 bits, as a float16 matrix and the float16 remainder of its rounding;
 - the recursion restarts once, X ← QX, with R recomputed: from X, or as QRQᵀ where Λ is part of it;
@@ -27,7 +31,7 @@ from torch import Tensor
 
 from nucleon.linalg._rounding import lifted
 from nucleon.linalg._scaling import joint_unit_scale, unit_scale
-from nucleon.linalg.coefficients import HALF_RESTART, Quintic
+from nucleon.linalg.coefficients import HALF_RESTART, HALF_SQUARES, Quintic
 from nucleon.linalg.kernels import (
     REMAINDER_SCALE,
     add_to_diagonal,
@@ -84,7 +88,7 @@ def half_polar(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
 def half_augmented(s: Tensor, smoothing: Tensor | None, sequence: Sequence[Quintic]) -> Tensor:
     """(SSᵀ + Λ)^(-1/2) S for S (b, m, n), m ≤ n, and Λ (b, m, m) or None for 0; float32 out.
 
-    Unchecked, no synchronization; `sequence` from `half_polar_express`, two steps at least.
+    Unchecked, no synchronization; `sequence` from `half_polar_express`, of five steps.
     """
     return augmented_from(start(s, smoothing), sequence, torch.float32)
 
@@ -122,37 +126,43 @@ def polar_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Te
 def augmented_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Tensor]:
     """(Q, X) with QX = (SSᵀ + Λ)^(-1/2) S and Q symmetric, by the Gram recursion.
 
-    Flops: m²n for XXᵀ, 4m²n for the two products QX; 14m³ for five steps; m²n for the restart
-    without Λ, 5m³ with it.
+    The quintics of `sequence` up to the restart, then `HALF_SQUARES`. Flops: m²n for XXᵀ, 4m²n for
+    the two products QX; 13m³ for the polynomials; m²n for the restart without Λ, 5m³ with it.
     """
-    m, last = begin.x.shape[-2], len(sequence) - 1
-    x, r, scale = begin.x, begin.r, begin.scale
-    q, z = r, r
-    for i, (a, b, c) in enumerate(sequence):
-        if i == HALF_RESTART:
-            x = q @ x
-            if begin.remainder is None:
-                r = symmetric_product(x, x, shift=RESTART_FLOOR)
-            else:
-                qr = (q @ begin.remainder).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)
-                more = max(RESTART_FLOOR, SMOOTHED_FLOOR / math.sqrt(m))
-                r = symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=more)
-        given = None if i else scale
-        if i in (0, HALF_RESTART):
+    q = before_restart(begin, sequence)
+    x = q @ begin.x
+    if begin.remainder is None:
+        r = symmetric_product(x, x, shift=RESTART_FLOOR)
+    else:
+        m = begin.x.shape[-2]
+        qr = (q @ begin.remainder).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)
+        more = max(RESTART_FLOOR, SMOOTHED_FLOOR / math.sqrt(m))
+        r = symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=more)
+    q = r
+    for a, b, c in HALF_SQUARES:
+        q = symmetric_product(q, q, r, alpha=a, beta=b, shift=c)
+    return q, x
+
+
+def before_restart(begin: Start, sequence: Sequence[Quintic]) -> Tensor:
+    """Q of the first quintics times `begin.length`, as it is about to meet the unscaled x."""
+    r, q, last = begin.r, begin.r, HALF_RESTART - 1
+    for i, (a, b, c) in enumerate(sequence[:HALF_RESTART]):
+        given = None if i else begin.scale
+        if i:
+            z = symmetric_product(r, r, r, alpha=c, beta=b)
+            length = begin.length if i == last else None
+            q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
+        else:
             z, q = symmetric_pair(
                 r, r, r, alpha=c, beta=b, second_shift=a, scale=given, powers=(2, 1)
             )
-        else:
-            z = symmetric_product(r, r, r, alpha=c, beta=b)
-            ends = i == min(HALF_RESTART - 1, last)  # Q is about to meet the unscaled x
-            length = begin.length if ends else None
-            q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
-        if i + 1 not in (HALF_RESTART, last + 1):
+        if i < last:
             rz = symmetric_product(r, z, r, beta=a, scale=given, powers=(1, 1))
             r = symmetric_product(z, rz, rz, beta=a)
             if not i:
                 add_to_diagonal(r, begin.floor)
-    return q, x
+    return q
 
 
 def first_floor(r: Tensor) -> Tensor:
