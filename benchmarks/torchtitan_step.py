@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -99,6 +100,8 @@ def build(optimizer: str, chosen: argparse.Namespace, folder: str) -> Any:
 
 def measure(optimizer: str, chosen: argparse.Namespace) -> None:
     """Print a line: all of a step, the optimizer's part, memory at most, and the state's."""
+    stand_in()
+    logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         trainer = build(optimizer, chosen, folder)
         data, parts = trainer.batch_generator(trainer.dataloader), list[float]()
@@ -125,6 +128,7 @@ def measure(optimizer: str, chosen: argparse.Namespace) -> None:
         figures = f"{statistics.median(whole):10.1f}{statistics.median(parts):14.2f}"
         print(f"{optimizer:10}{figures}{most / 2**30:12.2f}{kept / 2**30:15.2f}", flush=True)
         trainer.close()
+    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -142,14 +146,16 @@ def main() -> None:
         import torchtitan_debug  # noqa: F401
     except ImportError as error:
         sys.exit(f"needs a checkout, and pip install 'nucleon-optim[torchtitan]': {error}")
-    logging.disable(logging.WARNING)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"Llama {chosen.model}, {chosen.batch} × {chosen.sequence} tokens, {where}, ", end="")
-    print(f"torch {torch.__version__}\n\n{'':10}{'ms a step':>10}{'of optimizer':>14}", end="")
+    print(f"torch {torch.__version__}\n\n{'':10}{'ms per step':>12}{'of optimizer':>14}", end="")
     print(f"{'GiB at most':>12}{'GiB of state':>15}", flush=True)
-    for optimizer in chosen.optimizers:
-        measure(optimizer, chosen)
-    dist.destroy_process_group()
+    for optimizer in chosen.optimizers:  # each in a process of its own, with memory of its own
+        process = get_context("spawn").Process(target=measure, args=(optimizer, chosen))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,7 @@ class _Side:
         output = output.detach()
         if shards.sharded(output) and any(p.is_partial() for p in output.placements):
             output = shards.full(output)  # of a row-wise projection, before it is added up
-        held, part = shards.of(output), shards.local(output)
-        columns = held.mine()[-1] if held else slice(0, self.linear.out_features)
+        columns, part = shards.box(output)[-1], shards.local(output)
         wanted = range(self.linear.out_features)[self.rows]
         ends = [bisect_left(wanted, edge) for edge in (columns.start, columns.stop)]
         if any(end % self.size for end in ends):
@@ -74,8 +73,7 @@ class _Side:
         for tensor in (self.linear.weight, cast(Tensor | None, self.linear.bias)):
             if tensor is not None:
                 shards.supported("a projection of an attention", tensor, "QKClip cannot shrink it")
-                held, part = shards.of(tensor), shards.local(tensor)
-                mine = rows[held.mine()[0]] if held else rows
+                mine, part = rows[shards.box(tensor)[0]], shards.local(tensor)
                 part.mul_(mine.to(part).reshape(-1, *[1] * (part.ndim - 1)))
 
 

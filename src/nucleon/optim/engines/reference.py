@@ -173,7 +173,10 @@ def move_boxes(work: Matrices, directions: Sequence[Tensor], taken: Tensor) -> N
     for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
         weights = shards.local(param)
         change = _change(work, direction, weights.to(direction.dtype), ok)
-        weights.copy_(_round(weights - change, low))
+        if low is None:
+            weights.sub_(change)
+        else:
+            weights.copy_(_round(weights - change, low))
 
 
 def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -> Tensor:

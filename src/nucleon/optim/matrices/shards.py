@@ -25,10 +25,6 @@ class Shards:
     replicas: tuple[int, ...]
     """Ranks of one number hold a whole parameter together."""
 
-    def mine(self) -> Box:
-        """The box of this rank."""
-        return self.boxes[self.ranks.index(dist.get_rank())]
-
     def replica_of(self, rank: int) -> list[int]:
         """The ranks that hold a whole parameter together with `rank`."""
         number = self.replicas[self.ranks.index(rank)]
@@ -108,6 +104,15 @@ def _box(param: "DTensor", coordinate: Sequence[int]) -> Box:
             starts[axis] += start
             sizes[axis] = min(step, sizes[axis] - start)
     return tuple(slice(s, s + n) for s, n in zip(starts, sizes, strict=True))
+
+
+def box(param: Tensor) -> Box:
+    """The entries of a parameter that this rank holds; of a plain tensor all."""
+    if not sharded(param):
+        return tuple(slice(0, n) for n in param.shape)
+    coordinate = param.device_mesh.get_coordinate()
+    assert coordinate is not None  # a rank outside the mesh holds no such parameter
+    return _box(param, coordinate)
 
 
 def mesh_groups(param: "DTensor") -> list[dist.ProcessGroup]:

@@ -104,8 +104,7 @@ class Stack:
         self, tensors: Iterable[Tensor], stacked: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Where (b, m, n) belongs in such tensors, and its parts in the same shapes."""
-        rows, columns = self.shape
-        natural = (stacked.mT if rows > columns else stacked).contiguous()
+        natural = self._natural(stacked).contiguous()
         if self.plain:
             return [*tensors], [*natural.unbind()]
         parts = self.split(natural)
@@ -118,13 +117,20 @@ class Stack:
         Entries of a parameter that belong to other pieces are 0.
         """
         whole = zip(self.whole(stacked), self.params, strict=True)
-        return [shards.local(shards.like(w, param)) for w, param in whole]
+        return [w[shards.box(param)] for w, param in whole]
 
     def whole(self, stacked: Tensor) -> list[Tensor]:
         """(b, m, n) → for each piece a tensor shaped like its parameter, 0 outside of the piece."""
+        if self.plain:
+            return [*self._natural(stacked).unbind()]
         found = [stacked.new_zeros(param.shape) for param in self.params]
         self.scatter(stacked, found)
         return found
+
+    def _natural(self, stacked: Tensor) -> Tensor:
+        """(b, m, n) with rows and columns as the parameters have them; a view."""
+        rows, columns = self.shape
+        return stacked.mT if rows > columns else stacked
 
     def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
         """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
