@@ -83,6 +83,8 @@ SETS = {
     "llama-1b": llama(16, 2048, 512, 8192),
     "qwen-0.5b": llama(24, 896, 128, 4864),
     "squares-256": [(256, 256)] * 16,
+    "squares-2048": [(2048, 2048)] * 8,
+    "squares-4096": [(4096, 4096)] * 2,
     "resnet-50": resnet50(),
 }
 DIRECTIONS = [

@@ -103,8 +103,8 @@ HALF_SQUARES = (
 )
 """(α, β, δ) of q ← αq² + βx² + δ from q = x², for x·q ≈ 1 where the quintics of
 `half_polar_express` end at the restart, with 15 % room: [0.332, 1.918]. The minimax among
-these polynomials, scaled to at most 0.995: float16 leaves the ball by less and less often than
-with 1, and the error is still below that of two quintics."""
+these polynomials, scaled to at most 0.995: float16 leaves the ball by less than with 1,
+and the error is still below that of two quintics."""
 
 
 @lru_cache
