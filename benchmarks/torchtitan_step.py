@@ -66,6 +66,17 @@ def single() -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 
 
+def prepare() -> None:
+    """Make torchtitan ready in this process: what it lacks on this machine comes before it."""
+    stand_in()
+    single()
+    logging.disable(logging.WARNING)
+    try:
+        import torchtitan_debug  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"needs a checkout, and pip install 'nucleon-optim[torchtitan]': {error}")
+
+
 def timed(call: Callable[[], Any]) -> float:
     """Milliseconds of a call, the device included."""
     if torch.cuda.is_available():
@@ -100,8 +111,7 @@ def build(optimizer: str, chosen: argparse.Namespace, folder: str) -> Any:
 
 def measure(optimizer: str, chosen: argparse.Namespace) -> None:
     """Print a line: all of a step, the optimizer's part, memory at most, and the state's."""
-    stand_in()
-    logging.disable(logging.WARNING)
+    prepare()
     with tempfile.TemporaryDirectory() as folder:
         trainer = build(optimizer, chosen, folder)
         data, parts = trainer.batch_generator(trainer.dataloader), list[float]()
@@ -140,12 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
     chosen = parser.parse_args()
-    stand_in()
-    single()
-    try:
-        import torchtitan_debug  # noqa: F401
-    except ImportError as error:
-        sys.exit(f"needs a checkout, and pip install 'nucleon-optim[torchtitan]': {error}")
+    prepare()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"Llama {chosen.model}, {chosen.batch} × {chosen.sequence} tokens, {where}, ", end="")
     print(f"torch {torch.__version__}\n\n{'':10}{'ms per step':>12}{'of optimizer':>14}", end="")
