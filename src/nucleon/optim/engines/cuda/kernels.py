@@ -422,5 +422,5 @@ def moved(
     move[(tiles(job.m, job.n), job.layout.count)](
         weights, directions.contiguous(), taken, rate, decay, **place(job),
         WEIGHT=TYPES[job.weight], BYTES=job.alignments[2],
-        DECAYS=job.hyper.weight_decay != 0.0, ON_DEVICE=on_device,
+        DECAYS=job.decays, ON_DEVICE=on_device,
     )  # fmt: skip

@@ -59,8 +59,8 @@ def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], 
 
     Compared are the learning rates, and the new weights and moments that every rank has whole.
     """
-    chosen = [g for g in groups if g["consistency_every"] and not step % g["consistency_every"]]
-    chosen = [g for g in chosen if world(g["params"]) != (0,)]
+    due = (g for g in groups if g["consistency_every"] and not step % g["consistency_every"])
+    chosen = [group for group in due if world(group["params"]) != (0,)]
     if not chosen:
         return
     found: list[object] = []
