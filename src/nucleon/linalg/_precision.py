@@ -1,7 +1,7 @@
 """Float32 products are float32 products, and float64 is where the device has it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,13 +29,15 @@ _FULL: tuple[Setting, ...] = (
 _WIDE_SUMS: Setting = (torch.backends.cuda.matmul, "allow_fp16_accumulation", (False,))
 
 
-def full_float32() -> AbstractContextManager[None]:
+@contextmanager
+def full_float32() -> Iterator[None]:
     """Switch TF32 and its CPU counterparts off inside, and restore the user's setting after.
 
     A Gram matrix rounded to ten bits is not positive semidefinite, and the iterations amplify its
     errors.
     """
-    return _switched(_FULL)
+    with _switched(_FULL):
+        yield
 
 
 @contextmanager

@@ -10,7 +10,7 @@ rule="adamw" take AdamW's step.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import is_
 from typing import Any, ClassVar, Self, cast, overload
@@ -246,7 +246,8 @@ class MatrixOptimizer(Optimizer, ABC):
             param, info, index, step, group, has_gram=self.has_gram, owned=owned
         )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
+        """Raise on a bad option; with the parameters, also on one that leaves their range."""
         foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
         if foreign:
             raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
@@ -255,6 +256,7 @@ class MatrixOptimizer(Optimizer, ABC):
             options.check_adamw(group)
         else:
             self.check_options(group)
+        options.check_range([(self._runtime.infos[p].name, p) for p in params], group)
 
     def _check_changes(self) -> None:
         """Check options that were set after their group was made, and derive from them anew."""
@@ -266,9 +268,7 @@ class MatrixOptimizer(Optimizer, ABC):
             if known is not None and all(map(is_, values, known)):
                 continue
             without_rate = {**group, "lr": 0.0}  # which may be on the device
-            self._check_group(without_rate)
-            named = [(runtime.infos[p].name, p) for p in group["params"]]
-            options.check_range(named, without_rate)
+            self._check_group(without_rate, group["params"])
             if runtime.worklist is not None:
                 runtime.worklist.derive(group)
             runtime.checked[id(group)] = values
@@ -298,8 +298,7 @@ class MatrixOptimizer(Optimizer, ABC):
             templates.update(self._templates(found))
             saving.check_state_dict(found, groups, templates, infos, self.defaults)
             for saved, group in zip(found["param_groups"], groups, strict=True):
-                self._check_group(saved)
-                options.check_range([(infos[p].name, p) for p in group["params"]], saved)
+                self._check_group(saved, group["params"])
             final.append(found)
             return found
 
@@ -408,8 +407,8 @@ class MatrixOptimizer(Optimizer, ABC):
             for work in found.works:
                 with lane(work):
                     work.engine.step(work)
-        if found.compared:
-            agreement.check_update(found.compared, self.state, self._runtime.steps)
+        if compared := [g for g in self.param_groups if g["consistency_every"]]:
+            agreement.check_update(compared, self.state, self._runtime.steps)
         self._runtime.steps += 1
         return loss
 

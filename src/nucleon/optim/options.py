@@ -121,9 +121,9 @@ RUN = ("placement", "wire_dtype", "consistency_every")
 """Options of the run, not of the state: a state is loaded under those of the optimizer at hand."""
 STRUCTURE = (
     *("rule", "method", "iterations", "certify", "placement"),
-    *("momentum_dtype", "stochastic_rounding", "largest_stack", "consistency_every"),
+    *("momentum_dtype", "stochastic_rounding", "largest_stack"),
 )
-"""Options that decide which engine steps a stack, how large it is, and what ranks compare."""
+"""Options that decide which engine steps a stack, and how large it is."""
 WATCHED = (
     *("momentum", "beta2", "smoothing_scale", "gradient_bound", "nesterov", "scale", "steps"),
     *("method", "iterations", "samples", "antithetic", "momentum_dtype", "nonfinite"),

@@ -41,8 +41,6 @@ class Worklist:
     counted: dict[torch.device, list[State]]
     """The states of all matrix parameters, which count their steps, by device."""
     sharded: Sequence[Tensor]
-    compared: Groups
-    """Groups whose updates the ranks compare every so many steps."""
     waiting: Sequence[Tensor]
     """Parameters that have had no gradient so far: the first one makes a new list."""
 
@@ -96,9 +94,7 @@ def build(
         if isinstance(work, Matrices):
             work.pools = pools
     lanes.assign(works)
-    compared = [g for g in groups if g["consistency_every"]]
-    made_for = signature(groups, states)
-    return Worklist(works, made_for, dict(counted), sharded, compared, waiting)
+    return Worklist(works, signature(groups, states), dict(counted), sharded, waiting)
 
 
 def present(method: Method, groups: Groups, states: States, infos: Infos) -> list[Matrices]:
