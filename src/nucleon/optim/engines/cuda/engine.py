@@ -46,19 +46,24 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and triton_works()
 
 
+def unreadable(param: Tensor) -> str | None:
+    """Why the kernels cannot read a parameter, wherever its entries lie; None where they can."""
+    if not runs_on(param.device):
+        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
+    return None if param.dtype in pointers.DTYPES else f"{_name(param.dtype)} weights"
+
+
 def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str | None:
     """Why this engine does not step such matrices of a parameter; None where it does.
 
     What it serves it also computes for other ranks.
     """
-    if not runs_on(param.device):
-        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
+    if (reason := unreadable(param)) is not None:
+        return reason
     if method.kernel is None or "direction" in method.__dict__:  # a hook that was assigned
         return f"{method.name} has no kernel"
     if group["certify"]:
         return "certify=True"
-    if param.dtype not in pointers.DTYPES:
-        return f"{_name(param.dtype)} weights"
     if group["momentum_dtype"] == torch.float64:
         return "momentum_dtype=float64"
     if not dense(param):
