@@ -165,23 +165,9 @@ def play(
     _checks.count("rounds", rounds)
     if record != "log":
         _checks.count("record", record)
-    if tuple(stream.shape) != learner.shape:
-        raise ValueError(
-            f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
-            f"build both alike"
-        )
-    if ledger is None and learner.rounds:
-        raise ValueError(
-            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
-            f"game, or a new learner"
-        )
+    _check_pair(learner, stream, rounds, ledger)
     learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
-    if stream.rounds is not None and last > stream.rounds:
-        raise ValueError(
-            f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
-            f"rounds={rounds} from round {first} on"
-        )
     rows: list[Row] = []
     for t in range(first, last + 1):
         action = learner.play()
@@ -215,6 +201,25 @@ def play(
         lower=None if certificate.lower is None else certificate.lower.cpu(),
         delta=delta,
     )
+
+
+def _check_pair(learner: Learner, stream: Stream, rounds: int, ledger: Ledger | None) -> None:
+    """Raise unless the learner can go on for so many rounds of the stream."""
+    if tuple(stream.shape) != learner.shape:
+        raise ValueError(
+            f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
+            f"build both alike"
+        )
+    if ledger is None and learner.rounds:
+        raise ValueError(
+            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
+            f"game, or a new learner"
+        )
+    if stream.rounds is not None and learner.rounds + rounds > stream.rounds:
+        raise ValueError(
+            f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
+            f"rounds={rounds} from round {learner.rounds + 1} on"
+        )
 
 
 def _enter(

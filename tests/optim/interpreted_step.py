@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the cases, also as a scrip
 import nucleon
 from nucleon.linalg import triton_symmetric
 from nucleon.linalg.half import first_floor
+from nucleon.optim import worklist
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import engine, graphs, kernels, perturbed, pointers
 from nucleon.optim.engines.cuda import small as small_kernel
@@ -122,7 +123,9 @@ def not_there():
         optimizer = nucleon.Leon(params, method="half", lr=1.0, scale="none")
         generator = torch.Generator().manual_seed(3)
         gradients = [torch.randn(64, 70, generator=generator) for _ in params]
-        (work,) = optimizer._matrices()
+        (work,) = worklist.present(
+            optimizer, optimizer.param_groups, optimizer.state, optimizer.infos
+        )
         assert work.engine is (engine if fast else reference)
         for there in (False, True, False):
             with torch.no_grad():

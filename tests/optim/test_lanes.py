@@ -22,7 +22,11 @@ def stack_of(*shape, device="cuda:0"):
     return Matrices(reference, {}, stack.params, [{}], None, stack, reference)
 
 
-SMALL, LARGE = stack_of(3, 64, 80), stack_of(2048, 2048)
+def small(count):
+    return [stack_of(3, 64, 80) for _ in range(count)]
+
+
+LARGE = stack_of(2048, 2048)
 
 
 class Stream:
@@ -63,6 +67,7 @@ def device(monkeypatch):
     def run(given):
         """A step of these stacks; the streams they were on."""
         found = []
+        lanes.assign(given)
         with lanes.opened() as lane:
             for stack in given:
                 with lane(stack):
@@ -78,7 +83,7 @@ def waits(log):
 
 
 def test_lanes_begin_after_the_caller_and_the_caller_goes_on_after_all_of_them(device):
-    used = device.run([SMALL] * 20)
+    used = device.run(small(20))
     assert set(used) == {f"lane 0.{i}" for i in range(lanes.COUNT)}
     assert len(waits(device.log)) == 2 * lanes.COUNT  # no lane for another, each once
     for name in set(used):
@@ -88,7 +93,7 @@ def test_lanes_begin_after_the_caller_and_the_caller_goes_on_after_all_of_them(d
 
 
 def test_lanes_that_are_not_used_are_not_waited_for(device):
-    assert device.run([SMALL, LARGE]) == ["lane 0.0", "caller 0"]
+    assert device.run([*small(1), LARGE]) == ["lane 0.0", "caller 0"]
     assert waits(device.log) == [
         ("lane 0.0", "waits for", "caller 0"),
         ("caller 0", "waits for", "lane 0.0"),
@@ -96,10 +101,12 @@ def test_lanes_that_are_not_used_are_not_waited_for(device):
 
 
 def test_lanes_are_joined_though_a_stack_fails(device):
+    first, second = given = small(2)
+    lanes.assign(given)
     with pytest.raises(ZeroDivisionError), lanes.opened() as lane:
-        with lane(SMALL):
+        with lane(first):
             pass
-        with lane(SMALL):
+        with lane(second):
             raise ZeroDivisionError
     assert [event[2] for event in waits(device.log)[2:]] == ["lane 0.0", "lane 0.1"]
     assert {event[0] for event in waits(device.log)[2:]} == {"caller 0"}
@@ -107,8 +114,7 @@ def test_lanes_are_joined_though_a_stack_fails(device):
 
 
 def test_a_list_of_stacks_has_the_same_lanes_at_every_step(device):
-    small = [stack_of(64, 64 + i) for i in range(20)]
-    given = [*small[:7], LARGE, *small[7:]]
+    given = [*small(7), LARGE, *small(13)]
     first = device.run(given)
     assert device.run(given) == device.run(given) == first
     assert first.pop(7) == "caller 0"
@@ -116,7 +122,7 @@ def test_a_list_of_stacks_has_the_same_lanes_at_every_step(device):
 
 
 def test_each_device_has_lanes_and_a_caller_of_its_own(device):
-    assert device.run([SMALL, stack_of(64, 64, device="cuda:1")]) == ["lane 0.0", "lane 1.1"]
+    assert device.run([*small(1), stack_of(64, 64, device="cuda:1")]) == ["lane 0.0", "lane 1.1"]
     assert waits(device.log)[1::2] == [
         ("lane 1.1", "waits for", "caller 1"),
         ("caller 1", "waits for", "lane 1.1"),
@@ -150,13 +156,16 @@ def test_the_matrices_of_all_pieces_are_counted():
 
 
 def test_what_other_ranks_hold_too_and_the_cpu_stay_with_the_caller(device, monkeypatch):
-    with lanes.opened() as lane, lane(stack_of(64, 64, device="cpu")):
-        pass
     with FakeTensorMode():
-        others = Work(reference, {}, [torch.empty(3, device="cuda:0")], [{}])
-    with lanes.opened() as lane, lane(others):  # AdamW's
-        pass
+        others = Work(reference, {}, [torch.empty(3, device="cuda:0")], [{}])  # AdamW's
+    here = stack_of(64, 64, device="cpu")
+    lanes.assign([here, others])
+    with lanes.opened() as lane:
+        for work in (here, others):
+            with lane(work):
+                pass
     assert device.log == []
+    others = small(1)
     monkeypatch.setattr(lanes.shards, "sharded", lambda tensor: True)
-    assert device.run([SMALL]) == ["caller 0"]
+    assert device.run(others) == ["caller 0"]
     assert waits(device.log) == []

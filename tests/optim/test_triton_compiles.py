@@ -99,7 +99,7 @@ CASES = {
         {**TENSORS, "skipped": TABLE, "quiet": TABLE, "grams": TABLE, "mask": "*i1"}
         | {"taken": "*i1", "directions": "*fp32", **WHERE, **FACTORS, "longest": "i32"}
         | dict.fromkeys(
-            ("settled", "keep", "smoothing", "bound", "limit", "least", "room"), "fp32"
+            ("settled", "keep", "smoothing", "bound", "limit", "least", "floor"), "fp32"
         ),
         {**TYPES, **FOLDED, "GRADIENT": tl.float32, "HAS_GRAM": True, "MASKED": True}
         | {"LOOKAHEAD": True, "POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64}
@@ -118,13 +118,13 @@ CASES = {
         | dict.fromkeys(("entries", "pairs", "each", "first"), "i32"),
         {"DRAWS": 4, "BLOCK": 1024},
     ),
-    "column": (
-        perturbed.column,
+    "cholesky_column": (
+        perturbed.cholesky_column,
         {**CHOLESKY, "factor": "*fp32", "j": "i32", "jitter": "fp32"},
         {"SIDE": 64, "DEPTH": 32, "TABLE_BYTES": 16},
     ),
-    "mend": (
-        perturbed.mend,
+    "diagonal_fallback": (
+        perturbed.diagonal_fallback,
         {**CHOLESKY, "x": "*fp16", "taken": "*i1", "skipped": TABLE, "n": "i32", "less": "fp32"},
         {"SIDE": 64, "TABLE_BYTES": 4},
     ),

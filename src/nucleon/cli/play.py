@@ -113,12 +113,9 @@ def play(
             for other in dict.fromkeys(names)
             for one in dict.fromkeys(learners)
         ]
-        out, words = console(quiet=as_json), ["nucleon", "play", *learners]
-        words += [w for name in names for w in ("--stream", name)]
-        words += ["--rounds", str(rounds), "--shape", shape, "--radius", str(radius)]
-        words += ["--seed", str(seed)] if seed is not None else []
-        words += ["--delta", str(delta)] if delta is not None else []
-        words += ["--device", device] if device != "cpu" else []
+        out = console(quiet=as_json)
+        given = {"rounds": rounds, "shape": shape, "radius": radius, "seed": seed, "delta": delta}
+        repeat = _command(learners, names, {**given, "device": device if device != "cpu" else None})
         with draft(output, "play") as folder:
             started, clock = datetime.now().astimezone(), time.perf_counter()
             traces = _play(games, rounds, delta)
@@ -129,14 +126,22 @@ def play(
                 out.print(f"[dim]• {escape(note)}[/]")
             kept = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
             about = _About.of(learners, names, rounds, shape)
-            final = publish(
-                Run(about, shlex.join(words), {**kept, **options}, result, started, seconds), folder
-            )
+            run = Run(about, repeat, {**kept, **options}, result, started, seconds)
+            final = publish(run, folder)
         out.print(f"run  {escape(str(final))}", soft_wrap=True)
         if as_json:
             plain = [_plain(game, trace) for game, trace in zip(games, traces, strict=True)]
             print_json({"games": plain, "folder": str(final)})
         raise typer.Exit(0 if all(check.passed for check in result.checks) else 1)
+
+
+def _command(learners: list[str], streams: list[str], given: dict[str, object]) -> str:
+    """The command that plays the same games; what is None was not given."""
+    words = ["nucleon", "play", *learners]
+    words += [word for name in streams for word in ("--stream", name)]
+    for option, value in given.items():
+        words += [f"--{option}", str(value)] if value is not None else []
+    return shlex.join(words)
 
 
 @dataclass(frozen=True)

@@ -146,26 +146,18 @@ def train(
             "compiled": compiled,
             "keep": keep,
         }
-        if resume:
-            run = _resume(output, _explicit(context, given), place)
-        else:
-            with _advised():
-                options = _options(given)
-                run = training.begin(options, output or new_folder(options), say=_say, **place)
+        run = (
+            _resume(output, _explicit(context, given), place)
+            if resume
+            else _begin(given, output, place)
+        )
         out = console(quiet=as_json)
         out.print(_opening(run), soft_wrap=True)
         again = _resuming(run, device, compiled)
         del place["keep"]
         repeat = command(context, run.options, place)
         diary = Diary(run, repeat, again, {**place, "compiled": run.compiled})
-        with _stoppable() as stop, _held(run), _kept(run, again):
-            diary.begin()
-            try:
-                summary = _go(run, stop, out)
-            except CommandError as error:
-                diary.end(max(run.checkpoints.steps(), default=0), str(error))
-                raise
-            diary.end(summary.steps)
+        summary = _train(run, diary, again, out)
         if as_json:
             print_json({**asdict(summary), "folder": str(run.folder)})
         else:
@@ -176,6 +168,19 @@ def train(
                 f"go on with: {again}",
             )
             raise typer.Exit(INTERRUPTED)
+
+
+def _train(run: Run, diary: Diary, again: str, out: Console) -> Summary:
+    """Train to the end or until stopped; the diary says how it went."""
+    with _stoppable() as stop, _held(run), _kept(run, again):
+        diary.begin()
+        try:
+            summary = _go(run, stop, out)
+        except CommandError as error:
+            diary.end(max(run.checkpoints.steps(), default=0), str(error))
+            raise
+        diary.end(summary.steps)
+    return summary
 
 
 def _options(given: dict[str, Any]) -> Options:
@@ -222,6 +227,12 @@ def _settings(words: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[name] = value
     return found
+
+
+def _begin(given: dict[str, Any], output: Path | None, place: dict[str, Any]) -> Run:
+    with _advised():
+        options = _options(given)
+        return training.begin(options, output or new_folder(options), say=_say, **place)
 
 
 def _resume(output: Path | None, said: dict[str, Any], place: dict[str, Any]) -> Run:

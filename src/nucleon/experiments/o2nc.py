@@ -1,6 +1,6 @@
 """o2nc: the conversion's identity, its lemma and its proposition, measured (Appendix G)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -54,83 +54,20 @@ def run(settings: Settings, progress: Progress) -> Result:
     runs = len(settings.seed_range(RUNS, QUICK_RUNS))
     progress.begin(rounds * (len(LEARNERS) + 1), "rounds")
     problem = random_kinks(settings.first_seed, shape=SHAPE, dtype=torch.float64)
-    start = identity_start(0.5, runs)
-    gap = problem.value(start[0]).item()
-
-    found: dict[str, Measured] = {}
-    agreed = list[Check]()
-    for name, learner in LEARNERS.items():
-        process = Process(
-            learner,
-            start,
-            RHO,
-            DISCOUNT,
-            rounds,
-            problem.gradient_bound,
-            settings.first_seed,
-            loss_gap=gap,
-        )
-        found[name] = convert(
-            process,
-            sampling(problem, rounds, runs, settings.first_seed),
-            lambda stage=name: progress.advance(1, stage),
-            **OPTIONS.get(name, {}),
-        )
-        agreed.append(
-            agrees(
-                name,
-                process,
-                sampling(problem, FEW, runs, settings.first_seed),
-                lambda w: gap - problem.value(w),
-                **OPTIONS.get(name, {}),
-            )
-        )
+    found, agreed = _converted(problem, rounds, runs, settings.first_seed, progress)
     slope = clipped_slope(rounds, runs, settings.first_seed, progress)
-    lengths = QUICK_LENGTHS if settings.quick else LENGTHS
     assert slope.history is not None
     distances = ewa_distances(slope.history.weights, DISCOUNT)
+    lengths = QUICK_LENGTHS if settings.quick else LENGTHS
     scaling = scaling_samples(problem, lengths, settings.first_seed)
     printed = slope.terms.bound - slope.terms.descent * (1 - 1 / (2 * DISCOUNT))
-    checks = (
-        Check(
-            "random scaling: largest deviation, standard errors",
-            scaling_errors(scaling),
-            "≤",
-            MOST_ERRORS,
-        ),
-        Check(
-            "Lemma G.3: largest mean distance to the average, upper end",
-            max(d.high for _, d in distances),
-            "≤",
-            RHO,
-        ),
-        Check("the same on the slope, over ρ", distances[-1][1].value / RHO, "≥", SLOPE_DISTANCE),
-        *(
-            Check(
-                f"Proposition G.1, {name}: left − right, upper end",
-                m.excess().high,
-                "≤",
-                0.0,
-            )
-            for name, m in (*found.items(), ("clipped slope", slope))
-        ),
-        Check(
-            "clipped slope: left − right with the printed first term, lower end",
-            Interval.of_mean(slope.terms.gap - printed).low,
-            ">",
-            0.0,
-        ),
-        Check(
-            "clipped slope: left/right, means",
-            (slope.terms.gap.mean() / slope.terms.bound.mean()).item(),
-            "≥",
-            SLOPE_SHARE,
-        ),
-        *conduct(settings.first_seed),
-        *agreed,
-    )
     return Result(
-        checks=checks,
+        checks=(
+            *_lemmas(scaling, distances),
+            *_proposition(found, slope, printed),
+            *conduct(settings.first_seed),
+            *agreed,
+        ),
         tables=(_table({**found, "FTL, clipped slope": slope}), _scaling_table(scaling)),
         figures=(_figure(found, distances),),
         records=records(
@@ -152,6 +89,71 @@ def run(settings: Settings, progress: Progress) -> Result:
             f"a slope that is clipped 5 % below where the run ends, at γ = {DISCOUNT:g}, the left "
             f"side is {slope.terms.gap.mean().item():.3f}, the right side with the printed term "
             f"{printed.mean().item():.3f}.",
+        ),
+    )
+
+
+def _converted(
+    problem: Kinks, rounds: int, runs: int, seed: int, progress: Progress
+) -> tuple[dict[str, Measured], list[Check]]:
+    """The conversion of every learner, and whether its first rounds are the reference's."""
+    start = identity_start(0.5, runs)
+    gap = problem.value(start[0]).item()
+    found: dict[str, Measured] = {}
+    agreed = list[Check]()
+    for name, learner in LEARNERS.items():
+        bound, options = problem.gradient_bound, OPTIONS.get(name, {})
+        process = Process(learner, start, RHO, DISCOUNT, rounds, bound, seed, loss_gap=gap)
+        found[name] = convert(
+            process,
+            sampling(problem, rounds, runs, seed),
+            lambda stage=name: progress.advance(1, stage),
+            **options,
+        )
+        few = sampling(problem, FEW, runs, seed)
+        agreed.append(agrees(name, process, few, lambda w: gap - problem.value(w), **options))
+    return found, agreed
+
+
+def _lemmas(scaling: Tensor, distances: list[tuple[int, Interval]]) -> tuple[Check, ...]:
+    """Random scaling, and Lemma G.3."""
+    return (
+        Check(
+            "random scaling: largest deviation, standard errors",
+            scaling_errors(scaling),
+            "≤",
+            MOST_ERRORS,
+        ),
+        Check(
+            "Lemma G.3: largest mean distance to the average, upper end",
+            max(d.high for _, d in distances),
+            "≤",
+            RHO,
+        ),
+        Check("the same on the slope, over ρ", distances[-1][1].value / RHO, "≥", SLOPE_DISTANCE),
+    )
+
+
+def _proposition(
+    found: Mapping[str, Measured], slope: Measured, printed: Tensor
+) -> tuple[Check, ...]:
+    """Proposition G.1 of every learner, and on the slope with its first term as printed."""
+    return (
+        *(
+            Check(f"Proposition G.1, {name}: left − right, upper end", m.excess().high, "≤", 0.0)
+            for name, m in (*found.items(), ("clipped slope", slope))
+        ),
+        Check(
+            "clipped slope: left − right with the printed first term, lower end",
+            Interval.of_mean(slope.terms.gap - printed).low,
+            ">",
+            0.0,
+        ),
+        Check(
+            "clipped slope: left/right, means",
+            (slope.terms.gap.mean() / slope.terms.bound.mean()).item(),
+            "≥",
+            SLOPE_SHARE,
         ),
     )
 

@@ -163,16 +163,8 @@ def adagrad_twin(
     delta: float = 0.0,
 ) -> Twin:
     """The twin of an AdaGrad learner on rows."""
-    own: dict[str, Any] = {
-        "update": update,
-        "preconditioner": preconditioner,
-        "ball": ball,
-        "radius": radius,
-        "delta": delta,
-    }
-    actions, bound = _bound(learners.adagrad, **own), _bound(bounds.adagrad, **own)
-    norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
-    return Twin(actions, bound, radius, ball=norm, exact=False)
+    own: dict[str, Any] = {"update": update, "preconditioner": preconditioner, "delta": delta}
+    return _on_rows(learners.adagrad, bounds.adagrad, ball, radius, **own)
 
 
 def gaussian_twin(dimension: int, *, radius: float, bound: float) -> Twin:
@@ -196,12 +188,18 @@ def unknown_twin(
     radius: float = 1.0,
 ) -> Twin:
     """The twin of AdaGrad-FTRL without δ, on rows (Remark B.1)."""
-    own: dict[str, Any] = {
-        "offset": offset,
-        "preconditioner": preconditioner,
-        "ball": ball,
-        "radius": radius,
-    }
-    actions, bound = _bound(unknown.adagrad, **own), _bound(unknown.adagrad_bound, **own)
+    own: dict[str, Any] = {"offset": offset, "preconditioner": preconditioner}
+    return _on_rows(unknown.adagrad, unknown.adagrad_bound, ball, radius, **own)
+
+
+def _on_rows(
+    actions: Callable[..., Array],
+    bound: Callable[..., Any],
+    ball: Literal["l2", "linf"],
+    radius: float,
+    **own: Any,
+) -> Twin:
+    """A twin of vectors that are given as rows, whose ℓ₂ norm is the operator norm."""
+    own |= {"ball": ball, "radius": radius}
     norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
-    return Twin(actions, bound, radius, ball=norm, exact=False)
+    return Twin(_bound(actions, **own), _bound(bound, **own), radius, ball=norm, exact=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from nucleon.learners.adagrad import AdaGradFTRL, AdaGradOGD, AdaGradOptions
-from nucleon.learners.base import Learner
+from nucleon.learners.base import Learner, LearnerOptions
 from nucleon.learners.ftpl import FTPL
 from nucleon.learners.gaussian_ftpl import GaussianFTPL
 from nucleon.learners.gbpa import FAML, FTL, FTRL, GBPA, GameOptions
@@ -49,6 +49,7 @@ __all__ = [
     "GaussianFTPL",
     "KroneckerFTRL",
     "Learner",
+    "LearnerOptions",
     "OneSidedShampoo",
     "ProjectionOptions",
     "ScalarGBPA",

@@ -15,12 +15,13 @@ all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all 
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, final, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, final, get_args
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks, theory
+from nucleon.learners.base import LearnerOptions
 from nucleon.learners.vectors import VectorLearner
 from nucleon.linalg.metric import Ball, Metric, dual_norm
 from nucleon.linalg.roots import psd_eigh
@@ -30,7 +31,7 @@ Preconditioner = Literal["scalar", "diagonal", "full"]
 Offset = Literal["stated", "running", "clip", "scale-free", "proximal"]
 
 
-class AdaGradOptions(TypedDict, total=False):
+class AdaGradOptions(LearnerOptions, total=False):
     """Keyword options of both AdaGrad learners."""
 
     preconditioner: Preconditioner
@@ -43,15 +44,6 @@ class AdaGradOptions(TypedDict, total=False):
     """Relative gap of the box program, which "full" on "linf" needs (default 1e-8)."""
     max_iterations: int
     """Of the same (default 1000)."""
-    radius: float
-    """D (default 1.0)."""
-    dtype: torch.dtype | None
-    """Of gradients and actions, float32 or float64 (default: torch's)."""
-    device: torch.device | str | None
-    """Of gradients and actions (default: torch's)."""
-    validate: bool
-    """False trusts that gradients have the right shape, are finite and within a stated δ; the
-    certificate says so (default True)."""
 
 
 class _AdaGrad(VectorLearner):

@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -15,6 +15,20 @@ from nucleon.regret import Certificate, Ledger, Shape, game_shape, of_the_same, 
 
 SCHEMA = 3
 _COUNTS = ("rounds", "unplayed", "unchecked", "fixed", "adaptive")
+
+
+class LearnerOptions(TypedDict, total=False):
+    """Keyword options of every learner."""
+
+    radius: float
+    """D of the ball (default 1.0)."""
+    dtype: torch.dtype | None
+    """Of gradients and actions, float32 or float64 (default: torch's)."""
+    device: torch.device | str | None
+    """Of gradients and actions (default: torch's)."""
+    validate: bool
+    """False trusts that gradients have the right shape, dtype and device, are finite, have squares
+    that float64 can hold and are within a stated bound; the certificate says so (default True)."""
 
 
 class _Mark(NamedTuple):

@@ -11,13 +11,13 @@ and ∇Ψ, whatever the dtype of the game; only the action is rounded to it.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, final
+from typing import Any, ClassVar, Literal, Unpack, final
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks, moments, theory
-from nucleon.learners.base import Learner
+from nucleon.learners.base import Learner, LearnerOptions
 from nucleon.linalg.augmented import AugmentedMethod, augmented_definite
 from nucleon.linalg.kernels import add_to_diagonal
 from nucleon.linalg.norms import nuclear_norm, operator_norm
@@ -31,11 +31,9 @@ OnExcess = Literal["raise", "clip", "grow"]
 _LIMITS = torch.finfo(torch.float64)
 
 
-class GameOptions(TypedDict, total=False):
+class GameOptions(LearnerOptions, total=False):
     """Keyword options of every GBPA learner."""
 
-    radius: float
-    """D of the ball ‖X‖_op ≤ D (default 1.0)."""
     gradient_bound: float | Tensor | None
     """G ≥ ‖G_t‖_op, one for all games or one for each, (b,). None: not known, see `on_excess`
     (default 1.0)."""
@@ -50,14 +48,6 @@ class GameOptions(TypedDict, total=False):
     it and its norm for the bound from now on (default for None: the running maximum). In each case
     the regret bound grows by 2D·Σγ^{T-t}‖E_t‖_*, E_t the part above the bound in force; with
     "raise" that is what rounding to the dtype explains."""
-    dtype: torch.dtype | None
-    """Of gradients and actions, float32 or float64 (default: torch's)."""
-    device: torch.device | str | None
-    """Of gradients and actions (default: torch's)."""
-    validate: bool
-    """False trusts that gradients have the right dtype and device, are finite, have squares that
-    float64 can hold and, with "raise", are within the bound; the certificate says so (default
-    True)."""
 
 
 class GBPA(Learner):

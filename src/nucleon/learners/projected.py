@@ -1,23 +1,21 @@
 """What learners with a quadratic projection share: the projection, its gap, and matrix roots."""
 
 import math
-from typing import Any, ClassVar, TypedDict, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.learners.base import Learner
+from nucleon.learners.base import Learner, LearnerOptions
 from nucleon.linalg.quadratic import Solver, quadratic_projection
 from nucleon.linalg.roots import psd_eigh
 from nucleon.regret import Shape
 
 
-class ProjectionOptions(TypedDict, total=False):
+class ProjectionOptions(LearnerOptions, total=False):
     """Keyword options of every learner with a quadratic projection."""
 
-    radius: float
-    """D of the ball ‖X‖_op ≤ D (default 1.0)."""
     eta: float | None
     """η; None is what makes the bound smallest (default None)."""
     solver: Solver
@@ -26,13 +24,6 @@ class ProjectionOptions(TypedDict, total=False):
     """On its relative gap (default 1e-8); the gap itself is in the bound."""
     max_iterations: int
     """Of the solver (default 5000)."""
-    dtype: torch.dtype | None
-    """Of gradients and actions, float32 or float64 (default: torch's)."""
-    device: torch.device | str | None
-    """Of gradients and actions (default: torch's)."""
-    validate: bool
-    """False trusts that gradients have the right shape, are finite and within a stated bound; the
-    certificate says so (default True)."""
 
 
 class ProjectedLearner(Learner):

@@ -1,6 +1,6 @@
 """Float32 products are float32 products, and float64 is where the device has it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,21 @@ from nucleon import _checks
 
 def widest(device: torch.device) -> torch.dtype:
     """What sums are kept in: float64, or float32 on a device that may have none."""
-    return torch.float64 if _checks.complete(device) else torch.float32
+    return torch.float64 if device.type in _checks.COMPLETE else torch.float32
 
 
 def exact(x: Tensor) -> Tensor:
     """`x` in float64, on the CPU where its own device may have none."""
     return _checks.decomposable(x).double()
+
+
+Setting = tuple[Any, str, Sequence[object]]
+"""A backend of torch, the name of a setting, and the values that will do."""
+_FULL: tuple[Setting, ...] = (
+    (torch.backends.cuda.matmul, "fp32_precision", ("ieee", "none")),
+    (torch.backends.mkldnn.matmul, "fp32_precision", ("ieee", "none")),  # pyright: ignore[reportAttributeAccessIssue]
+)
+_WIDE_SUMS: Setting = (torch.backends.cuda.matmul, "allow_fp16_accumulation", (False,))
 
 
 @contextmanager
@@ -27,39 +36,28 @@ def full_float32() -> Iterator[None]:
     A Gram matrix rounded to ten bits is not positive semidefinite, and the iterations amplify its
     errors.
     """
-    backends: tuple[Any, ...] = (
-        torch.backends.cuda.matmul,
-        torch.backends.mkldnn.matmul,  # pyright: ignore[reportAttributeAccessIssue]
-    )
-    before = [backend.fp32_precision for backend in backends]
-    if all(setting in ("none", "ieee") for setting in before):
+    with _switched(_FULL):
         yield
-        return
-    for backend in backends:
-        backend.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for backend, setting in zip(backends, before, strict=True):
-            backend.fp32_precision = setting
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """Products in the dtype of their operands, those of float16 summed in float32; no autocast."""
-    with torch.autocast(device.type, enabled=False), full_float32(), _wide_sums():
+    with torch.autocast(device.type, enabled=False), _switched((*_FULL, _WIDE_SUMS)):
         yield
 
 
 @contextmanager
-def _wide_sums() -> Iterator[None]:
-    """Sum products of float16 in float32 inside, and restore the user's setting after."""
-    backend = torch.backends.cuda.matmul
-    if not backend.allow_fp16_accumulation:
-        yield
-        return
-    backend.allow_fp16_accumulation = False
+def _switched(settings: Sequence[Setting]) -> Iterator[None]:
+    """Settings at a value that will do inside, and as the user had them after."""
+    before: list[tuple[Any, str, object]] = []
+    for backend, name, good in settings:
+        value = getattr(backend, name)
+        if value not in good:
+            before.append((backend, name, value))
+            setattr(backend, name, good[0])
     try:
         yield
     finally:
-        backend.allow_fp16_accumulation = True
+        for backend, name, value in before:
+            setattr(backend, name, value)

@@ -145,10 +145,10 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
     s, smoothing = joint_unit_scale(s, smoothing)
     values, vectors = torch.linalg.eigh(s @ s.mT + smoothing)
     smallest, largest = values[..., 0], values[..., -1]
-    room = 0.25 * _PROMISE[dtype] * smallest
-    shifted = add_to_diagonal(smoothing.clone(), room)
+    allowed = 0.25 * _PROMISE[dtype] * smallest
+    shifted = add_to_diagonal(smoothing.clone(), allowed)
     _, indefinite = torch.linalg.cholesky_ex(shifted)
-    safe = (room > torch.finfo(s.dtype).eps * largest) & (smallest > cut**2 * largest)
+    safe = (allowed > torch.finfo(s.dtype).eps * largest) & (smallest > cut**2 * largest)
     safe &= indefinite == 0
     result = (vectors * values.rsqrt().unsqueeze(-2)) @ (vectors.mT @ s)
     if not safe.all():

@@ -57,16 +57,16 @@ def polar_express(
     """
     _checks.fraction("lower_bound", lower_bound, closed="1")
     _checks.count("steps", steps)
-    rooms = safety if isinstance(safety, tuple) else (safety,) * (steps - 1) + (0.0,)
-    for room in rooms:
-        _checks.nonnegative("safety", room)
+    margins = safety if isinstance(safety, tuple) else (safety,) * (steps - 1) + (0.0,)
+    for margin in margins:
+        _checks.nonnegative("safety", margin)
     _checks.fraction("cushion", cushion, closed="0")
     if max(lower_bound, cushion) < 1e-12:  # p(l) = 1 − E would be lost to rounding
         raise ValueError(f"cushion must be ≥ 1e-12 when lower_bound is smaller, got {cushion!r}")
     lower, upper = lower_bound, 1.0
     sequence: list[Quintic] = []
-    for room in rooms:
-        upper *= 1 + room
+    for margin in margins:
+        upper *= 1 + margin
         p = _minimax_quintic(max(lower, cushion * upper), upper)
         p = _scaled(p, 2 / sum(image([p], lower, upper)))
         lower, upper = image([p], lower, upper)
@@ -114,11 +114,13 @@ def half_polar_express(steps: int) -> tuple[Quintic, ...]:
     Up to the restart after three steps the recursion follows the Gram matrix without looking at X
     again and may be off by several percent; the step after it leaves room for that.
     """
-    rooms = tuple({HALF_RESTART - 1: 0.03, HALF_RESTART: 0.15}.get(i, SAFETY) for i in range(steps))
-    *first, last = polar_express(HALF_LOWER_BOUND, steps, safety=rooms)
+    margins = tuple(
+        {HALF_RESTART - 1: 0.03, HALF_RESTART: 0.15}.get(i, SAFETY) for i in range(steps)
+    )
+    *first, last = polar_express(HALF_LOWER_BOUND, steps, safety=margins)
     lower, upper = 0.0, 1.0
-    for p, room in zip([*first, last], rooms, strict=True):
-        lower, upper = image([p], lower, upper * (1 + room))
+    for p, margin in zip([*first, last], margins, strict=True):
+        lower, upper = image([p], lower, upper * (1 + margin))
     return (*first, _scaled(last, 1 / upper))
 
 

@@ -94,7 +94,7 @@ def quadratic_projection(
         return QuadraticSolution(s.clone(), zero, zero, zero, zero, zero.long(), zero == 0)
 
     frame = _Frame.of(s, left, right)
-    guess = None if start is None else frame.enter(clip(start.double()))
+    guess = None if start is None else frame.rotated(clip(start.double()))
     x, gaps, iterations = _solve(frame.problem, guess, _SOLVERS[solver], tolerance, max_iterations)
 
     batch = s.shape[:-2]
@@ -103,7 +103,7 @@ def quadratic_projection(
     relative = _relative(gap, value)
     scale = exponent(s.double()).flatten()
     return QuadraticSolution(
-        x=frame.leave(x).reshape(s.shape).to(s.dtype),
+        x=frame.rotated_back(x).reshape(s.shape).to(s.dtype),
         value=shift(value, scale).reshape(batch),
         gap=shift(gap, scale).reshape(batch),
         frank_wolfe_gap=shift(frank_wolfe, scale).reshape(batch),
@@ -206,11 +206,11 @@ class _Frame(NamedTuple):
         problem = _Problem(_stack(linear, batch), _stack(weight, batch))
         return cls(problem, _stack(u, batch), None if v is None else _stack(v, batch))
 
-    def enter(self, x: Tensor) -> Tensor:
+    def rotated(self, x: Tensor) -> Tensor:
         x = self.left.mT @ x.reshape(-1, *x.shape[-2:])
         return x if self.right is None else x @ self.right
 
-    def leave(self, x: Tensor) -> Tensor:
+    def rotated_back(self, x: Tensor) -> Tensor:
         x = self.left @ x
         return x if self.right is None else x @ self.right.mT
 

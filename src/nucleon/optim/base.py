@@ -10,8 +10,9 @@ rule="adamw" take AdamW's step.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from operator import is_
 from typing import Any, ClassVar, Self, cast, overload
 
 import torch
@@ -21,11 +22,11 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from nucleon._inheritance import overridden
-from nucleon.optim import options, state, worklist
+from nucleon.optim import options, saving, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import Context, Draws, Matrices
+from nucleon.optim.engines.work import Context, Draws
 from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
@@ -149,7 +150,10 @@ class MatrixOptimizer(Optimizer, ABC):
         """
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
-        """The factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices."""
+        """The factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices.
+
+        As `draws`, it is asked for when an option of the group has changed, not in every step.
+        """
         return group.get("smoothing_scale", 1.0)
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
@@ -189,7 +193,6 @@ class MatrixOptimizer(Optimizer, ABC):
         return {**self.defaults, **own, **group}
 
     def _add(self, param_group: dict[str, Any]) -> None:
-        own = options.ADAMW_DEFAULTS if param_group.get("rule") == "adamw" else {}
         group = self._filled(param_group)
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
@@ -204,13 +207,12 @@ class MatrixOptimizer(Optimizer, ABC):
             param: ParameterInfo(name, spec, reason)
             for (name, param), spec, reason in zip(named, specs, reasons, strict=True)
         }
-        params = [param for _, param in named]
+        group["params"] = [*infos]
         if group["rule"] == "matrix":
             state.check_matrices(infos, type(self).__name__)
-        placement.check({**group, "params": params}, infos)
+        placement.check(group, infos)
         facts = ("axes", "reasons", "param_names")
-        added = {**own, **param_group, "params": params}
-        super().add_param_group({k: v for k, v in added.items() if k not in facts})
+        super().add_param_group({k: v for k, v in group.items() if k not in facts})
         self._runtime.infos |= infos
         self._runtime.with_names, self._runtime.agreed = with_names, False
         self._make_states(self.param_groups[-1], first)
@@ -244,7 +246,8 @@ class MatrixOptimizer(Optimizer, ABC):
             param, info, index, step, group, has_gram=self.has_gram, owned=owned
         )
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
+        """Raise on a bad option; with the parameters, also on one that leaves their range."""
         foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
         if foreign:
             raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
@@ -253,23 +256,27 @@ class MatrixOptimizer(Optimizer, ABC):
             options.check_adamw(group)
         else:
             self.check_options(group)
+        options.check_range([(self._runtime.infos[p].name, p) for p in params], group)
 
     def _check_changes(self) -> None:
-        """Raise on a bad option that was set after its group was made."""
+        """Check options that were set after their group was made, and derive from them anew."""
         runtime = self._runtime
+        names = (*options.WATCHED, *self.own_options)
         for group in self.param_groups:
-            values = [*map(group.get, options.CHECKED)]
-            if runtime.checked.get(id(group)) != values:
-                without_rate = {**group, "lr": 0.0}  # which may be on the device
-                self._check_group(without_rate)
-                named = [(runtime.infos[p].name, p) for p in group["params"]]
-                options.check_range(named, without_rate)
-                runtime.checked[id(group)] = values
+            values = [*map(group.get, names)]
+            known = runtime.checked.get(id(group))
+            if known is not None and all(map(is_, values, known)):
+                continue
+            without_rate = {**group, "lr": 0.0}  # which may be on the device
+            self._check_group(without_rate, group["params"])
+            if runtime.worklist is not None:
+                runtime.worklist.derive(group)
+            runtime.checked[id(group)] = values
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns it all."""
         # Before the user's own hooks: they are to see what will be saved.
-        hook = self.register_state_dict_post_hook(state.pack, prepend=True)
+        hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -286,13 +293,12 @@ class MatrixOptimizer(Optimizer, ABC):
         templates: dict[Tensor, state.State] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            found = state.upgraded(given, self.param_groups, self._runtime.infos)
+            found = saving.upgraded(given, self.param_groups, self._runtime.infos)
             groups, infos = self.param_groups, self._runtime.infos
             templates.update(self._templates(found))
-            state.check_state_dict(found, groups, templates, infos, self.defaults)
+            saving.check_state_dict(found, groups, templates, infos, self.defaults)
             for saved, group in zip(found["param_groups"], groups, strict=True):
-                self._check_group(saved)
-                options.check_range([(infos[p].name, p) for p in group["params"]], saved)
+                self._check_group(saved, group["params"])
             final.append(found)
             return found
 
@@ -310,7 +316,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
                     if found := final[0]["state"].get(key, {}):
-                        self.state[param] = state.loaded(param, found, templates[param])
+                        self.state[param] = saving.loaded(param, found, templates[param])
                 self._make_states(group, first)  # of what was frozen when the state was saved
 
         before = self.register_load_state_dict_pre_hook(check)
@@ -360,7 +366,8 @@ class MatrixOptimizer(Optimizer, ABC):
         and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F, `skipped` steps.
         """
         groups, infos = self.param_groups, self._runtime.infos
-        return diagnostics.collect(self.name, groups, self._matrices(), infos)
+        works = worklist.present(self, groups, self.state, infos)
+        return diagnostics.collect(self.name, groups, works, infos)
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -370,21 +377,6 @@ class MatrixOptimizer(Optimizer, ABC):
         entry per matrix. With placement="owner" every rank must call it, and has all of the answer.
         """
         return certificates.collect(self, self.param_groups, self.state, self._runtime.infos)
-
-    def _matrices(self) -> list[Matrices]:
-        """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
-        return [
-            work
-            for group in self.param_groups
-            if group["rule"] == "matrix"
-            for work in worklist.matrices(
-                self,
-                group,
-                [p for p in group["params"] if "total" in self.state.get(p, {})],
-                self.state,
-                self._runtime.infos,
-            )
-        ]
 
     # ------------------------------------------------------------------ the step
 
@@ -404,16 +396,19 @@ class MatrixOptimizer(Optimizer, ABC):
         check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
         warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:
-            ledger.note(group)
+            if group["certify"] or group["certified"]:
+                ledger.note(group)
         found = self._worklist()
-        wire.settle(found.sharded)
+        if found.sharded:
+            wire.settle(found.sharded)
         for states in found.counted.values():
             torch._foreach_add_([own["step"] for own in states], 1)
         with lanes.opened() as lane:
             for work in found.works:
                 with lane(work):
                     work.engine.step(work)
-        agreement.check_update(self.param_groups, self.state, self._runtime.steps)
+        if compared := [g for g in self.param_groups if g["consistency_every"]]:
+            agreement.check_update(compared, self.state, self._runtime.steps)
         self._runtime.steps += 1
         return loss
 

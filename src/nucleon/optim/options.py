@@ -124,11 +124,13 @@ STRUCTURE = (
     *("momentum_dtype", "stochastic_rounding", "largest_stack"),
 )
 """Options that decide which engine steps a stack, and how large it is."""
-CHECKED = (
+WATCHED = (
     *("momentum", "beta2", "smoothing_scale", "gradient_bound", "nesterov", "scale", "steps"),
-    *("method", "iterations", "samples", "momentum_dtype", "nonfinite", "betas", "eps"),
+    *("method", "iterations", "samples", "antithetic", "momentum_dtype", "nonfinite"),
+    *("maximize", "seed", "betas", "eps"),
 )
-"""Options whose change is checked at the next step; the rates are looked at in every one."""
+"""Where one of them, or of the method's own, has changed, a step first checks the options of its
+group and derives anew what follows from them; at the rates every step looks."""
 
 
 def check(group: dict[str, Any]) -> None:
@@ -216,14 +218,6 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
                 f"{limits.dtype}, in which {name} is stepped; pass at most {most:.3g}, or scale "
                 f"the loss"
             )
-
-
-def check_rates(group: Mapping[str, Any]) -> None:
-    """Raise on a rate or decay that was set to no number after the group was made; no sync."""
-    for name in ("lr", "weight_decay"):
-        value = group[name]
-        if not isinstance(value, Tensor) and not 0.0 <= value < math.inf:
-            raise ValueError(f"{name} is {value!r} now; set it to a finite number ≥ 0")
 
 
 def check_lr(lr: object) -> None:

@@ -1,17 +1,16 @@
 """What an optimizer keeps between steps beside its state, and what it checks before each."""
 
+import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nucleon.optim import options
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing.explanation import Row
@@ -36,7 +35,7 @@ class Runtime:
     numbers: frozenset[int] = frozenset()
     """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
     checked: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
-    """The values of `options.CHECKED` that were found good, by the identity of the group."""
+    """The values of `options.WATCHED` that were found good, by the identity of the group."""
     steps: int = 0
     agreed: bool = False
     """Whether the ranks have compared parameters and options."""
@@ -142,7 +141,10 @@ def check_gradients(
 ) -> None:
     """Raise on rates and gradients that the optimizer `name` cannot step with, changing nothing."""
     for group in groups:
-        options.check_rates(group)
+        for rate in ("lr", "weight_decay"):
+            value = group[rate]
+            if not isinstance(value, Tensor) and not 0.0 <= value < math.inf:
+                raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
         if group["certify"]:
             found = [states.get(p, {}) for p in group["params"]]
             if any("total" in s and "played" not in s for s in found):
@@ -158,10 +160,9 @@ def check_gradients(
                     f"{tuple(param.shape)} has layout {gradient.layout}; use sparse=False or "
                     f"another optimizer for it"
                 )
-    strict = [g for g in groups if g["nonfinite"] == "raise"]
-    for param in chain.from_iterable(g["params"] for g in strict):
-        if param.grad is not None and not torch.isfinite(shards.local(param.grad)).all():
-            raise ValueError(
-                f"the gradient of {infos[param].name} is not finite; nonfinite='skip' would leave "
-                f"it out of this step"
-            )
+            strict = gradient is not None and group["nonfinite"] == "raise"
+            if strict and not torch.isfinite(shards.local(gradient)).all():
+                raise ValueError(
+                    f"the gradient of {infos[param].name} is not finite; nonfinite='skip' would "
+                    f"leave it out of this step"
+                )

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of each parameter, how it is saved, and what is refused.
+"""What an optimizer keeps of each parameter, and which parameters it takes.
 
 A matrix parameter has, every fact with the parameter and none in a list of its group, so that a
 state can be cut and joined by parameter:
@@ -14,8 +14,6 @@ A parameter for AdamW has step, skipped, exp_avg and exp_avg_sq. What another ra
 stream and axes alone.
 """
 
-import json
-import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -23,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from nucleon import _checks
-from nucleon.linalg._precision import widest
 from nucleon.optim import options
 from nucleon.optim.engines import ledger
 from nucleon.optim.matrices import axes, shards, stacks
@@ -156,7 +153,7 @@ def new_matrix_state(
         if step is None
         else step.to(device, copy=True),
         "stream": matrices + index * SLICES,
-        "axes": _encoded(info.axes or axes.default(param.ndim) or "").to(device),
+        "axes": encoded(info.axes or axes.default(param.ndim) or "").to(device),
     }
     if not owned:
         return state
@@ -188,267 +185,6 @@ def new_adamw_state(param: Tensor) -> State:
     }
 
 
-def _encoded(text: str) -> Tensor:
+def encoded(text: str) -> Tensor:
+    """Text as a state keeps it: uint8."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
-def _decoded(value: object) -> str:
-    if not isinstance(value, Tensor) or value.dtype != torch.uint8:
-        return repr(value)
-    return bytes(value.tolist()).decode(errors="replace")
-
-
-# ------------------------------------------------------------------ saved states
-
-
-def pack(_: Any, packed: dict[str, Any]) -> None:
-    """Make what torch packed fit to be saved.
-
-    `certified` becomes a pair with something empty in it, which full_state_dict=True drops.
-    """
-    for group in packed["param_groups"]:
-        group["certified"] = (group["certified"], ())
-
-
-def _unpack(group: dict[str, Any]) -> None:
-    """Put back what `pack` has put elsewhere.
-
-    full_state_dict=True fills in new state for what is missing: raise where another rank had some.
-    """
-    match group.get("certified"):
-        case [str(told), *rest]:
-            if not rest and group.get("placement") == "owner":
-                raise ValueError(
-                    "full_state_dict=True takes what one rank owns for the whole state; use "
-                    "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
-                )
-            group["certified"] = told
-        case _:
-            pass
-
-
-def loaded(param: Tensor, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
-    """The state of a parameter from a saved one, of which each rank keeps what it has to.
-
-    State keeps the dtype it was saved in, and lies in memory as its own did.
-    """
-    state = dict(own)
-    for name in own:
-        if name not in found:
-            continue
-        value = found[name]
-        dtype = widest(param.device) if value.dtype == torch.float64 else value.dtype
-        if shards.sharded(own[name]):
-            value = value if shards.sharded(value) else shards.like(value, param)
-            state[name] = value.to(param.device, dtype, copy=True)
-        else:
-            state[name] = torch.empty_like(own[name], dtype=dtype).copy_(shards.full(value))
-    return state
-
-
-def check_state_dict(
-    given: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
-    templates: Mapping[Tensor, Mapping[str, Tensor]],
-    infos: Infos,
-    defaults: Mapping[str, Any],
-) -> None:
-    """Raise unless a saved state fits these groups; the values of its options are not looked at."""
-    tag = defaults["nucleon"]
-    for saved, group in zip(given["param_groups"], groups, strict=True):
-        if saved.get("nucleon") != tag:
-            raise ValueError(
-                f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
-                f"{tag!r}; load it into the optimizer that wrote it, or convert it"
-            )
-        # torch itself adds "differentiable" to the defaults the first time a state is loaded.
-        absent = sorted(set(defaults) - set(saved) - {"differentiable"})
-        if absent:
-            raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
-        for option in ("rule", "certify"):
-            if saved[option] != group[option]:
-                raise ValueError(
-                    f"state_dict was saved with {option}={saved[option]!r}, this optimizer has "
-                    f"{option}={group[option]!r}; construct it alike"
-                )
-        for key, param in zip(saved["params"], group["params"], strict=True):
-            found = given["state"].get(key, {})
-            if found:  # a parameter that was frozen has none
-                _check_saved(infos[param].name, found, templates[param])
-
-
-def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
-    """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
-    given, wanted = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, expected))
-    if given != wanted:
-        raise ValueError(
-            f"state_dict was saved with axes={given!r} for parameter {name}, this optimizer has "
-            f"axes={wanted!r}; construct it alike, overrides={{{name!r}: {{'axes': {given!r}}}}}"
-        )
-    name = f"parameter {name}"
-    strange = set(found) ^ set(expected)
-    if "total" not in expected and "stream" in expected:  # another rank owns it, here or when saved
-        strange = set()
-        expected = {entry: own for entry, own in expected.items() if entry in found}
-    if "total" in strange and "stream" in found:
-        raise ValueError(
-            f"state_dict has no state of {name}, which another rank owned when it was saved; save "
-            f"what nucleon.optim.consolidate returns, or use Distributed Checkpoint"
-        )
-    for entry in sorted(strange):
-        raise ValueError(
-            f"state_dict {'lacks' if entry in expected else 'has an unknown'} {entry!r} for "
-            f"{name}; it is damaged or of another version"
-        )
-    for entry, own in expected.items():
-        value = found[entry]
-        if not isinstance(value, Tensor) or value.is_floating_point() != own.is_floating_point():
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"state_dict holds {entry!r} of type {kind} for {name}, expected {own.dtype}; it "
-                f"is damaged"
-            )
-        if value.shape != own.shape:
-            raise ValueError(
-                f"state_dict holds {entry!r} of shape {tuple(value.shape)} for {name}, expected "
-                f"{tuple(own.shape)}; the models differ"
-            )
-        if not shards.local(value).isfinite().all():
-            raise ValueError(
-                f"state_dict holds {entry!r} with values that are not finite for {name}; it is "
-                f"damaged: load an earlier one"
-            )
-        held = shards.local(value)
-        held = torch.view_as_real(held) if held.is_complex() else held
-        if entry in _NONNEGATIVE and (held < 0).any():
-            raise ValueError(
-                f"state_dict holds {entry!r} with values below 0 for {name}; it is damaged: load "
-                f"an earlier one"
-            )
-        if entry.startswith("gram") and not _like_a_gram(value):
-            raise ValueError(
-                f"state_dict holds {entry!r} for {name}, which is no sum of GGᵀ; it is damaged: "
-                f"load an earlier one"
-            )
-
-
-_NONNEGATIVE = ("step", "skipped", "quiet", "exp_avg_sq", "first", "excess", "outside")
-
-
-def _like_a_gram(value: Tensor) -> bool:
-    """Whether matrices (…, m, m) are symmetric with |M_ij|² ≤ M_ii·M_jj, rounding apart.
-
-    A sum of n products rounds by n·eps at most, 2⁻⁷ for n = 2¹⁶ in float32, and loses terms that
-    leave the normal numbers: as many times `tiny`.
-    """
-    if shards.sharded(value):
-        return True
-    value = value.to(_checks.work_dtype(value.dtype))
-    lost = 2.0**16 * torch.finfo(value.dtype).tiny
-    diagonal = value.diagonal(dim1=-2, dim2=-1)
-    if (diagonal < 0).any():
-        return False
-    root = (diagonal + lost).sqrt()
-    allowed = root[..., :, None] * root[..., None, :]
-    apart = (value - value.mT).abs() <= 2.0**-7 * allowed
-    return bool((apart & (value.abs() <= (1 + 2.0**-7) * allowed)).all())
-
-
-# ------------------------------------------------------------------ older versions
-
-_RETIRED = ("axes", "param_names", "reasons", "cautious")
-"""What groups of version 2 have and those of version 3 have not."""
-
-
-def upgraded(
-    given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos
-) -> dict[str, Any]:
-    """A saved state in the terms of this version; what is wrong with it is found later."""
-    missing = {"param_groups", "state"} - set(given)
-    if missing:
-        raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
-    saved: list[dict[str, Any]] = [dict(group) for group in given["param_groups"]]
-    states: dict[Any, Any] = dict(given["state"])
-    for group in saved:
-        _unpack(group)
-        tag = str(group.get("nucleon"))
-        if tag.endswith("/2"):
-            group["nucleon"] = f"{tag[:-1]}{VERSION}"
-            _upgrade(group, states)
-    saved = _with_frozen(saved, groups, infos)
-    sizes, ours = ([len(g["params"]) for g in found] for found in (saved, groups))
-    if sizes != ours:
-        raise ValueError(
-            f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
-            f"differ, or what is frozen: a state that lacks frozen parameters is loaded while the "
-            f"same ones are frozen, which may be undone afterwards, or by the names that you write "
-            f"into its groups: group['param_names'] = [...], in the order of group['params']"
-        )
-    for group in saved:
-        for option in _RETIRED:
-            group.pop(option, None)
-    return {**given, "param_groups": saved, "state": states}
-
-
-def _with_frozen(
-    saved: list[dict[str, Any]], groups: Sequence[Mapping[str, Any]], infos: Infos
-) -> list[dict[str, Any]]:
-    """Saved groups that lack frozen parameters, with a key for each of them, and no state.
-
-    Parameters are matched by name where the groups have names, which those of version 3 have not;
-    there the saved ones are those that are not frozen now, in order.
-    """
-    if [len(g["params"]) for g in saved] == [len(g["params"]) for g in groups]:
-        return saved
-    rest, found = list(saved), list[dict[str, Any]]()
-    for own in groups:
-        names = [infos[p].name for p in own["params"]]
-        if rest and "param_names" in rest[0]:
-            had = [canonical(name) for name in rest[0]["param_names"]]
-        else:
-            had = [infos[p].name for p in own["params"] if p.requires_grad]
-        fits = rest and had and {*had} <= {*names} and len(had) == len(rest[0]["params"])
-        group = dict(rest.pop(0)) if fits else {**own, "params": []}  # or frozen as a whole
-        keys = dict(zip(had, group["params"], strict=True)) if fits else {}
-        group["params"] = [keys.get(name, ("absent", name)) for name in names]
-        found.append(group)
-    return saved if rest else found
-
-
-def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
-    """Give the states of a group of version 2 what its lists said, and what version 3 adds."""
-    group["consistency_every"] = group.get("consistency_every") or 0
-    if group.get("placement") == "gram":  # its states are whole, as those of "local"
-        group["placement"] = "local"
-    if group.get("cautious"):
-        warnings.warn(
-            "state_dict was saved with cautious=True, which is no option; the run goes on without",
-            stacklevel=2,
-        )
-    # Version 2 has a list of these options, null once one of them changed.
-    game = json.loads(group.get("certified") or "[]")
-    names = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
-    now = [group[name] for name in names if name in group]
-    group["certified"] = ""
-    if game != []:
-        kept = game == now
-        group["certified"] = ledger.options_of(group) if kept else f"{ledger.CHANGED}an option"
-    if group.get("rule") != "matrix":
-        return
-    for key, spec in zip(group["params"], group.get("axes") or [], strict=False):
-        state = states.get(key)
-        if not isinstance(state, Mapping) or "stream" not in state:
-            continue
-        state = dict(cast(Mapping[str, Tensor], state))
-        total = state.get("total")
-        known = spec or (axes.default(total.ndim) if isinstance(total, Tensor) else None)
-        state["axes"] = _encoded(known or "")
-        if "skipped" in state:
-            state["quiet"] = torch.zeros_like(state["skipped"])
-        if "largest" in state:  # of the gradients: one above the bound ends the game
-            largest = state.pop("largest")
-            state["excess"] = torch.zeros_like(largest)
-            state["outside"] = torch.zeros_like(state["skipped"])
-            if largest.max() > group["gradient_bound"]:
-                group["certified"] = f"{ledger.CHANGED}gradient_bound"
-        states[key] = state

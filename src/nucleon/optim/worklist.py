@@ -19,6 +19,7 @@ from nucleon.optim import options
 from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
+from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
 from nucleon.optim.engines.ranks.placement import Infos
@@ -42,6 +43,12 @@ class Worklist:
     sharded: Sequence[Tensor]
     waiting: Sequence[Tensor]
     """Parameters that have had no gradient so far: the first one makes a new list."""
+
+    def derive(self, group: dict[str, Any]) -> None:
+        """Derive anew what follows from the options of a group."""
+        for work in self.works:
+            if work.group is group:
+                work.derive()
 
 
 def signature(groups: Groups, states: States) -> list[object]:
@@ -86,7 +93,17 @@ def build(
     for work in works:
         if isinstance(work, Matrices):
             work.pools = pools
+    lanes.assign(works)
     return Worklist(works, signature(groups, states), dict(counted), sharded, waiting)
+
+
+def present(method: Method, groups: Groups, states: States, infos: Infos) -> list[Matrices]:
+    """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
+    found: list[Matrices] = []
+    for group in (g for g in groups if g["rule"] == "matrix"):
+        kept = [p for p in group["params"] if "total" in states.get(p, {})]
+        found += matrices(method, group, kept, states, infos)
+    return found
 
 
 def matrices(
@@ -115,7 +132,9 @@ def matrices(
         own = [states[p] for p in stack.params]
         if fast:
             cuda.lay(stack, own)
-        return Matrices(engine, group, stack.params, own, method, stack, computer)
+        made = Matrices(engine, group, stack.params, own, method, stack, computer)
+        made.derive()
+        return made
 
     pairs = [(param, infos[param].axes) for param in params]
     return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]

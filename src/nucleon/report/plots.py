@@ -90,8 +90,8 @@ def _canvas(figure: Figure) -> Canvas:
     columns = min(2, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
     height = rows * PANEL_HEIGHT + heading
-    room = (0, 0, 1, 1 - heading / height)
-    layout = ConstrainedLayoutEngine(rect=room, hspace=0.06, wspace=0.04)
+    panels = (0, 0, 1, 1 - heading / height)
+    layout = ConstrainedLayoutEngine(rect=panels, hspace=0.06, wspace=0.04)
     canvas = Canvas(figsize=(WIDTH, height), layout=layout)
     FigureCanvasAgg(canvas)  # a canvas of its own: no global state, no window, safe in threads
     shared = figure.shared_axes

@@ -46,7 +46,7 @@ def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -
         name: stack.gather_own(s[name] for s in states)
         for name in ("loss", "excess", "first", "outside")
     }
-    played = stack.gather((s["played"] for s in states), direction.dtype)
+    played = stack.gather(s["played"] for s in states)
     gradient = gradient.to(wide)  # a norm may leave float32 where its entries do not
     root = math.sqrt(gradient.shape[-2]) * torch.linalg.matrix_norm(gradient)
     # Not 0 once it was more, or a later gradient would be taken for the first.

@@ -17,23 +17,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nucleon import _checks, moments, noise
+from nucleon import moments, noise
 from nucleon.linalg._precision import exact_products
 from nucleon.optim.engines import ledger, rest
-from nucleon.optim.engines.work import Hyperparameters, Matrices, has_gradient
+from nucleon.optim.engines.work import Hyperparameters, Matrices
 from nucleon.optim.matrices import shards
 
 _ROUNDING_SEED = 0x5EED
 
 
 def step(work: Matrices) -> None:
-    """One step of matrices that are here whole."""
-    there = has_gradient(work)
+    """One step of matrices that are here whole; another engine may compute the direction."""
+    there = [param.grad is not None for param in work.params]
     if not any(there):
         return
     mask = None if all(there) else work.stack.mask(there)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
-    move(work, *advance(work, gradients, mask))
+    move(work, *work.computer.advance(work, gradients, mask))
 
 
 def advance(
@@ -51,10 +51,10 @@ def _advance(
     work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     stack, states, hyper = work.stack, work.states, work.hyperparameters
-    gradient = stack.gather(gradients, _checks.work_dtype(work.params[0].dtype))
+    gradient = stack.gather(gradients)
     gradient = gradient if hyper.sign > 0 else -gradient
     old, old_gram = moments_of(work)
-    old_quiet = stack.gather_own(s["quiet"] for s in states)
+    old_quiet = stack.gather_own([s["quiet"] for s in states])
 
     total = moments.accumulate_total(old, gradient, hyper.momentum)
     gram = old_gram
@@ -84,7 +84,7 @@ def _advance(
         new = torch.where(each, gram * left, old_gram)
         torch._foreach_copy_(stack.grams(states), stack.split(new))
     stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
-    counts = stack.own(s["skipped"] for s in states)
+    counts = stack.own([s["skipped"] for s in states])
     torch._foreach_add_(counts, stack.split((there & ~(finite & right)).long()))
     return direction, taken
 
@@ -108,7 +108,7 @@ def _finite(
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
     """Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
     stack, states = work.stack, work.states
-    total = stack.gather([s["total"] for s in states], _checks.work_dtype(work.params[0].dtype))
+    total = stack.gather([s["total"] for s in states])
     gram = torch.cat(stack.grams(states)) if work.method.has_gram else total.new_empty(0)
     return total, gram
 
@@ -148,10 +148,10 @@ def per_matrix(work: Matrices, flags: Tensor) -> Tensor:
 
 def move(work: Matrices, direction: Tensor, taken: Tensor) -> None:
     """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
-    stack, wide = work.stack, _checks.work_dtype(work.params[0].dtype)
-    direction, dither = direction.to(wide), _dither(work)
+    stack, dither = work.stack, _dither(work)
+    direction = direction.to(stack.work_dtype)
     reads = work.group["weight_decay"] or dither is not None
-    weights = stack.gather(stack.params, wide) if reads else direction
+    weights = stack.gather(stack.params) if reads else direction
     change = _change(work, direction, weights, taken[:, None, None])
     if dither is None:
         torch._foreach_sub_(*stack.regions(stack.params, change))
@@ -180,7 +180,7 @@ def move_boxes(work: Matrices, directions: Sequence[Tensor], taken: Tensor) -> N
 
 
 def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -> Tensor:
-    rate, decay = work.rates(work.hyperparameters.scale)
+    rate, decay = work.rates()
     change = direction * rate
     if isinstance(decay, Tensor) or decay != 0.0:
         change = change + decay * weights

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -100,7 +101,6 @@ class Hyperparameters:
     """G."""
     scale: float
     """The factor on P by the shape of the weight."""
-    weight_decay: float
     sign: float
     """−1 to climb."""
     rest: Rest
@@ -122,18 +122,17 @@ class Hyperparameters:
             smoothing=smooths,
             gradient_bound=bound,
             scale=scale_factor(group["scale"], *stack.shape),
-            weight_decay=float(group["weight_decay"]),
             sign=-1.0 if group["maximize"] else 1.0,
             rest=Rest.of(momentum, m, settling_bound=bound if method.settles and smooths else 0.0),
             draws=method.draws(group, m, n),
         )
 
-    @property
+    @cached_property
     def gram_decay(self) -> float:
         """β₂."""
         return self.gram_discount**2
 
-    @property
+    @cached_property
     def shift(self) -> float:
         """G²β₁⁻²; without momentum there is no bound to divide."""
         root = self.gradient_bound / (self.momentum or 1.0)
@@ -169,6 +168,11 @@ class Work:
     """The state of each of `params`."""
     memory: object = field(default=None, kw_only=True)
     """What the engine keeps of this work between steps, of a type of its own."""
+    lane: int | None = field(default=None, kw_only=True)
+    """The stream that it is stepped on, see `engines.cuda.lanes`; None is that of the caller."""
+
+    def derive(self) -> None:
+        """Take over the present options of the group; called before a step where one changed."""
 
 
 @dataclass
@@ -179,26 +183,26 @@ class Matrices(Work):
     stack: Stack
     computer: Computer
     """What computes its direction: the engine itself, unless ranks collect and distribute."""
+    hyperparameters: Hyperparameters = field(init=False)
     pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """Memory that the CUDA graphs of a list share."""
 
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """Of the present options."""
-        return Hyperparameters.of(self.method, self.group, self.stack)
+    def derive(self) -> None:
+        """Derive the hyperparameters from the present options of the group."""
+        self.hyperparameters = Hyperparameters.of(self.method, self.group, self.stack)
 
-    @property
+    @cached_property
     def context(self) -> Context:
         """What the direction of the method may depend on."""
         return Context(self.group, self.stack, self.states)
 
-    def rates(self, scale: float) -> tuple[float | Tensor, float | Tensor]:
+    def rates(self) -> tuple[float | Tensor, float | Tensor]:
         """lr·s·scale, on P, and lr·`weight_decay`, on W."""
         lr, decay = self.group["lr"], self.group["weight_decay"]
         if isinstance(lr, Tensor):  # one on the host is a number: reading it waits for nothing
             lr = float(lr) if lr.is_cpu and not self.params[0].is_cpu else lr.reshape(())
         length = self._length() if self.group["steps"] == "exponential" else 1.0
-        return lr * length * scale, lr * decay if decay else 0.0
+        return lr * length * self.hyperparameters.scale, lr * decay if decay else 0.0
 
     def _length(self) -> Tensor:
         """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
@@ -211,8 +215,3 @@ class Matrices(Work):
             dtype=torch.float64 if param.dtype == torch.float64 else torch.float32,
             device=param.device,
         )
-
-
-def has_gradient(work: Work) -> list[bool]:
-    """Whether each parameter has a gradient now."""
-    return [param.grad is not None for param in work.params]

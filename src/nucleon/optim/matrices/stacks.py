@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from nucleon import _checks
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
@@ -78,27 +79,37 @@ class Stack:
         plain = all(piece.block.plain for piece in pieces)
         return Stack(pieces, [piece.param for piece in pieces], plain)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """Rows and columns, as the parameters have them."""
         return self.pieces[0].block.rows, self.pieces[0].block.columns
 
     @cached_property
+    def work_dtype(self) -> torch.dtype:
+        """What its step is computed in."""
+        return _checks.work_dtype(self.params[0].dtype)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many matrices each piece has."""
+        return [piece.count for piece in self.pieces]
+
+    @cached_property
     def count(self) -> int:
         """How many matrices there are."""
-        return sum(piece.count for piece in self.pieces)
+        return sum(self.counts)
 
     @cached_property
     def gram_keys(self) -> list[str]:
         """What the state of each piece calls its Gram matrices."""
         return [gram_key(piece.block) for piece in self.pieces]
 
-    def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-        """Tensors shaped like the parameters, one per piece → (b, m, n) in `dtype`, m ≤ n."""
+    def gather(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Tensors shaped like the parameters, one per piece → (b, m, n) in `work_dtype`, m ≤ n."""
         if self.plain:
-            return short_side_first(torch.stack([*tensors]).to(dtype))
+            return short_side_first(torch.stack([*tensors]).to(self.work_dtype))
         views = [piece.matrices(t) for piece, t in zip(self.pieces, tensors, strict=True)]
-        return short_side_first(torch.cat(views).to(dtype))
+        return short_side_first(torch.cat(views).to(self.work_dtype))
 
     def regions(
         self, tensors: Iterable[Tensor], stacked: Tensor
@@ -158,12 +169,12 @@ class Stack:
 
     def mask(self, flags: Sequence[bool]) -> Tensor:
         """A flag per piece → one per matrix, (b,), without a copy from the host."""
-        device, pieces = self.params[0].device, zip(flags, self.pieces, strict=True)
-        return torch.cat([torch.full((p.count,), flag, device=device) for flag, p in pieces])
+        device, each = self.params[0].device, zip(flags, self.counts, strict=True)
+        return torch.cat([torch.full((count,), flag, device=device) for flag, count in each])
 
     def split(self, stacked: Tensor) -> list[Tensor]:
         """(b, …) → one (count, …) view per piece, in order."""
-        return list(stacked.split([piece.count for piece in self.pieces]))
+        return list(stacked.split(self.counts))
 
 
 def _cut(x: Tensor, start: int, stop: int) -> Tensor:

@@ -72,16 +72,13 @@ class Buckets(list[Bucket]):
 
 def serves(params: Sequence[Tensor]) -> bool:
     """Whether this engine steps some of the parameters; the others it hands over."""
-    return any(p.dtype in pointers.DTYPES and engine.runs_on(p.device) for p in params)
+    return any(engine.unreadable(param) is None for param in params)
 
 
 def refusal(param: Tensor) -> str | None:
     """Why this engine hands a parameter over; None where it steps it."""
-    if not engine.runs_on(param.device):
-        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
-    if param.dtype not in pointers.DTYPES:
-        return f"{str(param.dtype).removeprefix('torch.')} weights"
-    return None if dense(shards.local(param)) else "its memory has gaps"
+    gaps = None if dense(shards.local(param)) else "its memory has gaps"
+    return engine.unreadable(param) or gaps
 
 
 def step(work: Work) -> None:

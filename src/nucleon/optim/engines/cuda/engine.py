@@ -23,7 +23,7 @@ from torch import Tensor
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
-from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned, is_small, job_of
+from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import (
     Side,
@@ -35,7 +35,7 @@ from nucleon.optim.engines.cuda.layout import (
     place_of,
     strides_of,
 )
-from nucleon.optim.engines.work import Matrices, Method, State, has_gradient
+from nucleon.optim.engines.work import Matrices, Method, State
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.methods import HALF_ROWS, chosen_method
@@ -46,19 +46,24 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and triton_works()
 
 
+def unreadable(param: Tensor) -> str | None:
+    """Why the kernels cannot read a parameter, wherever its entries lie; None where they can."""
+    if not runs_on(param.device):
+        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
+    return None if param.dtype in pointers.DTYPES else f"{_name(param.dtype)} weights"
+
+
 def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str | None:
     """Why this engine does not step such matrices of a parameter; None where it does.
 
     What it serves it also computes for other ranks.
     """
-    if not runs_on(param.device):
-        return "no Triton" if param.device.type == "cuda" else "not on CUDA"
+    if (reason := unreadable(param)) is not None:
+        return reason
     if method.kernel is None or "direction" in method.__dict__:  # a hook that was assigned
         return f"{method.name} has no kernel"
     if group["certify"]:
         return "certify=True"
-    if param.dtype not in pointers.DTYPES:
-        return f"{_name(param.dtype)} weights"
     if group["momentum_dtype"] == torch.float64:
         return "momentum_dtype=float64"
     if not dense(param):
@@ -114,17 +119,14 @@ def lay(stack: Stack, states: Sequence[State]) -> None:
 
 def step(work: Matrices) -> None:
     """One step of matrices that are here whole."""
-    there = has_gradient(work)
+    gradients = [param.grad for param in work.params]
+    there = [gradient is not None for gradient in gradients]
     if not any(there):
         return
-    if work.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16:
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
-        mask = None if all(there) else work.stack.mask(there)
-        reference.move(work, *advance(work, found, mask))
-        return
-    gradients = _regular(work, [p.grad for p in work.params])
-    if not graphs.step(work, gradients, None if all(there) else there):
-        reference.step(work)  # a state was replaced by a tensor that the kernels cannot follow
+    dithered = work.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16
+    # The kernels do not dither, nor follow any tensor that a state was replaced by.
+    if dithered or not graphs.step(work, _regular(work, gradients), None if all(there) else there):
+        reference.step(work)
 
 
 def advance(
@@ -133,7 +135,7 @@ def advance(
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
     found, device = _regular(work, gradients), gradients[0].device
     dtype = next(g.dtype for g in found if g is not None)
-    job = job_of(work, graphs.kept(work).layout, dtype, masked=has_gradient is not None)
+    job = graphs.job_of(work, dtype, masked=has_gradient is not None)
     new = pointers.of_tensors(job.layout, found, device)
     kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
     old = pointers.of_states(work.stack, job.layout, work.states, **kinds)
@@ -147,9 +149,10 @@ def advance(
 def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
     there = [g for g in gradients if g is not None]
-    dtypes, strides = set(map(_DTYPE, there)), graphs.kept(work).layout.strides
+    memory = graphs.kept(work)
+    dtypes, strides = set(map(_DTYPE, there)), memory.layout.strides
     dtype = there[0].dtype
-    if len(dtypes) > 1 or dtype not in pointers.DTYPES or is_small(work):
+    if len(dtypes) > 1 or dtype not in pointers.DTYPES or memory.small:
         dtype = torch.float32
     alike = len(there) == len(gradients) and dtypes == {dtype}
     if alike and tuple(map(Tensor.stride, there)) == strides:  # as mostly

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from nucleon.optim.engines.cuda import launch, pointers
 from nucleon.optim.engines.cuda.capture import captured
-from nucleon.optim.engines.cuda.job import Job, aligned, job_of
+from nucleon.optim.engines.cuda.job import Job, aligned
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
 from nucleon.optim.engines.work import Matrices
+from nucleon.optim.methods import chosen_method
 
 LARGEST = 2**35
 """bm³ of a stack that is captured, b matrices of short side m: 0.1 ms per product on an H200."""
@@ -55,6 +56,11 @@ class Kept:
     """What this engine keeps of a stack between steps."""
 
     layout: Layout
+    small: bool
+    """Whether its direction is that of `small`."""
+    inputs: tuple[object, ...] = ()
+    """What `job` was made of."""
+    job: Job | None = None
     masked: bool = False
     """Whether a gradient was ever missing: then the kernels ask."""
     recording: Recording | None = None
@@ -69,10 +75,38 @@ class Kept:
 def kept(work: Matrices) -> Kept:
     """What is kept of a stack, from its first step on."""
     if not isinstance(work.memory, Kept):
-        layout = layout_of(work.stack)
+        layout, param = layout_of(work.stack), work.params[0]
         assert layout is not None  # or it has another engine
-        work.memory = Kept(layout)
+        method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
+        work.memory = Kept(layout, small=method != "half")
     return work.memory
+
+
+def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
+    """The job of a stack under the present options: nearly always that of the last step."""
+    memory, total = kept(work), work.states[0]["total"].dtype
+    decays = bool(work.group["weight_decay"])
+    inputs = (gradient, total, masked, decays, work.hyperparameters)
+    if memory.job is None or memory.inputs != inputs:
+        assert work.method.kernel is not None  # or it has another engine
+        memory.inputs, memory.job = (
+            inputs,
+            Job(
+                *sorted(work.stack.shape),
+                layout=memory.layout,
+                recursion=work.method.kernel,
+                small=memory.small,
+                gradient=gradient,
+                total=total,
+                weight=work.params[0].dtype,
+                has_gram=work.method.has_gram,
+                masked=masked,
+                decays=decays,
+                iterations=work.group["iterations"],
+                hyper=work.hyperparameters,
+            ),
+        )
+    return memory.job
 
 
 Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
@@ -87,12 +121,12 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
     memory = kept(work)
     memory.masked = memory.masked or there is not None
     first = next(g for g in gradients if g is not None)
-    job = job_of(work, memory.layout, first.dtype, masked=memory.masked)
+    job = job_of(work, first.dtype, masked=memory.masked)
     places = _places(work, job, gradients)
     if places is None:
         return False
     job = aligned(job, places)
-    rates = work.rates(job.hyper.scale)
+    rates = work.rates()
     there = there or [True] * len(gradients)
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
         launch.step(job, pointers.table(places, first.device), work.stack.mask(there), *rates)

@@ -7,8 +7,7 @@ import torch
 
 from nucleon.optim.engines.cuda import pointers
 from nucleon.optim.engines.cuda.layout import Layout
-from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices
-from nucleon.optim.methods import chosen_method
+from nucleon.optim.engines.work import Draws, Hyperparameters
 
 MOST_NOISE = 2**30
 """Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
@@ -34,6 +33,8 @@ class Job:
     has_gram: bool
     masked: bool
     """Whether a mask says which matrices have a gradient."""
+    decays: bool
+    """Whether the weights decay."""
     iterations: int
     hyper: Hyperparameters
     alignments: tuple[int, int, int] = (16, 16, 16)
@@ -53,30 +54,6 @@ class Job:
     def directions(self) -> int:
         """How many matrices go through the recursion."""
         return self.layout.count * (1 if self.draws is None else self.draws.samples)
-
-
-def is_small(work: Matrices) -> bool:
-    """Whether its direction is that of `small`."""
-    param = work.params[0]
-    return chosen_method(work.group, *work.stack.shape, param.device, param.dtype) != "half"
-
-
-def job_of(work: Matrices, layout: Layout, gradient: torch.dtype, *, masked: bool) -> Job:
-    """The job of a stack under the present options."""
-    assert work.method.kernel is not None  # or it has another engine
-    return Job(
-        *sorted(work.stack.shape),
-        layout=layout,
-        recursion=work.method.kernel,
-        small=is_small(work),
-        gradient=gradient,
-        total=work.states[0]["total"].dtype,
-        weight=work.params[0].dtype,
-        has_gram=work.method.has_gram,
-        masked=masked,
-        iterations=work.group["iterations"],
-        hyper=work.hyperparameters,
-    )
 
 
 def aligned(job: Job, places: Sequence[int]) -> Job:

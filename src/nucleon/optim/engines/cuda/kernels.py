@@ -213,8 +213,8 @@ def advance(
 
 
 @triton.jit
-def leave(damaged, batch, taken, skipped, each):
-    """Take a damaged matrix no longer, and count it, unless it was left out before."""
+def skip(damaged, batch, taken, skipped, each):
+    """Skip a damaged matrix, and count it, unless it was skipped before."""
     damaged = damaged & (tl.load(taken + batch) != 0)
     tl.store(taken + batch, False, mask=damaged)
     old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
@@ -237,7 +237,7 @@ def lengths(
         total += tl.load(norms + batch * parts + at, mask=at < parts, other=0.0)
     norm = tl.sum(total)
     if WATCHED:
-        leave((norm < float("inf")) == 0, batch, taken, skipped, each)
+        skip((norm < float("inf")) == 0, batch, taken, skipped, each)
     inverse = 1.0 / tl.maximum(tl.sqrt(norm), 1.0)
     tl.store(scale + batch, inverse)
     tl.store(length + batch, tl.sqrt(m * inverse) / spread)
@@ -357,7 +357,7 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     entered = enter(job, table, mask)
     x, taken, spread, hyper = entered.x, entered.taken, entered.spread, job.hyper
     _, _, skipped, _, grams = table.view(job.kinds, -1).unbind()
-    r, norms = room(x)
+    r, norms = gram_buffers(x)
     alpha, remainder = job.m / spread**2, None
     if job.has_gram:
         remainder = torch.empty_like(r)
@@ -372,8 +372,8 @@ def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     return start(*found, taken=taken, skipped=skipped, each=job.layout.each), taken
 
 
-def room(x: Tensor) -> tuple[Tensor, Tensor]:
-    """For the first Gram matrix of operands (b, m, n), and for the parts of its norm."""
+def gram_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for the first Gram matrix of operands (b, m, n), and for the parts of its norm."""
     count, m, _ = x.shape
     parts = math.comb(-(-m // 64) + 1, 2)
     r = torch.empty((count, m, m), dtype=torch.float16, device=x.device)
@@ -422,5 +422,5 @@ def moved(
     move[(tiles(job.m, job.n), job.layout.count)](
         weights, directions.contiguous(), taken, rate, decay, **place(job),
         WEIGHT=TYPES[job.weight], BYTES=job.alignments[2],
-        DECAYS=job.hyper.weight_decay != 0.0, ON_DEVICE=on_device,
+        DECAYS=job.decays, ON_DEVICE=on_device,
     )  # fmt: skip

@@ -6,10 +6,10 @@ done so far, the caller's stream in the end for all lanes, so nothing outside of
 graph that the caller captures has the lanes as its branches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from itertools import count
+from itertools import cycle
 
 import torch
 
@@ -24,23 +24,30 @@ TILE, LARGEST = 128, 64
 Lane = Callable[[Work], AbstractContextManager[None]]
 
 
+def assign(works: Sequence[Work]) -> None:
+    """Give the small stacks of a list their lanes, in turns.
+
+    They have the same at every step: a graph is replayed where it was captured, beside none that
+    shares its memory.
+    """
+    turns = cycle(range(COUNT))
+    for work in works:
+        if isinstance(work, Matrices) and _small(work.stack):
+            work.lane = next(turns)
+
+
 @contextmanager
 def opened() -> Iterator[Lane]:
-    """What puts the launches of a piece of work on its lane; all are joined in the end.
-
-    Stacks take turns, so those of one list have the same lanes at every step: a graph is replayed
-    where it was captured, beside none that shares its memory.
-    """
+    """What puts the launches of a piece of work on its lane; all are joined in the end."""
     used: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
-    turns = count()
 
     @contextmanager
     def lane(work: Work) -> Iterator[None]:
-        if not isinstance(work, Matrices) or not _small(work.stack):
+        if work.lane is None:
             yield
             return
         device = work.params[0].device
-        stream = _streams(device)[next(turns) % COUNT]
+        stream = _streams(device)[work.lane]
         if stream not in used:
             used[stream] = torch.cuda.current_stream(device)
             stream.wait_stream(used[stream])

@@ -1,6 +1,6 @@
 """The mean of polar factors of [S 0] + LZ, LLᵀ = Λ, with the noise Z of `nucleon.noise`: Pion.
 
-    column     L, Cholesky's factor of Λ scaled to a unit diagonal, a block column per launch
+    cholesky   L, Cholesky's factor of Λ scaled to a unit diagonal, a block column per launch
     draw       Z from the keys (seed, step, sample, stream), in float16
     perturb    Y = [S 0] + LZ, of L its triangle alone
     YYᵀ        then the float16 recursion, in which the k samples of a stack are one batch
@@ -114,7 +114,7 @@ def _correlation(gram, at_i, at_j, inverse_i, inverse_j, m, smoothing, jitter):
 
 
 @triton.jit(do_not_specialize=["each", "j"])
-def column(
+def cholesky_column(
     grams, factor, root, scale, broken, m, each, j, smoothing, shift, jitter,
     SIDE: tl.constexpr, DEPTH: tl.constexpr, TABLE_BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -142,12 +142,12 @@ def column(
         top -= tl.dot(b, b.T, input_precision="tf32x3")
 
     row, col = k[:, None], k[None, :]
-    fate = tl.load(broken + batch)
-    before = fate
+    info = tl.load(broken + batch)
+    before = info
     for c in range(SIDE):
         pivot = tl.sum(tl.where((row == c) & (col == c), top, 0.0))
         why = tl.where((pivot <= 0) & (pivot > -float("inf")), 1, 2)
-        fate = tl.where((fate == 0) & ((pivot > 0) & (pivot < float("inf")) == 0), why, fate)
+        info = tl.where((info == 0) & ((pivot > 0) & (pivot < float("inf")) == 0), why, info)
         inverse = 1.0 / tl.sqrt_rn(pivot)
         across = tl.sum(tl.where(row == c, top, 0.0), axis=0) * inverse
         down = tl.sum(tl.where(col == c, top, 0.0), axis=1) * inverse
@@ -162,26 +162,26 @@ def column(
     tl.store(factor + far + here, own, mask=inside)
     own = own * size[:, None] * tl.load(scale + batch)
     tl.store(root + far + here, own.to(tl.float16), mask=inside)
-    tl.store(broken + batch, fate, mask=(i == j) & (fate != before))
+    tl.store(broken + batch, info, mask=(i == j) & (info != before))
 
 
 @triton.jit(do_not_specialize=["each"])
-def mend(
+def diagonal_fallback(
     grams, x, root, scale, broken, taken, skipped, m, n, each, smoothing, shift, less,
     SIDE: tl.constexpr, TABLE_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """L = √(m·diag Λ) where Λ is indefinite; 0, and the matrix is left, where it is not finite.
+    """L = √(m·diag Λ) where Λ is indefinite; 0, and the matrix is skipped, where it is not finite.
 
     `less` is 1/√m, by which S and L are then both smaller, so that they fit float16.
     """
     i, batch = tl.program_id(0), tl.program_id(1)
-    fate = tl.load(broken + batch)
-    if fate != 0:
+    info = tl.load(broken + batch)
+    if info != 0:
         k = tl.arange(0, SIDE)
         at = i * SIDE + k
         gram = matrix(grams, batch.to(tl.int64), each, m * m, tl.float32, TABLE_BYTES)
         size, _ = _roots(gram, at, m, smoothing, shift)
-        size = tl.where(fate == 1, size * tl.load(scale + batch), 0.0)
+        size = tl.where(info == 1, size * tl.load(scale + batch), 0.0)
         here = root + batch.to(tl.int64) * m * m + at[:, None] * m
         for first in range(0, (i + 1) * SIDE, SIDE):
             to = first + k
@@ -195,7 +195,7 @@ def mend(
             s = tl.load(there, mask=inside, other=0.0).to(tl.float32)
             tl.store(there, (s * less).to(tl.float16), mask=inside)
         if i == 0:
-            kernels.leave(fate == 2, batch, taken, skipped, each)
+            kernels.skip(info == 2, batch, taken, skipped, each)
 
 
 @triton.jit
@@ -276,11 +276,11 @@ def cholesky(job: Job, table: Tensor, entered: kernels.Entered) -> Tensor:
     blocks = triton.cdiv(m, SIDE)
     shared = {"SIDE": SIDE, "TABLE_BYTES": table_bytes(m)}
     for j in range(blocks):
-        column[(blocks - j, count)](
+        cholesky_column[(blocks - j, count)](
             tables[4], factor, root, scale, broken, m, each, j,
             hyper.smoothing, hyper.shift, jitter, **shared, DEPTH=SLICE, num_warps=4, num_stages=2,
         )  # fmt: skip
-    mend[(blocks, count)](
+    diagonal_fallback[(blocks, count)](
         tables[4], entered.x, root, scale, broken, entered.taken, tables[2], m, job.n, each,
         hyper.smoothing, hyper.shift, 1 / math.sqrt(m), **shared,
     )  # fmt: skip
@@ -321,7 +321,7 @@ def perturbed(draws: Draws, root: Tensor, z: Tensor, x: Tensor) -> Tensor:
 def _start(y: Tensor, n: int, spread: float):
     """Where the recursion begins: from R = YYᵀ, and of the columns of Y the leading n."""
     m, width = y.shape[-2:]
-    r, norms = kernels.room(y)
+    r, norms = kernels.gram_buffers(y)
     remainder = torch.empty_like(r) if width > n else None
     kind, second = ("", r) if remainder is None else ("remainder", remainder)
     given = (None, None, r, second, [m / spread**2, 0.0, 0.0], [0, 0], "tf32", kind)

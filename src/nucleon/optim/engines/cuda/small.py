@@ -31,7 +31,7 @@ WIDE = 4096
 def advance(
     gradients, totals, skipped, quiet, grams, mask, taken, directions, m, n, each, inner,
     i_stride, j_stride, i_size, i_within, j_size, j_within, sign, momentum, lead, extra,
-    longest, settled, keep, smoothing, bound, limit, least, room,
+    longest, settled, keep, smoothing, bound, limit, least, floor,
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, HAS_GRAM: tl.constexpr,
     MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr, POLYNOMIALS: tl.constexpr, STEPS: tl.constexpr,
@@ -81,7 +81,7 @@ def advance(
         shift = tl.where(diagonal & square, bound, 0.0).to(tl.float64)
         rest = smoothing * (new.to(tl.float64) + shift)
         # What rounding to float32 may have taken from the least eigenvalue of Λ.
-        rest += tl.where(diagonal & square, room * tl.sqrt(tl.sum(rest * rest)), 0.0)
+        rest += tl.where(diagonal & square, floor * tl.sqrt(tl.sum(rest * rest)), 0.0)
         b += rest
     ok, entered, moving = verdict(
         batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, MASKED
@@ -137,7 +137,7 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
         directions, **reading(job),
         longest=hyper.rest.longest, settled=min(hyper.rest.settled, limits.max),
         keep=hyper.gram_decay, smoothing=hyper.smoothing, bound=hyper.shift,
-        limit=limits.max / 2, least=limits.tiny / limits.eps, room=floor(torch.float32),
+        limit=limits.max / 2, least=limits.tiny / limits.eps, floor=floor(torch.float32),
         HAS_GRAM=job.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
         POLYNOMIALS=tuple(x for quintic in quintics for x in quintic), STEPS=len(quintics),
         M=rows, N=min(WIDE // rows, max(16, triton.next_power_of_2(n))),

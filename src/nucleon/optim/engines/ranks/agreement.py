@@ -55,12 +55,12 @@ def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
 
 
 def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], step: int) -> None:
-    """Every `consistency_every` steps, raise on all ranks unless they have updated alike.
+    """Every `consistency_every` > 0 steps, raise on all ranks unless they have updated alike.
 
     Compared are the learning rates, and the new weights and moments that every rank has whole.
     """
-    chosen = [g for g in groups if g["consistency_every"] and not step % g["consistency_every"]]
-    chosen = [g for g in chosen if world(g["params"]) != (0,)]
+    due = (group for group in groups if not step % group["consistency_every"])
+    chosen = [group for group in due if world(group["params"]) != (0,)]
     if not chosen:
         return
     found: list[object] = []

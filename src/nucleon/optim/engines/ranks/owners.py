@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nucleon import _checks
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import Matrices, Work
@@ -42,6 +41,11 @@ class Owned(Work):
 
     rounds: Sequence[Sequence[Task]]
     """The i-th stack of every rank, for i = 0, 1, …; the same on all ranks, gradients or not."""
+
+    def derive(self) -> None:
+        """Those of every stack, its own or not: each rank moves its weights."""
+        for task in chain.from_iterable(self.rounds):
+            task.work.derive()
 
 
 def step(work: Owned) -> None:
@@ -97,8 +101,8 @@ def _held_gradients(stack: Stack) -> Tensor:
 
 def _gradient_dtype(stack: Stack) -> torch.dtype:
     """Of gradients on their way: that of the parameters, unless their `grad_dtype` is another."""
-    widest = _checks.work_dtype(stack.params[0].dtype)  # None stands for any
-    found = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}
+    widest = stack.work_dtype
+    found = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}  # None is any
     return found.pop() if len(found) == 1 else widest
 
 
@@ -115,7 +119,7 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
         there = torch.maximum(there, flags.float())
     mask = reference.per_matrix(work, there > 0)
     direction, taken = work.computer.advance(work, whole, mask)
-    direction = direction.to(_checks.work_dtype(stack.params[0].dtype))
+    direction = direction.to(stack.work_dtype)
     flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
     task.outcome = flat.to(group["wire_dtype"] or flat.dtype)
 
@@ -159,8 +163,7 @@ def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
     """Move the weights of a round by the directions that have come."""
     arrived()
     for task in tasks:
-        stack = task.stack
-        dtype = _checks.work_dtype(stack.params[0].dtype)
+        stack, dtype = task.stack, task.stack.work_dtype
         if shards.sharded(stack.params[0]):
             sizes = [*_sizes(stack, dist.get_rank()), stack.count]
             *flat, taken = task.outcome.to(dtype).split(sizes)
@@ -182,9 +185,8 @@ def _unpack(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _buffer(stack: Stack, size: int, group: Mapping[str, Any]) -> Tensor:
-    param = stack.params[0]
-    dtype = group["wire_dtype"] or _checks.work_dtype(param.dtype)
-    return torch.empty(size, dtype=dtype, device=param.device)
+    dtype = group["wire_dtype"] or stack.work_dtype
+    return torch.empty(size, dtype=dtype, device=stack.params[0].device)
 
 
 def _boxes(stack: Stack, rank: int) -> list[Box]:

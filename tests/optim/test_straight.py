@@ -1,0 +1,101 @@
+"""A warm step goes straight through the house, and sees every option that was changed before it."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import nucleon
+
+HOUSE = str(Path(nucleon.__file__).parent)
+
+
+def calls_of(function):
+    """The file of each Python call inside nucleon, in order."""
+    files = []
+
+    def look(frame, event, _):
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(HOUSE):
+            files.append(name)
+
+    sys.setprofile(look)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("make", "calls", "files", "changes"),
+    [(nucleon.Muon, 80, 16, 39), (nucleon.Leon, 98, 15, 41), (nucleon.Pion, 125, 19, 47)],
+)
+def test_a_warm_step_is_few_calls_through_few_files(make, calls, files, changes):
+    """Comprehensions count as calls up to Python 3.11; every limit is what the step needs there."""
+    param = torch.zeros(64, 128, requires_grad=True)
+    optimizer = make([param])
+    for _ in range(3):
+        param.grad = torch.randn(64, 128)
+        found = calls_of(optimizer.step)
+    assert len(found) <= calls
+    assert len(set(found)) <= files
+    assert sum(a != b for a, b in pairwise(found)) <= changes
+
+
+class Damped(nucleon.Leon):
+    """Whose smoothing depends on an option of its own."""
+
+    own_options = {**nucleon.Leon.own_options, "damping": 1.0}  # noqa: RUF012
+
+    def smoothing_scale(self, group, m, n):
+        return group["damping"]
+
+
+CHANGES = {
+    "momentum": 0.5,
+    "beta2": 0.3,
+    "nesterov": True,
+    "smoothing_scale": 4.0,
+    "gradient_bound": 2.0,
+    "scale": "match-adamw",
+    "maximize": True,
+    "weight_decay": 0.5,
+    "lr": 0.3,
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "value"),
+    [
+        *((nucleon.Leon, *change) for change in CHANGES.items()),
+        *(
+            (nucleon.Pion, *change)
+            for change in {"samples": 3, "antithetic": True, "seed": 5}.items()
+        ),
+        (Damped, "damping", 4.0),
+    ],
+)
+def test_an_option_that_changes_is_that_of_the_next_step(make, option, value):
+    """As if it were the first step of another optimizer with that state; without it, another."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(4, 6, generator=generator, requires_grad=True) for _ in range(3)]
+    gradients = torch.randn(4, 4, 6, generator=generator)
+    more = {"samples": 2} if make is nucleon.Pion else {}
+    first, second, third = (make([param], lr=0.1, **more) for param in params)
+    for gradient in gradients[:2]:
+        params[0].grad = gradient
+        first.step()
+    for param, optimizer in zip(params[1:], (second, third), strict=True):
+        optimizer.load_state_dict(first.state_dict())
+        param.data.copy_(params[0])
+    for optimizer in (first, second):
+        optimizer.param_groups[0][option] = value
+    for gradient in gradients[2:]:
+        for param, optimizer in zip(params, (first, second, third), strict=True):
+            param.grad = gradient
+            optimizer.step()
+    assert torch.equal(params[0], params[1])
+    assert not torch.equal(params[0], params[2])
