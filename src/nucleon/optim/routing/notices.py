@@ -79,6 +79,18 @@ def no_head(missed: Missed) -> str:
     )
 
 
+def doubtful_heads(names: Sequence[str]) -> str:
+    """Of layers with the name of a head whose output later layers may take."""
+    one = len(names) == 1
+    said = "has the name of an output head" if one else "have the names of output heads"
+    rest = "gives, and is stepped as a matrix" if one else "give, and are stepped as matrices"
+    head, matrix = ({f"{name}.weight": route for name in names} for route in ("adamw", "matrix"))
+    return (
+        f"{_short(names)} {said}, but a later layer takes as many numbers as it {rest}; pass "
+        f"overrides={head} if it is one, or {matrix} if not"
+    )
+
+
 def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
     """Few globs that match all of `names` and none of `others`."""
     found: list[str] = []

@@ -30,7 +30,7 @@ from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS, Head, Override
 from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
-from nucleon.optim.routing.heads import missed, output_heads
+from nucleon.optim.routing.heads import doubtful, missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
 
 AUX_LR = 3e-4
@@ -138,6 +138,8 @@ def routed(
     asking = {p.name for p in found if p.route == "matrix" and p.asks}
     if last is not None and asking & {f"{name}.weight" for name in last.names}:
         _warn(notices.no_head(last))
+    if unsure := [name for name in doubtful(model, heads) if f"{name}.weight" in asking]:
+        _warn(notices.doubtful_heads(unsure))
     return Routed(found, "" if heads else NO_HEAD)
 
 
