@@ -8,7 +8,7 @@
 3. A Linear that shares its weight with an embedding: with such a word always, else where nothing
    above tells.
 4. Beside these, a module at any depth with such a word, if nothing in the model takes as many
-   numbers as it gives, and the classes and boxes of a detector.
+   numbers as it gives, and the classes, boxes and scores of a detector.
 
 Of a container the head is its last weight, of a list the last weight of each entry. The heads of
 attention ("multi_head_attention", "attn_heads", "num_heads") are none. A model that tells nothing
@@ -34,10 +34,12 @@ NAMES = {
 }
 _WORDS = {"head", "heads", "classifier", "classifiers", "logits"}
 """In "head_dist", "aux_head", "policy_head" and the like."""
-_ATTENTION = {"attention", "attn", "gate", "kv", "mha", "multi", "n", "num"}
-"""Words beside which "head" is one of attention."""
-_DETECTOR = re.compile(r"(^|_)(bbox|class)_(embed|head|predictor)$")
-"""Classes and boxes of a detector, which may go back into its layers."""
+_SURE = {"embed_out", "output_projection", "unembed"}
+"""Names that are those of a head at any depth."""
+_NO_HEAD = {"attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"}
+"""Words beside which "head" is one of attention or of positions."""
+_DETECTOR = re.compile(r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head)$")
+"""Classes, boxes and scores of a detector, of which some go back into its layers."""
 _PRE = re.compile(r"(^|[._])pre_")
 """Before "logits" or "head": what comes before them."""
 WRAPPERS = {"module", "model", "base_model", "pretrained_model"}
@@ -97,11 +99,12 @@ def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
     last = [(path, m) for path, m in found if m in heads or m.out_features not in within]
     names = [_path(model, m) for _, m in last or found[-1:]]
     if heads:
-        told = [module in heads for _, module in last]
-        other = bool(last) and not any(told) and _at_top(model, trained[-1])
-        if other:  # a head within, and another layer that ends the network
-            names = [*(_path(model, head) for head in heads), *names]
-        return Missed(names, some=True, inner=False) if other or 0 < sum(told) < len(told) else None
+        told = [m in heads for _, m in last]
+        if any(told) and not all(told):
+            return Missed(names, some=True, inner=False)
+        behind = not any(told) and any(m is trained[-1] and _at_top(model, m) for _, m in last)
+        found_before = [_path(model, head) for head in heads]  # which do not end the network
+        return Missed([*found_before, *names], some=True, inner=False) if behind else None
     final = [m for _, m in found]
     changes = any(m.in_features != m.out_features for m in final) and trained[-1] in final
     if len(trained) < 2 or not final or not (embeddings or changes):
@@ -115,18 +118,22 @@ def doubtful(model: nn.Module, heads: Mapping[nn.Module, str]) -> list[str]:
     Only where a head was found, so that nothing else is said. Such are those at the top, and those
     with which a part of the model ends.
     """
-    found = [*_candidates(model, 1), *_candidates(model, 2)] if heads else []
+    if not heads:
+        return []
+    found = _candidates(model, depth=1)
+    if not any(head in heads for each in found for head in each.heads):
+        found += _candidates(model, depth=2)
     order = weighted(model)
     inside = {m for each in found for m in weighted(each.module)}
-    names: list[str] = []
+    names: dict[str, None] = {}
     for each in found:
         ended = inside | _ended(each, inside)
         for head in each.heads:
             top = "." not in each.path and (head is each.module or _narrows(head))
             behind = ended.issuperset(order[order.index(head) + 1 :])
             if isinstance(head, nn.Linear) and head not in heads and each.says and (top or behind):
-                names.append(_path(model, head))
-    return [name for name in dict.fromkeys(names) if not _PRE.search(name)]
+                names[_path(model, head)] = None
+    return [name for name in names if not _PRE.search(name)]
 
 
 def _at_top(model: nn.Module, module: nn.Module) -> bool:
@@ -218,7 +225,8 @@ def _within(model: nn.Module) -> Mapping[nn.Module, str]:
     for path, module in model.named_modules():
         *above, name = path.split(".")
         detects = bool(_DETECTOR.search(name))
-        if detects or (above and _says_head(name) and "router" not in above):
+        says = name in _SURE or _says_head(name)
+        if detects or (above and says and "router" not in above):
             for head in _last_weighted(module):
                 ends_here = _narrows(head) if detects else gives(head) not in taken
                 if isinstance(head, nn.Linear | nn.Conv2d) and ends_here:
@@ -228,7 +236,7 @@ def _within(model: nn.Module) -> Mapping[nn.Module, str]:
 
 def _says_head(name: str) -> bool:
     words = set(name.split("_"))
-    return bool(words & _WORDS) and not words & _ATTENTION
+    return bool(words & _WORDS) and not words & _NO_HEAD
 
 
 def _is_taken(
