@@ -19,7 +19,11 @@ Layout = Callable[[Any, int, int], str]
 _THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
 _TWO = re.compile(r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|gate_up|^w1[23]$", re.IGNORECASE)
 _TAKEN_BY = {
-    **{"in_proj": "out_proj", "fc1": "fc2", "linear1": "linear2", "Wi": "Wo", "wi": "wo"},
+    "in_proj": "out_proj",
+    "fc1": "fc2",
+    "linear1": "linear2",
+    "Wi": "Wo",
+    "wi": "wo",
     "x_proj": "dt_proj",
 }
 """Of two maps in a row, the name of the second."""
