@@ -4,12 +4,14 @@ import importlib
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 import nucleon
+from nucleon.optim.routing import roles
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
@@ -99,6 +101,25 @@ def test_the_afternoon_runs_and_prints_what_is_on_it(capsys):
         exec(compile(block, "afternoon", "exec"), space)
         printed, shown = (re.sub(r"\d+\.\d+", "0.0", s) for s in (capsys.readouterr().out, shown))
         assert printed == shown
+
+
+def test_a_gpt_of_your_own_is_cut_as_the_page_says(monkeypatch):
+    """Without the override there is the warning; with it, and once taught, there is none."""
+    text = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
+    section = text[text.index("## A GPT of your own") :].partition("\n## A job")[0]
+    told, taught = re.findall(r"```python\n(.*?)```", section, flags=re.S)
+    monkeypatch.setattr(roles, "_TABLE", list(roles._TABLE))
+    space = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        exec(compile(told, "migration", "exec"), space)
+        model = space["GPT"]()
+        assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 64)
+        with pytest.raises(
+            UserWarning, match=r"overrides={'\*c_attn.weight': {'axes': '\(b=3 r\) c'}}"
+        ):
+            nucleon.Leon.for_model(model)
+        exec(compile(taught, "migration", "exec"), space)
 
 
 def test_figures_of_whole_models_are_those_of_their_files():

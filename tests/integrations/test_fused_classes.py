@@ -284,6 +284,20 @@ def test_of_a_product_every_factor_at_zero_leaves_nothing(key, options):
     assert not any(cut.out({i: 0.0}).any() for i in factors)
 
 
+@cases("dt, B, C")
+def test_inputs_and_outputs_of_the_state_at_zero_leave_nothing(key, options):
+    cut = Cut(key, options)
+    cut.tokens, cut.more = inputs(cut.module, cut.module.hidden_size)
+    rates, into, out_of = range(len(cut.parts()))
+    base = cut.out()
+    assert not cut.out({into: 0.0}).any() and not cut.out({out_of: 0.0}).any()
+    least = 0.01 * base.abs().max()
+    assert (cut.out({rates: 0.0}) - base).abs().max() > least  # steps of softplus(0)
+    if not hasattr(cut.module, "b_layernorm"):
+        both = cut.out({into: 2.0, out_of: 0.5})  # powers of two are exact
+        torch.testing.assert_close(both, base, rtol=0, atol=1e-6 * float(base.abs().max()))
+
+
 def test_the_maps_of_qwen3_next_are_those_it_takes_apart():
     qkvz, ba = (Cut(f"Qwen3NextGatedDeltaNet.{n}", {}) for n in ("in_proj_qkvz", "in_proj_ba"))
     module, tokens = qkvz.module, qkvz.tokens
@@ -329,6 +343,7 @@ def test_every_known_weight_is_looked_at():
     seen = {"q, k, v", "q, v, k, in four parts", "k, v", "gate, up", "x, z", "x, z, row by row"}
     assert told == seen | {
         "B, C, x",
+        "dt, B, C",
         "z, x, B, C, dt",
         "q, k, values, gates",
         "b, a",

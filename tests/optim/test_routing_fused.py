@@ -4,6 +4,8 @@ Each library's own way of taking q, k and v apart stands in a tiny attention und
 file: queries twice as large with keys half as large change nothing, without values nothing is left.
 """
 
+import ast
+import re
 import warnings
 from collections import OrderedDict
 
@@ -297,6 +299,23 @@ def test_a_map_that_gives_more_than_the_next_takes_is_warned_of(first, second):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nucleon.Leon.for_model(model(24))
+
+
+def test_each_weight_of_several_kinds_is_told_its_own_cut():
+    """x_proj of Mamba holds dt of the size that dt_proj takes, and B and C of one size."""
+    maps = {"qkv": nn.Linear(8, 24), "x_proj": nn.Linear(8, 38), "dt_proj": nn.Linear(6, 8)}
+    model = nn.ModuleDict({"layer": nn.ModuleDict(maps), "head": nn.Linear(8, 3)})
+    with pytest.warns(UserWarning, match="order of the maps") as caught:
+        nucleon.Leon.for_model(model)
+    (said,) = (str(each.message) for each in caught)
+    in_turn, by_head, whole = (ast.literal_eval(x) for x in re.findall(r"overrides=({.*})", said))
+    assert in_turn["*qkv.weight"] == {"axes": "(b=3 r) c"}
+    assert in_turn["*x_proj.weight"] == by_head["*x_proj.weight"] == {"axes": "r{6,16,16} c"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for told in (in_turn, whole):
+            rows = nucleon.Leon.for_model(model, overrides=told).explain()
+            assert rows["layer.x_proj.weight"].axes == told["*x_proj.weight"]["axes"]
 
 
 def test_one_head_that_is_keys_and_values_at_once_is_not_warned_of():

@@ -26,12 +26,24 @@ def net(**children):
     return model
 
 
+def stack(**children):
+    """A network of the given children alone, in order."""
+    model = net(**children)
+    del model.body
+    return model
+
+
 def linear():
     return nn.Linear(8, 3)
 
 
 def mlp():
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def boxes():
+    """A network as detectors have it for boxes."""
+    return stack(layers=nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 4)]))
 
 
 SEVERAL = {
@@ -70,6 +82,41 @@ SEVERAL = {
     "of two": (
         lambda: wrapped("module", wrapped("_orig_mod", net(fc=linear()))),
         {"fc.weight"},
+    ),
+    "of parts side by side": (  # as in Bark
+        lambda: stack(coarse=net(lm_head=linear()), fine=net(lm_heads=nn.ModuleList([linear()]))),
+        {"coarse.lm_head.weight", "fine.lm_heads.0.weight"},
+    ),
+    "further down, beside one": (
+        lambda: net(part=net(inner=net(lm_head=nn.Linear(8, 5))), head=linear()),
+        {"part.inner.lm_head.weight", "head.weight"},
+    ),
+    "of a projection to a vocabulary": (
+        lambda: net(decoder=net(stack=net(output_projection=nn.Linear(8, 5))), head=linear()),
+        {"decoder.stack.output_projection.weight", "head.weight"},
+    ),
+    "one that is not the last weight of its container": (  # as in SAM and UperNet
+        lambda: net(mask_head=stack(proj_out=linear(), layers=nn.ModuleList([nn.Linear(8, 8)]))),
+        {"mask_head.proj_out.weight"},
+    ),
+    "DETR": (
+        lambda: net(class_labels_classifier=linear(), bbox_predictor=boxes()),
+        {"class_labels_classifier.weight", "bbox_predictor.layers.1.weight"},
+    ),
+    "a detector whose boxes go back into it": (
+        lambda: stack(
+            decoder=net(
+                query_pos=nn.Linear(4, 8),
+                bbox_embed=nn.ModuleList([boxes(), boxes()]),
+                class_embed=nn.ModuleList([linear(), linear()]),
+            ),
+            enc_score_head=linear(),
+        ),
+        {
+            *(f"decoder.bbox_embed.{i}.layers.1.weight" for i in range(2)),
+            *(f"decoder.class_embed.{i}.weight" for i in range(2)),
+            "enc_score_head.weight",
+        },
     ),
     "one level down": (
         lambda: net(decoder=net(lm_head=linear())),
@@ -136,13 +183,6 @@ class Attention(nn.Module):
     def __init__(self):
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
-
-
-def stack(**children):
-    """A network of the given children alone, in order."""
-    model = net(**children)
-    del model.body
-    return model
 
 
 HIDDEN = {
@@ -240,7 +280,8 @@ BESIDE = {
     "mu and log_std": lambda: net(mu=linear(), log_std=linear()),
     "in a part": lambda: net(core=net(mu=linear(), log_std=linear())),
     "of a list": lambda: net(tops=nn.ModuleList([linear(), nn.Linear(8, 2), mlp()])),
-    "one by its name": lambda: net(class_labels_classifier=linear(), bbox_predictor=mlp()),  # DETR
+    "one by its name": lambda: net(class_labels_classifier=linear(), boxes=mlp()),
+    "one within": lambda: net(part=net(inner=net(aux_head=nn.Linear(8, 5))), out=linear()),
     "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
 }
 
@@ -258,6 +299,50 @@ def test_what_the_warning_says_to_write_routes_all_heads(case):
         warnings.simplefilter("error", UserWarning)
         assert heads_of(model, head=ast.literal_eval(written)) == ending
     assert len(ending) >= 2
+
+
+DOUBTFUL = {
+    "its output is projected on": (
+        lambda: net(lm_head=nn.Linear(8, 64), after=nn.Linear(64, 4), head=nn.Linear(4, 3)),
+        "lm_head",
+    ),
+    "of a part as wide as the next": (  # as in SigLIP
+        lambda: stack(text=net(head=nn.Linear(8, 8)), vision=net(head=mlp())),
+        "text.head",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_a_head_by_its_name_that_a_later_layer_may_take_is_said_once(case):
+    build, name = DOUBTFUL[case]
+    model = build()
+    with pytest.warns(UserWarning, match=f"^{name} has the name of an output head") as caught:
+        found = heads_of(model)
+    assert len(caught) == 1 and found and f"{name}.weight" not in found
+    written = [ast.literal_eval(x) for x in re.findall(r"{.*?}", str(caught[0].message))]
+    assert [{*each.values()} for each in written] == [{"adamw"}, {"matrix"}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for told in written:
+            row = nucleon.Leon.for_model(model, overrides=told).explain()[f"{name}.weight"]
+            assert row.route == told[f"{name}.weight"]
+
+
+NO_HEADS = {
+    "a router": lambda: stack(router=stack(classifier=nn.Linear(8, 5))),
+    "gates of attention": lambda: stack(attn=stack(head_gate=nn.Linear(8, 5))),
+    "positions of queries": lambda: stack(query_pos_head=nn.Linear(4, 8)),
+    "a class embedding": lambda: stack(class_embed=nn.Linear(5, 8)),
+}
+
+
+@pytest.mark.parametrize("case", NO_HEADS)
+def test_what_only_sounds_like_a_head_is_a_matrix(case):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = stack(block=NO_HEADS[case](), ff=nn.Linear(8, 8), head=linear())
+        assert heads_of(model) == {"head.weight"}
 
 
 def test_a_model_of_features_is_not_told_a_hidden_layer_as_its_head():

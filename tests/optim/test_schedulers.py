@@ -1,5 +1,7 @@
 """One rate for all groups would be AdamW's too: it is said once, with the list to pass."""
 
+import math
+import re
 import warnings
 
 import pytest
@@ -56,6 +58,46 @@ def test_one_rate_for_all_is_said_once_with_the_list(name):
     assert wanted in said
 
 
+FLOORS = {
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 20, eta_min=1e-3),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(
+        o, 20, eta_min=1e-3
+    ),
+    "after a warm-up": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, 0.1, 1.0, 4), lr_scheduler.CosineAnnealingLR(o, 20, 1e-3)],
+        [4],
+    ),
+}
+MULTIPLIES = r"LambdaLR\(optimizer, (lambda .*?)\), where"
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_a_floor_above_the_rate_of_adamw_is_said_once_with_what_to_pass(name):
+    (said,) = run(FLOORS[name])
+    assert "pass eta_min=0.0003 or less" in said
+    (written,) = re.findall(MULTIPLIES, said)
+    factor = eval(written, {"low": 0.05, "math": math, "STEPS": 20})
+    assert not run(lambda o: lr_scheduler.LambdaLR(o, factor))
+    # The cosine of CosineAnnealingLR, from the first rate to `low` of it.
+    wanted = [0.05 + 0.95 * (1 + math.cos(math.pi * t / 20)) / 2 for t in range(21)]
+    assert [factor(t) for t in range(21)] == pytest.approx(wanted, abs=1e-15)
+
+
+def test_a_floor_that_lifts_the_rate_of_the_matrices_is_said_too():
+    (said,) = run(FLOORS["CosineAnnealingLR"], lr=3e-4, aux_lr=0.02)
+    assert "lifts the matrices' rate" in said and "eta_min=0.0003" in said
+
+
+def test_a_plateau_lifts_no_rate_below_its_least():
+    """The least rate of AdamW's group is its own: `min_lr` as a number leaves it where it is."""
+    optimizer = nucleon.Leon.for_model(network(), lr=0.02, aux_lr=3e-4, head=None)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, min_lr=1e-3)
+    for _ in range(5):
+        scheduler.step(1.0)
+    assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 3e-4]
+
+
 RIGHT = {
     "lists for CyclicLR": lambda o: lr_scheduler.CyclicLR(
         o, [0.001, 1.5e-5], [0.02, 3e-4], step_size_up=4, cycle_momentum=False
@@ -66,6 +108,9 @@ RIGHT = {
     "a list for SWA": lambda o: SWALR(o, swa_lr=[0.01, 1e-4]),
     "warm-up from zero": lambda o: lr_scheduler.LambdaLR(o, lambda step: step / 10),
     "cosine to a small rate": lambda o: lr_scheduler.CosineAnnealingLR(o, 8, eta_min=1e-5),
+    "cosine to AdamW's rate": lambda o: lr_scheduler.CosineAnnealingLR(o, 8, eta_min=3e-4),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    "one that grows": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 + step),
     "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
 }
 

@@ -45,7 +45,7 @@ VERBS = {
     ),
     "train": Verb(
         "train:train",
-        "Train a small network: hidden matrices by the optimizer, what is none of them by AdamW.",
+        "Train a small network: hidden matrices by the optimizer, the rest by AdamW.",
         ASKED,
     ),
     "bench": Verb(

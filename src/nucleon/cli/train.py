@@ -126,7 +126,7 @@ def train(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Train a small network: hidden matrices by the optimizer, what is none of them by AdamW.
+    """Train a small network: hidden matrices by the optimizer, the rest by AdamW.
 
     Ctrl-C saves and says how to go on. A run that was killed goes on from its last checkpoint, and
     on a CPU ends exactly as if it had not been. Exit code 0 at the end, 130 when interrupted, 2

@@ -18,6 +18,8 @@ from nucleon.optim.routing.later import Later
 from nucleon.optim.state import State
 from nucleon.optim.worklist import Worklist
 
+LIFTED = 1.01
+"""How far above its first a rate is lifted before it is said: farther than rounding takes it."""
 COPIED = ("infos", "with_names", "left_out", "note", "numbers")
 """What of it a copy of the optimizer has."""
 
@@ -46,19 +48,23 @@ class Runtime:
     note: str = ""
     """What routing wants its user to know."""
     warned: bool = False
-    """Whether it was said that AdamW has the matrices' rate."""
+    """Whether it was said that a scheduler takes all groups to one rate."""
 
 
 def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Say once that a scheduler has given AdamW the rate of the matrices.
+    """Say once that a scheduler has given AdamW the rate of the matrices, or lifts it towards one.
 
     It has where an AdamW group has the rate of a matrix group, or is to reach it, which is above
     the one that `for_model` gave to AdamW, itself another than that of the matrices. Schedulers
     that multiply keep the ratio, and those that fall to one small rate stay below it; with
-    scale="match-adamw" one rate serves both.
+    scale="match-adamw" one rate serves both. It lifts a rate where another falls, see `_lifted`.
     """
     later = runtime.later
     if later is None or runtime.warned or not _differ(later.lr, later.aux_lr):
+        return
+    if said := _lifted(groups):
+        runtime.warned = True
+        warnings.warn(said, stacklevel=3)
         return
     matrix = {_aim(g) for g in groups if g["rule"] == "matrix" and g["scale"] != "match-adamw"}
     for group in groups:
@@ -116,6 +122,31 @@ def _lightning_unfreezes() -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def _lifted(groups: Sequence[Mapping[str, Any]]) -> str:
+    """What to say where a scheduler lifts one group above its first rate while another falls.
+
+    So does CosineAnnealingLR with an eta_min above AdamW's rate, the same number for every group.
+    """
+    rated = [
+        (g["initial_lr"], g["lr"], "AdamW's" if g["rule"] == "adamw" else "the matrices'")
+        for g in groups
+        if "initial_lr" in g and "swa_lr" not in g  # which is given for each group
+        if not isinstance(g["lr"], Tensor)
+    ]
+    falls = [(first, rate, whose) for first, rate, whose in rated if rate < first]
+    rises = [(first, rate, whose) for first, rate, whose in rated if rate > LIFTED * first > 0]
+    if not falls or not rises:
+        return ""
+    (low, raised, whose), (high, lowered, others) = rises[0], falls[0]
+    return (
+        f"a scheduler lifts {whose} rate, {low:g} → {raised:.4g}, while {others} falls, {high:g} → "
+        f"{lowered:.4g}: it takes all groups to one rate, as eta_min is; pass eta_min={low:g} or "
+        f"less, or a schedule that multiplies: LambdaLR(optimizer, lambda step: low + (1 - low) * "
+        f"(1 + math.cos(math.pi * min(1, step / STEPS))) / 2), where low is the last rate over "
+        f"the first"
+    )
 
 
 def _differ(lr: Any, aux_lr: Any) -> bool:

@@ -13,6 +13,8 @@ from typing import cast
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from nucleon.optim.routing import fused
+
 ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.)")
 """What stands beside a weight or makes it up."""
 
@@ -46,7 +48,7 @@ def ends(module: nn.Module, path: str = "") -> list[tuple[str, nn.Linear]]:
     inside = [
         (f"{path}.{name}".removeprefix("."), child)
         for name, child in module.named_children()
-        if not ADAPTERS.search(name) and trained_linears(child)
+        if not ADAPTERS.search(name) and fused.parts(name) == 1 and trained_linears(child)
     ]
     if isinstance(module, nn.Sequential):
         inside = inside[-1:]

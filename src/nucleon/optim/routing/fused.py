@@ -18,7 +18,14 @@ Layout = Callable[[Any, int, int], str]
 
 _THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
 _TWO = re.compile(r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|gate_up|^w1[23]$", re.IGNORECASE)
-_TAKEN_BY = {"in_proj": "out_proj", "fc1": "fc2", "linear1": "linear2", "Wi": "Wo", "wi": "wo"}
+_TAKEN_BY = {
+    "in_proj": "out_proj",
+    "fc1": "fc2",
+    "linear1": "linear2",
+    "Wi": "Wo",
+    "wi": "wo",
+    "x_proj": "dt_proj",
+}
 """Of two maps in a row, the name of the second."""
 
 
@@ -31,8 +38,21 @@ def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
     """Whether `parent.name` holds several maps by its name, or gives more than its second takes."""
     if parts(name) > 1:
         return rows != getattr(parent, "head_dim", None)  # one head that is keys and values at once
+    return rows > _taken(parent, name, rows)
+
+
+def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:
+    """The word of the output axis if the maps of `parent.name` lie one after the other."""
+    size, odd = divmod(rows - _taken(parent, name, rows), 2)
+    if name == "x_proj" and size and not odd:  # of Mamba: dt, then B and C of one size
+        return _cut(rows - 2 * size, size, size)
+    return f"(b={max(2, parts(name))} r)"  # one by its name, but more by its size
+
+
+def _taken(parent: nn.Module | None, name: str, rows: int) -> int:
+    """How much of what `parent.name` gives the map behind it takes; all where there is none."""
     taken = getattr(getattr(parent, _TAKEN_BY.get(name, ""), None), "in_features", rows)
-    return isinstance(taken, int) and rows > taken
+    return taken if isinstance(taken, int) else rows
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:
@@ -271,6 +291,8 @@ KNOWN: Mapping[str, _Table] = {
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_alternating, "x, z, row by row", "in_proj", "ZambaMambaMixer"),
+        (_sections("time_step_rank", "ssm_state_size", "ssm_state_size"), "dt, B, C", "x_proj",
+         "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_of_mamba2, "z, x, B, C, dt", "in_proj",
          "Mamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer NemotronHMamba2Mixer "
          "Zamba2MambaMixer"),

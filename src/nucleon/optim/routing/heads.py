@@ -3,15 +3,19 @@
 1. What `get_output_embeddings()` returns, as Hugging Face models have it, and every module at the
    top of the model with one of the NAMES or a word such as "head" in its own, where it ends the
    network: nothing registered later takes as many numbers as it gives, see `ends`.
-2. Where neither tells, a module one level down with such a word, if only such follow it.
+2. Where neither tells, a module one level down with such a word, if only such follow it, or parts
+   of the model that end with one.
 3. A Linear that shares its weight with an embedding: with such a word always, else where nothing
    above tells.
+4. Beside these, a module at any depth with such a word, if nothing in the model takes as many
+   numbers as it gives, and the classes, boxes and scores of a detector.
 
 Of a container the head is its last weight, of a list the last weight of each entry. The heads of
 attention ("multi_head_attention", "attn_heads", "num_heads") are none. A model that tells nothing
 has no head: its last Linear is a matrix like the others.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,14 +28,20 @@ from nucleon.optim.options import Head
 from nucleon.optim.routing.ends import ends, gives, takes, weighted
 
 NAMES = {
-    *("action_net", "actor", "classifier", "cls", "critic", "embed_out", "fc", "fc_out", "head"),
-    *("heads", "lm_head", "logits", "output", "output_layer", "output_projection", "qa_outputs"),
-    *("score", "to_logits", "unembed", "value_net"),
+    *("action_net", "actor", "bbox_embed", "class_embed", "classifier", "cls", "critic"),
+    *("embed_out", "fc", "fc_out", "head", "heads", "lm_head", "logits", "output", "output_layer"),
+    *("output_projection", "qa_outputs", "score", "to_logits", "unembed", "value_net"),
 }
 _WORDS = {"head", "heads", "classifier", "classifiers", "logits"}
 """In "head_dist", "aux_head", "policy_head" and the like."""
-_ATTENTION = {"attention", "attn", "kv", "mha", "multi", "n", "num"}
-"""Words beside which "head" is one of attention."""
+_SURE = {"embed_out", "output_projection", "unembed"}
+"""Names that are those of a head at any depth."""
+_NO_HEAD = {"attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"}
+"""Words beside which "head" is one of attention or of positions."""
+_DETECTOR = re.compile(r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head)$")
+"""Classes, boxes and scores of a detector, of which some go back into its layers."""
+_PRE = re.compile(r"(^|[._])pre_")
+"""Before "logits" or "head": what comes before them."""
 WRAPPERS = {"module", "model", "base_model", "pretrained_model"}
 """What DistributedDataParallel, peft, trl and others put before the names of a model."""
 
@@ -51,9 +61,8 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
         globs = [head] if isinstance(head, str) else head
         return {found: "output head, as told" for glob in globs for found in _globbed(model, glob)}
     top = {**_named(model, depth=1), **_told(model)}
-    if top:
-        return {**_tied(model, words=True), **top}
-    return _named(model, depth=2) or _tied(model)
+    found = {**_tied(model, words=True), **top} if top else _named(model, depth=2) or _tied(model)
+    return {**_within(model), **found}
 
 
 def _check(head: object) -> None:
@@ -88,15 +97,52 @@ def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
     within |= {m.embedding_dim for m in embeddings}
     found = ends(model)
     last = [(path, m) for path, m in found if m in heads or m.out_features not in within]
-    names = [canonical(f"{path}.weight").removesuffix(".weight") for path, _ in last or found[-1:]]
+    names = [_path(model, m) for _, m in last or found[-1:]]
     if heads:
-        told = [module in heads for _, module in last]
-        return Missed(names, some=True, inner=False) if any(told) and not all(told) else None
+        told = [m in heads for _, m in last]
+        if any(told) and not all(told):
+            return Missed(names, some=True, inner=False)
+        behind = not any(told) and any(m is trained[-1] and _at_top(model, m) for _, m in last)
+        found_before = [_path(model, head) for head in heads]  # which do not end the network
+        return Missed([*found_before, *names], some=True, inner=False) if behind else None
     final = [m for _, m in found]
     changes = any(m.in_features != m.out_features for m in final) and trained[-1] in final
     if len(trained) < 2 or not final or not (embeddings or changes):
         return None
     return Missed(names, some=False, inner=not last)
+
+
+def doubtful(model: nn.Module, heads: Mapping[nn.Module, str]) -> list[str]:
+    """The Linears with the name of a head that are none, as a later weight may take what they give.
+
+    Only where a head was found, so that nothing else is said. Such are those at the top, and those
+    with which a part of the model ends.
+    """
+    if not heads:
+        return []
+    found = _candidates(model, depth=1)
+    if not any(head in heads for each in found for head in each.heads):
+        found += _candidates(model, depth=2)
+    order = weighted(model)
+    inside = {m for each in found for m in weighted(each.module)}
+    names: dict[str, None] = {}
+    for each in found:
+        ended = inside | _ended(each, inside)
+        for head in each.heads:
+            top = "." not in each.path and (head is each.module or _narrows(head))
+            behind = ended.issuperset(order[order.index(head) + 1 :])
+            if isinstance(head, nn.Linear) and head not in heads and each.says and (top or behind):
+                names[_path(model, head)] = None
+    return [name for name in names if not _PRE.search(name)]
+
+
+def _at_top(model: nn.Module, module: nn.Module) -> bool:
+    return any(module is child for inner in _unwrapped(model) for child in inner.children())
+
+
+def _path(model: nn.Module, module: nn.Module) -> str:
+    found = next(path for path, m in model.named_modules() if m is module)
+    return canonical(f"{found}.weight").removesuffix(".weight")
 
 
 def _globbed(model: nn.Module, glob: str) -> list[nn.Module]:
@@ -130,33 +176,67 @@ class _Candidate:
     heads: list[nn.Module]
     says: bool
     """Whether a word in its name says that it is a head."""
+    root: nn.Module
+    """The model, or what it wraps, in which the path begins."""
+
+
+def _candidates(model: nn.Module, depth: int) -> list[_Candidate]:
+    """The modules with the name of a head, `depth` levels below the model or what it wraps."""
+    found: list[_Candidate] = []
+    for inner in _unwrapped(model):
+        for path, module in inner.named_modules():
+            *above, name = path.split(".")
+            says = _says_head(name)
+            if len(above) == depth - 1 and (says or (depth == 1 and name in NAMES)):
+                found.append(_Candidate(path, module, _last_weighted(module), says, inner))
+    return found
 
 
 def _named(model: nn.Module, depth: int) -> Mapping[nn.Module, str]:
     """The heads by a name that is `depth` levels below the model or what it wraps."""
-    found: list[_Candidate] = []
-    for path, module in (item for inner in _unwrapped(model) for item in inner.named_modules()):
-        *above, name = path.split(".")
-        says = _says_head(name)
-        if len(above) == depth - 1 and (says or (depth == 1 and name in NAMES)):
-            found.append(_Candidate(path, module, _last_weighted(module), says))
+    found = _candidates(model, depth)
     order = weighted(model)
     inside = {m for each in found for m in weighted(each.module)}
     sure = {m for each in found if each.says for m in weighted(each.module)}
     heads: dict[nn.Module, str] = {}
     for each in found:
+        ended = inside | _ended(each, inside)
         for head in each.heads:
             later = order[order.index(head) + 1 :]
-            if depth == 1 and _is_taken(each, head, later, sure):
-                continue
-            if depth == 1 or inside.issuperset(later):
+            free = (depth == 1 or ended.issuperset(later)) and not _is_taken(
+                each, head, later, sure
+            )
+            if free or (depth > 1 and inside.issuperset(later)):
                 heads[head] = f"output head, by its name {each.path!r}"
+    return heads
+
+
+def _ended(own: _Candidate, inside: set[nn.Module]) -> set[nn.Module]:
+    """All of the parts of a model that end with a head, but for the part that `own` is in."""
+    within = own.path.partition(".")[0]
+    parts = [weighted(part) for name, part in own.root.named_children() if name != within]
+    return {m for part in parts if part and part[-1] in inside for m in part}
+
+
+def _within(model: nn.Module) -> Mapping[nn.Module, str]:
+    """The heads at any depth: nothing takes what they give, or they are those of a detector."""
+    taken = {side for m in weighted(model) for side in takes(m)}
+    heads: dict[nn.Module, str] = {}
+    for path, module in model.named_modules():
+        *above, name = path.split(".")
+        detects = bool(_DETECTOR.search(name))
+        says = name in _SURE or _says_head(name)
+        if detects or (above and says and "router" not in above):
+            for head in _last_weighted(module):
+                ends_here = _narrows(head) if detects else gives(head) not in taken
+                if isinstance(head, nn.Linear | nn.Conv2d) and ends_here:
+                    heads[head] = f"output head, by its name {path!r}"
     return heads
 
 
 def _says_head(name: str) -> bool:
     words = set(name.split("_"))
-    return bool(words & _WORDS) and not words & _ATTENTION
+    return bool(words & _WORDS) and not words & _NO_HEAD
 
 
 def _is_taken(
@@ -204,8 +284,19 @@ def _tied(model: nn.Module, *, words: bool = False) -> Mapping[nn.Module, str]:
 def _last_weighted(module: nn.Module) -> list[nn.Module]:
     """The last module within that holds a weight, of a list or dict that of each entry.
 
-    Adapters beside it are matrices like others.
+    Where others within take what it gives, it is the last that gives less than it takes to none of
+    them. Adapters beside it are matrices like others.
     """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return [found for child in module.children() for found in _last_weighted(child)]
-    return weighted(module)[-1:]
+    inside = weighted(module)
+    if isinstance(module, nn.Sequential) or not inside:
+        return inside[-1:]
+    taken = {side for m in inside for side in takes(m)}
+    free = [m for m in inside if _narrows(m) and gives(m) not in taken]
+    return free[-1:] if free and gives(inside[-1]) in taken else inside[-1:]
+
+
+def _narrows(module: nn.Module) -> bool:
+    width = gives(module)
+    return width is not None and all(width < side for side in takes(module) or {0})

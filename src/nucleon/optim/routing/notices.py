@@ -26,25 +26,32 @@ def unknown(names: Sequence[str], kinds: Iterable[str], others: Sequence[str]) -
     )
 
 
-def unknown_order(names: Sequence[str], others: Sequence[str], whole: str, parts: int) -> str:
+def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) -> str:
     """Of weights that hold several maps in an order that nobody knows.
 
     Args:
-        names: of the parameters.
+        fused: the name of each, its axes as one matrix, and the word of its maps in turn.
         others: the names of all other parameters, which the override is not to touch.
-        whole: the axes of the first as one matrix.
-        parts: how many maps it seems to hold.
     """
-    maps = "q, k, v" if parts == 3 else "two maps"
-    ways = {
-        f"{maps} one after the other, as x.chunk({parts}) cuts them": f"(b={parts} r)",
-        f"head by head, in each {maps}; write the number for HEADS": f"(r=HEADS b={parts} r)",
-        "one matrix, without this warning": "r",
-    }
-    lines = [
-        f"  overrides={_overrides(names, others, {'axes': whole.replace('r', word)})}  # {meaning}"
-        for meaning, word in ways.items()
-    ]
+    names = [name for name, _, _ in fused]
+    words = [word for _, _, word in fused]
+    maps = "q, k, v" if {*words} == {"(b=3 r)"} else "the maps"
+    ways = {f"{maps} one after the other, as x.chunk or x.split cuts them": words}
+    if any("b=" in word for word in words):
+        meaning = f"head by head, in each {maps}; write the number for HEADS"
+        ways[meaning] = [word.replace("(b=", "(r=HEADS b=") for word in words]
+    ways["one matrix, without this warning"] = ["r"] * len(words)
+    lines: list[str] = []
+    for meaning, chosen in ways.items():
+        wanted: dict[str, list[str]] = {}
+        for (name, whole, _), word in zip(fused, chosen, strict=True):
+            wanted.setdefault(whole.replace("r", word), []).append(name)
+        serves = {
+            glob: {"axes": axes}
+            for axes, same in wanted.items()
+            for glob in globs(same, [*others, *(name for name in names if name not in same)])
+        }
+        lines.append(f"  overrides={serves}  # {meaning}")
     start = "stepped as one matrix, as the order of the maps in it is not known: "
     return "\n".join([f"{start}{_short(names)}; pass one of", *lines])
 
@@ -69,6 +76,18 @@ def no_head(missed: Missed) -> str:
     return (
         f"no output head was found, and {last} {verb}; pass head={named}, or other globs over "
         f"module names, to give the head to AdamW, or head=None if there is none"
+    )
+
+
+def doubtful_heads(names: Sequence[str]) -> str:
+    """Of layers with the name of a head whose output later layers may take."""
+    one = len(names) == 1
+    said = "has the name of an output head" if one else "have the names of output heads"
+    rest = "gives, and is stepped as a matrix" if one else "give, and are stepped as matrices"
+    head, matrix = ({f"{name}.weight": route for name in names} for route in ("adamw", "matrix"))
+    return (
+        f"{_short(names)} {said}, but a later layer takes as many numbers as it {rest}; pass "
+        f"overrides={head} if it is one, or {matrix} if not"
     )
 
 

@@ -30,7 +30,7 @@ from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS, Head, Override
 from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
-from nucleon.optim.routing.heads import missed, output_heads
+from nucleon.optim.routing.heads import doubtful, missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
 
 AUX_LR = 3e-4
@@ -131,16 +131,15 @@ def routed(
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
             check_names(parameter.name, parameter.wish, allowed)
     if unsure := [p for p in found if p.unknown_order and p.asks]:
-        names, parts = [p.name for p in unsure], fused.parts(unsure[0].places[0].as_map[1])
-        parts = max(2, parts)  # one by its name, but more by its size
-        whole = str(unsure[0].axes)
-        _warn(notices.unknown_order(names, _others(unsure, every), whole, parts))
+        _warn(notices.unknown_order([_in_turn(p) for p in unsure], _others(unsure, every)))
     if head != "auto":
         return Routed(found, "")
     last = missed(model, heads)
     asking = {p.name for p in found if p.route == "matrix" and p.asks}
     if last is not None and asking & {f"{name}.weight" for name in last.names}:
         _warn(notices.no_head(last))
+    if unsure := [name for name in doubtful(model, heads) if f"{name}.weight" in asking]:
+        _warn(notices.doubtful_heads(unsure))
     return Routed(found, "" if heads else NO_HEAD)
 
 
@@ -176,6 +175,13 @@ def _refusal(unknown: Sequence[_Parameter], others: Sequence[str]) -> str:
     shapes = ["×".join(map(str, place.param.shape)) for place in places]
     kinds = [f"{shape}, {place.kind}" for shape, place in zip(shapes, places, strict=True)]
     return notices.unknown([p.name for p in unknown], kinds, others)
+
+
+def _in_turn(parameter: _Parameter) -> tuple[str, str, str]:
+    """The name of a weight of several maps, its axes, and the word of its maps in turn."""
+    axes, place = str(parameter.axes), parameter.places[0]
+    rows = place.param.shape[axes.split().index("r")]
+    return parameter.name, axes, fused.in_turn(*place.as_map, rows)
 
 
 def _others(chosen: Sequence[_Parameter], found: Sequence[_Parameter]) -> list[str]:
