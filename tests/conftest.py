@@ -1,5 +1,6 @@
 """Set-up of the whole suite: a safe instruction set, repeatable examples, fixed seeds."""
 
+import gc
 import os
 
 # Some virtual machines advertise AMX and then fault on it: bfloat16 products would die with an
@@ -9,6 +10,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 from hypothesis import Phase, settings
+
+# A million objects come with the tests' imports and stay: the collector need not see them.
+gc.disable()
 
 # The README's test command must give the same verdict twice; `--hypothesis-profile=explore` looks
 # for new counterexamples instead, "quick" tries a tenth of the examples, "verdict" does not stop to
@@ -23,6 +27,11 @@ settings.register_profile("quick", settings.get_profile("nucleon"), max_examples
 settings.register_profile("soak", settings.get_profile("explore"), max_examples=5000)
 usual = "soak" if os.environ.get("NUCLEON_SOAK") == "1" else "nucleon"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", usual))
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,14 @@
 No bfloat16: the interpreter multiplies its bit patterns.
 """
 
+import sys
+from pathlib import Path
+
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers, also as a script
+
+import interpreting  # noqa: F401  (patches the language once)
 from nucleon.linalg import kernels, triton_symmetric
 
 assert triton_symmetric.INTERPRETED

@@ -778,13 +778,13 @@ MUTANTS = [
             "a step is recorded anew whenever a gradient is missing",
             "memory.masked = memory.masked or there is not None",
             "memory.masked = there is not None",
-            "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
+            "test_the_fused_step_in_the_interpreter[not_there]",
         ),
         (
             "the first mask stays",
             "if memory.masked and recording.there != there:",
             "if memory.masked and recording.there is None:",
-            "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
+            "test_the_fused_step_in_the_interpreter[not_there]",
         ),
         (
             "tensors that have moved are written where they were",
@@ -958,7 +958,7 @@ MUTANTS = [
             "a gradient that is not there is entered",
             "ok = finite & there",
             "ok = finite",
-            "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
+            "test_the_fused_step_in_the_interpreter[not_there]",
         ),
         (
             "the first floor sees a column",
@@ -970,19 +970,19 @@ MUTANTS = [
             "the scale forgets the bound of the gradients",
             "size += copies * (smoothing * (whole + m * bound))",
             "size += copies * (smoothing * whole)",
-            "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
+            "test_the_fused_step_in_the_interpreter[bounded]",
         ),
         (
             "a Gram matrix that overflows is entered",
             "finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)",
             "pass",
-            "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
+            "test_the_fused_step_in_the_interpreter[overflowing]",
         ),
         (
             "one step too few before rest",
             "(without <= longest)",
             "(without < longest)",
-            "test_the_fused_step_in_the_interpreter[not_there hostile huge bounded overflowing]",
+            "test_the_fused_step_in_the_interpreter[hostile]",
         ),
     ),
     *mutants(
@@ -992,13 +992,13 @@ MUTANTS = [
             "small matrices forget the bound of the gradients",
             "shift = tl.where(diagonal & square, bound, 0.0).to(tl.float64)",
             "shift = tl.where(diagonal & square, 0.0, 0.0).to(tl.float64)",
-            "test_the_fused_step_in_the_interpreter[small irregular]",
+            "test_the_fused_step_in_the_interpreter[small]",
         ),
         (
             "a small matrix that is skipped keeps its new moments",
             "tl.store(gram, tl.where(entered, new, 0.0), mask=square & ok)",
             "tl.store(gram, tl.where(entered, new, 0.0), mask=square)",
-            "test_the_fused_step_in_the_interpreter[small irregular]",
+            "test_the_fused_step_in_the_interpreter[small]",
         ),
     ),
     *mutants(

@@ -1,7 +1,6 @@
 """Every named mutant of the source is caught by the test that is named beside it."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +13,21 @@ import nucleon
 SOURCE = Path(nucleon.__file__).parent
 REPOSITORY = Path(__file__).parents[2]
 TESTS_FAILED = 1
+SETTINGS = {
+    "HYPOTHESIS_PROFILE": "verdict",
+    "OMP_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # but Hypothesis', whose examples are those of the test
+}
 
 # Importing torch takes longer than most tests: a server imports everything but nucleon once, and
-# forks for each mutant. The copy must win over the installed package, and neither a failure to do
-# so (98) nor a run that does not end (killed by the alarm) may look like a catch.
+# forks for each mutant; what is frozen the collector of a fork leaves alone. The copy must win over
+# the installed package, and neither a failure to do so (98) nor a run that does not end (killed by
+# the alarm) may look like a catch.
 SERVER = """
-import os, signal, sys
+import gc, os, signal, sys
 import cvxpy, hypothesis, mpmath, numpy, pytest, scipy.linalg, scipy.stats, torch
 import torch._dynamo, torch.distributed.tensor  # at the first step
+gc.freeze()
 
 for line in sys.stdin:
     parent, test = line.rstrip("\\n").split("\\t")
@@ -35,7 +41,7 @@ for line in sys.stdin:
         import nucleon
         status = 98
         if nucleon.__file__.startswith(parent):
-            options = "-x -q --tb=no -p no:cacheprovider --hypothesis-profile=verdict"
+            options = "-x -q --tb=no -p no:cacheprovider -p _hypothesis_pytestplugin"
             status = pytest.main([*options.split(), test])
         sys.stdout.flush()
         os._exit(status)
@@ -49,7 +55,7 @@ def server():
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER],
         cwd=REPOSITORY,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment | SETTINGS,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -59,16 +65,34 @@ def server():
     process.wait(timeout=60)
 
 
+def link(folder, copy, *, but):
+    """A folder of links to all that is in another, but what matches one of these patterns."""
+    copy.mkdir()
+    for entry in set(folder.iterdir()).difference(*map(folder.glob, but)):
+        (copy / entry.name).symlink_to(entry)
+
+
+def mutated(mutant, package):
+    """A copy of the package with the fault: links, also to what is compiled, and one file."""
+    folder, copy = SOURCE, package
+    *folders, file = Path(mutant.file).parts
+    for name in folders:
+        link(folder, copy, but=[name])
+        folder, copy = folder / name, copy / name
+    link(folder, copy, but=[file, "__pycache__"])
+    if (folder / "__pycache__").exists():
+        own = file.removesuffix("py") + "*"
+        link(folder / "__pycache__", copy / "__pycache__", but=[own])
+    text = (folder / file).read_text(encoding="utf-8")
+    found = text.count(mutant.old)
+    assert found == 1, f"{mutant.old!r} occurs {found} times in {mutant.file}: update the catalogue"
+    (copy / file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_is_caught(mutant, tmp_path, server):
-    package = tmp_path / "nucleon"
-    shutil.copytree(SOURCE, package)  # with what is compiled of it
-    file = package / mutant.file
-    text = file.read_text(encoding="utf-8")
-    found = text.count(mutant.old)
-    assert found == 1, f"{mutant.old!r} occurs {found} times in {mutant.file}: update the catalogue"
-    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    mutated(mutant, tmp_path / "nucleon")
     print(tmp_path, mutant.test, sep="\t", file=server.stdin, flush=True)
     status = int(server.stdout.readline())
     log = (tmp_path / "log").read_text(encoding="utf-8", errors="replace")

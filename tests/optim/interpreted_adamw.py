@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend(map(str, Path(__file__).parents[:2]))  # the cases and the helpers
 
 import adamw_cases
 
+import interpreting  # noqa: F401  (patches the language once)
 from nucleon.linalg import triton_symmetric
 from nucleon.optim.engines.cuda import adamw_kernels, engine, pointers
 

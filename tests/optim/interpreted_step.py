@@ -1,4 +1,4 @@
-"""Run by `test_fused.py` in a process with TRITON_INTERPRET=1: the fused step on the CPU.
+"""Asked by `test_fused.py`, in a process with TRITON_INTERPRET=1: the fused step on the CPU.
 
 Each step is done twice from the same state, by the kernels and by the torch path, with the
 float16 recursion in both. No bfloat16: the interpreter knows its bit patterns only.
@@ -6,14 +6,18 @@ float16 recursion in both. No bfloat16: the interpreter knows its bit patterns o
 
 import copy
 import math
+import os
 import sys
+import traceback
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+import torch._dynamo  # at the first step
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the cases, also as a script
 
+import interpreting  # noqa: F401  (patches the language once)
 import nucleon
 from nucleon.linalg import triton_symmetric
 from nucleon.linalg.half import first_floor
@@ -400,15 +404,21 @@ def mixed(default):
     return params
 
 
-CASES = (
-    *(not_there, hostile, huge, bounded, overflowing),
-    *(shapes, options, layouts, small, irregular),
-    *(samples, noisy, noisy_layouts, broken_roots, hostile_noise),
-)
+def answer(name):
+    """Run the case in a fork, which has everything imported; its output and exit code are told."""
+    child = os.fork()
+    if child == 0:
+        try:
+            globals()[name]()
+            status = 0
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+            status = 1
+        sys.stdout.flush()
+        os._exit(status)
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":
-    for case in CASES:
-        if case.__name__ in sys.argv[1:] or not sys.argv[1:]:
-            case()
-            print("agrees:", case.__name__)
+    for line in sys.stdin:
+        answer(line.strip())
