@@ -222,8 +222,7 @@ def check_rates(group: Mapping[str, Any]) -> None:
     """Raise on a rate or decay that was set to no number after the group was made; no sync."""
     for name in ("lr", "weight_decay"):
         value = group[name]
-        here = not isinstance(value, Tensor) or value.is_cpu  # reading it waits for nothing
-        if here and not 0.0 <= float(value) < math.inf:
+        if not isinstance(value, Tensor) and not 0.0 <= value < math.inf:
             raise ValueError(f"{name} is {value!r} now; set it to a finite number ≥ 0")
 
 
