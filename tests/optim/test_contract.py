@@ -354,12 +354,15 @@ def test_load_hooks_are_heard():
         lambda s: s["param_groups"][0].pop("certify"),
         lambda s: s["param_groups"][0].update(certify=True),
         lambda s: s["param_groups"][0].update(lr=-2.0),
+        lambda s: s["param_groups"][0].update(certified=("{", ())),
+        lambda s: s["param_groups"][0].update(certified=("[1]", ())),
+        lambda s: s["param_groups"][0].update(certified=7),
         lambda s: s["param_groups"].append(s["param_groups"][0]),
     ],
     ids=[
         *("empty", "extra", "number", "integers", "missing", "negative gram", "asymmetric gram"),
         *("gram beyond its diagonal", "quiet", "skipped", "step", "AdamW's step", "AdamW's v"),
-        *("option", "certify", "lr", "groups"),
+        *("option", "certify", "lr", "note", "list for a note", "number for a note", "groups"),
     ],
 )
 def test_a_damaged_state_is_refused_and_nothing_changes(damage):

@@ -91,16 +91,43 @@ def test_a_direction_that_is_not_finite_is_skipped():
 
 
 @pytest.mark.parametrize(
-    "options", [{"gradient_bound": 1e-8}, {"gradient_bound": 1.0, "smoothing_scale": 0.0}]
+    "options",
+    [
+        {"gradient_bound": 1e-8},
+        {"gradient_bound": 0.01},  # within G/(1−β₁) once it has fallen: it must not wake then
+        {"gradient_bound": 1.0, "smoothing_scale": 0.0},
+    ],
 )
 def test_a_bound_that_gradients_exceed_does_not_keep_a_matrix_moving(options):
     """Nor one that does not smooth: 19 steps of full length, as without any."""
     param = torch.nn.Parameter(torch.zeros(4, 6))
     optimizer = nucleon.Leon([param], lr=1.0, scale="none", **options)
-    moved = []
-    for step in range(40):
-        before = param.detach().clone()
-        param.grad = torch.eye(4, 6) * 10 if step == 0 else torch.zeros(4, 6)
-        optimizer.step()
-        moved.append(bool((param != before).any()))
-    assert moved == [True] * 20 + [False] * 20
+    found = [
+        moved(optimizer, param, torch.eye(4, 6) * (0.0 if step else 10.0)) for step in range(240)
+    ]
+    assert found == [True] * 20 + [False] * 220
+
+
+@pytest.mark.parametrize("momentum_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize(("momentum", "scale"), [(0.9, 1.0), (0.95, 1.0), (0.95, 1e-4), (0.5, 9.0)])
+def test_the_drift_under_a_bound_that_is_kept(momentum, scale, momentum_dtype):
+    """Nothing rests, and Σ‖P‖_op ≤ (1 + ln⁺x)/(1−β₁), x = β₁‖Ĝ‖_op/(√c·G).
+
+    As ‖P‖_op ≤ min(1, x·β₁ᵏ): ln x/ln(1/β₁) steps of full length, and then a geometric sum. The
+    gradients are as large as the bound, and the same for ever: no others make Ĝ larger.
+    """
+    weight = torch.nn.Parameter(torch.zeros(3, 4))
+    options = {"momentum": momentum, "momentum_dtype": momentum_dtype, "smoothing_scale": scale}
+    optimizer = nucleon.Leon([weight], lr=1.0, scale="none", gradient_bound=2.0, **options)
+    for _ in range(int(16 / (1 - momentum))):
+        moved(optimizer, weight, 2 * torch.eye(3, 4))
+    total = optimizer.state[weight]["total"].double()
+    x = momentum * torch.linalg.matrix_norm(total, 2).item() / (math.sqrt(scale) * 2.0)
+    drift, steps = 0.0, int((math.log(x) + 6 if x > 1 else 6) / (1 - momentum))
+    for k in range(1, steps):
+        with torch.no_grad():
+            weight.zero_()
+        assert moved(optimizer, weight, torch.zeros(3, 4)), k
+        drift += torch.linalg.matrix_norm(weight.detach(), 2).item()
+    assert drift <= 1.01 * (1 + max(0.0, math.log(x))) / (1 - momentum)
+    assert x < 2 or drift > 1 / -math.log(momentum)  # further than a matrix without a bound

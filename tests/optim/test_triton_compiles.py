@@ -83,7 +83,10 @@ CASES = {
         | {"factors": "*fp32", "taken": "*i1"}
         | dict.fromkeys(("parts", "m", "each", "longest"), "i32")
         | dict.fromkeys(
-            ("settled", "keep", "smoothing", "bound", "copies", "spread", "limit", "tiny", "least"),
+            (
+                *("settled", "falls", "keep", "smoothing", "bound", "copies", "spread", "limit"),
+                *("tiny", "least"),
+            ),
             "fp32",
         ),
         {"HAS_GRAM": True, "MASKED": True, "BLOCK": 1024, "TABLE_BYTES": 4},
@@ -99,7 +102,7 @@ CASES = {
         {**TENSORS, "skipped": TABLE, "quiet": TABLE, "grams": TABLE, "mask": "*i1"}
         | {"taken": "*i1", "directions": "*fp32", **WHERE, **FACTORS, "longest": "i32"}
         | dict.fromkeys(
-            ("settled", "keep", "smoothing", "bound", "limit", "least", "floor"), "fp32"
+            ("settled", "falls", "keep", "smoothing", "bound", "limit", "least", "floor"), "fp32"
         ),
         {**TYPES, **FOLDED, "GRADIENT": tl.float32, "HAS_GRAM": True, "MASKED": True}
         | {"LOOKAHEAD": True, "POLYNOMIALS": (3.0, -2.0, 0.5) * 5, "STEPS": 5, "M": 16, "N": 64}

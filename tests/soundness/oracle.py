@@ -38,12 +38,13 @@ def contract(method: str, dtype: torch.dtype) -> float:
     return 1e-3
 
 
-def _settles(total: Tensor, group) -> bool:
+def _settles(total: Tensor, quiet: int, group) -> bool:
     """Whether Leon's direction falls by itself: under a bound that its gradients can have kept."""
     if "samples" in group or not group.get("gradient_bound") or not group["smoothing_scale"]:
         return False
     most = group["gradient_bound"] / (1 - group["momentum"])  # of ‖Ĝ‖_op
-    return bool(torch.linalg.matrix_norm(total) <= math.sqrt(min(total.shape)) * most)
+    most *= 2 * math.sqrt(min(total.shape)) * group["momentum"] ** quiet
+    return bool(torch.linalg.matrix_norm(total) < most)
 
 
 def quiet_steps(momentum: float) -> float:
@@ -93,7 +94,7 @@ def expected(
     held = [(gradient, limits.max), (total, largest), (ahead, limits.max)]
     held += [(x, limits.max) for x in (gram, smoothing) if x is not None]
     quiet = 0 if gradient.any() else quiet + 1
-    rests = quiet > quiet_steps(momentum) and not _settles(total, group)
+    rests = quiet > quiet_steps(momentum) and not _settles(total, quiet, group)
     skipped = _skipped(held)
     if skipped is False and not faded and not rests:
         direction, condition = exact(ahead, smoothing)
@@ -136,18 +137,22 @@ def exact(s: Tensor, smoothing: Tensor | None) -> tuple[Tensor, float]:
     return (u * kept) @ vh[:, : s.shape[1]], condition
 
 
-def direction_error(method: str, dtype: torch.dtype, n: int, condition: float) -> float:
+def direction_error(
+    method: str, dtype: torch.dtype, n: int, condition: float, decay: float
+) -> float:
     """The largest ‖P − exact‖_op of a method; infinite where it promises none.
 
     Rounding of the moments by n·eps moves (SSᵀ + Λ)^(-1/2)S by half of that times its condition,
     the square of that of [S L]. Five optimal quintics bring all that is above 0.3 % of the
-    Frobenius norm to 0.99; float16 and bfloat16 add their own noise.
+    Frobenius norm to 0.99; float16 and bfloat16 add their own noise. With β₂ near 1, `decay`, they
+    add to Λ what rounding may have taken from the sum that M̂ is.
     """
-    rounding = 4 * n * torch.finfo(work(dtype)).eps * condition * condition
+    square = torch.finfo(work(dtype)).eps * condition * condition
+    rounding = 4 * n * square
     if method in REFERENCE:
         return contract(method, dtype) + rounding
     if method in ("auto", "polar-express", "coupled") and condition * math.sqrt(2 * n) < 100:
-        return 0.02 + rounding
+        return 0.02 + rounding + square / (1 - decay)
     if method in NARROW and condition < 10:
         return 0.1
     return math.inf

@@ -8,7 +8,7 @@ import torch
 
 import nucleon
 from soundness import skips
-from soundness.cases import METHODS, Setting, drawn
+from soundness.cases import DTYPES, METHODS, Setting, drawn
 from soundness.watch import same_bits, snapshot
 
 every_method = pytest.mark.parametrize("make", METHODS, ids=lambda c: c.__name__)
@@ -133,3 +133,35 @@ def test_rate_and_decay_may_change_on_a_running_optimizer(make):
         p = -watched.params[0].detach()
         expected = expected - lr * scale * p - lr * decay * expected
         torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("saved", DTYPES, ids=str)
+@pytest.mark.parametrize("own", DTYPES, ids=str)
+def test_a_state_of_another_dtype_goes_on_in_that_of_the_run(make, saved, own):
+    donor, _ = skips.trained(Setting(make, saved), [(4, 6), (4, 6)])
+    optimizer, params = skips.trained(Setting(make, own), [(4, 6), (4, 6)])
+    kept = {name: value.dtype for name, value in optimizer.state[params[0]].items()}
+    state = copy.deepcopy(donor.state_dict())
+    state["state"][1]["total"] = state["state"][1]["total"].half()  # and of one that no run has
+    state["state"][1]["quiet"] = state["state"][1]["quiet"].bool()
+    optimizer.load_state_dict(state)
+    for p in params:
+        assert {name: value.dtype for name, value in optimizer.state[p].items()} == kept
+    skips.give_gradients(params, 5)
+    optimizer.step()
+    for p in params:
+        assert p.isfinite().all() and not optimizer.state[p]["skipped"].any()
+
+
+@every_method
+def test_a_state_that_does_not_fit_the_dtype_of_the_run_is_refused(make):
+    donor, _ = skips.trained(Setting(make, torch.float64), [(4, 6)])
+    optimizer, params = skips.trained(Setting(make), [(4, 6)])
+    before = snapshot(optimizer, params)
+    state = copy.deepcopy(donor.state_dict())
+    state["state"][0]["total"][0, 0] = 1e39
+    with pytest.raises(ValueError, match=r"'total'.*not finite"):
+        optimizer.load_state_dict(state)
+    for a, b in zip(before, snapshot(optimizer, params), strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -182,7 +182,9 @@ class Watched:
         self.longest = max(self.longest, norm)
         if found.skipped is False and found.faded is False and self._is_exact():
             error = torch.linalg.matrix_norm(p - found.direction, 2).item()
-            most = oracle.direction_error(method, self.dtype, p.shape[-1], found.condition)
+            beta2 = self.group.get("beta2")
+            decay = self.group["momentum"] ** 2 if beta2 is None else beta2
+            most = oracle.direction_error(method, self.dtype, p.shape[-1], found.condition, decay)
             assert error <= most + rounding, f"‖P − exact‖_op = {error:.3g} > {most:.3g}"
         return norm
 

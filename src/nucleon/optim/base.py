@@ -285,8 +285,8 @@ class MatrixOptimizer(Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same method and shapes; refuse any other, changing nothing.
 
-        State keeps the dtype it was saved in: torch's cast to the parameter's dtype would round
-        the float32 moments of a bf16 parameter.
+        Moments have the dtype that a run of these parameters gives them: torch's cast to that of
+        the parameter would round the float32 ones of a bf16 parameter.
         """
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
         final: list[dict[str, Any]] = []
@@ -316,7 +316,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
                     if found := final[0]["state"].get(key, {}):
-                        self.state[param] = saving.loaded(param, found, templates[param])
+                        self.state[param] = saving.loaded(param, found, templates[param], group)
                 self._make_states(group, first)  # of what was frozen when the state was saved
 
         before = self.register_load_state_dict_pre_hook(check)

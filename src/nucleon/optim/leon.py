@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.linalg._precision import exact
+from nucleon.linalg._rounding import raised, roundings
 from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
 from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import Context
+from nucleon.optim.engines.work import Context, gram_discount
 from nucleon.optim.methods import check_method, chosen_method, polynomials
 from nucleon.optim.options import ModelOptions, Options
 from nucleon.potentials import Admissibility, Hyperbolic
@@ -104,6 +105,8 @@ def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, An
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(exact(total), exact(smoothing), cut).to(total)
+    if lost := roundings(gram_discount(group) ** 2):
+        smoothing = raised(smoothing, lost * torch.finfo(total.dtype).eps)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
     if method == "half":

@@ -45,17 +45,26 @@ def _unpack(group: dict[str, Any]) -> None:
             pass
 
 
-def loaded(param: Tensor, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+def loaded(
+    param: Tensor,
+    found: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    group: Mapping[str, Any],
+) -> State:
     """The state of a parameter from a saved one, of which each rank keeps what it has to.
 
-    State keeps the dtype it was saved in, and lies in memory as its own did.
+    It has the dtypes that a run under the options of its group gives it, and lies in memory as its
+    own did.
     """
-    state = dict(own)
+    state, momentum_dtype = dict(own), group["momentum_dtype"]
     for name in own:
         if name not in found:
             continue
         value = found[name]
-        dtype = widest(param.device) if value.dtype == torch.float64 else value.dtype
+        dtype = own[name].dtype
+        if name == "total":
+            dtype = momentum_dtype or _checks.work_dtype(param.dtype)
+        dtype = widest(param.device) if dtype == torch.float64 else dtype
         if shards.sharded(own[name]):
             value = value if shards.sharded(value) else shards.like(value, param)
             state[name] = value.to(param.device, dtype, copy=True)
@@ -83,6 +92,11 @@ def check_state_dict(
         absent = sorted(set(defaults) - set(saved) - {"differentiable"})
         if absent:
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
+        if not ledger.is_note(saved.get("certified", "")):
+            raise ValueError(
+                f"state_dict holds certified={saved['certified']!r:.60}, which no run writes; it "
+                f"is damaged: load an earlier one"
+            )
         for option in ("rule", "certify"):
             if saved[option] != group[option]:
                 raise ValueError(
@@ -92,10 +106,12 @@ def check_state_dict(
         for key, param in zip(saved["params"], group["params"], strict=True):
             found = given["state"].get(key, {})
             if found:  # a parameter that was frozen has none
-                _check_saved(infos[param].name, found, templates[param])
+                _check_saved(infos[param].name, param, found, templates[param])
 
 
-def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+def _check_saved(
+    name: str, param: Tensor, found: Mapping[str, Any], expected: Mapping[str, Tensor]
+) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
     given, wanted = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, expected))
     if given != wanted:
@@ -120,7 +136,8 @@ def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Ten
         )
     for entry, own in expected.items():
         value = found[entry]
-        if not isinstance(value, Tensor) or value.is_floating_point() != own.is_floating_point():
+        kinds = (Tensor.is_floating_point, Tensor.is_complex)
+        if not isinstance(value, Tensor) or any(kind(value) != kind(own) for kind in kinds):
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"state_dict holds {entry!r} of type {kind} for {name}, expected {own.dtype}; it "
@@ -131,6 +148,7 @@ def _check_saved(name: str, found: Mapping[str, Any], expected: Mapping[str, Ten
                 f"state_dict holds {entry!r} of shape {tuple(value.shape)} for {name}, expected "
                 f"{tuple(own.shape)}; the models differ"
             )
+        value = value.to(_checks.work_dtype(param.dtype) if entry == "total" else own.dtype)
         if not shards.local(value).isfinite().all():
             raise ValueError(
                 f"state_dict holds {entry!r} with values that are not finite for {name}; it is "

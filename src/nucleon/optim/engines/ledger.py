@@ -121,6 +121,16 @@ def options_of(group: Mapping[str, Any]) -> str:
     return json.dumps({name: group[name] for name in GAME if name in group}, default=str)
 
 
+def is_note(told: object) -> bool:
+    """Whether a saved note on a group is one that `note` can have written."""
+    if not isinstance(told, str):
+        return False
+    try:
+        return not told or told.startswith(CHANGED) or isinstance(json.loads(told), dict)
+    except ValueError:
+        return False
+
+
 def changes_of(told: str, group: Mapping[str, Any]) -> str:
     """Which options are not those of the game, by name; empty where none changed."""
     if not told or told.startswith(CHANGED):

@@ -114,14 +114,15 @@ def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
 
 
 def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
-    """Λ = c(G²β₁⁻²I + M̂); empty without a Gram."""
+    """Λ = c(G²β₁⁻²I + M̂), M̂ with what rounding may have taken; empty without a Gram."""
     if not gram.numel():
         return gram
+    discount = hyper.momentum or 1.0
     return moments.smoothing(
         gram,
-        gradient_bound=hyper.gradient_bound,
+        gradient_bound=math.hypot(hyper.gradient_bound, math.sqrt(hyper.lost) * discount),
         eta=hyper.smoothing**-0.5 if hyper.smoothing else math.inf,
-        discount=hyper.momentum or 1.0,
+        discount=discount,
     )
 
 

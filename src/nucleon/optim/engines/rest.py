@@ -11,8 +11,8 @@ Three rules, each a mask with one entry per matrix, decided on the device:
 Without a gradient Ĝ falls as β₁ᵏ and M̂ as β₁²ᵏ, so polar(Ĝ) and (ĜĜᵀ + M̂)^(-1/2)Ĝ stay as long as
 they were. SGD with momentum would move on by Σ β₁ᵏ = 1/(1−β₁) times its last step; a matrix that
 comes to rest after as many steps of full length moves on as far. With a `gradient_bound` G > 0
-that holds, Leon's direction falls as β₁ᵏ by itself, as the theorem has it, and nothing rests;
-Pion's samples stay as long as they were.
+that holds, Leon does what the theorem has it do, and nothing rests: ‖P‖_op ≤ β₁‖Ĝ‖_op/(√c·G), which
+falls as β₁ᵏ; Pion's samples stay as long as they were.
 
 Below tiny/eps, 1e-31 in float32, entries of M̂ are subnormal and their rounding is no longer small
 beside them. M̂ alone set to zero would leave a step of full length in its place.
@@ -32,19 +32,23 @@ class Rest:
     longest: int
     """Steps with a zero gradient up to which it moves: β₁ᵏ ≥ 1/e for k up to it."""
     settled: float
-    """Up to this ‖Ĝ‖_F its direction falls by itself, and nothing rests; −1 where it does not."""
+    """Below β₁ᵏ times this ‖Ĝ‖_F, after k such steps, nothing rests: its direction falls by itself.
+    −1 where it does not."""
+    momentum: float
+    """β₁."""
 
     @classmethod
     def of(cls, momentum: float, rows: int, *, settling_bound: float) -> "Rest":
         """The rule of m×n matrices; a `settling_bound` G > 0 is one under which P falls as Ĝ.
 
-        No gradients within G make ‖Ĝ‖_op larger than G/(1−β₁): beyond √m times that G is no bound,
-        and the rule is that of a matrix without one.
+        Gradients within G make ‖Ĝ‖_op no larger than G/(1−β₁), and after k zero ones β₁ᵏ of that:
+        where ‖Ĝ‖_F is beyond 2√m times this, which leaves room for rounding, G is no bound, and the
+        rule is that of a matrix without one. Both sides fall alike: what rests does not wake.
         """
         longest = int(-1 / math.log(momentum)) if 0 < momentum < 1 else 0
         if not settling_bound or momentum >= 1:
-            return cls(longest, -1.0)
-        return cls(longest, math.sqrt(rows) * settling_bound / (1 - momentum))
+            return cls(longest, -1.0, momentum)
+        return cls(longest, 2 * math.sqrt(rows) * settling_bound / (1 - momentum), momentum)
 
 
 def faded(size: Tensor, gram: Tensor) -> Tensor:
@@ -64,7 +68,10 @@ def quiet_steps(before: Tensor, gradient: Tensor) -> Tensor:
 
 def resting(quiet: Tensor, size: Tensor, rule: Rest) -> Tensor:
     """Which matrices rest, (b,), after so many steps without a gradient and with this ‖Ĝ‖_F."""
-    return (quiet > rule.longest) & ~(size <= rule.settled)
+    late = quiet > rule.longest
+    if rule.settled < 0:
+        return late
+    return late & ~(size < rule.settled * rule.momentum ** quiet.to(size.dtype))
 
 
 def frobenius(matrices: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from nucleon import noise
+from nucleon import _checks, noise
+from nucleon.linalg._rounding import roundings
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import scale_factor
@@ -107,17 +108,19 @@ class Hyperparameters:
     """When the direction is zero for want of gradients."""
     draws: Draws | None
     """The noise in the direction."""
+    lost: float
+    """What the rounding of subnormal entries may have taken from M̂, where c > 1 enlarges it."""
 
     @classmethod
     def of(cls, method: Method, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
         """Those of a stack under the present options of its group."""
-        momentum, beta2 = float(group["momentum"]), group.get("beta2")
+        momentum = float(group["momentum"])
         bound = float(group.get("gradient_bound", 0.0))
         m, n = sorted(stack.shape)
         smooths = float(method.smoothing_scale(group, m, n)) if method.has_gram else 0.0
         return cls(
             momentum=momentum,
-            gram_discount=momentum if beta2 is None else math.sqrt(beta2),
+            gram_discount=gram_discount(group),
             lookahead=group["nesterov"],
             smoothing=smooths,
             gradient_bound=bound,
@@ -125,6 +128,7 @@ class Hyperparameters:
             sign=-1.0 if group["maximize"] else 1.0,
             rest=Rest.of(momentum, m, settling_bound=bound if method.settles and smooths else 0.0),
             draws=method.draws(group, m, n),
+            lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, stack.params[0].dtype),
         )
 
     @cached_property
@@ -134,9 +138,22 @@ class Hyperparameters:
 
     @cached_property
     def shift(self) -> float:
-        """G²β₁⁻²; without momentum there is no bound to divide."""
+        """G²β₁⁻², and `lost`; without momentum there is no bound to divide."""
         root = self.gradient_bound / (self.momentum or 1.0)
-        return root * root
+        return root * root + self.lost
+
+
+def gram_discount(group: Mapping[str, Any]) -> float:
+    """√β₂ of a group."""
+    beta2 = group.get("beta2")
+    return float(group["momentum"]) if beta2 is None else math.sqrt(beta2)
+
+
+def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
+    """m·s/(2(1 − β₂)) at least, s the smallest number of the work dtype: see `lifted`."""
+    info = torch.finfo(_checks.work_dtype(dtype))
+    each = _checks.ROUNDING + roundings(gram_discount(group) ** 2)
+    return each * m * info.tiny * info.eps
 
 
 class Engine(Protocol):

@@ -22,6 +22,7 @@ from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start, spread_of
 from nucleon.linalg.kernels import REMAINDER_SCALE
 from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric, table_bytes
 from nucleon.optim.engines.cuda.job import Job
+from nucleon.optim.engines.rest import Rest
 
 BLOCK = 1024
 
@@ -111,12 +112,13 @@ def sum_squares(
 
 @triton.jit
 def verdict(
-    batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled,
+    batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, falls,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """Is a matrix taken, is its gradient entered, does it move; the rules are those of `rest`.
 
-    `mine` is ‖G‖_F², `own` ‖Ĝ‖_F². The counts of skipped and quiet steps are brought up to date.
+    `mine` is ‖G‖_F², `own` ‖Ĝ‖_F², `falls` log₂β₁. The counts of skipped and quiet steps are
+    brought up to date.
     """
     there = batch >= 0  # all are
     if MASKED:
@@ -128,13 +130,14 @@ def verdict(
     without = tl.where(mine == 0, tl.load(past) + 1, 0)
     tl.store(past, without, mask=ok)
     entered = ok & (faded == 0)
-    return ok, entered, entered & ((without <= longest) | (tl.sqrt(own) <= settled))
+    most = settled * tl.exp2(falls * without.to(tl.float32))
+    return ok, entered, entered & ((without <= longest) | (tl.sqrt(own) < most))
 
 
 @triton.jit(do_not_specialize=["each", "parts", "longest"])
 def measure(
     sums, grams, skipped, quiet, mask, factors, taken, parts, m, each, longest,
-    settled, keep, smoothing, bound, copies, spread, limit, tiny, least,
+    settled, falls, keep, smoothing, bound, copies, spread, limit, tiny, least,
     HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
     TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
@@ -168,7 +171,7 @@ def measure(
         finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)
         faded = faded & (whole < least)
     ok, entered, moving = verdict(
-        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, MASKED
+        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, falls, MASKED
     )  # fmt: skip
     smallest = tiny * spread
     inverse = tl.where(entered, 1.0 / tl.maximum(tl.sqrt(size), smallest), 0.0)
@@ -315,6 +318,12 @@ class Entered:
     spread: float
 
 
+def resting(rule: Rest) -> tuple[int, float, float]:
+    """`longest`, `settled` and `falls` of `verdict`."""
+    falls = math.log2(rule.momentum) if rule.momentum else -1.0
+    return rule.longest, min(rule.settled, torch.finfo(torch.float32).max), falls
+
+
 def enter(job: Job, table: Tensor, mask: Tensor | None) -> Entered:
     """Ĝ and M̂ of the present gradients, in place."""
     hyper, m, n = job.hyper, job.m, job.n
@@ -334,7 +343,7 @@ def enter(job: Job, table: Tensor, mask: Tensor | None) -> Entered:
     limits = torch.finfo(torch.float32)
     measure[(count,)](
         sums, grams, skipped, quiet, asked, factors, taken,
-        parts, m, each, hyper.rest.longest, min(hyper.rest.settled, limits.max),
+        parts, m, each, *resting(hyper.rest),
         hyper.gram_decay, hyper.smoothing, hyper.shift, float(copies), spread,
         limits.max / 2, limits.tiny, limits.tiny / limits.eps,
         HAS_GRAM=job.has_gram, BLOCK=BLOCK, TABLE_BYTES=table_bytes(m), **masked,

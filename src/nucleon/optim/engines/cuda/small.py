@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nucleon.linalg._rounding import floor
+from nucleon.linalg._rounding import floor, roundings
 from nucleon.linalg.triton_symmetric import matrix, table_bytes
 from nucleon.optim.engines.cuda.job import Job
-from nucleon.optim.engines.cuda.kernels import entries, moments, reading, verdict
+from nucleon.optim.engines.cuda.kernels import entries, moments, reading, resting, verdict
 from nucleon.optim.methods import polynomials
 
 WIDE = 4096
@@ -31,7 +31,7 @@ WIDE = 4096
 def advance(
     gradients, totals, skipped, quiet, grams, mask, taken, directions, m, n, each, inner,
     i_stride, j_stride, i_size, i_within, j_size, j_within, sign, momentum, lead, extra,
-    longest, settled, keep, smoothing, bound, limit, least, floor,
+    longest, settled, falls, keep, smoothing, bound, limit, least, floor,
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, HAS_GRAM: tl.constexpr,
     MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr, POLYNOMIALS: tl.constexpr, STEPS: tl.constexpr,
@@ -84,7 +84,7 @@ def advance(
         rest += tl.where(diagonal & square, floor * tl.sqrt(tl.sum(rest * rest)), 0.0)
         b += rest
     ok, entered, moving = verdict(
-        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, MASKED
+        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, falls, MASKED
     )  # fmt: skip
     ok = ok.to(tl.int32) != 0  # the interpreter takes it for a float64, as what was compared
     if HAS_GRAM:
@@ -131,13 +131,15 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     directions = torch.empty((count, m, n), dtype=torch.float32, device=table.device)
     limits = torch.finfo(torch.float32)
     rows = max(16, triton.next_power_of_2(m))
+    longest, settled, falls = resting(hyper.rest)
+    room = floor(torch.float32) + roundings(hyper.gram_decay) * limits.eps
     quintics = polynomials("polar-express", job.iterations)
     advance[(count,)](
         gradients, totals, skipped, quiet, grams, taken if mask is None else mask, taken,
         directions, **reading(job),
-        longest=hyper.rest.longest, settled=min(hyper.rest.settled, limits.max),
+        longest=longest, settled=settled, falls=falls,
         keep=hyper.gram_decay, smoothing=hyper.smoothing, bound=hyper.shift,
-        limit=limits.max / 2, least=limits.tiny / limits.eps, floor=floor(torch.float32),
+        limit=limits.max / 2, least=limits.tiny / limits.eps, floor=room,
         HAS_GRAM=job.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
         POLYNOMIALS=tuple(x for quintic in quintics for x in quintic), STEPS=len(quintics),
         M=rows, N=min(WIDE // rows, max(16, triton.next_power_of_2(n))),
