@@ -282,6 +282,7 @@ BESIDE = {
     "of a list": lambda: net(tops=nn.ModuleList([linear(), nn.Linear(8, 2), mlp()])),
     "one by its name": lambda: net(class_labels_classifier=linear(), boxes=mlp()),
     "one within": lambda: net(part=net(inner=net(aux_head=nn.Linear(8, 5))), out=linear()),
+    "one before the layers": lambda: stack(head=nn.Linear(8, 5), layers=Attention(), out=linear()),
     "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
 }
 

@@ -203,10 +203,9 @@ def _named(model: nn.Module, depth: int) -> Mapping[nn.Module, str]:
         ended = inside | _ended(each, inside)
         for head in each.heads:
             later = order[order.index(head) + 1 :]
-            free = (depth == 1 or ended.issuperset(later)) and not _is_taken(
-                each, head, later, sure
-            )
-            if free or (depth > 1 and inside.issuperset(later)):
+            only_such = depth > 1 and inside.issuperset(later)
+            ends_part = depth == 1 or ended.issuperset(later)
+            if only_such or (ends_part and not _is_taken(each, head, later, sure)):
                 heads[head] = f"output head, by its name {each.path!r}"
     return heads
 
