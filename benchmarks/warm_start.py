@@ -15,6 +15,7 @@ import torch
 
 import nucleon
 from nucleon.linalg import inverse_sqrt
+from nucleon.optim import worklist
 from nucleon.optim.engines.reference import present_direction
 
 
@@ -41,7 +42,7 @@ def main() -> None:
         loss.backward()
         leon.step()
         rest.step()
-        (work,) = leon._matrices()
+        (work,) = worklist.present(leon, leon.param_groups, leon.state, leon.infos)
         with torch.no_grad():
             total, smoothing, exact = (t[0] for t in present_direction(work))
         gram = total @ total.mT + smoothing

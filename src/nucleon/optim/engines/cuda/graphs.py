@@ -89,22 +89,20 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
     inputs = (gradient, total, masked, decays, work.hyperparameters)
     if memory.job is None or memory.inputs != inputs:
         assert work.method.kernel is not None  # or it has another engine
-        memory.inputs, memory.job = (
-            inputs,
-            Job(
-                *sorted(work.stack.shape),
-                layout=memory.layout,
-                recursion=work.method.kernel,
-                small=memory.small,
-                gradient=gradient,
-                total=total,
-                weight=work.params[0].dtype,
-                has_gram=work.method.has_gram,
-                masked=masked,
-                decays=decays,
-                iterations=work.group["iterations"],
-                hyper=work.hyperparameters,
-            ),
+        memory.inputs = inputs
+        memory.job = Job(
+            *sorted(work.stack.shape),
+            layout=memory.layout,
+            recursion=work.method.kernel,
+            small=memory.small,
+            gradient=gradient,
+            total=total,
+            weight=work.params[0].dtype,
+            has_gram=work.method.has_gram,
+            masked=masked,
+            decays=decays,
+            iterations=work.group["iterations"],
+            hyper=work.hyperparameters,
         )
     return memory.job
 
