@@ -165,6 +165,26 @@ def not_there():
     assert states[1]["skipped"].item() == 1
 
 
+def for_others():
+    """The direction that other ranks are sent has the order of the axes, not that of the memory."""
+    found = []
+    for fast in (True, False):
+        engine.runs_on = (lambda device: True) if fast else HERE
+        weight = torch.zeros(64, 8, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+        group = {"params": [weight], "axes": ["r c c c"]}
+        optimizer = nucleon.Leon([group], method="half", lr=1.0, scale="none")
+        (work,) = worklist.present(
+            optimizer, optimizer.param_groups, optimizer.state, optimizer.infos
+        )
+        assert work.engine is (engine if fast else reference)
+        generator = torch.Generator().manual_seed(5)
+        gradient = torch.randn(64, 8, 3, 3, generator=generator)
+        with torch.no_grad():
+            found.append(work.engine.advance(work, [gradient], None)[0].float())
+    engine.runs_on = HERE
+    assert ((found[0] - found[1]).abs() <= 0.01).all()  # as in `compare`
+
+
 def huge():
     """‖G‖² just fits float32, m times an entry of GGᵀ does not: P = polar(G)/√2 all the same."""
     weight = torch.zeros(64, 100, requires_grad=True)

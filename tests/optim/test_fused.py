@@ -14,7 +14,7 @@ import torch
 
 import nucleon
 from nucleon.optim.engines.cuda import pointers
-from nucleon.optim.engines.cuda.layout import layout_of
+from nucleon.optim.engines.cuda.layout import Side, layout_of
 from nucleon.optim.matrices import stacks
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ def room(entries=2**20):
 
 CASES = (
     *("noisy", "hostile_noise", "noisy_layouts", "layouts", "hostile", "small", "options"),
-    *("shapes", "samples", "irregular", "broken_roots", "not_there"),
+    *("shapes", "samples", "irregular", "broken_roots", "not_there", "for_others"),
     *("overflowing", "huge", "bounded"),
 )  # the longest first
 
@@ -89,23 +89,36 @@ def test_the_layout_says_where_the_matrices_are(shape, spec, order):
     if order == "channels last":
         param = param.movedim(1, -1).contiguous().movedim(-1, 1)
     for stack in stacks.build([(param, spec)], room(20)):  # pieces of a few matrices
-        layout = layout_of(stack)
-        assert layout is not None
-        memory = param.as_strided((param.numel(),), (1,))
-        m, n = sorted(stack.shape)
-        at = along(layout.short, m)[:, None] + along(layout.long, n)
-        found = [
-            memory[offset + k * layout.inner + at]
-            for offset in chain(*layout.offsets)
-            for k in range(layout.each)
-        ]
         expected = torch.cat([piece.matrices(param) for piece in stack.pieces])
-        assert torch.equal(torch.stack(found), stacks.short_side_first(expected))
+        expected = stacks.short_side_first(expected)
+        assert torch.equal(read(param, stack, layout_of(stack)), expected)
+        moved = read(param, stack, layout_of(stack, in_order=False))
+        columns = [expected[0, 0].tolist().index(x) for x in moved[0, 0].tolist()]
+        assert sorted(columns) == [*range(expected.shape[-1])]
+        assert torch.equal(moved, expected[..., columns])
+
+
+def read(param, stack, layout):
+    """The matrices of a stack, short side first, as a layout finds them in the memory."""
+    memory = param.as_strided((param.numel(),), (1,))
+    m, n = sorted(stack.shape)
+    at = along(layout.short, m)[:, None] + along(layout.long, n)
+    starts = [
+        offset + k * layout.inner for offset in chain(*layout.offsets) for k in range(layout.each)
+    ]
+    return torch.stack([memory[start + at] for start in starts])
 
 
 def along(side, length):
     k = torch.arange(length)
     return k // side.size * side.stride + k % side.size * side.within
+
+
+def test_a_wide_kernel_in_channels_last_memory_is_read_as_it_lies():
+    param = torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    (stack,) = stacks.build([(param, "r c c c")], room())
+    assert layout_of(stack).long.folded
+    assert layout_of(stack, in_order=False).long == Side(1)
 
 
 def test_no_layout_where_one_rule_does_not_do():

@@ -135,7 +135,7 @@ def advance(
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
     found, device = _regular(work, gradients), gradients[0].device
     dtype = next(g.dtype for g in found if g is not None)
-    job = graphs.job_of(work, dtype, masked=has_gradient is not None)
+    job = graphs.job_of(work, dtype, masked=has_gradient is not None, moves=False)
     new = pointers.of_tensors(job.layout, found, device)
     kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
     old = pointers.of_states(work.stack, job.layout, work.states, **kinds)

@@ -56,6 +56,8 @@ class Kept:
     """What this engine keeps of a stack between steps."""
 
     layout: Layout
+    own: Layout
+    """The same, where the order of the columns is that of the memory, if nothing asks for it."""
     small: bool
     """Whether its direction is that of `small`."""
     inputs: tuple[object, ...] = ()
@@ -76,23 +78,28 @@ def kept(work: Matrices) -> Kept:
     """What is kept of a stack, from its first step on."""
     if not isinstance(work.memory, Kept):
         layout, param = layout_of(work.stack), work.params[0]
-        assert layout is not None  # or it has another engine
+        drawn = work.method.kernel == "perturbed"  # the noise has an order
+        own = layout_of(work.stack, in_order=drawn)
+        assert layout is not None and own is not None  # or it has another engine
         method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
-        work.memory = Kept(layout, small=method != "half")
+        work.memory = Kept(layout, own, small=method != "half")
     return work.memory
 
 
-def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool) -> Job:
-    """The job of a stack under the present options: nearly always that of the last step."""
+def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool = True) -> Job:
+    """The job of a stack under the present options: nearly always that of the last step.
+
+    `moves` says whether the step moves the weights, and no one else asks for the direction.
+    """
     memory, total = kept(work), work.states[0]["total"].dtype
     decays = bool(work.group["weight_decay"])
-    inputs = (gradient, total, masked, decays, work.hyperparameters)
+    inputs = (gradient, total, masked, moves, decays, work.hyperparameters)
     if memory.job is None or memory.inputs != inputs:
         assert work.method.kernel is not None  # or it has another engine
         memory.inputs = inputs
         memory.job = Job(
             *sorted(work.stack.shape),
-            layout=memory.layout,
+            layout=memory.own if moves else memory.layout,
             recursion=work.method.kernel,
             small=memory.small,
             gradient=gradient,

@@ -6,6 +6,9 @@ The kernels read every matrix short side first. Entry (i, j) lies at
 
 A weight that is stored transposed, a cut into heads and a kernel in channels-last memory differ in
 these numbers alone. `size` is 1 but where a side is made of two axes that are apart in memory.
+
+A step that moves the weights itself may go through the long side in the order of the memory: with
+columns exchanged GGᵀ stays as it is, and P has the same columns exchanged.
 """
 
 import math
@@ -73,9 +76,14 @@ class Layout:
         return self.each * self.runs
 
 
-def layout_of(stack: Stack) -> Layout | None:
-    """The layout of a stack; None where no one rule says it for all pieces."""
-    found = [place_of(piece.param, piece.block) for piece in stack.pieces]
+def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
+    """The layout of a stack; None where no one rule says it for all pieces.
+
+    Args:
+        stack: which.
+        in_order: whether the long side has the order of its axes, not that of the memory.
+    """
+    found = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
     places = [place for place in found if place is not None]
     if len(places) < len(found) or len({(place.short, place.long) for place in places}) > 1:
         return None
@@ -98,9 +106,9 @@ def strides_of(param: Tensor) -> tuple[int, ...]:
     return _contiguous(tuple(param.shape)) if shards.sharded(param) else param.stride()
 
 
-def place_of(param: Tensor, block: Block) -> Place | None:
+def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> Place | None:
     """Where the matrices of a block lie; None if no two strides per side say it."""
-    return _place(block, tuple(param.shape), strides_of(param))
+    return _place(block, tuple(param.shape), strides_of(param), in_order)
 
 
 def lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -135,23 +143,28 @@ def dense(param: Tensor) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _place(block: Block, shape: tuple[int, ...], strides: tuple[int, ...]) -> Place | None:
+def _place(
+    block: Block, shape: tuple[int, ...], strides: tuple[int, ...], in_order: bool
+) -> Place | None:
     if not _dense(shape, strides):
         return None
     view = block.region(torch.empty_strided(shape, strides, device="meta"))
     axes = list(zip(view.shape, view.stride(), strict=True))
     batch, rest = axes[: len(block.batch)], axes[len(block.batch) :]
     many = next(k for k in range(len(rest) + 1) if math.prod(n for n, _ in rest[:k]) == block.rows)
-    rows, columns = _side(rest[:many]), _side(rest[many:])
-    if rows is None or columns is None:
+    sides = [rest[:many], rest[many:]]
+    if block.rows > block.columns:
+        sides.reverse()
+    if not in_order:
+        sides[1].sort(key=lambda axis: -axis[1])
+    short, long = map(_side, sides)
+    if short is None or long is None:
         return None
     starts = [int(view.storage_offset())]
     for size, stride in batch:
         starts = [start + k * stride for start in starts for k in range(size)]
     merged = _merged(batch)
     inner = None if len(merged) > 1 else merged[0][1] if merged else 0
-    tall = block.rows > block.columns
-    short, long = (columns, rows) if tall else (rows, columns)
     return Place(short, long, tuple(starts), inner)
 
 
