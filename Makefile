@@ -14,10 +14,9 @@ TESTED  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
 
-# While working: lint and types beside the quick tests, at most 90 s on two idle cores. Without ranks, mutants, whole
-# claims, command lines, browser and Triton's interpreter, and with a tenth of the random examples: `make test` has all.
-CHECKED := tests/linalg tests/theory tests/problems tests/optim tests/learners/test_state.py \
-	$(addprefix tests/test_,$(addsuffix .py,checks files moments noise regret streams))
+# While working: lint and types beside the quick tests of what all else stands on, at most 90 s on two idle cores. Without
+# games, ranks, mutants, claims, command lines, browser and Triton's interpreter, with a tenth of the random examples.
+CHECKED := tests/linalg tests/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
 LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
 	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices optim/test_triton_compiles))
 check: $(VENV)/.dev

@@ -203,6 +203,7 @@ def test_a_wrong_constant_does_not_pass():
     assert terms.excess["bregman"] <= 1e-12
 
 
+@pytest.mark.slow
 def test_ftpl_terms_are_in_their_bounds_in_the_mean():
     # Sums over the rounds, replicated over 30 draws of Z; the 99.9 % upper limit of each mean.
     gradients = gradients_of(10, (3, 6))

@@ -33,6 +33,7 @@ def relative_gap(metric, linear, x, ball, radius):
     return (slope @ x + radius * dual) / max(-(c @ x + bent @ x / 2), 1e-300)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     d=st.integers(1, 12),

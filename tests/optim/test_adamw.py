@@ -188,6 +188,7 @@ def test_the_gradient_itself_is_not_written_to():
     assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True))
 
 
+@pytest.mark.slow
 def test_compiles_into_one_graph():
     """A graph break, which a host synchronization would be, fails under fullgraph."""
     params, eager = make(), make()

@@ -71,6 +71,7 @@ def test_gradients_of_low_rank_are_certified(make):
     torch.testing.assert_close(certificate.bound, exactly.bound, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_a_matrix_without_gradients_does_not_stop_the_certificates():
     """Its moments end as zeros, before they are numbers whose rounding shows."""
     params = [torch.nn.Parameter(torch.zeros(8, 12)) for _ in range(2)]
@@ -363,6 +364,7 @@ def test_a_certificate_says_how_tight_it_is():
     assert 0 < certificate.tightness.item() <= 1
 
 
+@pytest.mark.slow
 def test_the_first_gradient_is_the_first_however_long_ago():
     """γ^{t-1}√m‖G_1‖_F at γ = ¼ is below every float64 after 540 steps, and does not begin anew."""
     param = torch.nn.Parameter(torch.zeros(1, 2, dtype=torch.float64))

@@ -434,6 +434,7 @@ def lengths(make, steps, seed=0):
     return (moves[0] / moves[1]).flatten(1)
 
 
+@pytest.mark.slow
 def test_exponential_lengths_are_shared_by_all_matrices():
     s = lengths(nucleon.Leon, 200)
     torch.testing.assert_close(s, s[:, :1].expand_as(s), rtol=1e-9, atol=0)

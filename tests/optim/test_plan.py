@@ -147,6 +147,7 @@ def test_the_intervals_cover():
     assert missed <= 8
 
 
+@pytest.mark.slow
 def test_the_jackknife_removes_the_bias():
     """1000 estimates of 2 batches: the plain figure is too small by 6 errors, ours by 3 at most."""
     truth = math.sqrt(1 + 3 * 0.25) + math.sqrt(4 + 3 * 0.25)
