@@ -548,8 +548,8 @@ MUTANTS = [
         ),
         (
             "β₂ is β₁",
-            "gram_discount=momentum if beta2 is None",
-            "gram_discount=math.sqrt(momentum) if beta2 is None",
+            'return float(group["momentum"]) if beta2 is None',
+            'return math.sqrt(group["momentum"]) if beta2 is None',
             "test_leon_follows_algorithm_3",
         ),
         (
@@ -641,14 +641,14 @@ MUTANTS = [
         ),
         (
             "one step too few before rest",
-            "return (quiet > rule.longest)",
-            "return (quiet >= rule.longest)",
+            "late = quiet > rule.longest",
+            "late = quiet >= rule.longest",
             "tests/soundness/test_quiet.py::test_a_matrix_rests_after_so_many_steps[Muon-0.5]",
         ),
         (
             "nothing ever rests",
-            "return (quiet > rule.longest)",
-            "return (quiet < 0)",
+            "late = quiet > rule.longest",
+            "late = quiet < 0",
             "tests/soundness/test_quiet.py::test_a_matrix_rests_after_so_many_steps[Leon-0.5]",
         ),
         (

@@ -315,7 +315,7 @@ def test_a_killed_queue_leaves_whole_lines_and_goes_on(data, tmp_path):
         process.communicate()
     before = log.read_text()
     assert before.endswith("\n") and len(before.splitlines()) >= 3
-    subprocess.run([*command, "--budget", "0.3"], check=True, capture_output=True)
+    subprocess.run([*command, "--budget", "0.1"], check=True, capture_output=True)
     after = log.read_text()
     assert after.startswith(before) and len(after) > len(before)
     trials = [trial_of(json.loads(line)) for line in after.splitlines()]

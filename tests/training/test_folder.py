@@ -110,6 +110,7 @@ def test_two_trainings_in_one_folder(started, tmp_path):
     first = train(started, *TINY, "--steps", "1000000", "--save-every", "5", "--output", folder)
     while first.poll() is None and len(read_log(folder / "trace.jsonl")) < 6:
         time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)  # it holds its folder all the same
     for words in (("--resume",), TINY):
         second = train(started, *words, "--output", folder)
         _, said = second.communicate()
@@ -120,6 +121,10 @@ def test_two_trainings_in_one_folder(started, tmp_path):
             assert "hint: wait until it ends" in said
         else:
             assert "holds a run already" in said
+    first.send_signal(signal.SIGCONT)
+    before = len(read_log(folder / "trace.jsonl"))
+    while first.poll() is None and len(read_log(folder / "trace.jsonl")) < before + 6:
+        time.sleep(0.01)
     assert first.poll() is None
     first.send_signal(signal.SIGKILL)
     first.communicate()
