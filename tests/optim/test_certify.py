@@ -307,6 +307,26 @@ def test_an_option_that_changes_and_comes_back_ends_the_game(option):
     assert not certificate.holds and option in certificate.refusal
 
 
+def test_an_option_of_a_method_s_own_ends_the_game_too():
+    class Damped(nucleon.Leon):
+        own_options = {**nucleon.Leon.own_options, "damping": 1.0}  # noqa: RUF012
+        theorem, uncertified = "Theorem D", None
+
+        def smoothing_scale(self, group, m, n):
+            return group["damping"]
+
+    for after, changes in ((1.0, None), (50.0, "damping changed")):
+        param = torch.zeros(3, 5, dtype=torch.float64, requires_grad=True)
+        optimizer = Damped([param], gradient_bound=1.0, method="eigh", certify=True)
+        for step, gradient in enumerate(bounded_gradients((3, 5), 6)):
+            optimizer.param_groups[0]["damping"] = after if step > 2 else 1.0
+            param.grad = gradient
+            optimizer.step()
+        (certificate,) = optimizer.certificates().values()
+        assert (certificate.refusal is None) is (changes is None)
+        assert changes is None or changes in certificate.refusal
+
+
 def test_certify_switched_off_for_a_step_ends_the_game():
     def between(step, group):
         group["certify"] = step != 2

@@ -864,3 +864,18 @@ def test_mixed_devices_in_a_group_are_refused():
     ]
     with pytest.raises(ValueError, match="devices"):
         nucleon.Leon(params)
+
+
+def test_a_stage_of_a_model_draws_the_noise_that_it_draws_in_the_whole():
+    """As stages of a pipeline have optimizers of their own; no two of their matrices share it."""
+    whole = torch.nn.ModuleDict({f"layer{i}": torch.nn.Linear(4, 4) for i in range(4)})
+    stages = [torch.nn.ModuleDict({f"layer{i}": whole[f"layer{i}"]}) for i in range(4)]
+
+    def streams(model):
+        made = nucleon.Pion.for_model(model, head=None)
+        infos = made.infos
+        return {infos[p].name: s["stream"].tolist() for p, s in made.state.items() if "stream" in s}
+
+    apart = {name: stream for stage in stages for name, stream in streams(stage).items()}
+    assert apart == streams(whole) and len(apart) == 4
+    assert len({tuple(stream) for stream in apart.values()}) == 4

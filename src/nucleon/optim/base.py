@@ -240,10 +240,11 @@ class MatrixOptimizer(Optimizer, ABC):
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._runtime.infos[param]
-        if index in self._runtime.numbers:  # of another parameter, whose noise it must not share
-            index += len(self._runtime.infos)
+        number = state.number(info.name, index)
+        if number in self._runtime.numbers:  # of another parameter, whose noise it must not share
+            number += len(self._runtime.infos)
         return state.new_matrix_state(
-            param, info, index, step, group, has_gram=self.has_gram, owned=owned
+            param, info, number, step, group, has_gram=self.has_gram, owned=owned
         )
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
@@ -397,7 +398,7 @@ class MatrixOptimizer(Optimizer, ABC):
         warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:
             if group["certify"] or group["certified"]:
-                ledger.note(group)
+                ledger.note(group, self.own_options)
         found = self._worklist()
         if found.sharded:
             wire.settle(found.sharded)
@@ -418,7 +419,7 @@ class MatrixOptimizer(Optimizer, ABC):
         known = runtime.worklist
         if (
             known is None
-            or known.signature != worklist.signature(groups, self.state)
+            or known.signature != worklist.signature(self, groups, self.state)
             or any(self._enters(param) for param in known.waiting)
         ):
             self._enter()

@@ -14,6 +14,7 @@ A parameter for AdamW has step, skipped, exp_avg and exp_avg_sq. What another ra
 stream and axes alone.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -137,14 +138,14 @@ def _check_params(
 def new_matrix_state(
     param: Tensor,
     info: ParameterInfo,
-    index: int,
+    number: int,
     step: Tensor | None,
     group: Mapping[str, Any],
     *,
     has_gram: bool,
     owned: bool = True,
 ) -> State:
-    """Zero moments of parameter number `index`, which counts its steps from `step`, or from 0."""
+    """Zero moments of parameter `number`, which counts its steps from `step`, or from 0."""
     found = blocks(param, info.axes)
     wide, device = _checks.work_dtype(param.dtype), param.device
     matrices = torch.arange(sum(block.count for block in found), device=device)
@@ -152,7 +153,7 @@ def new_matrix_state(
         "step": torch.zeros((), dtype=torch.int64, device=device)
         if step is None
         else step.to(device, copy=True),
-        "stream": matrices + index * SLICES,
+        "stream": matrices + number * SLICES,
         "axes": encoded(info.axes or axes.default(param.ndim) or "").to(device),
     }
     if not owned:
@@ -165,6 +166,16 @@ def new_matrix_state(
         shape = (block.count, short, short)
         state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
     return state | (ledger.new_state(param, len(matrices), wide) if group["certify"] else {})
+
+
+def number(name: str, index: int) -> int:
+    """What the noise of a parameter is drawn by, below 2⁴⁰: its name, or its index without one.
+
+    So it is the same in a stage of a model as in the whole, and no other stage draws it.
+    """
+    if name.isdigit():
+        return index
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=5).digest(), "big")
 
 
 def numbers(states: Iterable[Mapping[str, Tensor]]) -> frozenset[int]:

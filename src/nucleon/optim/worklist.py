@@ -51,9 +51,9 @@ class Worklist:
                 work.derive()
 
 
-def signature(groups: Groups, states: States) -> list[object]:
+def signature(method: Method, groups: Groups, states: States) -> list[object]:
     """The structure that a list of work was made for: cheap, since every step looks at it."""
-    found: list[object] = []
+    found: list[object] = [method.__dict__.get("direction")]  # a hook may be assigned at any time
     for group in groups:
         params: list[Tensor] = group["params"]
         found += [id(group), *map(group.get, options.STRUCTURE)]
@@ -94,7 +94,7 @@ def build(
         if isinstance(work, Matrices):
             work.pools = pools
     lanes.assign(works)
-    return Worklist(works, signature(groups, states), dict(counted), sharded, waiting)
+    return Worklist(works, signature(method, groups, states), dict(counted), sharded, waiting)
 
 
 def present(method: Method, groups: Groups, states: States, infos: Infos) -> list[Matrices]:

@@ -9,7 +9,7 @@ The sum is kept here; the nuclear norm is computed when a certificate is asked f
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -98,27 +98,29 @@ GAME = (
     *("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound", "maximize"),
     *("method", "iterations", "momentum_dtype", "samples", "antithetic", "seed"),
 )
-"""The options that the theorem's game is made of: a change of one ends it."""
+"""The options that a theorem's game is made of, beside those of a method's own."""
 CHANGED = "changed: "
 """How the note on a group begins whose game has ended; then what changed."""
 
 
-def note(group: dict[str, Any]) -> None:
+def note(group: dict[str, Any], own: Iterable[str] = ()) -> None:
     """Write down at every step, on every rank, which options its game is played with.
 
-    The note is text: empty before the first step, then the options, or what changed.
+    The note is text: empty before the first step, then the options, or what changed; `own` are the
+    names of those that only this method has.
     """
     told: str = group["certified"]
     if group["certify"]:
         changes = changes_of(told, group)
-        group["certified"] = f"{CHANGED}{changes}" if changes else options_of(group)
+        group["certified"] = f"{CHANGED}{changes}" if changes else options_of(group, own)
     elif told and not told.startswith(CHANGED):
         group["certified"] = f"{CHANGED}certify"
 
 
-def options_of(group: Mapping[str, Any]) -> str:
-    """The options of the game of a group, as text."""
-    return json.dumps({name: group[name] for name in GAME if name in group}, default=str)
+def options_of(group: Mapping[str, Any], own: Iterable[str] = ()) -> str:
+    """The options of the game of a group, as text; `own` as in `note`."""
+    names = dict.fromkeys((*GAME, *own))
+    return json.dumps({name: group[name] for name in names if name in group}, default=str)
 
 
 def is_note(told: object) -> bool:
@@ -135,5 +137,6 @@ def changes_of(told: str, group: Mapping[str, Any]) -> str:
     """Which options are not those of the game, by name; empty where none changed."""
     if not told or told.startswith(CHANGED):
         return told.removeprefix(CHANGED)
-    before, now = json.loads(told), json.loads(options_of(group))
+    before = json.loads(told)
+    now = json.loads(options_of(group, before))
     return ", ".join(name for name in now if before.get(name) != now[name])

@@ -150,7 +150,7 @@ def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> Sequence[Ten
     """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
     there = [g for g in gradients if g is not None]
     memory = graphs.kept(work)
-    dtypes, strides = set(map(_DTYPE, there)), memory.layout.strides
+    dtypes, strides = set(map(_DTYPE, there)), memory.in_axis_order.strides
     dtype = there[0].dtype
     if len(dtypes) > 1 or dtype not in pointers.DTYPES or memory.small:
         dtype = torch.float32

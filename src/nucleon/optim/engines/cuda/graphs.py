@@ -55,9 +55,10 @@ class Recording:
 class Kept:
     """What this engine keeps of a stack between steps."""
 
-    layout: Layout
-    own: Layout
-    """The same, where the order of the columns is that of the memory, if nothing asks for it."""
+    in_axis_order: Layout
+    """As others are sent its direction."""
+    in_memory_order: Layout
+    """As the step that moves the weights reads it, unless noise has an order."""
     small: bool
     """Whether its direction is that of `small`."""
     inputs: tuple[object, ...] = ()
@@ -77,12 +78,12 @@ class Kept:
 def kept(work: Matrices) -> Kept:
     """What is kept of a stack, from its first step on."""
     if not isinstance(work.memory, Kept):
-        layout, param = layout_of(work.stack), work.params[0]
-        drawn = work.method.kernel == "perturbed"  # the noise has an order
-        own = layout_of(work.stack, in_order=drawn)
-        assert layout is not None and own is not None  # or it has another engine
+        ordered, param = layout_of(work.stack), work.params[0]
+        drawn = work.method.kernel == "perturbed"
+        stored = layout_of(work.stack, in_order=drawn)
+        assert ordered is not None and stored is not None  # or it has another engine
         method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
-        work.memory = Kept(layout, own, small=method != "half")
+        work.memory = Kept(ordered, stored, small=method != "half")
     return work.memory
 
 
@@ -99,7 +100,7 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
         memory.inputs = inputs
         memory.job = Job(
             *sorted(work.stack.shape),
-            layout=memory.own if moves else memory.layout,
+            layout=memory.in_memory_order if moves else memory.in_axis_order,
             recursion=work.method.kernel,
             small=memory.small,
             gradient=gradient,
