@@ -105,12 +105,12 @@ def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, An
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(exact(total), exact(smoothing), cut).to(total)
-    if method == "half":  # its floors are larger than what long sums lose
-        return half_augmented(total, smoothing, polynomials(method, iterations))
     if lost := roundings(gram_discount(group) ** 2):
         smoothing = raised(smoothing, lost * torch.finfo(total.dtype).eps)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
+    if method == "half":
+        return half_augmented(total, smoothing, polynomials(method, iterations))
     # Five quintics amplify the rounding of B too little to matter; more of them need restarts.
     every = 5 if method == "newton-schulz" or iterations <= 5 else 2
     return augmented_polynomial(
