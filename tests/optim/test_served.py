@@ -31,6 +31,7 @@ REMAINING = {
     "2³¹ entries": (nucleon.Leon, (2**16, 2**15), {}, {}, "method='polar-express' for 32768×"),
     "too long": (nucleon.Leon, (8, 2**16 + 1), {}, {}, "8×65537 is too long"),
     "small and half": (nucleon.Leon, (8, 80), {}, {"momentum_dtype": HALF}, "momentum_dtype=bf"),
+    "long sums": (nucleon.Leon, (64, 80), {}, {"beta2": 0.99}, "beta2 above 0.984"),
     "axes": (nucleon.Leon, (2, 3, 2, 5, 2, 7), {}, {"axes": "r b r b r c"}, "its entries are not"),
     "a small Pion": (nucleon.Pion, (40, 80), {}, {}, "pion by 'polar-express' for 40×80"),
     "a hook": (Hooked, (64, 80), {}, {}, "leon has no kernel"),

@@ -113,3 +113,15 @@ def test_a_hook_that_is_assigned_is_that_of_the_next_step():
     optimizer.step()
     assert optimizer._runtime.worklist is not made
     assert torch.equal(param, before)
+
+
+def test_a_beta2_near_1_may_have_another_engine():
+    param = torch.zeros(4, 6, requires_grad=True)
+    optimizer = nucleon.Leon([param], lr=0.1)
+    lists = []
+    for beta2 in (0.9, 0.95, 0.99, 0.999, 0.9):
+        optimizer.param_groups[0]["beta2"] = beta2
+        param.grad = torch.randn(4, 6)
+        optimizer.step()
+        lists.append(optimizer._runtime.worklist)
+    assert [a is b for a, b in pairwise(lists)] == [True, False, True, False]

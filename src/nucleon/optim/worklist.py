@@ -23,7 +23,7 @@ from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
 from nucleon.optim.engines.ranks.placement import Infos
-from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work
+from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work, sums_long
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
@@ -43,12 +43,16 @@ class Worklist:
     sharded: Sequence[Tensor]
     waiting: Sequence[Tensor]
     """Parameters that have had no gradient so far: the first one makes a new list."""
+    summing_long: Set[int]
+    """The groups, by identity, of which `sums_long` is true."""
 
     def derive(self, group: dict[str, Any]) -> None:
         """Derive anew what follows from the options of a group."""
         for work in self.works:
             if work.group is group:
                 work.derive()
+        if (id(group) in self.summing_long) != sums_long(group):  # another engine steps it then
+            self.signature = []
 
 
 def signature(method: Method, groups: Groups, states: States) -> list[object]:
@@ -94,7 +98,8 @@ def build(
         if isinstance(work, Matrices):
             work.pools = pools
     lanes.assign(works)
-    return Worklist(works, signature(method, groups, states), dict(counted), sharded, waiting)
+    long = {id(group) for group in groups if sums_long(group)}
+    return Worklist(works, signature(method, groups, states), dict(counted), sharded, waiting, long)
 
 
 def present(method: Method, groups: Groups, states: States, infos: Infos) -> list[Matrices]:

@@ -149,6 +149,11 @@ def gram_discount(group: Mapping[str, Any]) -> float:
     return float(group["momentum"]) if beta2 is None else math.sqrt(beta2)
 
 
+def sums_long(group: Mapping[str, Any]) -> bool:
+    """Whether β₂ is so near to 1 that Λ has to be raised by what rounding took from M̂."""
+    return roundings(gram_discount(group) ** 2) > 0
+
+
 def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
     """m·s/(2(1 − β₂)) at least, s the smallest number of the work dtype: see `lifted`."""
     info = torch.finfo(_checks.work_dtype(dtype))

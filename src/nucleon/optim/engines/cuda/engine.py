@@ -35,7 +35,7 @@ from nucleon.optim.engines.cuda.layout import (
     place_of,
     strides_of,
 )
-from nucleon.optim.engines.work import Matrices, Method, State
+from nucleon.optim.engines.work import Matrices, Method, State, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.methods import HALF_ROWS, chosen_method
@@ -78,6 +78,8 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     chosen = chosen_method(group, m, wide, param.device, param.dtype)
     if draws is not None and draws.samples * m * wide > MOST_NOISE:
         return f"{draws.samples} samples of {m}×{wide} at once"
+    if chosen == "half" and method.kernel == "augmented" and sums_long(group):
+        return "beta2 above 0.984"  # Λ needs what the kernels do not add
     if chosen == "half":
         return None
     if draws is not None:
