@@ -55,6 +55,7 @@ def test_digits_from_end_to_end(command, tmp_path):
     assert (manifest["id"], saved.state, saved.passed) == ("train", "finished", None)
     assert manifest["versions"]["nucleon"] == nucleon.__version__
     assert manifest["options"]["seed"] == 0 and manifest["options"]["steps"] == 30
+    assert manifest["options"]["lr"] == 0.02  # that of for_model, which was not said
     assert manifest["seconds"] > 0 and manifest["machine"]["cores"] > 0
     losses, right = saved.result.figures[0].panels
     training_loss, held_out = losses.series
@@ -179,6 +180,12 @@ def test_a_damaged_run_is_named_and_mended_by_going_on(command, tmp_path, file):
     assert f"nucleon: {folder / file} is cut off or was altered" in again.stderr  # not in silence
     assert load(folder).state == "finished"
     assert "altered" not in command("--resume", "--output", folder).stderr
+
+
+def test_the_help_has_the_rate_of_for_model(command):
+    _, rest = nucleon.Leon.for_model(training.MLP()).param_groups
+    words = command("--help").stdout.replace("│", " ").split()
+    assert f"no hidden matrix; {rest['lr']}." in " ".join(words)
 
 
 def test_json_is_all_there_is_on_stdout(command, tmp_path):

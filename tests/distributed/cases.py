@@ -210,6 +210,7 @@ def prescribed(
     zero=(),
     bad=(),
     frozen=(),
+    changes=(),
     count_bytes=False,
     **options,
 ):
@@ -217,7 +218,8 @@ def prescribed(
 
     `missing` (name, step): no rank has that gradient. `absent_on` (name, step, rank): one has none.
     `zero` (name, step, row): 0 from that row on. `bad` (name, step): it holds a NaN. `frozen`
-    (name, step): it is unfrozen, on all ranks, before that step.
+    (name, step): it is unfrozen, on all ranks, before that step. `changes` (step, option, value):
+    it has that value from that step on.
     """
     from nucleon.optim.engines.ranks import wire
 
@@ -245,6 +247,7 @@ def prescribed(
             p.grad = spread(gradient, kind) if p.requires_grad else None
             if (name, step) in missing or (name, step, rank) in absent_on:
                 p.grad = None
+        optimizer.param_groups[0].update({o: value for s, o, value in changes if s == step})
         optimizer.step()
     skipped = {n: optimizer.state[p].get("skipped") for n, p in params.items()}
     weights = {n: whole(p) for n, p in params.items()}

@@ -83,6 +83,21 @@ def test_a_gradient_missing_on_one_rank_counts_as_zero_there(ranks4, placement):
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("kinds", ["plain", "rows"])
+@pytest.mark.parametrize("change", [("momentum", 0.5), ("scale", "match-adamw")], ids=str)
+def test_an_option_that_changes_is_that_of_the_next_step_on_all_ranks(
+    ranks2, change, kinds, placement
+):
+    """The momentum is that of the owner's state; the scale, of the weights that all ranks move."""
+    changes = [(2, *change)]
+    expected, _ = prescribed("leon", "plain", changes=changes)
+    before, _ = prescribed("leon", "plain")
+    assert not any(torch.equal(before[name], value) for name, value in expected.items())
+    options = {"kinds": kinds, "placement": placement, "changes": changes}
+    check_same_bits(ranks2("prescribed", method="leon", **options), expected)
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
 def test_a_stack_may_be_cut_between_calls(ranks4, placement):
     """Four 4×6 matrices of one parameter, each in a call of its own: none decays more than once."""
     expected, _ = prescribed("leon", "plain", largest_stack=24)

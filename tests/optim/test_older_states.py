@@ -3,6 +3,8 @@
 The files are real ones, see `older_states`.
 """
 
+import copy
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -57,6 +59,19 @@ def test_a_gradient_above_its_bound_is_not_forgotten():
     state["largest"].fill_(20.5)
     certificates = resumed("leon_certified", found)[0].certificates()
     assert "gradient_bound changed during the run" in {c.refusal for c in certificates.values()}
+
+
+@pytest.mark.parametrize("note", ["{", "[0.95, nul", "7", '{"momentum": 0.95}', 7])
+def test_a_damaged_note_is_refused_by_name_and_nothing_changes(note):
+    found = saved("leon_certified")
+    found["optimizer"]["param_groups"][0]["certified"] = (note, ())
+    net = model("leon_certified")
+    method = optimizer("leon_certified", net, **LATER)
+    go(net, method, 0, 1)
+    before = copy.deepcopy(method.state_dict())
+    with pytest.raises(ValueError, match=r"state_dict holds certified=.*load an earlier one"):
+        method.load_state_dict(found["optimizer"])
+    assert not differences(method.state_dict(), before)
 
 
 def test_names_that_a_wrapper_has_changed_match_those_of_the_model():

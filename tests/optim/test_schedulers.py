@@ -89,6 +89,36 @@ def test_a_floor_that_lifts_the_rate_of_the_matrices_is_said_too():
     assert "lifts the matrices' rate" in said and "eta_min=0.0003" in said
 
 
+def apart(optimizer):
+    """A schedule for each group: the matrices down, AdamW up."""
+    return lr_scheduler.LambdaLR(optimizer, [lambda t: 1 - 0.04 * t, lambda t: 1 + 0.04 * t])
+
+
+def test_a_schedule_for_each_group_is_told_what_is_seen_and_of_what_may_be():
+    (said,) = run(apart)
+    seen = "lifts AdamW's rate, 0.0003 → 0.000312, while the matrices' falls, 0.02 → 0.0192."
+    assert seen in said
+    assert "If it was told one rate for all groups" in said
+    assert "a schedule of its own, all is as you wrote it" in said
+
+
+def test_rates_that_part_are_no_floor():
+    assert not run(apart, lr=3e-4, aux_lr=0.02)
+
+
+def test_a_floor_is_seen_beside_a_group_that_falls_from_below():
+    """Of any two groups, not of the first that fall and rise."""
+    overrides = {"2.weight": {"lr": 1e-4}}
+
+    def schedule(optimizer):
+        optimizer.param_groups.sort(key=lambda group: group["lr"])
+        slopes = [0.04 if g["rule"] == "adamw" else -0.04 for g in optimizer.param_groups]
+        return lr_scheduler.LambdaLR(optimizer, [lambda t, s=s: 1 + s * t for s in slopes])
+
+    (said,) = run(schedule, overrides=overrides)
+    assert "0.02 → 0.0192" in said
+
+
 def test_a_plateau_lifts_no_rate_below_its_least():
     """The least rate of AdamW's group is its own: `min_lr` as a number leaves it where it is."""
     optimizer = nucleon.Leon.for_model(network(), lr=0.02, aux_lr=3e-4, head=None)

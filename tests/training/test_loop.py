@@ -7,6 +7,8 @@ from torch import nn
 
 import nucleon
 from helpers_states import differences
+from nucleon._naming import named
+from nucleon.optim import registry
 from nucleon.training import (
     GPT,
     MLP,
@@ -266,6 +268,26 @@ def test_an_unknown_optimizer_or_a_second_rate_is_refused():
         make_optimizer("lean", model)
     with pytest.raises(ValueError, match="one rate for all"):
         make_optimizer("adamw", model, aux_lr=0.1)
+
+
+def rates(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def test_rates_that_are_not_said_are_those_of_for_model(tmp_path, monkeypatch):
+    """Of a method of one's own too, by its name or its address, as of nucleon.create."""
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    path = tmp_path / "mine.py"
+    path.write_text("import nucleon\nclass Soft(nucleon.Leon):\n    pass\n")
+    soft = named(f"{path}:Soft")
+    registry.register("soft", soft.for_model)
+    expected = rates(soft.for_model(MLP()))
+    assert expected == [0.02, 3e-4] == rates(nucleon.create("soft", MLP()))
+    for name in ("soft", f"{path}:Soft", "leon", "muon", "pion"):
+        assert rates(make_optimizer(name, MLP())) == expected
+        assert rates(make_optimizer(name, MLP(), lr=0.5)) == [0.5, 3e-4]
+    assert rates(make_optimizer("sgd", MLP())) == [0.1]
+    assert rates(make_optimizer("adam", MLP())) == [3e-3]
 
 
 def test_an_optimizer_of_ones_own_is_taken_by_its_address(tmp_path):

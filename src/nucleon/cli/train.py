@@ -30,6 +30,7 @@ from nucleon.cli.console import (
     usable_device,
 )
 from nucleon.cli.trained import Diary, command, field_of, new_folder
+from nucleon.optim.routing.routing import AUX_LR
 from nucleon.training import Options, Recipe, Run, RunError, Summary, optimizer_names
 from nucleon.training.data import Tokens
 from nucleon.training.loop import Precision, Record, Schedule
@@ -55,7 +56,7 @@ def train(
     ] = None,
     aux_lr: Annotated[
         float | None,
-        typer.Option(help="Of AdamW on what is no hidden matrix; 0.003.", show_default=False),
+        typer.Option(help=f"Of AdamW on what is no hidden matrix; {AUX_LR}.", show_default=False),
     ] = None,
     set_: Annotated[
         list[str] | None,

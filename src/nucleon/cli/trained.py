@@ -28,7 +28,6 @@ from nucleon.report import (
 from nucleon.report.overview import CURVES, HELD_OUT, TRAINING
 from nucleon.report.saved import TRAIN
 from nucleon.training import Options
-from nucleon.training.optimizers import usual_rate
 from nucleon.training.run import LOG, read_log
 
 _ALWAYS = ("task", "optimizer")
@@ -69,7 +68,7 @@ class Diary:
         return Run(
             _About.of(self.run.options, state, done),
             self.repeat if state == "finished" else self.again,
-            {**flat(self.run.options), "lr": rate_of(self.run.options), **self.place},
+            {**flat(self.run.options), "lr": rate_of(self.run), **self.place},
             result,
             self.started,
             self.before + time.perf_counter() - self.clock,
@@ -152,9 +151,9 @@ def flat(options: Options) -> dict[str, Any]:
     return {**values, "set": values["set"] or None}
 
 
-def rate_of(options: Options) -> float:
-    """The learning rate of a run, said or usual."""
-    return usual_rate(options.optimizer) if options.lr is None else options.lr
+def rate_of(run: training.Run) -> float | None:
+    """The learning rate of a run, said or the default of its optimizer, if that has one."""
+    return run.optimizer.defaults.get("lr") if run.options.lr is None else run.options.lr
 
 
 def field_of(parameter: str) -> str:

@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
     """Climb instead of descend (default False)."""
     momentum_dtype: torch.dtype | None
     """Of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
-    rounding); bfloat16 halves it."""
+    rounding); bfloat16 halves it. Taken when a state is made or loaded."""
     stochastic_rounding: bool
     """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
     has no rounding)."""

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Runtime:
     note: str = ""
     """What routing wants its user to know."""
     warned: bool = False
-    """Whether it was said that a scheduler takes all groups to one rate."""
+    """Whether it was said that a scheduler takes, or may take, all groups to one rate."""
 
 
 def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -125,9 +126,10 @@ def _lightning_unfreezes() -> bool:
 
 
 def _lifted(groups: Sequence[Mapping[str, Any]]) -> str:
-    """What to say where a scheduler lifts one group above its first rate while another falls.
+    """What to say where a scheduler lifts one group above its first rate and another falls to it.
 
-    So does CosineAnnealingLR with an eta_min above AdamW's rate, the same number for every group.
+    So does CosineAnnealingLR with an eta_min above AdamW's rate, the same number for every group;
+    schedules that are given for each group may do so too, and rates that part are always theirs.
     """
     rated = [
         (g["initial_lr"], g["lr"], "AdamW's" if g["rule"] == "adamw" else "the matrices'")
@@ -137,16 +139,17 @@ def _lifted(groups: Sequence[Mapping[str, Any]]) -> str:
     ]
     falls = [(first, rate, whose) for first, rate, whose in rated if rate < first]
     rises = [(first, rate, whose) for first, rate, whose in rated if rate > LIFTED * first > 0]
-    if not falls or not rises:
-        return ""
-    (low, raised, whose), (high, lowered, others) = rises[0], falls[0]
-    return (
-        f"a scheduler lifts {whose} rate, {low:g} → {raised:.4g}, while {others} falls, {high:g} → "
-        f"{lowered:.4g}: it takes all groups to one rate, as eta_min is; pass eta_min={low:g} or "
-        f"less, or a schedule that multiplies: LambdaLR(optimizer, lambda step: low + (1 - low) * "
-        f"(1 + math.cos(math.pi * min(1, step / STEPS))) / 2), where low is the last rate over "
-        f"the first"
-    )
+    for (low, raised, whose), (high, lowered, others) in product(rises, falls):
+        if low < high and raised <= LIFTED * lowered:
+            return (
+                f"a scheduler lifts {whose} rate, {low:g} → {raised:.4g}, while {others} falls, "
+                f"{high:g} → {lowered:.4g}. If it was told one rate for all groups, as eta_min of "
+                f"CosineAnnealingLR is, pass eta_min={low:g} or less, or a schedule that "
+                f"multiplies: LambdaLR(optimizer, lambda step: low + (1 - low) * (1 + math.cos("
+                f"math.pi * min(1, step / STEPS))) / 2), where low is the last rate over the "
+                f"first; if you gave each group a schedule of its own, all is as you wrote it"
+            )
+    return ""
 
 
 def _differ(lr: Any, aux_lr: Any) -> bool:

@@ -93,10 +93,7 @@ def check_state_dict(
         if absent:
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
         if not ledger.is_note(saved.get("certified", "")):
-            raise ValueError(
-                f"state_dict holds certified={saved['certified']!r:.60}, which no run writes; it "
-                f"is damaged: load an earlier one"
-            )
+            raise _damaged(saved["certified"])
         for option in ("rule", "certify"):
             if saved[option] != group[option]:
                 raise ValueError(
@@ -107,6 +104,13 @@ def check_state_dict(
             found = given["state"].get(key, {})
             if found:  # a parameter that was frozen has none
                 _check_saved(infos[param].name, param, found, templates[param])
+
+
+def _damaged(note: object) -> ValueError:
+    return ValueError(
+        f"state_dict holds certified={note!r:.60}, which no run writes; it is damaged: load an "
+        f"earlier one"
+    )
 
 
 def _check_saved(
@@ -267,8 +271,7 @@ def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
             "state_dict was saved with cautious=True, which is no option; the run goes on without",
             stacklevel=2,
         )
-    # Version 2 has a list of these options, null once one of them changed.
-    game = json.loads(group.get("certified") or "[]")
+    game = _older_game(group.get("certified") or "[]")
     names = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
     now = [group[name] for name in names if name in group]
     group["certified"] = ""
@@ -294,3 +297,14 @@ def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
             if largest.max() > group["gradient_bound"]:
                 group["certified"] = f"{ledger.CHANGED}gradient_bound"
         states[key] = state
+
+
+def _older_game(note: object) -> list[object] | None:
+    """The note of version 2 on a group: a list of the options, null once one of them changed."""
+    try:
+        game = json.loads(cast(str, note))
+    except (ValueError, TypeError) as error:
+        raise _damaged(note) from error
+    if game is not None and not isinstance(game, list):
+        raise _damaged(note)
+    return cast(list[object] | None, game)

@@ -21,14 +21,10 @@ TORCH: Mapping[str, Callable[..., Optimizer]] = {
 }
 """torch's optimizers, by their name in lower case: one rule for every parameter."""
 
-USUAL_RATES = {"muon": 0.02, "pion": 0.02, "leon": 0.02, "sgd": 0.1}
+USUAL_RATES = {"sgd": 0.1}
+"""Of torch's that were given none; a matrix method has that of its `for_model`."""
 USUAL_RATE = 3e-3
-"""Of AdamW and the others."""
-
-
-def usual_rate(name: str) -> float:
-    """The learning rate of an optimizer that was given none."""
-    return USUAL_RATES.get(name, USUAL_RATE)
+"""Of AdamW and torch's others."""
 
 
 def optimizer_names() -> tuple[str, ...]:
@@ -50,8 +46,8 @@ def make_optimizer(
         name: one of `optimizer_names()`, or `package.module:Class` or `file.py:Class`, a class with
             `for_model` as nucleon's, or one of all parameters as torch's.
         model: routed as by `nucleon.create`, for those of nucleon.
-        lr: learning rate (`USUAL_RATES`).
-        aux_lr: that of AdamW beside a matrix method (`for_model`'s); torch's have one rate only.
+        lr: learning rate (None: `for_model`'s; `USUAL_RATES` for torch's).
+        aux_lr: that of AdamW beside a matrix method (None: `for_model`'s); torch's have one rate.
         options: the optimizer's own.
     """
     if not is_address(name) and name not in optimizer_names():
@@ -59,15 +55,16 @@ def make_optimizer(
         raise ValueError(
             f"there is no optimizer {name!r}; take {(near or [', '.join(optimizer_names())])[0]}"
         )
-    lr = usual_rate(name) if lr is None else lr
     if routes(name):
         make = named(name).for_model if is_address(name) else partial(create, name)
-        own = {} if aux_lr is None else {"aux_lr": aux_lr}
-        return make(model, lr=lr, **own, **options)
+        rates = {"lr": lr, "aux_lr": aux_lr}
+        said = {rate: value for rate, value in rates.items() if value is not None}
+        return make(model, **said, **options)
     if aux_lr is not None:
         raise ValueError(f"{name} has one rate for all parameters, aux_lr is {aux_lr}; drop it")
     make = named(name) if is_address(name) else TORCH[name]
-    return make(model.parameters(), lr=lr, **options)
+    usual = USUAL_RATES.get(name, USUAL_RATE)
+    return make(model.parameters(), lr=usual if lr is None else lr, **options)
 
 
 def routes(name: str) -> bool:
