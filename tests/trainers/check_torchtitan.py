@@ -157,13 +157,13 @@ def rates() -> tuple[bool, str]:
         }
 
     theirs, ours = found(), found(leon, lr=0.5, wire_dtype="bfloat16")
-    ends = {name for name in names if not name.startswith("layers") or "norm" in name}
+    ends = {name for name in theirs if not name.startswith("layers") or "norm" in name}
     told = found(leon, lr=0.5, aux_lr=0.25, weight_decay=0.125)
     right = (
         {name: ours[name] for name in ends} == {name: theirs[name] for name in ends},
-        all(ours[name][:2] == (0.5, 0.0) for name in {*names} - ends),
+        all(ours[name][:2] == (0.5, 0.0) for name in {*theirs} - ends),
         all(told[name] == (0.25, *theirs[name][1:]) for name in ends),
-        all(told[name][:2] == (0.5, 0.125) for name in {*names} - ends),
+        all(told[name][:2] == (0.5, 0.125) for name in {*theirs} - ends),
     )
     return all(right), f"lr, decay, betas, eps of the norm: {ours['norm.weight']}"
 
