@@ -293,3 +293,42 @@ def test_a_refusal_is_one_short_list_with_one_override_that_serves_all_of_it():
 )
 def test_globs_match_what_they_should_and_nothing_else(names, others, expected):
     assert notices.globs(names, others) == expected
+
+
+def own_module():
+    """A model with a child that is called as DDP calls the model."""
+    torch.manual_seed(0)
+    inner = nn.ModuleDict({"up": nn.Linear(4, 4, bias=False)})
+    return nn.ModuleDict({"up": nn.Linear(4, 4, bias=False), "module": inner})
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: wrapped(m, "module.")])
+def test_a_module_of_the_models_own_keeps_its_name(wrap):
+    rows = rows_of(wrap(own_module()), head=None, overrides={"up.weight": "adamw"})
+    assert {name: row.route for name, row in rows.items()} == {
+        "up.weight": "adamw",
+        "module.up.weight": "matrix",
+    }
+    rows = rows_of(wrap(own_module()), head=None, overrides={"module.up.weight": "adamw"})
+    assert [rows[name].route for name in ("up.weight", "module.up.weight")] == ["matrix", "adamw"]
+    rows = rows_of(wrap(own_module()), head="module.up")
+    assert [rows[name].route for name in ("up.weight", "module.up.weight")] == ["matrix", "adamw"]
+
+
+def test_a_state_of_a_model_with_its_own_module_goes_through_ddp():
+    plain, other = own_module(), wrapped(own_module(), "module.")
+    saved, loaded = (nucleon.Leon.for_model(m, head=None) for m in (plain, other))
+    for p in plain.parameters():
+        p.grad = torch.randn_like(p)
+    saved.step()
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.explain().to_dict() == saved.explain().to_dict()
+    for p, q in zip(plain.parameters(), other.parameters(), strict=True):
+        assert torch.equal(saved.state[p]["total"], loaded.state[q]["total"])
+
+
+def test_names_that_are_given_lose_what_ddp_adds():
+    names = [name for name, _ in own_module().named_parameters()]
+    for model in (own_module(), wrapped(own_module(), "module.")):
+        optimizer = nucleon.Leon(model.named_parameters())
+        assert [row.name for row in optimizer.explain()] == names

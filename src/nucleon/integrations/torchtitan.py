@@ -3,8 +3,9 @@
     --override.imports 'nucleon.integrations.torchtitan.leon={"lr": 0.02, "placement": "owner"}'
 
 The options of the override are those of `for_model`, and concern the matrices. What goes to AdamW
-keeps what the run's configuration says of it, rates and decays pattern by pattern, unless the
-override has `aux_lr` or `aux`. torchtitan's schedule multiplies all rates.
+keeps what the run's configuration says of it, pattern by pattern, and where a pattern says nothing
+the defaults of torch's AdamW, unless the override has `aux_lr` or `aux`. torchtitan's schedule
+multiplies all rates.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -14,6 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,17 +23,19 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
-from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import TORCH_DTYPE_MAP, derive, override
 
 from nucleon.optim.inherit import overrides
+from nucleon.optim.options import ADAMW_DEFAULTS
 from nucleon.optim.registry import create
 from nucleon.optim.routing.routing import AUX_LR, param_groups
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """By parameter, so that stages of a pipeline can be cut and joined."""
 _ALWAYS = ("fused", "foreach", "capturable")
-"""Of torch's AdamW, and nothing to choose here."""
+"""How torch's AdamW is computed, as `implementation` says too; here there is one way, and the step
+is the same in all of them."""
 
 
 class MatrixOptimizers(OptimizersContainer[Optimizer]):
@@ -87,15 +91,16 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
     }
     if getattr(part, "lm_head", part) is None:  # a stage of a pipeline, whose head another has
         found.setdefault("head", None)
-    own = {**(found.get("aux") or {})}
-    own |= {"lr": found["aux_lr"]} if "aux_lr" in found else {}
-    patterns = [g for g in config.param_groups if g.optimizer_name in ("Adam", "AdamW")]
-    shared = {"lr": AUX_LR, **(_adamw(patterns[-1]) if patterns else {}), **own}
-    values = {
-        param: {**_adamw(next((g for g in patterns if re.search(g.pattern, name)), None)), **own}
-        for name, param in _rest(part, found)
-    }
-    apart = {**overrides(part, values, shared), **(found.get("overrides") or {})}
+    told = {**(found.get("aux") or {})}
+    told |= {"lr": found["aux_lr"]} if "aux_lr" in found else {}
+    patterns = _patterns(config)
+    last = patterns[-1][1] if patterns else {"lr": AUX_LR}
+    shared = {name: x for name, x in last.items() if name in ADAMW_DEFAULTS} | told
+    values = {param: _of(name, patterns) | told for name, param in _rest(part, found)}
+    apart = overrides(part, values, shared)
+    for glob, wish in (found.get("overrides") or {}).items():
+        more = {"route": wish} if isinstance(wish, str) else wish
+        apart[glob] = {**apart.pop(glob, {}), **more}
     aux = {name: value for name, value in shared.items() if name != "lr"}
     return {**found, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
 
@@ -107,9 +112,38 @@ def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
     return [pair for group in groups if group["rule"] == "adamw" for pair in group["params"]]
 
 
-def _adamw(group: ParamGroupConfig | None) -> dict[str, Any]:
-    given = {} if group is None else group.optimizer_kwargs
-    return {name: value for name, value in given.items() if name not in _ALWAYS}
+def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]]]:
+    """Each pattern of AdamW with all its options: no pattern has anything of another.
+
+    Patterns of other optimizers are those of the matrices, which are ours.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    for group in config.param_groups:
+        if (kind := group.optimizer_name) not in ("Adam", "AdamW"):
+            continue
+        defaults = getattr(torch.optim, kind)([torch.empty(0)]).defaults
+        given = config.optimizer_factory_kwargs_by_name.get(kind, {}) | group.optimizer_kwargs
+        chosen = {name: x for name, x in given.items() if name not in _ALWAYS}
+        options = {name: defaults[name] for name in ADAMW_DEFAULTS} | chosen
+        if kind == "Adam" and options["weight_decay"]:
+            raise ValueError(
+                f"the pattern {group.pattern!r} of optimizer.param_groups has Adam with "
+                f"weight_decay={options['weight_decay']}, which Adam adds to the gradient; here "
+                f"decay is apart from it: write optimizer_name='AdamW', or weight_decay=0"
+            )
+        found.append((group.pattern, options))
+    return found
+
+
+def _of(name: str, patterns: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The options of the first pattern that a name has."""
+    found = next((options for pattern, options in patterns if re.search(pattern, name)), None)
+    if found is None and patterns:
+        raise ValueError(
+            f"{name} goes to AdamW, and no pattern of AdamW in optimizer.param_groups has it; add "
+            f"one, as the last ParamGroupConfig(pattern='.*', optimizer_name='AdamW', …)"
+        )
+    return found or {}
 
 
 def _config(config: OptimizersContainer.Config, method: str, options: dict[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from nucleon import _checks
 from nucleon.optim import options
 from nucleon.optim.engines import ledger
 from nucleon.optim.matrices import axes, shards, stacks
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
 
 VERSION = 3
 SLICES = 1 << 20  # streams are parameter·2²⁰ + matrix
@@ -71,7 +71,10 @@ def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]
         name, param = item if isinstance(item, tuple) else (str(index), item)
         if not isinstance(param, Tensor):
             raise TypeError(f"{name} of params must be a tensor, got {type(param).__name__}")
-        found.append((canonical(name), param))
+        found.append((name, param))
+    if "reasons" not in group:  # routing has seen all names of the model
+        root = root_of(name for name, _ in found)
+        found = [(canonical(name, root), param) for name, param in found]
     _check_params(found, group["lr"], complex_too=group["rule"] == "adamw")
     options.check_momentum_dtype(found, group)
     options.check_range(found, group)

@@ -1,6 +1,7 @@
 """What an optimizer knows of a parameter beside its values: name, axes, and why it is there."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,9 +25,19 @@ class ParameterInfo:
     """Why it is routed as it is."""
 
 
-def canonical(name: str) -> str:
-    """A parameter's name without what activation checkpointing, the compiler and DDP add to it."""
-    return _WRAPPERS.sub("", name).removeprefix("module.")
+def canonical(name: str, root: str = "module.") -> str:
+    """A parameter's name without what activation checkpointing, the compiler and DDP add to it.
+
+    Args:
+        name: from the root of the model.
+        root: what DDP adds, see `root_of`.
+    """
+    return _WRAPPERS.sub("", name).removeprefix(root)
+
+
+def root_of(names: Iterable[str]) -> str:
+    """`module.` where all names begin with it; where others do not, it is the model's own."""
+    return "module." if all(canonical(n, "").startswith("module.") for n in names) else ""
 
 
 def blocks(param: Tensor, spec: str | None) -> tuple[Block, ...]:

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from nucleon.optim.matrices.parameters import canonical
+from nucleon.optim.matrices.parameters import canonical, root_of
 from nucleon.optim.options import Head
 from nucleon.optim.routing.ends import ends, gives, takes, weighted
 
@@ -142,11 +142,17 @@ def _at_top(model: nn.Module, module: nn.Module) -> bool:
 
 def _path(model: nn.Module, module: nn.Module) -> str:
     found = next(path for path, m in model.named_modules() if m is module)
-    return canonical(f"{found}.weight").removesuffix(".weight")
+    return canonical(f"{found}.weight", _root(model)).removesuffix(".weight")
+
+
+def _root(model: nn.Module) -> str:
+    return root_of(name for name, _ in model.named_parameters())
 
 
 def _globbed(model: nn.Module, glob: str) -> list[nn.Module]:
-    matched = [m for path, m in model.named_modules() if _matches(path, glob)]
+    paths, root = dict(model.named_modules()), _root(model)
+    matched = [m for path, m in paths.items() if fnmatchcase(canonical(path, root), glob)]
+    matched = matched or [m for path, m in paths.items() if fnmatchcase(path, glob)]
     found = [last for m in matched for last in _last_weighted(m)]
     if not found:
         raise ValueError(
@@ -154,10 +160,6 @@ def _globbed(model: nn.Module, glob: str) -> list[nn.Module]:
             f"glob over the names of model.named_modules(), or None if there is no head"
         )
     return found
-
-
-def _matches(path: str, glob: str) -> bool:
-    return fnmatchcase(path, glob) or fnmatchcase(canonical(path), glob)
 
 
 def _told(model: nn.Module) -> Mapping[nn.Module, str]:
@@ -263,7 +265,7 @@ def _unwrapped(model: nn.Module) -> Iterator[nn.Module]:
     trained = [name for name, child in children.items() if any(True for _ in child.parameters())]
     alone = len(trained) == 1 and not any(True for _ in model.parameters(recurse=False))
     for name in trained:
-        if alone or not canonical(f"{name}.") or name in WRAPPERS:
+        if alone or not canonical(f"{name}.", "") or name in WRAPPERS:
             yield from _unwrapped(children[name])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nucleon.optim.matrices.parameters import canonical
+from nucleon.optim.matrices.parameters import canonical, root_of
 from nucleon.optim.routing import routing
 
 _OWN = ("params", "aux_lr", "aux", "head", "overrides")
@@ -70,7 +70,8 @@ class Later:
         alone = {"aux": arguments["aux"], "head": None, "overrides": None}
         alone |= {name: group[name] for name in alone if name in group}
         found = routing.routed(given, **alone, known=self.known)
-        names = {canonical(name) for name in wanted.values()} & set(taken.values())
+        root = root_of(wanted.values())
+        names = {canonical(name, root) for name in wanted.values()} & set(taken.values())
         if names:
             raise ValueError(
                 f"the optimizer has other parameters named {', '.join(sorted(names))}; put the "

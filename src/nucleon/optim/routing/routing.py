@@ -25,7 +25,7 @@ from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import Method, State
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import ADAMW_DEFAULTS, Head, Override
 from nucleon.optim.routing import fused, notices, roles
@@ -46,6 +46,8 @@ class _Parameter:
 
     param: Tensor
     places: list[Place]
+    root: str = ""
+    """What a wrapper of the whole model puts before the names."""
     wish: dict[str, Any] = field(default_factory=dict[str, Any])
     globs: tuple[str, ...] = ()
     """The overrides that give it options: those who share them share a group."""
@@ -58,7 +60,12 @@ class _Parameter:
 
     @property
     def name(self) -> str:
-        return canonical(self.places[0].name)
+        return self.names[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Without what wrappers put into them, everywhere it stands."""
+        return [canonical(place.name, self.root) for place in self.places]
 
     @property
     def asks(self) -> bool:
@@ -269,6 +276,9 @@ def _parameters(model: nn.Module) -> list[_Parameter]:
                     f"{place.name} has no shape yet; run a batch through the model first"
                 )
             found.setdefault(param, _Parameter(param, [])).places.append(place)
+    root = root_of(place.name for p in found.values() for place in p.places)
+    for parameter in found.values():
+        parameter.root = root
     return list(found.values())
 
 
@@ -279,9 +289,9 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
         _check_mapping(f"the override {glob!r}", wish)
         if "route" in wish:
             _checks.choice(f"the route of the override {glob!r}", wish["route"], ROUTES)
-        matched = [p for p in found if any(_matches(place.name, glob) for place in p.places)]
+        matched = _matched(found, glob)
         if not matched:
-            names = [canonical(place.name) for p in found for place in p.places]
+            names = [name for p in found for name in p.names]
             near = difflib.get_close_matches(glob, names, n=1, cutoff=0.0)
             raise ValueError(
                 f"the override {glob!r} matches no parameter; it is a glob over the names of "
@@ -293,8 +303,11 @@ def _apply_overrides(found: Sequence[_Parameter], overrides: Mapping[str, Overri
                 parameter.globs += (glob,)
 
 
-def _matches(name: str, glob: str) -> bool:
-    return fnmatchcase(name, glob) or fnmatchcase(canonical(name), glob)
+def _matched(found: Sequence[_Parameter], glob: str) -> list[_Parameter]:
+    """The parameters of such a name, or if there are none those that wrappers give such a name."""
+    return [p for p in found if any(fnmatchcase(name, glob) for name in p.names)] or [
+        p for p in found if any(fnmatchcase(place.name, glob) for place in p.places)
+    ]
 
 
 def _decide(parameter: _Parameter, heads: Mapping[nn.Module, str]) -> str | None:
