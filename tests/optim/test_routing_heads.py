@@ -217,6 +217,14 @@ HIDDEN = {
         lambda: stack(conv_head=nn.Conv2d(4, 8, 1), classifier=linear()),
         None,
     ),
+    "as wide, before the classifier": (  # as in DistilBERT
+        lambda: net(pre_classifier=nn.Linear(8, 8), classifier=linear()),
+        None,
+    ),
+    "a norm behind it": (  # as in ModernBERT
+        lambda: net(head=stack(dense=nn.Linear(8, 8), norm=nn.LayerNorm(8)), classifier=linear()),
+        None,
+    ),
     "before logits": (lambda: stack(pre_logits=nn.Linear(6, 8), head=linear()), None),
 }  # fmt: skip
 """Modules with the name of a head that do not end the network, and what the warning names."""

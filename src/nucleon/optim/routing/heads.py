@@ -130,10 +130,16 @@ def doubtful(model: nn.Module, heads: Mapping[nn.Module, str]) -> list[str]:
         ended = inside | _ended(each, inside)
         for head in each.heads:
             top = "." not in each.path and (head is each.module or _narrows(head))
-            behind = ended.issuperset(order[order.index(head) + 1 :])
+            behind = ended.issuperset(order[order.index(head) + 1 :]) and _is_last(head, each.module)
             if isinstance(head, nn.Linear) and head not in heads and each.says and (top or behind):
                 names[_path(model, head)] = None
     return [name for name in names if not _PRE.search(name)]
+
+
+def _is_last(head: nn.Module, module: nn.Module) -> bool:
+    """Whether no norm follows within: what goes on behind its weight is a hidden layer."""
+    own = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
+    return own[-1] is head
 
 
 def _at_top(model: nn.Module, module: nn.Module) -> bool:
@@ -243,11 +249,11 @@ def _is_taken(
 ) -> bool:
     """Whether a later module may take what a head gives, or all those of a list side by side.
 
-    A head as wide as what it takes stands beside others that are named so.
+    A head as wide as what it takes stands beside others as wide that are named so.
     """
     width = gives(head)
     square = own.says and width in takes(head)
-    if any(width in takes(m) for m in later if not (square and m in sure)):
+    if any(width in takes(m) for m in later if not (square and m in sure and gives(m) == width)):
         return True
     together = sum(gives(m) or 0 for m in own.heads)
     outside = set(later) - set(weighted(own.module))
