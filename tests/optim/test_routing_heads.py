@@ -118,6 +118,14 @@ SEVERAL = {
             "enc_score_head.weight",
         },
     ),
+    "a detector with as many classes as colours": (  # as in Faster R-CNN
+        lambda: stack(
+            stem=nn.Conv2d(3, 8, 3),
+            rpn=stack(head=stack(cls_logits=nn.Conv2d(8, 3, 1), bbox_pred=nn.Conv2d(8, 12, 1))),
+            box_head=nn.Linear(8, 7),
+        ),
+        {"rpn.head.cls_logits.weight", "rpn.head.bbox_pred.weight", "box_head.weight"},
+    ),
     "one level down": (
         lambda: net(decoder=net(lm_head=linear())),
         {"decoder.lm_head.weight"},
@@ -213,6 +221,10 @@ HIDDEN = {
         "last",
     ),
     "an fc of a list": (lambda: stack(fc=nn.ModuleList([nn.Linear(8, 8), linear()])), None),
+    "numbers that become an image": (  # as in DCGAN
+        lambda: stack(fc=nn.Linear(100, 4 * 64), up=nn.ConvTranspose2d(64, 9, 4), head=linear()),
+        None,
+    ),
     "a convolution before the classifier": (  # as in timm's EfficientNet
         lambda: stack(conv_head=nn.Conv2d(4, 8, 1), classifier=linear()),
         None,
@@ -291,6 +303,9 @@ BESIDE = {
     "one by its name": lambda: net(class_labels_classifier=linear(), boxes=mlp()),
     "one within": lambda: net(part=net(inner=net(aux_head=nn.Linear(8, 5))), out=linear()),
     "one before the layers": lambda: stack(head=nn.Linear(8, 5), layers=Attention(), out=linear()),
+    "one that does not end it": lambda: net(
+        part=net(inner=net(aux_head=nn.Linear(8, 5))), head=linear(), out=linear()
+    ),
     "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
 }
 
@@ -308,6 +323,12 @@ def test_what_the_warning_says_to_write_routes_all_heads(case):
         warnings.simplefilter("error", UserWarning)
         assert heads_of(model, head=ast.literal_eval(written)) == ending
     assert len(ending) >= 2
+
+
+def test_what_shifts_and_scales_is_not_told_as_a_head():
+    final = stack(linear=linear(), adaLN_modulation=nn.Sequential(nn.SiLU(), nn.Linear(8, 16)))
+    with pytest.warns(UserWarning, match="head='final_layer.linear'"):
+        nucleon.Leon.for_model(net(final_layer=final))
 
 
 DOUBTFUL = {

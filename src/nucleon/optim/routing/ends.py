@@ -15,8 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from nucleon.optim.routing import fused
 
-ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.)")
-"""What stands beside a weight or makes it up."""
+ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.|\w*modulation|adaln)", re.I)
+"""What stands beside a weight, makes it up, or shifts and scales what goes in, as in DiT."""
 
 
 def weighted(module: nn.Module) -> list[nn.Module]:

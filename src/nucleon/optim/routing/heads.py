@@ -25,7 +25,7 @@ from torch import nn
 
 from nucleon.optim.matrices.parameters import canonical
 from nucleon.optim.options import Head
-from nucleon.optim.routing.ends import ends, gives, takes, weighted
+from nucleon.optim.routing.ends import ADAPTERS, ends, gives, takes, weighted
 
 NAMES = {
     *("action_net", "actor", "bbox_embed", "class_embed", "classifier", "cls", "critic"),
@@ -100,11 +100,11 @@ def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
     names = [_path(model, m) for _, m in last or found[-1:]]
     if heads:
         told = [m in heads for _, m in last]
-        if any(told) and not all(told):
-            return Missed(names, some=True, inner=False)
         behind = not any(told) and any(m is trained[-1] and _at_top(model, m) for _, m in last)
-        found_before = [_path(model, head) for head in heads]  # which do not end the network
-        return Missed([*found_before, *names], some=True, inner=False) if behind else None
+        if not behind and (all(told) or not any(told)):
+            return None
+        every = [_path(model, head) for head in heads]  # as what is passed takes their place
+        return Missed([*dict.fromkeys([*every, *names])], some=True, inner=False)
     final = [m for _, m in found]
     changes = any(m.in_features != m.out_features for m in final) and trained[-1] in final
     if len(trained) < 2 or not final or not (embeddings or changes):
@@ -193,7 +193,8 @@ def _candidates(model: nn.Module, depth: int) -> list[_Candidate]:
         for path, module in inner.named_modules():
             *above, name = path.split(".")
             says = _says_head(name)
-            if len(above) == depth - 1 and (says or (depth == 1 and name in NAMES)):
+            named = says or (depth == 1 and name in NAMES)
+            if len(above) == depth - 1 and named and not ADAPTERS.search(path):
                 found.append(_Candidate(path, module, _last_weighted(module), says, inner))
     return found
 
@@ -225,7 +226,7 @@ def _ended(own: _Candidate, inside: set[nn.Module]) -> set[nn.Module]:
 
 def _within(model: nn.Module) -> Mapping[nn.Module, str]:
     """The heads at any depth: nothing takes what they give, or they are those of a detector."""
-    taken = {side for m in weighted(model) for side in takes(m)}
+    taken = {side for m in weighted(model)[1:] for side in takes(m)}  # the first takes the input
     heads: dict[nn.Module, str] = {}
     for path, module in model.named_modules():
         *above, name = path.split(".")
@@ -255,9 +256,17 @@ def _is_taken(
     square = own.says and width in takes(head)
     if any(width in takes(m) for m in later if not (square and m in sure and gives(m) == width)):
         return True
+    if isinstance(head, nn.Linear) and any(_unflattened(head, m) for m in later):
+        return True
     together = sum(gives(m) or 0 for m in own.heads)
     outside = set(later) - set(weighted(own.module))
     return len(own.heads) > 1 and any(together in takes(m) for m in outside)
+
+
+def _unflattened(linear: nn.Linear, later: nn.Module) -> bool:
+    """Whether a convolution may take what a Linear gives as the channels of an image."""
+    channels = getattr(later, "in_channels", 0)
+    return 1 < channels < linear.out_features and linear.out_features % channels == 0
 
 
 def _unwrapped(model: nn.Module) -> Iterator[nn.Module]:
