@@ -124,8 +124,11 @@ HEADS = {
     "BarkModel": ["semantic.lm_head", "coarse_acoustics.lm_head"],
     "BltForCausalLM": ["lm_head", "model.patcher.lm_head"],
     "Data2VecVisionForSemanticSegmentation": ["decode_head.classifier"],
+    "DistilBertForSequenceClassification": ["classifier"],
     "FSMTForConditionalGeneration": ["model.decoder.output_projection"],
     "LwDetrForObjectDetection": ["class_embed", "bbox_embed.layers.2"],
+    "ModernBertForSequenceClassification": ["classifier"],
+    "ModernBertForTokenClassification": ["classifier"],
     "OneFormerForUniversalSegmentation": ["model.transformer_module.decoder.class_embed"],
     "RTDetrForObjectDetection": [
         "model.enc_score_head",

@@ -37,8 +37,8 @@ def linear():
     return nn.Linear(8, 3)
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+def mlp(out=3, inside=8):
+    return nn.Sequential(nn.Linear(8, inside), nn.ReLU(), nn.Linear(inside, out))
 
 
 def boxes():
@@ -70,6 +70,14 @@ SEVERAL = {
     "actor and critic": (
         lambda: net(actor=mlp(), critic=mlp()),
         {"actor.2.weight", "critic.2.weight"},
+    ),
+    "an actor with as many actions as observations": (
+        lambda: stack(actor=mlp(8, inside=16), critic=mlp(1, inside=16)),
+        {"actor.2.weight", "critic.2.weight"},
+    ),
+    "an auxiliary one": (  # as in Inception and GoogLeNet
+        lambda: net(aux=stack(fc1=nn.Linear(8, 6), fc2=nn.Linear(6, 5)), fc=nn.Linear(8, 5)),
+        {"aux.fc2.weight", "fc.weight"},
     ),
     "policy and value heads": (
         lambda: net(policy_head=linear(), value_head=linear()),
@@ -117,6 +125,14 @@ SEVERAL = {
             *(f"decoder.class_embed.{i}.weight" for i in range(2)),
             "enc_score_head.weight",
         },
+    ),
+    "a detector with as many classes as colours": (  # as in Faster R-CNN
+        lambda: stack(
+            stem=nn.Conv2d(3, 8, 3),
+            rpn=stack(head=stack(cls_logits=nn.Conv2d(8, 3, 1), bbox_pred=nn.Conv2d(8, 12, 1))),
+            box_head=nn.Linear(8, 7),
+        ),
+        {"rpn.head.cls_logits.weight", "rpn.head.bbox_pred.weight", "box_head.weight"},
     ),
     "one level down": (
         lambda: net(decoder=net(lm_head=linear())),
@@ -213,8 +229,20 @@ HIDDEN = {
         "last",
     ),
     "an fc of a list": (lambda: stack(fc=nn.ModuleList([nn.Linear(8, 8), linear()])), None),
+    "numbers that become an image": (  # as in DCGAN
+        lambda: stack(fc=nn.Linear(100, 4 * 64), up=nn.ConvTranspose2d(64, 9, 4), head=linear()),
+        None,
+    ),
     "a convolution before the classifier": (  # as in timm's EfficientNet
         lambda: stack(conv_head=nn.Conv2d(4, 8, 1), classifier=linear()),
+        None,
+    ),
+    "as wide, before the classifier": (  # as in DistilBERT
+        lambda: net(pre_classifier=nn.Linear(8, 8), classifier=linear()),
+        None,
+    ),
+    "a norm behind it": (  # as in ModernBERT
+        lambda: net(head=stack(dense=nn.Linear(8, 8), norm=nn.LayerNorm(8)), classifier=linear()),
         None,
     ),
     "before logits": (lambda: stack(pre_logits=nn.Linear(6, 8), head=linear()), None),
@@ -254,7 +282,7 @@ def test_layers_that_end_with_a_router_do_not_stand_beside_the_head(layers):
 
 
 def test_names_that_only_stand_at_the_top_are_no_heads_below_it():
-    block = net(output=linear(), fc=nn.Linear(8, 8))
+    block = net(output=nn.Linear(8, 5), fc=nn.Linear(8, 8))
     assert heads_of(net(block=block, head=linear())) == {"head.weight"}
 
 
@@ -280,9 +308,12 @@ BESIDE = {
     "mu and log_std": lambda: net(mu=linear(), log_std=linear()),
     "in a part": lambda: net(core=net(mu=linear(), log_std=linear())),
     "of a list": lambda: net(tops=nn.ModuleList([linear(), nn.Linear(8, 2), mlp()])),
-    "one by its name": lambda: net(class_labels_classifier=linear(), boxes=mlp()),
+    "one by its name": lambda: net(class_labels_classifier=linear(), boxes=mlp(4)),
     "one within": lambda: net(part=net(inner=net(aux_head=nn.Linear(8, 5))), out=linear()),
     "one before the layers": lambda: stack(head=nn.Linear(8, 5), layers=Attention(), out=linear()),
+    "one that does not end it": lambda: net(
+        part=net(inner=net(aux_head=nn.Linear(8, 5))), head=linear(), out=nn.Linear(8, 2)
+    ),
     "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
 }
 
@@ -300,6 +331,18 @@ def test_what_the_warning_says_to_write_routes_all_heads(case):
         warnings.simplefilter("error", UserWarning)
         assert heads_of(model, head=ast.literal_eval(written)) == ending
     assert len(ending) >= 2
+
+
+def test_a_policy_with_as_many_actions_as_observations_is_told_beside_the_value():
+    model = stack(policy=mlp(8, inside=16), value=mlp(1, inside=16))
+    with pytest.warns(UserWarning, match=r"head=\['policy.2', 'value.2'\]"):
+        nucleon.Leon.for_model(model)
+
+
+def test_what_shifts_and_scales_is_not_told_as_a_head():
+    final = stack(linear=linear(), adaLN_modulation=nn.Sequential(nn.SiLU(), nn.Linear(8, 16)))
+    with pytest.warns(UserWarning, match="head='final_layer.linear'"):
+        nucleon.Leon.for_model(net(final_layer=final))
 
 
 DOUBTFUL = {
@@ -332,6 +375,8 @@ def test_a_head_by_its_name_that_a_later_layer_may_take_is_said_once(case):
 
 NO_HEADS = {
     "a router": lambda: stack(router=stack(classifier=nn.Linear(8, 5))),
+    "a router of as many experts as there are classes": lambda: stack(router=linear()),
+    "one number for each token": lambda: stack(ff=nn.Linear(8, 8), scale=nn.Linear(8, 1)),
     "gates of attention": lambda: stack(attn=stack(head_gate=nn.Linear(8, 5))),
     "positions of queries": lambda: stack(query_pos_head=nn.Linear(4, 8)),
     "a class embedding": lambda: stack(class_embed=nn.Linear(5, 8)),

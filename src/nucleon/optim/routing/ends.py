@@ -15,8 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from nucleon.optim.routing import fused
 
-ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.)")
-"""What stands beside a weight or makes it up."""
+ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.|\w*modulation|adaln)", re.I)
+"""What stands beside a weight, makes it up, or shifts and scales what goes in, as in DiT."""
 
 
 def weighted(module: nn.Module) -> list[nn.Module]:
@@ -60,6 +60,22 @@ def ends(module: nn.Module, path: str = "") -> list[tuple[str, nn.Linear]]:
     return [end for name, child in found for end in ends(child, name)]
 
 
+def begin_alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether both are plain networks of several layers, the first of which take the same."""
+    plain = all(len(weighted(m)) > 1 and _in_order(m) for m in (one, other))
+    return plain and takes(weighted(one)[0]) == takes(weighted(other)[0])
+
+
+def begins(module: nn.Module) -> set[nn.Module]:
+    """The first layers of its children that begin alike: they take the input, side by side."""
+    children = list(module.children())
+    return {
+        weighted(child)[0]
+        for child in children
+        if any(other is not child and begin_alike(child, other) for other in children)
+    }
+
+
 def trained_linears(module: nn.Module) -> list[nn.Linear]:
     """The Linears within whose weights train."""
     return [
@@ -75,6 +91,8 @@ def _beside(child: nn.Module, others: Sequence[nn.Module]) -> bool:
         isinstance(entry, nn.Linear | nn.Sequential) for entry in child.children()
     ):
         return False  # layers, on which the others stand
+    if any(begin_alike(child, other) for other in others):
+        return True
     later = [m for other in others for m in weighted(other)]
     taken = {side for m in later for side in takes(m)}
     own = [end.out_features for _, end in ends(child)]
@@ -90,7 +108,7 @@ def _in_order(module: nn.Module) -> bool:
     The last weight of a block may be a router, or one that works before the end of the block.
     """
     depths = [path.count(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)]
-    return max(depths) < 2
+    return max(depths, default=0) < 2
 
 
 def _widths(module: nn.Module) -> tuple[set[int], int | None]:

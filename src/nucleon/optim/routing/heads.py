@@ -9,6 +9,8 @@
    above tells.
 4. Beside these, a module at any depth with such a word, if nothing in the model takes as many
    numbers as it gives, and the classes, boxes and scores of a detector.
+5. A Linear or convolution that gives as many numbers as one of these, if nothing takes as many: an
+   auxiliary head. Where that is one number, only in the same module.
 
 Of a container the head is its last weight, of a list the last weight of each entry. The heads of
 attention ("multi_head_attention", "attn_heads", "num_heads") are none. A model that tells nothing
@@ -25,7 +27,7 @@ from torch import nn
 
 from nucleon.optim.matrices.parameters import canonical, root_of
 from nucleon.optim.options import Head
-from nucleon.optim.routing.ends import ends, gives, takes, weighted
+from nucleon.optim.routing.ends import ADAPTERS, begin_alike, begins, ends, gives, takes, weighted
 
 NAMES = {
     *("action_net", "actor", "bbox_embed", "class_embed", "classifier", "cls", "critic"),
@@ -40,6 +42,8 @@ _NO_HEAD = {"attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"
 """Words beside which "head" is one of attention or of positions."""
 _DETECTOR = re.compile(r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head)$")
 """Classes, boxes and scores of a detector, of which some go back into its layers."""
+_GATES = re.compile(r"rout(er|ing)|gate|gating|attention|attn", re.IGNORECASE)
+"""Weights of experts and of attention, of which there may be as many as classes."""
 _PRE = re.compile(r"(^|[._])pre_")
 """Before "logits" or "head": what comes before them."""
 WRAPPERS = {"module", "model", "base_model", "pretrained_model"}
@@ -62,7 +66,8 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
         return {found: "output head, as told" for glob in globs for found in _globbed(model, glob)}
     top = {**_named(model, depth=1), **_told(model)}
     found = {**_tied(model, words=True), **top} if top else _named(model, depth=2) or _tied(model)
-    return {**_within(model), **found}
+    found = {**_within(model), **found}
+    return {**_as_many(model, found), **found}
 
 
 def _check(head: object) -> None:
@@ -93,18 +98,19 @@ def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
     """
     trained = [m for m in weighted(model) if any(p.requires_grad for p in m.parameters(False))]
     embeddings = [m for m in trained if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    within = {side for m in trained[1:] for side in takes(m)}
+    first = set[nn.Module]() if heads else begins(model)
+    within = {side for m in trained[1:] if m not in first for side in takes(m)}
     within |= {m.embedding_dim for m in embeddings}
     found = ends(model)
     last = [(path, m) for path, m in found if m in heads or m.out_features not in within]
     names = [_path(model, m) for _, m in last or found[-1:]]
     if heads:
         told = [m in heads for _, m in last]
-        if any(told) and not all(told):
-            return Missed(names, some=True, inner=False)
         behind = not any(told) and any(m is trained[-1] and _at_top(model, m) for _, m in last)
-        found_before = [_path(model, head) for head in heads]  # which do not end the network
-        return Missed([*found_before, *names], some=True, inner=False) if behind else None
+        if not behind and (all(told) or not any(told)):
+            return None
+        every = [_path(model, head) for head in heads]  # as what is passed takes their place
+        return Missed([*dict.fromkeys([*every, *names])], some=True, inner=False)
     final = [m for _, m in found]
     changes = any(m.in_features != m.out_features for m in final) and trained[-1] in final
     if len(trained) < 2 or not final or not (embeddings or changes):
@@ -130,10 +136,16 @@ def doubtful(model: nn.Module, heads: Mapping[nn.Module, str]) -> list[str]:
         ended = inside | _ended(each, inside)
         for head in each.heads:
             top = "." not in each.path and (head is each.module or _narrows(head))
-            behind = ended.issuperset(order[order.index(head) + 1 :])
+            behind = ended.issuperset(order[order.index(head) + 1 :]) and _is_last(head, each.module)
             if isinstance(head, nn.Linear) and head not in heads and each.says and (top or behind):
                 names[_path(model, head)] = None
     return [name for name in names if not _PRE.search(name)]
+
+
+def _is_last(head: nn.Module, module: nn.Module) -> bool:
+    """Whether no norm follows within: what goes on behind its weight is a hidden layer."""
+    own = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
+    return own[-1] is head
 
 
 def _at_top(model: nn.Module, module: nn.Module) -> bool:
@@ -189,7 +201,8 @@ def _candidates(model: nn.Module, depth: int) -> list[_Candidate]:
         for path, module in inner.named_modules():
             *above, name = path.split(".")
             says = _says_head(name)
-            if len(above) == depth - 1 and (says or (depth == 1 and name in NAMES)):
+            named = says or (depth == 1 and name in NAMES)
+            if len(above) == depth - 1 and named and not ADAPTERS.search(path):
                 found.append(_Candidate(path, module, _last_weighted(module), says, inner))
     return found
 
@@ -207,6 +220,8 @@ def _named(model: nn.Module, depth: int) -> Mapping[nn.Module, str]:
             later = order[order.index(head) + 1 :]
             only_such = depth > 1 and inside.issuperset(later)
             ends_part = depth == 1 or ended.issuperset(later)
+            twins = {m for other in found if _twins(each, other) for m in weighted(other.module)}
+            later = [m for m in later if m not in twins]
             if only_such or (ends_part and not _is_taken(each, head, later, sure)):
                 heads[head] = f"output head, by its name {each.path!r}"
     return heads
@@ -221,7 +236,7 @@ def _ended(own: _Candidate, inside: set[nn.Module]) -> set[nn.Module]:
 
 def _within(model: nn.Module) -> Mapping[nn.Module, str]:
     """The heads at any depth: nothing takes what they give, or they are those of a detector."""
-    taken = {side for m in weighted(model) for side in takes(m)}
+    taken = {side for m in weighted(model)[1:] for side in takes(m)}  # the first takes the input
     heads: dict[nn.Module, str] = {}
     for path, module in model.named_modules():
         *above, name = path.split(".")
@@ -235,6 +250,25 @@ def _within(model: nn.Module) -> Mapping[nn.Module, str]:
     return heads
 
 
+def _as_many(model: nn.Module, heads: Mapping[nn.Module, str]) -> Mapping[nn.Module, str]:
+    """What gives as many numbers as a head, to nothing, is one too."""
+    taken = {side for m in weighted(model)[1:] for side in takes(m)}
+    widths = {gives(head): _path(model, head) for head in heads}
+    parents = {path.rpartition(".")[0] for path, m in model.named_modules() if m in heads}
+    weights = {param for head in heads for param in head.parameters()}
+    found: dict[nn.Module, str] = {}
+    for path, module in model.named_modules():
+        left_out = ADAPTERS.search(path) or _GATES.search(path)
+        known = weights.intersection(module.parameters(recurse=False))
+        if left_out or known or not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        width = gives(module)
+        beside = width != 1 or path.rpartition(".")[0] in parents
+        if width in widths and width not in taken and beside:
+            found[module] = f"output head, as wide as {widths[width]}"
+    return found
+
+
 def _says_head(name: str) -> bool:
     words = set(name.split("_"))
     return bool(words & _WORDS) and not words & _NO_HEAD
@@ -245,15 +279,28 @@ def _is_taken(
 ) -> bool:
     """Whether a later module may take what a head gives, or all those of a list side by side.
 
-    A head as wide as what it takes stands beside others that are named so.
+    A head as wide as what it takes stands beside others as wide that are named so.
     """
     width = gives(head)
     square = own.says and width in takes(head)
-    if any(width in takes(m) for m in later if not (square and m in sure)):
+    if any(width in takes(m) for m in later if not (square and m in sure and gives(m) == width)):
+        return True
+    if isinstance(head, nn.Linear) and any(_unflattened(head, m) for m in later):
         return True
     together = sum(gives(m) or 0 for m in own.heads)
     outside = set(later) - set(weighted(own.module))
     return len(own.heads) > 1 and any(together in takes(m) for m in outside)
+
+
+def _twins(one: _Candidate, other: _Candidate) -> bool:
+    """Whether both are networks of several layers that take the same, as actor and critic do."""
+    return one is not other and begin_alike(one.module, other.module)
+
+
+def _unflattened(linear: nn.Linear, later: nn.Module) -> bool:
+    """Whether a convolution may take what a Linear gives as the channels of an image."""
+    channels = getattr(later, "in_channels", 0)
+    return 1 < channels < linear.out_features and linear.out_features % channels == 0
 
 
 def _unwrapped(model: nn.Module) -> Iterator[nn.Module]:
