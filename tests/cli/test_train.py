@@ -225,6 +225,43 @@ def test_a_run_is_resumed_with_its_own_options(command, tmp_path):
     assert Checkpoints(folder / "checkpoints").steps() == [3, 5]
 
 
+MINE = """
+from pathlib import Path
+import nucleon
+Path(__file__).with_name("executed").touch()
+class Mine(nucleon.Muon):
+    pass
+"""
+
+
+def test_code_that_only_the_folder_names_is_not_run(command, tmp_path):
+    """A file of a run may be forged; the command line is the user's."""
+    folder, file, trace = tmp_path / "run", tmp_path / "mine.py", tmp_path / "executed"
+    file.write_text(MINE)
+    assert command(*TINY, "--steps", 2, "--output", folder).exit_code == 0
+    facts = json.loads((folder / "run.json").read_text())
+    facts["options"]["optimizer"] = f"{file}:Mine"
+    (folder / "run.json").write_text(json.dumps(facts))
+    refused = command("--resume", "--output", folder)
+    assert refused.exit_code == 2
+    assert f"has the optimizer '{file}:Mine', which is code to run" in refused.stderr
+    assert f"repeat --optimizer {file}:Mine if you trust that file" in refused.stderr
+    assert not trace.exists()
+
+
+def test_an_optimizer_of_ones_own_goes_on_when_it_is_repeated(command, tmp_path):
+    folder, file = tmp_path / "run", tmp_path / "mine.py"
+    file.write_text(MINE)
+    mine = ("--optimizer", f"{file}:Mine")
+    assert command(*TINY, *mine, "--steps", 2, "--output", folder).exit_code == 0
+    done = command("--resume", *mine, "--steps", 4, "--output", folder)
+    assert done.exit_code == 0, done.output
+    assert "from step 2" in done.stdout
+    run = training.resume(folder, {"optimizer": f"{file}:Mine"})
+    again = shlex.split(train_verb._resuming(run, "cpu", None))
+    assert command(*again[2:]).exit_code == 0  # the command that is suggested is one that works
+
+
 def test_a_lengthened_run_that_is_broken_off_goes_on_to_its_new_end(command, tmp_path):
     folder = tmp_path / "run"
     assert command(*TINY, "--steps", 2, "--output", folder).exit_code == 0

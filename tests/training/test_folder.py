@@ -99,6 +99,26 @@ def test_a_holder_that_has_not_said_its_name_yet_is_another_process(started, tmp
         pass
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
+def test_a_lock_that_is_no_plain_file_is_refused(tmp_path, kind):
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    folder.mkdir()
+    if kind == "pipe":
+        os.mkfifo(folder / ".lock")
+    elif kind == "folder":
+        (folder / ".lock").mkdir()
+    else:
+        (folder / ".lock").symlink_to(victim)
+        if kind == "link":
+            victim.write_text("precious")
+    with pytest.raises(RunError, match=r"\.lock is not a plain file") as refused, hold(folder):
+        pytest.fail("it was locked")
+    assert "delete it" in refused.value.remedy
+    assert victim.exists() == (kind == "link")
+    assert kind != "link" or victim.read_text() == "precious"
+
+
 def train(started, *words):
     return started("-m", "nucleon", "train", *words)
 

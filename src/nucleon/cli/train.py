@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon import training
+from nucleon._naming import is_address
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -47,7 +48,8 @@ def train(
     optimizer: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(optimizer_names())}, or package.module:Class.",
+            help=f"One of {', '.join(optimizer_names())}, or package.module:Class, or "
+            f"file.py:Class, which runs that file; --resume wants these two repeated.",
             autocompletion=lambda: list(optimizer_names()),
         ),
     ] = "leon",
@@ -262,6 +264,7 @@ def _advised() -> Iterator[None]:
 def _resuming(run: Run, device: str, compiled: bool | None) -> str:
     """The command that goes on with a run."""
     words = ["nucleon", "train", "--resume", "--output", str(run.folder)]
+    words += ["--optimizer", run.options.optimizer] if is_address(run.options.optimizer) else []
     words += ["--device", device] if device != "cpu" else []
     words += [] if compiled is None else ["--compile" if compiled else "--no-compile"]
     return shlex.join(words)

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 import warnings
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> int:
-    opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    opened = _opened(folder / LOCK)
     try:
         _lock(opened)
     except OSError as error:
@@ -96,6 +97,27 @@ def _locked(folder: Path) -> int:
     os.lseek(opened, 0, os.SEEK_SET)
     os.write(opened, to_json(who).encode())
     return opened
+
+
+def _opened(path: Path) -> int:
+    """A plain file, made where there is none: what a link leads to is not to be written over."""
+    flags = os.O_RDWR | os.O_CREAT
+    for flag in ("O_NOFOLLOW", "O_NONBLOCK"):  # Windows has neither
+        flags |= getattr(os, flag, 0)
+    try:
+        opened = None if path.is_symlink() else os.open(path, flags, 0o644)
+    except OSError:
+        if path.is_file() or not os.path.lexists(path):
+            raise  # of the folder, or of the disk
+        opened = None
+    if opened is not None and stat.S_ISREG(os.fstat(opened).st_mode):
+        return opened
+    if opened is not None:
+        os.close(opened)
+    raise RunError(
+        f"{path} is not a plain file, so {path.parent} cannot be locked",
+        "delete it if you know where the folder comes from, or choose another --output",
+    )
 
 
 def _holder(opened: int) -> str:

@@ -10,6 +10,7 @@ again, and ends with the weights and the log that it would have ended with unbro
 """
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 
 from nucleon import _checks
 from nucleon._files import to_json, write_whole
+from nucleon._naming import is_address
 from nucleon.training import data, loop
 from nucleon.training.checkpoint import Checkpoints, tidy
 from nucleon.training.clock import Clock
@@ -274,7 +276,8 @@ def resume(
     Args:
         folder: of the run.
         changes: options that the caller believes in; they must be those of the run, but more
-            `steps` may be asked of a constant schedule (none).
+            `steps` may be asked of a constant schedule (none). An optimizer that is code, as
+            `file.py:Class`, must be among them: the folder's word is not enough to run it.
         device: to train on ("cpu").
         compiled: compile the model (None: on CUDA).
         keep: newest checkpoints that stay (2).
@@ -282,6 +285,7 @@ def resume(
     """
     options, fingerprint = read_options(folder)
     options = _agreed(options, changes or {})
+    _refuse_foreign_code(folder, options, changes or {})
     with hold(folder):
         tidy(folder)
         run = _build(options, folder, device, keep)
@@ -394,6 +398,15 @@ def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
                 "leave the option out, or begin a new run with another --output",
             )
     return replace(options, recipe=replace(options.recipe, steps=steps))
+
+
+def _refuse_foreign_code(folder: Path, options: Options, changes: Mapping[str, Any]) -> None:
+    """A folder may be a stranger's: code that only its file names is not run."""
+    if is_address(options.optimizer) and "optimizer" not in changes:
+        raise RunError(
+            f"the run of {folder} has the optimizer {options.optimizer!r}, which is code to run",
+            f"repeat {shlex.join(['--optimizer', options.optimizer])} if you trust that file",
+        )
 
 
 def _line(record: Record) -> str:
