@@ -269,10 +269,11 @@ def print_torchtitan(tokens: int) -> None:
     AdamW's two moments lie where the weights do; its few flops per weight are not counted.
 
     Args:
-        tokens: that a rank has in a step; forward and backward take 6 flops per weight and token.
+        tokens: of a step, divided by all GPUs; forward and backward take 6 flops per weight and
+            token.
     """
     head = f"{'GB sent':>10}{'Tflop':>9}{'of a step':>11}{'GB of state':>13}{'ranks at work':>15}"
-    print(f"{tokens} tokens per rank and step, the rank with most of each\n\n{'':58}{head}")
+    print(f"{tokens} tokens per GPU and step, the rank with most of each\n\n{'':58}{head}")
     for model, (params, weights, meshes) in RUNS.items():
         for mesh in meshes:
             stage = params[: len(params) // mesh.pipeline]
@@ -380,7 +381,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--counts", choices=MODELS, help="count for a model, measure nothing")
     parser.add_argument("--torchtitan", action="store_true", help="count for torchtitan's meshes")
-    parser.add_argument("--tokens", type=int, default=8192, help="per rank, with --torchtitan")
+    parser.add_argument("--tokens", type=int, default=8192, help="per GPU, with --torchtitan")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--link-gbps", type=float, help="gigabits a rank sends in a second")
     parser.add_argument("--tflops", type=float, help="10¹² flops that a rank does in a second")

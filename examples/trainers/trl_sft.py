@@ -31,5 +31,8 @@ with tempfile.TemporaryDirectory() as folder:
         optimizer_cls_and_kwargs=(huggingface.factory("leon"), {"lr": 0.02, "aux_lr": 3e-3}),
     )  # fmt: skip
     trainer.train()
-    for log in trainer.state.log_history[:-1]:
-        print(f"step {log['step']}: loss {log['loss']:.4f}")
+    losses = {log["step"]: log["loss"] for log in trainer.state.log_history[:-1]}
+    for step, loss in losses.items():
+        print(f"step {step}: loss {loss:.4f}")
+    if not losses[40] < losses[10]:
+        raise SystemExit("the loss has not fallen")
