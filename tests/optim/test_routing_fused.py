@@ -249,7 +249,16 @@ def test_a_fused_map_beside_its_norm_that_nobody_knows_is_warned_of():
 
 # ------------------------------------------------------------------------ what nobody knows
 
-LOOKS_FUSED = ("queries_keys_values", "qkv", "to_qkv", "Wqkv", "query_key_value", "c_attn", "W_pack", "to_kv")
+LOOKS_FUSED = (
+    "queries_keys_values",
+    "qkv",
+    "to_qkv",
+    "Wqkv",
+    "query_key_value",
+    "c_attn",
+    "W_pack",
+    "to_kv",
+)
 LOOKS_DOUBLE = (
     "kv_proj",
     "kv_b_proj",
@@ -326,6 +335,9 @@ WHOLE = {
     "queries and fewer keys": lambda: nn.ModuleDict(
         {"q_proj": nn.Linear(8, 16), "k_proj": nn.Linear(8, 4), "o_proj": nn.Linear(16, 8)}
     ),
+    "keys of another width": lambda: nn.ModuleDict(
+        {"q_proj": nn.Linear(6, 16), "k_proj": nn.Linear(8, 4), "o_proj": nn.Linear(16, 8)}
+    ),
     "a list": lambda: nn.ModuleList([nn.Linear(6, 16), nn.Linear(8, 16)]),
     "blocks between": lambda: nn.Sequential(
         nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 6), nn.Linear(6, 8)), nn.Linear(8, 8)
@@ -352,7 +364,10 @@ def test_a_map_of_which_the_next_takes_all_is_whole(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = nn.ModuleDict({"layer": WHOLE[case](), "head": nn.Linear(8, 3)})
-        assert {r.axes for r in nucleon.Leon.for_model(model).explain() if r.axes} <= {"r c", "r c c"}
+        assert {r.axes for r in nucleon.Leon.for_model(model).explain() if r.axes} <= {
+            "r c",
+            "r c c",
+        }
 
 
 def test_each_weight_of_several_kinds_is_told_its_own_cut():

@@ -69,22 +69,28 @@ def _taken(parent: nn.Module | None, name: str, rows: int) -> int:
 def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     """Whether the next map in the parent takes exactly half of what `parent.name` gives.
 
-    A next map that takes what this one takes may stand beside it, as keys do beside queries, but
-    for the entries of a Sequential and the pairs of names above.
+    By the names above, in a Sequential, and where these are the only two and do not take the same:
+    others may stand side by side, as queries and keys do.
     """
     if parent is None or isinstance(parent, nn.ModuleList):
         return False
-    maps = {n: m for n, m in parent.named_children() if any(p.ndim > 1 for p in m.parameters())}
+    maps = {n: m for n, m in parent.named_children() if _is_map(m)}
     if name not in maps:
         return False
     if len(maps) == 1:  # its gate and what it gates, as in GEGLU of diffusers
         return _GLU.search(type(parent).__name__) is not None and rows % 2 == 0
-    after = [*maps][[*maps].index(name) + 1 :]
-    second = _HALVED_FOR.get(name)
-    sure = second in maps or isinstance(parent, nn.Sequential)
-    behind = maps.get(second or "") or (maps[after[0]] if after else None)
-    taken = _columns(behind)
-    return rows == 2 * taken and (sure or taken != _columns(maps[name]))
+    second = maps.get(_HALVED_FOR.get(name, ""))
+    if second is not None:
+        return rows == 2 * _columns(second)
+    taken = _columns([*maps.values(), None][[*maps].index(name) + 1])
+    alone = len(maps) == 2 and taken != _columns(maps[name])
+    return rows == 2 * taken and (alone or isinstance(parent, nn.Sequential))
+
+
+def _is_map(module: nn.Module) -> bool:
+    """Whether there are matrices within; a convolution of each channel by itself has none."""
+    depthwise = getattr(module, "groups", 1) == getattr(module, "in_channels", None) != 1
+    return not depthwise and any(p.ndim > 1 for p in module.parameters())
 
 
 def _columns(module: nn.Module | None) -> int:
