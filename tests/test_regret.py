@@ -267,12 +267,15 @@ def test_a_certificate_says_what_it_is():
     regret, bound = torch.tensor([1.0, 4.0], dtype=F64), torch.tensor([2.0, 5.0], dtype=F64)
     whole = Certificate(regret, bound, "Theorem 3.2")
     assert whole.holds and whole.slack.tolist() == [1.0, 1.0]
-    assert str(whole) == "regret 1 ≤ 2, 0.5 of it (Theorem 3.2)"
+    assert str(whole) == "regret 1 ≤ bound 2 (50% of it), by Theorem 3.2"
+    known = Certificate(regret, bound, "Theorem 3.2", lower=regret / 8)
+    assert "no learner can guarantee less than 0.125 for these gradients" in str(known)
     assert not Certificate(regret, bound - 2, "Theorem 3.2").holds
     refused = Certificate(regret, bound, "Theorem 3.2", refusal="because")
     assert not refused.holds and str(refused).endswith("not certified: because")
-    conditional = Certificate(regret, bound, "Theorem 3.2", ("this is so",))
-    assert conditional.holds and str(conditional).endswith("; if this is so")
+    conditional = Certificate(regret, bound, "Theorem 3.2", ("this is so", "that too"))
+    assert conditional.holds
+    assert str(conditional).endswith("; provided that this is so, and that that too")
 
 
 def test_a_regret_that_is_not_a_number_is_not_certified():

@@ -183,21 +183,30 @@ class Certificate:
         known = self.regret.isfinite() & self.bound.isfinite()
         return self.refusal is None and bool((known & (self.slack >= 0)).all())
 
+    @property
+    def conditions(self) -> str:
+        """What has to be true besides what was checked, as one clause."""
+        return "provided that " + ", and that ".join(self.conditional_on)
+
     def __str__(self) -> str:
         """One line on the game with the least slack."""
         worst = int(self.slack.argmin())
         regret, bound = self.regret.flatten()[worst].item(), self.bound.flatten()[worst].item()
-        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} {bound:.6g}"
+        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} bound {bound:.6g}"
         if self.refusal is not None:
-            return f"{line} ({self.theorem}); not certified: {self.refusal}"
+            return f"{line} of {self.theorem}; not certified: {self.refusal}"
         if bound > 0:
-            line += f", {regret / bound:.3g} of it"
-        if bound > 0 and self.lower is not None:
-            share = self.lower.flatten()[worst].item() / bound
-            line += f" where no learner can promise less than {share:.3g}"
-        return "; ".join(
-            [f"{line} ({self.theorem})", *(f"if {condition}" for condition in self.conditional_on)]
-        )
+            line += f" ({100 * regret / bound:.3g}% of it)"
+        parts = [f"{line}, by {self.theorem}"]
+        if self.lower is not None:
+            least = self.lower.flatten()[worst].item()
+            parts.append(
+                f"no learner can guarantee less than {least:.3g} for these gradients, whose signs "
+                f"may change"
+            )
+        if self.conditional_on:
+            parts.append(self.conditions)
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, eq=False)

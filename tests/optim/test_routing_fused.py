@@ -249,7 +249,16 @@ def test_a_fused_map_beside_its_norm_that_nobody_knows_is_warned_of():
 
 # ------------------------------------------------------------------------ what nobody knows
 
-LOOKS_FUSED = ("qkv", "to_qkv", "Wqkv", "query_key_value", "c_attn", "W_pack", "to_kv")
+LOOKS_FUSED = (
+    "queries_keys_values",
+    "qkv",
+    "to_qkv",
+    "Wqkv",
+    "query_key_value",
+    "c_attn",
+    "W_pack",
+    "to_kv",
+)
 LOOKS_DOUBLE = (
     "kv_proj",
     "kv_b_proj",
@@ -259,6 +268,7 @@ LOOKS_DOUBLE = (
     "kv_linear",
     "w12",
     "gate_up_proj",
+    "keys_values",
 )
 
 
@@ -299,6 +309,65 @@ def test_a_map_that_gives_more_than_the_next_takes_is_warned_of(first, second):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nucleon.Leon.for_model(model(24))
+
+
+class GEGLU(nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        self.proj = nn.Linear(8, rows)
+
+
+def pointwise(taken):
+    return {"pointwise_conv1": nn.Conv1d(8, 2 * taken, 1), "pointwise_conv2": nn.Conv1d(8, 8, 1)}
+
+
+HALVED = {
+    "names": lambda: nn.ModuleDict({"c_fc": nn.Linear(8, 32), "c_proj": nn.Linear(16, 8)}),
+    "as wide": lambda: nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(8, 8)}),
+    "a conformer": lambda: nn.ModuleDict(pointwise(8)),
+    "other names": lambda: nn.ModuleDict({"into": nn.Linear(8, 32), "out": nn.Linear(16, 8)}),
+    "in a row": lambda: nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 8)),
+    "a class": lambda: nn.ModuleList([GEGLU(32), nn.Dropout(), nn.Linear(16, 8)]),
+}
+WHOLE = {
+    "a perceptron": lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)),
+    "channels": lambda: nn.ModuleDict(pointwise(4)),
+    "queries and fewer keys": lambda: nn.ModuleDict(
+        {"q_proj": nn.Linear(8, 16), "k_proj": nn.Linear(8, 4), "o_proj": nn.Linear(16, 8)}
+    ),
+    "keys of another width": lambda: nn.ModuleDict(
+        {"q_proj": nn.Linear(6, 16), "k_proj": nn.Linear(8, 4), "o_proj": nn.Linear(16, 8)}
+    ),
+    "a list": lambda: nn.ModuleList([nn.Linear(6, 16), nn.Linear(8, 16)]),
+    "blocks between": lambda: nn.Sequential(
+        nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 6), nn.Linear(6, 8)), nn.Linear(8, 8)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HALVED)
+def test_a_map_with_a_gate_in_it_is_warned_of(case):
+    model = nn.ModuleDict({"layer": HALVED[case](), "head": nn.Linear(8, 3)})
+    name = next(name for name, _ in model.named_parameters())
+    with pytest.warns(UserWarning, match=f"not known: {re.escape(name)}; pass") as caught:
+        nucleon.Leon.for_model(model)
+    (said,) = (str(each.message) for each in caught)
+    told = ast.literal_eval(re.findall(r"overrides=({.*})", said)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        axes = nucleon.Leon.for_model(model, overrides=told).explain()[name].axes
+    assert axes.startswith("(b=2 r) c")
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_map_of_which_the_next_takes_all_is_whole(case):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = nn.ModuleDict({"layer": WHOLE[case](), "head": nn.Linear(8, 3)})
+        assert {r.axes for r in nucleon.Leon.for_model(model).explain() if r.axes} <= {
+            "r c",
+            "r c c",
+        }
 
 
 def test_each_weight_of_several_kinds_is_told_its_own_cut():

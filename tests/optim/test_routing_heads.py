@@ -312,7 +312,9 @@ BESIDE = {
     "one within": lambda: net(part=net(inner=net(aux_head=nn.Linear(8, 5))), out=linear()),
     "one before the layers": lambda: stack(head=nn.Linear(8, 5), layers=Attention(), out=linear()),
     "one that does not end it": lambda: net(
-        part=net(inner=net(aux_head=nn.Linear(8, 5))), head=linear(), out=nn.Linear(8, 2)
+        part=net(inner=net(deep=net(aux_head=nn.Linear(8, 5)))),
+        head=linear(),
+        out=nn.Linear(8, 2),
     ),
     "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
 }
@@ -336,6 +338,18 @@ def test_what_the_warning_says_to_write_routes_all_heads(case):
 def test_a_policy_with_as_many_actions_as_observations_is_told_beside_the_value():
     model = stack(policy=mlp(8, inside=16), value=mlp(1, inside=16))
     with pytest.warns(UserWarning, match=r"head=\['policy.2', 'value.2'\]"):
+        nucleon.Leon.for_model(model)
+
+
+def test_layers_are_not_told_as_heads_beside_each_other():
+    def layer():
+        attention = stack(
+            q=nn.Linear(8, 8), k=nn.Linear(8, 4), v=nn.Linear(8, 4), o=nn.Linear(8, 8)
+        )
+        return stack(attention=attention, mlp=stack(up=nn.Linear(8, 12), down=nn.Linear(12, 8)))
+
+    model = stack(embed=nn.Embedding(9, 8), layers=nn.ModuleList([layer(), layer()]))
+    with pytest.warns(UserWarning, match="seems to have none"):
         nucleon.Leon.for_model(model)
 
 

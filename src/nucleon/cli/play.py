@@ -328,7 +328,7 @@ def _result(games: Sequence[Game], traces: Sequence[Trace]) -> Result:
             notes.append(f"{name}: no bound, since {end.refusal}")
             continue
         checks.append(Check(f"{name}: regret", float(end.regret), "≤", float(end.bound)))
-        conditions = "".join(f"; given that {condition}" for condition in end.conditional_on)
+        conditions = f"; {end.conditions}" if end.conditional_on else ""
         notes.append(f"{name}: {end.theorem}{conditions}{_tightness(trace)}")
     rows = tuple(_cells(game, _last(trace)) for game, trace in pairs)
     return Result(

@@ -8,6 +8,7 @@ A weight does not end a network where one registered later takes as many numbers
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import cast
 
 from torch import nn
@@ -62,8 +63,15 @@ def ends(module: nn.Module, path: str = "") -> list[tuple[str, nn.Linear]]:
 
 def begin_alike(one: nn.Module, other: nn.Module) -> bool:
     """Whether both are plain networks of several layers, the first of which take the same."""
-    plain = all(len(weighted(m)) > 1 and _in_order(m) for m in (one, other))
+    plain = _is_plain(one) and _is_plain(other)
     return plain and takes(weighted(one)[0]) == takes(weighted(other)[0])
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether its weights are its children, several, and each takes what the one before gives."""
+    order = [child for child in module.children() if _has_weight(child)]
+    chained = all(gives(m) in takes(after) for m, after in pairwise(order))
+    return len(order) > 1 and chained and order == weighted(module)
 
 
 def begins(module: nn.Module) -> set[nn.Module]:
@@ -108,7 +116,7 @@ def _in_order(module: nn.Module) -> bool:
     The last weight of a block may be a router, or one that works before the end of the block.
     """
     depths = [path.count(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)]
-    return max(depths, default=0) < 2
+    return max(depths) < 2
 
 
 def _widths(module: nn.Module) -> tuple[set[int], int | None]:

@@ -16,8 +16,10 @@ from nucleon.optim.matrices import axes
 Layout = Callable[[Any, int, int], str]
 """(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
 
-_THREE = re.compile(r"qkv|query_key_value|w_pack|c_attn", re.IGNORECASE)
-_TWO = re.compile(r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|gate_up|^w1[23]$", re.IGNORECASE)
+_THREE = re.compile(r"qkv|query_key_value|queries_keys_values|w_pack|c_attn", re.IGNORECASE)
+_TWO = re.compile(
+    r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|keys_values|gate_up|^w1[23]$", re.IGNORECASE
+)
 _TAKEN_BY = {
     "in_proj": "out_proj",
     "fc1": "fc2",
@@ -27,6 +29,15 @@ _TAKEN_BY = {
     "x_proj": "dt_proj",
 }
 """Of two maps in a row, the name of the second."""
+_HALVED_FOR = {
+    "c_fc": "c_proj",
+    "linear_1": "linear_2",
+    "pointwise_conv1": "pointwise_conv2",
+    "up": "down",
+    "up_proj": "down_proj",
+}
+"""The same, where the second may take half, as a gate is multiplied with the other half."""
+_GLU = re.compile(r"glu$", re.IGNORECASE)
 
 
 def parts(name: str) -> int:
@@ -38,7 +49,7 @@ def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
     """Whether `parent.name` holds several maps by its name, or gives more than its second takes."""
     if parts(name) > 1:
         return rows != getattr(parent, "head_dim", None)  # one head that is keys and values at once
-    return rows > _taken(parent, name, rows)
+    return rows > _taken(parent, name, rows) or _is_halved(parent, name, rows)
 
 
 def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:
@@ -53,6 +64,39 @@ def _taken(parent: nn.Module | None, name: str, rows: int) -> int:
     """How much of what `parent.name` gives the map behind it takes; all where there is none."""
     taken = getattr(getattr(parent, _TAKEN_BY.get(name, ""), None), "in_features", rows)
     return taken if isinstance(taken, int) else rows
+
+
+def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
+    """Whether the next map in the parent takes exactly half of what `parent.name` gives.
+
+    By the names above, in a Sequential, and where these are the only two and do not take the same:
+    others may stand side by side, as queries and keys do.
+    """
+    if parent is None or isinstance(parent, nn.ModuleList):
+        return False
+    maps = {n: m for n, m in parent.named_children() if _is_map(m)}
+    if name not in maps:
+        return False
+    if len(maps) == 1:  # its gate and what it gates, as in GEGLU of diffusers
+        return _GLU.search(type(parent).__name__) is not None and rows % 2 == 0
+    second = maps.get(_HALVED_FOR.get(name, ""))
+    if second is not None:
+        return rows == 2 * _columns(second)
+    taken = _columns([*maps.values(), None][[*maps].index(name) + 1])
+    alone = len(maps) == 2 and taken != _columns(maps[name])
+    return rows == 2 * taken and (alone or isinstance(parent, nn.Sequential))
+
+
+def _is_map(module: nn.Module) -> bool:
+    """Whether there are matrices within; a convolution of each channel by itself has none."""
+    depthwise = getattr(module, "groups", 1) == getattr(module, "in_channels", None) != 1
+    return not depthwise and any(p.ndim > 1 for p in module.parameters())
+
+
+def _columns(module: nn.Module | None) -> int:
+    """How many numbers a map takes; 0 where nothing tells."""
+    sizes = (getattr(module, name, None) for name in ("in_features", "in_channels", "nx"))
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:

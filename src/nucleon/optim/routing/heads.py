@@ -136,7 +136,9 @@ def doubtful(model: nn.Module, heads: Mapping[nn.Module, str]) -> list[str]:
         ended = inside | _ended(each, inside)
         for head in each.heads:
             top = "." not in each.path and (head is each.module or _narrows(head))
-            behind = ended.issuperset(order[order.index(head) + 1 :]) and _is_last(head, each.module)
+            behind = ended.issuperset(order[order.index(head) + 1 :]) and _is_last(
+                head, each.module
+            )
             if isinstance(head, nn.Linear) and head not in heads and each.says and (top or behind):
                 names[_path(model, head)] = None
     return [name for name in names if not _PRE.search(name)]
