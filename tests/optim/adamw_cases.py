@@ -101,11 +101,24 @@ def agrees_with_torch(device, **options):
 
 
 def bits(optimizer, params):
-    """Copies of everything that a skipped step must leave alone, for each parameter."""
+    """The bytes of everything that a skipped step must leave alone, for each parameter."""
     names = ("exp_avg", "exp_avg_sq", "step")
     return [
-        [x.detach().clone() for x in (p, *(optimizer.state[p][n] for n in names))] for p in params
+        [
+            x.detach().clone().view(-1).view(torch.uint8)
+            for x in (p, *(optimizer.state[p][n] for n in names))
+        ]
+        for p in params
     ]
+
+
+def plant_zeros(params, optimizer):
+    """Zeros of either sign in the weights, and −0 in the first moments."""
+    with torch.no_grad():
+        for p in params:
+            flat = p.view(-1)
+            flat[:3], flat[3:5] = -0.0, 0.0
+            optimizer.state[p]["exp_avg"].view(-1)[1:4] = -0.0
 
 
 def skips(device, bad, *, dtype=torch.float32, first=False, at=0, eps=1e-8):
@@ -116,6 +129,8 @@ def skips(device, bad, *, dtype=torch.float32, first=False, at=0, eps=1e-8):
         for round_ in range(0 if first else 2):
             give_gradients(some, round_, at=at)
             step(optimizer)
+    for some, optimizer in ((params, one), (clean, two)):
+        plant_zeros(some, optimizer)
     before = bits(one, params)
     for some in (params, clean):
         give_gradients(some, 7, at=at)

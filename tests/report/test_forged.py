@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import string
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from nucleon.cli.app import app
 from nucleon.report import DamagedRunError, load, render
 from nucleon.report.overview import CURVES, overview
 from nucleon.report.runs import own_digest
-from nucleon.report.untrusted import DEEPEST, LARGEST
+from nucleon.report.untrusted import DEEPEST, LARGEST, LARGEST_READ
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
 
@@ -62,15 +63,19 @@ def seal(folder, names=None):
     (folder / "manifest.json").write_text(to_json(manifest))
 
 
+def report(folder, *words):
+    page = folder.parent / "page.html"
+    return CliRunner().invoke(app, ["report", str(folder), "--output", str(page), *words])
+
+
 def left_out(folder, words, file="manifest.json"):
     """The report names the file and why, in one line of the terminal and of the page."""
-    page = folder.parents[1] / "page.html"
-    done = CliRunner().invoke(app, ["report", str(folder.parent), "--output", str(page)])
+    done = report(folder.parent)
     assert done.exit_code == 1, done.output
     line = next(line for line in done.stderr.splitlines() if "left out" in line)
     assert line.startswith(f"nucleon: {folder / file} ")
-    assert words in line
-    text = page.read_text()
+    assert words in line and len(line) < 600
+    text = (folder.parents[1] / "page.html").read_text()
     assert "Left out: damaged runs" in text
     assert str(folder / file) in text
     assert text.count("<article") == 1
@@ -154,14 +159,22 @@ def test_deep_nesting(forged, depth):
 # ------------------------------------------------------------------ files
 
 
-@pytest.mark.parametrize("name", ["../outside.json", "..", "a/b", "a\\b", "", "/etc/hostname"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../outside.json", "..", "a/b", "a\\b", "", "/etc/hostname", "c:outside.json", "a\0"),
+        *("\x1b[2J\nnucleon: all is well", "../" * 50_000, "a" * 50_000),
+    ],
+)
 def test_no_file_outside_the_folder_is_read(forged, name):
     outside = forged.parent / "outside.json"
     shutil.copy(forged / "result.json", outside)
     digest = hashlib.sha256(outside.read_bytes()).hexdigest()  # it would be taken if it were read
-    edit(forged, "manifest.json", lambda m: m["files"].update({name: digest}))
-    with pytest.raises(DamagedRunError, match="is not a name of a file in the folder of its run"):
-        load(forged)
+    manifest = json.loads((forged / "manifest.json").read_text())
+    manifest["files"][name] = digest
+    (forged / "manifest.json").write_text(json.dumps(manifest))
+    seal(forged, [])
+    left_out(forged, f"names {name[:40]!r}, which is no file in its folder")
 
 
 @posix
@@ -185,6 +198,97 @@ def test_a_folder_in_the_place_of_a_file(forged, file):
     (forged / file).unlink()
     (forged / file).mkdir()
     left_out(forged, "is not a plain file", file)
+
+
+@posix
+def test_a_folder_whose_name_a_terminal_would_act_upon(forged):
+    folder = forged.rename(forged.with_name("bad\x1b[2J\nnucleon: all is well"))
+    (folder / "result.json").unlink()
+    (folder / "run.json").write_text("{}")
+    done = report(folder.parent)
+    assert done.exit_code == 1, done.output
+    assert "\x1b" not in done.output
+    assert "bad\\x1b[2J\\nnucleon: all is well/result.json cannot be read" in done.stderr
+    assert "hint: rename its folder" in done.stderr
+
+
+@posix
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_folder_whose_name_is_no_text(forged, whole):
+    try:
+        folder = forged.rename(os.fsdecode(os.fsencode(forged) + b"\xff"))
+    except OSError:
+        pytest.skip("the file system takes text alone")
+    if not whole:
+        (folder / "result.json").unlink()
+    done = report(forged.parent, "--json")
+    assert done.exit_code == 1, done.output
+    assert r"bad\udcff/manifest.json lies in a folder whose name is not UTF-8; that" in done.stderr
+    assert len(json.loads(done.stdout)["runs"]) == 1
+
+
+def barred(folder, monkeypatch):
+    """Let nobody look into a folder, not even root, whom its mode does not bind."""
+    folder.chmod(0)
+    if os.geteuid():
+        return
+
+    def refusing(call):
+        def guarded(path, *rest, **options):
+            if not isinstance(path, int) and os.fspath(path).startswith(str(folder) + "/"):
+                raise PermissionError(13, "Permission denied", path)
+            return call(path, *rest, **options)
+
+        return guarded
+
+    def lists(call):
+        def guarded(path=".", *rest):
+            if os.fspath(path) == str(folder):
+                raise PermissionError(13, "Permission denied", path)
+            return call(path, *rest)
+
+        return guarded
+
+    may = os.access
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, lists(getattr(os, name)))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder and may(path, mode))
+
+
+@posix
+@pytest.mark.parametrize("name", ["bad", "20260102-000000-0123abcd"])
+def test_a_folder_that_lets_nobody_look(forged, monkeypatch, name):
+    folder = forged.rename(forged.with_name(name))
+    barred(folder, monkeypatch)
+    try:
+        left_out(folder, "cannot be read: Permission denied")
+    finally:
+        monkeypatch.undo()
+        folder.chmod(0o755)
+
+
+def test_what_is_not_shown_is_not_held_in_memory(forged):
+    with (forged / "zeros").open("wb") as opened:
+        opened.truncate(1 << 26)
+    manifest = json.loads((forged / "manifest.json").read_text())
+    manifest["files"]["zeros"] = hashlib.sha256(bytes(1 << 26)).hexdigest()
+    (forged / "manifest.json").write_text(json.dumps(manifest))
+    seal(forged, [])
+    tracemalloc.start()
+    try:
+        load(forged)
+        assert tracemalloc.get_traced_memory()[1] < 2 * LARGEST_READ < 1 << 26
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "result.json", "toy.svg"])
+def test_what_is_held_in_memory_is_not_long(forged, file):
+    with (forged / file).open("ab") as opened:
+        opened.truncate(LARGEST_READ + 1)
+    left_out(forged, f"has {LARGEST_READ + 1} bytes", file)
 
 
 def test_an_endless_file(forged):

@@ -180,6 +180,9 @@ def skip_keeps_the_bits(name: str, setting: Setting) -> None:
     optimizer, params = trained(setting, setting.shapes[:1])
     give_gradients(params, 100)
     options = dict(optimizer.param_groups[0])
+    with torch.no_grad():  # a zero has a sign to be kept
+        params[0].view(-1)[:3] = -0.0
+        optimizer.state[params[0]]["total"].view(-1)[5:7] = -0.0
     fault.spoil(optimizer, params[0])
     (before,) = snapshot(optimizer, params)
     optimizer.step()

@@ -26,8 +26,8 @@ def snapshot(optimizer, params) -> list[dict[str, Tensor]]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same, a NaN equal to itself."""
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    """Whether two tensors are the same bit for bit, the sign of a zero and of a NaN too."""
+    return torch.equal(*(x.contiguous().view(-1).view(torch.uint8) for x in (a, b)))
 
 
 class Watched:

@@ -79,7 +79,7 @@ def report(
 
 def _place(paths: Sequence[Path]) -> Path:
     """Where the page goes: into the folder that holds all of what was named."""
-    folders = [path.parent if (path / MANIFEST).exists() else path for path in paths]
+    folders = [path.parent if os.path.lexists(path / MANIFEST) else path for path in paths]
     if len(folders) == 1:
         return folders[0] / REPORT  # as it was named, which is shorter
     return Path(os.path.commonpath([folder.absolute() for folder in folders])) / REPORT
@@ -103,7 +103,9 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
 
 
 def _remedy(folder: Path) -> str:
-    if (folder / OPTIONS).exists():  # of training, which need not be done again
+    if not str(folder).isprintable():
+        return "rename its folder, in letters that can be printed"
+    if os.path.lexists(folder / OPTIONS):  # of training, which need not be done again
         return (
             f"go on with: {shlex.join(['nucleon', 'train', '--resume', '--output', str(folder)])}"
         )
@@ -113,7 +115,7 @@ def _remedy(folder: Path) -> str:
 def _find(path: Path) -> list[Path]:
     begun = (found.parent for found in (*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}")))
     # Killed as it began, or begun by an earlier version: it is named, not passed over.
-    unmarked = sorted(folder for folder in begun if not (folder / MANIFEST).exists())
+    unmarked = sorted(folder for folder in begun if not os.path.lexists(folder / MANIFEST))
     folders = list(dict.fromkeys([*find(path), *unmarked]))
     if not folders:
         raise CommandError(

@@ -15,7 +15,17 @@ from nucleon._files import digest, to_json
 from nucleon.experiments.base import Check, Relation, Result
 from nucleon.experiments.shown import Cell, Figure, Panel, Scale, Series, Table
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
-from nucleon.report.untrusted import FormError, choice, field, parse, read, real, texts
+from nucleon.report.untrusted import (
+    FormError,
+    check_name,
+    choice,
+    digest_of,
+    field,
+    parse,
+    read,
+    real,
+    texts,
+)
 
 TRAIN = "train"
 """The id of training runs, which differ by their options: none stands for the others."""
@@ -26,7 +36,7 @@ class DamagedRunError(Exception):
     """A file of a run that is missing, cut off, altered or not of its form."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} {what}")
+        super().__init__(f"{_printable(path)} {what}")
         self.path = path
 
 
@@ -57,14 +67,20 @@ def load(folder: Path) -> Saved:
     A run that has not ended has a manifest alone, and no result yet.
     """
     with _named(folder / MANIFEST):
+        if any("\ud800" <= sign <= "\udfff" for sign in str(folder)):  # bytes that are no text
+            raise FormError("lies in a folder whose name is not UTF-8")
         manifest = _manifest(read(folder, MANIFEST))
     if manifest.get("state") == "running":
         return Saved(folder, manifest, Result(checks=()), ())
     contents = dict[str, bytes]()
     for name, expected in manifest["files"].items():
         with _named(folder / name):
-            contents[name] = read(folder, name)
-            if digest(contents[name]) != expected:
+            if name == RESULT or name.endswith(".svg"):  # what is shown; of the rest the digest
+                contents[name] = read(folder, name)
+                found = digest(contents[name])
+            else:
+                found = digest_of(folder, name)
+            if found != expected:
                 raise FormError("is cut off or was altered")
     with _named(folder / RESULT):  # of its form too: anybody can write a digest
         if RESULT not in contents:
@@ -130,8 +146,14 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _has_manifest(folder: Path) -> bool:
-    """Or a link that leads nowhere, for which the run is refused rather than passed over."""
-    return os.path.lexists(folder / MANIFEST)
+    """Or a link that leads nowhere, or a folder that lets nobody look: refused, not passed over."""
+    barred = folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
+    return barred or os.path.lexists(folder / MANIFEST)
+
+
+def _printable(path: Path) -> str:
+    """A path in a line: what is no sign of any script, or half of one, as Python writes it."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(path))
 
 
 @contextmanager
@@ -170,7 +192,7 @@ def _manifest(content: bytes) -> dict[str, Any]:
     manifest = parse(content)
     schema = field(manifest, "schema", int)
     if schema != SCHEMA:
-        raise FormError(f"is of another version: schema {schema}, not {SCHEMA}")
+        raise FormError(f"is of another version: schema {str(schema)[:20]}, not {SCHEMA}")
     if manifest.get("digest") != own_digest(manifest):
         raise FormError("is cut off or was altered")
     for name, kinds in _ABOUT.items():
@@ -180,6 +202,8 @@ def _manifest(content: bytes) -> dict[str, Any]:
     for name in ("versions", "files"):
         for key in manifest[name]:
             field(manifest[name], key, str)
+    for name in manifest["files"]:
+        check_name(name)
     if "state" in manifest:
         choice(manifest, "state", get_args(State))
     for name in ("seconds", "expected"):

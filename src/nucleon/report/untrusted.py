@@ -5,11 +5,14 @@ a plain file of a bounded size, and is not used before its fields are known to b
 kinds.
 """
 
+import hashlib
 import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast
@@ -17,7 +20,11 @@ from typing import Any, cast
 from nucleon._files import to_json
 
 LARGEST = 1 << 28
-"""Bytes of a file; the longest trace of a claim has a few million."""
+"""Bytes of a file of which the digest is taken; the longest trace of a claim has a few million."""
+LARGEST_READ = 1 << 24
+"""Bytes of a file that is held in memory; 600,000 points of a figure fit."""
+LONGEST_NAME = 255
+"""Bytes of the name of a file, the most that file systems take."""
 DEEPEST = 32
 """Lists and objects within each other."""
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -34,11 +41,28 @@ class FormError(ValueError):
     """What is wrong with a file, as a sentence that wants its name before it."""
 
 
+def check_name(name: str) -> None:
+    """Refuse what leads out of a folder, on any system, or what a terminal would act upon."""
+    outward = name in ("", ".", "..") or any(sign in name for sign in "/\\:")
+    if outward or not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        raise FormError(f"names {_short(name)}, which is no file in its folder")
+
+
 def read(folder: Path, name: str) -> bytes:
-    """The content of the plain file `name` in `folder`: no link, no pipe, no device, no way out."""
-    if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
-        raise FormError("is not a name of a file in the folder of its run")
-    path = folder / name
+    """The content of the plain file `name`, which `check_name` lets pass, in `folder`."""
+    with _plain_file(folder / name, LARGEST_READ) as opened:
+        return opened.read(LARGEST_READ)
+
+
+def digest_of(folder: Path, name: str) -> str:
+    """The SHA-256 of such a file, which is never in memory as a whole."""
+    with _plain_file(folder / name, LARGEST) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@contextmanager
+def _plain_file(path: Path, most: int) -> Iterator[BufferedReader]:
+    """A file of at most so many bytes, open to be read: no link, no pipe, no device."""
     flags = os.O_RDONLY
     for flag in _FLAGS:  # a pipe without a writer is opened at once, a link not at all
         flags |= getattr(os, flag, 0)
@@ -47,21 +71,17 @@ def read(folder: Path, name: str) -> bytes:
             raise FormError("is a link, which may lead anywhere")
         descriptor = os.open(path, flags)
         try:
-            return _content(descriptor)
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise FormError("is not a plain file")
+            if about.st_size > most:
+                raise FormError(f"has {about.st_size} bytes, more than the {most} that are read")
+            with open(descriptor, "rb", closefd=False) as opened:
+                yield opened
         finally:
             os.close(descriptor)
     except OSError as error:
         raise FormError(f"cannot be read: {error.strerror}") from error
-
-
-def _content(descriptor: int) -> bytes:
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode):
-        raise FormError("is not a plain file")
-    if about.st_size > LARGEST:
-        raise FormError(f"has {about.st_size} bytes, more than the {LARGEST} that are read")
-    with open(descriptor, "rb", closefd=False) as opened:
-        return opened.read(LARGEST)
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -88,13 +108,13 @@ def parse(content: bytes) -> dict[str, Any]:
 def field(values: Any, name: str, *kinds: type) -> Any:
     """The field `name` of an object, if it is there and of one of `kinds`."""
     if not isinstance(values, dict):
-        raise FormError(f"has {_kind(values)} where an object with {name!r} belongs")
+        raise FormError(f"has {_kind(values)} where an object with {_short(name)} belongs")
     if name not in values:
-        raise FormError(f"has no {name!r}")
+        raise FormError(f"has no {_short(name)}")
     value: Any = values[name]
     if type(value) not in kinds:
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
-        raise FormError(f"has {_kind(value)} as {name!r}, not {wanted}")
+        raise FormError(f"has {_kind(value)} as {_short(name)}, not {wanted}")
     return value
 
 
@@ -110,7 +130,7 @@ def choice(values: Any, name: str, options: Mapping[Any, Any] | tuple[str, ...])
     """A text that is one of a few."""
     value = field(values, name, str)
     if value not in options:
-        raise FormError(f"has {value[:40]!r} as {name!r}, which is none of {', '.join(options)}")
+        raise FormError(f"has {_short(value)} as {name!r}, which is none of {', '.join(options)}")
     return value
 
 
@@ -130,6 +150,11 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(cast(dict[str, Any], value).values())
     return cast(list[Any], value) if isinstance(value, list) else []
+
+
+def _short(word: str) -> str:
+    """A word of a file in a line: not too long, and with no sign that a terminal acts upon."""
+    return repr(word[:40])
 
 
 def _kind(value: Any) -> str:

@@ -64,7 +64,8 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     params = [_held(p) for p in params]
     first, second = ([_held(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
-    # Skipping is arithmetic, not a branch: with rates of 0 and 1 nothing moves.
+    # Skipping is arithmetic, not a branch: with rates of −0 and 1 nothing moves, not even a −0,
+    # to which −0 may be added and 0 may not.
     skipped, finite = there & ~finite, there & finite
     gradients = [torch.where(ok, g, 0.0) for ok, g in zip(finite.unbind(), gradients, strict=True)]
     if group["maximize"]:
@@ -78,7 +79,7 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
         """One 0-d factor per parameter: `value`, or `skipped` where its step is."""
         return list(torch.where(finite, torch.zeros_like(step) + value, skipped).to(dtype).unbind())
 
-    torch._foreach_lerp_(first, gradients, factors(1 - beta1, 0.0))
+    torch._foreach_lerp_(first, gradients, factors(1 - beta1, -0.0))
     torch._foreach_mul_(second, factors(beta2, 1.0))
     torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
     denominator = list(torch._foreach_sqrt(second))
@@ -86,8 +87,10 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     torch._foreach_add_(denominator, factors(group["eps"], 1.0))
     change = list(torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0)))
     torch._foreach_div_(change, denominator)
+    moves = finite.unbind()
     if not group["eps"]:  # nothing moves where v is 0: no gradient so far, or none with a square
-        change = [torch.where(d > 0, c, 0.0) for c, d in zip(change, denominator, strict=True)]
+        moves = [ok & (d > 0) for ok, d in zip(moves, denominator, strict=True)]
+    change = [torch.where(ok, c, -0.0) for ok, c in zip(moves, change, strict=True)]
 
     weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
     if group["weight_decay"]:
