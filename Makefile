@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 # hundreds of processes, which find the package compiled.
 TESTED  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: reproduce check test test-torchtitan soak sabotage lint docs clean
+.PHONY: reproduce check test test-torchtitan test-timm soak sabotage lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -35,6 +35,10 @@ TRAINERS := $(VENV)/trainers
 test-torchtitan: $(TRAINERS)/.installed
 	$(TESTED) $(TRAINERS)/bin/torchrun --standalone --nproc-per-node 2 tests/trainers/check_torchtitan.py
 	$(TESTED) $(TRAINERS)/bin/python examples/trainers/trl_sft.py
+
+# Every fused weight of timm that is cut: the cut is the one its own `forward` makes.
+test-timm: $(TRAINERS)/.timm
+	$(TESTED) $(TRAINERS)/bin/python tests/trainers/check_timm.py
 
 sabotage: $(VENV)/.dev
 	$(TESTED) $(PY) tests/mutants/sabotage.py
@@ -69,6 +73,11 @@ $(TRAINERS)/.installed: $(INPUTS) | $(PY)
 	$(PY) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[torchtitan,trl]'
+	touch $@
+
+# timm brings torchvision, which the other environment is to be without.
+$(TRAINERS)/.timm: $(TRAINERS)/.installed
+	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt timm
 	touch $@
 
 clean:

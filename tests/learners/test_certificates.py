@@ -637,8 +637,8 @@ def test_a_certificate_says_how_tight_it_is(discount, tmp_path):
     torch.testing.assert_close(certificate.lower, 2.0 * (trace_of_gram / 2).sqrt())
     assert ((certificate.lower_share > 0) & (certificate.lower_share < 1)).all()
     worst = certificate.slack.argmin()
-    assert f"{certificate.tightness[worst].item():.3g} of it" in str(certificate)
-    assert f"less than {certificate.lower_share[worst].item():.3g}" in str(certificate)
+    assert f"({100 * certificate.tightness[worst].item():.3g}% of it)" in str(certificate)
+    assert f"less than {certificate.lower[worst].item():.3g} for" in str(certificate)
     trace.save(tmp_path / "game.jsonl")
     assert torch.equal(Trace.load(tmp_path / "game.jsonl").certificate.lower, certificate.lower)
 

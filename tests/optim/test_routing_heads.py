@@ -434,8 +434,9 @@ def test_every_glob_of_a_head_must_match():
         lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)),
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 3, 3)),
         lambda: nn.Sequential(nn.Embedding(9, 8).requires_grad_(False), nn.Linear(8, 8)),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 16), nn.Linear(16, 8)),
     ],
-    ids=["one layer", "as wide", "no Linear", "frozen embedding"],
+    ids=["one layer", "as wide", "no Linear", "frozen embedding", "a backbone"],
 )
 def test_where_nothing_looks_like_a_head_nothing_is_said(build):
     with warnings.catch_warnings():

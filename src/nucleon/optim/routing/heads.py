@@ -113,7 +113,7 @@ def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
         return Missed([*dict.fromkeys([*every, *names])], some=True, inner=False)
     final = [m for _, m in found]
     changes = any(m.in_features != m.out_features for m in final) and trained[-1] in final
-    if len(trained) < 2 or not final or not (embeddings or changes):
+    if len(trained) < 2 or not final or not (embeddings or (changes and last)):
         return None
     return Missed(names, some=False, inner=not last)
 
