@@ -177,7 +177,7 @@ def check_gradients(
             value = group[rate]
             if isinstance(value, Tensor):  # which may be on the device
                 continue
-            if not isinstance(value, Real) or not 0.0 <= value < math.inf:
+            if not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
                 raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
         if group["certify"]:
             found = [states.get(p, {}) for p in group["params"]]
