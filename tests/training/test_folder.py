@@ -99,6 +99,55 @@ def test_a_holder_that_has_not_said_its_name_yet_is_another_process(started, tmp
         pass
 
 
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from nucleon.training.folder import hold
+with hold(Path(sys.argv[1])):
+    if not os.fork():
+        sys.stdout.close()
+        time.sleep(600)
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_child_of_a_killed_process_holds_nothing(tmp_path):
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", FORKING, str(tmp_path)]
+    with subprocess.Popen(words, stdout=pipe, text=True, start_new_session=True) as first:
+        try:
+            assert first.stdout.readline() == "held\n"
+            first.kill()
+            first.wait()
+            with hold(tmp_path):
+                os.killpg(first.pid, 0)  # the child lives
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_child_is_a_second_process(tmp_path):
+    """It is refused what its parent holds, and leaving its parent's block it lets nothing go."""
+    child = None
+    try:
+        with hold(tmp_path):
+            child = os.fork()
+            if not child:
+                with pytest.raises(RunError, match=f"written by process {os.getppid()} on"):
+                    hold(tmp_path).__enter__()
+                opened = os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT)  # the freed number
+            else:
+                assert os.waitpid(child, 0)[1] == 0
+        if not child:
+            os.close(opened)
+            os._exit(0)
+    finally:
+        if child == 0:
+            os._exit(1)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
 def test_a_lock_that_is_no_plain_file_is_refused(tmp_path, kind):
@@ -136,11 +185,8 @@ def test_two_trainings_in_one_folder(started, tmp_path):
         _, said = second.communicate()
         assert second.returncode == 2, said
         assert "Traceback" not in said
-        if words == ("--resume",):
-            assert f"{folder} is being written by process {first.pid} on" in said
-            assert "hint: wait until it ends" in said
-        else:
-            assert "holds a run already" in said
+        assert f"{folder} is being written by process {first.pid} on" in said
+        assert "hint: wait until it ends" in said
     first.send_signal(signal.SIGCONT)
     before = len(read_log(folder / "trace.jsonl"))
     while first.poll() is None and len(read_log(folder / "trace.jsonl")) < before + 6:

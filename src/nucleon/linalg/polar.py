@@ -67,10 +67,10 @@ def polar(
     """The polar factor P = U Vᵀ of each matrix of `s`, a partial isometry; 0 gives 0.
 
     A singular value above rank_tolerance·σ_max becomes 1 up to `tolerance`, a zero one stays 0,
-    and ‖P‖_op ≤ 1 up to rounding. Smaller ones are cut to 0 by "svd"; the other methods take them
-    into [0, 1] and those far below, rounding noise included, to κ√min(m, n)·σ/(rank_tolerance‖S‖_F)
-    with the κ given here for the default tolerances. polar(2^k s) = polar(s) bit for bit
-    while 2^k s is exact, subnormal or not.
+    and ‖P‖_op ≤ 1 + 1e-3, in half precision 1 + 1e-2. Smaller ones are cut to 0 by "svd"; the
+    other methods take them into [0, 1] and those far below, rounding noise included, to
+    κ√min(m, n)·σ/(rank_tolerance‖S‖_F) with the κ given here for the default tolerances.
+    polar(2^k s) = polar(s) bit for bit while 2^k s is exact, subnormal or not.
 
     - "svd": the reference, in float64.
     - "newton-schulz": X ← 3X/2 − XXᵀX/2 from X = S/‖S‖_F; matrix products only; κ from 4 to 9.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import product
+from numbers import Real
 from typing import Any
 
 import torch
@@ -177,7 +178,9 @@ def check_gradients(
     for group in groups:
         for rate in ("lr", "weight_decay"):
             value = group[rate]
-            if not isinstance(value, Tensor) and not 0.0 <= value < math.inf:
+            if isinstance(value, Tensor):  # which may be on the device
+                continue
+            if not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
                 raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
         if group["certify"]:
             found = [states.get(p, {}) for p in group["params"]]

@@ -53,6 +53,17 @@ class _Hold:
 _holds: dict[Path, _Hold] = {}
 
 
+def _let_go() -> None:
+    """A forked child holds nothing: the lock is its parent's, and gone with that."""
+    for held in _holds.values():
+        os.close(held.opened)
+    _holds.clear()
+
+
+if hasattr(os, "register_at_fork"):  # Windows forks nothing
+    os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Be the only process that writes `folder`, or raise a `RunError` that says who does.
@@ -69,7 +80,7 @@ def hold(folder: Path) -> Iterator[None]:
         yield
     finally:
         held.times -= 1
-        if not held.times:
+        if not held.times and _holds.get(place) is held:  # else a child leaves its parent's block
             del _holds[place]
             os.close(held.opened)  # and with it the lock
 

@@ -256,7 +256,9 @@ def begin(
 
 
 def _refuse_another(folder: Path) -> None:
-    if (folder / OPTIONS).exists():
+    if not (folder / OPTIONS).exists():
+        return
+    with hold(folder):  # or it is being written, which says more
         raise RunError(
             f"{folder} holds a run already", "resume it with --resume, or choose another --output"
         )
