@@ -245,7 +245,7 @@ def test_code_that_only_the_folder_names_is_not_run(command, tmp_path):
     refused = command("--resume", "--output", folder)
     assert refused.exit_code == 2
     assert f"has the optimizer '{file}:Mine', which is code to run" in refused.stderr
-    assert f"repeat --optimizer {file}:Mine if you trust that file" in refused.stderr
+    assert f"repeat --optimizer '{file}:Mine' if you trust that file" in refused.stderr
     assert not trace.exists()
 
 

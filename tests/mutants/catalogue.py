@@ -851,6 +851,12 @@ MUTANTS = [
             "test_without_eps_nothing_moves_where_there_was_no_square",
         ),
         (
+            "a skipped step takes the sign from a zero",
+            "torch.where(ok, c, -0.0)",
+            "torch.where(ok, c, 0.0)",
+            "test_a_bad_gradient_leaves_its_parameter_alone",
+        ),
+        (
             "a skipped step is counted as one",
             '[s["step"] for s in states], list(finite.long().unbind())',
             '[s["step"] for s in states], list(torch.ones_like(finite).long().unbind())',
@@ -1336,6 +1342,12 @@ MUTANTS = [
             "if line]",
             "test_a_log_that_ran_ahead_of_the_checkpoint_is_cut_back",
         ),
+        (
+            "code that only a folder names is run",
+            'if is_address(options.optimizer) and "optimizer" not in changes:',
+            "if False:",
+            "tests/cli/test_train.py::test_code_that_only_the_folder_names_is_not_run",
+        ),
     ),
     *mutants(
         "training/folder.py",
@@ -1345,6 +1357,12 @@ MUTANTS = [
             "        _lock(opened)\n    except",
             "        pass\n    except",
             "test_a_second_process_is_told_who_holds_the_folder",
+        ),
+        (
+            "a forked child holds what its parent holds",
+            "os.register_at_fork(after_in_child=_let_go)",
+            "pass",
+            "test_a_child_is_a_second_process",
         ),
     ),
     *mutants(

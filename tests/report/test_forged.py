@@ -193,6 +193,13 @@ def test_a_pipe_is_not_waited_for(forged, file):
     left_out(forged, "is not a plain file", file)
 
 
+@posix
+def test_nobody_is_sent_to_options_that_are_a_pipe(forged):
+    (forged / "manifest.json").unlink()
+    os.mkfifo(forged / "run.json")
+    assert "--resume" not in report(forged.parent).stderr
+
+
 @pytest.mark.parametrize("file", ["manifest.json", "result.json"])
 def test_a_folder_in_the_place_of_a_file(forged, file):
     (forged / file).unlink()

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -105,10 +106,10 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
 def _remedy(folder: Path) -> str:
     if not str(folder).isprintable():
         return "rename its folder, in letters that can be printed"
-    if os.path.lexists(folder / OPTIONS):  # of training, which need not be done again
-        return (
-            f"go on with: {shlex.join(['nucleon', 'train', '--resume', '--output', str(folder)])}"
-        )
+    with suppress(OSError):  # of a folder that lets nobody look
+        if (folder / OPTIONS).is_file():  # of training, which need not be done again
+            again = ["nucleon", "train", "--resume", "--output", str(folder)]
+            return f"go on with: {shlex.join(again)}"
     return "delete its folder and run its command again"
 
 

@@ -10,7 +10,6 @@ again, and ends with the weights and the log that it would have ended with unbro
 """
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -407,7 +406,7 @@ def _refuse_foreign_code(folder: Path, options: Options, changes: Mapping[str, A
     if is_address(options.optimizer) and "optimizer" not in changes:
         raise RunError(
             f"the run of {folder} has the optimizer {options.optimizer!r}, which is code to run",
-            f"repeat {shlex.join(['--optimizer', options.optimizer])} if you trust that file",
+            f"repeat --optimizer {options.optimizer!r} if you trust that file",
         )
 
 
