@@ -286,7 +286,7 @@ def test_what_is_not_shown_is_not_held_in_memory(forged):
     tracemalloc.start()
     try:
         load(forged)
-        assert tracemalloc.get_traced_memory()[1] < 2 * LARGEST_READ < 1 << 26
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
     finally:
         tracemalloc.stop()
 

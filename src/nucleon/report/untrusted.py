@@ -21,8 +21,8 @@ from nucleon._files import to_json
 
 LARGEST = 1 << 28
 """Bytes of a file of which the digest is taken; the longest trace of a claim has a few million."""
-LARGEST_READ = 1 << 24
-"""Bytes of a file that is held in memory; 600,000 points of a figure fit."""
+LARGEST_READ = 1 << 26
+"""Bytes of a file that is held in memory; two million points of a figure fit."""
 LONGEST_NAME = 255
 """Bytes of the name of a file, the most that file systems take."""
 DEEPEST = 32
@@ -51,7 +51,7 @@ def check_name(name: str) -> None:
 def read(folder: Path, name: str) -> bytes:
     """The content of the plain file `name`, which `check_name` lets pass, in `folder`."""
     with _plain_file(folder / name, LARGEST_READ) as opened:
-        return opened.read(LARGEST_READ)
+        return opened.read(os.fstat(opened.fileno()).st_size)  # to ask for more would allocate it
 
 
 def digest_of(folder: Path, name: str) -> str:
