@@ -169,6 +169,17 @@ def test_named_parameters_and_diagnostics(make):
     assert 0 < values[f"{name}/a.weight/update_norm"] <= 1.001
 
 
+@pytest.mark.parametrize("size", [1e-25, 6e18])
+def test_the_smoothing_share_does_not_see_the_scale(size):
+    """Squares of these gradients leave float32; M̂ = GGᵀ and Ĝ = G share alike."""
+    param = torch.zeros(5, 3, requires_grad=True)
+    optimizer = nucleon.Leon([param])
+    param.grad = size * torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    share = optimizer.diagnostics()["leon/0/smoothing_share"]
+    assert share == pytest.approx(0.5 if size > 1 else 0.0, abs=1e-6)
+
+
 def test_diagnostics_against_their_definitions():
     params = parameters(torch.float64, [(4, 7), (7, 4), (2, 3, 5)])
     optimizer = nucleon.Leon(params, lr=0.25, method="eigh", scale="match-adamw")

@@ -69,12 +69,13 @@ def _measure(
 ) -> Tensor:
     """A table (b, 5) with the columns QUANTITIES, the update ratio without the shape's scale."""
     muon = polar_polynomial(total, coefficients.contracted(coefficients.polar_express(1e-4, 8)))
-    signal = total.square().sum(dim=(-2, -1))
-    noise = (
-        smoothing.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-        if smoothing.numel()
-        else torch.zeros_like(signal)
-    )
+    size = total.abs().amax(dim=(-2, -1))
+    diagonal = smoothing.diagonal(dim1=-2, dim2=-1) if smoothing.numel() else total[..., :0, 0]
+    if diagonal.shape[-1]:
+        size = torch.maximum(size, diagonal.amax(dim=-1).clamp_min(0.0).sqrt())
+    size = size.clamp_min(torch.finfo(size.dtype).tiny)[:, None]  # sums of squares may overflow
+    signal = (total / size[..., None]).square().sum(dim=(-2, -1))
+    noise = (diagonal / size / size).sum(dim=-1)
     columns = (
         operator_norm_bound(direction),
         _ratio(noise, signal + noise),
