@@ -506,7 +506,7 @@ MUTANTS = [
             "runtime.worklist.derive(group)",
             "pass",
             "tests/optim/test_straight.py"
-            "::test_an_option_that_changes_is_that_of_the_next_step[Leon-momentum-0.5]",
+            "::test_an_option_that_changes_is_that_of_the_next_step[Leon-given0-momentum-0.5]",
         ),
     ),
     *mutants(
@@ -681,8 +681,8 @@ MUTANTS = [
         ),
         (
             "an option that came back never changed",
-            'f"{CHANGED}{changes}" if changes else options_of(group)',
-            "options_of(group)",
+            'f"{CHANGED}{changes}" if changes else options_of(group, own)',
+            "options_of(group, own)",
             "test_an_option_that_changes_and_comes_back_ends_the_game[momentum]",
         ),
         (

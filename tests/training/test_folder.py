@@ -104,10 +104,8 @@ import os, sys, time
 from pathlib import Path
 from nucleon.training.folder import hold
 with hold(Path(sys.argv[1])):
-    if not os.fork():
-        sys.stdout.close()
-        time.sleep(600)
-    print("held", flush=True)
+    if not os.fork():  # now it has let go of what its parent holds
+        print("held", flush=True)
     time.sleep(600)
 """
 
