@@ -182,7 +182,10 @@ def skip_keeps_the_bits(name: str, setting: Setting) -> None:
     options = dict(optimizer.param_groups[0])
     with torch.no_grad():  # a zero has a sign to be kept
         params[0].view(-1)[:3] = -0.0
-        optimizer.state[params[0]]["total"].view(-1)[5:7] = -0.0
+        state = optimizer.state[params[0]]
+        state["total"].view(-1)[5:7] = -0.0
+        if "gram" in state:
+            state["gram"].view(-1, *state["gram"].shape[-2:])[:, (0, 3), (3, 0)] = -0.0
     fault.spoil(optimizer, params[0])
     (before,) = snapshot(optimizer, params)
     optimizer.step()

@@ -134,6 +134,9 @@ def _symmetric(
         s, u = tl.load(scale + batch), tl.load(addend_scale + batch)
         s1, s2 = tl.where(product_power == 0, 1.0, s), tl.where(product_power == 2, s, 1.0)
         u1, u2 = tl.where(addend_power == 0, 1.0, u), tl.where(addend_power == 2, u, 1.0)
+        if OUT_AT == "table":  # a matrix to which nothing is added keeps its bits, a NaN's too
+            if (s == 0.0) & (u == 1.0):
+                return
 
     # An addend that the sums begin with takes no registers when they are complete, and then there
     # are none to spare; what is divided out now is multiplied in later. Everywhere one factor at a
@@ -219,8 +222,9 @@ def symmetric(
     `second` receives what `out` lost to rounding ("remainder"), times `remainder_scale`, or
     out + factors[3]·I ("shifted"). An `addend` or `out` of int64 is a table of the addresses of
     float32 tensors with `each` matrices, which may be the same ones; `addend_shift`·I is part of
-    such an addend, `addend_scale` its own factor. `norms`, flat, receives the parts of ‖out‖_F², as
-    many for each matrix as are returned, 64² entries or more each. Unless `out` is a table or has a
+    such an addend, `addend_scale` its own factor, and an `out` of this kind is its addend: with the
+    factors 0 and 1 it keeps its bits. `norms`, flat, receives the parts of ‖out‖_F², as many for
+    each matrix as are returned, 64² entries or more each. Unless `out` is a table or has a
     remainder, the factor of the product must be a normal number: the addend is divided by it first.
     """
     count, rows, depth = a.shape
