@@ -6,6 +6,7 @@ line that says why, and is tried once more without a captured step.
 
 import gc
 import json
+import math
 import os
 import platform
 import sys
@@ -31,9 +32,7 @@ from nucleon.training import models
 
 Record = Mapping[str, Any]
 MARGIN = 1.3
-"""A run is expected to take so much longer than the median of those like it so far."""
-UNKNOWN = 4.0
-"""And so much longer per step than the median of all, where none like it was done."""
+"""A run is expected to take so much longer than the median of those nearest to it so far."""
 MOST_MEMORY = 60 * 2**30
 """Bytes above which what finished runs have left is given back to the device."""
 LOST = ("CUDA error", "device-side assert", "CUDNN_STATUS", "CUBLAS_STATUS")
@@ -154,11 +153,14 @@ class Queue:
         """The seconds that a run will take, from those before it; None before the first."""
         own = [r for r in self.log.records if r["stage"] == trial.stage and "seconds" in r]
         here = [r for r in own if r["device"] == self._device() and r["jobs"] == self.jobs]
-        alike = [r["seconds"] / r["steps"] for r in here if r["cell"] == trial.cell]
-        if alike:
-            return MARGIN * trial.steps * median(alike)
-        others = [r["seconds"] / r["steps"] for r in here]
-        return UNKNOWN * trial.steps * median(others) if others else None
+        if not here:
+            return None
+        # Where none like it was done: a smaller batch takes no longer per step, a larger one
+        # no longer per token.
+        size = trial.sequences
+        nearest = min({r["sequences"] for r in here}, key=lambda n: abs(math.log(n / size)))
+        alike = [r["seconds"] / r["steps"] for r in here if r["sequences"] == nearest]
+        return MARGIN * trial.steps * median(alike) * max(1.0, size / nearest)
 
     def _wanted(self) -> Iterable[Trial]:
         return stages.wanted(self.stage, self.log.loss)
