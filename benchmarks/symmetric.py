@@ -17,7 +17,7 @@ a quarter less work. Every configuration is compared with torch in float64 first
 """
 # ruff: noqa: N803, SIM102, SIM114
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
-# pyright: reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 import argparse
 import heapq
