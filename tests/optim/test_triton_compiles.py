@@ -31,7 +31,7 @@ FOLDED = {"I_FOLDED": False, "J_FOLDED": True}
 FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
 TENSORS = {"gradients": TABLE, "totals": TABLE}
 TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOTAL_BYTES": 16}
-WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
+WHOLE = dict.fromkeys(("rows", "depth", "count", "product_power", "addend_power", "each"), "i32")
 REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
 CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
@@ -43,10 +43,15 @@ STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps"), "fp32")
 
 def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):
     """Kinds and constants of the symmetric kernel: a product αABᵀ + βC of float16."""
-    operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
-    at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
-    kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
-    kinds |= {"addend": at[addend], "out": at[out], "second": at[out], **OPERANDS, **WHOLE, **REAL}
+
+    def operands(tile):
+        operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
+        at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
+        kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
+        return kinds | {"addend": at[addend], "out": at[out], "second": at[out]}
+
+    fine = {f"fine_{name}": kind for name, kind in operands(tile // 2).items()}
+    kinds = {**operands(tile), **OPERANDS, **WHOLE, **REAL}
     constants = {
         "ADDEND": "last" if addend == "table" else "first" if addend else "",
         "ADDEND_AT": addend,
@@ -61,8 +66,11 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
         "TILE": tile,
         "DEPTH": depth,
         "TABLE_BYTES": 16,
+        "FINE": 0,
     }
-    return kinds, constants | more
+    if more.get("FINE"):
+        return kinds | fine, constants | more
+    return kinds, constants | dict.fromkeys(fine) | more
 
 
 # Kernel, the kinds of its arguments, its constants.
@@ -197,6 +205,9 @@ PRODUCTS = {
     "XXᵀ": {"addend": ""},
     "αAB + βC": {},
     "with a shifted second": {"HAS_SCALE": True, "KIND": "shifted"},
+    "XXᵀ with a fine diagonal": {"addend": "", "FINE": 1, "HAS_NORMS": True},
+    "αAB + βC with a fine diagonal": {"FINE": 1},
+    "a fine diagonal and a shifted second": {"FINE": 1, "HAS_SCALE": True, "KIND": "shifted"},
     "the first Gram matrix": {"addend": "table", **FIRST},
     "the Gram matrix in place": {"addend": "table", "out": "table", "HAS_SCALE": True},
 }
