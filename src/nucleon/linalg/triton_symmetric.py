@@ -64,17 +64,17 @@ def _tile_of(x, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _store(x, value, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
-    """Tile (i, j) of a symmetric matrix, and (j, i) with it."""
+def _store(x, value, batch, i, j, own, rows, AT: tl.constexpr, TILE: tl.constexpr):
+    """Tile (i, j) of a symmetric matrix, and (j, i) with it unless that is its `own`."""
     if AT == "engine":
         x.store([batch, i * TILE, j * TILE], tl.reshape(value, (1, TILE, TILE)))
-        if i != j:
+        if not own:
             x.store([batch, j * TILE, i * TILE], tl.reshape(value.T, (1, TILE, TILE)))
     else:
         at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         tl.store(x + at_i[:, None] * rows + at_j[None, :], value, mask=inside)
-        if i != j:
+        if not own:
             tl.store(x + at_j[:, None] * rows + at_i[None, :], value.T, mask=inside.T)
 
 
@@ -94,11 +94,12 @@ def _tile(
     ADDEND: tl.constexpr, ADDEND_AT: tl.constexpr, OUT_AT: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_NORMS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, REMAINDER: tl.constexpr,
     COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, BELOW: tl.constexpr,
 ):  # fmt: skip
-    """Tile (i, j) of one matrix; `norm` is where its part of ‖out‖_F² goes."""
+    """Tile (i, j) of one matrix, if BELOW not on its diagonal; `norm` is where its part of ‖out‖_F² goes."""
     at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     diagonal = at_i[:, None] == at_j[None, :]
+    own = False if BELOW else i == j  # known to the compiler, it takes no registers
     # The copy engine knows where the matrices are; for the others, where is this one?
     far = batch.to(tl.int64)
     if ADDEND_AT == "table":
@@ -121,7 +122,7 @@ def _tile(
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
     if ADDEND == "first":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
-        if ADDEND_AT == "table" and i == j:
+        if ADDEND_AT == "table" and own:
             plus += tl.where(diagonal, addend_shift, 0.0)
         total = plus * u1 * beta * u2 * (1.0 / (alpha * s1 * s2))
     if COPY_ENGINE:  # which fills with zeros past the end of a matrix
@@ -142,15 +143,15 @@ def _tile(
     total = total * alpha * s1 * s2
     if ADDEND == "last":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
-        if ADDEND_AT == "table" and i == j:
+        if ADDEND_AT == "table" and own:
             plus += tl.where(diagonal, addend_shift, 0.0)
         total += plus * u1 * beta * u2
-    if i == j:
+    if own:
         total += tl.where(diagonal, shift, 0.0)
     if HAS_NORMS:
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         known = tl.where(inside, total, 0.0)
-        weight = tl.where(i == j, 1.0, 2.0)
+        weight = 2.0 if BELOW else tl.where(own, 1.0, 2.0)
         tl.store(norm, weight * tl.sum(known * known))
 
     # Operands that commute up to rounding only leave a tile on the diagonal asymmetric.
@@ -158,16 +159,16 @@ def _tile(
     below = at_i[:, None] >= at_j[None, :]
     if KIND == "remainder":
         other = ((total - result.to(tl.float32)) * REMAINDER).to(OUT_TYPE)
-        if i == j:
+        if own:
             other = tl.where(below, other, other.T)
-        _store(second, other, batch, i, j, rows, OUT_AT, TILE)
-    if i == j:
+        _store(second, other, batch, i, j, own, rows, OUT_AT, TILE)
+    if own:
         result = tl.where(below, result, result.T)
-    _store(out, result, batch, i, j, rows, OUT_AT, TILE)
+    _store(out, result, batch, i, j, own, rows, OUT_AT, TILE)
     if KIND == "shifted":
-        if i == j:
+        if own:
             result = (result.to(tl.float32) + tl.where(diagonal, second_shift, 0.0)).to(OUT_TYPE)
-        _store(second, result, batch, i, j, rows, OUT_AT, TILE)
+        _store(second, result, batch, i, j, own, rows, OUT_AT, TILE)
 
 
 @triton.jit(do_not_specialize=["product_power", "addend_power", "each", "count"])
@@ -197,7 +198,7 @@ def _symmetric(
                 scale, addend_scale, rows, depth, alpha, beta, shift, second_shift, addend_shift,
                 product_power, addend_power, each,
                 ADDEND, ADDEND_AT, OUT_AT, HAS_SCALE, HAS_NORMS, KIND, PRECISION, REMAINDER,
-                COPY_ENGINE, OUT_TYPE, TABLE_BYTES, HALF, DEPTH,
+                COPY_ENGINE, OUT_TYPE, TABLE_BYTES, HALF, DEPTH, False,
             )  # fmt: skip
             return
     batch, t = number // large, number % large
@@ -208,7 +209,7 @@ def _symmetric(
         scale, addend_scale, rows, depth, alpha, beta, shift, second_shift, addend_shift,
         product_power, addend_power, each,
         ADDEND, ADDEND_AT, OUT_AT, HAS_SCALE, HAS_NORMS, KIND, PRECISION, REMAINDER,
-        COPY_ENGINE, OUT_TYPE, TABLE_BYTES, TILE, DEPTH,
+        COPY_ENGINE, OUT_TYPE, TABLE_BYTES, TILE, DEPTH, FINE,
     )  # fmt: skip
 
 
