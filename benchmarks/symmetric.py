@@ -13,7 +13,9 @@ table `triton_symmetric.CONFIGS`; the others are the kernel below. It takes tile
 or as many as programs fit on the device ("persistent"). "one store" leaves the mirrored tile out:
 what it costs. "fine diagonal": a tile of 128×128 on the diagonal becomes the three of 64×64 that
 are not above it. They come after all others, so that they fill the last round of programs, and are
-a quarter less work. Every configuration is compared with torch in float64 first.
+a quarter less work. With --fine also the two products that add a float32 matrix are timed, M̂ ←
+(M̂ + XXᵀ)/2 in place, and the same as a float16 matrix and its remainder. Every configuration is
+compared with torch in float64 first.
 """
 # ruff: noqa: N803, SIM102, SIM114
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
@@ -237,6 +239,35 @@ def products(
         yield str(candidate), launch(candidate, a, b, addend, out), candidate.mirrored
 
 
+def precise(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name and launch of the products that add a float32 matrix, each checked."""
+    count, m, _ = x.shape
+    gram = torch.randn(count, m, m, device=x.device)
+    gram += gram.mT.clone()
+    first = gram.clone()
+    exact = (first.double() + x.double() @ x.double().mT) / 2
+    table = torch.tensor([each.data_ptr() for each in gram], device=x.device)
+    value, remainder = (x.new_empty(count, m, m) for _ in range(2))
+    large = {"TILE": TILE, "DEPTH": 64}
+    configs = {
+        "128×128×64": triton.Config(large, num_warps=8, num_stages=3),
+        "128×128×64, fine diagonal": triton.Config({**large, "FINE": 1}, num_warps=8, num_stages=3),
+        "128×128×64, fine diagonal, 128 registers": triton.Config(
+            {**large, "FINE": 1}, num_warps=8, num_stages=3, maxnreg=128
+        ),
+    }
+    for name, config in configs.items():
+        rest = ([0.5, 0.5, 0.0], [0, 0], "tf32")
+        for kind, out, other in (("", table, table), ("remainder", value, remainder)):
+            run = partial(symmetric, x, x, table, None, out, other, *rest, kind, 2048.0, config)
+            gram.copy_(first)
+            run()
+            found = value.double() + remainder.double() / 2048 if kind else gram.double()
+            if not torch.allclose(found, exact, rtol=1e-5, atol=3e-4):
+                raise SystemExit(f"wrong: {kind or 'in place'}, {name}, {tuple(x.shape)}")
+            yield f"{kind or 'in place'}: {name}", run
+
+
 def right(run: Callable[[], object], out: Tensor, expected: Tensor, both: bool) -> bool:
     """Whether the result is symmetric and the expected one up to a rounding of float16."""
     out.fill_(torch.nan)
@@ -275,14 +306,13 @@ def count_tiles(count: int, m: int, n: int) -> None:
     print(f"{count}×{m}×{n}: {'; '.join(words)}")
 
 
-def report(
-    count: int, m: int, n: int, device: str, candidates: Sequence[Candidate], rounds: int
-) -> None:
+def report(count: int, m: int, n: int, device: str, *, fine: bool, rounds: int) -> None:
     """The lines of one shape, the fastest first."""
     a, b, addend = operands(count, m, n, device)
     b = a if n != m else b
     out = torch.empty(count, m, m, dtype=torch.float16, device=device)
     expected = a.double() @ b.double().mT / 2 + (0 if addend is None else 2 * addend.double())
+    candidates = FINE_CANDIDATES if fine else CANDIDATES + FINE_CANDIDATES[1:]
     calls: dict[str, Callable[[], object]] = {}
     for name, run, both in products(a, b, addend, out, candidates):
         try:
@@ -292,10 +322,11 @@ def report(
             print(f"  {name}: too much shared memory")
             continue
         calls[name] = run
+    calls |= dict(precise(a)) if fine else {}
     if INTERPRETED:
         print(f"{count}×{m}×{n}: {len(calls)} configurations are right", flush=True)
         return
-    bench = partial(triton.testing.do_bench, warmup=10, rep=60, return_mode="median")
+    bench = partial(triton.testing.do_bench, warmup=10, rep=40, return_mode="median")
     # In turn, as the clock of the device may change meanwhile.
     found = [{name: bench(run) for name, run in calls.items()} for _ in range(rounds)]
     times = {name: statistics.median(each[name] for each in found) for name in calls}
@@ -324,9 +355,8 @@ def main() -> None:
     device = "cpu" if INTERPRETED else "cuda"
     torch.manual_seed(0)
     print(environment(torch.device(device)), f"Triton {triton.__version__}", sep=", ")
-    candidates = FINE_CANDIDATES if options.fine else CANDIDATES + FINE_CANDIDATES[1:]
     for shape in shapes:
-        report(*shape, device, candidates, options.rounds)
+        report(*shape, device, fine=options.fine, rounds=options.rounds)
 
 
 if __name__ == "__main__":

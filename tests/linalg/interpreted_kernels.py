@@ -37,7 +37,8 @@ for count, m, k in SHAPES:
             ("remainder", [1, 2], c, a, b),
             ("shifted", [2, 1], c.to(dtype), x, x),
         ):
-            for config in triton_symmetric.CONFIGS if m in (130, 136) else (None,):
+            configs = [*triton_symmetric.CONFIGS, triton_symmetric.PRECISE]
+            for config in configs if m in (130, 136) else (None,):
                 out = torch.full((count, m, m), torch.nan, dtype=dtype)
                 second = torch.full_like(out, torch.nan)
                 factors = [0.5, 2.0, 0.25, 3.0]

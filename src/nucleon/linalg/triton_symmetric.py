@@ -26,15 +26,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Few: each is compiled for each kind of product, and timed at every new shape of it. Three stages
 # of a 128×64 tile leave room for two programs on a multiprocessor, so that one multiplies while the
 # other stores, if a thread takes no more than 128 registers with eight warps, 256 with four: see
-# the test. FINE: each tile on the diagonal is three of half the side, which come last.
+# the test. FINE: each tile on the diagonal is three of half the side, which come last; the larger
+# ones then need no registers for what is done on a diagonal.
 CONFIGS = [
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 128}, num_warps=8, num_stages=3),
-    triton.Config({"TILE": 128, "DEPTH": 64, "FINE": True}, num_warps=8, num_stages=3),
+    triton.Config({"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 64, "DEPTH": 64}, num_warps=4, num_stages=4),
 ]
-LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
+SMALL = CONFIGS[-1]
+# For products with more in registers at their end: a few are spilled, so that two programs fit.
+PRECISE = triton.Config(
+    {"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3, maxnreg=128
+)
 CHUNK, CHUNKS = 1024, 64
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -96,7 +101,7 @@ def _tile(
     COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, BELOW: tl.constexpr,
 ):  # fmt: skip
-    """Tile (i, j) of one matrix, if BELOW not on its diagonal; `norm` is where its part of ‖out‖_F² goes."""
+    """Tile (i, j) of one matrix, not on its diagonal if BELOW; its part of ‖out‖_F² at `norm`."""
     at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     diagonal = at_i[:, None] == at_j[None, :]
     own = False if BELOW else i == j  # known to the compiler, it takes no registers
@@ -276,9 +281,8 @@ def symmetric(
         return [left, right, plus, result, other]
 
     def run(config: Any) -> int:
-        options = config.all_kwargs()
-        tile, step = options["TILE"], options["DEPTH"]
-        fine = options.pop("FINE", False) and out_at == "engine" and addend_at in ("", "engine")
+        options = {"FINE": 0, **config.all_kwargs()}
+        tile, step, fine = options["TILE"], options["DEPTH"], options["FINE"]
         side, halves = triton.cdiv(rows, tile), triton.cdiv(rows, tile // 2)
         parts = side * (side + 1) // 2 + (halves + halves // 2 - side if fine else 0)
         _symmetric[(parts * count,)](
@@ -305,7 +309,6 @@ def symmetric(
             COPY_ENGINE=engine,
             OUT_TYPE=TYPES.get(out.dtype, tl.float32),
             TABLE_BYTES=table_bytes(rows),
-            FINE=int(fine),
             **options,
         )
         return parts
@@ -314,9 +317,9 @@ def symmetric(
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
     with torch.cuda.device_of(a):  # Triton launches on the current device
         if config is None and (precise or out_at == "pointer"):
-            # More is in registers at their end: large tiles if they fill the device, not timed.
-            tiles = count * math.comb(triton.cdiv(rows, LARGE.kwargs["TILE"]) + 1, 2)
-            config = LARGE if tiles >= _multiprocessors(a.device) else SMALL
+            # Large tiles if they fill the device, not timed.
+            tiles = count * math.comb(triton.cdiv(rows, PRECISE.kwargs["TILE"]) + 1, 2)
+            config = PRECISE if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
             config = _tuned_for((a.device, a.shape, a.dtype, when, kind), run)
         return run(config)
