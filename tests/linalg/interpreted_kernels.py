@@ -3,6 +3,7 @@
 No bfloat16: the interpreter multiplies its bit patterns.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -36,12 +37,16 @@ for count, m, k in SHAPES:
             ("remainder", [1, 2], c, a, b),
             ("shifted", [2, 1], c.to(dtype), x, x),
         ):
-            for config in triton_symmetric.CONFIGS if m in (130, 136) else (None,):
+            configs = [*triton_symmetric.CONFIGS, triton_symmetric.PRECISE]
+            for config in configs if m in (130, 136) else (None,):
                 out = torch.full((count, m, m), torch.nan, dtype=dtype)
                 second = torch.full_like(out, torch.nan)
                 factors = [0.5, 2.0, 0.25, 3.0]
                 rest = (factors, powers, precision, kind, kernels.REMAINDER_SCALE)
-                triton_symmetric.symmetric(left, right, addend, scale, out, second, *rest, config)
+                norms = torch.full((count * math.comb(-(-m // 64) + 1, 2),), torch.nan)
+                parts = triton_symmetric.symmetric(
+                    left, right, addend, scale, out, second, *rest, config, norms=norms
+                )
                 expected, other = kernels._symmetric_torch(
                     left, right, addend, scale, factors, powers, dtype, precision, kind
                 )
@@ -49,6 +54,10 @@ for count, m, k in SHAPES:
                 # Sums in another order: one rounding to float16, some of float32.
                 close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-3}
                 torch.testing.assert_close(out, expected, **close)
+                norm = torch.linalg.vector_norm(out.float(), dim=(1, 2))
+                found = norms[: count * parts].view(count, parts).sum(-1).sqrt()
+                off = torch.finfo(dtype).eps + m * 2.0**-24  # of the entries, and of their sum
+                torch.testing.assert_close(found, norm, rtol=off, atol=0.0)
                 if kind == "shifted":
                     torch.testing.assert_close(second, other, **close)
                 if kind == "remainder":

@@ -1547,6 +1547,18 @@ MUTANTS = [
             "test_the_triton_kernels_in_the_interpreter",
         ),
         (
+            "a fine tile below the diagonal is left out",
+            "t // 3 * 2 + (t % 3 + 1) // 2,",
+            "t // 3 * 2 + t % 3 // 2,",
+            "test_the_triton_kernels_in_the_interpreter",
+        ),
+        (
+            "norms of the fine tiles overwrite those of the large ones",
+            "(large + fine) + large + t",
+            "(large + fine) + t",
+            "test_the_triton_kernels_in_the_interpreter",
+        ),
+        (
             "products with and without an addend share their tiles",
             "a.dtype, when, kind)",
             "a.dtype, kind)",

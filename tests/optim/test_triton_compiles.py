@@ -31,7 +31,7 @@ FOLDED = {"I_FOLDED": False, "J_FOLDED": True}
 FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
 TENSORS = {"gradients": TABLE, "totals": TABLE}
 TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOTAL_BYTES": 16}
-WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
+WHOLE = dict.fromkeys(("rows", "depth", "count", "product_power", "addend_power", "each"), "i32")
 REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
 CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
@@ -43,10 +43,15 @@ STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps"), "fp32")
 
 def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):
     """Kinds and constants of the symmetric kernel: a product αABᵀ + βC of float16."""
-    operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
-    at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
-    kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
-    kinds |= {"addend": at[addend], "out": at[out], "second": at[out], **OPERANDS, **WHOLE, **REAL}
+
+    def operands(tile):
+        operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
+        at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
+        kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
+        return kinds | {"addend": at[addend], "out": at[out], "second": at[out]}
+
+    fine = {f"fine_{name}": kind for name, kind in operands(tile // 2).items()}
+    kinds = {**operands(tile), **OPERANDS, **WHOLE, **REAL}
     constants = {
         "ADDEND": "last" if addend == "table" else "first" if addend else "",
         "ADDEND_AT": addend,
@@ -61,8 +66,11 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
         "TILE": tile,
         "DEPTH": depth,
         "TABLE_BYTES": 16,
+        "FINE": 0,
     }
-    return kinds, constants | more
+    if more.get("FINE"):
+        return kinds | fine, constants | more
+    return kinds, constants | dict.fromkeys(fine) | more
 
 
 # Kernel, the kinds of its arguments, its constants.
@@ -199,21 +207,28 @@ PRODUCTS = {
     "with a shifted second": {"HAS_SCALE": True, "KIND": "shifted"},
     "the first Gram matrix": {"addend": "table", **FIRST},
     "the Gram matrix in place": {"addend": "table", "out": "table", "HAS_SCALE": True},
+    "Pion's first Gram matrix": {"addend": "", **FIRST},
 }
-LARGE, FEW_WARPS = triton_symmetric.LARGE, triton_symmetric.CONFIGS[1]
+PRECISE = ("the first Gram matrix", "the Gram matrix in place", "Pion's first Gram matrix")
+TWO_FIT = [c for c in triton_symmetric.CONFIGS if c.kwargs["TILE"] == 128 != c.kwargs["DEPTH"]]
+TILED = [
+    *((config, name) for config in TWO_FIT for name in PRODUCTS if name not in PRECISE),
+    *((triton_symmetric.PRECISE, name) for name in PRECISE),
+]
 
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
 @pytest.mark.parametrize(
     ("config", "name"),
-    [*((LARGE, name) for name in PRODUCTS), (FEW_WARPS, "αAB + βC")],
-    ids=lambda x: x if isinstance(x, str) else f"{x.num_warps} warps",
+    TILED,
+    ids=lambda x: x if isinstance(x, str) else f"{x.num_warps} warps, {x.kwargs.get('FINE', 0)}",
 )
 def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
     """Spilled registers once made it slower than a full product by cuBLAS."""
     tiles = config.kwargs["TILE"], config.kwargs["DEPTH"]
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    kinds, constants = symmetric(*tiles, **PRODUCTS[name])
+    options |= {"maxnreg": config.maxnreg}
+    kinds, constants = symmetric(*tiles, **PRODUCTS[name], FINE=config.kwargs.get("FINE", 0))
     found = compiled(triton_symmetric._symmetric, kinds, constants, **options)
     file = tmp_path / "kernel.cubin"
     file.write_bytes(found.asm["cubin"])
@@ -221,13 +236,11 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
         [CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True
     ).stdout
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", said).groups())
-    # Bytes a thread. Of a kernel that spills its sums, thousands; the two that add a float32 matrix
+    # Bytes a thread. Of a kernel that spills its sums, thousands; those that add a float32 matrix
     # in the end, once a step each, may lack a few dozen registers.
-    precise = name in ("the first Gram matrix", "the Gram matrix in place")
-    assert stack <= (256 if precise else 64)
-    if not precise:
-        assert 2 * 32 * config.num_warps * registers <= 65536  # two programs fit
-        assert 2 * found.metadata.shared <= 227 * 1024
+    assert stack <= (256 if name in PRECISE else 64)
+    assert 2 * 32 * config.num_warps * registers <= 65536  # two programs fit
+    assert 2 * found.metadata.shared <= 227 * 1024
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(tl.float32, 4), (tl.bfloat16, 2)], ids=str)

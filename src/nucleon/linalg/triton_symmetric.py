@@ -26,14 +26,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Few: each is compiled for each kind of product, and timed at every new shape of it. Three stages
 # of a 128×64 tile leave room for two programs on a multiprocessor, so that one multiplies while the
 # other stores, if a thread takes no more than 128 registers with eight warps, 256 with four: see
-# the test.
+# the test. FINE: each tile on the diagonal is three of half the side, which come last; the larger
+# ones then need no registers for what is done on a diagonal.
 CONFIGS = [
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 128}, num_warps=8, num_stages=3),
+    triton.Config({"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 64, "DEPTH": 64}, num_warps=4, num_stages=4),
 ]
-LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
+SMALL = CONFIGS[-1]
+# For products with more in registers at their end: a few are spilled, so that two programs fit.
+PRECISE = triton.Config(
+    {"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3, maxnreg=128
+)
 CHUNK, CHUNKS = 1024, 64
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -63,62 +69,42 @@ def _tile_of(x, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _store(x, value, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
-    """Tile (i, j) of a symmetric matrix, and (j, i) with it."""
+def _store(x, value, batch, i, j, own, rows, AT: tl.constexpr, TILE: tl.constexpr):
+    """Tile (i, j) of a symmetric matrix, and (j, i) with it unless that is its `own`."""
     if AT == "engine":
         x.store([batch, i * TILE, j * TILE], tl.reshape(value, (1, TILE, TILE)))
-        if i != j:
+        if not own:
             x.store([batch, j * TILE, i * TILE], tl.reshape(value.T, (1, TILE, TILE)))
     else:
         at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         tl.store(x + at_i[:, None] * rows + at_j[None, :], value, mask=inside)
-        if i != j:
+        if not own:
             tl.store(x + at_j[:, None] * rows + at_i[None, :], value.T, mask=inside.T)
 
 
-@triton.jit(do_not_specialize=["product_power", "addend_power", "each"])
-def _symmetric(
-    a,
-    b,
-    addend,
-    scale,
-    addend_scale,
-    out,
-    second,
-    norms,
-    rows,
-    depth,
-    alpha,
-    beta,
-    shift,
-    second_shift,
-    addend_shift,
-    product_power,
-    addend_power,
-    each,
-    ADDEND: tl.constexpr,
-    ADDEND_AT: tl.constexpr,
-    OUT_AT: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_NORMS: tl.constexpr,
-    KIND: tl.constexpr,
-    PRECISION: tl.constexpr,
-    REMAINDER: tl.constexpr,
-    COPY_ENGINE: tl.constexpr,
-    OUT_TYPE: tl.constexpr,
-    TILE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    TABLE_BYTES: tl.constexpr = 16,
-):
-    # Tile t of the lower triangle, row by row: t = i(i+1)/2 + j with j ≤ i.
-    t, batch = tl.program_id(0), tl.program_id(1)
+@triton.jit
+def _place(t):
+    """(i, j) of number t of a lower triangle, row by row: t = i(i+1)/2 + j with j ≤ i."""
     i = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > t, i - 1, i)  # the root may be off by one either way
     i = tl.where((i + 1) * (i + 2) // 2 <= t, i + 1, i)
-    j = t - i * (i + 1) // 2
+    return i, t - i * (i + 1) // 2
+
+
+@triton.jit
+def _tile(
+    a, b, addend, out, second, batch, i, j, norm, scale, addend_scale,
+    rows, depth, alpha, beta, shift, second_shift, addend_shift, product_power, addend_power, each,
+    ADDEND: tl.constexpr, ADDEND_AT: tl.constexpr, OUT_AT: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_NORMS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, REMAINDER: tl.constexpr,
+    COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, BELOW: tl.constexpr,
+):  # fmt: skip
+    """Tile (i, j) of one matrix, not on its diagonal if BELOW; its part of ‖out‖_F² at `norm`."""
     at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     diagonal = at_i[:, None] == at_j[None, :]
+    own = False if BELOW else i == j  # known to the compiler, it takes no registers
     # The copy engine knows where the matrices are; for the others, where is this one?
     far = batch.to(tl.int64)
     if ADDEND_AT == "table":
@@ -144,7 +130,7 @@ def _symmetric(
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
     if ADDEND == "first":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
-        if ADDEND_AT == "table" and i == j:
+        if ADDEND_AT == "table" and own:
             plus += tl.where(diagonal, addend_shift, 0.0)
         total = plus * u1 * beta * u2 * (1.0 / (alpha * s1 * s2))
     if COPY_ENGINE:  # which fills with zeros past the end of a matrix
@@ -165,32 +151,74 @@ def _symmetric(
     total = total * alpha * s1 * s2
     if ADDEND == "last":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
-        if ADDEND_AT == "table" and i == j:
+        if ADDEND_AT == "table" and own:
             plus += tl.where(diagonal, addend_shift, 0.0)
         total += plus * u1 * beta * u2
-    if i == j:
+    if own:
         total += tl.where(diagonal, shift, 0.0)
     if HAS_NORMS:
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         known = tl.where(inside, total, 0.0)
-        weight = tl.where(i == j, 1.0, 2.0)
-        tl.store(norms + far * tl.num_programs(0) + t, weight * tl.sum(known * known))
+        weight = 2.0 if BELOW else tl.where(own, 1.0, 2.0)
+        tl.store(norm, weight * tl.sum(known * known))
 
     # Operands that commute up to rounding only leave a tile on the diagonal asymmetric.
     result = total.to(OUT_TYPE)
     below = at_i[:, None] >= at_j[None, :]
     if KIND == "remainder":
         other = ((total - result.to(tl.float32)) * REMAINDER).to(OUT_TYPE)
-        if i == j:
+        if own:
             other = tl.where(below, other, other.T)
-        _store(second, other, batch, i, j, rows, OUT_AT, TILE)
-    if i == j:
+        _store(second, other, batch, i, j, own, rows, OUT_AT, TILE)
+    if own:
         result = tl.where(below, result, result.T)
-    _store(out, result, batch, i, j, rows, OUT_AT, TILE)
+    _store(out, result, batch, i, j, own, rows, OUT_AT, TILE)
     if KIND == "shifted":
-        if i == j:
+        if own:
             result = (result.to(tl.float32) + tl.where(diagonal, second_shift, 0.0)).to(OUT_TYPE)
-        _store(second, result, batch, i, j, rows, OUT_AT, TILE)
+        _store(second, result, batch, i, j, own, rows, OUT_AT, TILE)
+
+
+@triton.jit(do_not_specialize=["product_power", "addend_power", "each", "count"])
+def _symmetric(
+    a, b, addend, out, second, fine_a, fine_b, fine_addend, fine_out, fine_second,
+    norms, count, scale, addend_scale,
+    rows, depth, alpha, beta, shift, second_shift, addend_shift, product_power, addend_power, each,
+    ADDEND: tl.constexpr, ADDEND_AT: tl.constexpr, OUT_AT: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_NORMS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, REMAINDER: tl.constexpr,
+    COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, FINE: tl.constexpr,
+):  # fmt: skip
+    # The tiles of all matrices, without those on the diagonals if fine ones come after them: being
+    # small, these leave few multiprocessors idle in the end.
+    HALF: tl.constexpr = TILE // 2
+    side, halves = tl.cdiv(rows, TILE), tl.cdiv(rows, HALF)
+    large, fine = side * (side + 1 - 2 * FINE) // 2, (halves + halves // 2) * FINE
+    number = tl.program_id(0)
+    if FINE:  # noqa: SIM102  (known to the compiler, the other is not)
+        if number >= count * large:
+            t = number - count * large
+            batch, t = t // fine, t % fine
+            i, j = t // 3 * 2 + (t % 3 + 1) // 2, t // 3 * 2 + t % 3 // 2
+            norm = norms + batch.to(tl.int64) * (large + fine) + large + t
+            _tile(
+                fine_a, fine_b, fine_addend, fine_out, fine_second, batch, i, j, norm,
+                scale, addend_scale, rows, depth, alpha, beta, shift, second_shift, addend_shift,
+                product_power, addend_power, each,
+                ADDEND, ADDEND_AT, OUT_AT, HAS_SCALE, HAS_NORMS, KIND, PRECISION, REMAINDER,
+                COPY_ENGINE, OUT_TYPE, TABLE_BYTES, HALF, DEPTH, False,
+            )  # fmt: skip
+            return
+    batch, t = number // large, number % large
+    i, j = _place(t)
+    norm = norms + batch.to(tl.int64) * (large + fine) + t
+    _tile(
+        a, b, addend, out, second, batch, i + FINE, j, norm,
+        scale, addend_scale, rows, depth, alpha, beta, shift, second_shift, addend_shift,
+        product_power, addend_power, each,
+        ADDEND, ADDEND_AT, OUT_AT, HAS_SCALE, HAS_NORMS, KIND, PRECISION, REMAINDER,
+        COPY_ENGINE, OUT_TYPE, TABLE_BYTES, TILE, DEPTH, FINE,
+    )  # fmt: skip
 
 
 def table_bytes(rows: int) -> int:
@@ -242,10 +270,8 @@ def symmetric(
     precise = out_at == "table" or kind == "remainder"
     when = "" if addend is None else "last" if precise else "first"
 
-    def run(config: Any) -> int:
-        tile, step = config.kwargs["TILE"], config.kwargs["DEPTH"]
-        tiles = triton.cdiv(rows, tile)
-        tiles = tiles * (tiles + 1) // 2
+    def given(tile: int, step: int) -> list[Any]:
+        """A, B, C and the results, in boxes of a tile where the copy engine takes them."""
         left, right, plus = a, b, a if addend is None else addend
         result, other = out, second if kind else out
         if engine:
@@ -256,15 +282,20 @@ def symmetric(
         if out_at == "engine":
             result = boxes(out, tile, tile)
             other = boxes(second, tile, tile) if kind else result
-        _symmetric[(tiles, count)](
-            left,
-            right,
-            plus,
+        return [left, right, plus, result, other]
+
+    def run(config: Any) -> int:
+        options = {"FINE": 0, **config.all_kwargs()}
+        tile, step, fine = options["TILE"], options["DEPTH"], options["FINE"]
+        side, halves = triton.cdiv(rows, tile), triton.cdiv(rows, tile // 2)
+        parts = side * (side + 1) // 2 + (halves + halves // 2 - side if fine else 0)
+        _symmetric[(parts * count,)](
+            *given(tile, step),
+            *(given(tile // 2, step) if fine else [None] * 5),
+            a if norms is None else norms,
+            count,
             a if scale is None else scale,
             a if own is None else own,
-            result,
-            other,
-            a if norms is None else norms,
             rows,
             depth,
             *(*factors, 0.0)[:4],
@@ -282,17 +313,17 @@ def symmetric(
             COPY_ENGINE=engine,
             OUT_TYPE=TYPES.get(out.dtype, tl.float32),
             TABLE_BYTES=table_bytes(rows),
-            **config.all_kwargs(),
+            **options,
         )
-        return tiles
+        return parts
 
     if config is None and (INTERPRETED or rows <= 96 or not half):
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
     with torch.cuda.device_of(a):  # Triton launches on the current device
         if config is None and (precise or out_at == "pointer"):
-            # More is in registers at their end: large tiles if they fill the device, not timed.
-            tiles = count * math.comb(triton.cdiv(rows, LARGE.kwargs["TILE"]) + 1, 2)
-            config = LARGE if tiles >= _multiprocessors(a.device) else SMALL
+            # Large tiles if they fill the device, not timed.
+            tiles = count * math.comb(triton.cdiv(rows, PRECISE.kwargs["TILE"]) + 1, 2)
+            config = PRECISE if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
             config = _tuned_for((a.device, a.shape, a.dtype, when, kind), run)
         return run(config)
