@@ -120,7 +120,8 @@ def _tile(
         s, u = tl.load(scale + batch), tl.load(addend_scale + batch)
         s1, s2 = tl.where(product_power == 0, 1.0, s), tl.where(product_power == 2, s, 1.0)
         u1, u2 = tl.where(addend_power == 0, 1.0, u), tl.where(addend_power == 2, u, 1.0)
-        if OUT_AT == "table":  # a matrix to which nothing is added keeps its bits, a NaN's too
+        # A matrix to which nothing is added keeps its bits, a NaN's too.
+        if OUT_AT == "table":  # noqa: SIM102  (known to the compiler, the other is not)
             if (s == 0.0) & (u == 1.0):
                 return
 
