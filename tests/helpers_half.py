@@ -149,3 +149,29 @@ def jordan(s, smoothing):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x[:, : s.shape[1]]
+
+
+def check_grams_in_place(m, n, config, device):
+    """M̂ ← κM̂ + β²XXᵀ of four matrices in two tensors; where β = 0 and κ = 1 every bit stays."""
+    from nucleon.linalg import triton_symmetric  # which not every machine has
+
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(4, m, n, generator=generator).half().to(device)
+    before = torch.randn(2, 2, m, m, generator=generator)
+    before = (before + before.mT).to(device)
+    before[0, 1, 0, m - 1] = before[0, 1, m - 1, 0] = -0.0  # whose sign a sum would lose
+    before[1, 1, 3, 3] = math.nan
+    beta, kept = torch.tensor([[0.5, 0.0, 2.0, 0.0], [0.9, 1.0, 0.0, 1.0]], device=device)
+    grams = [tensor.clone() for tensor in before]
+    table = torch.tensor([gram.data_ptr() for gram in grams], device=device)
+    rest = ([1.0, 1.0, 0.0], [2, 1], "tf32", "", 1.0, config)
+    triton_symmetric.symmetric(x, x, table, beta, table, table, *rest, addend_scale=kept, each=2)
+    found, before = torch.cat(grams), before.flatten(0, 1)
+    for i in (1, 3):
+        assert torch.equal(found[i].view(torch.int32), before[i].view(torch.int32)), (m, n, i)
+    for i in (0, 2):
+        wide, old = x[i].double(), kept[i].double() * before[i].double()
+        sizes = beta[i] ** 2 * wide.abs() @ wide.abs().mT + old.abs()
+        difference = (found[i] - (beta[i].double() ** 2 * wide @ wide.mT + old)).abs()
+        assert (difference <= (n + 4) * 2**-24 * sizes).all(), (m, n, i)
+        assert torch.equal(found[i], found[i].mT)

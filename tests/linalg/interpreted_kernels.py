@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers, also as a script
 
 import interpreting  # noqa: F401  (patches the language once)
+from helpers_half import check_grams_in_place
 from nucleon.linalg import kernels, triton_symmetric
 
 assert triton_symmetric.INTERPRETED
@@ -38,7 +39,7 @@ for count, m, k in SHAPES:
             ("shifted", [2, 1], c.to(dtype), x, x),
         ):
             configs = [*triton_symmetric.CONFIGS, triton_symmetric.PRECISE]
-            for config in configs if m in (130, 136) else (None,):
+            for config in configs if m in (64, 130, 136) else (None,):
                 out = torch.full((count, m, m), torch.nan, dtype=dtype)
                 second = torch.full_like(out, torch.nan)
                 factors = [0.5, 2.0, 0.25, 3.0]
@@ -64,6 +65,8 @@ for count, m, k in SHAPES:
                     whole = out.double() + second.double() / kernels.REMAINDER_SCALE
                     exact = expected.double() + other.double() / kernels.REMAINDER_SCALE
                     torch.testing.assert_close(whole, exact, rtol=1e-5, atol=1e-4)
+for m, n in ((64, 64), (136, 40), (201, 75)):
+    check_grams_in_place(m, n, triton_symmetric.PRECISE, "cpu")
 x = torch.randn(3, 7, 300, generator=generator)
 factor = torch.tensor([1.0, 2.0, 3.0])
 torch.testing.assert_close(triton_symmetric.squares(x), x.double().square().sum(dim=(1, 2)))

@@ -1559,6 +1559,12 @@ MUTANTS = [
             "test_the_triton_kernels_in_the_interpreter",
         ),
         (
+            "a Gram matrix to which nothing is added loses the sign of its zeros",
+            "if (s == 0.0) & (u == 1.0):",
+            "if (s == 0.0) & (u == 0.0):",
+            "test_the_triton_kernels_in_the_interpreter",
+        ),
+        (
             "products with and without an addend share their tiles",
             "a.dtype, when, kind)",
             "a.dtype, kind)",
