@@ -177,6 +177,21 @@ def test_the_hook_that_a_user_writes_is_the_one_that_runs(cls):
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_hook_that_is_assigned_later_is_the_one_that_runs(cls):
+    """Though the step before it was a graph."""
+    params = parameters()
+    optimizer = cls(params)
+    train(optimizer, params, 3)
+    assert all(r.graph is not None for r in recordings(optimizer))
+    before = [p.detach().clone() for p in params]
+    optimizer.direction = lambda total, smoothing, context: torch.zeros_like(total)
+    train(optimizer, params, 2, start=3)
+    assert not recordings(optimizer)
+    for p, q in zip(params, before, strict=True):
+        assert torch.equal(p, q)
+
+
 def test_a_schedule_of_the_momentum_is_not_captured():
     params = parameters(shapes=SHAPES[:1])
     optimizer = nucleon.Muon(params)

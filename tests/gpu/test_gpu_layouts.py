@@ -107,6 +107,7 @@ def test_what_is_not_served_says_why():
         (leon, shape, weight, {"certify": True}, "certify"),
         (leon, shape, {"dtype": torch.float64}, {}, "float64 weights"),
         (leon, shape, weight, {"momentum_dtype": torch.float64}, "momentum_dtype"),
+        (leon, shape, weight, {"beta2": 0.99}, "beta2 above 0.984"),
         (leon, shape, weight, {"method": "eigh"}, "method='eigh'"),
         (leon, shape, weight, {"method": "polar-express"}, "method='polar-express'"),
         (leon, (2, 3, 2, 5, 2, 7), weight, {"axes": "r b r b r c"}, "its entries are not apart"),

@@ -253,8 +253,9 @@ def symmetric(
     float32 tensors with `each` matrices, which may be the same ones; `addend_shift`·I is part of
     such an addend, `addend_scale` its own factor, and an `out` of this kind is its addend: with the
     factors 0 and 1 it keeps its bits. `norms`, flat, receives the parts of ‖out‖_F², as many for
-    each matrix as are returned, 64² entries or more each. Unless `out` is a table or has a
-    remainder, the factor of the product must be a normal number: the addend is divided by it first.
+    each matrix as are returned, 64² entries or more each; not of a table. Unless `out` is a table
+    or has a remainder, the factor of the product must be a normal number: the addend is divided by
+    it first.
     """
     count, rows, depth = a.shape
     half, engine = a.element_size() == 2, fits(a) and fits(b)
