@@ -1,12 +1,8 @@
 """`nucleon bench evidence`: the rule that chooses runs, a run, the queue, its log, the report."""
 
-import json
 import math
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +30,7 @@ CPU = torch.device("cpu")
 SCRIPT = Path(evidence_queue.__file__).with_name("evidence.py")
 
 
-@pytest.fixture(scope="module")
-def corpus():
+def learnable():
     """Bytes that follow one another by a rule, with some noise: something to learn."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(8, (24_000,), generator=generator)
@@ -43,11 +38,21 @@ def corpus():
     return Corpus(tokens[:20_000], tokens[20_000:20_500], ())
 
 
-@pytest.fixture
-def data(corpus, tmp_path):
+def corpora(folder):
+    """A folder with a corpus of each name."""
     for name in ("novels.pt", "plays.pt", "programs.pt"):
-        save(corpus, tmp_path / "data" / name)
-    return tmp_path / "data"
+        save(learnable(), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return learnable()
+
+
+@pytest.fixture
+def data(tmp_path):
+    return corpora(tmp_path / "data")
 
 
 # ------------------------------------------------------------------ the rule
@@ -296,31 +301,6 @@ def test_half_a_line_is_not_a_run_and_goes_with_the_next_one(data, tmp_path):
     again.append(maker._record(trials[1], {"status": "diverged", "final_loss": math.nan}))
     assert [trial_of(r) for r in read(log.path("A"))] == trials[:2]
     assert Log(tmp_path).loss(trials[1]) == math.inf
-
-
-@pytest.mark.slow
-def test_a_killed_queue_leaves_whole_lines_and_goes_on(data, tmp_path):
-    log = tmp_path / "log" / "stage-a.jsonl"
-    words = ["--stage", "A", "--tiny", "--device", "cpu", "--data", data, "--logs", log.parent]
-    command = [sys.executable, SCRIPT, *words, "--jobs", "2"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        for _ in range(3):
-            process.stdout.readline()
-        second = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert second.returncode == 2 and "is being written by process" in second.stderr
-        time.sleep(0.2)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    before = log.read_text()
-    assert before.endswith("\n") and len(before.splitlines()) >= 3
-    subprocess.run([*command, "--budget", "0.1"], check=True, capture_output=True)
-    after = log.read_text()
-    assert after.startswith(before) and len(after) > len(before)
-    trials = [trial_of(json.loads(line)) for line in after.splitlines()]
-    assert len(set(trials)) == len(trials)
 
 
 @pytest.mark.slow
