@@ -197,17 +197,15 @@ def parts(stage: str | None = None, *, small: bool = False) -> tuple[Part, ...]:
 
 
 def in_order(chosen: Sequence[Part], losses: Losses) -> Iterator[tuple[Part, Trial]]:
-    """The runs that the log so far asks for, each once and with its part, as they are to be done.
+    """The runs that the log so far asks for, done or not, each with its part, in their order.
 
     Args:
         chosen: the parts, the first one first.
         losses: of the runs of all stages that are done.
     """
-    seen: set[Trial] = set()
     for part in chosen:
         for made in wanted(part.stage, losses):
-            if made not in seen and part.takes(made):
-                seen.add(made)
+            if part.takes(made):
                 yield part, made
 
 
@@ -351,14 +349,14 @@ def _seeds(
 
 
 def _frozen(stage: Stage, aux: float | None, losses: Losses) -> Iterator[Trial]:
-    """Muon, and the Leon that was preferred before, at their rates there, then around them."""
+    """Muon, and the Leon that was preferred before, at their rates there and around them."""
     assert stage.before is not None
     for cell in stage.cells:
         best = best_rates(stage, cell, losses)
         if aux is None or len(best) < len(stage.methods):
             return
         pair = (MUON, preferred(stage.before, stage.before.cell(cell.name), losses))
-        for factor in sorted(stage.rates, key=lambda factor: abs(math.log(factor))):
+        for factor in stage.rates:
             phase = "seeds" if factor == 1.0 else "around"
             for seed in range(stage.seeds):
                 for method in pair:

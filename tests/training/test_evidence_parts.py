@@ -52,11 +52,12 @@ def done_in_order(todo):
     """All runs as the queue does them, with losses that a function gives."""
     done, order = {}, []
     while True:
-        left = ((p, t) for p, t in stages.in_order(todo, done.get) if t not in done)
-        if (found := next(left, None)) is None:
+        left = [(p, t) for p, t in stages.in_order(todo, done.get) if t not in done]
+        assert len({t for _, t in left}) == len(left)  # nothing is counted twice
+        if not left:
             return done, order
-        done[found[1]] = bowl(found[1])
-        order.append(found)
+        done[left[0][1]] = bowl(left[0][1])
+        order.append(left[0])
 
 
 # ------------------------------------------------------------------ the order, and its plan
