@@ -1,12 +1,12 @@
 """Does Leon beat Muon where batches are small or rates are off? Runs, a log, tables, a picture.
 
-    python benchmarks/evidence.py --probe                       # milliseconds per step, first
-    python benchmarks/evidence.py --stage A --budget 9 --jobs 4 --data DATA
-    python benchmarks/evidence.py --report                      # draws what the logs say
-    python benchmarks/evidence.py --stage A --tiny --data DATA  # a small network, anywhere
+    python benchmarks/evidence.py --plan                  # what is left, and its minutes
+    python benchmarks/evidence.py --compile --budget 9 --jobs 4 --data DATA
+    python benchmarks/evidence.py --report                # draws what the logs say
+    python benchmarks/evidence.py --tiny --logs TRY --data DATA   # a small network, anywhere
 
 The protocol is `docs/evidence.md`, the corpora in DATA are made by `evidence_corpus.py`. The queue
-may be stopped at any moment: each finished run is one line of the log, and the next call goes on.
+may be stopped at any moment: each finished run is one line of a log, and the next call goes on.
 """
 
 import argparse
@@ -19,14 +19,15 @@ from pathlib import Path
 import torch
 
 from evidence_corpus import load
+from evidence_plan import plan
 from evidence_queue import Log, Queue, restart
-from evidence_stages import LEON, MUON, STAGES, Stage, Trial, tiny, trial
+from evidence_stages import LEON, MUON, STAGES, Part, Stage, Trial, parts, tiny, trial
 from evidence_training import Loss, Texts, Training, reason
 from nucleon.training import RunError, hold, models
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs/evidence"
-DATA = ROOT / ".probe/evidence"
+DATA = ROOT / ".data/evidence"
 LIMIT = 1_000_000
 WARM, TIMED = 5, 40
 """Steps of a probe."""
@@ -34,28 +35,29 @@ WARM, TIMED = 5, 40
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--stage", choices=STAGES, default="A")
+    parser.add_argument("--stage", choices=STAGES, help="only this one (all, the answer first)")
     parser.add_argument("--budget", type=float, default=LIMIT, help="minutes (until all is done)")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side (1)")
     parser.add_argument("--data", type=Path, default=DATA, help="the folder of the corpora")
-    parser.add_argument("--log", type=Path, help="its lines (docs/evidence/stage-a.jsonl)")
-    parser.add_argument("--compile", action="store_true", help="compile the model")
+    parser.add_argument("--logs", type=Path, default=DOCS, help="their folder (docs/evidence)")
+    parser.add_argument("--compile", action="store_true", help="compile the models of A and B")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small network and short runs")
     parser.add_argument("--probe", nargs="*", type=int, metavar="JOBS", help="time steps (1 4 8)")
-    parser.add_argument("--report", action="store_true", help="draw the logs beside --log")
+    parser.add_argument("--plan", action="store_true", help="say what is left, in its order")
+    parser.add_argument("--report", action="store_true", help="draw the logs")
     return parser.parse_args()
 
 
-def run(chosen: argparse.Namespace, stage: Stage, log: Path, loss: Loss) -> int:
-    """Work through the queue; 2 where the log is being written by another process."""
+def run(chosen: argparse.Namespace, todo: Sequence[Part], loss: Loss) -> int:
+    """Work through the queue; 2 where it cannot: another process writes, a corpus is missing."""
     began, seconds = time.monotonic(), 60 * chosen.budget
-    log.parent.mkdir(parents=True, exist_ok=True)
+    chosen.logs.mkdir(parents=True, exist_ok=True)
     try:
-        with hold(log.parent):
-            device = torch.device(chosen.device)
+        with hold(chosen.logs):
+            log, device = Log(chosen.logs), torch.device(chosen.device)
             queue = Queue(
-                stage, Log(log), chosen.data, device, jobs=chosen.jobs, seconds=seconds, loss=loss
+                todo, log, chosen.data, device, jobs=chosen.jobs, seconds=seconds, loss=loss
             )
             whole = queue.work()
             spent = time.monotonic() - began
@@ -119,19 +121,23 @@ def timed(stage: Stage, made: Trial, texts: Texts, jobs: int, loss: Loss) -> tup
 
 def main() -> int:
     chosen = arguments()
-    stage = tiny(STAGES[chosen.stage]) if chosen.tiny else STAGES[chosen.stage]
-    log = chosen.log or DOCS / f"stage-{stage.name.lower()}.jsonl"
+    todo = parts(chosen.stage, small=chosen.tiny)
+    if chosen.plan:
+        log = Log(chosen.logs)
+        print(*plan(todo, log.loss, log.records), sep="\n")
+        return 0
     if chosen.report:
         from evidence_report import report  # needs matplotlib
 
-        report(log.parent, {name: tiny(s) if chosen.tiny else s for name, s in STAGES.items()})
+        known = {name: tiny(s) if chosen.tiny else s for name, s in STAGES.items()}
+        report(chosen.logs, known)
         return 0
     loss = torch.compile(models.loss, dynamic=False) if chosen.compile else models.loss
     if chosen.probe is not None:
-        device = torch.device(chosen.device)
-        probe(stage, chosen.data, device, chosen.probe or (1, 4, 8), loss)
+        stage = todo[0].stage
+        probe(stage, chosen.data, torch.device(chosen.device), chosen.probe or (1, 4, 8), loss)
         return 0
-    return run(chosen, stage, log, loss)
+    return run(chosen, todo, loss)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,21 @@
-"""The queue of `evidence.py`: a log of finished runs, and lanes in which the next ones advance.
+"""The queue of `evidence.py`: logs of finished runs, and lanes in which the next ones advance.
 
-Only the log counts. A run that is killed leaves nothing and is done again; one that fails leaves a
+Only the logs count. A run that is killed leaves nothing and is done again; one that fails leaves a
 line that says why, and is tried once more without a captured step.
 """
 
 import gc
 import json
-import math
 import os
 import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -25,14 +23,16 @@ import torch
 import evidence_stages as stages
 import nucleon
 from evidence_corpus import load
-from evidence_stages import TRIES, Stage, Trial
-from evidence_training import Loss, Texts, Training, Weights, reason
+from evidence_plan import expected
+from evidence_stages import TRIES, Part, Stage, Trial
+from evidence_start import Start, trained
+from evidence_training import Loss, Texts, Training, reason
 from nucleon._files import to_json
-from nucleon.training import models
+from nucleon.training import RunError, models
 
 Record = Mapping[str, Any]
-MARGIN = 1.3
-"""A run is expected to take so much longer than the median of those nearest to it so far."""
+MARGIN = 1.15
+"""What a run may take of the time that is expected of it."""
 MOST_MEMORY = 60 * 2**30
 """Bytes above which what finished runs have left is given back to the device."""
 LOST = ("CUDA error", "device-side assert", "CUDNN_STATUS", "CUBLAS_STATUS")
@@ -40,24 +40,29 @@ LOST = ("CUDA error", "device-side assert", "CUDNN_STATUS", "CUBLAS_STATUS")
 
 
 class Log:
-    """Finished runs, one JSON line each, and what they say; one process may write it.
+    """Finished runs of all stages, one JSON line each, and what they say; one process may write.
 
     Args:
-        path: the file, made with the first line; those of the other stages are beside it.
+        folder: of the files, `stage-a.jsonl` and so on, each made with its first line.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.records: list[Record] = []
         self.finals: dict[Trial, float] = {}
+        self.starts: dict[Trial, str] = {}
         self.failures: Counter[Trial] = Counter()
-        for other in sorted({*path.parent.glob("stage-*.jsonl"), path}):
-            self._take(read(other))
+        for path in sorted(folder.glob("stage-*.jsonl")):
+            self._take(read(path))
+
+    def path(self, stage: str) -> Path:
+        """The file of a stage."""
+        return self.folder / f"stage-{stage.lower()}.jsonl"
 
     def append(self, record: Record) -> None:
         """Write a line at once, and have the disk hold it; half a line of a killed one goes."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as opened:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.path(record["stage"]).open("ab+") as opened:
             opened.seek(0)
             content = opened.read()
             opened.truncate(content.rfind(b"\n") + 1)
@@ -75,6 +80,7 @@ class Log:
         for record in records:
             self.records.append(record)
             trial = trial_of(record)
+            self.starts[trial] = record.get("start", "")
             if record["status"] == "failed":
                 self.failures[trial] += 1
             else:
@@ -96,22 +102,23 @@ def trial_of(record: Record) -> Trial:
 
 
 class Queue:
-    """Runs of a stage, several side by side, until none is wanted or the time is over.
+    """Runs of several parts, some side by side, until none is wanted or the time is over.
 
     Args:
-        stage: whose.
+        parts: in the order in which they are done.
         log: what is done.
         data: the folder of the corpora.
         device: where to run.
         jobs: runs side by side.
         seconds: that may be spent; no run begins that is not expected to end by then.
-        loss: of a model on a batch (`models.loss`).
+        loss: of a model on a batch (`models.loss`); fine-tuning, whose runs are short, has the
+            plain one.
         say: is told of each run.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        parts: Sequence[Part],
         log: Log,
         data: Path,
         device: torch.device,
@@ -121,25 +128,26 @@ class Queue:
         loss: Loss = models.loss,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.stage, self.log, self.data, self.device = stage, log, data, device
+        self.parts, self.log, self.data, self.device = parts, log, data, device
+        self.stages = {part.stage.name: part.stage for part in parts}
         self.jobs, self.loss, self.say = jobs, loss, say
         self.end = time.monotonic() + seconds
-        self.texts = Texts(load(data / stage.corpus), stage.context, device)
+        self.texts: dict[str, Texts] = {}
         self.lanes: list[Training] = []
         # Memory that a run has left is used again on its stream, so they are few.
         self.streams = (
             [torch.cuda.Stream(device) for _ in range(jobs)] if device.type == "cuda" else []
         )
-        self.weights: Weights | None = None
+        self.start: Start | None = None
         self.lost = False
+        self.open = True  # another run may begin; once none can, that is so until one ends
+        self._check_corpora()
 
     def work(self) -> bool:
         """Do what is wanted; False where the device was lost, and another process must go on."""
-        if self.stage.tunes and self.left():  # the same seed gives the same model every time
-            self.weights = self._base()
         while not self.lost:
-            while not self.lost and len(self.lanes) < self.jobs and self._begin():
-                pass
+            while self.open and not self.lost and len(self.lanes) < self.jobs:
+                self.open = self._begin()
             if not self.lanes:
                 break
             self._advance()
@@ -147,53 +155,65 @@ class Queue:
 
     def left(self) -> int:
         """Runs that are wanted as things stand; others may follow from their losses."""
-        return sum(self.log.loss(t) is None for t in dict.fromkeys(self._wanted()))
+        return sum(1 for _ in self._wanted())
 
-    def expected(self, trial: Trial) -> float | None:
-        """The seconds that a run will take, from those before it; None before the first."""
-        own = [r for r in self.log.records if r["stage"] == trial.stage and "seconds" in r]
-        here = [r for r in own if r["device"] == self._device() and r["jobs"] == self.jobs]
-        if not here:
-            return None
-        # Where none like it was done: a smaller batch takes no longer per step, a larger one
-        # no longer per token.
-        size = trial.sequences
-        nearest = min({r["sequences"] for r in here}, key=lambda n: abs(math.log(n / size)))
-        alike = [r["seconds"] / r["steps"] for r in here if r["sequences"] == nearest]
-        return MARGIN * trial.steps * median(alike) * max(1.0, size / nearest)
+    def expected(self, stage: Stage, trial: Trial) -> float | None:
+        """The seconds that a run may take, from those before it; None before the first."""
+        done = [r for r in self.log.records if "seconds" in r]
+        here = [r for r in done if r["device"] == self._device() and r["jobs"] == self.jobs]
+        seconds = expected(stage, trial, here)
+        return None if seconds is None else MARGIN * seconds
 
-    def _wanted(self) -> Iterable[Trial]:
-        return stages.wanted(self.stage, self.log.loss)
+    def _check_corpora(self) -> None:
+        needed = {stage.corpus for stage in self.stages.values()}
+        needed |= {s.before.corpus for s in self.stages.values() if s.tunes and s.before}
+        if missing := sorted(name for name in needed if not (self.data / name).exists()):
+            raise RunError(
+                f"the folder of the corpora, {self.data}, has no {', '.join(missing)}",
+                "make it by nucleon bench evidence_corpus, or name the folder by --data",
+            )
+
+    def _texts(self, stage: Stage) -> Texts:
+        if stage.corpus not in self.texts:
+            corpus = load(self.data / stage.corpus)
+            self.texts[stage.corpus] = Texts(corpus, stage.context, self.device)
+        return self.texts[stage.corpus]
+
+    def _wanted(self) -> Iterator[tuple[Stage, Trial]]:
+        """The runs that are not done, the next one first."""
+        for part, trial in stages.in_order(self.parts, self.log.loss):
+            if self.log.loss(trial) is None:
+                yield part.stage, trial
 
     def _begin(self) -> bool:
-        """Put the next run into a lane; False where there is none, or no time for it."""
+        """Put the next run that will end in time into a lane; False where there is none."""
         running = {lane.trial for lane in self.lanes}
-        for trial in self._wanted():
-            if trial not in running and self.log.loss(trial) is None:
+        left = self.end - time.monotonic()
+        for stage, trial in self._wanted():
+            if trial not in running and (self.expected(stage, trial) or 0.0) < left:
                 break
         else:
             return False
-        left = self.end - time.monotonic()
-        if left <= 0 or (self.expected(trial) or 0.0) > left:
-            return False
+        if stage.tunes and not self._has_start(stage):
+            return True
         if self.device.type == "cuda" and torch.cuda.memory_reserved() > MOST_MEMORY:
             gc.collect()
             torch.cuda.empty_cache()
         try:
-            self.lanes.append(self._training(trial))
+            self.lanes.append(self._training(stage, trial))
         except Exception as error:  # whatever it is, the others go on
             self._failed(trial, error)
         return True
 
-    def _training(self, trial: Trial) -> Training:
+    def _training(self, stage: Stage, trial: Trial) -> Training:
         taken = [lane.stream for lane in self.lanes]
         return Training(
-            self.stage,
+            stage,
             trial,
-            self.texts,
+            self._texts(stage),
             capture=self.log.failures[trial] == 0,
-            loss=self.loss,
-            weights=self.weights,
+            loss=models.loss if stage.tunes else self.loss,
+            weights=self.start.weights if stage.tunes and self.start else None,
             stream=next((stream for stream in self.streams if stream not in taken), None),
         )
 
@@ -218,20 +238,27 @@ class Queue:
         if not moved:
             time.sleep(5e-4)
 
-    def _base(self) -> Weights | None:
-        """Train the model to begin with; its weights are kept in memory only."""
-        stage, trial = self.stage.before, stages.base(self.stage, self.log.loss)
-        if stage is None or trial is None:
-            raise ValueError("stage C begins with a model of stage A; run --stage A first")
-        texts = Texts(load(self.data / stage.corpus), stage.context, self.device)
-        lane = Training(stage, trial, texts, loss=self.loss)
-        while not lane.over:
-            lane.advance()
-        found = lane.results()
-        self.say(f"the model to tune: {trial.method}, loss {found['final_loss']:.4f}")
-        return lane.model.state_dict()
+    def _has_start(self, stage: Stage) -> bool:
+        """Have the model that fine-tuning begins with; False: nothing is tuned by this process."""
+        if self.start is not None:
+            return True
+        before, trial = stage.before, stages.base(stage, self.log.loss)
+        assert before is not None and trial is not None  # else none of its runs is wanted
+        try:
+            self.start = trained(before, trial, self._texts(before), self.data / "start.pt")
+        except Exception as error:  # no fault of the runs that would begin with it
+            self.lost = any(word in reason(error) for word in LOST)
+            self.parts = [part for part in self.parts if not part.stage.tunes]
+            self.say(f"no fine-tuning, as its start failed: {reason(error)}")
+            return False
+        self.say(
+            f"fine-tuning begins with {_words(trial)}: loss {self.start.loss:.4f}, "
+            f"hash {self.start.fingerprint}"
+        )
+        return True
 
     def _finished(self, trial: Trial, results: Record) -> None:
+        self.open = True
         self.log.append(self._record(trial, results))
         self.say(
             f"{_words(trial)}  {results['final_loss']:.4f}  {results['seconds']:.1f} s"
@@ -240,18 +267,20 @@ class Queue:
         )
 
     def _failed(self, trial: Trial, error: Exception) -> None:
-        said = reason(error)
+        said, self.open = reason(error), True
         self.lost = any(word in said for word in LOST)
         self.log.append(self._record(trial, {"status": "failed", "error": said}))
         self.say(f"{_words(trial)}  failed: {said}")
 
     def _record(self, trial: Trial, results: Record) -> dict[str, Any]:
+        stage = self.stages[trial.stage]
         return {
             **asdict(trial),
-            "tokens_per_step": trial.sequences * self.stage.context,
+            "tokens_per_step": trial.sequences * stage.context,
             **results,
             "jobs": self.jobs,
-            "corpus": self.texts.fingerprint,
+            "corpus": self._texts(stage).fingerprint,
+            **({"start": self.start.fingerprint} if stage.tunes and self.start else {}),
             "device": self._device(),
             "torch": torch.__version__,
             "nucleon": nucleon.__version__,

@@ -7,6 +7,7 @@ the same seed gives the same first weights and the same windows of text.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,7 +22,6 @@ from step_report import table
 
 CONFIDENCE = 0.95
 STYLES = {ADAMW: 6, MUON: 0, LEON: 4, LEON3: 2, LEON_NESTEROV: 5}
-NAMES = "stage-{}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,19 @@ class Results:
     ) -> Interval:
         """The loss of a method less that of another one, over the seeds that both have."""
         ours, theirs = self.losses(method, rate, share), self.losses(other, other_rate)
-        return interval([ours[s] - theirs[s] for s in ours if s in theirs])
+        pairs = [(self.at(method, rate, s, share), self.at(other, other_rate, s)) for s in ours]
+        same = [s for (a, b), s in zip(pairs, ours, strict=True) if self._alike(a, b)]
+        return interval([ours[s] - theirs[s] for s in same if s in theirs])
 
     def interior(self, method: str) -> str:
         """The best rate, marked where it is at an end of the grid."""
         rate = self.best.get(method)
         if rate is None:
             return "not known yet"
-        rates = [*self.losses_by_rate(method)]
-        end = not self.stage.frozen and rate in (rates[0], rates[-1])
-        return f"{rate:.3g}" + (", at the end of the grid" if end else "")
+        rates = [r for r in self.losses_by_rate(method) if 0 in self.losses(method, r)]
+        lowest = min(rates, key=lambda r: self.losses(method, r)[0], default=rate)
+        inside = lowest == rate and rates[0] < rate < rates[-1]
+        return f"{rate:.3g}" + ("" if self.stage.frozen or inside else ", at the end of the grid")
 
     def steps_to_reach(self, method: str) -> list[float]:
         """The share of Muon's steps after which a method's curve is at Muon's final loss.
@@ -123,6 +126,10 @@ class Results:
         ]
         return f"{fmean(values):.3f}" if values else "—"
 
+    def _alike(self, one: Trial, other: Trial) -> bool:
+        """Whether two runs began with the same trained model, or with none."""
+        return self.log.starts.get(one) == self.log.starts.get(other)
+
     def _curve(self, trial: Trial) -> list[tuple[float, float]]:
         for record in self.log.records:
             if trial_of(record) == trial and "losses" in record:
@@ -142,11 +149,10 @@ def reached(curve: Sequence[tuple[float, float]], target: float) -> float:
 
 def report(folder: Path, known: Mapping[str, Stage]) -> None:
     """Write tables and a picture of every stage that has a log in a folder, into that folder."""
+    log = Log(folder)
     for name, stage in known.items():
-        path = folder / NAMES.format(name.lower())
-        if not path.exists():
+        if not log.path(name).exists():
             continue
-        log = Log(path)
         cells = [Results(stage, cell, log) for cell in stage.cells]
         cells = [found for found in cells if found.methods]
         page = folder / f"stage-{name.lower()}.md"
@@ -162,7 +168,8 @@ def text(stage: Stage, cells: Sequence[Results], log: Log) -> str:
     own = [r for r in log.records if r["stage"] == stage.name]
     parts = [
         f"# Stage {stage.name}: tables",
-        f"Drawn by `nucleon bench evidence --report` from `{log.path.name}`, {counted(own)}.",
+        f"Drawn by `nucleon bench evidence --report` from `{log.path(stage.name).name}`, "
+        f"{counted(own)}.",
     ]
     if stage.aux_rates:
         parts += ["## `aux_lr`, tuned for Muon", aux_table(stage, log)]
@@ -178,12 +185,26 @@ def counted(records: Iterable[Record]) -> str:
     """How many runs there are, how they ended, and on what."""
     listed = list(records)
     ended = {s: sum(r["status"] == s for r in listed) for s in ("ok", "diverged", "failed")}
-    seconds = sum(r.get("seconds", 0.0) / r["jobs"] for r in listed)
+    seconds = occupied((ended_at(r) - r["seconds"], ended_at(r)) for r in listed if "seconds" in r)
     where = ", ".join(sorted({f"{r['device']}, torch {r['torch']}" for r in listed}))
     return (
         f"{len(listed)} lines: {ended['ok']} runs ended well, {ended['diverged']} diverged, "
-        f"{ended['failed']} failed; about {seconds / 60:.1f} minutes of {where}"
+        f"{ended['failed']} failed; {seconds / 60:.1f} minutes of {where}"
     )
+
+
+def ended_at(record: Record) -> float:
+    """The time at which a run ended, in seconds."""
+    return datetime.fromisoformat(record["when"]).timestamp()
+
+
+def occupied(spans: Iterable[tuple[float, float]]) -> float:
+    """The seconds in which at least one of some spans lasts."""
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
 
 
 def aux_table(stage: Stage, log: Log) -> str:

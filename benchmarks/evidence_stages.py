@@ -152,6 +152,36 @@ C = Stage(
 STAGES = {stage.name: stage for stage in (A, B, C)}
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some of the runs of a stage: what is done together before the next part begins."""
+
+    name: str
+    stage: Stage
+    cells: tuple[str, ...] = ()
+    """Those it takes; none named: all."""
+    methods: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+
+    def takes(self, made: Trial) -> bool:
+        """Whether a run of the stage belongs to it."""
+        chosen = ((self.cells, made.cell), (self.methods, made.method), (self.phases, made.phase))
+        return all(not names or name in names for names, name in chosen)
+
+
+MATRIX = (MUON, LEON, LEON3, LEON_NESTEROV)
+PARTS = (
+    Part("A, 4 k and 16 k: grids, seeds", A, ("4k", "16k"), MATRIX),
+    Part("B: the rates of A", B, phases=("seeds",)),
+    Part("B: half and twice these rates", B, phases=("around",)),
+    Part("A, 4 k: AdamW, whose best model C begins with", A, ("4k",), (ADAMW,)),
+    *(Part(f"C: {cell.name} sequences", C, (cell.name,)) for cell in C.cells),
+    Part("A, 1 k: grids, seeds", A, ("1k",), MATRIX),
+    Part("A, 16 k and 1 k: AdamW", A, ("16k", "1k"), (ADAMW,)),
+)
+"""All runs, in the order in which they answer the question soonest."""
+
+
 def tiny(stage: Stage) -> Stage:
     """The same stage with a network and runs that a processor finishes in a second."""
     cells = tuple(replace(cell, sequences=max(1, cell.sequences // 8)) for cell in stage.cells)
@@ -160,13 +190,34 @@ def tiny(stage: Stage) -> Stage:
     return replace(stage, layers=1, width=32, context=16, tokens=tokens, cells=cells, before=before)
 
 
+def parts(stage: str | None = None, *, small: bool = False) -> tuple[Part, ...]:
+    """What there is to do, of one stage or of all, at full size or `tiny`."""
+    chosen = [part for part in PARTS if stage in (None, part.stage.name)]
+    return tuple(replace(p, stage=tiny(p.stage)) if small else p for p in chosen)
+
+
+def in_order(chosen: Sequence[Part], losses: Losses) -> Iterator[tuple[Part, Trial]]:
+    """The runs that the log so far asks for, done or not, each with its part, in their order.
+
+    Args:
+        chosen: the parts, the first one first.
+        losses: of the runs of all stages that are done.
+    """
+    for part in chosen:
+        for made in wanted(part.stage, losses):
+            if part.takes(made):
+                yield part, made
+
+
 def wanted(stage: Stage, losses: Losses) -> Iterator[Trial]:
-    """The runs that the log so far asks for, done or not, in the order of their use.
+    """The runs of a stage that the log so far asks for, done or not, in the order of their use.
 
     Args:
         stage: whose.
         losses: of the runs of all stages that are done.
     """
+    if stage.tunes and base(stage, losses) is None:
+        return  # there is nothing yet to begin with
     aux, tuning = aux_lr(stage, losses)
     yield from tuning
     if stage.frozen:
@@ -305,7 +356,8 @@ def _frozen(stage: Stage, aux: float | None, losses: Losses) -> Iterator[Trial]:
         if aux is None or len(best) < len(stage.methods):
             return
         pair = (MUON, preferred(stage.before, stage.before.cell(cell.name), losses))
-        for seed in range(stage.seeds):
-            for factor in stage.rates:
+        for factor in stage.rates:
+            phase = "seeds" if factor == 1.0 else "around"
+            for seed in range(stage.seeds):
                 for method in pair:
-                    yield trial(stage, cell, method, factor * best[method], aux, seed, "seeds")
+                    yield trial(stage, cell, method, factor * best[method], aux, seed, phase)
