@@ -320,7 +320,7 @@ def _lower_side(found: dict[str, list[Games]]) -> Check:
     """A stream on which FAML loses a share of its bound."""
     turns = [g["FAML"].certificate for g in found["3-D scans, half turns"]]
     shares = [(c.regret / c.bound).item() for c in turns if c is not None]
-    return Check("half turns: FAML's regret/bound", min(shares), "≥", TURNS_SHARE)
+    return Check.at_least("half turns: FAML's regret/bound", shares, TURNS_SHARE)
 
 
 def _draw_checks(found: dict[str, list[Games]]) -> tuple[Check, ...]:

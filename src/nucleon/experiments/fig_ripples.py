@@ -223,15 +223,8 @@ def _table(title: str, paths: list[Path], what: Literal["final", "upward"]) -> T
 
 
 def _series(method: str, x: list[float], values: Tensor) -> Series:
-    """Mean, least and largest over the instances of values (points, instances)."""
-    return Series(
-        method,
-        x,
-        values.mean(dim=1).tolist(),
-        values.amin(dim=1).tolist(),
-        values.amax(dim=1).tolist(),
-        style=list(METHODS).index(method),
-    )
+    """Values (points, instances) in the look of their method."""
+    return Series.spanning(method, x, values, list(METHODS).index(method))
 
 
 def _paths_figure(paths: list[Path]) -> Figure:
