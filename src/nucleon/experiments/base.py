@@ -41,7 +41,7 @@ class Check:
     @classmethod
     def at_least(cls, name: str, values: Iterable[float], threshold: float) -> Self:
         """That the smallest of some numbers is ≥ `threshold`."""
-        return cls(name, -worst(-value for value in values), "≥", threshold)
+        return cls(name, least(values), "≥", threshold)
 
     @property
     def passed(self) -> bool:
@@ -53,6 +53,11 @@ def worst(values: Iterable[float]) -> float:
     """The largest of some numbers, NaN if one of them is."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found)
+
+
+def least(values: Iterable[float]) -> float:
+    """The smallest of some numbers, NaN if one of them is."""
+    return -worst(-value for value in values)
 
 
 @dataclass(frozen=True)

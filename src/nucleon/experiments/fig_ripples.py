@@ -271,7 +271,7 @@ def _notes(paths: list[Path], instances: int) -> tuple[str, ...]:
     lowest = [
         f"{rate:g}"
         for rate in RATES
-        if min((p for p in paths if p.rate == rate), key=_mean_final).method == "Leon"
+        if min((p for p in paths if p.rate == rate), key=lambda p: p.final.mean()).method == "Leon"
     ]
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     return (
@@ -289,10 +289,6 @@ def _notes(paths: list[Path], instances: int) -> tuple[str, ...]:
         "Muon, and at the largest rate every method, amplifies rounding errors from step to step: "
         "with another processor or library those paths differ, and at large rates so do the means.",
     )
-
-
-def _mean_final(path: Path) -> float:
-    return path.final.mean().item()
 
 
 CLAIM = Claim(

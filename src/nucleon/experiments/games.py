@@ -167,8 +167,12 @@ def text(shape: Sequence[int]) -> str:
 
 
 def ratio(trace: Trace) -> float:
-    """The largest regret over its bound, in any game after any recorded round."""
-    return (trace.regret / trace.bound).max().item()
+    """The largest regret over its bound, in any game after any recorded round.
+
+    It is 0 where both are, as OGD's are before the first gradient that is not zero.
+    """
+    nothing = (trace.regret == 0) & (trace.bound == 0)
+    return torch.where(nothing, 0.0, trace.regret / trace.bound).max().item()
 
 
 def curve(

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from nucleon import streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread, worst
+from nucleon.experiments.base import (
+    Check,
+    Claim,
+    Progress,
+    Result,
+    Settings,
+    least,
+    one_thread,
+    worst,
+)
 from nucleon.experiments.reference import lemma
 from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, named, records
 from nucleon.experiments.twins import ftpl_draws, smoothing
@@ -77,7 +86,7 @@ class Game:
             (t.bregman.sum(0) / t.bregman_bound.sum(0)).min(),
             (t.stability.sum(0) / t.stability_bound.sum(0)).min(),
         )
-        return min(share.item() for share in shares)
+        return least(share.item() for share in shares)
 
     def mean_ratios(self) -> dict[str, Interval]:
         """Each kind of term over its bound, which is 0 for the last, in the mean over the draws."""

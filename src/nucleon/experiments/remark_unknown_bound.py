@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.experiments import agreement, twins
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, least, one_thread
 from nucleon.experiments.games import BOUND, swing, swung
 from nucleon.experiments.reference.unknown import Ball, Offset, Preconditioner
 from nucleon.experiments.shown import Figure, Panel, Series, Table
@@ -216,7 +216,7 @@ def checks(wild: list[Wild], swings: list[Swung]) -> tuple[Check, ...]:
     """Within every bound, and a stated share reached on every side."""
 
     def reached(name: str) -> float:
-        return min(s.share for s in swings if (s.variant, s.rounds) == (name, 30))
+        return least(s.share for s in swings if (s.variant, s.rounds) == (name, 30))
 
     def matrix_share(name: str, on_excess: str) -> float:
         make, _ = MATRICES[name]

@@ -8,7 +8,16 @@ import torch
 from nucleon import noise
 from nucleon.adversary import Searched, build
 from nucleon.experiments import agreement
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread, worst
+from nucleon.experiments.base import (
+    Check,
+    Claim,
+    Progress,
+    Result,
+    Settings,
+    least,
+    one_thread,
+    worst,
+)
 from nucleon.experiments.games import STYLES, Replayed, kept, replayed, text
 from nucleon.experiments.reference import scalar
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
@@ -117,7 +126,7 @@ def checks(reached: list[Replayed], signs: list[Signs]) -> tuple[Check, ...]:
     """Within the bound, as on file, as by hand, far enough, and no better than random signs."""
 
     def share(key: str) -> float:
-        return min(r.ratio.value for r in reached if (r.case.learner, r.case.rounds) == (key, 30))
+        return least(r.ratio.value for r in reached if (r.case.learner, r.case.rounds) == (key, 30))
 
     def closed(key: str) -> float:
         found = [r for r in reached if (r.case.learner, r.case.shape) == (key, (1, 1))]
@@ -138,7 +147,7 @@ def checks(reached: list[Replayed], signs: list[Signs]) -> tuple[Check, ...]:
             for name, key in LEARNERS.items()
         ),
         Check.at_most("random signs: |mean regret − D·E‖Σε_tG_t‖_*|/margin", unbiased, 5 / 3),
-        Check("smallest share reached − that of random signs", min(larger), ">", 0.0),
+        Check("smallest share reached − that of random signs", least(larger), ">", 0.0),
     )
 
 
