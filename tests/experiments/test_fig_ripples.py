@@ -43,6 +43,14 @@ def test_a_check_is_its_relation(measured, relation, threshold, passed):
     assert Check("", measured, relation, threshold).passed is passed
 
 
+@pytest.mark.parametrize("values", [(1.0, math.nan), (math.nan, 1.0)])
+def test_a_nan_among_many_never_holds_whatever_its_place(values):
+    assert not Check.at_most("", values, 2).passed
+    assert not Check.at_least("", values, 0).passed
+    assert Check.at_most("", (1.0, 2.0), 2).passed
+    assert not Check.at_least("", (1.0, 2.0), 2).passed
+
+
 def test_a_result_passes_when_all_checks_do():
     good, bad = Check("", 1, "<", 2), Check("", 3, "<", 2)
     assert Result((good, good)).passed

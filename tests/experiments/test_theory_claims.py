@@ -1,5 +1,6 @@
 """The claims on the online game: the quick ones hold, their numbers are right, they can fail."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -24,7 +25,8 @@ from nucleon.experiments import (
     thm_ftpl,
     thm_gbpa,
 )
-from nucleon.learners import FAML, FTL
+from nucleon.game import play
+from nucleon.learners import FAML, FTL, AdaGradOGD
 from nucleon.potentials import Admissibility, Hyperbolic, Potential
 
 F64 = torch.float64
@@ -135,6 +137,14 @@ def test_an_exponent_is_that_of_the_last_decade():
     early = torch.where(t < 20, 100.0, 3 * t**0.7)
     assert games.exponent(rounds, early) == pytest.approx(0.7, abs=1e-12)
     assert math.isnan(games.exponent(rounds, -t))
+
+
+def test_a_game_that_begins_with_nothing_is_judged_by_what_follows():
+    gradients = torch.tensor([0.0, 1.0, -1.0], dtype=F64).reshape(3, 1, 1).expand(3, 1, 2)
+    trace = play(AdaGradOGD((1, 2), dtype=F64), streams.replay(gradients), 3)
+    assert (trace.regret[0], trace.bound[0]) == (0, 0)
+    assert games.ratio(trace) == (trace.regret / trace.bound)[1:].max()
+    assert math.isnan(games.ratio(dataclasses.replace(trace, regret=trace.regret * math.nan)))
 
 
 # ---- ftl-linear --------------------------------------------------------------------------------

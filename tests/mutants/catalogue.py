@@ -1130,6 +1130,12 @@ MUTANTS = [
             "late = t >= 0",
             "test_an_exponent_is_that_of_the_last_decade",
         ),
+        (
+            "a game that begins with nothing has no ratio",
+            "torch.where(nothing, 0.0, trace.regret / trace.bound)",
+            "(trace.regret / trace.bound)",
+            "test_a_game_that_begins_with_nothing_is_judged_by_what_follows",
+        ),
     ),
     *mutants(
         "experiments/cost_model.py",

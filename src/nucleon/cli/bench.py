@@ -27,6 +27,7 @@ from nucleon.cli.console import (
     console,
     plain_errors,
     print_json,
+    unknown,
     waiting,
 )
 
@@ -67,9 +68,7 @@ def bench(
             _list(scripts, as_json)
             return
         if name not in scripts:
-            raise CommandError(
-                f"there is no benchmark {name!r}", f"the benchmarks are {', '.join(scripts)}"
-            )
+            raise unknown("benchmark", name, scripts)
         words = [str(scripts[name]), *(arguments or ())]
         raise typer.Exit(_run(name, words, as_json, debug))
 

@@ -22,6 +22,7 @@ from nucleon.cli.console import (
     Config,
     Debug,
     console,
+    hinting,
     plain_errors,
     print_json,
 )
@@ -128,15 +129,11 @@ def _converted(
     to: str,
     options: dict[str, Any],
 ) -> Conversion:
-    try:
+    known = f"the optimizers are {', '.join(list_optimizers())}"
+    hint = f"{known}; see --option, --key, --old and --momentum"
+    with hinting(hint, (TypeError, ValueError, AttributeError)):
         make: Any = named(to).for_model if is_address(to) else partial(create, to)
         return converted(olds or states, model, make, momentum=momentum, **options)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise CommandError(
-            str(error),
-            f"the optimizers are {', '.join(list_optimizers())}; see --option, --key, --old and "
-            f"--momentum",
-        ) from error
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -196,20 +193,16 @@ def _old(words: str, model: nn.Module, states: Sequence[Mapping[str, Any]]) -> l
             "return one optimizer for each state, and name the states with --key, in order",
         )
     for optimizer, state in zip(olds, states, strict=True):
-        try:
+        with hinting(
+            "build it as the run did, and give the states in the same order",
+            (KeyError, TypeError, ValueError),
+            before=f"{type(optimizer).__name__} of --old {words} does not take its state: ",
+        ):
             optimizer.load_state_dict(dict(state))
-        except (KeyError, TypeError, ValueError) as error:
-            kind = type(optimizer).__name__
-            raise CommandError(
-                f"{kind} of --old {words} does not take its state: {error}",
-                "build it as the run did, and give the states in the same order",
-            ) from error
     return olds
 
 
 def _function(option: str, words: str) -> Callable[..., Any]:
     """What `package.module:function` or `file.py:function` names."""
-    try:
+    with hinting("write package.module:function", before=f"{option}: "):
         return named(words)
-    except ValueError as error:
-        raise CommandError(f"{option}: {error}", "write package.module:function") from error

@@ -13,6 +13,7 @@ from nucleon.cli.console import (
     Config,
     Debug,
     console,
+    hinting,
     matrix_shape,
     plain_errors,
     print_json,
@@ -57,7 +58,7 @@ def plan(
                 "estimate them from batches of a model in Python: nucleon.o2nc.estimate, then "
                 "nucleon.o2nc.plan(..., estimates=...)",
             )
-        try:
+        with hinting("see `nucleon plan --help`"):
             found = make_plan(
                 optimizer,
                 rho=rho,
@@ -67,8 +68,6 @@ def plan(
                 gradient_bound=gradient_bound,
                 shape=matrix_shape(shape),
             )
-        except ValueError as error:
-            raise CommandError(str(error), "see `nucleon plan --help`") from error
         if as_json:
             print_json(_plain(found))
         else:

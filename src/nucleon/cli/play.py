@@ -1,7 +1,6 @@
 """`nucleon play`: learners against streams, regret beside bound, live."""
 
 import ast
-import difflib
 import inspect
 import math
 import shlex
@@ -25,10 +24,12 @@ from nucleon.cli.console import (
     Config,
     Debug,
     console,
+    hinting,
     matrix_shape,
     plain_errors,
     print_json,
     progress,
+    unknown,
     usable_device,
 )
 from nucleon.experiments import Check, Figure, Panel, Progress, Result, Series, Table
@@ -38,6 +39,7 @@ from nucleon.game import play as play_game
 from nucleon.learners import GBPA, LEARNERS, Learner, ScalarGBPA
 from nucleon.potentials import POTENTIALS
 from nucleon.report import Run, draft, number, publish
+from nucleon.report.runs import About
 from nucleon.streams import STREAMS, Stream
 
 RECORDS = 400
@@ -125,7 +127,7 @@ def play(
             for note in result.notes:
                 out.print(f"[dim]• {escape(note)}[/]")
             kept = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
-            about = _About.of(learners, names, rounds, shape)
+            about = _about(learners, names, rounds, shape)
             run = Run(about, repeat, {**kept, **options}, result, started, seconds)
             final = publish(run, folder)
         out.print(f"run  {escape(str(final))}", soft_wrap=True)
@@ -155,23 +157,13 @@ class Game:
     """Why no theorem bounds the regret, if none does."""
 
 
-@dataclass(frozen=True)
-class _About:
-    id: str
-    title: str
-    statement: str
-    place: str
-    tolerance: str
-
-    @classmethod
-    def of(cls, learners: Sequence[str], streams: Sequence[str], rounds: int, shape: str) -> Any:
-        return cls(
-            id="play",
-            title=f"{', '.join(learners)} against {', '.join(streams)}",
-            statement=f"{rounds} rounds on {shape} matrices.",
-            place="",
-            tolerance="the regret of every learner with a theorem is at most its bound.",
-        )
+def _about(learners: Sequence[str], streams: Sequence[str], rounds: int, shape: str) -> About:
+    return About(
+        id="play",
+        title=f"{', '.join(learners)} against {', '.join(streams)}",
+        statement=f"{rounds} rounds on {shape} matrices.",
+        tolerance="the regret of every learner with a theorem is at most its bound.",
+    )
 
 
 # ------------------------------------------------------------------ from words to games
@@ -236,16 +228,12 @@ def _parse(
         place, attribute, *options = words.split(":", 2)
         name, rest = f"{place}:{attribute}", "".join(options)
     if name not in known and not is_address(name):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
-        raise CommandError(f"there is no {what} {name!r}", f"{hint}, or write module:Class")
+        raise unknown(what, name, known, ", or write module:Class")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     if not all(option and equals for option, equals, _ in pairs):
         raise CommandError(f"the options in {words!r} are not clear", f"write {name}:option=value")
-    try:
+    with hinting(f"the {what}s by name are {', '.join(known)}"):
         found = known[name] if name in known else named(name)
-    except ValueError as error:
-        raise CommandError(str(error), f"the {what}s by name are {', '.join(known)}") from error
     return found, {option.replace("-", "_"): _value(value) for option, _, value in pairs}
 
 
@@ -259,10 +247,9 @@ def _value(word: str) -> Any:
 def _made(
     what: str, words: str, constructor: Callable[..., Made], options: Mapping[str, Any]
 ) -> Made:
-    try:
+    kinds = (ValueError, TypeError, OSError)
+    with hinting(f"see `nucleon list {what}s`", kinds, before=f"{words}: "):
         return constructor(**options)
-    except (ValueError, TypeError, OSError) as error:
-        raise CommandError(f"{words}: {error}", f"see `nucleon list {what}s`") from error
 
 
 # ------------------------------------------------------------------ the games
@@ -287,12 +274,10 @@ def _play_one(
         bar.advance(row.round - (before.round if before else 0), stage)
 
     every = max(1, rounds // RECORDS)
-    try:
+    with hinting("see `nucleon list`", before=f"{' on '.join(game.names)}: "):
         return play_game(
             game.learner, game.stream, rounds, record=every, on_record=show, delta=delta
         )
-    except ValueError as error:
-        raise CommandError(f"{' on '.join(game.names)}: {error}", "see `nucleon list`") from error
 
 
 def _last(trace: Trace) -> Row:

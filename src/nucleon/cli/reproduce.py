@@ -1,6 +1,5 @@
 """`nucleon reproduce`: check claims of the paper, write a run of each and a page over all."""
 
-import difflib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
     progress,
+    unknown,
     usable_device,
 )
 from nucleon.cli.jobs import Outcome, check, check_in_parallel
@@ -119,11 +119,9 @@ def reproduce(
 
 
 def _find(name: str) -> Claim:
-    if name in CLAIMS:
-        return CLAIMS[name]
-    near = difflib.get_close_matches(name, CLAIMS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the claims are {', '.join(CLAIMS)}"
-    raise CommandError(f"there is no claim {name!r}", hint)
+    if name not in CLAIMS:
+        raise unknown("claim", name, CLAIMS)
+    return CLAIMS[name]
 
 
 def _found(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:

@@ -13,10 +13,10 @@ from nucleon.adversary import Build, Searched
 from nucleon.adversary import search as search_worst
 from nucleon.cli.console import (
     AsJson,
-    CommandError,
     Config,
     Debug,
     console,
+    hinting,
     matrix_shape,
     plain_errors,
     print_json,
@@ -103,10 +103,8 @@ def _wide(rows: int, columns: int) -> tuple[int, int]:
 
 def _search(words: str, shape: tuple[int, int], rounds: int, **options: Any) -> WorstCase:
     """The search against the learner that the words name."""
-    try:
+    with hinting("see `nucleon list learners`", before=f"{words}: "):
         return search_worst(_learner(words), shape, rounds, name=words, **options)
-    except ValueError as error:
-        raise CommandError(f"{words}: {error}", "see `nucleon list learners`") from error
 
 
 def _learner(words: str) -> Searched | Build:

@@ -25,6 +25,7 @@ from nucleon.cli.console import (
     complain,
     console,
     explain,
+    hinting,
     plain_errors,
     print_json,
     progress,
@@ -253,12 +254,11 @@ def _say(sentence: str) -> None:
 @contextmanager
 def _advised() -> Iterator[None]:
     """Errors in what was asked for, as sentences with a hint."""
-    try:
-        yield
-    except RunError as error:
-        raise CommandError(str(error), error.remedy) from error
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
-        raise CommandError(str(error), "see `nucleon train --help`") from error
+    with hinting("see `nucleon train --help`", (ValueError, TypeError, ModuleNotFoundError)):
+        try:
+            yield
+        except RunError as error:
+            raise CommandError(str(error), error.remedy) from error
 
 
 def _resuming(run: Run, device: str, compiled: bool | None) -> str:

@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from nucleon.report import (
     seal,
 )
 from nucleon.report.overview import CURVES, HELD_OUT, TRAINING
+from nucleon.report.runs import About
 from nucleon.report.saved import TRAIN
 from nucleon.training import Options
 from nucleon.training.run import LOG, read_log
@@ -66,7 +67,7 @@ class Diary:
 
     def _entry(self, state: State, done: int, result: Result) -> Run:
         return Run(
-            _About.of(self.run.options, state, done),
+            _about(self.run.options, state, done),
             self.repeat if state == "finished" else self.again,
             {**flat(self.run.options), "lr": rate_of(self.run), **self.place},
             result,
@@ -87,25 +88,16 @@ class Diary:
         return Table(title, ("figure", "value"), rows)
 
 
-@dataclass(frozen=True)
-class _About:
-    id: str
-    title: str
-    statement: str
-    place: str = ""
-    tolerance: str = ""
-
-    @classmethod
-    def of(cls, options: Options, state: State, done: int) -> "_About":
-        data = f", {Path(options.data).name}" if options.data else ""
-        steps = options.recipe.steps
-        statement = {
-            "running": f"Running towards step {steps}, or killed: then the command goes on with it "
-            f"from its last checkpoint.",
-            "stopped": f"Stopped after step {done} of {steps}; the command goes on with it.",
-            "finished": f"{steps} steps of {options.batch * options.recipe.accumulate} examples.",
-        }
-        return cls(TRAIN, f"{options.optimizer} on {options.task}{data}", statement[state])
+def _about(options: Options, state: State, done: int) -> About:
+    data = f", {Path(options.data).name}" if options.data else ""
+    steps = options.recipe.steps
+    statement = {
+        "running": f"Running towards step {steps}, or killed: then the command goes on with it "
+        f"from its last checkpoint.",
+        "stopped": f"Stopped after step {done} of {steps}; the command goes on with it.",
+        "finished": f"{steps} steps of {options.batch * options.recipe.accumulate} examples.",
+    }
+    return About(TRAIN, f"{options.optimizer} on {options.task}{data}", statement[state])
 
 
 def _earlier(folder: Path) -> tuple[datetime, float]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nucleon import streams
-from nucleon.experiments.base import Check
-from nucleon.experiments.games import text, worst
+from nucleon.experiments.base import Check, worst
+from nucleon.experiments.games import text
 from nucleon.experiments.reference import bounds, learners
 from nucleon.experiments.reference.algebra import Array, nuclear
 from nucleon.experiments.shown import Table
@@ -97,9 +97,14 @@ def compare(name: str, learner: Learner, gradients: Tensor, twin: Twin) -> Agree
     )
 
 
-def largest(values: Array) -> float:
+def largest(values: float | Array) -> float:
     """The largest magnitude, NaN if there is one."""
     return float(np.abs(values).max())
+
+
+def close(name: str, *errors: float | Array, limit: float = EXACT) -> Check:
+    """That no difference from the reference's is larger than a limit."""
+    return Check.at_most(name, map(largest, errors), limit)
 
 
 def checks(found: Sequence[Agreement]) -> tuple[Check, ...]:
@@ -109,7 +114,7 @@ def checks(found: Sequence[Agreement]) -> tuple[Check, ...]:
         ("solved", SOLVED, [a.worst for a in found if not a.exact]),
     )
     return tuple(
-        Check(f"against the reference, {kind}: actions, regret, bound", worst(values), "≤", limit)
+        Check.at_most(f"against the reference, {kind}: actions, regret, bound", values, limit)
         for kind, limit, values in kinds
         if values
     )

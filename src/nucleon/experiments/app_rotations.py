@@ -12,7 +12,16 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.experiments import agreement, twins
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.experiments.base import (
+    Check,
+    Claim,
+    Progress,
+    Result,
+    Settings,
+    least,
+    one_thread,
+    worst,
+)
 from nucleon.experiments.reference import bounds
 from nucleon.experiments.reference import learners as reference
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
@@ -209,9 +218,9 @@ def mean_errors(stream: Registration, rounds: int) -> tuple[float, float]:
         x = learner.matrix()
         rounding = SignRounding.of(x)
         stated = rounding.matrix(rounding.special_signs(rounding.sigma))
-        plain = max(plain, (enumerated(rounding) - x).abs().max().item())
+        plain = worst((plain, (enumerated(rounding) - x).abs().max().item()))
         found = enumerated(rounding, special=True)
-        special = max(special, (found - stated).abs().max().item())
+        special = worst((special, (found - stated).abs().max().item()))
         learner.observe(*stream.pairs(t))
     return plain, special
 
@@ -320,7 +329,7 @@ def _lower_side(found: dict[str, list[Games]]) -> Check:
     """A stream on which FAML loses a share of its bound."""
     turns = [g["FAML"].certificate for g in found["3-D scans, half turns"]]
     shares = [(c.regret / c.bound).item() for c in turns if c is not None]
-    return Check("half turns: FAML's regret/bound", min(shares), "≥", TURNS_SHARE)
+    return Check.at_least("half turns: FAML's regret/bound", shares, TURNS_SHARE)
 
 
 def _draw_checks(found: dict[str, list[Games]]) -> tuple[Check, ...]:
@@ -341,21 +350,22 @@ def _regret_checks(found: dict[str, list[Games]]) -> tuple[Check, ...]:
         for player in PLAYERS:
             held = [c for games in runs if (c := games[player].certificate) is not None]
             if held:
-                worst = min(held, key=lambda c: c.slack.item())
+                nearest = min(held, key=lambda c: c.slack.item())
                 refused = any(c.refusal is not None for c in held)
-                regret = math.nan if refused else worst.regret.item()
-                checks.append(Check(f"{stream}, {player}: regret", regret, "≤", worst.bound.item()))
+                regret, bound = nearest.regret.item(), nearest.bound.item()
+                name = f"{stream}, {player}: regret"
+                checks.append(Check(name, math.nan if refused else regret, "≤", bound))
     return tuple(checks)
 
 
 def _comparisons(found: dict[str, list[Games]]) -> tuple[Check, ...]:
     turns, drift = found["3-D scans, half turns"], found["3-D scans, drifting"]
-    largest = max(g["FAML"].ledger.regret().item() for g in turns)
+    largest = worst(g["FAML"].ledger.regret().item() for g in turns)
     forgetting = f"FAML, γ = {DISCOUNT:g}"
     return (
         Check(
             "half turns: least regret of Procrustes, over the largest of FAML",
-            min(g["Procrustes"].ledger.regret().item() for g in turns) / largest,
+            least(g["Procrustes"].ledger.regret().item() for g in turns) / largest,
             "≥",
             2.0,
         ),

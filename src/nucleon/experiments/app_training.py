@@ -268,7 +268,7 @@ def _checks(curves: Mapping[str, Curve]) -> tuple[Check, ...]:
             "≥",
             muon.width - NARROWER,
         ),
-        Check("least accuracy of a method at its best rate", min(accuracies), "≥", LEARNED),
+        Check.at_least("least accuracy of a method at its best rate", accuracies, LEARNED),
     )
 
 
@@ -311,14 +311,7 @@ def _table(curves: list[Curve]) -> Table:
 
 def _figure(curves: list[Curve], examples: int) -> Figure:
     def series(c: Curve, values: Tensor) -> Series:
-        return Series(
-            c.method,
-            c.rates,
-            values.mean(dim=1).tolist(),
-            values.amin(dim=1).tolist(),
-            values.amax(dim=1).tolist(),
-            style=METHODS[c.method].style,
-        )
+        return Series.spanning(c.method, c.rates, values, METHODS[c.method].style)
 
     def panel(title: str, label: str, lines: list[Series]) -> Panel:
         return Panel(title, "learning rate", label, tuple(lines), "log", "log", marked=True)

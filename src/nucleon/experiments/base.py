@@ -4,11 +4,12 @@ A claim is one file with one `CLAIM`. Its `run` measures and returns plain data;
 prints or writes, so that a table, a figure and a page are made in one place for all claims.
 """
 
+import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import torch
 
@@ -32,10 +33,31 @@ class Check:
     relation: Relation
     threshold: float
 
+    @classmethod
+    def at_most(cls, name: str, values: Iterable[float], threshold: float) -> Self:
+        """That the largest of some numbers is ≤ `threshold`."""
+        return cls(name, worst(values), "≤", threshold)
+
+    @classmethod
+    def at_least(cls, name: str, values: Iterable[float], threshold: float) -> Self:
+        """That the smallest of some numbers is ≥ `threshold`."""
+        return cls(name, least(values), "≥", threshold)
+
     @property
     def passed(self) -> bool:
         """Whether the relation holds."""
         return _HOLDS[self.relation](self.measured, self.threshold)
+
+
+def worst(values: Iterable[float]) -> float:
+    """The largest of some numbers, NaN if one of them is."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)
+
+
+def least(values: Iterable[float]) -> float:
+    """The smallest of some numbers, NaN if one of them is."""
+    return -worst(-value for value in values)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from nucleon.experiments import agreement, twins
 from nucleon.experiments.base import Check
-from nucleon.experiments.games import worst
 from nucleon.experiments.reference import conversion
 from nucleon.experiments.reference.algebra import Array
 from nucleon.experiments.shown import Series
@@ -77,10 +76,9 @@ class Measured:
         return Interval(found.value, found.value - half, found.value + half)
 
     def series(self, name: str, style: int) -> Series:
-        """The gap at time t against t: mean, least and largest over the runs."""
+        """The gap at time t against t, over the runs."""
         values = torch.stack([gap for _, gap in self.curve])
-        bands = (values.mean(1).tolist(), values.amin(1).tolist(), values.amax(1).tolist())
-        return Series(name, [float(t) for t, _ in self.curve], *bands, style=style)
+        return Series.spanning(name, [float(t) for t, _ in self.curve], values, style)
 
 
 def convert(
@@ -170,11 +168,8 @@ def conduct(seed: int) -> tuple[Check, ...]:
             "≤",
             KOLMOGOROV,
         ),
-        Check(
-            "W̄_t and W̄_τ against the reference's, over ρ",
-            worst([agreement.largest(e) / LAW_RHO for e in errors]),
-            "≤",
-            agreement.EXACT,
+        agreement.close(
+            "W̄_t and W̄_τ against the reference's, over ρ", *(e / LAW_RHO for e in errors)
         ),
     )
 
@@ -229,11 +224,10 @@ def agrees(
     )
     # The size of either side: what all gradients have in common, times the weights of the sums.
     scale = right.max() + left.max()
-    errors = (
-        agreement.largest(actions - wanted) / radius,
-        agreement.largest(moves - lengths * ways) / radius,
-        agreement.largest(found.terms.gap.numpy() - left) / scale,
-        agreement.largest(found.terms.bound.numpy() - right) / scale,
+    return agreement.close(
+        f"{name}: actions, moves, both sides against the reference's",
+        (actions - wanted) / radius,
+        (moves - lengths * ways) / radius,
+        (found.terms.gap.numpy() - left) / scale,
+        (found.terms.bound.numpy() - right) / scale,
     )
-    label = f"{name}: actions, moves, both sides against the reference's"
-    return Check(label, worst(errors), "≤", agreement.EXACT)

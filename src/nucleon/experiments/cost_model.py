@@ -13,8 +13,8 @@ from torch import Tensor
 from nucleon import noise, theory
 from nucleon.experiments import agreement, twins
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import worst
 from nucleon.experiments.reference import costs, learners
+from nucleon.experiments.reference.algebra import Array
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.learners import FAML
 from nucleon.linalg.augmented import augmented_coupled
@@ -311,7 +311,7 @@ def _counts(seed: int) -> tuple[Check, ...]:
         "coupled": lambda k: costs.coupled(s, g, gram, k),
         "FTPL": lambda k: costs.ftpl(s, g, gram, z, k),
     }
-    flops, values = list[float](), list[float]()
+    flops, values = list[float](), list[Array]()
     smoothing = gram + g @ g.T
     exact = {
         "augmented": learners.augmented(s, smoothing),
@@ -322,10 +322,12 @@ def _counts(seed: int) -> tuple[Check, ...]:
         flops += [METHODS[name].flops(*SMALL, k) / counted(k)[1] - 1 for k in STEPS]
         timed = METHODS[name].round(problem)()
         assert isinstance(timed, Tensor)
-        values.append(agreement.largest(timed.double().numpy() - exact[name]))
+        values.append(timed.double().numpy() - exact[name])
     return (
-        Check("flop formulas against counted products", worst(list(map(abs, flops))), "≤", 1e-12),
-        Check("what is timed, converged, against the reference's", worst(values), "≤", FLOAT32),
+        agreement.close("flop formulas against counted products", *flops, limit=1e-12),
+        agreement.close(
+            "what is timed, converged, against the reference's", *values, limit=FLOAT32
+        ),
     )
 
 
@@ -346,7 +348,7 @@ def checks(fits: dict[str, Fit]) -> tuple[Check, ...]:
         row, *rest = (abs(a - b) for a, b in zip(time_slopes, flop_slopes, strict=True))
         made += [
             Check(f"{name}: error of the exponent of m", row, "≤", ROW_EXPONENT),
-            Check(f"{name}: of n and K, the larger", max(rest), "≤", EXPONENT),
+            Check.at_most(f"{name}: of n and K, the larger", rest, EXPONENT),
             Check(f"{name}: variance of log time explained", f.explained, "≥", EXPLAINED),
             Check(f"{name}: median factor off the model", f.factor, "≤", FACTOR),
         ]

@@ -223,15 +223,8 @@ def _table(title: str, paths: list[Path], what: Literal["final", "upward"]) -> T
 
 
 def _series(method: str, x: list[float], values: Tensor) -> Series:
-    """Mean, least and largest over the instances of values (points, instances)."""
-    return Series(
-        method,
-        x,
-        values.mean(dim=1).tolist(),
-        values.amin(dim=1).tolist(),
-        values.amax(dim=1).tolist(),
-        style=list(METHODS).index(method),
-    )
+    """Values (points, instances) in the look of their method."""
+    return Series.spanning(method, x, values, list(METHODS).index(method))
 
 
 def _paths_figure(paths: list[Path]) -> Figure:
@@ -278,7 +271,7 @@ def _notes(paths: list[Path], instances: int) -> tuple[str, ...]:
     lowest = [
         f"{rate:g}"
         for rate in RATES
-        if min((p for p in paths if p.rate == rate), key=_mean_final).method == "Leon"
+        if min((p for p in paths if p.rate == rate), key=lambda p: p.final.mean()).method == "Leon"
     ]
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     return (
@@ -296,10 +289,6 @@ def _notes(paths: list[Path], instances: int) -> tuple[str, ...]:
         "Muon, and at the largest rate every method, amplifies rounding errors from step to step: "
         "with another processor or library those paths differ, and at large rates so do the means.",
     )
-
-
-def _mean_final(path: Path) -> float:
-    return path.final.mean().item()
 
 
 CLAIM = Claim(

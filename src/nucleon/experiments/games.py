@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from nucleon.adversary import Ratio, Searched, measure
-from nucleon.experiments.base import Check, Progress, Settings
+from nucleon.experiments.base import Check, Progress, Settings, worst
 from nucleon.experiments.shown import Item, Series
 from nucleon.game import Row, Trace, play
 from nucleon.learners import GBPA, Learner
@@ -123,7 +123,7 @@ def lower_side(
     """That FTRL, FTPL or FAML loses its share of the bound on the swing and the worst streams."""
     swinging = make(shape, radius=1.0, gradient_bound=bound, dtype=torch.float64)
     cases = kept(cast(Searched, name.lower()), settings)
-    apart = worst([replayed(case, settings).apart for case in cases])
+    apart = worst(replayed(case, settings).apart for case in cases)
     return (
         Check(f"{name} on the swing: regret/bound", swung(swinging, bound), "≥", LEAST[name]),
         Check(f"{name} on {len(cases)} worst streams: share's distance to the file", apart, "≤", 1),
@@ -167,8 +167,12 @@ def text(shape: Sequence[int]) -> str:
 
 
 def ratio(trace: Trace) -> float:
-    """The largest regret over its bound, in any game after any recorded round."""
-    return (trace.regret / trace.bound).max().item()
+    """The largest regret over its bound, in any game after any recorded round.
+
+    It is 0 where both are, as OGD's are before the first gradient that is not zero.
+    """
+    nothing = (trace.regret == 0) & (trace.bound == 0)
+    return torch.where(nothing, 0.0, trace.regret / trace.bound).max().item()
 
 
 def curve(
@@ -184,13 +188,6 @@ def curve(
     Rounds before the fifth are left out: a log-log plot would give them most of its width.
     """
     late = [i for i, t in enumerate(trace.rounds) if t >= 5]
-    v = values(trace)[late]
-    low, high = (v.amin(1).tolist(), v.amax(1).tolist()) if band else (None, None)
-    return Series(
-        name, [float(trace.rounds[i]) for i in late], v.mean(1).tolist(), low, high, style
-    )
-
-
-def worst(values: Sequence[float]) -> float:
-    """The largest of some numbers, NaN if one of them is."""
-    return math.nan if any(map(math.isnan, values)) else max(values)
+    x = [float(trace.rounds[i]) for i in late]
+    series = Series.spanning(name, x, values(trace)[late], style)
+    return series if band else replace(series, low=None, high=None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from nucleon import noise, streams
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, PRINTED, exponent, played, text, worst
+from nucleon.experiments.games import BOUND, PRINTED, exponent, played, text
 from nucleon.experiments.reference import deviations
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.game import Trace, play
@@ -271,36 +271,29 @@ def checks(
     levels = {k: deviations.bernstein(math.log(sum(ADAPTIVE_SHAPE) / DELTA), k) for k in means}
     misses = [(norms > levels[k]).double().mean().item() for k, norms in means.items()]
     return (
-        Check(
+        agreement.close(
             "certificate(delta) − bound against the reference's term, largest difference",
-            worst([apart for _, apart in terms.values()]),
-            "≤",
-            agreement.EXACT,
+            *(apart for _, apart in terms.values()),
         ),
-        Check("fixed: games above the term/allowed", worst([o.misses for o in fixed]), "≤", 1.0),
-        Check(
+        Check.at_most("fixed: games above the term/allowed", (o.misses for o in fixed), 1.0),
+        Check.at_most(
             "fixed: games above their certificate, share",
-            worst([games.double().mean().item() for games in above]),
-            "≤",
+            (games.double().mean().item() for games in above),
             DELTA,
         ),
-        Check("fixed: largest quantile/term", worst([o.share for o in fixed]), "≤", 1.0),
-        Check("fixed, signs: quantile/normal's, smallest", min(signs), "≥", 1 - NEAR),
-        Check("fixed, signs: quantile/normal's, largest", worst(signs), "≤", 1 + NEAR),
-        Check(
+        Check.at_most("fixed: largest quantile/term", (o.share for o in fixed), 1.0),
+        Check.at_least("fixed, signs: quantile/normal's, smallest", signs, 1 - NEAR),
+        Check.at_most("fixed, signs: quantile/normal's, largest", signs, 1 + NEAR),
+        Check.at_most(
             "adversary: largest regret/certificate",
-            worst([(a.trace.regret / a.trace.bound).max().item() for a in answered]),
-            "≤",
+            ((a.trace.regret / a.trace.bound).max().item() for a in answered),
             1.0,
         ),
         Check("adversary, k = 1: (regret − bound)/term for fixed streams", needed, ">", 1.0),
-        Check(
-            "adversary: smallest exponent of the regret",
-            min(a.exponent for a in answered),
-            "≥",
-            LINEAR,
+        Check.at_least(
+            "adversary: smallest exponent of the regret", (a.exponent for a in answered), LINEAR
         ),
-        Check("means of polar factors: share above ε", worst(misses), "≤", DELTA),
+        Check.at_most("means of polar factors: share above ε", misses, DELTA),
     )
 
 

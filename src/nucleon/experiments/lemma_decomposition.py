@@ -10,11 +10,19 @@ from torch import Tensor
 
 from nucleon import streams
 from nucleon.experiments import agreement
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import worst
-from nucleon.experiments.reference import bounds, learners, lemma
+from nucleon.experiments.base import (
+    Check,
+    Claim,
+    Progress,
+    Result,
+    Settings,
+    least,
+    one_thread,
+    worst,
+)
+from nucleon.experiments.reference import lemma
 from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, named, records
-from nucleon.experiments.twins import ftpl_draws
+from nucleon.experiments.twins import ftpl_draws, smoothing
 from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.o2nc.plans import Interval
 from nucleon.potentials import Potential, Regularized
@@ -78,7 +86,7 @@ class Game:
             (t.bregman.sum(0) / t.bregman_bound.sum(0)).min(),
             (t.stability.sum(0) / t.stability_bound.sum(0)).min(),
         )
-        return min(share.item() for share in shares)
+        return least(share.item() for share in shares)
 
     def mean_ratios(self) -> dict[str, Interval]:
         """Each kind of term over its bound, which is 0 for the last, in the mean over the draws."""
@@ -178,22 +186,7 @@ def _terms_agree(seed: int) -> tuple[Check, ...]:
     shape = (2, *SHAPE)
     given = agreement.leaning(shape, bound=BOUND, seed=seed)
     draws = ftpl_draws(shape, samples=8, redraw=False, antithetic=True)
-    gaussian = bounds.gaussian(SHAPE[0], bounds.padded(*SHAPE))
-    twins: dict[str, tuple[lemma.Value, learners.Direction, tuple[float, float], float]] = {
-        "FAML": (lemma.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC, agreement.EXACT),
-        "FTPL": (
-            lemma.perturbed_value(draws),
-            learners.perturbed(draws),
-            gaussian,
-            agreement.EXACT,
-        ),
-        "FTRL": (
-            lemma.regularized_value,
-            learners.regularized,
-            bounds.REGULARIZED,
-            agreement.SOLVED,
-        ),
-    }
+    limits = {"FAML": agreement.EXACT, "FTPL": agreement.EXACT, "FTRL": agreement.SOLVED}
 
     def error(name: str, discount: float) -> float:
         make, options = LEARNERS[name]
@@ -201,24 +194,21 @@ def _terms_agree(seed: int) -> tuple[Check, ...]:
         learner = make(shape, gradient_bound=BOUND, dtype=torch.float64, **game, **options)
         recorded = play(learner, streams.replay(given), len(given), lambda: None)
         mine = decompose(learner.potential, *recorded, gradient_bound=BOUND, **game)
-        value, slope, constants, _ = twins[name]
+        value, slope, constants = smoothing(name, shape, draws)
         wanted = lemma.terms(value, slope, given.numpy(), constants, bound=BOUND, **game)
         unit = RADIUS * BOUND * SHAPE[0]
         return worst(
-            [
-                agreement.largest(_summed(getattr(mine, kind)) - wanted[kind]) / unit
-                for kind in (*KINDS, *BOUNDED)
-            ]
+            agreement.largest(_summed(getattr(mine, kind)) - wanted[kind]) / unit
+            for kind in (*KINDS, *BOUNDED)
         )
 
     return tuple(
-        Check(
+        Check.at_most(
             f"{name}: terms and their bounds against the reference's, over D·G·m",
-            worst([error(name, discount) for discount in DISCOUNTS]),
-            "≤",
+            (error(name, discount) for discount in DISCOUNTS),
             limit,
         )
-        for name, (*_, limit) in twins.items()
+        for name, limit in limits.items()
     )
 
 
@@ -234,27 +224,22 @@ def checks(found: list[Game], wrong: Game) -> tuple[Check, ...]:
     means = [g.mean_ratios() for g in found if g.learner == "FTPL"]
     miss = "largest |regret − sum of the terms|/regret"
     return (
-        Check(f"FTL, FTPL, FAML: {miss}", worst([g.mismatch for g in exact]), "≤", ROUNDING),
-        Check(f"FTRL: {miss}", worst([g.mismatch for g in solved]), "≤", SOLVER),
+        Check.at_most(f"FTL, FTPL, FAML: {miss}", (g.mismatch for g in exact), ROUNDING),
+        Check.at_most(f"FTRL: {miss}", (g.mismatch for g in solved), SOLVER),
         Check("FAML's actions, FTRL's Ψ: |regret − sum|/regret", wrong.mismatch, "≥", WRONG),
-        Check(
+        Check.at_most(
             "FTRL, FAML: largest (term − bound − gap)/(D·G·m)",
-            worst([g.excess for g in certain]),
-            "≤",
+            (g.excess for g in certain),
             ROUNDING,
         ),
-        Check(
+        Check.at_least(
             "FTRL, FAML, alternating: smallest sum of Bregman or stability terms over its bound",
-            min(g.reached for g in certain if (g.stream, g.discount) == ("alternating", 1.0)),
-            "≥",
+            (g.reached for g in certain if (g.stream, g.discount) == ("alternating", 1.0)),
             REACHED,
         ),
         *(
-            Check(
-                f"FTPL: {kind}, mean over Z, upper end",
-                worst([m[kind].high for m in means]),
-                "≤",
-                1.0,
+            Check.at_most(
+                f"FTPL: {kind}, mean over Z, upper end", (m[kind].high for m in means), 1.0
             )
             for kind in means[0]
         ),

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from nucleon import noise, theory
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import worst
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread, worst
 from nucleon.experiments.reference.conversion import discounted_changes
 from nucleon.experiments.shown import Figure, Panel, Series, Table
 
@@ -44,16 +43,14 @@ def run(settings: Settings, progress: Progress) -> Result:
     for discount in DISCOUNTS:
         for length in rounds:
             errors = [case(k, length, discount, seed) for k in KINDS for seed in seeds]
-            largest = (worst(list(column)) for column in zip(*errors, strict=True))
+            largest = (worst(column) for column in zip(*errors, strict=True))
             found.append(Errors(discount, length, *largest))
             progress.advance(1, f"γ = {discount:g}, T = {length}")
-    alone = worst([e.alone for e in found])
+    alone = worst(e.alone for e in found)
     return Result(
         checks=(
-            Check(
-                "|left − right|/size, largest", worst([e.identity for e in found]), "≤", ROUNDING
-            ),
-            Check("|right − the reference's|/size", worst([e.exact for e in found]), "≤", ROUNDING),
+            Check.at_most("|left − right|/size, largest", (e.identity for e in found), ROUNDING),
+            Check.at_most("|right − the reference's|/size", (e.exact for e in found), ROUNDING),
             Check("the first sum alone: largest error/size", alone, ">", 0.1),
         ),
         tables=(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 
 from nucleon import noise, theory
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, text, worst
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread, worst
+from nucleon.experiments.games import BOUND, text
 from nucleon.experiments.reference import wishart
 from nucleon.experiments.shown import Figure, Panel, Series, Table
 
@@ -182,27 +182,21 @@ def checks(
     exact = [abs(i.shifted - i.exact) / i.error for i in inverses]
     tight = [abs(i.shifted - 1) / i.error for i in inverses if i.shift == 0]
     return (
-        Check("E.1: largest left/right", worst([h.share for h in hessians]), "≤", 1 + 1e-12),
-        Check(
-            "E.1: both sides against the reference's",
-            worst([h.apart for h in hessians]),
-            "≤",
-            AGREE,
+        Check.at_most("E.1: largest left/right", (h.share for h in hessians), 1 + 1e-12),
+        Check.at_most(
+            "E.1: both sides against the reference's", (h.apart for h in hessians), AGREE
         ),
-        Check("E.1, off the row space: smallest left/right", min(outside), "≥", 1 - 1e-9),
-        Check("E.2: largest left/right", worst([m.share for m in moments]), "≤", 1 + 1e-12),
-        Check("E.2: largest |left/quadrature − 1|", worst([m.apart for m in moments]), "≤", EXACT),
-        Check("E.2, λ = 0: smallest left/right", min(central), "≥", 1 - 1e-12),
-        Check("E.3: (largest left/right − 1)/error", worst(above), "≤", 2 * ERRORS),
-        Check(
-            "E.3: left/right against the reference's",
-            worst([i.apart for i in inverses]),
-            "≤",
-            EXACT,
+        Check.at_least("E.1, off the row space: smallest left/right", outside, 1 - 1e-9),
+        Check.at_most("E.2: largest left/right", (m.share for m in moments), 1 + 1e-12),
+        Check.at_most("E.2: largest |left/quadrature − 1|", (m.apart for m in moments), EXACT),
+        Check.at_least("E.2, λ = 0: smallest left/right", central, 1 - 1e-12),
+        Check.at_most("E.3: (largest left/right − 1)/error", above, 2 * ERRORS),
+        Check.at_most(
+            "E.3: left/right against the reference's", (i.apart for i in inverses), EXACT
         ),
-        Check("E.3, central rows: |(n−m−1)·entry − 1|/error", worst(free), "≤", ERRORS),
-        Check("E.3, no shift: |(n−m−1)·entry − 1|/error", worst(tight), "≤", ERRORS),
-        Check("E.3, shifted row: |entry − quadrature|/error", worst(exact), "≤", ERRORS),
+        Check.at_most("E.3, central rows: |(n−m−1)·entry − 1|/error", free, ERRORS),
+        Check.at_most("E.3, no shift: |(n−m−1)·entry − 1|/error", tight, ERRORS),
+        Check.at_most("E.3, shifted row: |entry − quadrature|/error", exact, ERRORS),
     )
 
 

@@ -124,10 +124,9 @@ def _lemmas(scaling: Tensor, distances: list[tuple[int, Interval]]) -> tuple[Che
             "≤",
             MOST_ERRORS,
         ),
-        Check(
+        Check.at_most(
             "Lemma G.3: largest mean distance to the average, upper end",
-            max(d.high for _, d in distances),
-            "≤",
+            (d.high for _, d in distances),
             RHO,
         ),
         Check("the same on the slope, over ρ", distances[-1][1].value / RHO, "≥", SLOPE_DISTANCE),

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -233,16 +233,15 @@ class _Costs:
     def ratio(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """Time over a round of FAML on the same stream; infinite unless every round reached it."""
         found = self.of(learner, stream, solver, tolerance)
-        if len(found) < self.captured:
-            return math.inf
-        return statistics.median(s.seconds for s in found) / self.faml[stream]
+        return self._median(s.seconds for s in found) / self.faml[stream]
 
     def iterations(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """The median number, infinite unless every round reached the gap."""
-        found = self.of(learner, stream, solver, tolerance)
-        if len(found) < self.captured:
-            return math.inf
-        return statistics.median(s.iterations for s in found)
+        return self._median(s.iterations for s in self.of(learner, stream, solver, tolerance))
+
+    def _median(self, values: Iterable[float]) -> float:
+        found = list(values)
+        return statistics.median(found) if len(found) == self.captured else math.inf
 
     def cheapest(self, learner: str, stream: str) -> float:
         """The least time over a round of FAML of any solver of the library."""

@@ -12,10 +12,11 @@ from torch import Tensor
 from nucleon.admissibility import AdmissibilitySearch, Estimate, search_admissibility
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import text, worst
-from nucleon.experiments.reference import bounds, definition, learners, lemma
+from nucleon.experiments.games import text
+from nucleon.experiments.reference import bounds, definition
+from nucleon.experiments.reference.algebra import Array
 from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, records
-from nucleon.experiments.twins import ftpl_draws
+from nucleon.experiments.twins import ftpl_draws, smoothing
 from nucleon.potentials import Admissibility, Gaussian, Hyperbolic, Potential, Regularized
 
 POTENTIALS: dict[str, Potential] = {
@@ -142,53 +143,31 @@ def trade_off(name: str, potential: Potential, seed: int) -> Curve:
 
 def _reference_checks(shapes: tuple[tuple[int, int], ...], seed: int) -> tuple[Check, ...]:
     """Constants, values and gradients of every potential against the reference's."""
-    constants, exact, solved = list[float](), list[float](), list[float]()
+    constants, exact, solved = list[float](), list[Array](), list[Array]()
+    known: dict[str, tuple[Potential, str]] = {
+        "Regularized": (Regularized(tolerance=agreement.TIGHT, max_iterations=20_000), "FTRL"),
+        "Hyperbolic": (Hyperbolic(), "FAML"),
+        "Gaussian": (Gaussian(16, seed), "FTPL"),
+    }
     for m, n in shapes:
-        width = bounds.padded(m, n)
-        draws = ftpl_draws((m, n), samples=16, seed=seed)
-
-        def drawn(t: int, draws: learners.Noise = draws) -> Any:
-            return draws(0)
-
-        twins: dict[str, tuple[Potential, tuple[float, float], lemma.Value, learners.Direction]] = {
-            "Regularized": (
-                Regularized(tolerance=agreement.TIGHT, max_iterations=20_000),
-                bounds.REGULARIZED,
-                lemma.regularized_value,
-                learners.regularized,
-            ),
-            "Hyperbolic": (
-                Hyperbolic(),
-                bounds.HYPERBOLIC,
-                lemma.hyperbolic_value,
-                learners.augmented,
-            ),
-            "Gaussian": (
-                Gaussian(16, seed),
-                bounds.gaussian(m, width),
-                lemma.perturbed_value(drawn),
-                learners.perturbed(drawn),
-            ),
-        }
+        draws = ftpl_draws((m, n), samples=16, seed=seed, redraw=False)
         s, other = agreement.leaning((2, m, n), seed=seed, rounds=2).unbind(0)
-        smoothing = torch.eye(m, dtype=torch.float64) + other @ other.mT
+        level = torch.eye(m, dtype=torch.float64) + other @ other.mT
         # One game at a time, since a batch numbers its noise.
-        for name, (potential, wanted, value, slope) in twins.items():
+        for name, (potential, learner) in known.items():
+            value, slope, wanted = smoothing(learner, (m, n), draws)
             stated = POTENTIALS[name].admissibility(m, n)
             pair = (math.nan, math.nan) if stated is None else (stated.alpha, stated.beta)
-            constants += [abs(a / b - 1) for a, b in zip(pair, wanted, strict=True)]
-            own = (potential.value(s[0], smoothing[0]), potential.gradient(s[0], smoothing[0]))
-            given = (s[0].numpy(), smoothing[0].numpy())
-            errors = [
-                agreement.largest(own[0].numpy() / value(*given) - 1),
-                agreement.largest(own[1].numpy() - slope(*given, 0)),
-            ]
+            constants += [a / b - 1 for a, b in zip(pair, wanted, strict=True)]
+            own = (potential.value(s[0], level[0]), potential.gradient(s[0], level[0]))
+            given = (s[0].numpy(), level[0].numpy())
+            errors = (own[0].numpy() / value(*given) - 1, own[1].numpy() - slope(*given, 0))
             (solved if name == "Regularized" else exact).extend(errors)
     name = "Ψ and ∇Ψ against the reference's, largest difference"
     return (
-        Check("α and β stated against the reference's", worst(constants), "≤", agreement.EXACT),
-        Check(f"Gaussian, Hyperbolic: {name}", worst(exact), "≤", agreement.EXACT),
-        Check(f"Regularized: {name}", worst(solved), "≤", agreement.SOLVED),
+        agreement.close("α and β stated against the reference's", *constants),
+        agreement.close(f"Gaussian, Hyperbolic: {name}", *exact),
+        agreement.close(f"Regularized: {name}", *solved, limit=agreement.SOLVED),
     )
 
 
@@ -212,7 +191,7 @@ def _points(found: list[Found], seed: int) -> Check:
             margin = estimate.margin + error + agreement.EXACT * estimate.stated
             apart.append(float(abs(estimate.found - values.mean()) / margin))
     name = "α and β found against the reference's at their points, over both margins"
-    return Check(name, worst(apart), "≤", 1.0)
+    return Check.at_most(name, apart, 1.0)
 
 
 def _plain(estimate: Estimate) -> dict[str, float]:
@@ -227,28 +206,28 @@ def checks(found: list[Found], curves: list[Curve]) -> tuple[Check, ...]:
 
     attained = [f.search for f in found if f.potential != "Gaussian"]
     products = [f.search.alpha.stated * f.search.beta.stated for f in found]
-    feasibility = worst([f.search.feasibility for f in found])
-    dominance = min(f.search.dominance for f in found)
-    excess = worst([(c.values / c.upper - 1).max().item() for c in curves])
+    feasibility = [f.search.feasibility - 1 for f in found]
+    dominance = [f.search.dominance for f in found]
+    excess = [(c.values / c.upper - 1).max().item() for c in curves]
     (regular,) = (c for c in curves if c.potential == "Regularized")
     apart = (1 - regular.values / regular.upper)[SCALES.index(1.0)].item()
     alpha, beta = ("Regularized, Hyperbolic: smallest " + s + " found/stated" for s in "αβ")
     return (
-        Check("α: lower end/stated − 1", worst([above(f.search.alpha) for f in found]), "≤", 0.0),
-        Check("β: lower end/stated − 1", worst([above(f.search.beta) for f in found]), "≤", 0.0),
-        Check("feasibility: largest ‖∇Ψ‖_op − 1", feasibility - 1, "≤", 1e-9),
-        Check("dominance: smallest (Ψ − ‖S‖_* + margin)/Ψ", dominance, "≥", 0.0),
-        Check(alpha, min(s.alpha.closeness for s in attained), "≥", CLOSE),
-        Check(beta, min(s.beta.closeness for s in attained), "≥", CLOSE),
+        Check.at_most("α: lower end/stated − 1", (above(f.search.alpha) for f in found), 0.0),
+        Check.at_most("β: lower end/stated − 1", (above(f.search.beta) for f in found), 0.0),
+        Check.at_most("feasibility: largest ‖∇Ψ‖_op − 1", feasibility, 1e-9),
+        Check.at_least("dominance: smallest (Ψ − ‖S‖_* + margin)/Ψ", dominance, 0.0),
+        Check.at_least(alpha, (s.alpha.closeness for s in attained), CLOSE),
+        Check.at_least(beta, (s.beta.closeness for s in attained), CLOSE),
         Check(
             "Gaussian: smallest αβ found/stated",
             min((f.share for f in found if f.potential == "Gaussian"), default=math.inf),
             "≥",
             ATTAINED,
         ),
-        Check("smallest αβ found, upper end", min(f.product for f in found), "≥", 0.5 * CLOSE**2),
-        Check("smallest αβ stated", min(products), "≥", 0.5),
-        Check("Ψ(X; c√(XXᵀ)) over (αc + β/2c)·‖X‖_*, largest − 1", excess, "≤", ROUNDING),
+        Check.at_least("smallest αβ found, upper end", (f.product for f in found), 0.5 * CLOSE**2),
+        Check.at_least("smallest αβ stated", products, 0.5),
+        Check.at_most("Ψ(X; c√(XXᵀ)) over (αc + β/2c)·‖X‖_*, largest − 1", excess, ROUNDING),
         Check("Regularized at c = 1, where both are 1: 1 − the same", apart, "≤", ROUNDING),
     )
 

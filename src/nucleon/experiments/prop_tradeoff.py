@@ -5,15 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nucleon import noise, theory
 from nucleon.admissibility import AdmissibilitySearch, search_admissibility
 from nucleon.experiments import agreement
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import worst
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread, worst
 from nucleon.experiments.reference import bounds, lemma, mixtures
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.potentials import Admissibility, Hyperbolic, Potential, Regularized
@@ -161,7 +159,7 @@ def measure(mixture: Mixture, seed: int, quick: bool) -> Measured:
         (value / ceiling).max().item(),
         (tight.right / tight.left).mean().item() / math.sqrt(2 * stated.product),
         stated.product / mixtures.least_product(parts),
-        worst([agreement.largest(np.asarray(d)) for d in differences]),
+        worst(map(agreement.largest, differences)),
     )
 
 
@@ -191,22 +189,18 @@ def checks(measured: list[Measured]) -> tuple[Check, ...]:
     ]
     upper = [m.found.alpha.interval[1] * m.found.beta.interval[1] for m in measured]
     return (
-        Check("smallest αβ stated", min(products), "≥", 0.5),
-        Check("smallest αβ/(Σw√(α_iβ_i))²", min(m.cauchy for m in measured), "≥", 1 - 1e-12),
-        Check(
-            "α, β, Ψ and ceilings against the reference's",
-            worst([m.apart for m in measured]),
-            "≤",
-            ROUNDING,
+        Check.at_least("smallest αβ stated", products, 0.5),
+        Check.at_least("smallest αβ/(Σw√(α_iβ_i))²", (m.cauchy for m in measured), 1 - 1e-12),
+        Check.at_most(
+            "α, β, Ψ and ceilings against the reference's", (m.apart for m in measured), ROUNDING
         ),
-        Check("largest constant found/stated, lower end", worst(above), "≤", 1.0),
-        Check("smallest αβ found, upper end", min(upper), "≥", 0.5 * CLOSE**2),
-        Check("smallest Ψ/‖X‖_*", min(m.dominance for m in measured), "≥", 1 - ROUNDING),
-        Check("largest Ψ/ceiling", worst([m.ceiling for m in measured]), "≤", 1 + ROUNDING),
-        Check(
+        Check.at_most("largest constant found/stated, lower end", above, 1.0),
+        Check.at_least("smallest αβ found, upper end", upper, 0.5 * CLOSE**2),
+        Check.at_least("smallest Ψ/‖X‖_*", (m.dominance for m in measured), 1 - ROUNDING),
+        Check.at_most("largest Ψ/ceiling", (m.ceiling for m in measured), 1 + ROUNDING),
+        Check.at_most(
             "ceiling/(√(2αβ)‖X‖_*) at the proof's L, farthest from 1",
-            worst([abs(m.least - 1) for m in measured]),
-            "≤",
+            (abs(m.least - 1) for m in measured),
             1e-9,
         ),
     )

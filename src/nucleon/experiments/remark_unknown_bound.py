@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.experiments import agreement, twins
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, swing, swung, worst
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, least, one_thread
+from nucleon.experiments.games import BOUND, swing, swung
 from nucleon.experiments.reference.unknown import Ball, Offset, Preconditioner
 from nucleon.experiments.shown import Figure, Panel, Series, Table
 from nucleon.game import play
@@ -157,27 +157,28 @@ def _along(ball: Ball) -> Tensor:
     return torch.ones(1, DIMENSION, dtype=F64)
 
 
+def _given(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Gradients of the sizes `SIZES`, some of which exceed all before."""
+    return agreement.leaning(shape, seed=seed) * torch.tensor(SIZES, dtype=F64)[:, None, None, None]
+
+
 def rows_agree(
     name: str, preconditioner: Preconditioner, ball: Ball, seed: int
 ) -> agreement.Agreement:
-    """AdaGrad-FTRL beside its twin, on gradients some of which exceed all before."""
+    """AdaGrad-FTRL beside its twin."""
     shape = (2, 1, DIMENSION)
-    given = (
-        agreement.leaning(shape, seed=seed) * torch.tensor(SIZES, dtype=F64)[:, None, None, None]
-    )
     learner = AdaGradFTRL(
         shape, offset=OFFSETS[name], preconditioner=preconditioner, ball=ball, dtype=F64
     )
     twin = twins.unknown_twin(OFFSETS[name], preconditioner, ball)
-    return agreement.compare(f"{name}, {preconditioner}, {ball}", learner, given, twin)
+    label = f"{name}, {preconditioner}, {ball}"
+    return agreement.compare(label, learner, _given(shape, seed), twin)
 
 
 def matrices_agree(name: str, seed: int) -> list[agreement.Agreement]:
     """A matrix learner that clips or grows beside its twin, told a bound or none."""
     shape, (make, options) = (2, *SHAPE), MATRICES[name]
-    given = (
-        agreement.leaning(shape, seed=seed) * torch.tensor(SIZES, dtype=F64)[:, None, None, None]
-    )
+    given = _given(shape, seed)
     draws = twins.ftpl_draws(shape, samples=4)
     found = list[agreement.Agreement]()
     for (on_excess, bound), discount in itertools.product(EXCESS, (1.0, 0.9)):
@@ -215,7 +216,7 @@ def checks(wild: list[Wild], swings: list[Swung]) -> tuple[Check, ...]:
     """Within every bound, and a stated share reached on every side."""
 
     def reached(name: str) -> float:
-        return min(s.share for s in swings if (s.variant, s.rounds) == (name, 30))
+        return least(s.share for s in swings if (s.variant, s.rounds) == (name, 30))
 
     def matrix_share(name: str, on_excess: str) -> float:
         make, _ = MATRICES[name]
@@ -224,15 +225,14 @@ def checks(wild: list[Wild], swings: list[Swung]) -> tuple[Check, ...]:
 
     return (
         *(
-            Check(
+            Check.at_most(
                 f"{name}: largest regret/bound, wild",
-                worst([w.share for w in wild if w.variant == name]),
-                "≤",
+                (w.share for w in wild if w.variant == name),
                 1.0,
             )
             for name in OFFSETS
         ),
-        Check("swing: largest regret/bound", worst([s.share for s in swings]), "≤", 1.0),
+        Check.at_most("swing: largest regret/bound", (s.share for s in swings), 1.0),
         *(Check(f"{n}, swing of 30: smallest share", reached(n), "≥", REACHED[n]) for n in OFFSETS),
         *(
             Check(

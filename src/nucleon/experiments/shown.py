@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar
 
+from torch import Tensor
+
 Scale = Literal["linear", "log"]
 Cell = str | float
 Item = TypeVar("Item")
@@ -56,6 +58,12 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     style: int = 0
+
+    @classmethod
+    def spanning(cls, name: str, x: Sequence[float], values: Tensor, style: int = 0) -> Self:
+        """The means of values, (points, repetitions), in a band that spans the repetitions."""
+        mean, low, high = (v.tolist() for v in (values.mean(1), values.amin(1), values.amax(1)))
+        return cls(name, x, mean, low, high, style)
 
 
 @dataclass(frozen=True)

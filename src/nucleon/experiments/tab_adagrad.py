@@ -175,18 +175,15 @@ def run(settings: Settings, progress: Progress) -> Result:
 
 def _guarantees(games: list[Game]) -> tuple[Check, ...]:
     """Regret within the bound."""
-
-    def largest(ball: Ball, learner: str) -> float:
-        found = [g.trace for g in games if g.ball == ball and g.learner.startswith(learner)]
-        return max(map(ratio, found))
-
-    return (
-        *(
-            Check(f"{u} on {name}: largest regret/bound", largest(ball, u), "≤", 1.0)
-            for ball, name in BALLS.items()
-            for u in UPDATES.values()
-        ),
-        Check(f"{GAUSSIAN} on ℓ2: largest regret/bound", largest("l2", GAUSSIAN), "≤", 1.0),
+    pairs: list[tuple[str, Ball]] = [(u, ball) for ball in BALLS for u in UPDATES.values()]
+    pairs.append((GAUSSIAN, "l2"))
+    return tuple(
+        Check.at_most(
+            f"{learner} on {BALLS[ball]}: largest regret/bound",
+            (ratio(g.trace) for g in games if g.ball == ball and g.learner.startswith(learner)),
+            1.0,
+        )
+        for learner, ball in pairs
     )
 
 

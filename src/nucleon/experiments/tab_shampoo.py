@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nucleon import streams, theory
 from nucleon.experiments import agreement
-from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, least, one_thread
 from nucleon.experiments.games import LEAST, exponent, played, ratio, swing, swung, text
 from nucleon.experiments.reference import bounds as reference
 from nucleon.experiments.shown import Figure, Panel, Series, Table, named, records
@@ -207,7 +207,9 @@ def run(settings: Settings, progress: Progress) -> Result:
                 "learner": lambda g: g.label,
                 "regret": lambda g: g.trace.regret[-1].tolist(),
                 "bound": lambda g: g.trace.bound[-1].tolist(),
-                "original": lambda g: _original_bound(g) if g.label == "Shampoo" else None,
+                "original": lambda g: (
+                    _bounds_of(g).original.tolist() if g.label == "Shampoo" else None
+                ),
             },
         ),
         notes=_notes(games, count),
@@ -239,22 +241,18 @@ def _original(shape: Shape, seed: int) -> Check:
     given, rank = given if shape[0] <= shape[1] else given.mT, min(shape)
     mine = bounds((given @ given.mT).sum(0), (given.mT @ given).sum(0), rank).original
     wanted = reference.original_shampoo(given.numpy(), radius=RADIUS, rank=rank)
-    error = agreement.largest(mine.numpy() / wanted - 1)
-    return Check("Shampoo's original bound against the reference's", error, "≤", agreement.EXACT)
+    name = "Shampoo's original bound against the reference's"
+    return agreement.close(name, mine.numpy() / wanted - 1)
 
 
 def _guarantees(games: list[Game], inexact: dict[float, Trace]) -> tuple[Check, ...]:
-    largest = {label: max(ratio(g.trace) for g in games if g.label == label) for label in LEARNERS}
-    norm = max((g.trace.norm.max() / RADIUS).item() for g in games)
+    coarse = "one-sided, solved coarsely: largest regret/bound with the gaps"
+    ratios = {label: [ratio(g.trace) for g in games if g.label == label] for label in LEARNERS}
+    norms = [(g.trace.norm.max() / RADIUS).item() for g in games]
     return (
-        *(Check(f"{label}: largest regret/bound", r, "≤", 1.0) for label, r in largest.items()),
-        Check(
-            "one-sided, solved coarsely: largest regret/bound with the gaps",
-            max(map(ratio, inexact.values())),
-            "≤",
-            1.0,
-        ),
-        Check("largest ‖X_t‖_op/D of all learners", norm, "≤", 1 + ROUNDING),
+        *(Check.at_most(f"{k}: largest regret/bound", found, 1.0) for k, found in ratios.items()),
+        Check.at_most(coarse, map(ratio, inexact.values()), 1.0),
+        Check.at_most("largest ‖X_t‖_op/D of all learners", norms, 1 + ROUNDING),
     )
 
 
@@ -274,17 +272,14 @@ def _against_original(games: list[Game], gains: dict[str, dict[int, float]]) -> 
         and (o.stream, o.shape) == ("swing", g.shape)
     ]
     return (
-        Check(
-            "original/our bound over ⅔√(r·min(m, n)), smallest", min(promised), "≥", 1 - ROUNDING
-        ),
-        Check("isometries m×m: largest |original/our bound over ⅔m² − 1|", max(flat), "≤", 1e-6),
-        Check(
+        Check.at_least("original/our bound over ⅔√(r·min(m, n)), smallest", promised, 1 - ROUNDING),
+        Check.at_most("isometries m×m: largest |original/our bound over ⅔m² − 1|", flat, 1e-6),
+        Check.at_most(
             "one-sided/Shampoo bound, largest",
-            max((found.one_sided / found.shampoo).max().item() for _, found in shampoo),
-            "≤",
+            ((found.one_sided / found.shampoo).max().item() for _, found in shampoo),
             1.0,
         ),
-        Check("swing: one-sided Shampoo's regret over √2·D·Tr√M", min(swung), ">", 1.0),
+        Check("swing: one-sided Shampoo's regret over √2·D·Tr√M", least(swung), ">", 1.0),
     )
 
 
@@ -389,10 +384,6 @@ def _turn_figure(free: Trace, kept: Trace, horizons: tuple[int, ...]) -> Figure:
         "as T^{3/2}; with it, it is negative here.",
         (Panel("turning stream", "horizon T", "regret", series, "log", "log", marked=True),),
     )
-
-
-def _original_bound(game: Game) -> object:
-    return _bounds_of(game).original.tolist()
 
 
 def _notes(games: list[Game], count: int) -> tuple[str, ...]:

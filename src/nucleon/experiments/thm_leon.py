@@ -22,7 +22,6 @@ from nucleon.experiments.conversions import (
     identity_start,
     sampling,
 )
-from nucleon.experiments.games import worst
 from nucleon.experiments.o2nc import ESTIMATE, MOST_ERRORS
 from nucleon.experiments.reference import bounds, conversion
 from nucleon.experiments.shown import Figure, Panel, Table, records
@@ -233,18 +232,8 @@ def planned(target: Target, factor: float, constant: float) -> tuple[Check, Chec
     mine = [math.nan] if bound is None else [bound.descent, bound.regret, bound.noise]
     name = "against the reference's"
     return (
-        Check(
-            f"{target.name}: γ, D and T {name}",
-            worst([abs(e) for e in errors]),
-            "≤",
-            agreement.EXACT,
-        ),
-        Check(
-            f"{target.name}: what is promised, term by term, {name}",
-            agreement.largest(mine / terms - 1),
-            "≤",
-            agreement.EXACT,
-        ),
+        agreement.close(f"{target.name}: γ, D and T {name}", *errors),
+        agreement.close(f"{target.name}: what is promised, term by term, {name}", mine / terms - 1),
     )
 
 

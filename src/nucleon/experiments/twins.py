@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from nucleon import noise
-from nucleon.experiments.reference import bounds, learners, unknown
+from nucleon.experiments.reference import bounds, learners, lemma, unknown
 from nucleon.experiments.reference.algebra import Array
 
 Actions = Callable[[Array], Array]
@@ -26,6 +26,26 @@ class Twin:
     ball: Literal["op", "linf"] = "op"
     exact: bool = True
     """False where the library's actions come from a solver."""
+
+
+class Smoothing(NamedTuple):
+    """The reference's potential: Ψ, ∇Ψ and (α, β)."""
+
+    value: lemma.Value
+    slope: learners.Direction
+    constants: tuple[float, float]
+
+
+def smoothing(
+    name: str, shape: tuple[int, ...], draws: Callable[[int], Array] | None = None
+) -> Smoothing:
+    """That of FTRL, of FTPL with the noise `draws`, or of FAML."""
+    values: Mapping[str, lemma.Value] = {
+        "FTRL": lemma.regularized_value,
+        "FTPL": lemma.perturbed_value(draws or _none),
+        "FAML": lemma.hyperbolic_value,
+    }
+    return Smoothing(values[name], _direction(name, draws), gbpa_constants(name, shape))
 
 
 def gbpa_twin(
@@ -108,15 +128,19 @@ def ftpl_draws(
     seed: int = 0,
     redraw: bool = True,
     antithetic: bool = False,
+    width: int | None = None,
 ) -> Callable[[int], Array]:
-    """Z of every round for FTPL's games: t → (samples, b, m, n′), keyed as `noise` says."""
+    """Z of every round for FTPL's games: t → (samples, b, m, n′), keyed as `noise` says.
+
+    The `width` n′ is the library's where None is given.
+    """
     *batch, rows, columns = shape
     m, n = sorted((rows, columns))
     count = samples // 2 if antithetic else samples
 
     def draws(t: int) -> Array:
         drawn = noise.normal(
-            (count, *batch, m, bounds.padded(m, n)),
+            (count, *batch, m, width or bounds.padded(m, n)),
             seed=seed,
             stream=torch.arange(batch[0]) if batch else 0,
             step=t if redraw else 0,

@@ -85,16 +85,8 @@ def random_ripples(
         device: (default: torch's).
     """
     _checks.count("measurements", measurements)
-    stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-    drawn = noise.normal(
-        (len(seeds), measurements, *_shape(shape)),
-        seed=_NOISE_SEED,
-        stream=stream,
-        step=_MEASUREMENTS,
-        dtype=dtype,
-        device=device,
-    )
-    return Ripples(drawn)
+    sides = (measurements, *_shape(shape))
+    return Ripples(_normal(seeds, sides, _MEASUREMENTS, dtype, device))
 
 
 def random_start(
@@ -105,15 +97,20 @@ def random_start(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Standard normal matrices (i, m, n), one for each seed; arguments as for `random_ripples`."""
+    return _normal(seeds, _shape(shape), _START, dtype, device)
+
+
+def _normal(
+    seeds: Sequence[int],
+    shape: tuple[int, ...],
+    step: int,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> Tensor:
+    """Noise of `shape` for each seed, a stream of its own."""
     stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-    return noise.normal(
-        (len(seeds), *_shape(shape)),
-        seed=_NOISE_SEED,
-        stream=stream,
-        step=_START,
-        dtype=dtype,
-        device=device,
-    )
+    size, key = (len(seeds), *shape), {"seed": _NOISE_SEED, "step": step}
+    return noise.normal(size, stream=stream, dtype=dtype, device=device, **key)
 
 
 def _shape(shape: tuple[int, int]) -> tuple[int, int]:

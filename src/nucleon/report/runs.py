@@ -64,6 +64,17 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True)
+class About:
+    """What a run that checks no claim is about."""
+
+    id: str
+    title: str
+    statement: str
+    place: str = ""
+    tolerance: str = ""
+
+
+@dataclass(frozen=True)
 class Run:
     """What was run, how, and what came out.
 

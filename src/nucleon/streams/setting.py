@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-
-Shape = tuple[int, ...]
+from nucleon.regret import Shape, game_shape
 
 TAIL = 3.0
 """A Gaussian matrix exceeds its expected norm by more with probability ≤ e^(−9/2)."""
@@ -102,11 +101,7 @@ class Setting:
         device: torch.device | str | None = None,
     ) -> "Setting":
         """The options, checked; a seed of None is that no seed was given."""
-        shape = tuple(shape)
-        if len(shape) not in (2, 3):
-            raise ValueError(f"shape must be (m, n) or (b, m, n), got {shape}")
-        for side in shape:
-            _checks.count("every side of shape", side)
+        shape = game_shape(shape)
         if seed is not None:
             _checks.count("seed", seed, minimum=0)
         dtype = torch.get_default_dtype() if dtype is None else dtype

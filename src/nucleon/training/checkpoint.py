@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from nucleon import _checks
 from nucleon._files import flush, to_json, write_whole
 
 STATE, MANIFEST, LATEST = "state.pt", "manifest.json", "latest"
+Read = TypeVar("Read")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -95,9 +96,15 @@ class Checkpoints:
 
         `say` is told of each damaged one that was passed over.
         """
+        return self.newest_by(lambda step: self.load(step, device=device), say)
+
+    def newest_by(
+        self, read: Callable[[int], Read], say: Callable[[str], None]
+    ) -> tuple[int, Read] | None:
+        """The newest step that `read` reads without a `DamagedError`, with what it returns."""
         for step in reversed(self.steps()):
             try:
-                return step, self.load(step, device=device)
+                return step, read(step)
             except DamagedError as error:
                 say(f"the checkpoint of step {step} is damaged ({error}); trying the one before it")
         return None

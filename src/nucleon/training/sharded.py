@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from nucleon.training.checkpoint import Checkpoints, DamagedError, verify
+from nucleon.training.checkpoint import Checkpoints, verify
 
 
 def save(checkpoints: Checkpoints, step: int, model: nn.Module, optimizer: Optimizer) -> None:
@@ -65,14 +65,8 @@ def load(
 
 
 def _newest(checkpoints: Checkpoints, say: Callable[[str], None]) -> int:
-    for step in reversed(checkpoints.steps()):
-        try:
-            verify(checkpoints.path(step), ".metadata")
-        except DamagedError as error:
-            say(f"the checkpoint of step {step} is damaged ({error}); trying the one before it")
-        else:
-            return step
-    return 0
+    found = checkpoints.newest_by(lambda step: verify(checkpoints.path(step), ".metadata"), say)
+    return 0 if found is None else found[0]
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
