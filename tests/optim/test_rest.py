@@ -88,6 +88,8 @@ def test_a_direction_that_is_not_finite_is_skipped():
     states = [optimizer.state[p] for p in params]
     assert [s["skipped"].item() for s in states] == [1, 0]
     assert [bool(s["total"].any()) for s in states] == [False, True]
+    states[0]["total"].fill_(-1.0)
+    assert all(map(math.isfinite, optimizer.diagnostics().values()))
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
         direction = work.method.direction(total, smoothing, work.context)
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
-    return total, smoothing, rest.kept(~resting, direction)
+    moves = ~resting & rest.largest(direction).isfinite()
+    return total, smoothing, rest.kept(moves, direction)
 
 
 def per_matrix(work: Matrices, flags: Tensor) -> Tensor:
