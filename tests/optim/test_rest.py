@@ -88,6 +88,35 @@ def test_a_direction_that_is_not_finite_is_skipped():
     states = [optimizer.state[p] for p in params]
     assert [s["skipped"].item() for s in states] == [1, 0]
     assert [bool(s["total"].any()) for s in states] == [False, True]
+    states[0]["total"].fill_(-1.0)
+    assert all(map(math.isfinite, optimizer.diagnostics().values()))
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [(nucleon.Leon, m) for m in ("auto", "eigh", "coupled")]
+    + [(nucleon.Pion, m) for m in ("auto", "svd")]
+    + [(nucleon.Muon, m) for m in ("auto", "svd")],
+)
+@pytest.mark.parametrize("place", ["total", "gram", "smoothing_scale"])
+def test_diagnostics_of_a_matrix_that_would_be_skipped(make, method, place):
+    """Nothing is raised, no figure is a NaN, its update is none, and its neighbour has its own."""
+    params = weights(2)
+    optimizer = make(params, method=method)
+    if place not in ("total", *make.own_options) and place not in optimizer.state[params[0]]:
+        return
+    params[1].grad = gradient()
+    assert moved(optimizer, params[0], 1e10 * gradient(1))
+    plain = optimizer.diagnostics()
+    if place == "smoothing_scale":  # cM̂ is beyond the largest number for the first of them alone
+        optimizer.param_groups[0][place] = 1e25
+    else:
+        optimizer.state[params[0]][place][..., 0, 1] = torch.nan
+    found = optimizer.diagnostics()
+    assert all(map(math.isfinite, found.values())), found
+    assert found[f"{make.name}/0/update_norm"] < 1e-30  # a bound, which is not zero
+    theirs = f"{make.name}/1/update_norm"
+    assert 1e-30 < found[theirs] <= 1.001 * plain[theirs]
 
 
 @pytest.mark.parametrize(

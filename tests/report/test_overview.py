@@ -75,3 +75,17 @@ def test_whatever_a_run_is_called_it_is_drawn(trained, name):
     figure, _ = overview([wild, trained(training=((0,), (math.nan,)))])
     assert b"<svg" in drawing(figure)
     assert render([wild, trained()]).count("<script>") == 1  # the page's own
+
+
+def test_runs_whose_curves_are_of_something_else_have_no_overview(trained):
+    """As a stranger may write them: the page is there without it."""
+
+    def forged(name):
+        (figure,) = trained().result.figures
+        series = tuple(replace(s, name="temperature") for s in figure.panels[0].series)
+        figure = replace(figure, panels=(replace(figure.panels[0], series=series),))
+        return replace(trained(name=name), result=Result(checks=(), figures=(figure,)))
+
+    runs = [forged("a"), forged("b")]
+    assert overview(runs) is None
+    assert render(runs).count("<article") == 2

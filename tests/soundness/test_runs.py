@@ -8,7 +8,7 @@ from soundness.cases import DTYPES, METHODS
 from soundness.machine import machine
 from soundness.marks import SOAK
 
-HERE = settings.default.max_examples // (3 if SOAK else 5)
+HERE = -(-settings.default.max_examples // (3 if SOAK else 5))
 """Of each optimizer in each dtype: 240 in all by default, 20,000 in the profile of `make soak`."""
 
 

@@ -201,3 +201,20 @@ def test_two_trainings_in_one_folder(started, tmp_path):
     assert steps == list(range(1, done + 4))  # each once: nothing is interleaved
     assert load(folder).state == "finished"
     assert not list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="what is open cannot be deleted there")
+def test_a_training_whose_lock_was_deleted_stops(started, tmp_path):
+    """Whoever comes then finds no lock: the first writes nothing more, and says why."""
+    folder = tmp_path / "run"
+    first = train(started, *TINY, "--steps", "1000000", "--output", folder)
+    while first.poll() is None and len(read_log(folder / "trace.jsonl")) < 3:
+        time.sleep(0.01)
+    (folder / ".lock").unlink()
+    with hold(folder):
+        _, said = first.communicate(timeout=30)
+        assert json.loads((folder / ".lock").read_text())["pid"] == os.getpid()
+    assert first.returncode == 2, said
+    assert f"{folder / '.lock'} was deleted or replaced while this process held it" in said
+    assert "Traceback" not in said
+    assert load(folder).state == "running"  # as of one that was killed: it can go on

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import shutil
+import signal
 
 import pytest
 import torch
@@ -153,6 +154,16 @@ def test_changed_data_are_refused(tmp_path):
         ("{", "cannot be read"),
         ('{"options": {"task": "text"}, "data": ""}', "cannot be read"),
         ('{"options": {"task": "chess", "recipe": {"steps": 1}}, "data": ""}', "cannot be read"),
+        ("[" * 200_000, "cannot be read"),
+        *(
+            (json.dumps({"options": {"task": "digits", "recipe": {"steps": 1}, **wrong}}), words)
+            for wrong, words in (
+                ({"optimizer": 5}, "cannot be read: optimizer must be a name, got 5"),
+                ({"set": "ab"}, "set must be an object"),
+                ({"seed": {}}, "seed must be an integer"),
+                ({"data": 5}, "data must be a path or null"),
+            )
+        ),
     ],
 )
 def test_a_folder_without_a_readable_run_is_refused(tmp_path, content, words):
@@ -160,6 +171,24 @@ def test_a_folder_without_a_readable_run_is_refused(tmp_path, content, words):
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(RunError, match=words):
         resume(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes and devices")
+@pytest.mark.parametrize("kind", ["pipe", "link to a device", "folder"])
+def test_options_that_are_no_plain_file_are_refused_at_once(tmp_path, kind):
+    path = tmp_path / "run.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    signal.alarm(60)  # a reader that waits must not make the tests wait
+    try:
+        with pytest.raises(RunError, match=r"run\.json is not a plain file"):
+            resume(tmp_path)
+    finally:
+        signal.alarm(0)
 
 
 def test_a_run_is_not_written_over(whole):

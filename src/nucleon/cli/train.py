@@ -281,9 +281,11 @@ def _held(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _kept(run: Run, again: str) -> Iterator[None]:
-    """A folder that takes no more ends the run, not what it has saved."""
+    """A folder that takes no more, or is not ours any more, ends the run, not what it has saved."""
     try:
         yield
+    except RunError as error:
+        raise CommandError(str(error), error.remedy) from error
     except OSError as error:
         error.filename = error.filename or str(run.folder)  # a full disk does not name itself
         raise CommandError(

@@ -40,7 +40,8 @@ def overview(runs: Sequence[Saved]) -> tuple[Figure, Table] | None:
 def _curves(run: Saved) -> dict[str, Series]:
     """The losses of a run over its steps, by the name of the series."""
     panels = [p for f in run.result.figures if f.name == CURVES for p in f.panels[:1]]
-    return {s.name: s for panel in panels for s in panel.series if len(s.x)}
+    known = (TRAINING, HELD_OUT)  # a forged run may have others
+    return {s.name: s for p in panels for s in p.series if s.name in known and len(s.x)}
 
 
 def _panel(title: str, which: str, runs: Sequence[Saved], names: Sequence[str]) -> Panel:

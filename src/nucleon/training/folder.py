@@ -44,9 +44,10 @@ class RunError(Exception):
 
 @dataclass
 class _Hold:
-    """The open file of a lock of this process, and how often it is held."""
+    """The open file of a lock of this process, what it says, and how often it is held."""
 
     opened: int
+    said: bytes
     times: int = 0
 
 
@@ -73,7 +74,7 @@ def hold(folder: Path) -> Iterator[None]:
     """
     place = folder.resolve()
     if place not in _holds:
-        _holds[place] = _Hold(_locked(folder))
+        _holds[place] = _Hold(*_locked(folder))
     held = _holds[place]
     held.times += 1
     try:
@@ -85,7 +86,25 @@ def hold(folder: Path) -> Iterator[None]:
             os.close(held.opened)  # and with it the lock
 
 
-def _locked(folder: Path) -> int:
+def check_held(folder: Path) -> None:
+    """Raise a `RunError` where the lock of this process on `folder` was deleted or replaced.
+
+    Then another process may hold the folder too, and neither sees the other.
+    """
+    held = _holds[folder.resolve()]
+    try:
+        # What it says, not which file it is: some network file systems number files anew.
+        there = (folder / LOCK).read_bytes() == held.said
+    except OSError:
+        there = False
+    if not there:
+        raise RunError(
+            f"{folder / LOCK} was deleted or replaced while this process held it",
+            "look whether another one writes there, then go on with --resume",
+        )
+
+
+def _locked(folder: Path) -> tuple[int, bytes]:
     opened = _opened(folder / LOCK)
     try:
         _lock(opened)
@@ -103,11 +122,11 @@ def _locked(folder: Path) -> int:
             stacklevel=4,
         )
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    who = to_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
     os.ftruncate(opened, 0)
     os.lseek(opened, 0, os.SEEK_SET)
-    os.write(opened, to_json(who).encode())
-    return opened
+    os.write(opened, who)
+    return opened, who
 
 
 def _opened(path: Path) -> int:

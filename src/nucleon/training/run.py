@@ -10,6 +10,7 @@ again, and ends with the weights and the log that it would have ended with unbro
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +28,7 @@ from nucleon.training import data, loop
 from nucleon.training.checkpoint import Checkpoints, tidy
 from nucleon.training.clock import Clock
 from nucleon.training.data import Data, Text, Tokens
-from nucleon.training.folder import RunError, hold
+from nucleon.training.folder import RunError, check_held, hold
 from nucleon.training.loop import Recipe, Record
 from nucleon.training.models import GPT, MLP, GPTConfig
 from nucleon.training.optimizers import make_optimizer, routes
@@ -36,6 +37,12 @@ Task = Literal["digits", "text"]
 TASKS: tuple[Task, ...] = ("digits", "text")
 OPTIONS, LOG, CHECKPOINTS = "run.json", "trace.jsonl", "checkpoints"
 SCHEMA = 1
+_KINDS = (
+    ("optimizer", str, "a name"),
+    ("set", Mapping, "an object"),
+    ("seed", int, "an integer"),
+    ("data", str | None, "a path or null"),
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,9 @@ class Options:
         _checks.choice("task", self.task, TASKS)
         _checks.count("batch", self.batch)
         _checks.positive("megabytes", self.megabytes)
+        for name, kinds, words in _KINDS:  # which a file may have, if not the command line
+            if not isinstance(getattr(self, name), kinds):
+                raise TypeError(f"{name} must be {words}, got {getattr(self, name)!r:.60}")
 
 
 @dataclass(frozen=True)
@@ -216,12 +226,14 @@ class _Keeper:
         write_whole(log, "".join(map(_line, kept)))
 
     def record(self, record: Record) -> None:
+        check_held(self.run.folder)
         self.figures |= record
         with (self.run.folder / LOG).open("a", encoding="utf-8") as log:
             log.write(_line(record))
         self.tell(record)
 
     def save(self, done: int) -> None:
+        check_held(self.run.folder)
         self.run.checkpoints.save(done, loop.snapshot(self.run.model, self.run.optimizer))
 
 
@@ -318,16 +330,19 @@ def _go_back(run: Run, device: str, say: Callable[[str], None]) -> None:
 
 def read_options(folder: Path) -> tuple[Options, str]:
     """The options of the run of a folder, and the fingerprint of its data."""
+    path = folder / OPTIONS
+    if os.path.lexists(path) and not path.is_file():  # of a pipe or a device there may be no end
+        raise RunError(f"{path} is not a plain file", "begin a new run with another --output")
     try:
-        facts = json.loads((folder / OPTIONS).read_text("utf-8"))
+        facts = json.loads(path.read_text("utf-8"))
         options = dict(facts["options"])
         recipe = Recipe(**options.pop("recipe"))
         return Options(recipe=recipe, **options), cast(str, facts["data"])
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}", "begin one without --resume") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
-            f"{folder / OPTIONS} cannot be read: {error}", "begin a new run with another --output"
+            f"{path} cannot be read: {error}", "begin a new run with another --output"
         ) from error
 
 

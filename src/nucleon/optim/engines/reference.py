@@ -127,15 +127,17 @@ def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
 
 
 def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
-    """(S, Λ, P) of the present state, S = Ĝ; nothing changes."""
+    """(S, Λ, P) of the present state, S = Ĝ; zero where a step would skip; nothing changes."""
     hyper = work.hyperparameters
     with exact_products(work.params[0].device):
         total, gram = moments_of(work)
-        smoothing = smoothing_of(gram, hyper)
+        finite = _finite(work, rest.largest(total), None, gram, hyper)
+        total, smoothing = rest.kept(finite, total), rest.kept(finite, smoothing_of(gram, hyper))
         direction = work.method.direction(total, smoothing, work.context)
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
-    return total, smoothing, rest.kept(~resting, direction)
+    moves = ~resting & rest.largest(direction).isfinite()
+    return total, smoothing, rest.kept(moves, direction)
 
 
 def per_matrix(work: Matrices, flags: Tensor) -> Tensor:
