@@ -74,7 +74,7 @@ def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     """
     if parent is None or isinstance(parent, nn.ModuleList):
         return False
-    maps = {n: m for n, m in parent.named_children() if _is_map(m)}
+    maps = {n: m for n, m in parent.named_children() if is_map(m)}
     if name not in maps:
         return False
     if len(maps) == 1:  # its gate and what it gates, as in GEGLU of diffusers
@@ -87,7 +87,7 @@ def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     return rows == 2 * taken and (alone or isinstance(parent, nn.Sequential))
 
 
-def _is_map(module: nn.Module) -> bool:
+def is_map(module: nn.Module) -> bool:
     """Whether there are matrices within; a convolution of each channel by itself has none."""
     depthwise = getattr(module, "groups", 1) == getattr(module, "in_channels", None) != 1
     return not depthwise and any(p.ndim > 1 for p in module.parameters())
