@@ -54,10 +54,12 @@ def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
 
 def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:
     """The word of the output axis if the maps of `parent.name` lie one after the other."""
-    size, odd = divmod(rows - _taken(parent, name, rows), 2)
+    taken = _taken(parent, name, rows)
+    size, odd = divmod(rows - taken, 2)
     if name == "x_proj" and size and not odd:  # of Mamba: dt, then B and C of one size
         return _cut(rows - 2 * size, size, size)
-    return f"(b={max(2, parts(name))} r)"  # one by its name, but more by its size
+    by_size = rows // taken if rows % taken == 0 else 2
+    return f"(b={max(2, parts(name), by_size)} r)"
 
 
 def _taken(parent: nn.Module | None, name: str, rows: int) -> int:

@@ -118,18 +118,26 @@ def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
         last = [m for m in found if m in heads or gives(m) not in taken]
     names = [_path(model, m) for m in last or found[-1:]]
     if heads:
-        told = [m in heads for m in last]
-        behind = not any(told) and trained[-1] in last
-        if not behind and (all(told) or not any(told)):
-            return None
-        known = [_path(model, head) for head in heads]
-        return Missed([name for name in names if name not in known], known, inner=False)
+        return _beside_or_behind(model, heads, last, trained[-1])
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in trained)
     changes = any(gives(m) not in takes(m) for m in found) and trained[-1] in found
     alone = len(weighted(model)) < 2
     if alone or not found or not (embeds or (changes and last)):
         return None
     return Missed(names, [], inner=not last)
+
+
+def _beside_or_behind(
+    model: nn.Module, heads: Mapping[nn.Module, str], last: Sequence[nn.Module], final: nn.Module
+) -> Missed | None:
+    """What ends a model beside the heads that were found, or behind all of them."""
+    last = [m for m in last if m in heads or isinstance(m, nn.Linear) or _at_top(model, m)]
+    told = [m in heads for m in last]
+    behind = final in last and (_at_top(model, final) or not _in_layers(model, final))
+    if all(told) or not (any(told) or behind):
+        return None
+    names = [_path(model, m) for m in last if m not in heads]
+    return Missed(names, [_path(model, head) for head in heads], inner=False)
 
 
 def _taken_within(trained: Sequence[nn.Module], first: set[nn.Module]) -> set[int]:
@@ -182,6 +190,17 @@ def _is_last(head: nn.Module, module: nn.Module) -> bool:
     """Whether no norm follows within: what goes on behind its weight is a hidden layer."""
     own = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
     return own[-1] is head
+
+
+def _at_top(model: nn.Module, module: nn.Module) -> bool:
+    return any(module is child for inner in _unwrapped(model) for child in inner.children())
+
+
+def _in_layers(model: nn.Module, module: nn.Module) -> bool:
+    """Whether it belongs to one of many layers."""
+    return any(
+        module in each.modules() for each in model.modules() if isinstance(each, nn.ModuleList)
+    )
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:
