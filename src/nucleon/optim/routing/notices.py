@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from nucleon.optim.routing.fused import parts
 from nucleon.optim.routing.heads import Missed
 
 MOST = 4
@@ -35,7 +36,8 @@ def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) 
     """
     names = [name for name, _, _ in fused]
     words = [word for _, _, word in fused]
-    maps = "q, k, v" if {*words} == {"(b=3 r)"} else "the maps"
+    attends = all(parts(name) == 3 for name in names) and {*words} == {"(b=3 r)"}
+    maps = "q, k, v" if attends else "the maps"
     ways = {f"{maps} one after the other, as x.chunk or x.split cuts them": words}
     if any("b=" in word for word in words):
         meaning = f"head by head, in each {maps}; write the number for HEADS"
