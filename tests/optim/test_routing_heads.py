@@ -127,6 +127,15 @@ SEVERAL = {
             "enc_score_head.weight",
         },
     ),
+    "classes and boxes of each region": (  # as in torchvision
+        lambda: net(
+            roi_heads=stack(
+                box_head=stack(fc6=nn.Linear(8, 16), fc7=nn.Linear(16, 16)),
+                box_predictor=stack(cls_score=nn.Linear(16, 3), bbox_pred=nn.Linear(16, 12)),
+            )
+        ),
+        {f"roi_heads.box_predictor.{name}.weight" for name in ("cls_score", "bbox_pred")},
+    ),
     "a detector with as many classes as colours": (  # as in Faster R-CNN
         lambda: stack(
             stem=nn.Conv2d(3, 8, 3),

@@ -49,7 +49,9 @@ _SURE = {"embed_out", "output_projection", "unembed"}
 """Names that are those of a head at any depth."""
 _NO_HEAD = {"attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"}
 """Words beside which "head" is one of attention or of positions."""
-_DETECTOR = re.compile(r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head)$")
+_DETECTOR = re.compile(
+    r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head|cls_score|bbox_pred)$"
+)
 """Classes, boxes and scores of a detector, of which some go back into its layers."""
 _GATES = re.compile(r"rout(er|ing)|gate|gating|attention|attn", re.IGNORECASE)
 """Weights of experts and of attention, of which there may be as many as classes."""

@@ -196,7 +196,9 @@ def _experts(place: Place) -> Role | None:
     if place.key == "mlp1_weight_EGD" and place.kind == "GptOssGroupedExperts":  # of torchtitan
         rows = "(r b=2)"
     what = "experts: gate, up" if rows != "r" else "experts"
-    return Role("matrix", what, f"b c {rows}" if _transposed(place.module) else f"b {rows} c")
+    if _transposed(place.module):
+        return Role("matrix", f"{what}, each (in, out)", f"b c {rows}")
+    return Role("matrix", f"{what}, each (out, in)", f"b {rows} c")
 
 
 def _transposed(experts: nn.Module) -> bool:
