@@ -475,3 +475,10 @@ def test_every_layout_of_the_table_is_tried_here():
     for package, wanted in layouts.items():
         table = fused.KNOWN[package]
         assert wanted == {table[k][0] for k in table if ".".join(k.split(".")[-2:]) in tried}
+
+
+def test_as_many_maps_are_advised_as_the_one_behind_takes_its_input_from():
+    gated = nn.Module()  # B, C and x of a short convolution
+    gated.in_proj, gated.out_proj = nn.Linear(8, 24), nn.Linear(8, 8)
+    with pytest.warns(UserWarning, match=r"\{'axes': '\(b=3 r\) c'\}\}  # the maps one after"):
+        nucleon.Leon.for_model(gated, head=None)

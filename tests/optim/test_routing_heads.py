@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import nucleon
 
@@ -125,6 +126,15 @@ SEVERAL = {
             *(f"decoder.class_embed.{i}.weight" for i in range(2)),
             "enc_score_head.weight",
         },
+    ),
+    "classes and boxes of each region": (  # as in torchvision
+        lambda: net(
+            roi_heads=stack(
+                box_head=stack(fc6=nn.Linear(8, 16), fc7=nn.Linear(16, 16)),
+                box_predictor=stack(cls_score=nn.Linear(16, 3), bbox_pred=nn.Linear(16, 12)),
+            )
+        ),
+        {f"roi_heads.box_predictor.{name}.weight" for name in ("cls_score", "bbox_pred")},
     ),
     "a detector with as many classes as colours": (  # as in Faster R-CNN
         lambda: stack(
@@ -272,6 +282,30 @@ def test_a_head_that_is_registered_before_the_layers_is_found():
         assert heads_of(model) == {"lm_head.weight"}
 
 
+def test_an_image_that_is_given_back_ends_the_network_wherever_the_other_is_taken():
+    model = stack(time=nn.Linear(4, 8), conv_in=nn.Conv2d(3, 8, 3), conv_out=nn.Conv2d(8, 3, 3))
+    with pytest.warns(UserWarning, match="head='conv_out'"):
+        nucleon.Leon.for_model(model)
+
+
+def test_scores_of_attention_that_a_module_holds_are_no_layer_behind_its_map():
+    class GraphAttention(nn.Module):
+        def __init__(self, inside, out):
+            super().__init__()
+            self.lin = nn.Linear(inside, out)
+            self.att_src = nn.Parameter(torch.ones(1, 1, out))
+
+    with pytest.warns(UserWarning, match="head='1.lin'"):
+        nucleon.Leon.for_model(nn.Sequential(GraphAttention(8, 8), GraphAttention(8, 3)))
+
+
+def test_a_router_at_the_top_does_not_stand_beside_the_head():
+    model = net(router=nn.Linear(8, 4), head=linear())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert heads_of(model) == {"head.weight"}
+
+
 @pytest.mark.parametrize("layers", [lambda x: nn.ModuleList([x, x]), lambda x: stack(block=x)])
 def test_layers_that_end_with_a_router_do_not_stand_beside_the_head(layers):
     experts = stack(up=nn.Linear(8, 6), down=nn.Linear(6, 8), router=nn.Linear(8, 5))
@@ -286,11 +320,38 @@ def test_names_that_only_stand_at_the_top_are_no_heads_below_it():
     assert heads_of(net(block=block, head=linear())) == {"head.weight"}
 
 
+def test_heads_of_attention_in_a_list_are_no_output_heads():
+    def attention():
+        heads = [stack(**{n: nn.Linear(8, 2) for n in ("key", "query", "value")}) for _ in "1234"]
+        return stack(heads=nn.ModuleList(heads), proj=nn.Linear(8, 8))
+
+    blocks = nn.Sequential(stack(sa=attention()), stack(sa=attention()))
+    model = stack(embed=nn.Embedding(9, 8), blocks=blocks, lm_head=nn.Linear(8, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert heads_of(model) == {"lm_head.weight"}
+
+
+def test_a_score_beside_another_head_is_explained_as_what_it_may_be():
+    rows = nucleon.Leon.for_model(net(score=nn.Linear(8, 1), fc=linear())).explain()
+    assert "weighs what is pooled" in rows["score.weight"].reason
+    (alone,) = (row for row in nucleon.Leon.for_model(net(score=linear())).explain()
+                if row.name == "score.weight")  # fmt: skip
+    assert alone.reason == "output head, by its name 'score'"
+
+
 # -------------------------------------------------------------------------------- missed ones
 
 MISSED = {
     "an embedding": lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)),
     "a last layer that changes the width": lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)),
+    "a convolution": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 3, 1)),
+    "a picture": lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.ConvTranspose2d(8, 1, 3)),
+    "a bilinear map": lambda: nn.Sequential(nn.LSTM(4, 8), nn.Bilinear(8, 8, 1)),
+    "under weight_norm": lambda: nn.Sequential(
+        weight_norm(nn.Linear(8, 8)), weight_norm(nn.Linear(8, 3, bias=False))
+    ),
+    "a probe": lambda: nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 3)),
 }
 
 
@@ -315,6 +376,11 @@ BESIDE = {
         part=net(inner=net(deep=net(aux_head=nn.Linear(8, 5)))),
         head=linear(),
         out=nn.Linear(8, 2),
+    ),
+    "after a name that is joined to others": lambda: net(
+        fc=nn.Linear(8, 5),
+        other=nn.Linear(4, 8),
+        joint=stack(up=nn.Linear(13, 16), cls=nn.Linear(16, 3)),
     ),
     "a compiled model": lambda: torch.compile(net(policy=linear(), value=linear())),
 }
@@ -432,11 +498,11 @@ def test_every_glob_of_a_head_must_match():
     [
         lambda: nn.Linear(8, 3),
         lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)),
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 3, 3)),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)),
         lambda: nn.Sequential(nn.Embedding(9, 8).requires_grad_(False), nn.Linear(8, 8)),
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 16), nn.Linear(16, 8)),
     ],
-    ids=["one layer", "as wide", "no Linear", "frozen embedding", "a backbone"],
+    ids=["one layer", "as wide", "as deep", "frozen embedding", "a backbone"],
 )
 def test_where_nothing_looks_like_a_head_nothing_is_said(build):
     with warnings.catch_warnings():

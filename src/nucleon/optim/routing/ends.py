@@ -4,6 +4,8 @@ A weight does not end a network where one registered later takes as many numbers
 
     hidden = Linear(8, 8);  last = Linear(8, 5)        last ends it
     policy = Linear(8, 3);  value = Linear(8, 1)       both do
+
+A convolution that gives its numbers in every place of an image ends a network as a Linear does.
 """
 
 import re
@@ -16,8 +18,13 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from nucleon.optim.routing import fused
 
+MAPS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+"""What may end a network."""
+Kinds = tuple[type[nn.Module], ...]
 ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.|\w*modulation|adaln)", re.I)
 """What stands beside a weight, makes it up, or shifts and scales what goes in, as in DiT."""
+_ROUTERS = re.compile(r"rout(er|ing)$|^gat(e|ing)$", re.IGNORECASE)
+"""What chooses among experts, of which there may be as many as classes."""
 
 
 def weighted(module: nn.Module) -> list[nn.Module]:
@@ -39,26 +46,27 @@ def gives(module: nn.Module) -> int | None:
     return _widths(module)[1]
 
 
-def ends(module: nn.Module, path: str = "") -> list[tuple[str, nn.Linear]]:
-    """The Linears that end a network, with their paths: of its last child, and of those beside it.
+def ends(module: nn.Module, kinds: Kinds = MAPS) -> list[nn.Module]:
+    """The maps that end a network: those of its last child, and of the children beside it.
 
     A child stands beside the later ones where it takes what they take and none takes what it gives.
     """
-    if isinstance(module, nn.Linear):
-        return [(path, module)]
+    if isinstance(module, kinds):
+        return [module]
     inside = [
-        (f"{path}.{name}".removeprefix("."), child)
+        child
         for name, child in module.named_children()
-        if not ADAPTERS.search(name) and fused.parts(name) == 1 and trained_linears(child)
+        if not (ADAPTERS.search(name) or _ROUTERS.search(name))
+        if fused.parts(name) == 1 and trained_maps(child, kinds)
     ]
     if isinstance(module, nn.Sequential):
         inside = inside[-1:]
-    found: list[tuple[str, nn.Module]] = []
-    for name, child in reversed(inside):
-        if found and not _beside(child, [other for _, other in found]):
+    found: list[nn.Module] = []
+    for child in reversed(inside):
+        if found and not _beside(child, found):
             break
-        found.insert(0, (name, child))
-    return [end for name, child in found for end in ends(child, name)]
+        found.insert(0, child)
+    return [end for child in found for end in ends(child, kinds)]
 
 
 def begin_alike(one: nn.Module, other: nn.Module) -> bool:
@@ -84,26 +92,31 @@ def begins(module: nn.Module) -> set[nn.Module]:
     }
 
 
-def trained_linears(module: nn.Module) -> list[nn.Linear]:
-    """The Linears within whose weights train."""
+def trains(module: nn.Module) -> bool:
+    """Whether a weight that a module holds, or one that makes it up, has a gradient."""
+    own = module.parameters(recurse=is_parametrized(module))
+    return any(p.ndim >= 2 and p.requires_grad for p in own)
+
+
+def trained_maps(module: nn.Module, kinds: Kinds = MAPS) -> list[nn.Module]:
+    """The maps within whose weights train."""
     return [
         inner
         for inner in weighted(module)
-        if isinstance(inner, nn.Linear)
-        if any(p.ndim >= 2 and p.requires_grad for p in inner.parameters(recurse=False))
+        if isinstance(inner, kinds) and trains(inner) and fused.is_map(inner)
     ]
 
 
 def _beside(child: nn.Module, others: Sequence[nn.Module]) -> bool:
     if isinstance(child, nn.ModuleList | nn.ModuleDict) and not any(
-        isinstance(entry, nn.Linear | nn.Sequential) for entry in child.children()
+        isinstance(entry, (*MAPS, nn.Sequential)) for entry in child.children()
     ):
         return False  # layers, on which the others stand
     if any(begin_alike(child, other) for other in others):
         return True
     later = [m for other in others for m in weighted(other)]
     taken = {side for m in later for side in takes(m)}
-    own = [end.out_features for _, end in ends(child)]
+    own = [gives(end) or 0 for end in ends(child)]
     given = {*own, sum(own)}  # joined, as the heads of attention are
     if not _in_order(child):
         given |= {width for m in weighted(child) if (width := gives(m)) is not None}
@@ -115,7 +128,7 @@ def _in_order(module: nn.Module) -> bool:
 
     The last weight of a block may be a router, or one that works before the end of the block.
     """
-    depths = [path.count(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)]
+    depths = [path.count(".") for path, m in module.named_modules() if isinstance(m, MAPS)]
     return max(depths) < 2
 
 
@@ -126,12 +139,15 @@ def _widths(module: nn.Module) -> tuple[set[int], int | None]:
             return {width}, out
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return set(), module.embedding_dim
-    shapes = [p.shape for p in module.parameters(recurse=False) if p.ndim >= 2]
+    if isinstance(module, nn.Bilinear):
+        return {module.in1_features, module.in2_features}, module.out_features
+    shapes = [p.shape for p in module.parameters(recurse=False) if p.ndim >= 2 and p.shape[0] > 1]
     if type(module).__name__ == "Conv1D":  # of transformers, stored transposed
         shapes = [cast("tuple[int, ...]", shape[::-1]) for shape in shapes]
     return {side for shape in shapes for side in shape[1:]}, shapes[0][0] if shapes else None
 
 
 def _has_weight(module: nn.Module) -> bool:
-    own = any(p.ndim >= 2 for p in module.parameters(recurse=False))
+    rows = 1 if isinstance(module, MAPS) else 2  # with one row: added to a batch
+    own = any(p.ndim >= 2 and p.shape[0] >= rows for p in module.parameters(recurse=False))
     return own or is_parametrized(module)

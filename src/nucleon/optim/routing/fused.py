@@ -54,10 +54,12 @@ def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
 
 def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:
     """The word of the output axis if the maps of `parent.name` lie one after the other."""
-    size, odd = divmod(rows - _taken(parent, name, rows), 2)
+    taken = _taken(parent, name, rows)
+    size, odd = divmod(rows - taken, 2)
     if name == "x_proj" and size and not odd:  # of Mamba: dt, then B and C of one size
         return _cut(rows - 2 * size, size, size)
-    return f"(b={max(2, parts(name))} r)"  # one by its name, but more by its size
+    by_size = rows // taken if rows % taken == 0 else 2
+    return f"(b={max(2, parts(name), by_size)} r)"
 
 
 def _taken(parent: nn.Module | None, name: str, rows: int) -> int:
@@ -74,7 +76,7 @@ def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     """
     if parent is None or isinstance(parent, nn.ModuleList):
         return False
-    maps = {n: m for n, m in parent.named_children() if _is_map(m)}
+    maps = {n: m for n, m in parent.named_children() if is_map(m)}
     if name not in maps:
         return False
     if len(maps) == 1:  # its gate and what it gates, as in GEGLU of diffusers
@@ -87,7 +89,7 @@ def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     return rows == 2 * taken and (alone or isinstance(parent, nn.Sequential))
 
 
-def _is_map(module: nn.Module) -> bool:
+def is_map(module: nn.Module) -> bool:
     """Whether there are matrices within; a convolution of each channel by itself has none."""
     depthwise = getattr(module, "groups", 1) == getattr(module, "in_channels", None) != 1
     return not depthwise and any(p.ndim > 1 for p in module.parameters())

@@ -27,7 +27,16 @@ from torch import nn
 
 from nucleon.optim.matrices.parameters import canonical, root_of
 from nucleon.optim.options import Head
-from nucleon.optim.routing.ends import ADAPTERS, begin_alike, begins, ends, gives, takes, weighted
+from nucleon.optim.routing.ends import (
+    ADAPTERS,
+    begin_alike,
+    begins,
+    ends,
+    gives,
+    takes,
+    trains,
+    weighted,
+)
 
 NAMES = {
     *("action_net", "actor", "bbox_embed", "class_embed", "classifier", "cls", "critic"),
@@ -40,10 +49,14 @@ _SURE = {"embed_out", "output_projection", "unembed"}
 """Names that are those of a head at any depth."""
 _NO_HEAD = {"attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"}
 """Words beside which "head" is one of attention or of positions."""
-_DETECTOR = re.compile(r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head)$")
+_DETECTOR = re.compile(
+    r"(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head|cls_score|bbox_pred)$"
+)
 """Classes, boxes and scores of a detector, of which some go back into its layers."""
 _GATES = re.compile(r"rout(er|ing)|gate|gating|attention|attn", re.IGNORECASE)
 """Weights of experts and of attention, of which there may be as many as classes."""
+_POOLS = "; if it weighs what is pooled instead, overrides may make it a 'matrix'"
+"""Of "score" beside another head, which it may come before as the weights of attention."""
 _PRE = re.compile(r"(^|[._])pre_")
 """Before "logits" or "head": what comes before them."""
 WRAPPERS = {"module", "model", "base_model", "pretrained_model"}
@@ -83,39 +96,70 @@ class Missed:
     """Heads that seem to be missed."""
 
     names: list[str]
-    """Of the modules, those already found included."""
-    some: bool
-    """Whether one was found, and others stand beside it."""
+    """Of the modules that seem to be heads."""
+    known: list[str]
+    """Those that were found."""
     inner: bool
     """Whether the last is as wide as what the model has within, as where there is no head."""
 
 
 def missed(model: nn.Module, heads: Mapping[nn.Module, str]) -> Missed | None:
-    """The Linears that end a model, where not all of them are heads though they seem to be.
+    """The maps that end a model, where not all of them are heads though they seem to be.
 
     They seem to be beside a head, in a model with an embedding, and where the last weight changes
     the width. Those that give what others within take are features, left out beside any other.
     """
-    trained = [m for m in weighted(model) if any(p.requires_grad for p in m.parameters(False))]
-    embeddings = [m for m in trained if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    first = set[nn.Module]() if heads else begins(model)
-    within = {side for m in trained[1:] if m not in first for side in takes(m)}
-    within |= {m.embedding_dim for m in embeddings}
+    trained = [m for m in weighted(model) if trains(m)]
+    if not trained:
+        return None  # adapters alone
+    taken = _taken_within(trained, set() if heads else begins(model))
     found = ends(model)
-    last = [(path, m) for path, m in found if m in heads or m.out_features not in within]
-    names = [_path(model, m) for _, m in last or found[-1:]]
+    last = [m for m in found if m in heads or gives(m) not in taken]
+    if not last:  # the end is an image as deep as others within: the Linears may tell more
+        found = ends(model, (nn.Linear,))
+        last = [m for m in found if m in heads or gives(m) not in taken]
+    names = [_path(model, m) for m in last or found[-1:]]
     if heads:
-        told = [m in heads for _, m in last]
-        behind = not any(told) and any(m is trained[-1] and _at_top(model, m) for _, m in last)
-        if not behind and (all(told) or not any(told)):
-            return None
-        every = [_path(model, head) for head in heads]  # as what is passed takes their place
-        return Missed([*dict.fromkeys([*every, *names])], some=True, inner=False)
-    final = [m for _, m in found]
-    changes = any(m.in_features != m.out_features for m in final) and trained[-1] in final
-    if len(trained) < 2 or not final or not (embeddings or (changes and last)):
+        return _beside_or_behind(model, heads, last, trained[-1])
+    embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in trained)
+    changes = any(gives(m) not in takes(m) for m in found) and trained[-1] in found
+    alone = len(weighted(model)) < 2
+    if alone or not found or not (embeds or (changes and last)):
         return None
-    return Missed(names, some=False, inner=not last)
+    return Missed(names, [], inner=not last)
+
+
+def _beside_or_behind(
+    model: nn.Module, heads: Mapping[nn.Module, str], last: Sequence[nn.Module], final: nn.Module
+) -> Missed | None:
+    """What ends a model beside the heads that were found, or behind all of them."""
+    last = [m for m in last if m in heads or isinstance(m, nn.Linear) or _at_top(model, m)]
+    told = [m in heads for m in last]
+    behind = final in last and (_at_top(model, final) or not _in_layers(model, final))
+    if all(told) or not (any(told) or behind):
+        return None
+    names = [_path(model, m) for m in last if m not in heads]
+    return Missed(names, [_path(model, head) for head in heads], inner=False)
+
+
+def _taken_within(trained: Sequence[nn.Module], first: set[nn.Module]) -> set[int]:
+    """The widths that modules take from each other, those of embeddings included.
+
+    What the first module takes is the input, and so is what a convolution takes that nothing
+    before it gives: an image, of which a network may give one as deep.
+
+    Args:
+        trained: the modules that train, in the order in which they were registered.
+        first: those that begin a network.
+    """
+    taken = {m.embedding_dim for m in trained if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    given = {gives(m) for m in trained[:1]}
+    for m in trained[1:]:
+        of_image = hasattr(m, "in_channels") and not takes(m) & given
+        if m not in first and not of_image:
+            taken |= takes(m)
+        given.add(gives(m))
+    return taken
 
 
 def doubtful(model: nn.Module, heads: Mapping[nn.Module, str]) -> list[str]:
@@ -152,6 +196,13 @@ def _is_last(head: nn.Module, module: nn.Module) -> bool:
 
 def _at_top(model: nn.Module, module: nn.Module) -> bool:
     return any(module is child for inner in _unwrapped(model) for child in inner.children())
+
+
+def _in_layers(model: nn.Module, module: nn.Module) -> bool:
+    """Whether it belongs to one of many layers."""
+    return any(
+        module in each.modules() for each in model.modules() if isinstance(each, nn.ModuleList)
+    )
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:
@@ -226,6 +277,8 @@ def _named(model: nn.Module, depth: int) -> Mapping[nn.Module, str]:
             later = [m for m in later if m not in twins]
             if only_such or (ends_part and not _is_taken(each, head, later, sure)):
                 heads[head] = f"output head, by its name {each.path!r}"
+                if each.path == "score" and len(found) > 1:
+                    heads[head] += _POOLS
     return heads
 
 
@@ -245,7 +298,11 @@ def _within(model: nn.Module) -> Mapping[nn.Module, str]:
         detects = bool(_DETECTOR.search(name))
         says = name in _SURE or _says_head(name)
         if detects or (above and says and "router" not in above):
-            for head in _last_weighted(module):
+            found = _last_weighted(module)
+            joined = len(found) > 1 and sum(gives(m) or 0 for m in found) in taken
+            if joined and not detects:  # the heads of attention
+                continue
+            for head in found:
                 ends_here = _narrows(head) if detects else gives(head) not in taken
                 if isinstance(head, nn.Linear | nn.Conv2d) and ends_here:
                     heads[head] = f"output head, by its name {path!r}"

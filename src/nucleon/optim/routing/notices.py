@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from nucleon.optim.routing.fused import parts
 from nucleon.optim.routing.heads import Missed
 
 MOST = 4
@@ -35,7 +36,8 @@ def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) 
     """
     names = [name for name, _, _ in fused]
     words = [word for _, _, word in fused]
-    maps = "q, k, v" if {*words} == {"(b=3 r)"} else "the maps"
+    attends = all(parts(name) == 3 for name in names) and {*words} == {"(b=3 r)"}
+    maps = "q, k, v" if attends else "the maps"
     ways = {f"{maps} one after the other, as x.chunk or x.split cuts them": words}
     if any("b=" in word for word in words):
         meaning = f"head by head, in each {maps}; write the number for HEADS"
@@ -58,20 +60,22 @@ def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) 
 
 def no_head(missed: Missed) -> str:
     """Of heads that were not found: of all, or of some that stand beside one that was."""
-    named = repr(missed.names if len(missed.names) > 1 else missed.names[0])
-    last = _short(missed.names)
-    if missed.some:
+    every = [*missed.known, *missed.names]  # as what is passed takes the place of what was found
+    named = repr(every if len(every) > 1 else every[0])
+    last, one = _short(missed.names), len(missed.names) == 1
+    verb = "is stepped as a matrix" if one else "are stepped as matrices"
+    if missed.known:
+        seem = "seems" if one else "seem"
         return (
-            f"of {last}, which seem to end the network side by side, not all are named as output "
-            f"heads, and the others are stepped as matrices; pass head={named} to give all to "
-            f"AdamW, or head= with those that are heads"
+            f"{last} {seem} to end the network beside or after the output head that was found, "
+            f"{_short(missed.known)}, and {verb}; pass head={named} to give all to AdamW, or head= "
+            f"with those that are heads"
         )
-    verb = "are stepped as matrices" if len(missed.names) > 1 else "is stepped as a matrix"
     if missed.inner:
         return (
-            f"no output head was found, and the model seems to have none, as its last layer, "
-            f"{last}, is as wide as what is within, and {verb}; pass head=None to say so, or "
-            f"head=NAME, a glob over module names, to give a head to AdamW"
+            f"no output head was found; the model seems to have none, as its last layer, {last}, "
+            f"is as wide as those within, and it {verb}; pass head=None to say so, or head=NAME, "
+            f"a glob over module names, to give a head to AdamW"
         )
     return (
         f"no output head was found, and {last} {verb}; pass head={named}, or other globs over "

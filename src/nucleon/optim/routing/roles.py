@@ -196,7 +196,9 @@ def _experts(place: Place) -> Role | None:
     if place.key == "mlp1_weight_EGD" and place.kind == "GptOssGroupedExperts":  # of torchtitan
         rows = "(r b=2)"
     what = "experts: gate, up" if rows != "r" else "experts"
-    return Role("matrix", what, f"b c {rows}" if _transposed(place.module) else f"b {rows} c")
+    if _transposed(place.module):
+        return Role("matrix", f"{what}, each (in, out)", f"b c {rows}")
+    return Role("matrix", f"{what}, each (out, in)", f"b {rows} c")
 
 
 def _transposed(experts: nn.Module) -> bool:
@@ -259,6 +261,8 @@ def _conv(place: Place) -> Role | None:
     taps = " c" * (place.param.ndim - 2)
     if groups == 1:
         rows, columns = place.param.shape[:2]
+        if rows == 1:
+            return Role("matrix", f"{place.kind}: {_ONE_ROW}", f"r c{taps}")
         return _linear_map(place, f"{{}} c{taps}", rows, columns, place.kind)
     if place.param.shape[0] == groups and place.param.shape[1] == 1:
         return Role("adamw", f"depthwise {place.kind}: a vector a channel")
@@ -271,6 +275,8 @@ def _conv_transpose(place: Place) -> Role | None:
         return None
     taps = " c" * (place.param.ndim - 2)
     if groups == 1:
+        if place.param.shape[1] == 1:
+            return Role("matrix", f"{place.kind}: {_ONE_ROW}", f"c r{taps}")
         return Role("matrix", place.kind, f"c r{taps}")
     if place.param.shape[0] == groups and place.param.shape[1] == 1:
         return Role("adamw", f"depthwise {place.kind}: a vector a channel")

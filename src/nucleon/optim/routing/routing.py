@@ -68,6 +68,12 @@ class _Parameter:
         return [canonical(place.name, self.root) for place in self.places]
 
     @property
+    def owners(self) -> list[str]:
+        """The names of the modules that use it."""
+        names = (f"{roles.owner(place.path)}.weight" for place in self.places)
+        return [canonical(name, self.root).removesuffix(".weight") for name in names]
+
+    @property
     def asks(self) -> bool:
         """Whether its owner should hear of a doubt: it trains, and no override has said."""
         return self.param.requires_grad and not self.told
@@ -142,10 +148,10 @@ def routed(
     if head != "auto":
         return Routed(found, "")
     last = missed(model, heads)
-    asking = {p.name for p in found if p.route == "matrix" and p.asks}
-    if last is not None and asking & {f"{name}.weight" for name in last.names}:
+    asking = {owner for p in found if p.route == "matrix" and p.asks for owner in p.owners}
+    if last is not None and asking.intersection(last.names):
         _warn(notices.no_head(last))
-    if unsure := [name for name in doubtful(model, heads) if f"{name}.weight" in asking]:
+    if unsure := [name for name in doubtful(model, heads) if name in asking]:
         _warn(notices.doubtful_heads(unsure))
     return Routed(found, "" if heads else NO_HEAD)
 
