@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nucleon.optim import options
 from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
@@ -60,7 +59,7 @@ def signature(method: Method, groups: Groups, states: States) -> list[object]:
     found: list[object] = [method.__dict__.get("direction")]  # a hook may be assigned at any time
     for group in groups:
         params: list[Tensor] = group["params"]
-        found += [id(group), *map(group.get, options.STRUCTURE)]
+        found += [id(group), *map(group.get, method.declared.structure)]
         found += map(id, params)
         found += map(id, map(states.get, params))
         found += map(_LOOK, params)
