@@ -85,7 +85,7 @@ def build(
         elif group["placement"] == "owner" and placement.world(group["params"]) != (0,):
             works.append(_owned(method, group, states, infos))
         else:
-            works += matrices(method, group, chosen, states, infos)
+            works += _laid(matrices(method, group, chosen, states, infos))
     counted: dict[torch.device, list[State]] = defaultdict(list)
     for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
         if param in states:
@@ -134,14 +134,20 @@ def matrices(
         computer = cast(Computer, cuda if fast else reference)
         engine: Engine = gathered if shards.sharded(piece.param) else computer
         own = [states[p] for p in stack.params]
-        if fast:
-            cuda.lay(stack, own)
         made = Matrices(engine, group, stack.params, own, method, stack, computer)
         made.derive()
         return made
 
     pairs = [(param, infos[param].axes) for param in params]
     return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
+
+
+def _laid(works: list[Matrices]) -> list[Matrices]:
+    """The same, with every Ĝ where the engine that is to step it reads it."""
+    for work in works:
+        if work.computer is cuda:
+            cuda.lay(work.stack, work.states)
+    return works
 
 
 def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) -> Owned:
@@ -152,7 +158,7 @@ def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) 
         if param in states:
             of_rank[cast(int, owner)].append(param)
     built = {
-        rank: matrices(method, group, of_rank[rank], states, infos, cut=False)
+        rank: _laid(matrices(method, group, of_rank[rank], states, infos, cut=False))
         for rank in sorted(of_rank)
     }
     rounds = [
