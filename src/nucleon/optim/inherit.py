@@ -24,7 +24,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.options import OF_ADAMW
+from nucleon.optim.options import OF_ADAMW, Override
 from nucleon.optim.routing.explanation import counted
 
 SUM = "there an average, here a sum"
@@ -225,9 +225,7 @@ def options(
         }
         shared[rule] = _most_common(values.values())
         apart |= overrides(model, values, shared[rule])
-    for key, wish in (given.get("overrides") or {}).items():
-        wish = {"route": wish} if isinstance(wish, str) else dict(wish)
-        apart[key] = {**apart.pop(key, {}), **wish}
+    apart = with_wishes(apart, given.get("overrides"))
     rest = {**shared["adamw"], **chosen["adamw"]}
     found = {**shared["matrix"], **given}
     found |= {"aux_lr": rest.pop("lr")} if "lr" in rest else {}
@@ -302,3 +300,14 @@ def overrides(
             globs = [pattern for pattern in layers if alike(pattern, wish)]
             found[globs[0] if globs else glob.escape(name)] = wish
     return found
+
+
+def with_wishes(
+    found: Mapping[str, Mapping[str, Any]], wishes: Mapping[str, Override] | None
+) -> dict[str, dict[str, Any]]:
+    """Overrides that were found, then those that a user wishes, which win key by key."""
+    merged = {pattern: dict(own) for pattern, own in found.items()}
+    for pattern, wish in (wishes or {}).items():
+        wish = {"route": wish} if isinstance(wish, str) else wish
+        merged[pattern] = {**merged.pop(pattern, {}), **wish}
+    return merged

@@ -82,7 +82,7 @@ def build(
             if chosen:
                 computer = cuda_adamw if cuda_adamw.serves(chosen) else adamw
                 works.append(Work(computer, group, chosen, [states[p] for p in chosen]))
-        elif group["placement"] == "owner" and placement.world(group["params"]) != (0,):
+        elif placement.owned(group):
             works.append(_owned(method, group, states, infos))
         else:
             works += _laid(matrices(method, group, chosen, states, infos))

@@ -67,8 +67,7 @@ def excess(gradient: Tensor, bound: float, root: Tensor) -> Tensor:
     """At least ‖E‖_*, where G − E has norm at most `bound`; (b,), 0 where G itself has.
 
     With u ≥ ‖G‖_op both E = G(1 − bound/u) and what of the singular values is above the bound will
-    do: min{√m‖G‖_F(1 − bound/u), m(u − bound)}, `root` being √m‖G‖_F. u is `operator_norm_bound`,
-    which is too large by m^(1/32) at most, and its rounding.
+    do: min{√m‖G‖_F(1 − bound/u), m(u − bound)}, `root` being √m‖G‖_F. u is `operator_norm_bound`.
     """
     m, eps = gradient.shape[-2], torch.finfo(gradient.dtype).eps
     norm = operator_norm_bound(gradient).to(root.dtype) * (1 + 64 * m * eps)
