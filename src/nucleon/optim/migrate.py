@@ -16,7 +16,7 @@ forgotten in about 1/(1−β₂) steps.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
 
 Momentum = Literal["auto", "average", "sum"]
-MOMENTA: tuple[Momentum, ...] = ("auto", "average", "sum")
+MOMENTA: tuple[Momentum, ...] = get_args(Momentum)
 
 _ADAM = (("exp_avg", "exp_avg_sq", "betas"), ("moment1", "moment2", "adamw_betas"))
 """What torch, and Muon of 2024, call m, v and (β₁, β₂)."""
