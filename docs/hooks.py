@@ -14,16 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from markdown import Extension, Markdown
 from markdown.inlinepatterns import SimpleTextInlineProcessor
 
-from nucleon import Leon, Muon, Pion
 from nucleon.optim import leon, muon, options, pion
 
-DEFAULTS = {
-    "Options": options.DEFAULTS,
-    "AdamWOptions": options.ADAMW_DEFAULTS,
-    "LeonOptions": Leon.own_options,
-    "MuonOptions": Muon.own_options,
-    "PionOptions": Pion.own_options,
-}
 CLASSES = {
     name: found
     for module in (options, leon, muon, pion)
@@ -54,9 +46,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def table(name: str) -> str:
     """The fields that a class of options adds, as a table in Markdown."""
-    hints, defaults = get_type_hints(CLASSES[name]), DEFAULTS[name]
+    hints, declared = get_type_hints(CLASSES[name]), options.declared_in(CLASSES[name])
     rows = [
-        f"| `{field}` | `{defaults[field]!r}` | {_kind(hints[field])} | {_cell(words)} |"
+        f"| `{field}` | `{declared[field].default!r}` | {_kind(hints[field])} | {_cell(words)} |"
         for field, words in fields(name).items()
     ]
     return "\n".join(["| option | default | type | meaning |", "|---|---|---|---|", *rows])

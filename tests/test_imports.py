@@ -1,9 +1,11 @@
 """What is loaded, and when: each in a process of its own, since this one has everything."""
 
+import graphlib
 import subprocess
 import sys
 import time
 
+import grimp
 import pytest
 
 import nucleon
@@ -42,6 +44,15 @@ def test_the_package_loads_its_names_on_first_use():
     )
     _, torch_alone = after("import torch")
     assert seconds < torch_alone + BEYOND_TORCH
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports inside functions and those for type checkers count: they are read from the source."""
+    graph = grimp.build_graph("nucleon", cache_dir=None)
+    found = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    kernels = "nucleon.optim.engines.cuda.adamw_kernels"  # imported in both of these ways alone
+    assert kernels in found["nucleon.optim.engines.cuda.adamw"]
+    assert {*graphlib.TopologicalSorter(found).static_order()} == {*found}  # or CycleError
 
 
 def test_a_benchmark_is_said_to_run_before_torch_is_loaded():

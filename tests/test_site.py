@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from nucleon.optim import options
+
 ROOT = Path(__file__).parents[1]
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -36,9 +38,12 @@ def test_every_option_has_a_row_with_its_default(site):
     spec.loader.exec_module(hook)
     page = (site / "api/index.html").read_text(encoding="utf-8")
     assert "<!-- options of" not in page
-    for name, defaults in hook.DEFAULTS.items():
-        assert set(hook.fields(name)) == set(defaults), name  # each is told of, none invented
-        for option in defaults:
+    methods = ("LeonOptions", "MuonOptions", "PionOptions")
+    tables = {name: options.added_by(hook.CLASSES[name]) for name in methods}
+    tables |= {"Options": options.SHARED, "AdamWOptions": options.ADAMW_DEFAULTS}
+    for name, declared in tables.items():
+        assert set(hook.fields(name)) == set(declared), name  # each is told of, none invented
+        for option in declared:
             assert f"<td><code>{option}</code></td>" in page, option
     assert "Λ = c(G²β₁⁻²I + M̂); more smooths more" in page
     headings = [page.index(f'id="{part}"') for part in ("leon", "muon", "pion", "around-them")]

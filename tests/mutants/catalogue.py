@@ -526,7 +526,7 @@ MUTANTS = [
         ),
         (
             "a method is not part of the structure",
-            "found += [id(group), *map(group.get, options.STRUCTURE)]",
+            "found += [id(group), *map(group.get, method.declared.structure)]",
             "found += [id(group)]",
             "test_another_structure_makes_another_list[another_option]",
         ),
@@ -535,6 +535,34 @@ MUTANTS = [
             "27 if served(param, block) is not None else 25",
             "27 if param.is_cuda else 25",
             "tests/optim/test_stacks.py::test_the_capacity_of_a_stack",
+        ),
+    ),
+    *mutants(
+        "optim/options.py",
+        "tests/optim/test_options.py",
+        (
+            "an option of the run is loaded",
+            "lambda option: option.run",
+            "lambda option: False",
+            "test_an_option_of_the_run_is_not_loaded",
+        ),
+        (
+            "an option of one's own is not part of the structure",
+            "lambda option: option.structure",
+            'lambda option: option.structure and option.default != "round"',
+            "test_an_option_of_the_structure_makes_another_list",
+        ),
+        (
+            "what a method says of a shared option is forgotten",
+            "return replace(SHARED[name], default=default) if name in SHARED else Option(default)",
+            "return Option(default)",
+            "test_a_shared_option_with_another_default_is_what_it_was",
+        ),
+        (
+            "a flag may be any number",
+            "if isinstance(self.default, bool) and not isinstance(value, bool):",
+            "if isinstance(self.default, bool) and not isinstance(value, int):",
+            "test_a_flag_of_ones_own_is_true_or_false[Damped]",
         ),
     ),
     *mutants(
@@ -681,8 +709,8 @@ MUTANTS = [
         ),
         (
             "an option that came back never changed",
-            'f"{CHANGED}{changes}" if changes else options_of(group, own)',
-            "options_of(group, own)",
+            'f"{CHANGED}{changes}" if changes else options_of(group, game)',
+            "options_of(group, game)",
             "test_an_option_that_changes_and_comes_back_ends_the_game[momentum]",
         ),
         (

@@ -166,3 +166,18 @@ def test_what_is_float16_by_itself(monkeypatch):
     assert set(others) == {"polar-express"}
     with pytest.raises(ValueError, match="method='half' is for matrices below"):
         chosen(2**15, 2**16, method="half")
+
+
+def test_looking_leaves_every_moment_where_it_lies(monkeypatch):
+    """Another memory format moves Ĝ, once there is something to step."""
+    monkeypatch.setattr(engine, "runs_on", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    weight = torch.zeros(64, 8, 3, 3, requires_grad=True)
+    optimizer = nucleon.Leon([weight], axes="r c c c", method="half")
+    weight.data = weight.data.to(memory_format=torch.channels_last)
+    groups, states, infos = optimizer.param_groups, optimizer.state, optimizer.infos
+    before = states[weight]["total"]
+    optimizer.diagnostics()
+    assert states[weight]["total"] is before
+    worklist.build(optimizer, groups, states, infos, {weight})
+    assert states[weight]["total"].stride() == weight.stride() != before.stride()

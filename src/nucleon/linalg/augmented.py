@@ -6,7 +6,7 @@ the polar factor of S, and a large Λ the unconstrained FTRL direction Λ^(-1/2)
 
 import math
 from collections.abc import Container, Sequence
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from nucleon.linalg.kernels import add_product, add_to_diagonal, quintic_factor
 from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, psd_eigh
 
 AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
-METHODS: tuple[AugmentedMethod, ...] = ("eigh", "newton-schulz", "polar-express", "coupled")
+METHODS: tuple[AugmentedMethod, ...] = get_args(AugmentedMethod)
 
 # What `"eigh"` promises over the ball, ‖P‖_op ≤ 1 + this, by the dtype of the input.
 _PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}

@@ -185,17 +185,12 @@ def _symmetric(a: Tensor, b: Tensor, addend: Tensor | None, *rest: Any) -> tuple
     scale, factors, powers, dtype, precision, kind = rest
     a, b = a.contiguous(), b.contiguous()
     addend = None if addend is None else addend.contiguous()
-    out, second = _results(a, dtype, kind)
+    out = a.new_empty((a.shape[0], a.shape[1], a.shape[1]), dtype=dtype)
+    second = torch.empty_like(out) if kind else out.new_empty(0)
     if out.numel():
         last = (factors, powers, precision, kind, REMAINDER_SCALE)
         triton_symmetric.symmetric(a, b, addend, scale, out, second, *last)
     return out, second
-
-
-def _results(a: Tensor, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
-    """Room for the product and for what comes second, empty where nothing does."""
-    out = a.new_empty((a.shape[0], a.shape[1], a.shape[1]), dtype=dtype)
-    return out, torch.empty_like(out) if kind else out.new_empty(0)
 
 
 @cache

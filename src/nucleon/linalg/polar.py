@@ -7,7 +7,7 @@ all of them take stacks (…, m, n) and work on the short side.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.kernels import add_product
 
 Method = Literal["svd", "newton-schulz", "polar-express", "scaled-newton", "qdwh"]
-METHODS: tuple[Method, ...] = ("svd", "newton-schulz", "polar-express", "scaled-newton", "qdwh")
+METHODS: tuple[Method, ...] = get_args(Method)
 
 RIDGE = 1 / 3
 """Scaled Newton inverts S augmented by RIDGE·rank_tolerance·I."""

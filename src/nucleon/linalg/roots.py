@@ -1,7 +1,7 @@
 """The inverse square root of a positive semidefinite matrix."""
 
 import math
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.kernels import add_product, add_to_diagonal
 
 RootMethod = Literal["eigh", "newton-schulz"]
-METHODS: tuple[RootMethod, ...] = ("eigh", "newton-schulz")
+METHODS: tuple[RootMethod, ...] = get_args(RootMethod)
 
 
 @overload

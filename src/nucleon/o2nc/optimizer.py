@@ -375,10 +375,18 @@ class O2NC(Optimizer):
         return torch.where(last, self.rounds, t.long())
 
 
-def _plays_the_plain_game(learner: Callable[..., Learner]) -> bool:
+def _unwrapped(learner: Callable[..., Learner]) -> tuple[Callable[..., Learner], set[str]]:
+    """What partial functions are of, and the keywords that they set."""
+    fixed = set[str]()
     while isinstance(learner, functools.partial):
+        fixed |= learner.keywords.keys()
         learner = cast(Callable[..., Learner], learner.func)
-    return isinstance(learner, type) and not getattr(learner, "plays_discounted", True)
+    return learner, fixed
+
+
+def _plays_the_plain_game(learner: Callable[..., Learner]) -> bool:
+    inner, _ = _unwrapped(learner)
+    return isinstance(inner, type) and not getattr(inner, "plays_discounted", True)
 
 
 def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
@@ -390,10 +398,7 @@ def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
             f"learner must be a class of nucleon.learners, a function that makes a learner, or a "
             f"learner, got {learner!r}"
         ) from None
-    inner, fixed = learner, set[str]()
-    while isinstance(inner, functools.partial):
-        fixed |= inner.keywords.keys()
-        inner = cast(Callable[..., Learner], inner.func)
+    inner, fixed = _unwrapped(learner)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in named.values())
     if "discount" not in named and not takes_any:
         raise TypeError(

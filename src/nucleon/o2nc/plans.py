@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from nucleon.theory.nonconvex import OutOfReachError
 
 Planned = Literal["leon", "pion"]
 Kind = Literal["reachable", "trivial", "not covered", "out of reach"]
-PLANNED: tuple[Planned, ...] = ("leon", "pion")
+PLANNED: tuple[Planned, ...] = get_args(Planned)
 
 MOST_ROUNDS = 10**12
 """More rounds than this are said to be out of reach: eleven days at a million a second."""
@@ -28,7 +28,7 @@ TINY = 1e-300
 """For a ‖Q‖_* whose lower end is not positive: every target is trivial there."""
 
 End = Literal["low", "value", "high"]
-ENDS: tuple[End, ...] = ("low", "value", "high")
+ENDS: tuple[End, ...] = get_args(End)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from nucleon.optim.engines.work import Context
 from nucleon.optim.leon import Leon, LeonOptions
 from nucleon.optim.migrate import Conversion, convert, convert_checkpoint, converted
 from nucleon.optim.muon import Muon, MuonOptions
-from nucleon.optim.options import AdamWOptions, Options, scale_factor
+from nucleon.optim.options import AdamWOptions, Option, Options, scale_factor
 from nucleon.optim.pion import Pion, PionOptions
 from nucleon.optim.qk_clip import QKClip
 from nucleon.optim.registry import create, list_optimizers, register
@@ -30,6 +30,7 @@ __all__ = [
     "MatrixOptimizer",
     "Muon",
     "MuonOptions",
+    "Option",
     "Options",
     "Pion",
     "PionOptions",

@@ -56,7 +56,9 @@ class MatrixOptimizer(Optimizer, ABC):
     name: ClassVar[str]
     """Of the method, in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the method beside `Options`, with their defaults."""
+    """Options of the method beside `Options`: for each its default, or an `Option` to say more."""
+    declared: ClassVar[options.Declared] = options.Declared({})
+    """All options, and the lists that follow from what is known of them; made of `own_options`."""
     has_gram: ClassVar[bool] = False
     """Whether M̂ is kept; without it `direction` is given an empty Λ."""
     kernel: ClassVar[str | None] = None
@@ -74,6 +76,8 @@ class MatrixOptimizer(Optimizer, ABC):
         A class, or a mixin before it, that overrides a hook without saying these anew has none.
         """
         super().__init_subclass__(**kwargs)
+        cls.declared = options.Declared(cls.own_options)
+        options.OF_SOME_METHOD.update(cls.own_options)
         for fact, hooks in _FACTS.items():
             if overridden(cls, fact, hooks):
                 setattr(cls, fact, vars(MatrixOptimizer)[fact])
@@ -81,7 +85,8 @@ class MatrixOptimizer(Optimizer, ABC):
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, **options.DEFAULTS, **self.own_options}
+        shared = {name: option.default for name, option in self.declared.all.items()}
+        defaults = {"lr": lr, "momentum": momentum, **shared}
         if unknown := sorted(set(given) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
         self._runtime = Runtime()
@@ -249,10 +254,11 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
         """Raise on a bad option; with the parameters, also on one that leaves their range."""
-        foreign = sorted((options.OF_SOME_METHOD - set(self.defaults)) & set(group))
+        foreign = options.OF_SOME_METHOD.difference(self.defaults, options.OF_ADAMW)
+        foreign = sorted(foreign.intersection(group))
         if foreign:
             raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
-        options.check(group)
+        options.check(group, self.declared)
         if group["rule"] == "adamw":
             options.check_adamw(group)
         else:
@@ -262,9 +268,8 @@ class MatrixOptimizer(Optimizer, ABC):
     def _check_changes(self) -> None:
         """Check options that were set after their group was made, and derive from them anew."""
         runtime = self._runtime
-        names = (*options.WATCHED, *self.own_options)
         for group in self.param_groups:
-            values = [*map(group.get, names)]
+            values = [*map(group.get, self.declared.watched)]
             known = runtime.checked.get(id(group))
             if known is not None and all(map(is_, values, known)):
                 continue
@@ -293,9 +298,10 @@ class MatrixOptimizer(Optimizer, ABC):
         final: list[dict[str, Any]] = []
         templates: dict[Tensor, state.State] = {}
 
+        groups, infos = self.param_groups, self._runtime.infos
+
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            found = saving.upgraded(given, self.param_groups, self._runtime.infos)
-            groups, infos = self.param_groups, self._runtime.infos
+            found = saving.upgraded(given, groups, infos, self.declared.game)
             templates.update(self._templates(found))
             saving.check_state_dict(found, groups, templates, infos, self.defaults)
             for saved, group in zip(found["param_groups"], groups, strict=True):
@@ -312,7 +318,7 @@ class MatrixOptimizer(Optimizer, ABC):
             for saved, old, group in zip(
                 final[0]["param_groups"], old_groups, self.param_groups, strict=True
             ):
-                group.update({name: old[name] for name in options.RUN})
+                group.update({name: old[name] for name in self.declared.run})
                 first = next(numbers)
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
@@ -398,7 +404,7 @@ class MatrixOptimizer(Optimizer, ABC):
         warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:
             if group["certify"] or group["certified"]:
-                ledger.note(group, self.own_options)
+                ledger.note(group, self.declared.game)
         found = self._worklist()
         if found.sharded:
             wire.settle(found.sharded)

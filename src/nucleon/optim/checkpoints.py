@@ -10,35 +10,19 @@ parameters, and loads it under any other placement, on any number of ranks, or c
 of a pipeline.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.matrices import shards
-from nucleon.optim.matrices.parameters import ParameterInfo
-
-
-class Saved(Protocol):
-    """An optimizer whose state is spread over ranks."""
-
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def infos(self) -> Mapping[Tensor, ParameterInfo]:
-        """What is known of each parameter."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps."""
-        ...
 
 
 @torch.no_grad()
-def consolidate(optimizer: Saved) -> dict[str, Any]:
+def consolidate(optimizer: MatrixOptimizer) -> dict[str, Any]:
     """The whole state in one dict, on the CPU of rank 0; {} on the others, which must call it too.
 
     It is what `state_dict()` returns in a single process: `torch.save` it, and load it with

@@ -24,15 +24,12 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.options import ADAMW_DEFAULTS, DEFAULTS, RUN
+from nucleon.optim.options import OF_ADAMW, Override
 from nucleon.optim.routing.explanation import counted
 
 SUM = "there an average, here a sum"
 _ENGINE = {"params", "param_names", "foreach", "capturable", "differentiable", "fused", "use_muon"}
 """What a group holds beside hyperparameters."""
-_OF_ONE_METHOD = {"method", "smoothing_scale", "samples", "antithetic"}
-"""Options that have another meaning, or none, in another method."""
-_AUX = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
 
 
 @dataclass(frozen=True)
@@ -127,13 +124,14 @@ def _plain(value: Any) -> Any:
 def _own(group: Mapping[str, Any], rule: str, new: MatrixOptimizer) -> tuple[Told, ...]:
     """The options of Muon, Pion or Leon that the new optimizer has too, the run's own excepted."""
     same = group["nucleon"] == new.defaults["nucleon"]
-    known = _AUX if rule == "adamw" else {*new.own_options, *DEFAULTS, "lr", "momentum"}
-    known = known - {*RUN, "rule", "certify", "axes"} - (set() if same else _OF_ONE_METHOD)
-    return tuple(
-        Told(name, value, name, value)
-        for name, value in group.items()
-        if name in known | {"initial_lr"}
-    )
+    known = {
+        name
+        for name, option in new.declared.all.items()
+        if not (option.fixed or option.run or (option.private and not same))
+    }
+    known = OF_ADAMW if rule == "adamw" else known | {"lr", "momentum"}
+    known = known | {"initial_lr"}
+    return tuple(Told(name, value, name, value) for name, value in group.items() if name in known)
 
 
 def _adam_inside(old: Old, rule: str) -> bool:
@@ -227,9 +225,7 @@ def options(
         }
         shared[rule] = _most_common(values.values())
         apart |= overrides(model, values, shared[rule])
-    for key, wish in (given.get("overrides") or {}).items():
-        wish = {"route": wish} if isinstance(wish, str) else dict(wish)
-        apart[key] = {**apart.pop(key, {}), **wish}
+    apart = with_wishes(apart, given.get("overrides"))
     rest = {**shared["adamw"], **chosen["adamw"]}
     found = {**shared["matrix"], **given}
     found |= {"aux_lr": rest.pop("lr")} if "lr" in rest else {}
@@ -304,3 +300,14 @@ def overrides(
             globs = [pattern for pattern in layers if alike(pattern, wish)]
             found[globs[0] if globs else glob.escape(name)] = wish
     return found
+
+
+def with_wishes(
+    found: Mapping[str, Mapping[str, Any]], wishes: Mapping[str, Override] | None
+) -> dict[str, dict[str, Any]]:
+    """Overrides that were found, then those that a user wishes, which win key by key."""
+    merged = {pattern: dict(own) for pattern, own in found.items()}
+    for pattern, wish in (wishes or {}).items():
+        wish = {"route": wish} if isinstance(wish, str) else wish
+        merged[pattern] = {**merged.pop(pattern, {}), **wish}
+    return merged

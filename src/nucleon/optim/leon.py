@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, Unpack, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,23 @@ from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, au
 from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, gram_discount
-from nucleon.optim.methods import check_method, chosen_method, polynomials
-from nucleon.optim.options import ModelOptions, Options
+from nucleon.optim.methods import check_iterations, chosen_method, polynomials
+from nucleon.optim.options import ModelOptions, Option, Options, added_by
 from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal["auto", "half", "polar-express", "newton-schulz", "coupled", "eigh"]
-LEON_METHODS: tuple[LeonMethod, ...] = get_args(LeonMethod)
 
 
 class LeonOptions(Options, total=False):
     """Options of `Leon`, each settable per parameter group."""
 
-    beta2: float | None
+    beta2: Annotated[float | None, Option(None)]
     """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
-    smoothing_scale: float
+    smoothing_scale: Annotated[float, Option(1.0, private=True)]
     """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); more smooths more, 0 is Muon (default 1.0: the theorem's)."""
-    gradient_bound: float
+    gradient_bound: Annotated[float, Option(0.0)]
     """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithm 3 as printed)."""
-    method: LeonMethod
+    method: Annotated[LeonMethod, Option("auto", structure=True, private=True)]
     """"auto", the default, is "half" or "polar-express", see `nucleon.optim.methods`; "half", the
     float16 Gram recursion (measured: the fastest on CUDA), where M̂ too is made of gradients rounded
     to float16; "polar-express", the augmented recursion with optimal quintics (measured: the
@@ -55,12 +54,7 @@ class Leon(MatrixOptimizer):
     """
 
     name: ClassVar[str] = "leon"
-    own_options: ClassVar[Mapping[str, Any]] = {
-        "beta2": None,
-        "smoothing_scale": 1.0,
-        "gradient_bound": 0.0,
-        "method": "auto",
-    }
+    own_options: ClassVar[Mapping[str, Any]] = added_by(LeonOptions)
     has_gram: ClassVar[bool] = True
     kernel: ClassVar[str | None] = "augmented"
     settles: ClassVar[bool] = True
@@ -92,8 +86,8 @@ class Leon(MatrixOptimizer):
         return Hyperbolic().admissibility(m, n)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on a bad `method` or `smoothing_scale`."""
-        check_method(group, LEON_METHODS)
+        """Raise on a bad `smoothing_scale`."""
+        check_iterations(group)
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
 

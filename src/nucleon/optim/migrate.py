@@ -16,7 +16,7 @@ forgotten in about 1/(1−β₂) steps.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,14 @@ from torch.optim import Optimizer
 from nucleon import _checks
 from nucleon.optim import inherit
 from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.engines.work import gram_discount
 from nucleon.optim.inherit import Inheritance, Old
 from nucleon.optim.matrices import stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
 
 Momentum = Literal["auto", "average", "sum"]
-MOMENTA: tuple[Momentum, ...] = ("auto", "average", "sum")
+MOMENTA: tuple[Momentum, ...] = get_args(Momentum)
 
 _ADAM = (("exp_avg", "exp_avg_sq", "betas"), ("moment1", "moment2", "adamw_betas"))
 """What torch, and Muon of 2024, call m, v and (β₁, β₂)."""
@@ -244,13 +245,7 @@ def _moments(
     source, scale = _momentum_scale(group, momentum)
     grams = {key: value for key, value in state.items() if key.partition(".")[0] == "gram"}
     steps = int(state.get("step", 0))
-    return _Moments(source, buffer * scale, None, steps, _beta2(group), grams)
-
-
-def _beta2(group: Mapping[str, Any]) -> float:
-    """β₂ of a group with a Gram, β₁² unless it is set."""
-    beta2 = group.get("beta2")
-    return float(group["momentum"]) ** 2 if beta2 is None else float(beta2)
+    return _Moments(source, buffer * scale, None, steps, gram_discount(group) ** 2, grams)
 
 
 def _momentum_scale(group: Mapping[str, Any], told: Momentum) -> tuple[str, float]:
@@ -329,7 +324,7 @@ def _fill_matrices(
     beta1 = float(group["momentum"])
     state["total"].copy_(moments.average / (1 - beta1))
     said = f"momentum of {moments.source}"
-    beta2 = _beta2(group)
+    beta2 = gram_discount(group) ** 2
     for block in found:
         key = stacks.gram_key(block)
         if key not in state:

@@ -1,7 +1,7 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, Unpack, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
 
 from torch import Tensor, nn
 
@@ -9,17 +9,16 @@ from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context
-from nucleon.optim.methods import check_method, chosen_method, polynomials
-from nucleon.optim.options import ModelOptions, Options
+from nucleon.optim.methods import check_iterations, chosen_method, polynomials
+from nucleon.optim.options import ModelOptions, Option, Options, added_by
 
 PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schulz", "muon", "svd"]
-POLAR_METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
 
 
 class MuonOptions(Options, total=False):
     """Options of `Muon`, each settable per parameter group."""
 
-    method: PolarMethod
+    method: Annotated[PolarMethod, Option("auto", structure=True, private=True)]
     """Of the polar factor. "auto", the default, is "half" or "polar-express", see
     `nucleon.optim.methods`; "half", the float16 Gram recursion (measured: the fastest on CUDA);
     "polar-express", the optimal quintics (measured: the smallest error of a five-step method, both
@@ -43,7 +42,7 @@ class Muon(MatrixOptimizer):
     """
 
     name: ClassVar[str] = "muon"
-    own_options: ClassVar[Mapping[str, Any]] = {"method": "auto"}
+    own_options: ClassVar[Mapping[str, Any]] = added_by(MuonOptions)
     kernel: ClassVar[str | None] = "polar"
     uncertified: ClassVar[str | None] = "the nuclear norm is not smooth, the regret can be linear"
 
@@ -68,8 +67,8 @@ class Muon(MatrixOptimizer):
         return polar_direction(total, context.options)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on a bad `method`."""
-        check_method(group, POLAR_METHODS)
+        """Raise on iterations that the method cannot take."""
+        check_iterations(group)
 
 
 def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:

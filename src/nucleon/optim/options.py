@@ -1,9 +1,10 @@
-"""The options that Muon, Pion and Leon share, their defaults and their checks."""
+"""The options that Muon, Pion and Leon share, what is known of each, and their checks."""
 
 import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, TypedDict, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -12,96 +13,178 @@ from nucleon import _checks
 from nucleon.linalg._precision import widest
 
 Scale = Literal["spectral", "match-adamw", "none"]
-SCALES: tuple[Scale, ...] = ("spectral", "match-adamw", "none")
 Steps = Literal["constant", "exponential"]
-STEPS: tuple[Steps, ...] = ("constant", "exponential")
 NonFinite = Literal["skip", "raise"]
-NON_FINITE: tuple[NonFinite, ...] = ("skip", "raise")
 Placement = Literal["local", "owner"]
-PLACEMENTS: tuple[Placement, ...] = ("local", "owner")
+Rule = Literal["matrix", "adamw"]
 Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
 """A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
 Head = str | Sequence[str] | None
 """A glob over module names, or several; "auto", or None for no head."""
-Rule = Literal["matrix", "adamw"]
-RULES: tuple[Rule, ...] = ("matrix", "adamw")
+RATES = ("lr", "weight_decay")
+"""What a schedule may change with every step, so that every step checks it."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option beside its type and its meaning.
+
+    It stands where the option is declared: `Annotated[float, Option(0.5)]` in a class of options,
+    which `added_by` reads, or as a value of a method's `own_options`.
+    """
+
+    default: Any
+    fixed: bool = False
+    """Settled when a group is made: a state that was saved with another value is refused."""
+    run: bool = False
+    """Of the run, not of the state: a state is loaded under that of the optimizer at hand."""
+    structure: bool = False
+    """It decides which engine steps a stack, or how large a stack is."""
+    game: bool = False
+    """A theorem's game is made of it: a certificate ends where it changes."""
+    private: bool = False
+    """Its values mean another thing, or nothing, in another method: they are not carried over."""
+    adamw: bool = False
+    """AdamW's groups heed it too."""
+    choices: tuple[str, ...] = ()
+    """All its values, where they are few; in a class of options a Literal says them."""
+
+    def check(self, name: str, value: object) -> None:
+        """Raise unless the value is among the choices, and True or False where the default is."""
+        if self.choices:
+            _checks.choice(name, value, self.choices)
+        if isinstance(self.default, bool) and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer, each settable per parameter group."""
 
-    rule: Rule
+    rule: Annotated[Rule, Option("matrix", fixed=True, structure=True)]
     """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
     the options of `AdamWOptions`."""
-    axes: str | list[str | None] | None
+    axes: Annotated[str | list[str | None] | None, Option(None, fixed=True)]
     """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.matrices.axes`:
     one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
-    nesterov: bool
+    nesterov: Annotated[bool, Option(False, game=True)]
     """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
     way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
-    weight_decay: float
+    weight_decay: Annotated[float, Option(0.0)]
     """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
-    scale: Scale
+    scale: Annotated[Scale, Option("spectral")]
     """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
     practice; the theory's is "none")."""
-    steps: Steps
+    steps: Annotated[Steps, Option("constant")]
     """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) per step
     for all matrices together, the random scaling of the theory."""
-    iterations: int
+    iterations: Annotated[int, Option(5, structure=True, game=True)]
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
-    nonfinite: NonFinite
+    nonfinite: Annotated[NonFinite, Option("skip", adamw=True)]
     """"skip": a matrix whose gradient, moments, smoothing or direction are not finite keeps its
     weights and state bit for bit, without a host synchronization, and is counted (default: for
     safety; the theory has no such gradients). "raise": raise on a gradient that is not finite,
     before anything changes."""
-    maximize: bool
+    maximize: Annotated[bool, Option(False, game=True, adamw=True)]
     """Climb instead of descend (default False)."""
-    momentum_dtype: torch.dtype | None
+    momentum_dtype: Annotated[torch.dtype | None, Option(None, structure=True, game=True)]
     """Of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
     rounding); bfloat16 halves it. Taken when a state is made or loaded."""
-    stochastic_rounding: bool
+    stochastic_rounding: Annotated[bool, Option(False, structure=True)]
     """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
     has no rounding)."""
-    certify: bool
+    certify: Annotated[bool, Option(False, fixed=True, structure=True)]
     """Keep the discounted regret of each matrix, for `certificates()`: the last direction, mn more
     numbers per matrix, and one more product GGᵀ per step (default False)."""
-    placement: Placement
+    placement: Annotated[Placement, Option("local", run=True, structure=True)]
     """Who computes which matrix in a run of several processes: "local", every rank every matrix
     (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
-    wire_dtype: torch.dtype | None
+    wire_dtype: Annotated[torch.dtype | None, Option(None, run=True)]
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
-    consistency_every: int
+    consistency_every: Annotated[int, Option(0, run=True)]
     """Compare the updates of the ranks every so many steps, and raise on all of them where they
     differ; every rank must step, and waits for the device (default 0: never)."""
-    seed: int
+    seed: Annotated[int, Option(0, game=True)]
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
-    largest_stack: int | None
+    largest_stack: Annotated[int | None, Option(None, structure=True)]
     """Same-shape matrices of at most this many entries together go through one batched call, one
     matrix at least; it bounds the extra memory of a step, 20 to 110 bytes per entry (default
     None: 2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ on the CUDA engine, which takes 9
     to 23 bytes per entry)."""
 
 
-DEFAULTS = Options(
-    rule="matrix",
-    axes=None,
-    nesterov=False,
-    weight_decay=0.0,
-    scale="spectral",
-    steps="constant",
-    iterations=5,
-    nonfinite="skip",
-    maximize=False,
-    momentum_dtype=None,
-    stochastic_rounding=False,
-    certify=False,
-    placement="local",
-    wire_dtype=None,
-    consistency_every=0,
-    seed=0,
-    largest_stack=None,
-)
+class AdamWOptions(TypedDict, total=False):
+    """Options of a group with rule="adamw"; `maximize` and `nonfinite` are as for matrices."""
+
+    lr: Annotated[float | Tensor, Option(1e-3)]
+    """A number or a one-element tensor (default 1e-3, that of `torch.optim.AdamW`)."""
+    betas: Annotated[tuple[float, float], Option((0.9, 0.999))]
+    """(β₁, β₂) (default (0.9, 0.999), as torch)."""
+    eps: Annotated[float, Option(1e-8)]
+    """ε (default 1e-8, as torch)."""
+    weight_decay: Annotated[float, Option(0.0)]
+    """Decoupled (default 0.0, since norms and biases are seldom decayed; torch's is 0.01)."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """Keyword arguments of `for_model` beside the options of the method, see there."""
+
+    momentum: float
+    aux_lr: float | Tensor
+    aux: AdamWOptions | Mapping[str, Any] | None
+    head: Head
+    overrides: Mapping[str, Override] | None
+
+
+def declared_in(options: type) -> dict[str, Option]:
+    """What a class of options says of each, those that it inherits among them."""
+    found: dict[str, Option] = {}
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        kind, option = get_args(hint)
+        if get_origin(kind) is Literal:
+            option = replace(option, choices=get_args(kind))
+        found[name] = option
+    return found
+
+
+SHARED = declared_in(Options)
+ADAMW_DEFAULTS = {name: option.default for name, option in declared_in(AdamWOptions).items()}
+OF_ADAMW = {*ADAMW_DEFAULTS, *(name for name, option in SHARED.items() if option.adamw)}
+"""What a group with rule="adamw" heeds."""
+OF_SOME_METHOD: set[str] = set()
+"""The own options of every method there is: given to another that has them not, a mistake."""
+
+
+def added_by(options: type) -> dict[str, Option]:
+    """The `own_options` of a method whose keywords are this class of options."""
+    return {name: option for name, option in declared_in(options).items() if name not in SHARED}
+
+
+class Declared:
+    """The options of a method, `Options` and its own, and the lists that follow from their facts.
+
+    Args:
+        own: the method's own, each an `Option` or its default alone.
+    """
+
+    def __init__(self, own: Mapping[str, Any]) -> None:
+        found = {name: x if isinstance(x, Option) else _plain(name, x) for name, x in own.items()}
+        self.all: Mapping[str, Option] = {**SHARED, **found}
+        self.run = self._names(lambda option: option.run)
+        self.structure = self._names(lambda option: option.structure)
+        self.game = ("momentum", *self._names(lambda option: option.game), *found)
+        names = ("momentum", *self.all, *ADAMW_DEFAULTS)
+        self.watched = tuple(name for name in names if name not in RATES)
+        """Where one of them has changed, a step first checks the options of its group and derives
+        anew what follows from them."""
+
+    def _names(self, fact: Callable[[Option], bool]) -> tuple[str, ...]:
+        return tuple(name for name, option in self.all.items() if fact(option))
+
+
+def _plain(name: str, default: Any) -> Option:
+    """An option of which a method says the default alone; of a shared one the rest stays."""
+    return replace(SHARED[name], default=default) if name in SHARED else Option(default)
 
 
 def scale_factor(scale: Scale, rows: int, columns: int) -> float:
@@ -117,26 +200,12 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     return 1.0
 
 
-RUN = ("placement", "wire_dtype", "consistency_every")
-"""Options of the run, not of the state: a state is loaded under those of the optimizer at hand."""
-STRUCTURE = (
-    *("rule", "method", "iterations", "certify", "placement"),
-    *("momentum_dtype", "stochastic_rounding", "largest_stack"),
-)
-"""Options that decide which engine steps a stack, and how large it is."""
-WATCHED = (
-    *("momentum", "beta2", "smoothing_scale", "gradient_bound", "nesterov", "scale", "steps"),
-    *("method", "iterations", "samples", "antithetic", "momentum_dtype", "nonfinite"),
-    *("maximize", "seed", "betas", "eps"),
-)
-"""Where one of them, or of the method's own, has changed, a step first checks the options of its
-group and derives anew what follows from them; at the rates every step looks."""
-
-
-def check(group: dict[str, Any]) -> None:
-    """Raise on a bad value among the options of a group, the method's own ones excepted."""
+def check(group: Mapping[str, Any], declared: Declared) -> None:
+    """Raise on a bad value among the options of a group; the method checks its own further."""
     check_lr(group["lr"])
-    _checks.choice("rule", group["rule"], RULES)
+    for name, option in declared.all.items():
+        if name in group:
+            option.check(name, group[name])
     _checks.fraction("momentum", group["momentum"], closed="0")
     if group.get("beta2") is not None:
         _checks.fraction("beta2", group["beta2"], closed="0")
@@ -148,10 +217,6 @@ def check(group: dict[str, Any]) -> None:
                 "pass gradient_bound=0.0 or a positive momentum"
             )
     _checks.nonnegative("weight_decay", group["weight_decay"])
-    _checks.choice("scale", group["scale"], SCALES)
-    _checks.choice("steps", group["steps"], STEPS)
-    _checks.choice("nonfinite", group["nonfinite"], NON_FINITE)
-    _checks.choice("placement", group["placement"], PLACEMENTS)
     if group["wire_dtype"] not in (None, torch.bfloat16):
         raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
     _checks.count("consistency_every", group["consistency_every"], minimum=0)
@@ -160,9 +225,6 @@ def check(group: dict[str, Any]) -> None:
         _checks.count("largest_stack", group["largest_stack"])
     if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
         raise TypeError(f"seed must be an integer, got {group['seed']!r}")
-    for flag in ("nesterov", "maximize", "stochastic_rounding", "certify"):
-        if not isinstance(group[flag], bool):
-            raise TypeError(f"{flag} must be True or False, got {group[flag]!r}")
     if group["certify"] and not group["momentum"]:
         raise ValueError(
             "certify=True measures the regret discounted by momentum; pass momentum > 0"
@@ -278,37 +340,7 @@ def unknown(of: str, given: Collection[str], known: Collection[str], more: str =
 
 def of_matrices(own: Collection[str]) -> set[str]:
     """The options that a matrix may have by `for_model`, with those of its method."""
-    return {"lr", "momentum", *own, *cast(Mapping[str, Any], DEFAULTS)} - {"rule", "axes"}
-
-
-OF_SOME_METHOD = {"beta2", "smoothing_scale", "gradient_bound", "samples", "antithetic"}
-"""Options that not every method has: given to one that does not, they are a mistake."""
-
-
-class AdamWOptions(TypedDict, total=False):
-    """Options of a group with rule="adamw"; `maximize` and `nonfinite` are as for matrices."""
-
-    lr: float | Tensor
-    """A number or a one-element tensor (default 1e-3, that of `torch.optim.AdamW`)."""
-    betas: tuple[float, float]
-    """(β₁, β₂) (default (0.9, 0.999), as torch)."""
-    eps: float
-    """ε (default 1e-8, as torch)."""
-    weight_decay: float
-    """Decoupled (default 0.0, since norms and biases are seldom decayed; torch's is 0.01)."""
-
-
-class ModelOptions(TypedDict, total=False):
-    """Keyword arguments of `for_model` beside the options of the method, see there."""
-
-    momentum: float
-    aux_lr: float | Tensor
-    aux: AdamWOptions | Mapping[str, Any] | None
-    head: Head
-    overrides: Mapping[str, Override] | None
-
-
-ADAMW_DEFAULTS = AdamWOptions(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    return {"lr", "momentum", *own, *SHARED} - {"rule", "axes"}
 
 
 def check_adamw(group: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from nucleon import _checks, noise
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws
-from nucleon.optim.methods import check_method
-from nucleon.optim.muon import POLAR_METHODS, PolarMethod, polar_direction
-from nucleon.optim.options import ModelOptions, Options
+from nucleon.optim.methods import check_iterations
+from nucleon.optim.muon import PolarMethod, polar_direction
+from nucleon.optim.options import ModelOptions, Option, Options, added_by
 from nucleon.potentials import Admissibility, Gaussian, cholesky_root
 
 PionScale = float | Literal["theory", "literal"]
@@ -24,22 +24,22 @@ PionScale = float | Literal["theory", "literal"]
 class PionOptions(Options, total=False):
     """Options of `Pion`, each settable per parameter group."""
 
-    beta2: float | None
+    beta2: Annotated[float | None, Option(None)]
     """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
-    smoothing_scale: PionScale
+    smoothing_scale: Annotated[PionScale, Option("theory", private=True)]
     """c of Λ = c(G²β₁⁻²I + M̂). "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by
     zero columns to the width max(n, 2m, m+2) where that holds (default); "literal" is 1 without
     padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a number,
     with the padding."""
-    gradient_bound: float
+    gradient_bound: Annotated[float, Option(0.0)]
     """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithm 2 as printed)."""
-    samples: int
+    samples: Annotated[int, Option(1)]
     """k (default 1, the cheapest; the theorem takes the mean over infinitely many)."""
-    antithetic: bool
+    antithetic: Annotated[bool, Option(False)]
     """Draw Z in pairs Z, −Z, which needs an even k: the variance of P is a fifth of that of as many
     independent draws (measured: `tests/optim/test_oracles.py::test_more_samples_average_the_noise`;
     default False, as printed)."""
-    method: PolarMethod
+    method: Annotated[PolarMethod, Option("auto", structure=True, private=True)]
     """Of the polar factors, as for `Muon` (default "auto")."""
 
 
@@ -61,14 +61,7 @@ class Pion(MatrixOptimizer):
     """
 
     name: ClassVar[str] = "pion"
-    own_options: ClassVar[Mapping[str, Any]] = {
-        "beta2": None,
-        "smoothing_scale": "theory",
-        "gradient_bound": 0.0,
-        "samples": 1,
-        "antithetic": False,
-        "method": "auto",
-    }
+    own_options: ClassVar[Mapping[str, Any]] = added_by(PionOptions)
     has_gram: ClassVar[bool] = True
     kernel: ClassVar[str | None] = "perturbed"
     theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1, discounted"
@@ -128,8 +121,8 @@ class Pion(MatrixOptimizer):
         return Gaussian(width=width).admissibility(m, n)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on a bad `method`, `smoothing_scale`, `samples` or `antithetic`."""
-        check_method(group, POLAR_METHODS)
+        """Raise on a bad `smoothing_scale` or `samples`."""
+        check_iterations(group)
         if isinstance(group["smoothing_scale"], str):
             _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
         else:

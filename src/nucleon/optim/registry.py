@@ -36,13 +36,13 @@ def register(name: str, factory: Factory) -> None:
     _FACTORIES[key] = factory
 
 
-class _AnyOptions(LeonModelOptions, total=False):
-    """Of an optimizer whose name is not known before it runs; another's own go by **dict."""
+class _AnyOptions(PionModelOptions, total=False):
+    """Of an optimizer whose name is not known before it runs: Pion has all that Leon and Muon have.
 
-    smoothing_scale: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+    Another's own go by **dict.
+    """
+
     method: Any  # pyright: ignore[reportIncompatibleVariableOverride]
-    samples: int
-    antithetic: bool
 
 
 @overload

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import ParameterInfo
+from nucleon.optim.options import RATES
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.later import Later
 from nucleon.optim.state import State
@@ -39,7 +40,7 @@ class Runtime:
     numbers: frozenset[int] = frozenset()
     """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
     checked: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
-    """The values of `options.WATCHED` that were found good, by the identity of the group."""
+    """The values of watched options that were found good, by the identity of the group."""
     steps: int = 0
     agreed: bool = False
     """Whether the ranks have compared parameters and options."""
@@ -176,7 +177,7 @@ def check_gradients(
 ) -> None:
     """Raise on rates and gradients that the optimizer `name` cannot step with, changing nothing."""
     for group in groups:
-        for rate in ("lr", "weight_decay"):
+        for rate in RATES:
             value = group[rate]
             if isinstance(value, Tensor):  # which may be on the device
                 continue

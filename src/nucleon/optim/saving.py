@@ -16,6 +16,7 @@ from nucleon.linalg._precision import widest
 from nucleon.optim.engines import ledger
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.parameters import canonical
+from nucleon.optim.options import SHARED
 from nucleon.optim.state import VERSION, Infos, State, encoded
 
 
@@ -94,7 +95,7 @@ def check_state_dict(
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
         if not ledger.is_note(saved.get("certified", "")):
             raise _damaged(saved["certified"])
-        for option in ("rule", "certify"):
+        for option in (name for name, known in SHARED.items() if known.fixed and name in group):
             if saved[option] != group[option]:
                 raise ValueError(
                     f"state_dict was saved with {option}={saved[option]!r}, this optimizer has "
@@ -207,9 +208,15 @@ _RETIRED = ("axes", "param_names", "reasons", "cautious")
 
 
 def upgraded(
-    given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos
+    given: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    infos: Infos,
+    game: Sequence[str],
 ) -> dict[str, Any]:
-    """A saved state in the terms of this version; what is wrong with it is found later."""
+    """A saved state in the terms of this version; what is wrong with it is found later.
+
+    `game` are the options that a certificate depends on.
+    """
     missing = {"param_groups", "state"} - set(given)
     if missing:
         raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
@@ -220,7 +227,7 @@ def upgraded(
         tag = str(group.get("nucleon"))
         if tag.endswith("/2"):
             group["nucleon"] = f"{tag[:-1]}{VERSION}"
-            _upgrade(group, states)
+            _upgrade(group, states, game)
     saved = _with_frozen(saved, groups, infos)
     sizes, ours = ([len(g["params"]) for g in found] for found in (saved, groups))
     if sizes != ours:
@@ -261,7 +268,7 @@ def _with_frozen(
     return saved if rest else found
 
 
-def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
+def _upgrade(group: dict[str, Any], states: dict[Any, Any], game: Sequence[str]) -> None:
     """Give the states of a group of version 2 what its lists said, and what version 3 adds."""
     group["consistency_every"] = group.get("consistency_every") or 0
     if group.get("placement") == "gram":  # its states are whole, as those of "local"
@@ -271,13 +278,14 @@ def _upgrade(group: dict[str, Any], states: dict[Any, Any]) -> None:
             "state_dict was saved with cautious=True, which is no option; the run goes on without",
             stacklevel=2,
         )
-    game = _older_game(group.get("certified") or "[]")
+    noted = _older_game(group.get("certified") or "[]")
     names = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
     now = [group[name] for name in names if name in group]
     group["certified"] = ""
-    if game != []:
-        kept = game == now
-        group["certified"] = ledger.options_of(group) if kept else f"{ledger.CHANGED}an option"
+    if noted == now:
+        group["certified"] = ledger.options_of(group, game)
+    elif noted != []:
+        group["certified"] = f"{ledger.CHANGED}an option"
     if group.get("rule") != "matrix":
         return
     for key, spec in zip(group["params"], group.get("axes") or [], strict=False):

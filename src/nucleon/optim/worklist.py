@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nucleon.optim import options
 from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
@@ -60,7 +59,7 @@ def signature(method: Method, groups: Groups, states: States) -> list[object]:
     found: list[object] = [method.__dict__.get("direction")]  # a hook may be assigned at any time
     for group in groups:
         params: list[Tensor] = group["params"]
-        found += [id(group), *map(group.get, options.STRUCTURE)]
+        found += [id(group), *map(group.get, method.declared.structure)]
         found += map(id, params)
         found += map(id, map(states.get, params))
         found += map(_LOOK, params)
@@ -83,10 +82,10 @@ def build(
             if chosen:
                 computer = cuda_adamw if cuda_adamw.serves(chosen) else adamw
                 works.append(Work(computer, group, chosen, [states[p] for p in chosen]))
-        elif group["placement"] == "owner" and placement.world(group["params"]) != (0,):
+        elif placement.owned(group):
             works.append(_owned(method, group, states, infos))
         else:
-            works += matrices(method, group, chosen, states, infos)
+            works += _laid(matrices(method, group, chosen, states, infos))
     counted: dict[torch.device, list[State]] = defaultdict(list)
     for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
         if param in states:
@@ -135,14 +134,20 @@ def matrices(
         computer = cast(Computer, cuda if fast else reference)
         engine: Engine = gathered if shards.sharded(piece.param) else computer
         own = [states[p] for p in stack.params]
-        if fast:
-            cuda.lay(stack, own)
         made = Matrices(engine, group, stack.params, own, method, stack, computer)
         made.derive()
         return made
 
     pairs = [(param, infos[param].axes) for param in params]
     return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
+
+
+def _laid(works: list[Matrices]) -> list[Matrices]:
+    """The same, with every Ĝ where the engine that is to step it reads it."""
+    for work in works:
+        if work.computer is cuda:
+            cuda.lay(work.stack, work.states)
+    return works
 
 
 def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) -> Owned:
@@ -153,7 +158,7 @@ def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) 
         if param in states:
             of_rank[cast(int, owner)].append(param)
     built = {
-        rank: matrices(method, group, of_rank[rank], states, infos, cut=False)
+        rank: _laid(matrices(method, group, of_rank[rank], states, infos, cut=False))
         for rank in sorted(of_rank)
     }
     rounds = [

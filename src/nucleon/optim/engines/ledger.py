@@ -67,8 +67,7 @@ def excess(gradient: Tensor, bound: float, root: Tensor) -> Tensor:
     """At least ‖E‖_*, where G − E has norm at most `bound`; (b,), 0 where G itself has.
 
     With u ≥ ‖G‖_op both E = G(1 − bound/u) and what of the singular values is above the bound will
-    do: min{√m‖G‖_F(1 − bound/u), m(u − bound)}, `root` being √m‖G‖_F. u is `operator_norm_bound`,
-    which is too large by m^(1/32) at most, and its rounding.
+    do: min{√m‖G‖_F(1 − bound/u), m(u − bound)}, `root` being √m‖G‖_F. u is `operator_norm_bound`.
     """
     m, eps = gradient.shape[-2], torch.finfo(gradient.dtype).eps
     norm = operator_norm_bound(gradient).to(root.dtype) * (1 + 64 * m * eps)
@@ -94,33 +93,26 @@ def _outside(direction: Tensor, allowed: float) -> Tensor:
 
 # ------------------------------------------------------------------ the options of the game
 
-GAME = (
-    *("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound", "maximize"),
-    *("method", "iterations", "momentum_dtype", "samples", "antithetic", "seed"),
-)
-"""The options that a theorem's game is made of, beside those of a method's own."""
 CHANGED = "changed: "
 """How the note on a group begins whose game has ended; then what changed."""
 
 
-def note(group: dict[str, Any], own: Iterable[str] = ()) -> None:
-    """Write down at every step, on every rank, which options its game is played with.
+def note(group: dict[str, Any], game: Iterable[str]) -> None:
+    """Write down at every step, on every rank, with which of these options its game is played.
 
-    The note is text: empty before the first step, then the options, or what changed; `own` are the
-    names of those that only this method has.
+    The note is text: empty before the first step, then the options, or what changed.
     """
     told: str = group["certified"]
     if group["certify"]:
         changes = changes_of(told, group)
-        group["certified"] = f"{CHANGED}{changes}" if changes else options_of(group, own)
+        group["certified"] = f"{CHANGED}{changes}" if changes else options_of(group, game)
     elif told and not told.startswith(CHANGED):
         group["certified"] = f"{CHANGED}certify"
 
 
-def options_of(group: Mapping[str, Any], own: Iterable[str] = ()) -> str:
-    """The options of the game of a group, as text; `own` as in `note`."""
-    names = dict.fromkeys((*GAME, *own))
-    return json.dumps({name: group[name] for name in names if name in group}, default=str)
+def options_of(group: Mapping[str, Any], game: Iterable[str]) -> str:
+    """The options of the game of a group, as text."""
+    return json.dumps({name: group[name] for name in game if name in group}, default=str)
 
 
 def is_note(told: object) -> bool:

@@ -207,9 +207,7 @@ def _dither(work: Matrices) -> Tensor | None:
     return (uniform * 65536.0).to(torch.int32).clamp_max(65535)
 
 
-def _round(weights: Tensor, dither: Tensor | None) -> Tensor:
+def _round(weights: Tensor, dither: Tensor) -> Tensor:
     """float32 → bf16, up or down with probabilities that make the mean exact."""
-    if dither is None:
-        return weights
     # The bits that bf16 lacks carry with their own probability.
     return ((weights.view(torch.int32) + dither) & -65536).view(torch.float32)

@@ -13,7 +13,7 @@ from nucleon import _checks, noise
 from nucleon.linalg._rounding import roundings
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
-from nucleon.optim.options import scale_factor
+from nucleon.optim.options import Declared, scale_factor
 from nucleon.potentials import Admissibility
 
 State = dict[str, Tensor]
@@ -65,6 +65,7 @@ class Method(Protocol):
     has_gram: ClassVar[bool]
     kernel: ClassVar[str | None]
     settles: ClassVar[bool]
+    declared: ClassVar[Declared]
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""

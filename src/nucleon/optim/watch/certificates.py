@@ -11,7 +11,7 @@ from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.optim.engines.ledger import changes_of, tolerance
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.engines.work import Method, State
+from nucleon.optim.engines.work import Method, State, gram_discount
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks
 from nucleon.optim.matrices.stacks import gram_key
@@ -162,7 +162,7 @@ def _refusal(group: Mapping[str, Any]) -> str | None:
         return "the theorem needs gradient_bound > 0"
     if group["nesterov"]:
         return "the theorem is on the direction of Ĝ; pass nesterov=False"
-    if group.get("beta2") not in (None, group["momentum"] ** 2):
+    if gram_discount(group) != group["momentum"]:
         return "the theorem needs beta2 = momentum²; pass beta2=None"
     if not group.get("smoothing_scale", 1.0):
         return "the theorem needs smoothing_scale > 0"

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nucleon.linalg._rounding import floor, roundings
+from nucleon.linalg import _rounding
 from nucleon.linalg.triton_symmetric import matrix, table_bytes
 from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.engines.cuda.kernels import entries, moments, reading, resting, verdict
@@ -132,14 +132,15 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     limits = torch.finfo(torch.float32)
     rows = max(16, triton.next_power_of_2(m))
     longest, settled, falls = resting(hyper.rest)
-    room = floor(torch.float32) + roundings(hyper.gram_decay) * limits.eps
+    lost = _rounding.roundings(hyper.gram_decay) * limits.eps
     quintics = polynomials("polar-express", job.iterations)
     advance[(count,)](
         gradients, totals, skipped, quiet, grams, taken if mask is None else mask, taken,
         directions, **reading(job),
         longest=longest, settled=settled, falls=falls,
         keep=hyper.gram_decay, smoothing=hyper.smoothing, bound=hyper.shift,
-        limit=limits.max / 2, least=limits.tiny / limits.eps, floor=room,
+        limit=limits.max / 2, least=limits.tiny / limits.eps,
+        floor=_rounding.floor(torch.float32) + lost,
         HAS_GRAM=job.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
         POLYNOMIALS=tuple(x for quintic in quintics for x in quintic), STEPS=len(quintics),
         M=rows, N=min(WIDE // rows, max(16, triton.next_power_of_2(n))),

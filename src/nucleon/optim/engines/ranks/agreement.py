@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.ranks.placement import Infos, process_groups, world
+from nucleon.optim.engines.ranks.placement import Infos, owned, process_groups, world
 from nucleon.optim.matrices import shards
 
 Groups = Sequence[Mapping[str, Any]]
@@ -30,8 +30,8 @@ def exchanges(groups: Groups) -> bool:
 def _exchanges(group: Mapping[str, Any]) -> bool:
     if world(group["params"]) == (0,):
         return False
-    owned = group["placement"] == "owner" and group["rule"] == "matrix"
-    return bool(owned or group["consistency_every"]) or any(map(shards.sharded, group["params"]))
+    sharded = any(map(shards.sharded, group["params"]))
+    return bool(owned(group) or group["consistency_every"] or sharded)
 
 
 def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:

@@ -30,12 +30,18 @@ def process_groups(params: Sequence[Tensor]) -> wire.Groups:
     return [None] if held is None else shards.mesh_groups(held)
 
 
+def owned(group: Mapping[str, Any]) -> bool:
+    """Whether each parameter of a group has one rank that keeps its state and steps it."""
+    asked = group["placement"] == "owner" and group["rule"] == "matrix"
+    return asked and world(group["params"]) != (0,)
+
+
 def owners(group: Mapping[str, Any], infos: Infos) -> list[int | None]:
     """The rank that owns each parameter of a group; None where every rank has it for itself."""
     params: Sequence[Tensor] = group["params"]
-    ranks = world(params)
-    if group["placement"] != "owner" or group["rule"] != "matrix" or ranks == (0,):
+    if not owned(group):
         return [None] * len(params)
+    ranks = world(params)
     found = [blocks(param, infos[param].axes) for param in params]
     sizes = tuple(tuple((b.count, b.rows, b.columns) for b in parts) for parts in found)
     return [ranks[i] for i in shares(sizes, len(ranks))]
@@ -59,10 +65,7 @@ def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> t
 
 def spread(groups: Sequence[Mapping[str, Any]]) -> bool:
     """Whether some state is kept by one rank alone."""
-    return any(
-        g["placement"] == "owner" and g["rule"] == "matrix" and world(g["params"]) != (0,)
-        for g in groups
-    )
+    return any(map(owned, groups))
 
 
 def check(group: Mapping[str, Any], infos: Infos) -> None:

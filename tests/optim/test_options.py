@@ -1,0 +1,116 @@
+"""What is known of an option stands where it is declared, also in a method of one's own."""
+
+from typing import Annotated, Literal
+
+import pytest
+import torch
+
+import nucleon
+from nucleon.optim import Option, options
+
+
+class DampedOptions(nucleon.optim.LeonOptions, total=False):
+    """Options of `Damped`."""
+
+    damping: Annotated[float, Option(0.5)]
+    shape: Annotated[Literal["round", "square"], Option("round", structure=True)]
+    verbose: Annotated[bool, Option(False, run=True)]
+
+
+class Damped(nucleon.Leon):
+    """P of Leon times the damping."""
+
+    own_options = options.added_by(DampedOptions)
+
+    def direction(self, total, smoothing, context):
+        return context.options["damping"] * super().direction(total, smoothing, context)
+
+
+class Plain(nucleon.Leon):
+    """The same with the defaults alone, and another default of an option that all have."""
+
+    own_options = {  # noqa: RUF012
+        **nucleon.Leon.own_options,
+        "damping": 0.5,
+        "verbose": False,
+        "iterations": 7,
+    }
+
+    direction = Damped.direction
+
+
+def optimizer(make, **given):
+    param = torch.zeros(3, 5, requires_grad=True)
+    param.grad = torch.ones(3, 5)
+    return make([param], **given)
+
+
+@pytest.mark.parametrize("make", [Damped, Plain])
+def test_options_of_ones_own_have_their_defaults(make):
+    group = optimizer(make).param_groups[0]
+    assert group["damping"] == 0.5 and group["verbose"] is False and group["beta2"] is None
+    assert optimizer(make, damping=2.0).param_groups[0]["damping"] == 2.0
+    assert group["iterations"] == (7 if make is Plain else 5)
+
+
+def test_a_shared_option_with_another_default_is_what_it_was():
+    assert options.SHARED["iterations"].default == 5
+    assert Plain.declared.structure == nucleon.Leon.declared.structure
+    assert Plain.declared.all["iterations"] == Option(7, structure=True, game=True)
+
+
+@pytest.mark.parametrize("make", [Damped, Plain])
+def test_a_flag_of_ones_own_is_true_or_false(make):
+    with pytest.raises(TypeError, match="verbose must be True or False, got 1"):
+        optimizer(make, verbose=1)
+    opt = optimizer(make)
+    opt.param_groups[0]["verbose"] = "yes"
+    with pytest.raises(TypeError, match="verbose must be True or False"):
+        opt.step()
+
+
+def test_a_literal_says_the_choices():
+    with pytest.raises(ValueError, match="shape must be one of 'round', 'square', got 'flat'"):
+        optimizer(Damped, shape="flat")
+    with pytest.raises(ValueError, match="method must be one of 'auto'"):
+        optimizer(nucleon.Leon, method="svd")
+    with pytest.raises(ValueError, match="placement must be one of 'local', 'owner'"):
+        optimizer(nucleon.Muon, placement="gram")
+
+
+def test_an_option_of_the_structure_makes_another_list():
+    opt = optimizer(Damped)
+    opt.step()
+    first = opt._runtime.worklist
+    for name, value, kept in (("damping", 2.0, True), ("shape", "square", False)):
+        opt.param_groups[0][name] = value
+        opt.step()
+        assert (opt._runtime.worklist is first) is kept
+
+
+def test_an_option_of_the_run_is_not_loaded():
+    opt = optimizer(Damped, verbose=True)
+    opt.load_state_dict(optimizer(Damped, damping=3.0).state_dict())
+    assert opt.param_groups[0]["verbose"] is True and opt.param_groups[0]["damping"] == 3.0
+
+
+def test_an_option_of_another_method_is_a_mistake_in_a_group():
+    param = torch.zeros(3, 5, requires_grad=True)
+    for name, value in (("beta2", 0.9), ("samples", 2), ("damping", 1.0)):
+        with pytest.raises(TypeError, match=f"muon has no option '{name}'"):
+            nucleon.Muon([{"params": [param], name: value}])
+    nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
+
+
+def test_what_another_method_means_otherwise_is_not_carried_over():
+    """Pion's smoothing is no number of Leon's; where the name is one's own, all is."""
+    model = torch.nn.Linear(4, 6, bias=False)
+    given = {"smoothing_scale": "literal", "beta2": 0.5, "nesterov": True, "method": "svd"}
+    old = nucleon.Pion.for_model(model, lr=0.3, head=None, seed=3, **given)
+    model.weight.grad = torch.ones(6, 4)
+    old.step()
+    told = nucleon.optim.converted(old, model, nucleon.Leon.for_model, head=None).options
+    assert {"beta2", "nesterov", "seed", "lr"} <= set(told)
+    assert not {"smoothing_scale", "method", "samples", "placement", "certify"} & set(told)
+    told = nucleon.optim.converted(old, model, nucleon.Pion.for_model, head=None).options
+    assert told["smoothing_scale"] == "literal" and told["method"] == "svd"
