@@ -161,7 +161,51 @@ def test_a_state_that_does_not_fit_the_dtype_of_the_run_is_refused(make):
     before = snapshot(optimizer, params)
     state = copy.deepcopy(donor.state_dict())
     state["state"][0]["total"][0, 0] = 1e39
-    with pytest.raises(ValueError, match=r"'total'.*not finite"):
+    said = r"'total'.*not finite in torch.float32 for parameter 0; they are in torch.float64: load"
+    with pytest.raises(ValueError, match=said):
         optimizer.load_state_dict(state)
     for a, b in zip(before, snapshot(optimizer, params), strict=True):
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize("make", METHODS)
+def test_a_model_that_is_cast_during_a_run_goes_on(make, dtypes):
+    """As one with the new dtype that loads the state; AdamW's part too."""
+    old, new = dtypes
+    model = torch.nn.ModuleList([torch.nn.Linear(6, 4), torch.nn.Linear(4, 6)]).to(old)
+
+    def step(optimizer, params, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+    params = list(model.parameters())
+    optimizer = make.for_model(model, head=None)
+    step(optimizer, params, 0)
+    twin = copy.deepcopy(model).to(new)
+    other = make.for_model(twin, head=None)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    model.zero_grad()
+    model.to(new)
+    for seed in (1, 2):
+        step(optimizer, params, seed)
+        step(other, list(twin.parameters()), seed)
+    for p, q in zip(params, twin.parameters(), strict=True):
+        assert p.dtype == new and torch.allclose(p, q, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_a_cast_that_moments_do_not_fit_is_refused_and_nothing_changes(make):
+    weight = torch.nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+    optimizer = make([weight])
+    weight.grad = torch.full_like(weight, 1e50)
+    optimizer.step()
+    weight.grad, weight.data = None, weight.data.float()
+    weight.grad = torch.ones_like(weight)
+    before = copy.deepcopy((weight.data, optimizer.state[weight]))
+    with pytest.raises(ValueError, match=r"\(4, 6\) is torch.float32 now, which cannot hold its"):
+        optimizer.step()
+    assert torch.equal(weight, before[0])
+    assert all(torch.equal(v, before[1][k]) for k, v in optimizer.state[weight].items())

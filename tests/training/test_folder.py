@@ -14,6 +14,7 @@ import pytest
 
 from nucleon.report import load
 from nucleon.training import RunError, hold
+from nucleon.training.folder import check_held
 from nucleon.training.run import read_log
 
 TINY = (
@@ -89,7 +90,24 @@ def test_a_folder_that_cannot_be_locked_is_written_with_a_warning(tmp_path, monk
 
     monkeypatch.setattr("nucleon.training.folder._lock", none)
     with pytest.warns(RuntimeWarning, match="No locks available; let no second"), hold(tmp_path):
-        pass
+        # Another process, which may be refused for a run that is there, opens the same file.
+        (tmp_path / ".lock").write_text("another")
+        check_held(tmp_path)
+    assert (tmp_path / ".lock").read_text() == "another"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links")
+def test_a_folder_that_leads_elsewhere_is_not_held_any_more(tmp_path):
+    here, there, run = (tmp_path / name for name in ("here", "there", "run"))
+    here.mkdir()
+    there.mkdir()
+    run.symlink_to(here)
+    with hold(run):
+        check_held(run)
+        run.unlink()
+        run.symlink_to(there)
+        with pytest.raises(RunError, match="deleted or replaced"):
+            check_held(run)
 
 
 def test_a_holder_that_has_not_said_its_name_yet_is_another_process(started, tmp_path):

@@ -223,13 +223,17 @@ class MatrixOptimizer(Optimizer, ABC):
         self._make_states(self.param_groups[-1], first)
 
     def _make_states(self, group: dict[str, Any], first: int) -> None:
-        """The states that a group lacks, of what has or may have a gradient.
+        """The states that a group lacks, of what has or may have a gradient, or was cast since.
 
         Under "owner" every rank knows of all: what is unfrozen enters on all of them at once.
         """
         for index, (param, owned) in enumerate(self._owned(group), start=first):
-            if param not in self.state and (param.requires_grad or param.grad is not None):
+            known = self.state.get(param)
+            if known is None and (param.requires_grad or param.grad is not None):
                 self.state[param] = self._new_state(group, param, index, owned=owned)
+            elif known and not state.fits(known, param):
+                own = self._new_state(group, param, index, owned=owned)
+                self.state[param] = saving.recast(known, param, own, group)
 
     def _owned(self, group: dict[str, Any]) -> list[tuple[Tensor, bool]]:
         """The parameters of a group, and whether this rank keeps their states."""
@@ -273,8 +277,7 @@ class MatrixOptimizer(Optimizer, ABC):
             known = runtime.checked.get(id(group))
             if known is not None and all(map(is_, values, known)):
                 continue
-            without_rate = {**group, "lr": 0.0}  # which may be on the device
-            self._check_group(without_rate, group["params"])
+            self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
             if runtime.worklist is not None:
                 runtime.worklist.derive(group)
             runtime.checked[id(group)] = values

@@ -74,6 +74,18 @@ def loaded(
     return state
 
 
+def recast(state: State, param: Tensor, own: State, group: Mapping[str, Any]) -> State:
+    """The state of a parameter that was cast to another dtype; `own` is a new one of that dtype."""
+    found = loaded(param, state, own, group)
+    for entry, value in found.items():
+        if not shards.local(value).isfinite().all():
+            raise ValueError(
+                f"a parameter of shape {tuple(param.shape)} is {param.dtype} now, which cannot "
+                f"hold its {entry!r}; cast the model before the optimizer is made"
+            )
+    return found
+
+
 def check_state_dict(
     given: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],
@@ -153,11 +165,15 @@ def _check_saved(
                 f"state_dict holds {entry!r} of shape {tuple(value.shape)} for {name}, expected "
                 f"{tuple(own.shape)}; the models differ"
             )
-        value = value.to(_checks.work_dtype(param.dtype) if entry == "total" else own.dtype)
+        saved = value
+        value = saved.to(_checks.work_dtype(param.dtype) if entry == "total" else own.dtype)
         if not shards.local(value).isfinite().all():
+            remedy = "it is damaged: load an earlier one"
+            if shards.local(saved).isfinite().all():
+                remedy = f"they are in {saved.dtype}: load it into parameters of that"
             raise ValueError(
-                f"state_dict holds {entry!r} with values that are not finite for {name}; it is "
-                f"damaged: load an earlier one"
+                f"state_dict holds {entry!r} with values that are not finite in {value.dtype} for "
+                f"{name}; {remedy}"
             )
         held = shards.local(value)
         held = torch.view_as_real(held) if held.is_complex() else held

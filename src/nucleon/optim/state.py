@@ -199,6 +199,20 @@ def new_adamw_state(param: Tensor) -> State:
     }
 
 
+def fits(state: State, param: Tensor) -> bool:
+    """Whether moments are of the dtype that a run of the parameter works in.
+
+    They are not where a model was cast from float32 to float64 or back after they were made. A Ĝ
+    that is narrower may be so by `momentum_dtype`.
+    """
+    wide = _checks.work_dtype(param.dtype)
+    return all(
+        value.dtype == wide or (name == "total" and value.dtype != torch.float64)
+        for name, value in state.items()
+        if name.startswith(("total", "gram", "exp_avg"))
+    )
+
+
 def encoded(text: str) -> Tensor:
     """Text as a state keeps it: uint8."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)

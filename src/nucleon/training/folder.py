@@ -47,7 +47,8 @@ class _Hold:
     """The open file of a lock of this process, what it says, and how often it is held."""
 
     opened: int
-    said: bytes
+    said: bytes | None
+    """None where the file system has no locks: then the file is nobody's."""
     times: int = 0
 
 
@@ -89,12 +90,15 @@ def hold(folder: Path) -> Iterator[None]:
 def check_held(folder: Path) -> None:
     """Raise a `RunError` where the lock of this process on `folder` was deleted or replaced.
 
-    Then another process may hold the folder too, and neither sees the other.
+    Then another process may hold the folder too, and neither sees the other. Without locks every
+    process may open the file, a refused one too, and it tells nothing.
     """
-    held = _holds[folder.resolve()]
+    held = _holds.get(folder.resolve())  # None where `folder` is a link that leads elsewhere now
+    if held is not None and held.said is None:
+        return
     try:
         # What it says, not which file it is: some network file systems number files anew.
-        there = (folder / LOCK).read_bytes() == held.said
+        there = held is not None and (folder / LOCK).read_bytes() == held.said
     except OSError:
         there = False
     if not there:
@@ -104,7 +108,8 @@ def check_held(folder: Path) -> None:
         )
 
 
-def _locked(folder: Path) -> tuple[int, bytes]:
+def _locked(folder: Path) -> tuple[int, bytes | None]:
+    """The open file of a new lock, and what it says, as `_Hold` has them."""
     opened = _opened(folder / LOCK)
     try:
         _lock(opened)
@@ -121,6 +126,7 @@ def _locked(folder: Path) -> tuple[int, bytes]:
             RuntimeWarning,
             stacklevel=4,
         )
+        return opened, None
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     who = to_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
     os.ftruncate(opened, 0)
