@@ -51,6 +51,7 @@ CALLED = {
     "num_fwd_mem_blocks": 1,
     "block_id": 0,
     "hidden_act": "silu",
+    "index": 0,
 }
 """What the constructors take beside a config."""
 MORE = {
@@ -61,9 +62,21 @@ MORE = {
     "GraniteSpeechPlusConformerAttention": {"context_size": TOKENS},
     "Lfm2MoeShortConv": {"num_hidden_layers": 1, "layer_types": ["conv"]},
     "DbrxAttention": {"attn_config": {"clip_qkv": 99.0, "kv_n_heads": 2, "rope_theta": 1e4}},
+    "Dots3NoteAudioMLP": {"adapter_input_size": WIDTH},
+    "Dots3NoteTextAttention": {"num_key_value_heads": HEADS},
+    "Dots3NoteVisionAttention": {"adapter_in_dim": WIDTH},
     "FalconH1Mixer": {"mamba_chunk_size": TOKENS},
+    "Glm5NextTextAttention": {"num_key_value_heads": HEADS},
     "Mamba2Mixer": {"head_dim": 32, "n_groups": 2},
     "NemotronHMamba2Mixer": {"mamba_num_heads": 8, "mamba_head_dim": 16, "chunk_size": TOKENS},
+    "Qwen4ExpTextAttention": {
+        "head_dim": 16,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": TOKENS,
+        "indexer_compress_ratio": 2,
+    },
 }
 """Sizes that fit together, by class."""
 VARIANTS = {
@@ -95,7 +108,9 @@ def configs(cls, module, options):
             continue
         default = kind()
         kind = type(getattr(default, "text_config", None) or default)
-        own = {name: n for name, n in SIZES.items() if isinstance(getattr(kind(), name, None), int)}
+        default = kind()
+        default.allow_global_per_layer_attribute_access = True  # where a layer may have its own
+        own = {n: size for n, size in SIZES.items() if isinstance(getattr(default, n, None), int)}
         config = kind(**{**own, **MORE.get(cls.__name__, {}), **options})
         config._attn_implementation = "eager"
         yield config
@@ -130,11 +145,12 @@ def build(kind, options):
     return found
 
 
-IMAGES = re.compile("Sam|GotOcr2|SegGpt|SLANeXt|PPFormulaNet|Florence2VisionWindow|VitDet")
+IMAGES = re.compile("Sam|GotOcr2|SegGpt|SLANeXt|PPFormulaNet|Florence2VisionWindow|VitDet|FocalNet")
 MASKS = {
     "DisentangledSelfAttention": torch.ones(2, 1, TOKENS, TOKENS),
     "FalconAttention": torch.zeros(2, 1, TOKENS, TOKENS),
     "LayoutLMv2SelfAttention": torch.zeros(2, 1, 1, TOKENS),
+    "Qwen4ExpTextAttention": torch.zeros(2, 1, TOKENS, TOKENS),
 }
 
 
@@ -143,7 +159,7 @@ def inputs(module, columns):
     wanted, name = inspect.signature(module.forward).parameters, type(module).__name__
     own = (getattr(module, name, None) for name in ("rotary_ndims", "qk_rope_head_dim", "head_dim"))
     size = next(filter(None, own), columns // HEADS)
-    flat = "cu_seqlens" in wanted
+    flat = "cu_seqlens" in wanted or "grid_thw" in wanted
     shape = [TOKENS, columns] if flat else [2, TOKENS, columns]
     if IMAGES.search(name):
         shape = [2, 4, 4, columns]
@@ -152,11 +168,12 @@ def inputs(module, columns):
         "attention_dists": torch.zeros(TOKENS, TOKENS, dtype=torch.long),
         "attention_mask": MASKS.get(name),
         "cu_seqlens": torch.tensor([0, TOKENS], dtype=torch.int32),
+        "grid_thw": [[1, 2, TOKENS // 2]],
         "latents": torch.randn(2, TOKENS, columns),
         "layer_idx": next(iter(getattr(module, "layer_dic", [0]))),
         "mask": torch.ones(2, 2 * TOKENS),
         "position_bias": torch.zeros(HEADS, 1, TOKENS),
-        "position_embeddings": torch.randn(2, *([] if flat else [1]), TOKENS, size).unbind(0),
+        "position_embeddings": torch.randn(2, *([] if flat else [2]), TOKENS, size).unbind(0),
         "position_ids": torch.arange(TOKENS)[None],
         "rel_2d_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
         "rel_pos": torch.zeros(2, HEADS, TOKENS, TOKENS),
@@ -272,11 +289,33 @@ def test_latents_keys_and_values_are_where_forward_has_them(key, options, monkey
     assert [taken(0), taken(1)] == [(False, True), (True, False)]
 
 
-@cases("gate, up", "x, z", "x, z, row by row", "B, C, x", "z, x, B, C, dt")
+@cases("q, gates")
+def test_gates_of_an_attention_are_where_forward_has_them(key, options):
+    cut = Cut(key, options)
+    base, open_half = cut.out(), cut.out({1: 0.0})
+    least = 0.1 * base.abs().max()
+    assert len(cut.parts()) == 2
+    assert (open_half - base).abs().max() > least
+    # sigmoid(x) + sigmoid(-x) = 1, and a norm takes the scale of the queries but for its eps.
+    torch.testing.assert_close(base + cut.out({1: -1.0}), 2 * open_half, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cut.out({0: 2.0}), base, rtol=0, atol=1e-3 * least)
+
+
+@cases(
+    "gate, up",
+    "up, gate",
+    "x, z",
+    "x, z, row by row",
+    "B, C, x",
+    "z, x, B, C, dt",
+    "q, context, gates",
+)
 def test_of_a_product_every_factor_at_zero_leaves_nothing(key, options):
     cut = Cut(key, options)
     assert cut.out().any()
     factors = range(len(cut.parts()))
+    said = fused.KNOWN["transformers"][key][1].removesuffix(", row by row")
+    assert len(factors) == len(said.split(", "))
     if len(factors) == 5:  # dt at zero is a step of softplus(0)
         factors = range(4)
     if key.startswith("MiniMaxM3"):  # gate·(up + 1)
@@ -342,6 +381,9 @@ def test_every_known_weight_is_looked_at():
     told = {maps for _, maps in fused.KNOWN["transformers"].values()}
     seen = {"q, k, v", "q, v, k, in four parts", "k, v", "gate, up", "x, z", "x, z, row by row"}
     assert told == seen | {
+        "up, gate",
+        "q, gates",
+        "q, context, gates",
         "B, C, x",
         "dt, B, C",
         "z, x, B, C, dt",

@@ -17,12 +17,15 @@ def network():
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
 
 
-def run(schedule, steps=12, **options):
+def of_groups(model, lr, **options):
+    """As factories make it: groups, and the rate of the matrices in the constructor."""
+    return nucleon.Leon(nucleon.optim.param_groups(model, **options), lr=lr)
+
+
+def run(schedule, steps=12, make=nucleon.Leon.for_model, **options):
     """What is said over a run under a scheduler."""
     model = network()
-    optimizer = nucleon.Leon.for_model(
-        model, **{"lr": 0.02, "aux_lr": 3e-4, "head": None} | options
-    )
+    optimizer = make(model, **{"lr": 0.02, "aux_lr": 3e-4, "head": None} | options)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         scheduler = schedule(optimizer)
@@ -51,11 +54,28 @@ ONE_RATE = {
 }
 
 
+MAKES = pytest.mark.parametrize("make", [nucleon.Leon.for_model, of_groups])
+
+
+@MAKES
 @pytest.mark.parametrize("name", ONE_RATE)
-def test_one_rate_for_all_is_said_once_with_the_list(name):
+def test_one_rate_for_all_is_said_once_with_the_list(name, make):
     schedule, wanted = ONE_RATE[name]
-    (said,) = run(schedule)
-    assert wanted in said
+    (said,) = run(schedule, make=make)
+    assert wanted in said and "began with 0.0003 beside 0.02" in said
+
+
+def test_the_list_keeps_the_ratios_of_rates_that_overrides_gave():
+    overrides = {"1.weight": {"lr": 1e-3}, "2.weight": {"lr": 5e-3}}
+    (said,) = run(ONE_RATE["OneCycleLR"][0], overrides=overrides)
+    (listed,) = re.findall(r"max_lr=\[(.*?)\]", said)
+    rates = [float(rate) for rate in listed.split(", ")]
+    assert sorted(rates) == pytest.approx([3e-4, 1e-3, 5e-3, 2e-2])
+
+
+def test_an_override_that_gives_adamw_the_rate_of_the_matrices_is_as_it_was_meant():
+    overrides = {"1.weight": {"lr": 0.02}}
+    assert not run(RIGHT["exponential"], overrides=overrides)
 
 
 FLOORS = {
@@ -72,9 +92,10 @@ FLOORS = {
 MULTIPLIES = r"LambdaLR\(optimizer, (lambda .*?)\), where"
 
 
+@MAKES
 @pytest.mark.parametrize("name", FLOORS)
-def test_a_floor_above_the_rate_of_adamw_is_said_once_with_what_to_pass(name):
-    (said,) = run(FLOORS[name])
+def test_a_floor_above_the_rate_of_adamw_is_said_once_with_what_to_pass(name, make):
+    (said,) = run(FLOORS[name], make=make)
     assert "pass eta_min=0.0003 or less" in said
     (written,) = re.findall(MULTIPLIES, said)
     factor = eval(written, {"low": 0.05, "math": math, "STEPS": 20})
@@ -145,9 +166,10 @@ RIGHT = {
 }
 
 
+@MAKES
 @pytest.mark.parametrize("name", RIGHT)
-def test_schedules_that_keep_the_rates_apart_are_not_blamed(name):
-    assert not run(RIGHT[name])
+def test_schedules_that_keep_the_rates_apart_are_not_blamed(name, make):
+    assert not run(RIGHT[name], make=make)
 
 
 def test_one_rate_serves_where_it_is_meant_to():

@@ -130,7 +130,7 @@ def test_the_adam_inside_of_muon_of_2024_goes_on():
             p.grad = torch.randn_like(p)
         old.step()
     new = nucleon.Leon.for_model(model)
-    assert convert(old, new)["bias"] == "AdamW goes on"
+    assert convert(old, new)["bias"] == "kept: moments and step count"
     state = new.state[model.bias]
     assert torch.equal(state["exp_avg_sq"], old.state[model.bias]["moment2"])
     assert state["step"].item() == 3
@@ -142,7 +142,7 @@ def test_an_adam_whose_every_step_was_skipped_has_no_state():
     run(old, [weight, other], stream((4, 6), 2))
     old.state[weight]["step"].zero_()
     new = nucleon.Leon([("weight", weight), ("other", other)])
-    assert convert(old, new)["weight"] == "starts anew: no state"
+    assert convert(old, new)["weight"] == "begins at zero: no old state"
     assert new.state[weight]["gram"].eq(0).all()
 
 
@@ -397,5 +397,5 @@ def test_what_cannot_be_kept_is_reported():
     train(model, old, 2)
     new = nucleon.Leon.for_model(model, head=None)
     report = convert(old, new)
-    assert report["0.weight"] == "momentum of SGD; Gram from it"
+    assert report["0.weight"] == "momentum of SGD; Gram from the momentum"
     assert "keeps no squares" in report["0.bias"]

@@ -344,7 +344,7 @@ def _figure(found: dict[str, tuple[Objective, list[Run]]]) -> Figure:
     return Figure(
         "quasi-newton",
         "Curvature learned online: the gradient norm along the way",
-        "The online method computes one gradient an iteration, two where it falls back.",
+        "The online method computes one gradient per iteration, two if it falls back.",
         tuple(panel(*each) for each in found.values()),
     )
 

@@ -172,7 +172,7 @@ def _figure(hard: dict[str, Trace], easy: dict[str, Trace]) -> Figure:
         return log_panel(title, ("T", "regret"), (*lines, dashed))
 
     caption = (
-        "Regret in the mean over the games. Shampoo coincides with one-sided Shampoo here, "
+        "Mean regret over the games. Shampoo coincides with one-sided Shampoo here, "
         "Kronecker FTRL with FTRL and scalar GBPA with FAML."
     )
     panels = (panel("alternating gradients", hard), panel("Gaussian gradients", easy))

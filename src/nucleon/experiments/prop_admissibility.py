@@ -263,7 +263,7 @@ def _figure(curves: list[Curve]) -> Figure:
         title = f"{curve.potential}, αβ = {product:.3g}"
         return log_panel(title, ("c·√(2α/β)", "ratio"), lines)
 
-    caption = "The potential lies between the nuclear norm and what its constants allow it."
+    caption = "The potential lies between the nuclear norm and the most its constants allow."
     panels = tuple(panel(curve) for curve in curves)
     title = "Why αβ ≥ ½: the upper curve may not dip below 1"
     return Figure("trade-off", title, caption, panels, shared_axes=True)

@@ -269,7 +269,7 @@ def _figure(swings: list[Swung]) -> Figure:
     x = sorted({float(s.rounds) for s in swings})
     lines.append(Series("the bound", x, [1.0] * len(x), style=BOUND))
     panel = Panel("on the swing", "T", "regret/bound", tuple(lines), "log", marked=True)
-    caption = "What the swing costs each way around knowing the largest gradient."
+    caption = "Regret over bound of three ways without knowing the largest gradient."
     return Figure("shares", "Without a bound on the gradients", caption, (panel,))
 
 

@@ -219,6 +219,7 @@ class MatrixOptimizer(Optimizer, ABC):
         facts = ("axes", "reasons", "param_names")
         super().add_param_group({k: v for k, v in group.items() if k not in facts})
         self._runtime.infos |= infos
+        self._runtime.rates |= dict.fromkeys(infos, group["lr"])
         self._runtime.with_names, self._runtime.agreed = with_names, False
         self._make_states(self.param_groups[-1], first)
 

@@ -296,7 +296,7 @@ def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, s
             if group["rule"] == "matrix":
                 state["step"].fill_(steps)
             if moments is None:
-                report[names[param]] = "starts anew: no state"
+                report[names[param]] = "begins at zero: no old state"
             elif "stream" in state and "total" not in state:
                 report[names[param]] = "kept by the rank that owns it"
             elif group["rule"] == "matrix":
@@ -308,11 +308,11 @@ def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, s
 
 def _fill_adamw(state: Mapping[str, Tensor], moments: _Moments) -> str:
     if moments.squares is None:
-        return f"starts anew: {moments.source} keeps no squares for AdamW"
+        return f"begins at zero: {moments.source} keeps no squares for AdamW"
     state["exp_avg"].copy_(moments.average)
     state["exp_avg_sq"].copy_(moments.squares)
     state["step"].fill_(moments.steps)
-    return "AdamW goes on"
+    return "kept: moments and step count"
 
 
 def _fill_matrices(
@@ -346,4 +346,4 @@ def _fill_matrices(
         state[key].copy_(gram / (1 - beta2))
     if moments.grams:
         return f"momentum and Gram of {moments.source}"
-    return f"{said}; Gram from {'it' if moments.squares is None else 'the squares'}"
+    return f"{said}; Gram from {'the momentum' if moments.squares is None else 'the squares'}"

@@ -50,6 +50,8 @@ class Runtime:
     """Parameters of the model that routing left out."""
     note: str = ""
     """What routing wants its user to know."""
+    rates: dict[Tensor, Any] = field(default_factory=dict[Tensor, Any])
+    """The rate that each parameter's group was added with."""
     warned: bool = False
     """Whether it was said that a scheduler takes, or may take, all groups to one rate."""
 
@@ -58,35 +60,41 @@ def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> N
     """Say once that a scheduler has given AdamW the rate of the matrices, or lifts it towards one.
 
     It has where an AdamW group has the rate of a matrix group, or is to reach it, which is above
-    the one that `for_model` gave to AdamW, itself another than that of the matrices. Schedulers
-    that multiply keep the ratio, and those that fall to one small rate stay below it; with
-    scale="match-adamw" one rate serves both. It lifts a rate where another falls, see `_lifted`.
+    the one it was added with, itself another than that of the matrices. Schedulers that multiply
+    keep the ratio, and those that fall to one small rate stay below it; with scale="match-adamw"
+    one rate serves both. It lifts a rate where another falls, see `_lifted`.
     """
-    later = runtime.later
-    if later is None or runtime.warned or not _differ(later.lr, later.aux_lr):
+    if runtime.warned or len(groups) < 2:
         return
-    if said := _lifted(groups):
+    if said := _lifted(groups) or _one_rate(runtime.rates, groups):
         runtime.warned = True
         warnings.warn(said, stacklevel=3)
-        return
-    matrix = {_aim(g) for g in groups if g["rule"] == "matrix" and g["scale"] != "match-adamw"}
-    for group in groups:
-        name, rate = _aim(group)
-        if group["rule"] == "adamw" and (name, rate) in matrix and rate > later.aux_lr:
-            runtime.warned = True
-            ratio = later.aux_lr / later.lr
-            rates = [_aim(g)[1] * (ratio if g["rule"] == "adamw" else 1.0) for g in groups]
-            listed = f"[{', '.join(f'{x:.4g}' for x in rates)}]"
-            whole = "a list for each rate it takes, as CyclicLR takes base_lr and max_lr"
-            wanted = f"{whole}, here {listed}" if name == "lr" else f"{name}={listed}"
-            warnings.warn(
-                f"a scheduler has given AdamW's parameters the {name} of the matrices, {rate:g}, "
-                f"where for_model gave them {later.aux_lr:g} beside {later.lr:g}; pass it one rate "
-                f"for each group, {wanted}, or make the optimizer with "
-                f'scale="match-adamw" if one rate is to serve both',
-                stacklevel=3,
-            )
-            return
+
+
+def _one_rate(rates: Mapping[Tensor, Any], groups: Sequence[Mapping[str, Any]]) -> str:
+    """What to say where AdamW has the rate of the matrices, with the list to pass instead."""
+    aims, firsts = [_aim(g) for g in groups], [_first(rates, g) for g in groups]
+    matrix: dict[tuple[str, float], float] = {}
+    for group, aim, first in zip(groups, aims, firsts, strict=True):
+        if group["rule"] == "matrix" and group["scale"] != "match-adamw":
+            matrix[aim] = max(first, matrix.get(aim, 0.0))
+    for group, (name, rate), own in zip(groups, aims, firsts, strict=True):
+        first = matrix.get((name, rate), 0.0)
+        if group["rule"] != "adamw" or not (0 < own < rate and 0 < first != own):
+            continue
+        wanted = [
+            aim[1] * kept / first if kept and aim == (name, rate) else aim[1]
+            for aim, kept in zip(aims, firsts, strict=True)
+        ]
+        listed = f"[{', '.join(f'{x:.4g}' for x in wanted)}]"
+        whole = "a list for each rate it takes, as CyclicLR takes base_lr and max_lr"
+        return (
+            f"a scheduler has given AdamW's parameters the {name} of the matrices, {rate:g}, where "
+            f"they began with {own:g} beside {first:g}; pass it one rate for each group, "
+            f"{f'{whole}, here {listed}' if name == 'lr' else f'{name}={listed}'}, or make the "
+            f'optimizer with scale="match-adamw" if one rate is to serve both'
+        )
+    return ""
 
 
 def warn_unfrozen(
@@ -154,11 +162,10 @@ def _lifted(groups: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _differ(lr: Any, aux_lr: Any) -> bool:
-    """Whether both are plain numbers above 0, which costs no synchronization, and not equal."""
-    if isinstance(lr, Tensor) or isinstance(aux_lr, Tensor):
-        return False
-    return 0 < min(lr, aux_lr) < max(lr, aux_lr)
+def _first(rates: Mapping[Tensor, Any], group: Mapping[str, Any]) -> float:
+    """The rate a group was added with; 0 for a tensor, whose value may be on the device."""
+    rate = rates.get(group["params"][0], 0.0) if group["params"] else 0.0
+    return 0.0 if isinstance(rate, Tensor) else float(rate)
 
 
 def _aim(group: Mapping[str, Any]) -> tuple[str, float]:

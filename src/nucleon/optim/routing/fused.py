@@ -229,6 +229,11 @@ def _of_mobilevit(parent: Any, rows: int, columns: int) -> str:
     return _cut(1, parent.embed_dim, parent.embed_dim)
 
 
+def _of_focalnet(parent: Any, rows: int, columns: int) -> str:
+    """Queries and a context as wide as the tokens, then a row of gates for each focal level."""
+    return _cut(columns, columns, rows - 2 * columns)
+
+
 def _of_parallel_blocks(parent: Any, rows: int, columns: int) -> str:
     return _cut(*parent.in_split)
 
@@ -278,9 +283,10 @@ def _table(*entries: tuple[Layout, str, str, str]) -> _Table:
 _QKV, _KV, _GATED = "q, k, v", "k, v", "gate, up"
 _LATENT_KV = "k, v in each head"
 _LATENT = (
-    "AXK1Attention AXK2Attention DeepseekV2Attention DeepseekV3Attention DeepseekV32Attention "
-    "Glm4MoeLiteAttention GlmMoeDsaAttention HYV4Attention LongcatFlashMLA MiniCPM3Attention "
-    "Mistral4Attention MistralLarge4TextAttention YoutuAttention"
+    "AXK1Attention AXK2Attention BailingHybridAttention DeepseekV2Attention DeepseekV3Attention "
+    "DeepseekV32Attention Dots3NoteTextAttention Glm4MoeLiteAttention GlmMoeDsaAttention "
+    "HYV4Attention KimiLinearAttention LongcatFlashMLA MiniCPM3Attention Mistral4Attention "
+    "MistralLarge4TextAttention YoutuAttention"
 )
 """Attentions whose keys and values come from one latent vector of a token."""
 
@@ -303,11 +309,13 @@ KNOWN: Mapping[str, _Table] = {
         (_per_head(3), _QKV, "in_proj", "modeling_deberta.DisentangledSelfAttention"),
         (_sections("key_dim", "key_dim", "value_dim"), _QKV, "in_proj_qkv",
          "Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet"),
+        (_per_head(2), "q, gates", "q_proj",
+         "Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention Qwen4ExpTextAttention"),
         (_of_qwen3_next, "q, k, values, gates", "in_proj_qkvz", "Qwen3NextGatedDeltaNet"),
         (_of_qwen3_next_gates, "b, a", "in_proj_ba", "Qwen3NextGatedDeltaNet"),
         (_equal(3), _QKV, "qkv",
          "BlipAttention Blip2Attention InstructBlipAttention InstructBlipVideoAttention "
-         "CohereCompassVisionAttention DeepseekOcr2SamVisionAttention "
+         "CohereCompassVisionAttention DeepseekOcr2SamVisionAttention Dots3NoteVisionAttention "
          "Ernie4_5_VLMoeVisionAttention Florence2VisionChannelAttention "
          "Florence2VisionWindowAttention Glm4vVisionAttention Glm4vMoeVisionAttention "
          "Glm5NextVisionAttention GlmImageVisionAttention GlmOcrVisionAttention "
@@ -323,18 +331,20 @@ KNOWN: Mapping[str, _Table] = {
          "EvollaSequenceCompressorAttention GraniteSpeechConformerAttention "
          "GraniteSpeechPlusConformerAttention"),
         (_equal(2), _KV, "kv_proj", "JetMoeAttention"),
-        (_of_latents, _LATENT_KV, "kv_b_proj", _LATENT),
+        (_of_latents, _LATENT_KV, "kv_b_proj", f"{_LATENT} Glm5NextTextAttention"),
         (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "kv_a_proj_with_mqa",
          _LATENT),
         (_equal(2), _GATED, "gate_up_proj",
-         "DiaMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP GlmOcrTextMLP "
-         "MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP Zamba2MLP"),
+         "DiaMLP Dots3NoteAudioMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP "
+         "GlmOcrTextMLP MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP "
+         "Zamba2MLP"),
         (_equal(2), _GATED, "Wi", "ModernBertMLP ModernBertDecoderMLP"),
         (_equal(2), _GATED, "fc1",
          "KyutaiSpeechToTextGatingMLP MoshiGatingMLP MoonshineDecoderMLP "
          "MoonshineStreamingDecoderMLP"),
         (_equal(2), _GATED, "input_linear",
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
+        (_equal(2), "up, gate", "proj", "ClvpGatedLinearUnit"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_alternating, "x, z, row by row", "in_proj", "ZambaMambaMixer"),
         (_sections("time_step_rank", "ssm_state_size", "ssm_state_size"), "dt, B, C", "x_proj",
@@ -342,7 +352,9 @@ KNOWN: Mapping[str, _Table] = {
         (_of_mamba2, "z, x, B, C, dt", "in_proj",
          "Mamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer NemotronHMamba2Mixer "
          "Zamba2MambaMixer"),
-        (_equal(3), "B, C, x", "in_proj", "Lfm2ShortConv Lfm2MoeShortConv"),
+        (_equal(3), "B, C, x", "in_proj",
+         "Lfm2ShortConv Lfm2MoeShortConv Lfm3ShortConv Lfm3VlVisionShortConv"),
+        (_of_focalnet, "q, context, gates", "projection_in", "FocalNetModulation"),
         (_of_mobilevit, "scores, k, v", "qkv_proj", "MobileViTV2LinearSelfAttention"),
     ),
     "timm": _table(

@@ -168,9 +168,7 @@ def param_groups(
     """The groups of `for_model`, without an optimizer and its state, for factories that want them.
 
     `Leon(param_groups(model), lr=0.02)` takes the steps of `Leon.for_model(model, lr=0.02)`. What
-    the factory passes to the constructor is for the matrices; AdamW's options are given here. The
-    optimizer does not know that it was routed: a scheduler that sets one rate for all groups, as
-    `OneCycleLR(max_lr=x)` does, is not warned of, so pass it a list.
+    the factory passes to the constructor is for the matrices; AdamW's options are given here.
 
     Args:
         model: its parameters are routed by the module that holds them.
