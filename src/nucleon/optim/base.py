@@ -16,7 +16,6 @@ from operator import is_
 from typing import Any, ClassVar, Self, cast, overload
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
@@ -189,16 +188,12 @@ class MatrixOptimizer(Optimizer, ABC):
         taken = {param: info.name for param, info in self._runtime.infos.items()}
         found = later.groups(group, taken)
         for each in found:
-            self._check_group(self._filled(each))
+            self._check_group(options.filled(each, self.defaults))
         for each in found:
             self._add(each)
 
-    def _filled(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        own = options.ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
-        return {**self.defaults, **own, **group}
-
     def _add(self, param_group: dict[str, Any]) -> None:
-        group = self._filled(param_group)
+        group = options.filled(param_group, self.defaults)
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
         named, with_names = state.named(group, first)
@@ -228,19 +223,14 @@ class MatrixOptimizer(Optimizer, ABC):
 
         Under "owner" every rank knows of all: what is unfrozen enters on all of them at once.
         """
-        for index, (param, owned) in enumerate(self._owned(group), start=first):
+        kept = placement.kept(group, self._runtime.infos)
+        for index, (param, owned) in enumerate(kept, start=first):
             known = self.state.get(param)
             if known is None and (param.requires_grad or param.grad is not None):
                 self.state[param] = self._new_state(group, param, index, owned=owned)
             elif known and not state.fits(known, param):
                 own = self._new_state(group, param, index, owned=owned)
                 self.state[param] = saving.recast(known, param, own, group)
-
-    def _owned(self, group: dict[str, Any]) -> list[tuple[Tensor, bool]]:
-        """The parameters of a group, and whether this rank keeps their states."""
-        owners = placement.owners(group, self._runtime.infos)
-        pairs = zip(group["params"], owners, strict=True)
-        return [(param, owner is None or owner == dist.get_rank()) for param, owner in pairs]
 
     def _new_state(
         self, group: Mapping[str, Any], param: Tensor, index: int, *, owned: bool = True
@@ -343,7 +333,8 @@ class MatrixOptimizer(Optimizer, ABC):
         found: dict[Tensor, state.State] = {}
         first = 0
         for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
-            for index, (param, owned) in enumerate(self._owned(group)):
+            kept = placement.kept(group, self._runtime.infos)
+            for index, (param, owned) in enumerate(kept):
                 if saved["state"].get(given["params"][index]):
                     found[param] = self.state.get(param) or self._new_state(
                         group, param, first + index, owned=owned

@@ -187,6 +187,12 @@ def _plain(name: str, default: Any) -> Option:
     return replace(SHARED[name], default=default) if name in SHARED else Option(default)
 
 
+def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with the defaults of what it leaves out, those of its rule."""
+    own = ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
+    return {**defaults, **own, **group}
+
+
 def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     """The factor on the direction P for a rows×columns weight.
 

@@ -27,7 +27,7 @@ from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
 from nucleon.optim.methods import chosen_method
-from nucleon.optim.options import ADAMW_DEFAULTS, Head, Override
+from nucleon.optim.options import OF_ADAMW, Head, Override
 from nucleon.optim.routing import fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import doubtful, missed, output_heads
@@ -135,11 +135,10 @@ def routed(
         problems.append(_refusal(unknown, _others(unknown, every)))
     if problems:
         raise ValueError("\n".join(problems))
-    others = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
-    check_names("aux", aux or {}, others - {"lr"}, "; its lr is aux_lr")
+    check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
     for parameter in found:
         if parameter.route != "frozen":
-            allowed = others if parameter.route == "adamw" else known
+            allowed = OF_ADAMW if parameter.route == "adamw" else known
             if not parameter.param.requires_grad:  # nothing about it raises
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
             check_names(parameter.name, parameter.wish, allowed)

@@ -47,6 +47,12 @@ def owners(group: Mapping[str, Any], infos: Infos) -> list[int | None]:
     return [ranks[i] for i in shares(sizes, len(ranks))]
 
 
+def kept(group: Mapping[str, Any], infos: Infos) -> list[tuple[Tensor, bool]]:
+    """The parameters of a group, and whether this rank keeps their states."""
+    pairs = zip(group["params"], owners(group, infos), strict=True)
+    return [(param, owner is None or owner == dist.get_rank()) for param, owner in pairs]
+
+
 @lru_cache(maxsize=64)
 def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> tuple[int, ...]:
     """Cut parameters, same shapes together, into `parts` runs of about equal cost m²n + m³.
