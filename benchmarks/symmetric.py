@@ -232,7 +232,6 @@ def products(
     for config in CONFIGS:
         tile, depth = config.kwargs["TILE"], config.kwargs["DEPTH"]
         name = f"{tile}×{tile}×{depth}, {config.num_warps} warps, {config.num_stages} stages"
-        name += ", fine diagonal" * config.kwargs.get("FINE", False)
         rest = ([0.5, 2.0, 0.0], [0, 0], "tf32", "", 1.0, config)
         yield f"as it is: {name}", partial(symmetric, a, b, addend, None, out, out, *rest), True
     for candidate in candidates:

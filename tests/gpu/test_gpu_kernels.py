@@ -42,9 +42,9 @@ def test_the_kernel_is_its_equation(dtype, shape, kind):
     addend = {"": None, "remainder": c, "shifted": c.to(dtype)}[kind]
     out = torch.full((count, m, m), torch.nan, dtype=dtype, device="cuda")
     second = torch.full_like(out, torch.nan)
-    # Every shape with other tiles; float32 has small ones only, and a remainder has its own.
+    # Every shape with other tiles; float32 has small ones only, and a remainder large ones.
     config = CONFIGS[-1] if dtype == F32 else CONFIGS[SHAPES.index(shape) % len(CONFIGS)]
-    config = triton_symmetric.PRECISE if kind == "remainder" else config
+    config = triton_symmetric.LARGE if kind == "remainder" else config
     rest = ([0.5, 2.0, 0.25, 3.0], [1, 2], "ieee", kind, kernels.REMAINDER_SCALE)
     triton_symmetric.symmetric(a, b, addend, scale, out, second, *rest, config)
     left, right, s = a.double(), b.double(), scale.double()[:, None, None]
@@ -67,7 +67,7 @@ def test_the_kernel_is_its_equation(dtype, shape, kind):
 
 @pytest.mark.parametrize("shape", [(136, 64), (201, 75)], ids=str)
 def test_gram_matrices_in_place(shape):
-    check_grams_in_place(*shape, triton_symmetric.PRECISE, "cuda")
+    check_grams_in_place(*shape, triton_symmetric.IN_PLACE, "cuda")
 
 
 def test_what_a_kernel_would_read_out_of_bounds_is_refused_by_name():

@@ -38,7 +38,7 @@ for count, m, k in SHAPES:
             ("remainder", [1, 2], c, a, b),
             ("shifted", [2, 1], c.to(dtype), x, x),
         ):
-            configs = [*triton_symmetric.CONFIGS, triton_symmetric.PRECISE]
+            configs = [*triton_symmetric.CONFIGS, triton_symmetric.IN_PLACE]
             for config in configs if m in (64, 130, 136) else (None,):
                 out = torch.full((count, m, m), torch.nan, dtype=dtype)
                 second = torch.full_like(out, torch.nan)
@@ -66,7 +66,7 @@ for count, m, k in SHAPES:
                     exact = expected.double() + other.double() / kernels.REMAINDER_SCALE
                     torch.testing.assert_close(whole, exact, rtol=1e-5, atol=1e-4)
 for m, n in ((64, 64), (136, 40), (201, 75)):
-    check_grams_in_place(m, n, triton_symmetric.PRECISE, "cpu")
+    check_grams_in_place(m, n, triton_symmetric.IN_PLACE, "cpu")
 x = torch.randn(3, 7, 300, generator=generator)
 factor = torch.tensor([1.0, 2.0, 3.0])
 torch.testing.assert_close(triton_symmetric.squares(x), x.double().square().sum(dim=(1, 2)))

@@ -26,18 +26,18 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Few: each is compiled for each kind of product, and timed at every new shape of it. Three stages
 # of a 128×64 tile leave room for two programs on a multiprocessor, so that one multiplies while the
 # other stores, if a thread takes no more than 128 registers with eight warps, 256 with four: see
-# the test. FINE: each tile on the diagonal is three of half the side, which come last; the larger
-# ones then need no registers for what is done on a diagonal.
+# the test.
 CONFIGS = [
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 64}, num_warps=4, num_stages=3),
     triton.Config({"TILE": 128, "DEPTH": 128}, num_warps=8, num_stages=3),
-    triton.Config({"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3),
     triton.Config({"TILE": 64, "DEPTH": 64}, num_warps=4, num_stages=4),
 ]
-SMALL = CONFIGS[-1]
-# For products with more in registers at their end: a few are spilled, so that two programs fit.
-PRECISE = triton.Config(
+LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
+# For a product that is added to a float32 matrix in place. FINE: each tile on the diagonal is three
+# of half the side, which come last; the larger ones then need no registers for what is done on a
+# diagonal, and with a few that are spilled two programs fit. Measured: `benchmarks/symmetric.py`.
+IN_PLACE = triton.Config(
     {"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3, maxnreg=128
 )
 CHUNK, CHUNKS = 1024, 64
@@ -323,9 +323,10 @@ def symmetric(
         config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
     with torch.cuda.device_of(a):  # Triton launches on the current device
         if config is None and (precise or out_at == "pointer"):
-            # Large tiles if they fill the device, not timed.
-            tiles = count * math.comb(triton.cdiv(rows, PRECISE.kwargs["TILE"]) + 1, 2)
-            config = PRECISE if tiles >= _multiprocessors(a.device) else SMALL
+            # More is in registers at their end: large tiles if they fill the device, not timed.
+            large = IN_PLACE if out_at == "table" else LARGE
+            tiles = count * math.comb(triton.cdiv(rows, large.kwargs["TILE"]) + 1, 2)
+            config = large if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
             config = _tuned_for((a.device, a.shape, a.dtype, when, kind), run)
         return run(config)
