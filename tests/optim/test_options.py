@@ -104,6 +104,14 @@ def test_a_fixed_option_of_ones_own_is_as_it_was_saved():
     opt.load_state_dict(optimizer(Fixed, basis="columns").state_dict())
 
 
+def test_a_class_of_options_says_every_default():
+    class Bare(nucleon.optim.LeonOptions, total=False):
+        damping: float | None
+
+    with pytest.raises(TypeError, match="damping of Bare has no default; write Annotated"):
+        options.added_by(Bare)
+
+
 def test_a_subclass_names_only_what_it_adds():
     class Mixed:
         own_options = {"blend": 0.25}  # noqa: RUF012

@@ -439,8 +439,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
-        made: dict[Tensor, state.State] = {}
-        first = 0
+        made, first = dict[Tensor, state.State](), 0
         for group in self.param_groups:
             made |= self._lacking(group, first)
             first += len(group["params"])

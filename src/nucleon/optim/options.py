@@ -140,7 +140,12 @@ def declared_in(options: type) -> dict[str, Option]:
     """What a class of options says of each, those that it inherits among them."""
     found: dict[str, Option] = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
-        kind, option = get_args(hint)
+        kind, *told = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        option = next((x for x in told if isinstance(x, Option)), None)
+        if option is None:
+            raise TypeError(
+                f"{name} of {options.__name__} has no default; write Annotated[type, Option(…)]"
+            )
         if get_origin(kind) is Literal:
             option = replace(option, choices=get_args(kind))
         found[name] = option
