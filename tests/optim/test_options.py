@@ -147,6 +147,20 @@ def test_another_default_does_not_make_a_shared_option_one_of_the_game():
         assert opt.param_groups[0]["certified"].startswith("changed") is ends
 
 
+def test_a_method_without_a_bound_is_refused_a_certificate_in_words():
+    class Unbounded(nucleon.optim.MatrixOptimizer):
+        name, has_gram, theorem, uncertified = "unbounded", True, "one's own", None
+        admissibility = nucleon.Leon.admissibility
+
+        def direction(self, total, smoothing, context):
+            return torch.zeros_like(total)
+
+    opt = optimizer(Unbounded, certify=True)
+    opt.step()
+    (found,) = opt.certificates().values()
+    assert found.refusal == "the theorem needs gradient_bound > 0" and found.bound.isinf().all()
+
+
 def test_a_bound_needs_no_smoothing_scale():
     """The factor of a method without that option is 1."""
 
