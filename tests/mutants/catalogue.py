@@ -502,6 +502,13 @@ MUTANTS = [
             "test_a_direction_of_ones_own_is_not_the_kernels",
         ),
         (
+            "a state is cast before the next one is seen to fit",
+            "made |= self._lacking(group, first)",
+            "self.state.update(self._lacking(group, first))",
+            "tests/soundness/test_refusals.py"
+            "::test_a_cast_that_moments_do_not_fit_is_refused_and_nothing_changes[Muon]",
+        ),
+        (
             "an option that changes is not derived from",
             "runtime.worklist.derive(group)",
             "pass",
@@ -563,6 +570,12 @@ MUTANTS = [
             "if isinstance(self.default, bool) and not isinstance(value, bool):",
             "if isinstance(self.default, bool) and not isinstance(value, int):",
             "test_a_flag_of_ones_own_is_true_or_false[Damped]",
+        ),
+        (
+            "another default makes a shared option one of the game",
+            "added = (name for name in found if name not in SHARED)",
+            "added = found",
+            "test_another_default_does_not_make_a_shared_option_one_of_the_game",
         ),
     ),
     *mutants(

@@ -94,6 +94,89 @@ def test_an_option_of_the_run_is_not_loaded():
     assert opt.param_groups[0]["verbose"] is True and opt.param_groups[0]["damping"] == 3.0
 
 
+def test_a_fixed_option_of_ones_own_is_as_it_was_saved():
+    class Fixed(nucleon.Leon):
+        own_options = {"basis": Option("rows", fixed=True)}  # noqa: RUF012
+
+    opt = optimizer(Fixed, basis="columns")
+    with pytest.raises(ValueError, match="saved with basis='rows', this optimizer has"):
+        opt.load_state_dict(optimizer(Fixed).state_dict())
+    opt.load_state_dict(optimizer(Fixed, basis="columns").state_dict())
+
+
+def test_a_class_of_options_says_every_default():
+    class Bare(nucleon.optim.LeonOptions, total=False):
+        damping: float | None
+
+    with pytest.raises(TypeError, match="damping of Bare has no default; write Annotated"):
+        options.added_by(Bare)
+
+
+def test_a_subclass_names_only_what_it_adds():
+    class Mixed:
+        own_options = {"blend": 0.25}  # noqa: RUF012
+
+    class Sub(Mixed, Damped):
+        own_options = {"extra": 3, "damping": 1.5}  # noqa: RUF012
+
+    group = optimizer(Sub, extra=4).param_groups[0]
+    found = [group[name] for name in ("blend", "extra", "damping", "beta2")]
+    assert found == [0.25, 4, 1.5, None]
+    assert Sub.declared.all["shape"] is Damped.declared.all["shape"]
+    model = torch.nn.Linear(4, 6, bias=False)
+    group = Sub.for_model(model, head=None, blend=0.5, method="eigh").param_groups[0]
+    assert (group["blend"], group["method"]) == (0.5, "eigh")
+
+
+def test_what_the_constructor_takes_is_no_option_of_ones_own():
+    with pytest.raises(TypeError, match="own_options names momentum, an argument of every method"):
+        type("Slow", (nucleon.Leon,), {"own_options": {"momentum": 0.99}})
+
+
+def test_another_default_does_not_make_a_shared_option_one_of_the_game():
+    """A weight decay that changes ends no certified game; one's own option does."""
+
+    class Decayed(nucleon.Leon):
+        own_options = {"weight_decay": 0.1, "damping": 0.5}  # noqa: RUF012
+
+    opt = optimizer(Decayed, certify=True)
+    for name, ends in (("weight_decay", False), ("damping", True)):
+        opt.step()
+        opt.param_groups[0][name] *= 2
+        opt.step()
+        assert opt.param_groups[0]["certified"].startswith("changed") is ends
+
+
+def test_a_method_without_a_bound_is_refused_a_certificate_in_words():
+    class Unbounded(nucleon.optim.MatrixOptimizer):
+        name, has_gram, theorem, uncertified = "unbounded", True, "one's own", None
+        admissibility = nucleon.Leon.admissibility
+
+        def direction(self, total, smoothing, context):
+            return torch.zeros_like(total)
+
+    opt = optimizer(Unbounded, certify=True)
+    opt.step()
+    (found,) = opt.certificates().values()
+    assert found.refusal == "the theorem needs gradient_bound > 0" and found.bound.isinf().all()
+
+
+def test_a_bound_needs_no_smoothing_scale():
+    """The factor of a method without that option is 1."""
+
+    class Bounded(nucleon.optim.MatrixOptimizer):
+        name, has_gram, own_options = "bounded", True, {"gradient_bound": 2.0}
+
+        def direction(self, total, smoothing, context):
+            return smoothing @ total
+
+    opt = optimizer(Bounded, momentum=0.5, lr=1.0, scale="none")
+    opt.step()
+    gradient = torch.ones(3, 5)
+    moved = (16.0 * torch.eye(3) + gradient @ gradient.mT) @ gradient
+    assert torch.allclose(opt.param_groups[0]["params"][0], -moved)
+
+
 def test_an_option_of_another_method_is_a_mistake_in_a_group():
     param = torch.zeros(3, 5, requires_grad=True)
     for name, value in (("beta2", 0.9), ("samples", 2), ("damping", 1.0)):

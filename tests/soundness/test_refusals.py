@@ -194,18 +194,36 @@ def test_a_model_that_is_cast_during_a_run_goes_on(make, dtypes):
         step(other, list(twin.parameters()), seed)
     for p, q in zip(params, twin.parameters(), strict=True):
         assert p.dtype == new and torch.allclose(p, q, rtol=0, atol=1e-6)
+        kept, loaded = optimizer.state[p], other.state[q]
+        assert {k: v.dtype for k, v in kept.items()} == {k: v.dtype for k, v in loaded.items()}
 
 
 @pytest.mark.parametrize("make", METHODS)
 def test_a_cast_that_moments_do_not_fit_is_refused_and_nothing_changes(make):
-    weight = torch.nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
-    optimizer = make([weight])
-    weight.grad = torch.full_like(weight, 1e50)
+    """The first could be cast, the second not: neither is."""
+    params = [torch.nn.Parameter(torch.zeros(4, 6, dtype=torch.float64)) for _ in range(2)]
+    optimizer = make([{"params": [param]} for param in params])
+    for param, size in zip(params, (0.1, 1e50), strict=True):
+        param.grad = torch.full_like(param, size)
     optimizer.step()
-    weight.grad, weight.data = None, weight.data.float()
-    weight.grad = torch.ones_like(weight)
-    before = copy.deepcopy((weight.data, optimizer.state[weight]))
+    for param in params:
+        param.grad, param.data = None, param.data.float()
+        param.grad = torch.ones_like(param)
+    before = copy.deepcopy([(param.data, optimizer.state[param]) for param in params])
     with pytest.raises(ValueError, match=r"\(4, 6\) is torch.float32 now, which cannot hold its"):
         optimizer.step()
-    assert torch.equal(weight, before[0])
-    assert all(torch.equal(v, before[1][k]) for k, v in optimizer.state[weight].items())
+    for param, (weight, state) in zip(params, before, strict=True):
+        assert torch.equal(param, weight)
+        for entry, value in optimizer.state[param].items():
+            assert value.dtype == state[entry].dtype and torch.equal(value, state[entry])
+
+
+def test_a_wider_momentum_is_not_cast_again_with_every_list_of_work():
+    weight = torch.nn.Parameter(torch.zeros(4, 6))
+    optimizer = nucleon.Muon([weight], momentum_dtype=torch.float64)
+    kept = optimizer.state[weight]
+    for largest in (100, 1000):
+        weight.grad = torch.ones_like(weight)
+        optimizer.param_groups[0]["largest_stack"] = largest
+        optimizer.step()
+    assert optimizer.state[weight] is kept and kept["total"].dtype == torch.float64

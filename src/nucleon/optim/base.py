@@ -11,7 +11,6 @@ rule="adamw" take AdamW's step.
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from operator import is_
 from typing import Any, ClassVar, Self, cast, overload
 
@@ -55,9 +54,9 @@ class MatrixOptimizer(Optimizer, ABC):
     name: ClassVar[str]
     """Of the method, in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the method beside `Options`: for each its default, or an `Option` to say more."""
+    """What a method has beside `Options` and its bases' own: a default each, or an `Option`."""
     declared: ClassVar[options.Declared] = options.Declared({})
-    """All options, and the lists that follow from what is known of them; made of `own_options`."""
+    """All options, and the lists that follow from what is known of them."""
     has_gram: ClassVar[bool] = False
     """Whether M̂ is kept; without it `direction` is given an empty Λ."""
     kernel: ClassVar[str | None] = None
@@ -75,8 +74,11 @@ class MatrixOptimizer(Optimizer, ABC):
         A class, or a mixin before it, that overrides a hook without saying these anew has none.
         """
         super().__init_subclass__(**kwargs)
-        cls.declared = options.Declared(cls.own_options)
-        options.OF_SOME_METHOD.update(cls.own_options)
+        own: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            own |= vars(base).get("own_options", {})
+        cls.declared = options.Declared(own)
+        options.OF_SOME_METHOD.update(own)
         for fact, hooks in _FACTS.items():
             if overridden(cls, fact, hooks):
                 setattr(cls, fact, vars(MatrixOptimizer)[fact])
@@ -84,8 +86,8 @@ class MatrixOptimizer(Optimizer, ABC):
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
     ) -> None:
-        shared = {name: option.default for name, option in self.declared.all.items()}
-        defaults = {"lr": lr, "momentum": momentum, **shared}
+        known = {name: option.default for name, option in self.declared.all.items()}
+        defaults = {"lr": lr, "momentum": momentum, **known}
         if unknown := sorted(set(given) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
         self._runtime = Runtime()
@@ -121,7 +123,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 "frozen", which leaves out.
             given: options of the method.
         """
-        known = options.of_matrices(cls.own_options)
+        known = options.of_matrices(cls.declared.all)
         routing.check_names(f"{cls.__name__}.for_model", given, known | options.OF_MODELS)
         found = routing.routed(model, aux=aux, head=head, overrides=overrides, known=known)
         optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
@@ -216,21 +218,23 @@ class MatrixOptimizer(Optimizer, ABC):
         self._runtime.infos |= infos
         self._runtime.rates |= dict.fromkeys(infos, group["lr"])
         self._runtime.with_names, self._runtime.agreed = with_names, False
-        self._make_states(self.param_groups[-1], first)
+        self.state.update(self._lacking(self.param_groups[-1], first))
 
-    def _make_states(self, group: dict[str, Any], first: int) -> None:
+    def _lacking(self, group: dict[str, Any], first: int) -> dict[Tensor, state.State]:
         """The states that a group lacks, of what has or may have a gradient, or was cast since.
 
         Under "owner" every rank knows of all: what is unfrozen enters on all of them at once.
         """
+        made: dict[Tensor, state.State] = {}
         kept = placement.kept(group, self._runtime.infos)
         for index, (param, owned) in enumerate(kept, start=first):
             known = self.state.get(param)
             if known is None and (param.requires_grad or param.grad is not None):
-                self.state[param] = self._new_state(group, param, index, owned=owned)
-            elif known and not state.fits(known, param):
+                made[param] = self._new_state(group, param, index, owned=owned)
+            elif known and not state.fits(known, param, group):
                 own = self._new_state(group, param, index, owned=owned)
-                self.state[param] = saving.recast(known, param, own, group)
+                made[param] = saving.recast(known, param, own, group)
+        return made
 
     def _new_state(
         self, group: Mapping[str, Any], param: Tensor, index: int, *, owned: bool = True
@@ -291,34 +295,30 @@ class MatrixOptimizer(Optimizer, ABC):
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
         final: list[dict[str, Any]] = []
         templates: dict[Tensor, state.State] = {}
-
-        groups, infos = self.param_groups, self._runtime.infos
+        groups, infos, known = self.param_groups, self._runtime.infos, self.declared
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            found = saving.upgraded(given, groups, infos, self.declared.game)
+            found = saving.upgraded(given, groups, infos, known.game)
             templates.update(self._templates(found))
-            saving.check_state_dict(found, groups, templates, infos, self.defaults)
+            saving.check_state_dict(found, groups, templates, infos, self.defaults, known.fixed)
             for saved, group in zip(found["param_groups"], groups, strict=True):
                 self._check_group(saved, group["params"])
             final.append(found)
             return found
 
-        old_groups = self.param_groups
-
         def restore(_: Optimizer) -> None:
-            sizes = [len(g["params"]) for g in self.param_groups]
-            numbers = accumulate(sizes, initial=0)
+            first = 0
             self._runtime.numbers = state.numbers(final[0]["state"].values())
             for saved, old, group in zip(
-                final[0]["param_groups"], old_groups, self.param_groups, strict=True
+                final[0]["param_groups"], groups, self.param_groups, strict=True
             ):
-                group.update({name: old[name] for name in self.declared.run})
-                first = next(numbers)
+                group.update({name: old[name] for name in known.run})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
                     if found := final[0]["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
-                self._make_states(group, first)  # of what was frozen when the state was saved
+                self.state.update(self._lacking(group, first))  # frozen when it was saved
+                first += len(group["params"])
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -439,9 +439,11 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
-        first, before = 0, set(self.state)
+        made, first = dict[Tensor, state.State](), 0
         for group in self.param_groups:
-            self._runtime.entered |= {p for p in group["params"] if p.grad is not None}
-            self._make_states(group, first)
+            made |= self._lacking(group, first)
             first += len(group["params"])
-        warn_unfrozen(self._runtime, self.param_groups, set(self.state) - before)
+        unfrozen = made.keys() - self.state
+        self.state.update(made)  # after all of them: one that cannot be cast changes nothing
+        self._runtime.entered |= {p for p in self._runtime.infos if p.grad is not None}
+        warn_unfrozen(self._runtime, self.param_groups, unfrozen)

@@ -140,7 +140,12 @@ def declared_in(options: type) -> dict[str, Option]:
     """What a class of options says of each, those that it inherits among them."""
     found: dict[str, Option] = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
-        kind, option = get_args(hint)
+        kind, *told = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        option = next((x for x in told if isinstance(x, Option)), None)
+        if option is None:
+            raise TypeError(
+                f"{name} of {options.__name__} has no default; write Annotated[type, Option(…)]"
+            )
         if get_origin(kind) is Literal:
             option = replace(option, choices=get_args(kind))
         found[name] = option
@@ -168,11 +173,18 @@ class Declared:
     """
 
     def __init__(self, own: Mapping[str, Any]) -> None:
+        if taken := sorted({"lr", "momentum"}.intersection(own)):
+            raise TypeError(
+                f"own_options names {', '.join(taken)}, an argument of every method; give the "
+                f"constructor of the class another default"
+            )
         found = {name: x if isinstance(x, Option) else _plain(name, x) for name, x in own.items()}
         self.all: Mapping[str, Option] = {**SHARED, **found}
+        self.fixed = self._names(lambda option: option.fixed)
         self.run = self._names(lambda option: option.run)
         self.structure = self._names(lambda option: option.structure)
-        self.game = ("momentum", *self._names(lambda option: option.game), *found)
+        added = (name for name in found if name not in SHARED)
+        self.game = ("momentum", *self._names(lambda option: option.game), *added)
         names = ("momentum", *self.all, *ADAMW_DEFAULTS)
         self.watched = tuple(name for name in names if name not in RATES)
         """Where one of them has changed, a step first checks the options of its group and derives
@@ -268,7 +280,7 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
             )
     if group["rule"] != "matrix" or "gradient_bound" not in group:
         return
-    scale = group["smoothing_scale"]
+    scale = group.get("smoothing_scale", 1.0)
     scale = 1.0 if isinstance(scale, str) else float(scale)
     root = float(group["gradient_bound"]) / (group["momentum"] or 1.0)
     for name, param in named:
@@ -301,7 +313,7 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
-OF_MODELS = {"aux_lr", "aux", "head", "overrides"}
+OF_MODELS = {*ModelOptions.__annotations__} - {"momentum"}
 """Arguments of `for_model` beside the options of the method."""
 _TO_ADAMW = 'for AdamW aux={{"{0}": …}} of for_model'
 _HINTS = {

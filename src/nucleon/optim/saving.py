@@ -16,7 +16,6 @@ from nucleon.linalg._precision import widest
 from nucleon.optim.engines import ledger
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.parameters import canonical
-from nucleon.optim.options import SHARED
 from nucleon.optim.state import VERSION, Infos, State, encoded
 
 
@@ -92,8 +91,9 @@ def check_state_dict(
     templates: Mapping[Tensor, Mapping[str, Tensor]],
     infos: Infos,
     defaults: Mapping[str, Any],
+    fixed: Sequence[str],
 ) -> None:
-    """Raise unless a saved state fits these groups; the values of its options are not looked at."""
+    """Raise unless a saved state fits these groups; of options only the `fixed` are compared."""
     tag = defaults["nucleon"]
     for saved, group in zip(given["param_groups"], groups, strict=True):
         if saved.get("nucleon") != tag:
@@ -107,7 +107,7 @@ def check_state_dict(
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
         if not ledger.is_note(saved.get("certified", "")):
             raise _damaged(saved["certified"])
-        for option in (name for name, known in SHARED.items() if known.fixed and name in group):
+        for option in (name for name in fixed if name in group):
             if saved[option] != group[option]:
                 raise ValueError(
                     f"state_dict was saved with {option}={saved[option]!r}, this optimizer has "

@@ -199,17 +199,18 @@ def new_adamw_state(param: Tensor) -> State:
     }
 
 
-def fits(state: State, param: Tensor) -> bool:
+def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
     """Whether moments are of the dtype that a run of the parameter works in.
 
-    They are not where a model was cast from float32 to float64 or back after they were made. A Ĝ
-    that is narrower may be so by `momentum_dtype`.
+    They are not where a model was cast from float32 to float64 or back after they were made. Ĝ may
+    be of `momentum_dtype`, and a bfloat16 one was so when it was made.
     """
     wide = _checks.work_dtype(param.dtype)
+    of_total = (wide, group["momentum_dtype"], torch.bfloat16)
     return all(
-        value.dtype == wide or (name == "total" and value.dtype != torch.float64)
+        value.dtype in of_total if name == "total" else value.dtype == wide
         for name, value in state.items()
-        if name.startswith(("total", "gram", "exp_avg"))
+        if name.startswith(("total", "gram", "exp_avg", "played"))
     )
 
 

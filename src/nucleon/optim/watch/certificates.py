@@ -128,13 +128,14 @@ def _bound(
     constants = method.admissibility(group, m, n)
     mine = slice(block.first, block.first + block.count)
     first, excess = exact(state["first"])[mine], exact(state["excess"])[mine]
-    if constants is None or not group["gradient_bound"] or not method.smoothing_scale(group, m, n):
+    bound, smooths = group.get("gradient_bound"), method.smoothing_scale(group, m, n)
+    if constants is None or not bound or not smooths:
         return torch.full_like(first, torch.inf)
-    eta = method.smoothing_scale(group, m, n) ** -0.5
+    eta = smooths**-0.5
     return theory.gbpa_bound(
         state[gram_key(block)],  # in its own dtype, whose rounding is allowed for
         radius=1.0,
-        gradient_bound=group["gradient_bound"],
+        gradient_bound=bound,
         alpha=constants.alpha,
         beta=constants.beta,
         # √m‖G_1‖_F ≥ ‖G_1‖_*, discounted already; its factor 1 − βη is negative for larger η.
