@@ -182,7 +182,16 @@ def test_an_option_of_another_method_is_a_mistake_in_a_group():
     for name, value in (("beta2", 0.9), ("samples", 2), ("damping", 1.0)):
         with pytest.raises(TypeError, match=f"muon has no option '{name}'"):
             nucleon.Muon([{"params": [param], name: value}])
-    nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
+    running = nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
+
+    class Labelled(nucleon.Muon):  # made later, it does not take the word from a running one
+        name, own_options = "labelled", {"label": 1.0}
+
+    param.grad = torch.ones(3, 5)
+    running.param_groups[0]["momentum"] = 0.5
+    running.step()
+    with pytest.raises(TypeError, match="muon has no option 'label'"):
+        nucleon.Muon([{"params": [param], "label": 1.0}])
 
 
 def test_what_another_method_means_otherwise_is_not_carried_over():

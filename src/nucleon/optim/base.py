@@ -190,12 +190,12 @@ class MatrixOptimizer(Optimizer, ABC):
         taken = {param: info.name for param, info in self._runtime.infos.items()}
         found = later.groups(group, taken)
         for each in found:
-            self._check_group(options.filled(each, self.defaults))
+            self._check_group(options.filled(each, self.defaults, self.name))
         for each in found:
             self._add(each)
 
     def _add(self, param_group: dict[str, Any]) -> None:
-        group = options.filled(param_group, self.defaults)
+        group = options.filled(param_group, self.defaults, self.name)
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
         named, with_names = state.named(group, first)
@@ -233,7 +233,8 @@ class MatrixOptimizer(Optimizer, ABC):
                 made[param] = self._new_state(group, param, index, owned=owned)
             elif known and not state.fits(known, param, group):
                 own = self._new_state(group, param, index, owned=owned)
-                made[param] = saving.recast(known, param, own, group)
+                name = self._runtime.infos[param].name
+                made[param] = saving.recast(known, name, param, own, group)
         return made
 
     def _new_state(
@@ -253,10 +254,6 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
         """Raise on a bad option; with the parameters, also on one that leaves their range."""
-        foreign = options.OF_SOME_METHOD.difference(self.defaults, options.OF_ADAMW)
-        foreign = sorted(foreign.intersection(group))
-        if foreign:
-            raise TypeError(f"{self.name} has no option {', '.join(map(repr, foreign))}")
         options.check(group, self.declared)
         if group["rule"] == "adamw":
             options.check_adamw(group)

@@ -199,8 +199,13 @@ def _plain(name: str, default: Any) -> Option:
     return replace(SHARED[name], default=default) if name in SHARED else Option(default)
 
 
-def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the defaults of what it leaves out, those of its rule."""
+def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A new group with the defaults of what it leaves out; raises on options of other methods.
+
+    Entries that no method knows are the user's own, and stay.
+    """
+    if foreign := sorted(OF_SOME_METHOD.difference(defaults, OF_ADAMW).intersection(group)):
+        raise TypeError(f"{method} has no option {', '.join(map(repr, foreign))}")
     own = ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
     return {**defaults, **own, **group}
 

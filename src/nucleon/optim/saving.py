@@ -73,14 +73,14 @@ def loaded(
     return state
 
 
-def recast(state: State, param: Tensor, own: State, group: Mapping[str, Any]) -> State:
+def recast(state: State, name: str, param: Tensor, own: State, group: Mapping[str, Any]) -> State:
     """The state of a parameter that was cast to another dtype; `own` is a new one of that dtype."""
     found = loaded(param, state, own, group)
     for entry, value in found.items():
         if not shards.local(value).isfinite().all():
             raise ValueError(
-                f"a parameter of shape {tuple(param.shape)} is {param.dtype} now, which cannot "
-                f"hold its {entry!r}; cast the model before the optimizer is made"
+                f"{name} is {param.dtype} now, which cannot hold its {entry!r}; cast the model "
+                f"before the optimizer is made"
             )
     return found
 

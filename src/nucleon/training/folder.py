@@ -98,7 +98,8 @@ def check_held(folder: Path) -> None:
         return
     try:
         # What it says, not which file it is: some network file systems number files anew.
-        there = held is not None and (folder / LOCK).read_bytes() == held.said
+        lock = folder / LOCK
+        there = held is not None and lock.is_file() and lock.read_bytes() == held.said
     except OSError:
         there = False
     if not there:
