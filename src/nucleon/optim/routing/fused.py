@@ -58,7 +58,7 @@ def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:
     size, odd = divmod(rows - taken, 2)
     if name == "x_proj" and size and not odd:  # of Mamba: dt, then B and C of one size
         return _cut(rows - 2 * size, size, size)
-    by_size = rows // taken if rows % taken == 0 else 2
+    by_size = rows // taken if taken and rows % taken == 0 else 2
     return f"(b={max(2, parts(name), by_size)} r)"
 
 
