@@ -16,23 +16,27 @@ COMPILING = 40.0
 """Seconds in which the first run of a process at a batch size is compiled and the others wait."""
 
 
-def expected(stage: Stage, trial: Trial, records: Sequence[Record]) -> float | None:
-    """The seconds that a run takes, from those done on the same device; None without any.
+def expected(stage: Stage, trial: Trial, records: Sequence[Record], jobs: int) -> float | None:
+    """The seconds that a run takes beside `jobs` − 1 others, from those done on the same device.
 
-    Those of its own stage at the nearest batch size count. Where no run had that batch size: a
-    smaller one takes no longer per step, a larger one no longer per token. A stage that has none
-    takes the time of the stage before it, which grows with the weights of the blocks.
+    Those of its own stage at the nearest batch size count, and of these the ones that had as many
+    beside them; where none had, the device is shared: with twice the runs each takes twice as long.
+    Where no run had that batch size: a smaller one takes no longer per step, a larger one no longer
+    per token. A stage that has none takes the time of the stage before it, which grows with the
+    weights of the blocks. None where there is no run at all.
     """
     alike = [r for r in records if r["stage"] == stage.name]
     if not alike and stage.before is not None:
         factor = weights(stage) / weights(stage.before) * (PLAIN if stage.tunes else 1.0)
-        earlier = expected(stage.before, trial, records)
+        earlier = expected(stage.before, trial, records, jobs)
         return None if earlier is None else factor * earlier
     if not alike:
         return None
     size = trial.sequences
     nearest = min({r["sequences"] for r in alike}, key=lambda n: abs(math.log(n / size)))
-    per_step = median(r["seconds"] / r["steps"] for r in alike if r["sequences"] == nearest)
+    near = [r for r in alike if r["sequences"] == nearest]
+    near = [r for r in near if r["jobs"] == jobs] or near
+    per_step = median(r["seconds"] / r["steps"] * jobs / r["jobs"] for r in near)
     return trial.steps * per_step * max(1.0, size / nearest)
 
 
@@ -51,14 +55,14 @@ def plan(parts: Sequence[Part], losses: Losses, records: Iterable[Record]) -> li
         return [f"{len(left)} runs; no run was timed yet, so their minutes are not known"]
     ways = Counter((r["device"], r["jobs"]) for r in timed)
     device, jobs = max(ways, key=lambda way: ways[way])
-    timed = [r for r in timed if (r["device"], r["jobs"]) == (device, jobs)]
+    timed = [r for r in timed if r["device"] == device]
     lines, total = list[str](), 0.0
     for part in parts:
         own = [made for whose, made in left if whose is part]
         if not own:
             continue
         sizes = 0 if part.stage.tunes else len({made.sequences for made in own})
-        spent = sum(expected(part.stage, made, timed) or 0.0 for made in own) / jobs
+        spent = sum(expected(part.stage, made, timed, jobs) or 0.0 for made in own) / jobs
         minutes = (spent + sizes * COMPILING) / 60
         total += minutes
         lines.append(row(len(own), minutes, part.name))

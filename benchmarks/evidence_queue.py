@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -44,16 +44,29 @@ class Log:
 
     Args:
         folder: of the files, `stage-a.jsonl` and so on, each made with its first line.
+
+    Runs of fine-tuning are compared only with those that began with the same model: the others are
+    in the log and count as still to be done. That model is the one of most lines, until
+    `begin_with` names another.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.records: list[Record] = []
+        self.records = [r for path in sorted(folder.glob("stage-*.jsonl")) for r in read(path)]
+        starts = Counter(r["start"] for r in self.records if "start" in r)
+        self.begin_with(max(starts, key=lambda start: starts[start], default=None))
+
+    def begin_with(self, start: str | None) -> None:
+        """Of the runs of fine-tuning, those count that began with the model of this hash."""
+        self.start = start
         self.finals: dict[Trial, float] = {}
-        self.starts: dict[Trial, str] = {}
         self.failures: Counter[Trial] = Counter()
-        for path in sorted(folder.glob("stage-*.jsonl")):
-            self._take(read(path))
+        for record in self.records:
+            self._count(record)
+
+    def counts(self, record: Record) -> bool:
+        """Whether a line is one of those that are compared."""
+        return record.get("start") in (None, self.start)
 
     def path(self, stage: str) -> Path:
         """The file of a stage."""
@@ -68,7 +81,8 @@ class Log:
             opened.truncate(content.rfind(b"\n") + 1)
             os.write(opened.fileno(), (to_json(record) + "\n").encode())
             os.fsync(opened.fileno())
-        self._take([json.loads(to_json(record))])
+        self.records.append(json.loads(to_json(record)))
+        self._count(self.records[-1])
 
     def loss(self, trial: Trial) -> float | None:
         """The final loss, infinite where it diverged or failed for good; None: still to be done."""
@@ -76,16 +90,15 @@ class Log:
             return self.finals[trial]
         return float("inf") if self.failures[trial] >= TRIES else None
 
-    def _take(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self.records.append(record)
-            trial = trial_of(record)
-            self.starts[trial] = record.get("start", "")
-            if record["status"] == "failed":
-                self.failures[trial] += 1
-            else:
-                fine = record["status"] == "ok"
-                self.finals[trial] = record["final_loss"] if fine else float("inf")
+    def _count(self, record: Record) -> None:
+        if not self.counts(record):
+            return
+        trial = trial_of(record)
+        if record["status"] == "failed":
+            self.failures[trial] += 1
+        else:
+            fine = record["status"] == "ok"
+            self.finals[trial] = record["final_loss"] if fine else float("inf")
 
 
 def read(path: Path) -> list[Record]:
@@ -159,9 +172,8 @@ class Queue:
 
     def expected(self, stage: Stage, trial: Trial) -> float | None:
         """The seconds that a run may take, from those before it; None before the first."""
-        done = [r for r in self.log.records if "seconds" in r]
-        here = [r for r in done if r["device"] == self._device() and r["jobs"] == self.jobs]
-        seconds = expected(stage, trial, here)
+        here = [r for r in self.log.records if "seconds" in r and r["device"] == self._device()]
+        seconds = expected(stage, trial, here, self.jobs)
         return None if seconds is None else MARGIN * seconds
 
     def _check_corpora(self) -> None:
@@ -251,6 +263,7 @@ class Queue:
             self.parts = [part for part in self.parts if not part.stage.tunes]
             self.say(f"no fine-tuning, as its start failed: {reason(error)}")
             return False
+        self.log.begin_with(self.start.fingerprint)
         self.say(
             f"fine-tuning begins with {_words(trial)}: loss {self.start.loss:.4f}, "
             f"hash {self.start.fingerprint}"

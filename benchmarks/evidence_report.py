@@ -86,9 +86,7 @@ class Results:
     ) -> Interval:
         """The loss of a method less that of another one, over the seeds that both have."""
         ours, theirs = self.losses(method, rate, share), self.losses(other, other_rate)
-        pairs = [(self.at(method, rate, s, share), self.at(other, other_rate, s)) for s in ours]
-        same = [s for (a, b), s in zip(pairs, ours, strict=True) if self._alike(a, b)]
-        return interval([ours[s] - theirs[s] for s in same if s in theirs])
+        return interval([ours[s] - theirs[s] for s in ours if s in theirs])
 
     def interior(self, method: str) -> str:
         """The best rate, marked where it is at an end of the grid."""
@@ -122,17 +120,15 @@ class Results:
         values = [
             r[quantity]
             for r in self.log.records
-            if quantity in r and trial_of(r) == self.at(method, rate or 0.0, r["seed"])
+            if quantity in r
+            and self.log.counts(r)
+            and trial_of(r) == self.at(method, rate or 0.0, r["seed"])
         ]
         return f"{fmean(values):.3f}" if values else "—"
 
-    def _alike(self, one: Trial, other: Trial) -> bool:
-        """Whether two runs began with the same trained model, or with none."""
-        return self.log.starts.get(one) == self.log.starts.get(other)
-
     def _curve(self, trial: Trial) -> list[tuple[float, float]]:
         for record in self.log.records:
-            if trial_of(record) == trial and "losses" in record:
+            if trial_of(record) == trial and "losses" in record and self.log.counts(record):
                 return [(float(step), float(loss)) for step, loss in record["losses"]]
         return []
 

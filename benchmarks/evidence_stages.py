@@ -173,10 +173,11 @@ MATRIX = (MUON, LEON, LEON3, LEON_NESTEROV)
 PARTS = (
     Part("A, 4 k and 16 k: grids, seeds", A, ("4k", "16k"), MATRIX),
     Part("B: the rates of A", B, phases=("seeds",)),
-    Part("B: half and twice these rates", B, phases=("around",)),
-    Part("A, 4 k: AdamW, whose best model C begins with", A, ("4k",), (ADAMW,)),
+    Part("A, 4 k: AdamW's grid, as C begins with its best model", A, ("4k",), (ADAMW,), ("grid",)),
     *(Part(f"C: {cell.name} sequences", C, (cell.name,)) for cell in C.cells),
     Part("A, 1 k: grids, seeds", A, ("1k",), MATRIX),
+    Part("B: half and twice these rates", B, phases=("around",)),
+    Part("A, 4 k: AdamW's seeds", A, ("4k",), (ADAMW,), ("seeds",)),
     Part("A, 16 k and 1 k: AdamW", A, ("16k", "1k"), (ADAMW,)),
 )
 """All runs, in the order in which they answer the question soonest."""
@@ -341,9 +342,9 @@ def preferred(stage: Stage, cell: Cell, losses: Losses) -> str:
 def _seeds(
     stage: Stage, cell: Cell, best: Mapping[str, float], aux: float | None
 ) -> Iterator[Trial]:
-    """All methods with one seed, then with the next: pairs are complete early."""
-    for seed in range(stage.seeds):
-        for multiple in stage.multiples:
+    """The best rates first; all methods with one seed, then with the next."""
+    for multiple in stage.multiples:
+        for seed in range(stage.seeds):
             for method, rate in best.items():
                 yield trial(stage, cell, method, multiple * rate, aux, seed, "seeds")
 

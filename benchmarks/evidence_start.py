@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import deterministic
 
 from evidence_stages import Stage, Trial
@@ -68,7 +69,10 @@ def fingerprint(weights: dict[str, Tensor]) -> str:
 
 @contextmanager
 def in_fixed_order() -> Iterator[None]:
-    """Have torch add in the same order every time, and warn where it cannot."""
+    """Have torch add in the same order every time, and warn where it cannot.
+
+    Attention is written out in products: its fused gradients add in any order.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -76,7 +80,8 @@ def in_fixed_order() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic.fill_uninitialized_memory = False
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         deterministic.fill_uninitialized_memory = filled
         torch.use_deterministic_algorithms(before, warn_only=only_warned)

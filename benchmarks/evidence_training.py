@@ -30,8 +30,12 @@ HEAD = 64
 """Width of a head of attention."""
 RANK = 8
 """Of the adapters."""
-SLICE, AHEAD = 25, 4
-"""Steps that are launched in one turn, and turns that may be waiting for the device."""
+AHEAD = 3
+"""Steps of a run that may be waiting for the device.
+
+They are launched one at a time, each run in turn. Two captured steps are more than a stream can
+hold: the host that launches another waits there, and a run that has nothing queued stands still.
+"""
 WARMUP = 0.05
 """Share of the steps in which the rate rises."""
 
@@ -144,10 +148,9 @@ class Training:
         return not self.events if self.over else len(self.events) < AHEAD
 
     def advance(self) -> None:
-        """Take some steps and what evaluation is due; waits for nothing but at half of the run."""
-        end = next(e for e in map(self._end, range(1, POINTS + 1)) if e > self.done)
+        """Take a step and what evaluation is due; waits for the device at half of the run alone."""
         with self.on_stream():
-            self.take(min(SLICE, end - self.done))
+            self.take(1)
             self._evaluate_where_due()
             if self.stream is not None:
                 event = torch.cuda.Event()
