@@ -21,6 +21,13 @@ from nucleon.report.plots import draw
 from step_report import table
 
 CONFIDENCE = 0.95
+NEAR = 0.15
+"""Nats above the best of a cell up to which its picture goes."""
+TITLES = {
+    "A": "A GPT of 29 M parameters on novels",
+    "B": "A GPT of 126 M parameters on program text, at rates of the smaller one",
+    "C": "Fine-tuning a GPT of 29 M parameters on plays",
+}
 STYLES = {ADAMW: 6, MUON: 0, LEON: 4, LEON3: 2, LEON_NESTEROV: 5}
 
 
@@ -275,30 +282,63 @@ def shorter_table(found: Results) -> str:
 
 
 def figure(stage: Stage, cells: Sequence[Results]) -> Figure:
-    """Loss against rate, a panel for each cell and a line for each method."""
+    """Loss against rate, a panel for each cell; over several batch sizes, Leon beside Muon last."""
+    ordered = sorted(cells, key=lambda found: (found.cell.adapter, found.cell.sequences))
+    panels = [rates_panel(found) for found in ordered]
+    if len(ordered) > 1 and not stage.tunes:
+        panels.append(batches_panel(ordered))
+    caption = f"What is above the best by more than {NEAR} is not drawn."
+    return Figure(f"stage-{stage.name.lower()}", TITLES[stage.name], caption, tuple(panels))
 
-    def series(found: Results, method: str) -> Series:
-        losses = found.losses_by_rate(method)
-        kept = {r: interval(v) for r, v in losses.items() if all(map(math.isfinite, v))}
-        margins = [i.margin if math.isfinite(i.margin) else 0.0 for i in kept.values()]
-        means = [i.mean for i in kept.values()]
-        low = [mean - margin for mean, margin in zip(means, margins, strict=True)]
-        high = [mean + margin for mean, margin in zip(means, margins, strict=True)]
-        return Series(method, [*kept], means, low, high, style=STYLES[method])
 
-    panels = tuple(
-        Panel(
-            found.cell.name if stage.tunes else f"{found.cell.name} tokens per step",
-            "learning rate",
-            "held-out loss, nats",
-            tuple(series(found, method) for method in found.methods),
-            "log",
-            marked=True,
-        )
-        for found in sorted(cells, key=lambda found: (found.cell.adapter, found.cell.sequences))
-    )
-    caption = "Bands: 95 % intervals of the mean over seeds; points without one are one seed."
-    return Figure(f"stage-{stage.name.lower()}", f"Stage {stage.name}", caption, panels)
+def rates_panel(found: Results) -> Panel:
+    """The loss at each rate that is near the best of all, a line for each method.
+
+    It is the mean over the seeds that all points have: seeds differ by more than methods do.
+    """
+    lines = {m: {r: found.losses(m, r) for r in found.losses_by_rate(m)} for m in found.methods}
+    seeds = set.intersection(*({*one} for line in lines.values() for one in line.values())) or {0}
+    means = {
+        method: {
+            rate: fmean(one[s] for s in seeds) for rate, one in line.items() if seeds <= {*one}
+        }
+        for method, line in lines.items()
+    }
+    lowest = min((mean for line in means.values() for mean in line.values()), default=0.0)
+    series: list[Series] = []
+    for method, line in means.items():
+        near = {
+            r: mean for r, mean in line.items() if math.isfinite(mean) and mean <= lowest + NEAR
+        }
+        series.append(Series(method, [*near], [*near.values()], style=STYLES[method]))
+    title = named(found.stage, found.cell)
+    return Panel(title, "learning rate", "held-out loss, nats", tuple(series), "log", marked=True)
+
+
+def batches_panel(cells: Sequence[Results]) -> Panel:
+    """The loss of each Leon less Muon's at the best rate of each, with its interval."""
+    lines: list[Series] = []
+    for method in (LEON, LEON3):
+        less: dict[float, Interval] = {}
+        for found in (f for f in cells if {method, MUON} <= f.best.keys()):
+            here = found.difference(method, found.best[method], MUON, found.best[MUON])
+            if math.isfinite(here.margin):
+                less[found.cell.sequences * found.stage.context] = here
+        low, high = ([i.mean + s * i.margin for i in less.values()] for s in (-1, 1))
+        means = [i.mean for i in less.values()]
+        lines.append(Series(method, [*less], means, low, high, STYLES[method]))
+    sizes = [x for line in lines for x in line.x] or [1.0]
+    lines.append(Series(MUON, [min(sizes), max(sizes)], [0.0, 0.0], style=STYLES[MUON]))
+    title = "less Muon's loss, each tuned; 95 % intervals"
+    return Panel(title, "tokens per step", "nats", tuple(lines), "log", marked=True)
+
+
+def named(stage: Stage, cell: Cell) -> str:
+    """A cell, for a reader of the picture."""
+    if not stage.tunes:
+        return f"{cell.name} tokens per step"
+    what = "LoRA" if cell.adapter else "all weights"
+    return f"{what}, {cell.sequences} sequences per step"
 
 
 def told(loss: float | None) -> str:

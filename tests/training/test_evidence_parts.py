@@ -21,7 +21,7 @@ import evidence_stages as stages
 import evidence_start
 from evidence_plan import COMPILING, PLAIN, expected, plan
 from evidence_queue import Log, read, trial_of
-from evidence_report import Results, occupied, report, text
+from evidence_report import Results, figure, occupied, report, text
 from evidence_stages import ADAMW, LEON, LEON3, MUON, PARTS, Cell, Part, parts
 from evidence_start import trained
 from evidence_training import Texts
@@ -255,9 +255,12 @@ def test_a_report_can_be_drawn_from_every_beginning_of_the_logs():
         for name in stages.STAGES:
             stage = stages.tiny(stages.STAGES[name])
             cells = [Results(stage, cell, log) for cell in stage.cells]
-            page = text(stage, [found for found in cells if found.methods], log)
+            drawn = [found for found in cells if found.methods]
+            page = text(stage, drawn, log)
             own = sum(t.stage == name for _, t in order[:count])
             assert f"{own} lines: {own} runs ended well" in page
+            points = [x for panel in figure(stage, drawn).panels for s in panel.series for x in s.x]
+            assert bool(points) == bool(drawn)
 
 
 def test_a_best_rate_is_inside_where_both_of_its_neighbours_are_worse(tmp_path):
