@@ -14,9 +14,10 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg._precision import widest
 from nucleon.optim.engines import ledger
+from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import axes, shards
-from nucleon.optim.matrices.parameters import canonical
-from nucleon.optim.state import VERSION, Infos, State, encoded
+from nucleon.optim.matrices.parameters import Infos, canonical
+from nucleon.optim.state import VERSION, encoded
 
 
 def pack(_: Any, packed: dict[str, Any]) -> None:

@@ -21,10 +21,10 @@ from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
-from nucleon.optim.engines.ranks.placement import Infos
 from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work, sums_long
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.parameters import Infos
 from nucleon.optim.matrices.stacks import Stack
 
 Groups = Sequence[dict[str, Any]]

@@ -13,7 +13,7 @@ from nucleon.optim.engines.ledger import changes_of, tolerance
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import Method, State, gram_discount
 from nucleon.optim.matrices.axes import Block
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
 from nucleon.regret import Certificate
 
@@ -22,7 +22,7 @@ def collect(
     method: "Certified",
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
-    infos: Mapping[Tensor, ParameterInfo],
+    infos: Infos,
 ) -> dict[str, Certificate]:
     """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
     mine = {

@@ -15,9 +15,8 @@ from nucleon.optim.engines import reference
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import Matrices
 from nucleon.optim.matrices import shards
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices.parameters import Infos, blocks
 
-Infos = Mapping[Tensor, ParameterInfo]
 QUANTITIES = ("update_norm", "smoothing_share", "cosine_to_muon", "update_ratio", "skipped")
 
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.ranks.placement import Infos, owned, process_groups, world
+from nucleon.optim.engines.ranks.placement import owned, process_groups, world
 from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import Infos
 
 Groups = Sequence[Mapping[str, Any]]
 SHOWN = 5

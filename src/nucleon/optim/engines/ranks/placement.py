@@ -9,9 +9,7 @@ from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.matrices import shards
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
-
-Infos = Mapping[Tensor, ParameterInfo]
+from nucleon.optim.matrices.parameters import Infos, blocks
 
 
 def world(params: Sequence[Tensor]) -> tuple[int, ...]:
