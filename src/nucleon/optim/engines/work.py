@@ -189,7 +189,7 @@ class Work:
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
-    memory: object = field(default=None, kw_only=True)
+    cache: object = field(default=None, kw_only=True)
     """What the engine keeps of this work between steps, of a type of its own."""
     lane: int | None = field(default=None, kw_only=True)
     """The stream that it is stepped on, see `engines.cuda.lanes`; None is that of the caller."""
