@@ -35,9 +35,9 @@ from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
-_GAME = ("direction", "smoothing_scale", "admissibility")
-_FACTS = {"kernel": _GAME[:1], "settles": _GAME[:1], "theorem": _GAME, "uncertified": _GAME}
-"""What a class says of a method, and the hooks that it speaks of."""
+_HOOKS = ("direction", "smoothing_scale", "admissibility")
+_FACTS = {"kernel": _HOOKS[:1], "settles": _HOOKS[:1], "theorem": _HOOKS, "uncertified": _HOOKS}
+"""What a class says of its method, and the hooks it is true of: of others it is not inherited."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
@@ -400,7 +400,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 ledger.note(group, self.declared.game)
         found = self._worklist()
         if found.sharded:
-            wire.settle(found.sharded)
+            wire.redistribute(found.sharded)
         for states in found.counted.values():
             torch._foreach_add_([own["step"] for own in states], 1)
         with lanes.opened() as lane:

@@ -14,7 +14,6 @@ from nucleon.linalg._rounding import roundings
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import Declared, scale_factor
-from nucleon.potentials import Admissibility
 
 State = dict[str, Tensor]
 EXPONENTIAL_STREAM = -1
@@ -77,10 +76,6 @@ class Method(Protocol):
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
         """The noise in the direction of m×n matrices."""
-        ...
-
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """(α, β) of the method's potential for m×n matrices."""
         ...
 
 

@@ -15,6 +15,7 @@ from nucleon.optim.engines.work import Method, State, gram_discount
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
+from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
 
@@ -41,6 +42,10 @@ class Certified(Method, Protocol):
 
     theorem: ClassVar[str]
     uncertified: ClassVar[str | None]
+
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """(α, β) of the method's potential for m×n matrices."""
+        ...
 
 
 class Recorded(Protocol):
