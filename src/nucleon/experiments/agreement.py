@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nucleon import streams
 from nucleon.experiments.base import Check, worst
-from nucleon.experiments.games import text
+from nucleon.experiments.games import gradients_of, text
 from nucleon.experiments.reference import bounds, learners
 from nucleon.experiments.reference.algebra import Array, nuclear
 from nucleon.experiments.shown import Table
@@ -137,8 +137,7 @@ def table(found: Sequence[Agreement]) -> Table:
 def leaning(shape: Shape, *, bound: float = 1.0, seed: int = 0, rounds: int = ROUNDS) -> Tensor:
     """Half of a Gaussian stream and half of G·I, (T, …, m, n): so that the ball binds."""
     drawn = streams.gaussian(shape, bound=bound, seed=seed, dtype=torch.float64)
-    given = torch.stack([drawn.gradient(t) for t in range(1, rounds + 1)])
-    return (given + bound * torch.eye(*shape[-2:], dtype=torch.float64)) / 2
+    return (gradients_of(drawn, rounds) + bound * torch.eye(*shape[-2:], dtype=torch.float64)) / 2
 
 
 # ---------------------------------------------------------------------- games of both
