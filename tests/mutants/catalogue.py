@@ -503,8 +503,8 @@ MUTANTS = [
         ),
         (
             "a state is cast before the next one is seen to fit",
-            "made |= self._lacking(group, first)",
-            "self.state.update(self._lacking(group, first))",
+            "made |= self._missing_states(group, first)",
+            "self.state.update(self._missing_states(group, first))",
             "tests/soundness/test_refusals.py"
             "::test_a_cast_that_moments_do_not_fit_is_refused_and_nothing_changes[Muon]",
         ),

@@ -54,7 +54,7 @@ class MatrixOptimizer(Optimizer, ABC):
     name: ClassVar[str]
     """Of the method, in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """What a method has beside `Options` and its bases' own: a default each, or an `Option`."""
+    """Options of the method itself, each with its default, or with an `Option` that says more."""
     declared: ClassVar[options.Declared] = options.Declared({})
     """All options, and the lists that follow from what is known of them."""
     has_gram: ClassVar[bool] = False
@@ -69,9 +69,9 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What is true of one method is not inherited by another: kernel, rest, theorem.
+        """Take away what was said of a hook where the class, or a mixin before it, overrides it.
 
-        A class, or a mixin before it, that overrides a hook without saying these anew has none.
+        Kernel, rest and theorem are true of one method; another has none unless it says them anew.
         """
         super().__init_subclass__(**kwargs)
         own: dict[str, Any] = {}
@@ -218,12 +218,12 @@ class MatrixOptimizer(Optimizer, ABC):
         self._runtime.infos |= infos
         self._runtime.rates |= dict.fromkeys(infos, group["lr"])
         self._runtime.with_names, self._runtime.agreed = with_names, False
-        self.state.update(self._lacking(self.param_groups[-1], first))
+        self.state.update(self._missing_states(self.param_groups[-1], first))
 
-    def _lacking(self, group: dict[str, Any], first: int) -> dict[Tensor, State]:
-        """The states that a group lacks, of what has or may have a gradient, or was cast since.
+    def _missing_states(self, group: dict[str, Any], first: int) -> dict[Tensor, State]:
+        """New states of parameters that may have a gradient and lack one, or were cast since.
 
-        Under "owner" every rank knows of all: what is unfrozen enters on all of them at once.
+        Under "owner" every rank has an entry for every parameter: all make that of the unfrozen.
         """
         made: dict[Tensor, State] = {}
         kept = placement.kept(group, self._runtime.infos)
@@ -314,7 +314,7 @@ class MatrixOptimizer(Optimizer, ABC):
                     self.state.pop(param, None)
                     if found := final[0]["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
-                self.state.update(self._lacking(group, first))  # frozen when it was saved
+                self.state.update(self._missing_states(group, first))  # frozen when it was saved
                 first += len(group["params"])
 
         before = self.register_load_state_dict_pre_hook(check)
@@ -439,7 +439,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """Note who has a gradient for the first time, and make the state of what was frozen."""
         made, first = dict[Tensor, State](), 0
         for group in self.param_groups:
-            made |= self._lacking(group, first)
+            made |= self._missing_states(group, first)
             first += len(group["params"])
         unfrozen = made.keys() - self.state
         self.state.update(made)  # after all of them: one that cannot be cast changes nothing

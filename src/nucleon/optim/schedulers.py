@@ -19,12 +19,12 @@ LIFTED = 1.01
 
 
 def warn_of_one_rate(runtime: Runtime, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Say once that a scheduler has given AdamW the rate of the matrices, or lifts it towards one.
+    """Say once that a scheduler gives AdamW the rate of the matrices, or lifts it towards that.
 
-    It has where an AdamW group has the rate of a matrix group, or is to reach it, which is above
-    the one it was added with, itself another than that of the matrices. Schedulers that multiply
-    keep the ratio, and those that fall to one small rate stay below it; with scale="match-adamw"
-    one rate serves both. It lifts a rate where another falls, see `_lifted`.
+    It gives it where an AdamW group was added with a smaller rate of its own and now has, or is to
+    reach, that of a matrix group. Nothing is said of schedulers that multiply, which keep the ratio
+    of the two, of those that fall to one small rate, below AdamW's first, and of groups with
+    scale="match-adamw", where one rate serves both. For lifting see `_lifted`.
     """
     if runtime.warned:
         return
@@ -100,8 +100,8 @@ def _lightning_unfreezes() -> bool:
 def _lifted(groups: Sequence[Mapping[str, Any]]) -> str:
     """What to say where a scheduler lifts one group above its first rate and another falls to it.
 
-    So does CosineAnnealingLR with an eta_min above AdamW's rate, the same number for every group;
-    schedules that are given for each group may do so too, and rates that part are always theirs.
+    So does CosineAnnealingLR with an eta_min above AdamW's rate, the same number for every group.
+    A schedule for each group may do so too; once the lifted rate passes the other, it is one.
     """
     rated = [
         (g["initial_lr"], g["lr"], "AdamW's" if g["rule"] == "adamw" else "the matrices'")

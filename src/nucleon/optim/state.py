@@ -96,7 +96,7 @@ def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
     """Whether moments are of the dtype that a run of the parameter works in.
 
     They are not where a model was cast from float32 to float64 or back after they were made. Ĝ may
-    be of `momentum_dtype`, and a bfloat16 one was so when it was made.
+    also be of `momentum_dtype`, or in bfloat16 since that was so when it was made.
     """
     wide = _checks.work_dtype(param.dtype)
     of_total = (wide, group["momentum_dtype"], torch.bfloat16)

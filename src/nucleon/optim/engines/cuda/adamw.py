@@ -23,7 +23,7 @@ from torch import Tensor
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import engine, pointers
 from nucleon.optim.engines.cuda.capture import captured
-from nucleon.optim.engines.cuda.layout import dense, laid, lies
+from nucleon.optim.engines.cuda.layout import dense, has_strides, restrided
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import State, Work
 from nucleon.optim.matrices import shards
@@ -83,26 +83,26 @@ def refusal(param: Tensor) -> str | None:
 def step(work: Work) -> None:
     """One step of the parameters that have a gradient; no host synchronization."""
     if not isinstance(work.cache, Buckets):
-        _lay(work)
+        _restride(work)
         work.cache = Buckets(
             Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
             for bucket in adamw.buckets(work.params)
-            for chosen in _apart(work.params, bucket)
+            for chosen in _split_by_gaps(work.params, bucket)
         )
     for bucket in work.cache:
         if not (serves(bucket.params[:1]) and _step(bucket, work.group)):
             adamw.update(bucket.params, bucket.states, work.group)
 
 
-def _lay(work: Work) -> None:
-    """Let all moments lie as their parameters do, whose memory format may have changed."""
+def _restride(work: Work) -> None:
+    """Give all moments the strides of their parameters, whose memory format may have changed."""
     for param, state in zip(work.params, work.states, strict=True):
         if not shards.sharded(param) and dense(param):
-            state |= {name: laid(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
+            state |= {name: restrided(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
 
 
-def _apart(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
-    """What the kernels can follow apart from what has gaps in memory; ranks must not differ."""
+def _split_by_gaps(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
+    """Those whose memory has no gaps, and the others; DTensors together: ranks must not differ."""
     if shards.sharded(params[chosen[0]]):
         return [[*chosen]]
     found = [i for i in chosen if dense(params[i])], [i for i in chosen if not dense(params[i])]
@@ -174,22 +174,22 @@ def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
     has its own: it may outlive the bucket.
     """
     if torch.cuda.is_current_stream_capturing():
-        return _made(memory)
+        return _new_tables(memory)
     # What lies where a tensor that is kept lay is that tensor; another stride makes a new list.
     seen = [*map(Tensor.data_ptr, chain(*memory))]
     if bucket.seen != seen:
-        bucket.tables, bucket.memory, bucket.seen = _made(memory), memory, seen
+        bucket.tables, bucket.memory, bucket.seen = _new_tables(memory), memory, seen
         bucket.strides = tuple(map(Tensor.stride, memory[0]))
         bucket.lr = bucket.known = bucket.graph = None
     return bucket.tables
 
 
-def _made(memory: Memory) -> "Tables | None":
+def _new_tables(memory: Memory) -> "Tables | None":
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
     params, *states = memory
     dtype, device = params[0].dtype, params[0].device
-    if not all(_followed(*tensors) for tensors in zip(*memory, strict=True)):
+    if not all(_regular(*tensors) for tensors in zip(*memory, strict=True)):
         return None
     starts = [[_address(tensor) for tensor in tensors] for tensors in (params, *states)]
     ends = [start + p.nbytes for start, p in zip(starts[0], params, strict=True)]
@@ -198,13 +198,13 @@ def _made(memory: Memory) -> "Tables | None":
     return Tables.of(table.view(len(rows), -1), [p.numel() for p in params], dtype)
 
 
-def _followed(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
-    """Whether the kernels find the entries of a parameter and its state in one flat order."""
+def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
+    """Whether the kernels can follow a parameter and its state as flat memory."""
     tensors = (param, first, second, *counts)
     return (
         dense(param)
         and all(
-            m.dtype == torch.float32 and lies(m, param.shape, param.stride())
+            m.dtype == torch.float32 and has_strides(m, param.shape, param.stride())
             for m in (first, second)
         )
         and all(n.dtype == torch.int64 and n.numel() == 1 for n in counts)

@@ -24,7 +24,7 @@ from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
-from nucleon.optim.engines.cuda.layout import Side, dense, laid, layout_of, place_of
+from nucleon.optim.engines.cuda.layout import Side, dense, layout_of, place_of, restrided
 from nucleon.optim.engines.work import Matrices, Method, State, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
@@ -46,7 +46,7 @@ def unreadable(param: Tensor) -> str | None:
 def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str | None:
     """Why this engine does not step such matrices of a parameter; None where it does.
 
-    What it serves it also computes for other ranks.
+    Under "owner" the same is true of matrices that it computes for other ranks.
     """
     if (reason := unreadable(param)) is not None:
         return reason
@@ -102,11 +102,11 @@ def can_follow(stack: Stack) -> bool:
     return layout_of(stack) is not None
 
 
-def lay(stack: Stack, states: Sequence[State]) -> None:
-    """Let every Ĝ lie as its parameter does, whose memory format may have changed."""
+def restride(stack: Stack, states: Sequence[State]) -> None:
+    """Give every Ĝ the strides of its parameter, whose memory format may have changed."""
     for param, state in zip(stack.params, states, strict=True):
         if "total" in state:
-            state["total"] = laid(state["total"], param)
+            state["total"] = restrided(state["total"], param)
 
 
 def step(work: Matrices) -> None:

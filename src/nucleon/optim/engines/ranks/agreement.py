@@ -73,7 +73,7 @@ def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], 
     wire.check_same(found, "updates", _everyone(chosen))
 
 
-def _everyone(groups: Groups) -> wire.Groups:
+def _everyone(groups: Groups) -> wire.ProcessGroups:
     """The process groups that reach the most ranks."""
     widest = max(groups, key=lambda g: len(world(g["params"])))
     return process_groups(widest["params"])

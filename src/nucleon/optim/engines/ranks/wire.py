@@ -93,8 +93,8 @@ def gather(tensor: Tensor) -> Tensor:
 def redistribute(params: Iterable[Tensor]) -> None:
     """Bring gradients into the placements of their parameters; not counted.
 
-    A weight that every rank has whole gets a sum over ranks that is still to be added up, where
-    the batch was cut by DTensor. Every rank must take part.
+    Where DTensor cut the batch, the gradient of a weight that every rank has whole is a sum over
+    ranks that is still to be added up. Every rank must take part.
     """
     for param in params:
         if not shards.sharded(param) or param.grad is None or not shards.sharded(param.grad):
@@ -104,11 +104,11 @@ def redistribute(params: Iterable[Tensor]) -> None:
                 param.grad = param.grad.redistribute(placements=param.placements)
 
 
-Groups = Sequence[dist.ProcessGroup | None]
+ProcessGroups = Sequence[dist.ProcessGroup | None]
 """Of ranks that are asked one after the other, the axes of a mesh; [None] is all ranks at once."""
 
 
-def gather_objects(mine: T, what: str, groups: Groups = (None,)) -> list[T]:
+def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[T]:
     """The object of every rank, in the order of the ranks, on all of them; not counted."""
     found: list[tuple[int, T]] = [(dist.get_rank(), mine)]
     for group in groups:
@@ -124,7 +124,7 @@ def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
     return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
 
 
-def check_same(value: object, what: str, groups: Groups = (None,)) -> None:
+def check_same(value: object, what: str, groups: ProcessGroups = (None,)) -> None:
     """Raise on every rank unless all ranks have the same `value`, by its printed form."""
     mine = (dist.get_rank(), digest(value))
     (first, expected), *found = gather_objects(mine, what, groups)
