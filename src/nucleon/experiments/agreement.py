@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -148,7 +148,7 @@ PROJECTED: Mapping[str, Callable[..., Learner]] = {
     "Shampoo": Shampoo,
     "Kronecker FTRL": KroneckerFTRL,
 }
-PRECONDITIONERS: tuple[Literal["scalar", "diagonal", "full"], ...] = ("scalar", "diagonal", "full")
+PRECONDITIONERS: tuple[learners.Preconditioner, ...] = get_args(learners.Preconditioner)
 SOLVER: Mapping[str, Any] = {
     "solver": "douglas-rachford",
     "tolerance": TIGHT,
@@ -217,8 +217,8 @@ def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -
 def vector_games(
     dimension: int,
     *,
-    preconditioners: Sequence[Literal["scalar", "diagonal", "full"]] = PRECONDITIONERS,
-    balls: Sequence[Literal["l2", "linf"]] = ("l2", "linf"),
+    preconditioners: Sequence[learners.Preconditioner] = PRECONDITIONERS,
+    balls: Sequence[learners.Ball] = ("l2", "linf"),
     radius: float = 1.0,
     seed: int = 0,
 ) -> list[Agreement]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,13 +12,10 @@ from nucleon import noise, streams, theory
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
 from nucleon.experiments.games import gradients_of, played, ratio, swing
+from nucleon.experiments.reference.learners import Ball, Preconditioner, Update
 from nucleon.experiments.shown import Figure, Panel, Series, Table, named, records
 from nucleon.game import Trace
 from nucleon.learners import AdaGradFTRL, AdaGradOGD, GaussianFTPL, Learner
-
-Ball = Literal["l2", "linf"]
-Preconditioner = Literal["scalar", "diagonal", "full"]
-Update = Literal["ogd", "ftrl"]
 
 RADIUS = 2.0
 DIMENSION, QUICK_DIMENSION = 16, 8

@@ -81,8 +81,8 @@ def build(
         chosen = [p for p in chosen if p in states]
         if group["rule"] == "adamw":
             if chosen:
-                computer = cuda_adamw if cuda_adamw.serves(chosen) else adamw
-                works.append(Work(computer, group, chosen, [states[p] for p in chosen]))
+                engine = cuda_adamw if cuda_adamw.serves(chosen) else adamw
+                works.append(Work(engine, group, chosen, [states[p] for p in chosen]))
         elif placement.owned(group):
             works.append(_owned(method, group, states, infos))
         else:
