@@ -151,7 +151,7 @@ def sums_long(group: Mapping[str, Any]) -> bool:
 
 
 def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
-    """m·s/(2(1 − β₂)) at least, s the smallest number of the work dtype: see `lifted`."""
+    """m·s/(2(1 − β₂)) at least, s the smallest number of the dtype: see `_rounding.lifted`."""
     info = torch.finfo(_checks.work_dtype(dtype))
     each = _checks.ROUNDING + roundings(gram_discount(group) ** 2)
     return each * m * info.tiny * info.eps

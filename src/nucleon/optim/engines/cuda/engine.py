@@ -1,4 +1,4 @@
-"""The step of a stack in a few passes over its gradients, however many parameters they are of.
+"""The CUDA engine of matrices: the step of a stack in a few passes over its gradients.
 
 Where the direction is the float16 recursion, its operands are made from the parameters' own
 gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows,
