@@ -425,11 +425,11 @@ class MatrixOptimizer(Optimizer, ABC):
             # Its list does not keep an optimizer alive: graphs and moments go with the last name.
             method = cast(Self, weakref.proxy(self))
             found = worklist.build(method, ours, self.state, runtime.infos, runtime.entered)
-            runtime.worklist = known = found
-            if not runtime.agreed and agreement.exchanges(ours):
+            if not runtime.agreed and any(map(agreement.exchanges, ours)):
                 names = [*self.defaults, *options.ADAMW_DEFAULTS]
                 agreement.check_start(ours, runtime.infos, names)
                 runtime.agreed = True
+            runtime.worklist = known = found  # not before: a step that was refused is so again
         return known
 
     def _enters(self, param: Tensor) -> bool:
