@@ -59,6 +59,20 @@ def at_odds(what, odd, kind="plain", **options):
     return "no error", True
 
 
+def twice_at_odds():
+    """Rank 1 has another rate; what each of two steps, one after the other, raises."""
+    param = torch.ones(4, 5, requires_grad=True)
+    lr = 0.2 if dist.get_rank() == 1 else 0.1
+    optimizer = nucleon.Leon([param], lr=lr, placement="owner")
+    said = []
+    for _ in range(2):
+        try:
+            stepped(param, optimizer)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
 def one_pair_at_odds():
     """Ranks 0 and 1 hold one matrix, 2 and 3 another, of which rank 3 has another rate."""
     mesh = mesh_of(2, 2)["inner"]

@@ -55,7 +55,7 @@ def test_boxes_are_chunks_of_chunks(rows, outer, inner, strided):
     mesh = SimpleNamespace(shape=(2, outer, inner), mesh=torch.arange(2 * outer * inner))
     placed = (Replicate(), first, Shard(0))
     param = SimpleNamespace(shape=(rows, 3), ndim=2, placements=placed, device_mesh=mesh)
-    shards.supported("w", param)
+    shards.check_supported("w", param)
     held = shards.of(param)
     entries = torch.arange(rows)
     for (copy, i, j), (box, columns) in zip(

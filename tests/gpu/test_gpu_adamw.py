@@ -166,7 +166,7 @@ def test_a_graph_is_replayed_and_its_tables_are_kept():
     optimizer = cases.optimizer_of(params)
     cases.give_gradients(params, 0)
     cases.step(optimizer)
-    (bucket,) = optimizer._runtime.worklist.works[0].memory
+    (bucket,) = optimizer._runtime.worklist.works[0].cache
     assert isinstance(bucket, adamw.Bucket) and bucket.graph is None
     cases.step(optimizer)
     tables, gradients, graph = bucket.tables, bucket.gradients, bucket.graph
@@ -175,7 +175,7 @@ def test_a_graph_is_replayed_and_its_tables_are_kept():
     optimizer.param_groups[0]["lr"] = 0.5
     cases.step(optimizer)
     assert bucket.tables is tables and bucket.gradients is gradients and bucket.graph is graph
-    assert gradients.tolist() == bucket.places and tables.lr.item() == 0.5
+    assert gradients.tolist() == bucket.addresses and tables.lr.item() == 0.5
     optimizer.param_groups[0]["eps"] = 1e-4
     cases.step(optimizer)
     assert bucket.graph is None

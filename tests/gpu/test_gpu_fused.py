@@ -45,8 +45,8 @@ def train(optimizer, params, steps, start=0, spoil=None, at=0):
 
 def recordings(optimizer):
     made = optimizer._runtime.worklist
-    memories = [work.memory for work in made.works] if made else []
-    return [memory.recording for memory in memories if isinstance(memory, graphs.Kept)]
+    caches = [work.cache for work in made.works] if made else []
+    return [cache.recording for cache in caches if isinstance(cache, graphs.Cache)]
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -503,8 +503,8 @@ MUTANTS = [
         ),
         (
             "a state is cast before the next one is seen to fit",
-            "made |= self._lacking(group, first)",
-            "self.state.update(self._lacking(group, first))",
+            "made |= self._missing_states(group, first)",
+            "self.state.update(self._missing_states(group, first))",
             "tests/soundness/test_refusals.py"
             "::test_a_cast_that_moments_do_not_fit_is_refused_and_nothing_changes[Muon]",
         ),
@@ -817,20 +817,20 @@ MUTANTS = [
         "tests/optim/test_fused.py",
         (
             "a step is recorded anew whenever a gradient is missing",
-            "memory.masked = memory.masked or there is not None",
-            "memory.masked = there is not None",
+            "cache.masked = cache.masked or there is not None",
+            "cache.masked = there is not None",
             "test_the_fused_step_in_the_interpreter[not_there]",
         ),
         (
             "the first mask stays",
-            "if memory.masked and recording.there != there:",
-            "if memory.masked and recording.there is None:",
+            "if cache.masked and recording.there != there:",
+            "if cache.masked and recording.there is None:",
             "test_the_fused_step_in_the_interpreter[not_there]",
         ),
         (
             "tensors that have moved are written where they were",
-            "if memory.seen != seen:",
-            "if not memory.seen:",
+            "if cache.seen != seen:",
+            "if not cache.seen:",
             "test_the_fused_step_in_the_interpreter[options]",
         ),
     ),

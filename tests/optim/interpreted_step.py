@@ -148,9 +148,7 @@ def not_there():
                 assert torch.equal(param, old) == (i == missing)
             before = [param.detach().clone() for param in params]
             (own,) = optimizer._runtime.worklist.works
-            recordings.add(
-                id(own.memory.recording if isinstance(own.memory, graphs.Kept) else None)
-            )
+            recordings.add(id(own.cache.recording if isinstance(own.cache, graphs.Cache) else None))
         assert len(recordings) == 1  # a mask is an input of the step, not another step
         found.append((p[0].float(), taken, work.states, before))
     engine.runs_on = HERE

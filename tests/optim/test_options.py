@@ -1,11 +1,13 @@
 """What is known of an option stands where it is declared, also in a method of one's own."""
 
-from typing import Annotated, Literal
+import inspect
+from typing import Annotated, Literal, get_overloads
 
 import pytest
 import torch
 
 import nucleon
+from nucleon import optim
 from nucleon.optim import Option, options
 
 
@@ -206,3 +208,18 @@ def test_what_another_method_means_otherwise_is_not_carried_over():
     assert not {"smoothing_scale", "method", "samples", "placement", "certify"} & set(told)
     told = nucleon.optim.converted(old, model, nucleon.Pion.for_model, head=None).options
     assert told["smoothing_scale"] == "literal" and told["method"] == "svd"
+
+
+def rates_in(function):
+    """The defaults of lr and momentum in a signature."""
+    parameters = inspect.signature(function).parameters
+    return {name: parameters[name].default for name in ("lr", "momentum") if name in parameters}
+
+
+@pytest.mark.parametrize("make", [nucleon.Muon, nucleon.Pion, nucleon.Leon])
+def test_every_signature_has_the_defaults_of_the_base_class(make):
+    """They are written once per class and overload, where a type checker looks for keywords."""
+    assert rates_in(make.__init__) == rates_in(optim.MatrixOptimizer.__init__)
+    wanted = rates_in(optim.MatrixOptimizer.for_model)
+    assert rates_in(make.for_model) == wanted
+    assert [rates_in(each) for each in get_overloads(optim.create)] == [wanted] * 4

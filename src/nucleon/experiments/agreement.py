@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nucleon import streams
 from nucleon.experiments.base import Check, worst
-from nucleon.experiments.games import text
+from nucleon.experiments.games import gradients_of, text
 from nucleon.experiments.reference import bounds, learners
 from nucleon.experiments.reference.algebra import Array, nuclear
 from nucleon.experiments.shown import Table
@@ -137,8 +137,7 @@ def table(found: Sequence[Agreement]) -> Table:
 def leaning(shape: Shape, *, bound: float = 1.0, seed: int = 0, rounds: int = ROUNDS) -> Tensor:
     """Half of a Gaussian stream and half of G·I, (T, …, m, n): so that the ball binds."""
     drawn = streams.gaussian(shape, bound=bound, seed=seed, dtype=torch.float64)
-    given = torch.stack([drawn.gradient(t) for t in range(1, rounds + 1)])
-    return (given + bound * torch.eye(*shape[-2:], dtype=torch.float64)) / 2
+    return (gradients_of(drawn, rounds) + bound * torch.eye(*shape[-2:], dtype=torch.float64)) / 2
 
 
 # ---------------------------------------------------------------------- games of both
@@ -149,7 +148,7 @@ PROJECTED: Mapping[str, Callable[..., Learner]] = {
     "Shampoo": Shampoo,
     "Kronecker FTRL": KroneckerFTRL,
 }
-PRECONDITIONERS: tuple[Literal["scalar", "diagonal", "full"], ...] = ("scalar", "diagonal", "full")
+PRECONDITIONERS: tuple[learners.Preconditioner, ...] = get_args(learners.Preconditioner)
 SOLVER: Mapping[str, Any] = {
     "solver": "douglas-rachford",
     "tolerance": TIGHT,
@@ -218,8 +217,8 @@ def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -
 def vector_games(
     dimension: int,
     *,
-    preconditioners: Sequence[Literal["scalar", "diagonal", "full"]] = PRECONDITIONERS,
-    balls: Sequence[Literal["l2", "linf"]] = ("l2", "linf"),
+    preconditioners: Sequence[learners.Preconditioner] = PRECONDITIONERS,
+    balls: Sequence[learners.Ball] = ("l2", "linf"),
     radius: float = 1.0,
     seed: int = 0,
 ) -> list[Agreement]:

@@ -9,7 +9,7 @@ import torch
 from nucleon import streams
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, STYLES, bound_of, curve, curves, exponent, played, text
+from nucleon.experiments.games import BOUND, STYLES, bound_of, curve, curves, growth, played, text
 from nucleon.experiments.shown import Cell, Figure, Panel, Table, log_panel, records
 from nucleon.game import Trace
 from nucleon.learners import (
@@ -83,7 +83,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             {
                 "learner": lambda item: item[0],
                 "stream": lambda item: item[1].stream,
-                "exponent": lambda item: exponent_of(item[1]),
+                "exponent": lambda item: growth(item[1]),
                 **curves(lambda item: item[1]),
             },
         ),
@@ -124,9 +124,9 @@ def checks(hard: dict[str, Trace], easy: dict[str, Trace]) -> tuple[Check, ...]:
     bounded = [t for found in (hard, easy) for n, t in found.items() if n != "FTL"]
     return (
         Check("FTL: regret against D·G·m·(T−½), relative error", error, "≤", ROUNDING),
-        Check("FTL: exponent of the regret", exponent_of(ftl), "≥", LINEAR),
+        Check("FTL: exponent of the regret", growth(ftl), "≥", LINEAR),
         *(
-            Check(f"{name}: exponent of the regret", exponent_of(trace), "≤", ROOT)
+            Check(f"{name}: exponent of the regret", growth(trace), "≤", ROOT)
             for name, trace in others.items()
         ),
         Check.at_most(
@@ -135,11 +135,6 @@ def checks(hard: dict[str, Trace], easy: dict[str, Trace]) -> tuple[Check, ...]:
             1.0,
         ),
     )
-
-
-def exponent_of(trace: Trace) -> float:
-    """The exponent of the regret in T, in the mean over the games."""
-    return exponent(trace.rounds, trace.regret.mean(1))
 
 
 def _last(trace: Trace) -> float:
@@ -158,9 +153,9 @@ def _table(hard: dict[str, Trace], easy: dict[str, Trace]) -> Table:
             "shape": lambda name: text(hard[name].shape),
             "regret": lambda name: _last(hard[name]),
             "bound": lambda name: "none" if name == "FTL" else hard[name].bound[-1].mean().item(),
-            "exponent": lambda name: exponent_of(hard[name]),
+            "exponent": lambda name: growth(hard[name]),
             "Gaussian: regret": lambda name: gaussian(name, _last),
-            "Gaussian: exponent": lambda name: gaussian(name, exponent_of),
+            "Gaussian: exponent": lambda name: gaussian(name, growth),
         },
     )
 

@@ -43,6 +43,11 @@ def played(
     return play(learner, stream, rounds, on_record=tell, delta=delta)
 
 
+def gradients_of(stream: Stream, rounds: int) -> Tensor:
+    """The first gradients of a stream that answers no action, (T, …, m, n)."""
+    return torch.stack([stream.gradient(t) for t in range(1, rounds + 1)])
+
+
 # ---------------------------------------------------------------------- the lower side
 
 LEAST: Mapping[str, float] = {
@@ -140,6 +145,11 @@ def exponent(rounds: Sequence[int], values: Tensor) -> float:
     x, y = t[late].log(), values[late].log()
     x = x - x.mean()
     return (x @ y / (x @ x)).item()
+
+
+def growth(trace: Trace) -> float:
+    """The exponent with which the regret grows in T, in the mean over the games."""
+    return exponent(trace.rounds, trace.regret.mean(1))
 
 
 def bound_of(trace: Trace) -> Tensor:

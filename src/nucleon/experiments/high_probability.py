@@ -12,7 +12,7 @@ from torch import Tensor
 from nucleon import noise, streams
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, PRINTED, exponent, played, text
+from nucleon.experiments.games import BOUND, PRINTED, gradients_of, growth, played, text
 from nucleon.experiments.reference import deviations
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
 from nucleon.game import Trace, play
@@ -115,7 +115,7 @@ class Adaptive:
     @property
     def exponent(self) -> float:
         """Of the mean regret."""
-        return exponent(self.trace.rounds, self.trace.regret.mean(1))
+        return growth(self.trace)
 
 
 @one_thread()
@@ -180,7 +180,7 @@ def oblivious(
         certificate = play(one, stream, rounds, delta=DELTA).certificate
         term = (certificate.bound - one.bound()).item()
     else:  # no theorem bounds the mean, and no certificate is given; the deviation needs none
-        gradients = torch.stack([stream.gradient(t) for t in range(1, rounds + 1)]).numpy()
+        gradients = gradients_of(stream, rounds).numpy()
         known: dict[str, Any] = {"radius": 1.0, "samples": samples, "delta": DELTA}
         term = float(deviations.oblivious(gradients, **known))
     return Oblivious(samples, padded, trace, term)

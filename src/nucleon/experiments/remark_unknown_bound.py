@@ -11,7 +11,8 @@ from nucleon import noise
 from nucleon.experiments import agreement, twins
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, least, one_thread
 from nucleon.experiments.games import BOUND, swing, swung
-from nucleon.experiments.reference.unknown import Ball, Offset, Preconditioner
+from nucleon.experiments.reference.learners import Ball
+from nucleon.experiments.reference.unknown import Offset, Preconditioner
 from nucleon.experiments.shown import Figure, Panel, Series, Table
 from nucleon.game import play
 from nucleon.learners import FAML, FTPL, FTRL, GBPA, AdaGradFTRL

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -11,14 +11,11 @@ from torch import Tensor
 from nucleon import noise, streams, theory
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import played, ratio, swing
+from nucleon.experiments.games import gradients_of, played, ratio, swing
+from nucleon.experiments.reference.learners import Ball, Preconditioner, Update
 from nucleon.experiments.shown import Figure, Panel, Series, Table, named, records
 from nucleon.game import Trace
 from nucleon.learners import AdaGradFTRL, AdaGradOGD, GaussianFTPL, Learner
-
-Ball = Literal["l2", "linf"]
-Preconditioner = Literal["scalar", "diagonal", "full"]
-Update = Literal["ogd", "ftrl"]
 
 RADIUS = 2.0
 DIMENSION, QUICK_DIMENSION = 16, 8
@@ -48,19 +45,15 @@ def directions(dimension: int) -> Tensor:
 def gradients(dimension: int, games: int, rounds: int, seed: int) -> dict[str, Tensor]:
     """Every stream, (T, b, 1, d) in float64, ‖g_t‖₂ ≤ 1."""
     shape, f64 = (games, 1, dimension), torch.float64
-
-    def drawn(stream: streams.Stream) -> Tensor:
-        return torch.stack([stream.gradient(t) for t in range(1, rounds + 1)])
-
     scaled = noise.normal((rounds, *shape), seed=seed, dtype=f64) * 2.0 ** -torch.arange(dimension)
     alternating = -((-1.0) ** torch.arange(1, rounds + 1, dtype=f64))
     alternating[0] = 0.5
     axis = torch.eye(1, dimension, dtype=f64)
     return {
-        "Gaussian": drawn(streams.gaussian(shape, seed=seed, dtype=f64)),
-        "sparse": drawn(streams.sparse(shape, seed=seed, dtype=f64)),
-        "drifting": drawn(streams.drifting(shape, seed=seed, dtype=f64)),
-        "one direction": drawn(streams.low_rank(shape, seed=seed, dtype=f64)),
+        "Gaussian": gradients_of(streams.gaussian(shape, seed=seed, dtype=f64), rounds),
+        "sparse": gradients_of(streams.sparse(shape, seed=seed, dtype=f64), rounds),
+        "drifting": gradients_of(streams.drifting(shape, seed=seed, dtype=f64), rounds),
+        "one direction": gradients_of(streams.low_rank(shape, seed=seed, dtype=f64), rounds),
         "scaled axes": scaled / torch.linalg.vector_norm(scaled, dim=-1).max(),
         "alternating": alternating[:, None, None, None] * directions(dimension),
         "swing": swing(rounds)[:, None, None, None] * axis,

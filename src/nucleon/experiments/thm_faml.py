@@ -17,7 +17,8 @@ from nucleon.experiments.games import (
     bound_of,
     curve,
     curves,
-    exponent,
+    gradients_of,
+    growth,
     lower_side,
     played,
     ratio,
@@ -91,7 +92,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     found = [game(*point) for point in points]
     row = streams.gaussian((games, 1, 6), **source)
-    by_hand = row_regret([row.gradient(t) for t in range(1, rounds + 1)])
+    by_hand = row_regret(gradients_of(row, rounds))
     agreed = agreement.gbpa_games(
         ["FAML"], SHAPES, radius=RADIUS, bound=GRADIENT_BOUND, seed=settings.first_seed
     )
@@ -131,7 +132,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     )
 
 
-def row_regret(gradients: list[Tensor]) -> Tensor:
+def row_regret(gradients: Tensor) -> Tensor:
     """The regret of FAML on rows by the closed form of one, no matrix function involved: (b,)."""
     total, squares = torch.zeros_like(gradients[0]), GRADIENT_BOUND**2
     loss: Tensor | float = 0.0
@@ -158,9 +159,7 @@ def checks(found: list[Game], by_hand: Tensor) -> tuple[Check, ...]:
     """Within both bounds after every round, in the ball, √T where it is hardest, and a row."""
     (row,) = (g.trace for g in found if (g.shape, g.stream) == ((1, 6), "gaussian"))
     error = (row.regret[-1] / by_hand - 1).abs().max().item()
-    exponents = [
-        exponent(g.trace.rounds, g.trace.regret.mean(1)) for g in found if g.stream in HARD
-    ]
+    exponents = [growth(g.trace) for g in found if g.stream in HARD]
     norms = [g.trace.norm.max().item() / RADIUS - 1 for g in found]
     return (
         Check.at_most("largest regret/printed bound", (g.printed_ratio for g in found), 1.0),

@@ -179,9 +179,9 @@ def shampoo_twin(name: str, *, radius: float, bound: float = 1.0) -> Twin:
 
 
 def adagrad_twin(
-    update: Literal["ogd", "ftrl"],
-    preconditioner: Literal["scalar", "diagonal", "full"],
-    ball: Literal["l2", "linf"],
+    update: learners.Update,
+    preconditioner: learners.Preconditioner,
+    ball: learners.Ball,
     *,
     radius: float,
     delta: float = 0.0,
@@ -207,7 +207,7 @@ def gaussian_twin(dimension: int, *, radius: float, bound: float) -> Twin:
 def unknown_twin(
     offset: unknown.Offset,
     preconditioner: unknown.Preconditioner,
-    ball: unknown.Ball,
+    ball: learners.Ball,
     *,
     radius: float = 1.0,
 ) -> Twin:
@@ -219,7 +219,7 @@ def unknown_twin(
 def _on_rows(
     actions: Callable[..., Array],
     bound: Callable[..., Any],
-    ball: Literal["l2", "linf"],
+    ball: learners.Ball,
     radius: float,
     **own: Any,
 ) -> Twin:

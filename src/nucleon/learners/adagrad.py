@@ -26,8 +26,8 @@ from nucleon.learners.vectors import VectorLearner
 from nucleon.linalg.metric import Ball, Metric, dual_norm
 from nucleon.linalg.roots import psd_eigh
 from nucleon.regret import Shape
+from nucleon.theory.adagrad import Preconditioner
 
-Preconditioner = Literal["scalar", "diagonal", "full"]
 Offset = Literal["stated", "running", "clip", "scale-free", "proximal"]
 
 

@@ -20,24 +20,24 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from nucleon._inheritance import overridden
-from nucleon.optim import options, saving, state, worklist
+from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import Context, Draws
-from nucleon.optim.matrices.parameters import ParameterInfo
+from nucleon.optim.engines.work import Context, Draws, State
+from nucleon.optim.matrices.parameters import Infos, ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
 from nucleon.optim.routing.later import Later
-from nucleon.optim.runtime import COPIED, Runtime, check_gradients, warn_of_one_rate, warn_unfrozen
+from nucleon.optim.runtime import COPIED, Runtime
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
-_GAME = ("direction", "smoothing_scale", "admissibility")
-_FACTS = {"kernel": _GAME[:1], "settles": _GAME[:1], "theorem": _GAME, "uncertified": _GAME}
-"""What a class says of a method, and the hooks that it speaks of."""
+_HOOKS = ("direction", "smoothing_scale", "admissibility")
+_FACTS = {"kernel": _HOOKS[:1], "settles": _HOOKS[:1], "theorem": _HOOKS, "uncertified": _HOOKS}
+"""What a class says of its method, and the hooks it is true of: of others it is not inherited."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
@@ -54,7 +54,7 @@ class MatrixOptimizer(Optimizer, ABC):
     name: ClassVar[str]
     """Of the method, in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """What a method has beside `Options` and its bases' own: a default each, or an `Option`."""
+    """Options of the method itself, each with its default, or with an `Option` that says more."""
     declared: ClassVar[options.Declared] = options.Declared({})
     """All options, and the lists that follow from what is known of them."""
     has_gram: ClassVar[bool] = False
@@ -69,9 +69,9 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What is true of one method is not inherited by another: kernel, rest, theorem.
+        """Take away what was said of a hook where the class, or a mixin before it, overrides it.
 
-        A class, or a mixin before it, that overrides a hook without saying these anew has none.
+        Kernel, rest and theorem are true of one method; another has none unless it says them anew.
         """
         super().__init_subclass__(**kwargs)
         own: dict[str, Any] = {}
@@ -93,9 +93,9 @@ class MatrixOptimizer(Optimizer, ABC):
         self._runtime = Runtime()
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
-        groups = state.as_groups(params, axes, type(self).__name__)
+        given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
-        super().__init__(groups, {**defaults, **given, "certified": "", "nucleon": tag})
+        super().__init__(given_groups, {**defaults, **given, "certified": "", "nucleon": tag})
 
     @classmethod
     def for_model(
@@ -139,7 +139,7 @@ class MatrixOptimizer(Optimizer, ABC):
         return Explanation(self.name, (*rows, *runtime.left_out), note=runtime.note)
 
     @property
-    def infos(self) -> Mapping[Tensor, ParameterInfo]:
+    def infos(self) -> Infos:
         """Name, axes and routing of each parameter."""
         return self._runtime.infos
 
@@ -198,12 +198,12 @@ class MatrixOptimizer(Optimizer, ABC):
         group = options.filled(param_group, self.defaults, self.name)
         self._check_group(group)
         first = sum(len(g["params"]) for g in self.param_groups)
-        named, with_names = state.named(group, first)
+        named, with_names = groups.named(group, first)
         if named and self.param_groups and with_names != self._runtime.with_names:
             raise ValueError(
                 "some groups have named parameters and some have not; name all or none"
             )
-        specs = state.specs(group.pop("axes", None), len(named))
+        specs = groups.specs(group.pop("axes", None), len(named))
         reasons = param_group.get("reasons") or ["as given"] * len(named)
         infos = {
             param: ParameterInfo(name, spec, reason)
@@ -211,21 +211,21 @@ class MatrixOptimizer(Optimizer, ABC):
         }
         group["params"] = [*infos]
         if group["rule"] == "matrix":
-            state.check_matrices(infos, type(self).__name__)
+            groups.check_matrices(infos, type(self).__name__)
         placement.check(group, infos)
         facts = ("axes", "reasons", "param_names")
         super().add_param_group({k: v for k, v in group.items() if k not in facts})
         self._runtime.infos |= infos
         self._runtime.rates |= dict.fromkeys(infos, group["lr"])
         self._runtime.with_names, self._runtime.agreed = with_names, False
-        self.state.update(self._lacking(self.param_groups[-1], first))
+        self.state.update(self._missing_states(self.param_groups[-1], first))
 
-    def _lacking(self, group: dict[str, Any], first: int) -> dict[Tensor, state.State]:
-        """The states that a group lacks, of what has or may have a gradient, or was cast since.
+    def _missing_states(self, group: dict[str, Any], first: int) -> dict[Tensor, State]:
+        """New states of parameters that may have a gradient and lack one, or were cast since.
 
-        Under "owner" every rank knows of all: what is unfrozen enters on all of them at once.
+        Under "owner" every rank has an entry for every parameter: all make that of the unfrozen.
         """
-        made: dict[Tensor, state.State] = {}
+        made: dict[Tensor, State] = {}
         kept = placement.kept(group, self._runtime.infos)
         for index, (param, owned) in enumerate(kept, start=first):
             known = self.state.get(param)
@@ -239,7 +239,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _new_state(
         self, group: Mapping[str, Any], param: Tensor, index: int, *, owned: bool = True
-    ) -> state.State:
+    ) -> State:
         if group["rule"] == "adamw":
             return state.new_adamw_state(param)
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
@@ -291,14 +291,14 @@ class MatrixOptimizer(Optimizer, ABC):
         """
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
         final: list[dict[str, Any]] = []
-        templates: dict[Tensor, state.State] = {}
-        groups, infos, known = self.param_groups, self._runtime.infos, self.declared
+        templates: dict[Tensor, State] = {}
+        ours, infos, known = self.param_groups, self._runtime.infos, self.declared
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            found = saving.upgraded(given, groups, infos, known.game)
+            found = saving.upgraded(given, ours, infos, known.game)
             templates.update(self._templates(found))
-            saving.check_state_dict(found, groups, templates, infos, self.defaults, known.fixed)
-            for saved, group in zip(found["param_groups"], groups, strict=True):
+            saving.check_state_dict(found, ours, templates, infos, self.defaults, known.fixed)
+            for saved, group in zip(found["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
             final.append(found)
             return found
@@ -307,14 +307,14 @@ class MatrixOptimizer(Optimizer, ABC):
             first = 0
             self._runtime.numbers = state.numbers(final[0]["state"].values())
             for saved, old, group in zip(
-                final[0]["param_groups"], groups, self.param_groups, strict=True
+                final[0]["param_groups"], ours, self.param_groups, strict=True
             ):
                 group.update({name: old[name] for name in known.run})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
                     if found := final[0]["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
-                self.state.update(self._lacking(group, first))  # frozen when it was saved
+                self.state.update(self._missing_states(group, first))  # frozen when it was saved
                 first += len(group["params"])
 
         before = self.register_load_state_dict_pre_hook(check)
@@ -325,9 +325,9 @@ class MatrixOptimizer(Optimizer, ABC):
             before.remove()
             after.remove()
 
-    def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, state.State]:
+    def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, State]:
         """The state that each parameter with a saved one has, or would have."""
-        found: dict[Tensor, state.State] = {}
+        found: dict[Tensor, State] = {}
         first = 0
         for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
             kept = placement.kept(group, self._runtime.infos)
@@ -364,9 +364,9 @@ class MatrixOptimizer(Optimizer, ABC):
         Quantities: `update_norm` ‖P‖_op, `smoothing_share` Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P
         and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F, `skipped` steps.
         """
-        groups, infos = self.param_groups, self._runtime.infos
-        works = worklist.present(self, groups, self.state, infos)
-        return diagnostics.collect(self.name, groups, works, infos)
+        ours, infos = self.param_groups, self._runtime.infos
+        works = worklist.present(self, ours, self.state, infos)
+        return diagnostics.collect(self.name, ours, works, infos)
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -392,14 +392,15 @@ class MatrixOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         self._check_changes()
-        check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
-        warn_of_one_rate(self._runtime, self.param_groups)
+        groups.check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
+        if len(self.param_groups) > 1:
+            schedulers.warn_of_one_rate(self._runtime, self.param_groups)
         for group in self.param_groups:
             if group["certify"] or group["certified"]:
                 ledger.note(group, self.declared.game)
         found = self._worklist()
         if found.sharded:
-            wire.settle(found.sharded)
+            wire.redistribute(found.sharded)
         for states in found.counted.values():
             torch._foreach_add_([own["step"] for own in states], 1)
         with lanes.opened() as lane:
@@ -413,22 +414,22 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _worklist(self) -> Worklist:
         """The list of work for the present structure: nearly always that of the last step."""
-        runtime, groups = self._runtime, self.param_groups
+        runtime, ours = self._runtime, self.param_groups
         known = runtime.worklist
         if (
             known is None
-            or known.signature != worklist.signature(self, groups, self.state)
+            or known.signature != worklist.signature(self, ours, self.state)
             or any(self._enters(param) for param in known.waiting)
         ):
             self._enter()
             # Its list does not keep an optimizer alive: graphs and moments go with the last name.
             method = cast(Self, weakref.proxy(self))
-            found = worklist.build(method, groups, self.state, runtime.infos, runtime.entered)
-            runtime.worklist = known = found
-            if not runtime.agreed and agreement.exchanges(groups):
+            found = worklist.build(method, ours, self.state, runtime.infos, runtime.entered)
+            if not runtime.agreed and any(map(agreement.exchanges, ours)):
                 names = [*self.defaults, *options.ADAMW_DEFAULTS]
-                agreement.check_start(groups, runtime.infos, names)
+                agreement.check_start(ours, runtime.infos, names)
                 runtime.agreed = True
+            runtime.worklist = known = found  # not before: a step that was refused is so again
         return known
 
     def _enters(self, param: Tensor) -> bool:
@@ -436,11 +437,11 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
-        made, first = dict[Tensor, state.State](), 0
+        made, first = dict[Tensor, State](), 0
         for group in self.param_groups:
-            made |= self._lacking(group, first)
+            made |= self._missing_states(group, first)
             first += len(group["params"])
         unfrozen = made.keys() - self.state
         self.state.update(made)  # after all of them: one that cannot be cast changes nothing
         self._runtime.entered |= {p for p in self._runtime.infos if p.grad is not None}
-        warn_unfrozen(self._runtime, self.param_groups, unfrozen)
+        schedulers.warn_unfrozen(self._runtime, self.param_groups, unfrozen)

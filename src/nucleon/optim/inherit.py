@@ -42,7 +42,7 @@ class Old:
 
 
 @dataclass(frozen=True)
-class Told:
+class Change:
     """One hyperparameter, and the option that it becomes; None where there is no such option."""
 
     old: str
@@ -59,7 +59,7 @@ class Inheritance:
     rule: str
     source: str
     parameters: int
-    changes: Sequence[Told]
+    changes: Sequence[Change]
     """With the values that the new group has."""
 
     def lines(self) -> list[str]:
@@ -68,7 +68,7 @@ class Inheritance:
         return [head, *(f"  {_line(change)}" for change in self.changes)]
 
 
-def _line(change: Told) -> str:
+def _line(change: Change) -> str:
     new = "none" if change.option is None else f"{change.option} {change.new!r}"
     return f"{change.old} {change.value!r} → {new}{f' ({change.why})' if change.why else ''}"
 
@@ -76,9 +76,9 @@ def _line(change: Told) -> str:
 # ------------------------------------------------------------------------------ of one group
 
 
-def told(
+def translated(
     old: Old, rule: str, new: MatrixOptimizer, rate: float = 1.0
-) -> tuple[str, tuple[Told, ...]]:
+) -> tuple[str, tuple[Change, ...]]:
     """Whose group it is, and what its hyperparameters become under `rule` at the new `rate`."""
     group = {name: _plain(value) for name, value in old.group.items() if name not in _ENGINE}
     if "nucleon" in group and group["rule"] == rule:
@@ -86,17 +86,17 @@ def told(
     if _adam_inside(old, rule):
         group = _inner(group)
     rates = [(name, group[name]) for name in ("lr", "initial_lr") if name in group]
-    found = [Told("maximize", True, "maximize", True)] if group.get("maximize") else []
+    found = [Change("maximize", True, "maximize", True)] if group.get("maximize") else []
     if "betas" in group and ("nucleon" not in group or group["rule"] == "adamw"):
         coupled = group.get("decoupled_weight_decay") is False
-        found += [Told(name, value, name, value) for name, value in rates]
+        found += [Change(name, value, name, value) for name, value in rates]
         found += _of_adam(group, rule)
         why = "there divided by √v, which no number here equals" if coupled else ""
         found += _decay(group, group.get("weight_decay", 0.0), why)
         return "Adam" if coupled else "AdamW", tuple(found)
     if "dampening" in group:
         why = "there the step is as long as the gradient"
-        found += [Told(name, value, why=why) for name, value in rates]
+        found += [Change(name, value, why=why) for name, value in rates]
         gain = (1 - group["dampening"]) / (1 - group["momentum"])
         kept = group["lr"] * group["weight_decay"] * gain / rate if rate else 0.0
         found += _of_momentum(group) if rule == "matrix" else []
@@ -105,8 +105,8 @@ def told(
     source = "torch.optim.Muon" if "adjust_lr_fn" in group else "Muon"
     if rule == "adamw":
         why = "of matrices, the parameter goes to AdamW now"
-        return source, tuple(Told(name, value, why=why) for name, value in group.items())
-    found += [Told(name, value, name, value) for name, value in rates]
+        return source, tuple(Change(name, value, why=why) for name, value in group.items())
+    found += [Change(name, value, name, value) for name, value in rates]
     found += [*_of_momentum(group), *_of_muon(group)]
     decay = group.get("weight_decay", group.get("wd", 0.0))
     return source, (*found, *_decay(group, decay, ""))
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _own(group: Mapping[str, Any], rule: str, new: MatrixOptimizer) -> tuple[Told, ...]:
+def _own(group: Mapping[str, Any], rule: str, new: MatrixOptimizer) -> tuple[Change, ...]:
     """The options of Muon, Pion or Leon that the new optimizer has too, the run's own excepted."""
     same = group["nucleon"] == new.defaults["nucleon"]
     known = {
@@ -131,7 +131,7 @@ def _own(group: Mapping[str, Any], rule: str, new: MatrixOptimizer) -> tuple[Tol
     }
     known = OF_ADAMW if rule == "adamw" else known | {"lr", "momentum"}
     known = known | {"initial_lr"}
-    return tuple(Told(name, value, name, value) for name, value in group.items() if name in known)
+    return tuple(Change(name, value, name, value) for name, value in group.items() if name in known)
 
 
 def _adam_inside(old: Old, rule: str) -> bool:
@@ -155,47 +155,47 @@ def _inner(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_adam(group: Mapping[str, Any], rule: str) -> list[Told]:
+def _of_adam(group: Mapping[str, Any], rule: str) -> list[Change]:
     betas = group["betas"]
-    missing = [Told("amsgrad", True)] if group.get("amsgrad") else []
+    missing = [Change("amsgrad", True)] if group.get("amsgrad") else []
     if rule == "adamw":
-        kept = [Told(name, group[name], name, group[name]) for name in ("betas", "eps")]
+        kept = [Change(name, group[name], name, group[name]) for name in ("betas", "eps")]
         return [*kept, *missing]
     return [
-        Told("betas[0]", betas[0], "momentum", betas[0], SUM),
-        Told("betas[1]", betas[1], why="M̂ is discounted by momentum², or by beta2"),
-        Told("eps", group["eps"], why="the smoothing Λ plays its part"),
-        Told("step", "by entry", "scale", "match-adamw", "AdamW's rate serves"),
+        Change("betas[0]", betas[0], "momentum", betas[0], SUM),
+        Change("betas[1]", betas[1], why="M̂ is discounted by momentum², or by beta2"),
+        Change("eps", group["eps"], why="the smoothing Λ plays its part"),
+        Change("step", "by entry", "scale", "match-adamw", "AdamW's rate serves"),
         *missing,
     ]
 
 
-def _of_momentum(group: Mapping[str, Any]) -> list[Told]:
+def _of_momentum(group: Mapping[str, Any]) -> list[Change]:
     # Muon of today has Nesterov's momentum always, and no word on it.
     nesterov = group.get("nesterov", True)
     why = "" if "dampening" in group else "here a sum, to which the state is converted"
     return [
-        Told("momentum", group["momentum"], "momentum", group["momentum"], why),
-        Told("nesterov", nesterov, "nesterov", nesterov),
+        Change("momentum", group["momentum"], "momentum", group["momentum"], why),
+        Change("nesterov", nesterov, "nesterov", nesterov),
     ]
 
 
-def _of_muon(group: Mapping[str, Any]) -> list[Told]:
+def _of_muon(group: Mapping[str, Any]) -> list[Change]:
     counts = [name for name in ("ns_steps", "backend_steps") if name in group]
     kernel = [name for name in ("ns_coefficients", "eps") if name in group]
     adjust = group.get("adjust_lr_fn")
     matched = adjust == "match_rms_adamw" or "wd" in group  # the latter is Moonlight's
     return [
-        *(Told(name, group[name], "iterations", group[name]) for name in counts),
-        Told("adjust_lr_fn", adjust, "scale", "match-adamw" if matched else "spectral"),
-        *(Told(name, group[name], why="of its iteration, here see method") for name in kernel),
+        *(Change(name, group[name], "iterations", group[name]) for name in counts),
+        Change("adjust_lr_fn", adjust, "scale", "match-adamw" if matched else "spectral"),
+        *(Change(name, group[name], why="of its iteration, here see method") for name in kernel),
     ]
 
 
-def _decay(group: Mapping[str, Any], kept: float, why: str) -> list[Told]:
+def _decay(group: Mapping[str, Any], kept: float, why: str) -> list[Change]:
     name = "wd" if "wd" in group else "weight_decay"
     given = group.get(name, 0.0)
-    return [Told(name, given, "weight_decay", kept, why if given else "")]
+    return [Change(name, given, "weight_decay", kept, why if given else "")]
 
 
 # ------------------------------------------------------------------------------ of all groups
@@ -238,12 +238,16 @@ def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]
     found: list[Inheritance] = []
     for group in new.param_groups:
         rate = float(group["lr"])
-        of = [(old[p], told(old[p], group["rule"], new, rate)) for p in group["params"] if p in old]
+        of = [
+            (old[p], translated(old[p], group["rule"], new, rate))
+            for p in group["params"]
+            if p in old
+        ]
         counts = Counter((id(each.group), said[0]) for each, said in of)
         seen = {(id(each.group), said[0]): said for each, said in of}
         for key, (source, changes) in seen.items():
             now = [
-                Told(c.old, c.value, c.option, group.get(c.option) if c.option else None, c.why)
+                Change(c.old, c.value, c.option, group.get(c.option) if c.option else None, c.why)
                 for c in changes
             ]
             found.append(Inheritance(group["rule"], source, counts[key], now))
@@ -253,7 +257,7 @@ def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]
 def keep_first_rates(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> None:
     """Give the groups the `initial_lr` of schedulers, where the old groups have one."""
     for group in new.param_groups:
-        said = [told(old[p], group["rule"], new)[1] for p in group["params"] if p in old]
+        said = [translated(old[p], group["rule"], new)[1] for p in group["params"] if p in old]
         rates = [c.new for changes in said for c in changes if c.option == "initial_lr"]
         if rates:
             group["initial_lr"] = Counter(rates).most_common(1)[0][0]
@@ -267,7 +271,7 @@ def _values(
     for group in new.param_groups:
         for param in group["params"] if group["rule"] == rule else ():
             if param in old:
-                changes = told(old[param], rule, new, float(group["lr"]))[1]
+                changes = translated(old[param], rule, new, float(group["lr"]))[1]
                 found[param] = {
                     c.option: c.new for c in changes if c.option and c.option != "initial_lr"
                 }

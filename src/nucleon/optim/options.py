@@ -157,7 +157,7 @@ ADAMW_DEFAULTS = {name: option.default for name, option in declared_in(AdamWOpti
 OF_ADAMW = {*ADAMW_DEFAULTS, *(name for name, option in SHARED.items() if option.adamw)}
 """What a group with rule="adamw" heeds."""
 OF_SOME_METHOD: set[str] = set()
-"""The own options of every method there is: given to another that has them not, a mistake."""
+"""The own options of every method: in a group of a method that lacks one, a mistake."""
 
 
 def added_by(options: type) -> dict[str, Option]:

@@ -72,7 +72,9 @@ class _Side:
         rows[self.rows] = factor.repeat_interleave(self.size)
         for tensor in (self.linear.weight, cast(Tensor | None, self.linear.bias)):
             if tensor is not None:
-                shards.supported("a projection of an attention", tensor, "QKClip cannot shrink it")
+                shards.check_supported(
+                    "a projection of an attention", tensor, "QKClip cannot shrink it"
+                )
                 mine, part = rows[shards.box(tensor)[0]], shards.local(tensor)
                 part.mul_(mine.to(part).reshape(-1, *[1] * (part.ndim - 1)))
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg._precision import widest
 from nucleon.optim.engines import ledger
+from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import axes, shards
-from nucleon.optim.matrices.parameters import canonical
-from nucleon.optim.state import VERSION, Infos, State, encoded
+from nucleon.optim.matrices.parameters import Infos, canonical
+from nucleon.optim.state import VERSION, encoded
 
 
 def pack(_: Any, packed: dict[str, Any]) -> None:
@@ -152,50 +153,53 @@ def _check_saved(
             f"{name}; it is damaged or of another version"
         )
     for entry, own in expected.items():
-        value = found[entry]
-        kinds = (Tensor.is_floating_point, Tensor.is_complex)
-        if not isinstance(value, Tensor) or any(kind(value) != kind(own) for kind in kinds):
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"state_dict holds {entry!r} of type {kind} for {name}, expected {own.dtype}; it "
-                f"is damaged"
-            )
-        if value.shape != own.shape:
-            raise ValueError(
-                f"state_dict holds {entry!r} of shape {tuple(value.shape)} for {name}, expected "
-                f"{tuple(own.shape)}; the models differ"
-            )
-        saved = value
-        value = saved.to(_checks.work_dtype(param.dtype) if entry == "total" else own.dtype)
-        if not shards.local(value).isfinite().all():
-            remedy = "it is damaged: load an earlier one"
-            if shards.local(saved).isfinite().all():
-                remedy = f"they are in {saved.dtype}: load it into parameters of that"
-            raise ValueError(
-                f"state_dict holds {entry!r} with values that are not finite in {value.dtype} for "
-                f"{name}; {remedy}"
-            )
-        held = shards.local(value)
-        held = torch.view_as_real(held) if held.is_complex() else held
-        if entry in _NONNEGATIVE and (held < 0).any():
-            raise ValueError(
-                f"state_dict holds {entry!r} with values below 0 for {name}; it is damaged: load "
-                f"an earlier one"
-            )
-        if entry.startswith("gram") and not _like_a_gram(value):
-            raise ValueError(
-                f"state_dict holds {entry!r} for {name}, which is no sum of GGᵀ; it is damaged: "
-                f"load an earlier one"
-            )
+        _check_entry(name, param, entry, found[entry], own)
+
+
+_NONNEGATIVE = ("step", "skipped", "quiet", "exp_avg_sq", "first", "excess", "outside")
+
+
+def _check_entry(name: str, param: Tensor, entry: str, saved: object, own: Tensor) -> None:
+    """Raise unless a saved tensor can take the place of `own`: its kind, shape and values."""
+    kinds = (Tensor.is_floating_point, Tensor.is_complex)
+    if not isinstance(saved, Tensor) or any(kind(saved) != kind(own) for kind in kinds):
+        kind = saved.dtype if isinstance(saved, Tensor) else type(saved).__name__
+        raise ValueError(
+            f"state_dict holds {entry!r} of type {kind} for {name}, expected {own.dtype}; it is "
+            f"damaged"
+        )
+    if saved.shape != own.shape:
+        raise ValueError(
+            f"state_dict holds {entry!r} of shape {tuple(saved.shape)} for {name}, expected "
+            f"{tuple(own.shape)}; the models differ"
+        )
+    value = saved.to(_checks.work_dtype(param.dtype) if entry == "total" else own.dtype)
+    if not shards.local(value).isfinite().all():
+        remedy = "it is damaged: load an earlier one"
+        if shards.local(saved).isfinite().all():
+            remedy = f"they are in {saved.dtype}: load it into parameters of that"
+        raise ValueError(
+            f"state_dict holds {entry!r} with values that are not finite in {value.dtype} for "
+            f"{name}; {remedy}"
+        )
+    held = shards.local(value)
+    held = torch.view_as_real(held) if held.is_complex() else held
+    if entry in _NONNEGATIVE and (held < 0).any():
+        raise ValueError(
+            f"state_dict holds {entry!r} with values below 0 for {name}; it is damaged: load "
+            f"an earlier one"
+        )
+    if entry.startswith("gram") and not _like_a_gram(value):
+        raise ValueError(
+            f"state_dict holds {entry!r} for {name}, which is no sum of GGᵀ; it is damaged: "
+            f"load an earlier one"
+        )
 
 
 def _decoded(value: object) -> str:
     if not isinstance(value, Tensor) or value.dtype != torch.uint8:
         return repr(value)
     return bytes(value.tolist()).decode(errors="replace")
-
-
-_NONNEGATIVE = ("step", "skipped", "quiet", "exp_avg_sq", "first", "excess", "outside")
 
 
 def _like_a_gram(value: Tensor) -> bool:

@@ -21,10 +21,10 @@ from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
-from nucleon.optim.engines.ranks.placement import Infos
 from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work, sums_long
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.parameters import Infos
 from nucleon.optim.matrices.stacks import Stack
 
 Groups = Sequence[dict[str, Any]]
@@ -40,6 +40,7 @@ class Worklist:
     counted: dict[torch.device, list[State]]
     """The states of all matrix parameters, which count their steps, by device."""
     sharded: Sequence[Tensor]
+    """All DTensors."""
     waiting: Sequence[Tensor]
     """Parameters that have had no gradient so far: the first one makes a new list."""
     summing_long: Set[int]
@@ -73,19 +74,19 @@ _LOOK = attrgetter("dtype", "device", "shape")
 def build(
     method: Method, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
 ) -> Worklist:
-    """The work of all parameters that have `entered`, and of DTensors, of which other ranks may."""
+    """The work of parameters that have had a gradient, here or, for DTensors, on another rank."""
     works: list[Work] = []
     for group in groups:
         chosen = [p for p in group["params"] if p in entered or shards.sharded(p)]
         chosen = [p for p in chosen if p in states]
         if group["rule"] == "adamw":
             if chosen:
-                computer = cuda_adamw if cuda_adamw.serves(chosen) else adamw
-                works.append(Work(computer, group, chosen, [states[p] for p in chosen]))
+                engine = cuda_adamw if cuda_adamw.serves(chosen) else adamw
+                works.append(Work(engine, group, chosen, [states[p] for p in chosen]))
         elif placement.owned(group):
             works.append(_owned(method, group, states, infos))
         else:
-            works += _laid(matrices(method, group, chosen, states, infos))
+            works += _restrided(matrices(method, group, chosen, states, infos))
     counted: dict[torch.device, list[State]] = defaultdict(list)
     for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
         if param in states:
@@ -142,11 +143,11 @@ def matrices(
     return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
 
 
-def _laid(works: list[Matrices]) -> list[Matrices]:
-    """The same, with every Ĝ where the engine that is to step it reads it."""
+def _restrided(works: list[Matrices]) -> list[Matrices]:
+    """The same, with every Ĝ in the strides that its engine reads."""
     for work in works:
         if work.computer is cuda:
-            cuda.lay(work.stack, work.states)
+            cuda.restride(work.stack, work.states)
     return works
 
 
@@ -158,7 +159,7 @@ def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) 
         if param in states:
             of_rank[cast(int, owner)].append(param)
     built = {
-        rank: _laid(matrices(method, group, of_rank[rank], states, infos, cut=False))
+        rank: _restrided(matrices(method, group, of_rank[rank], states, infos, cut=False))
         for rank in sorted(of_rank)
     }
     rounds = [

@@ -12,11 +12,11 @@ from typing import Literal
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.linalg.metric import Ball
 from nucleon.theory._statistics import Real, Sides, real, root_trace
 from nucleon.theory.gbpa import gbpa_bound
 
 Preconditioner = Literal["scalar", "diagonal", "full"]
-Ball = Literal["l2", "linf"]
 Update = Literal["ogd", "ftrl", "proximal"]
 
 

@@ -4,7 +4,6 @@ Diameters are those of a ball of radius D, 2D, where Appendices B and C print D.
 """
 
 import math
-from typing import Literal
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from nucleon.experiments.reference.algebra import (
     transposed,
     wide,
 )
-from nucleon.experiments.reference.learners import metric_of
+from nucleon.experiments.reference.learners import Ball, Preconditioner, Update, metric_of
 
 REGULARIZED, HYPERBOLIC = (0.5, 1.0), (1.0, 1.0)
 """(α, β) of Proposition 3.3 and Theorem 4.2."""
@@ -117,9 +116,9 @@ def kronecker_ftrl(gradients: Array, *, radius: float, bound: float) -> Array:
 def adagrad(
     gradients: Array,
     *,
-    update: Literal["ogd", "ftrl"],
-    preconditioner: Literal["scalar", "diagonal", "full"],
-    ball: Literal["l2", "linf"],
+    update: Update,
+    preconditioner: Preconditioner,
+    ball: Ball,
     radius: float,
     delta: float = 0.0,
 ) -> Array:

@@ -176,13 +176,17 @@ def projected_descent(gradients: Array, *, radius: float = 1.0) -> Array:
 
 # ---------------------------------------------------------------------- Appendix B
 
+Update = Literal["ogd", "ftrl"]
+Preconditioner = Literal["scalar", "diagonal", "full"]
+Ball = Literal["l2", "linf"]
+
 
 def adagrad(
     gradients: Array,
     *,
-    update: Literal["ogd", "ftrl"],
-    preconditioner: Literal["scalar", "diagonal", "full"],
-    ball: Literal["l2", "linf"],
+    update: Update,
+    preconditioner: Preconditioner,
+    ball: Ball,
     radius: float,
     delta: float = 0.0,
 ) -> Array:

@@ -17,10 +17,10 @@ from nucleon.experiments.reference.algebra import (
     minimize,
     operator_ball,
 )
+from nucleon.experiments.reference.learners import Ball
 
 Offset = Literal["scale-free", "clip", "proximal"]
 Preconditioner = Literal["scalar", "diagonal"]
-Ball = Literal["l2", "linf"]
 ETA: dict[Offset, float] = {"scale-free": 2**-0.75, "clip": 2**-0.5, "proximal": 2**0.5}
 """η over D_p."""
 

@@ -140,12 +140,6 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
     return total, smoothing, rest.kept(moves, direction)
 
 
-def per_matrix(work: Matrices, flags: Tensor) -> Tensor:
-    """A flag per piece → one per matrix, (b,)."""
-    pieces = zip(flags.unbind(), work.stack.pieces, strict=True)
-    return torch.cat([flag.expand(piece.count) for flag, piece in pieces])
-
-
 # ------------------------------------------------------------------ the weights
 
 

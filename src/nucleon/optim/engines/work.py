@@ -14,7 +14,6 @@ from nucleon.linalg._rounding import roundings
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import Declared, scale_factor
-from nucleon.potentials import Admissibility
 
 State = dict[str, Tensor]
 EXPONENTIAL_STREAM = -1
@@ -77,10 +76,6 @@ class Method(Protocol):
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
         """The noise in the direction of m×n matrices."""
-        ...
-
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """(α, β) of the method's potential for m×n matrices."""
         ...
 
 
@@ -156,7 +151,7 @@ def sums_long(group: Mapping[str, Any]) -> bool:
 
 
 def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
-    """m·s/(2(1 − β₂)) at least, s the smallest number of the work dtype: see `lifted`."""
+    """m·s/(2(1 − β₂)) at least, s the smallest number of the dtype: see `_rounding.lifted`."""
     info = torch.finfo(_checks.work_dtype(dtype))
     each = _checks.ROUNDING + roundings(gram_discount(group) ** 2)
     return each * m * info.tiny * info.eps
@@ -189,7 +184,7 @@ class Work:
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
-    memory: object = field(default=None, kw_only=True)
+    cache: object = field(default=None, kw_only=True)
     """What the engine keeps of this work between steps, of a type of its own."""
     lane: int | None = field(default=None, kw_only=True)
     """The stream that it is stepped on, see `engines.cuda.lanes`; None is that of the caller."""

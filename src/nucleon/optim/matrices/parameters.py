@@ -1,7 +1,7 @@
 """What an optimizer knows of a parameter beside its values: name, axes, and why it is there."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,6 +23,10 @@ class ParameterInfo:
     """Which axes are rows, columns and batch; None is the default of its dimension."""
     reason: str = "as given"
     """Why it is routed as it is."""
+
+
+Infos = Mapping[Tensor, ParameterInfo]
+"""What is known of each parameter."""
 
 
 def canonical(name: str, root: str = "module.") -> str:

@@ -53,7 +53,7 @@ def axis_cut(placement: object) -> int | None:
     return getattr(placement, "dim", None)  # is_shard() is not true of everything that cuts
 
 
-def supported(name: str, param: Tensor, remedy: str = "use placement='local' for it") -> None:
+def check_supported(name: str, param: Tensor, remedy: str = "use placement='local' for it") -> None:
     """Raise on a DTensor whose parts are not boxes that mesh coordinates tell."""
     if not sharded(param):
         return

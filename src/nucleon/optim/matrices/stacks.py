@@ -172,6 +172,11 @@ class Stack:
         device, each = self.params[0].device, zip(flags, self.counts, strict=True)
         return torch.cat([torch.full((count,), flag, device=device) for flag, count in each])
 
+    def per_matrix(self, flags: Tensor) -> Tensor:
+        """The same of flags that are on the device, one per piece."""
+        each = zip(flags.unbind(), self.counts, strict=True)
+        return torch.cat([flag.expand(count) for flag, count in each])
+
     def split(self, stacked: Tensor) -> list[Tensor]:
         """(b, …) → one (count, …) view per piece, in order."""
         return list(stacked.split(self.counts))

@@ -13,8 +13,9 @@ from nucleon.optim.engines.ledger import changes_of, tolerance
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import Method, State, gram_discount
 from nucleon.optim.matrices.axes import Block
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
+from nucleon.potentials import Admissibility
 from nucleon.regret import Certificate
 
 
@@ -22,7 +23,7 @@ def collect(
     method: "Certified",
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
-    infos: Mapping[Tensor, ParameterInfo],
+    infos: Infos,
 ) -> dict[str, Certificate]:
     """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
     mine = {
@@ -41,6 +42,10 @@ class Certified(Method, Protocol):
 
     theorem: ClassVar[str]
     uncertified: ClassVar[str | None]
+
+    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+        """(α, β) of the method's potential for m×n matrices."""
+        ...
 
 
 class Recorded(Protocol):

@@ -11,13 +11,12 @@ from nucleon.linalg import coefficients
 from nucleon.linalg._precision import exact_products
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
-from nucleon.optim.engines import reference
+from nucleon.optim.engines import reference, rest
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import Matrices
 from nucleon.optim.matrices import shards
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices.parameters import Infos, blocks
 
-Infos = Mapping[Tensor, ParameterInfo]
 QUANTITIES = ("update_norm", "smoothing_share", "cosine_to_muon", "update_ratio", "skipped")
 
 
@@ -55,7 +54,7 @@ def _weight_norms(groups: Sequence[Mapping[str, Any]], infos: Infos) -> dict[Ten
     for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
         whole = shards.full(param).to(_checks.work_dtype(param.dtype))
         found = blocks(param, infos[param].axes)
-        norms[param] = torch.cat([_norm(block.matrices(whole)) for block in found])
+        norms[param] = torch.cat([rest.frobenius(block.matrices(whole)) for block in found])
     return norms
 
 
@@ -76,11 +75,12 @@ def _measure(
     size = size.clamp_min(torch.finfo(size.dtype).tiny)[:, None]  # sums of squares may overflow
     signal = (total / size[..., None]).square().sum(dim=(-2, -1))
     noise = (diagonal / size / size).sum(dim=-1)
+    length = rest.frobenius(direction)
     columns = (
         operator_norm_bound(direction),
         _ratio(noise, signal + noise),
-        _ratio((direction * muon).sum(dim=(-2, -1)), _norm(direction) * _norm(muon)),
-        (lr.reshape(()) if isinstance(lr, Tensor) else lr) * _ratio(_norm(direction), weight_norms),
+        _ratio((direction * muon).sum(dim=(-2, -1)), length * rest.frobenius(muon)),
+        (lr.reshape(()) if isinstance(lr, Tensor) else lr) * _ratio(length, weight_norms),
         skipped.to(total.dtype),
     )
     return torch.stack(columns, dim=1)
@@ -89,7 +89,3 @@ def _measure(
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
     """a/b, and 0 where b is 0."""
     return torch.where(b > 0, a / b, 0.0)
-
-
-def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=(-2, -1))

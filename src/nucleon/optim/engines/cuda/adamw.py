@@ -15,7 +15,6 @@ where they lie on the device; ranks that talk in between launch one by one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import engine, pointers
 from nucleon.optim.engines.cuda.capture import captured
-from nucleon.optim.engines.cuda.layout import dense, laid, lies
+from nucleon.optim.engines.cuda.layout import dense, has_strides, restrided
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import State, Work
 from nucleon.optim.matrices import shards
@@ -49,14 +48,14 @@ class Bucket:
     """The tensors that `tables` were made of."""
     seen: Sequence[int] = ()
     """Their addresses."""
-    strides: Sequence[tuple[int, ...]] = ()
+    strides: tuple[tuple[int, ...], ...] = ()
     """Of the weights."""
     tables: "Tables | None" = None
     """Where parameters and states lie; None where the kernels cannot follow."""
-    places: Sequence[int] = ()
-    """The addresses of the last gradients."""
+    addresses: Sequence[int] = ()
+    """Of the last gradients."""
     gradients: Tensor | None = None
-    """`places` on the device."""
+    """`addresses` on the device."""
     lr: object = None
     """What `tables.lr` holds, where the host knows it."""
     known: "Numbers | None" = None
@@ -83,27 +82,27 @@ def refusal(param: Tensor) -> str | None:
 
 def step(work: Work) -> None:
     """One step of the parameters that have a gradient; no host synchronization."""
-    if not isinstance(work.memory, Buckets):
-        _lay(work)
-        work.memory = Buckets(
+    if not isinstance(work.cache, Buckets):
+        _restride(work)
+        work.cache = Buckets(
             Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
             for bucket in adamw.buckets(work.params)
-            for chosen in _apart(work.params, bucket)
+            for chosen in _split_by_gaps(work.params, bucket)
         )
-    for bucket in work.memory:
+    for bucket in work.cache:
         if not (serves(bucket.params[:1]) and _step(bucket, work.group)):
             adamw.update(bucket.params, bucket.states, work.group)
 
 
-def _lay(work: Work) -> None:
-    """Let all moments lie as their parameters do, whose memory format may have changed."""
+def _restride(work: Work) -> None:
+    """Give all moments the strides of their parameters, whose memory format may have changed."""
     for param, state in zip(work.params, work.states, strict=True):
         if not shards.sharded(param) and dense(param):
-            state |= {name: laid(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
+            state |= {name: restrided(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
 
 
-def _apart(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
-    """What the kernels can follow apart from what has gaps in memory; ranks must not differ."""
+def _split_by_gaps(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
+    """Those whose memory has no gaps, and the others; DTensors together: ranks must not differ."""
     if shards.sharded(params[chosen[0]]):
         return [[*chosen]]
     found = [i for i in chosen if dense(params[i])], [i for i in chosen if not dense(params[i])]
@@ -122,12 +121,12 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
     memory = _memory(bucket)
     with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
         tables = _tables(bucket, memory)
-        gradients, dtype = _regular(gradients, memory[0], bucket.strides)
+        gradients, dtype = pointers.regular(gradients, memory[0], bucket.strides)
         missing = kernels.MISSING.value
-        places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
-        if tables is None or 0 in places:
+        addresses = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
+        if tables is None or 0 in addresses:
             return False
-        table = _gradient_table(bucket, places, first.device)
+        table = _gradient_table(bucket, addresses, first.device)
         _set_rate(bucket, tables, group["lr"])
         numbers = kernels.Numbers.of(group, dtype)
         if shards.sharded(first):
@@ -175,37 +174,37 @@ def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
     has its own: it may outlive the bucket.
     """
     if torch.cuda.is_current_stream_capturing():
-        return _made(memory)
+        return _new_tables(memory)
     # What lies where a tensor that is kept lay is that tensor; another stride makes a new list.
     seen = [*map(Tensor.data_ptr, chain(*memory))]
     if bucket.seen != seen:
-        bucket.tables, bucket.memory, bucket.seen = _made(memory), memory, seen
-        bucket.strides = [*map(Tensor.stride, memory[0])]
+        bucket.tables, bucket.memory, bucket.seen = _new_tables(memory), memory, seen
+        bucket.strides = tuple(map(Tensor.stride, memory[0]))
         bucket.lr = bucket.known = bucket.graph = None
     return bucket.tables
 
 
-def _made(memory: Memory) -> "Tables | None":
+def _new_tables(memory: Memory) -> "Tables | None":
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
     params, *states = memory
     dtype, device = params[0].dtype, params[0].device
-    if not all(_followed(*tensors) for tensors in zip(*memory, strict=True)):
+    if not all(_regular(*tensors) for tensors in zip(*memory, strict=True)):
         return None
-    places = [[_address(tensor) for tensor in tensors] for tensors in (params, *states)]
-    ends = [place + p.nbytes for place, p in zip(places[0], params, strict=True)]
-    rows = list(zip(*places, ends, strict=True))
+    starts = [[_address(tensor) for tensor in tensors] for tensors in (params, *states)]
+    ends = [start + p.nbytes for start, p in zip(starts[0], params, strict=True)]
+    rows = list(zip(*starts, ends, strict=True))
     table = pointers.table([*chain.from_iterable(rows)], device)
     return Tables.of(table.view(len(rows), -1), [p.numel() for p in params], dtype)
 
 
-def _followed(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
-    """Whether the kernels find the entries of a parameter and its state in one flat order."""
+def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
+    """Whether the kernels can follow a parameter and its state as flat memory."""
     tensors = (param, first, second, *counts)
     return (
         dense(param)
         and all(
-            m.dtype == torch.float32 and lies(m, param.shape, param.stride())
+            m.dtype == torch.float32 and has_strides(m, param.shape, param.stride())
             for m in (first, second)
         )
         and all(n.dtype == torch.int64 and n.numel() == 1 for n in counts)
@@ -218,37 +217,15 @@ def _address(tensor: Tensor) -> int:
     return EMPTY if not tensor.numel() else tensor.data_ptr()
 
 
-def _regular(
-    gradients: Sequence[Tensor | None], params: Sequence[Tensor], strides: Sequence[object]
-) -> tuple[Sequence[Tensor | None], torch.dtype]:
-    """Gradients of one dtype that lie like their parameters, most as they are; their dtype."""
-    there = [g for g in gradients if g is not None]
-    dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
-    dtype = dtypes.pop()
-    if dtypes or dtype not in pointers.DTYPES:
-        dtype = torch.float32
-    elif len(there) == len(params) and [*map(Tensor.stride, there)] == strides:  # as mostly
-        return gradients, dtype
-    return [
-        g
-        if g is None or (g.dtype == dtype and lies(g, p.shape, p.stride()))
-        else torch.empty_like(p, dtype=dtype).copy_(g)
-        for g, p in zip(gradients, params, strict=True)
-    ], dtype
-
-
-_DTYPE = attrgetter("dtype")
-
-
-def _gradient_table(bucket: Bucket, places: list[int], device: torch.device) -> Tensor:
+def _gradient_table(bucket: Bucket, addresses: list[int], device: torch.device) -> Tensor:
     """The addresses of gradients on the device: the last ones, or sent there."""
     if torch.cuda.is_current_stream_capturing():
-        return pointers.table(places, device)
+        return pointers.table(addresses, device)
     if bucket.gradients is None:
-        bucket.gradients = pointers.table(places, device)
-    elif bucket.places != places:
-        pointers.send(places, bucket.gradients)
-    bucket.places = places
+        bucket.gradients = pointers.table(addresses, device)
+    elif bucket.addresses != addresses:
+        pointers.send(addresses, bucket.gradients)
+    bucket.addresses = addresses
     return bucket.gradients
 
 

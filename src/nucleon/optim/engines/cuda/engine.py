@@ -1,4 +1,4 @@
-"""The step of a stack in a few passes over its gradients, however many parameters they are of.
+"""The CUDA engine of matrices: the step of a stack in a few passes over its gradients.
 
 Where the direction is the float16 recursion, its operands are made from the parameters' own
 gradients and moments, without a float32 copy of the stack (`small` has matrices below 64 rows,
@@ -14,7 +14,6 @@ more passes. A method offers this engine by naming its recursion as `kernel`.
 """
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,16 +24,7 @@ from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
-from nucleon.optim.engines.cuda.layout import (
-    Side,
-    dense,
-    laid,
-    layout_of,
-    lies,
-    like,
-    place_of,
-    strides_of,
-)
+from nucleon.optim.engines.cuda.layout import Side, dense, layout_of, place_of, restrided
 from nucleon.optim.engines.work import Matrices, Method, State, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
@@ -56,7 +46,7 @@ def unreadable(param: Tensor) -> str | None:
 def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str | None:
     """Why this engine does not step such matrices of a parameter; None where it does.
 
-    What it serves it also computes for other ranks.
+    Under "owner" the same is true of matrices that it computes for other ranks.
     """
     if (reason := unreadable(param)) is not None:
         return reason
@@ -112,11 +102,11 @@ def can_follow(stack: Stack) -> bool:
     return layout_of(stack) is not None
 
 
-def lay(stack: Stack, states: Sequence[State]) -> None:
-    """Let every Ĝ lie as its parameter does, whose memory format may have changed."""
+def restride(stack: Stack, states: Sequence[State]) -> None:
+    """Give every Ĝ the strides of its parameter, whose memory format may have changed."""
     for param, state in zip(stack.params, states, strict=True):
         if "total" in state:
-            state["total"] = laid(state["total"], param)
+            state["total"] = restrided(state["total"], param)
 
 
 def step(work: Matrices) -> None:
@@ -126,17 +116,24 @@ def step(work: Matrices) -> None:
     if not any(there):
         return
     dithered = work.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16
-    # The kernels do not dither, nor follow any tensor that a state was replaced by.
-    if dithered or not graphs.step(work, _regular(work, gradients), None if all(there) else there):
-        reference.step(work)
+    if not dithered:  # the kernels do not
+        cache = graphs.cache_of(work)
+        found, dtype = pointers.regular(
+            gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
+        )
+        if graphs.step(work, found, dtype, None if all(there) else there):
+            return
+    reference.step(work)
 
 
 def advance(
     work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
-    found, device = _regular(work, gradients), gradients[0].device
-    dtype = next(g.dtype for g in found if g is not None)
+    cache, device = graphs.cache_of(work), gradients[0].device
+    found, dtype = pointers.regular(
+        gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
+    )
     job = graphs.job_of(work, dtype, masked=has_gradient is not None, moves=False)
     new = pointers.of_tensors(job.layout, found, device)
     kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
@@ -144,33 +141,5 @@ def advance(
     narrow = job.small and job.total != torch.float32  # an option was changed since
     if new is None or old is None or narrow:
         return reference.advance(work, gradients, has_gradient)
-    places = [*new, *old]
-    return compute(aligned(job, places), pointers.table(places, device), has_gradient)
-
-
-def _regular(work: Matrices, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Gradients as the kernels read them: of one dtype, and lying as the parameters do."""
-    there = [g for g in gradients if g is not None]
-    memory = graphs.kept(work)
-    dtypes, strides = set(map(_DTYPE, there)), memory.in_axis_order.strides
-    dtype = there[0].dtype
-    if len(dtypes) > 1 or dtype not in pointers.DTYPES or memory.small:
-        dtype = torch.float32
-    alike = len(there) == len(gradients) and dtypes == {dtype}
-    if alike and tuple(map(Tensor.stride, there)) == strides:  # as mostly
-        return there
-    found = [*gradients]
-    other: list[tuple[Tensor, Tensor]] = []
-    for i, (gradient, param) in enumerate(zip(gradients, work.params, strict=True)):
-        if gradient is None:
-            continue
-        if gradient.dtype == dtype and lies(gradient, param.shape, strides_of(param)):
-            continue
-        found[i] = new = like(param, dtype)
-        other.append((new, gradient))
-    if other:
-        torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
-    return found
-
-
-_DTYPE = attrgetter("dtype")
+    addresses = [*new, *old]
+    return compute(aligned(job, addresses), pointers.table(addresses, device), has_gradient)

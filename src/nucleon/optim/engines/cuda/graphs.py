@@ -36,9 +36,9 @@ class Recording:
     """A stack's step as it was seen last: first run, then captured, then replayed."""
 
     job: object
-    places: list[int]
+    addresses: list[int]
     table: Tensor
-    """`places` on the device: gradients, `pointers.of_states`, weights."""
+    """`addresses` on the device: gradients, `pointers.of_states`, weights."""
     rates: Tensor
     """(2,): on the direction, and of the decay."""
     mask: Tensor
@@ -52,7 +52,7 @@ class Recording:
 
 
 @dataclass
-class Kept:
+class Cache:
     """What this engine keeps of a stack between steps."""
 
     in_axis_order: Layout
@@ -61,6 +61,8 @@ class Kept:
     """As the step that moves the weights reads it, unless noise has an order."""
     small: bool
     """Whether its direction is that of `small`."""
+    gradient_dtypes: Sequence[torch.dtype]
+    """What its gradients may be of; others are copied."""
     inputs: tuple[object, ...] = ()
     """What `job` was made of."""
     job: Job | None = None
@@ -71,20 +73,22 @@ class Kept:
     """`pointers.held` when they were found regular: nothing else can be at their addresses."""
     seen: Sequence[int] = ()
     """Their addresses."""
-    places: Sequence[int] = ()
-    """Pointers to states and weights."""
+    addresses: Sequence[int] = ()
+    """Of the runs of states and weights, as the kernels follow them."""
 
 
-def kept(work: Matrices) -> Kept:
+def cache_of(work: Matrices) -> Cache:
     """What is kept of a stack, from its first step on."""
-    if not isinstance(work.memory, Kept):
+    if not isinstance(work.cache, Cache):
         ordered, param = layout_of(work.stack), work.params[0]
         drawn = work.method.kernel == "perturbed"
         stored = layout_of(work.stack, in_order=drawn)
         assert ordered is not None and stored is not None  # or it has another engine
         method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
-        work.memory = Kept(ordered, stored, small=method != "half")
-    return work.memory
+        small = method != "half"
+        dtypes = (torch.float32,) if small else pointers.DTYPES
+        work.cache = Cache(ordered, stored, small, dtypes)
+    return work.cache
 
 
 def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool = True) -> Job:
@@ -92,17 +96,17 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
 
     `moves` says whether the step moves the weights, and no one else asks for the direction.
     """
-    memory, total = kept(work), work.states[0]["total"].dtype
+    cache, total = cache_of(work), work.states[0]["total"].dtype
     decays = bool(work.group["weight_decay"])
     inputs = (gradient, total, masked, moves, decays, work.hyperparameters)
-    if memory.job is None or memory.inputs != inputs:
+    if cache.job is None or cache.inputs != inputs:
         assert work.method.kernel is not None  # or it has another engine
-        memory.inputs = inputs
-        memory.job = Job(
+        cache.inputs = inputs
+        cache.job = Job(
             *sorted(work.stack.shape),
-            layout=memory.in_memory_order if moves else memory.in_axis_order,
+            layout=cache.in_memory_order if moves else cache.in_axis_order,
             recursion=work.method.kernel,
-            small=memory.small,
+            small=cache.small,
             gradient=gradient,
             total=total,
             weight=work.params[0].dtype,
@@ -112,34 +116,43 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
             iterations=work.group["iterations"],
             hyper=work.hyperparameters,
         )
-    return memory.job
+    return cache.job
 
 
 Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
 """For each stream that replays, the stream that captures, and the first graph with the pool."""
 
 
-def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[bool] | None) -> bool:
+def step(
+    work: Matrices,
+    gradients: Sequence[Tensor | None],
+    dtype: torch.dtype,
+    there: Sequence[bool] | None,
+) -> bool:
     """The step of a stack; False, with nothing changed, where its state cannot be followed.
 
-    `there` says which gradients are there; None: all. Once some were missing the kernels ask.
+    Args:
+        work: of this engine.
+        gradients: regular ones, see `pointers.regular`.
+        dtype: of the gradients.
+        there: which of them are there; None: all. Once some were missing the kernels ask.
     """
-    memory = kept(work)
-    memory.masked = memory.masked or there is not None
-    first = next(g for g in gradients if g is not None)
-    job = job_of(work, first.dtype, masked=memory.masked)
-    places = _places(work, job, gradients)
-    if places is None:
+    cache = cache_of(work)
+    cache.masked = cache.masked or there is not None
+    job = job_of(work, dtype, masked=cache.masked)
+    addresses = _addresses(work, cache, job, gradients)
+    if addresses is None:
         return False
-    job = aligned(job, places)
+    job = aligned(job, addresses)
     rates = work.rates()
     there = there or [True] * len(gradients)
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
-        launch.step(job, pointers.table(places, first.device), work.stack.mask(there), *rates)
+        table = pointers.table(addresses, work.params[0].device)
+        launch.step(job, table, work.stack.mask(there), *rates)
         return True
-    recording = _recording(work, job, places)
+    recording = _recording(work, cache, job, addresses)
     _set_rates(recording, rates)
-    if memory.masked and recording.there != there:
+    if cache.masked and recording.there != there:
         recording.mask.copy_(work.stack.mask(there))
         recording.there = there
     if recording.graph is not None:
@@ -149,22 +162,24 @@ def step(work: Matrices, gradients: Sequence[Tensor | None], there: Sequence[boo
     return True
 
 
-def _places(work: Matrices, job: Job, gradients: Sequence[Tensor | None]) -> list[int] | None:
-    """All pointers; None where one is irregular."""
-    memory, stack, device = kept(work), work.stack, work.params[0].device
+def _addresses(
+    work: Matrices, cache: Cache, job: Job, gradients: Sequence[Tensor | None]
+) -> list[int] | None:
+    """Of gradients, states and weights; None where one is irregular."""
+    stack, device = work.stack, work.params[0].device
     new = pointers.of_regular(job.layout, gradients)
     kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
     tensors = pointers.held(stack, work.states, **kinds)
     seen = [*map(Tensor.data_ptr, tensors)]
     if job.small and job.total != torch.float32:  # an option was changed since
         return None
-    if memory.seen != seen:  # to find them again costs a step its time
+    if cache.seen != seen:  # to find them again costs a step its time
         moments = pointers.of_states(stack, job.layout, work.states, **kinds)
         target = pointers.of_tensors(job.layout, stack.params, device)
         if moments is None or target is None:
             return None
-        memory.tensors, memory.seen, memory.places = tensors, seen, [*moments, *target]
-    return None if new is None else [*new, *memory.places]
+        cache.tensors, cache.seen, cache.addresses = tensors, seen, [*moments, *target]
+    return None if new is None else [*new, *cache.addresses]
 
 
 def captures(job: Job) -> bool:
@@ -172,21 +187,20 @@ def captures(job: Job) -> bool:
     return job.directions * job.m**3 <= LARGEST
 
 
-def _recording(work: Matrices, job: Job, places: list[int]) -> Recording:
+def _recording(work: Matrices, cache: Cache, job: Job, addresses: list[int]) -> Recording:
     """What is known of a stack, with its table brought up to date; captured the second time."""
     device = work.params[0].device
-    memory = kept(work)
-    found = memory.recording
+    found = cache.recording
     if found is None or found.job != job:
-        table = pointers.table(places, device)
+        table = pointers.table(addresses, device)
         rates = torch.empty(2, dtype=torch.float32, device=device)
         mask = torch.ones(job.layout.count, dtype=torch.bool, device=device)
-        found = Recording(job, places, table, rates, mask)
-        memory.recording = found
+        found = Recording(job, addresses, table, rates, mask)
+        cache.recording = found
         return found
-    if found.places != places:
-        pointers.send(places, found.table)
-        found.places = places
+    if found.addresses != addresses:
+        pointers.send(addresses, found.table)
+        found.addresses = addresses
     if found.graph is None and not found.fails and captures(job):
         _capture(work.pools, found, job)
     return found

@@ -56,10 +56,10 @@ class Job:
         return self.layout.count * (1 if self.draws is None else self.draws.samples)
 
 
-def aligned(job: Job, places: Sequence[int]) -> Job:
-    """The job for gradients, then `pointers.of_states`, then weights that lie at these places."""
+def aligned(job: Job, addresses: Sequence[int]) -> Job:
+    """The job for gradients, `pointers.of_states` and weights at these addresses, in this order."""
     runs = job.layout.runs
-    parts = places[:runs], places[runs : 2 * runs], places[job.kinds * runs :]
+    parts = addresses[:runs], addresses[runs : 2 * runs], addresses[job.kinds * runs :]
     dtypes = job.gradient, job.total, job.weight
     gradient, total, weight = map(pointers.alignment, parts, (dtype.itemsize for dtype in dtypes))
     if (gradient, total, weight) == job.alignments:  # as mostly: a copy costs time

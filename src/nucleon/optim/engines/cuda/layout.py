@@ -111,8 +111,8 @@ def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> Place | N
     return _place(block, tuple(param.shape), strides_of(param), in_order)
 
 
-def lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor has this form; the strides of axes of length 1 do not count."""
+def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor has this shape and these strides; those of axes of length 1 do not count."""
     own = tensor.stride()
     return tensor.shape == shape and (
         own == strides
@@ -120,21 +120,21 @@ def lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
     )
 
 
-def like(param: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor that lies as all tensors like a parameter do."""
+def empty_like(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor with the strides that all tensors like a parameter have."""
     return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)
 
 
-def laid(state: Tensor, param: Tensor) -> Tensor:
-    """A state tensor that lies as its parameter does: a copy, where it has other strides.
+def restrided(state: Tensor, param: Tensor) -> Tensor:
+    """A state tensor with the strides of its parameter: a copy, where it has others.
 
     Not while a graph is captured, of which the copy would be a part.
     """
-    if state.shape != param.shape or lies(state, param.shape, strides_of(param)):
+    if state.shape != param.shape or has_strides(state, param.shape, strides_of(param)):
         return state
     if torch.cuda.is_current_stream_capturing():
         return state
-    return like(param, state.dtype).copy_(state)
+    return empty_like(param, state.dtype).copy_(state)
 
 
 def dense(param: Tensor) -> bool:

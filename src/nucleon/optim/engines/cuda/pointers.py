@@ -5,15 +5,52 @@ does not lie as the layout has it, of one dtype and on one device, has no pointe
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from nucleon.optim.engines.cuda.layout import Layout, lies
+from nucleon.optim.engines.cuda.layout import Layout, empty_like, has_strides, strides_of
 from nucleon.optim.matrices.stacks import Stack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPE = attrgetter("dtype")
+
+
+def regular(
+    gradients: Sequence[Tensor | None],
+    params: Sequence[Tensor],
+    strides: Sequence[object],
+    allowed: Collection[torch.dtype] = DTYPES,
+) -> tuple[Sequence[Tensor | None], torch.dtype]:
+    """Gradients of one dtype in the strides of their parameters, most as they are; their dtype.
+
+    Args:
+        gradients: one per parameter, or None.
+        params: whole, or what this rank holds of them.
+        strides: a tuple of those that all gradients mostly have.
+        allowed: the dtypes that the kernels take; others become float32.
+    """
+    there = [g for g in gradients if g is not None]
+    dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
+    dtype = dtypes.pop()
+    if dtypes or dtype not in allowed:
+        dtype = torch.float32
+    elif len(there) == len(params) and tuple(map(Tensor.stride, there)) == strides:
+        return there, dtype
+    found = [*gradients]
+    other: list[tuple[Tensor, Tensor]] = []
+    for i, (gradient, param) in enumerate(zip(gradients, params, strict=True)):
+        if gradient is None:
+            continue
+        if gradient.dtype == dtype and has_strides(gradient, param.shape, strides_of(param)):
+            continue
+        found[i] = new = empty_like(param, dtype)
+        other.append((new, gradient))
+    if other:
+        torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
+    return found, dtype
 
 
 def of_tensors(
@@ -25,7 +62,7 @@ def of_tensors(
     """
     there = [tensor for tensor in tensors if tensor is not None]
     forms = zip(tensors, layout.shapes, layout.strides, strict=True)
-    if not all(lies(tensor, *form) for tensor, *form in forms if tensor is not None):
+    if not all(has_strides(tensor, *form) for tensor, *form in forms if tensor is not None):
         return None
     kinds = {(tensor.dtype, tensor.device) for tensor in there}
     if len(kinds) > 1 or any(t not in DTYPES or d != device for t, d in kinds):
@@ -34,7 +71,7 @@ def of_tensors(
 
 
 def of_regular(layout: Layout, tensors: Sequence[Tensor | None]) -> list[int] | None:
-    """The same of tensors that are known to lie as their parameters do."""
+    """The same of tensors that are known to have the strides of their parameters."""
     size = next((tensor.element_size() for tensor in tensors if tensor is not None), 0)
     starts = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     if 0 in starts and not all(s for s, t in zip(starts, tensors, strict=True) if t is not None):

@@ -14,20 +14,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.ranks.placement import Infos, owned, process_groups, world
+from nucleon.optim.engines.ranks.placement import owned, process_groups, world
 from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import Infos
 
 Groups = Sequence[Mapping[str, Any]]
 SHOWN = 5
 """Differences that an error lists."""
 
 
-def exchanges(groups: Groups) -> bool:
-    """Whether a step of these groups talks to other ranks."""
-    return any(map(_exchanges, groups))
-
-
-def _exchanges(group: Mapping[str, Any]) -> bool:
+def exchanges(group: Mapping[str, Any]) -> bool:
+    """Whether a step of a group talks to other ranks."""
     if world(group["params"]) == (0,):
         return False
     sharded = any(map(shards.sharded, group["params"]))
@@ -37,7 +34,7 @@ def _exchanges(group: Mapping[str, Any]) -> bool:
 def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
     """Raise on every rank, saying what differs, unless all have the same parameters and options."""
     mine, what = _description(groups, infos, options), "parameters and options"
-    everyone = _everyone([group for group in groups if _exchanges(group)])
+    everyone = _everyone([group for group in groups if exchanges(group)])
     if len(set(wire.gather_objects(wire.digest(mine), what, everyone))) == 1:
         return
     (base, first), *others = wire.gather_objects((dist.get_rank(), mine), what, everyone)
@@ -72,7 +69,7 @@ def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], 
     wire.check_same(found, "updates", _everyone(chosen))
 
 
-def _everyone(groups: Groups) -> wire.Groups:
+def _everyone(groups: Groups) -> wire.ProcessGroups:
     """The process groups that reach the most ranks."""
     widest = max(groups, key=lambda g: len(world(g["params"])))
     return process_groups(widest["params"])

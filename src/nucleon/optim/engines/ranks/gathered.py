@@ -17,6 +17,6 @@ def step(work: Matrices) -> None:
     wire.add_up(there, shards.mesh_groups(first), "gradients")
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
     gradients = [wire.gather(gradient) for gradient in found]
-    direction, taken = work.computer.advance(work, gradients, reference.per_matrix(work, there > 0))
-    boxes = work.stack.boxes(direction.to(work.stack.work_dtype))
-    reference.move_boxes(work, boxes, taken)
+    stack = work.stack
+    direction, taken = work.computer.advance(work, gradients, stack.per_matrix(there > 0))
+    reference.move_boxes(work, stack.boxes(direction.to(stack.work_dtype)), taken)

@@ -117,8 +117,7 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
         for target, piece, box, part in each:
             _unpack_into(target[box], piece, box, part)
         there = torch.maximum(there, flags.float())
-    mask = reference.per_matrix(work, there > 0)
-    direction, taken = work.computer.advance(work, whole, mask)
+    direction, taken = work.computer.advance(work, whole, stack.per_matrix(there > 0))
     direction = direction.to(stack.work_dtype)
     flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
     task.outcome = flat.to(group["wire_dtype"] or flat.dtype)

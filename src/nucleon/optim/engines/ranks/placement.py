@@ -9,9 +9,7 @@ from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.matrices import shards
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
-
-Infos = Mapping[Tensor, ParameterInfo]
+from nucleon.optim.matrices.parameters import Infos, blocks
 
 
 def world(params: Sequence[Tensor]) -> tuple[int, ...]:
@@ -24,7 +22,7 @@ def world(params: Sequence[Tensor]) -> tuple[int, ...]:
     return (0,)
 
 
-def process_groups(params: Sequence[Tensor]) -> wire.Groups:
+def process_groups(params: Sequence[Tensor]) -> wire.ProcessGroups:
     """The process groups that reach these ranks, one after the other."""
     held = next((p for p in params if shards.sharded(p)), None)
     return [None] if held is None else shards.mesh_groups(held)
@@ -80,7 +78,7 @@ def check(group: Mapping[str, Any], infos: Infos) -> None:
         return
     params: Sequence[Tensor] = group["params"]
     for param in params:
-        shards.supported(infos[param].name, param)
+        shards.check_supported(infos[param].name, param)
     meshes = {tuple(cast(Any, shards.of(p)).ranks) for p in params if shards.sharded(p)}
     if any(not shards.sharded(p) for p in params) and dist.is_initialized():
         meshes.add(tuple(range(dist.get_world_size())))

@@ -54,7 +54,7 @@ def exchange(
         return nothing
     for _, tensor in sends:
         TRAFFIC.count(tensor)
-    with heard(what):
+    with exchanging(what):
         works = dist.batch_isend_irecv(operations)
     return lambda: _wait(works, what)
 
@@ -63,7 +63,7 @@ def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
     """Start sending a tensor from one rank to all others; returns how to wait for it."""
     if (dist.get_rank() + 1) % dist.get_world_size() != source:
         TRAFFIC.count(tensor)
-    with heard(what):
+    with exchanging(what):
         work = dist.broadcast(tensor, src=source, async_op=True)
     return lambda: _wait([work], what)
 
@@ -71,7 +71,7 @@ def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
 def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Tensor:
     """Sum a tensor in place over process groups, one after the other."""
     for group in groups:
-        with heard(what):
+        with exchanging(what):
             dist.all_reduce(tensor, group=group)
         ranks = dist.get_world_size(group)
         TRAFFIC.bytes += 2 * (ranks - 1) * tensor.nbytes // ranks
@@ -86,34 +86,34 @@ def gather(tensor: Tensor) -> Tensor:
     axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     parts = math.prod(size for placed, size in axes if shards.axis_cut(placed) is not None)
     TRAFFIC.count(shards.local(tensor), parts - 1)
-    with heard("gradients"):
+    with exchanging("gradients"):
         return tensor.full_tensor()
 
 
-def settle(params: Iterable[Tensor]) -> None:
+def redistribute(params: Iterable[Tensor]) -> None:
     """Bring gradients into the placements of their parameters; not counted.
 
-    A weight that every rank has whole gets a sum over ranks that is still to be added up, where
-    the batch was cut by DTensor. Every rank must take part.
+    Where DTensor cut the batch, the gradient of a weight that every rank has whole is a sum over
+    ranks that is still to be added up. Every rank must take part.
     """
     for param in params:
         if not shards.sharded(param) or param.grad is None or not shards.sharded(param.grad):
             continue
         if param.grad.placements != param.placements:
-            with heard("gradients"):
+            with exchanging("gradients"):
                 param.grad = param.grad.redistribute(placements=param.placements)
 
 
-Groups = Sequence[dist.ProcessGroup | None]
+ProcessGroups = Sequence[dist.ProcessGroup | None]
 """Of ranks that are asked one after the other, the axes of a mesh; [None] is all ranks at once."""
 
 
-def gather_objects(mine: T, what: str, groups: Groups = (None,)) -> list[T]:
+def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[T]:
     """The object of every rank, in the order of the ranks, on all of them; not counted."""
     found: list[tuple[int, T]] = [(dist.get_rank(), mine)]
     for group in groups:
         parts: list[Any] = [None] * dist.get_world_size(group)
-        with heard(what):
+        with exchanging(what):
             dist.all_gather_object(parts, found, group=group)
         found = [entry for part in parts for entry in part]
     return [value for _, value in sorted(found, key=itemgetter(0))]
@@ -124,7 +124,7 @@ def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
     return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
 
 
-def check_same(value: object, what: str, groups: Groups = (None,)) -> None:
+def check_same(value: object, what: str, groups: ProcessGroups = (None,)) -> None:
     """Raise on every rank unless all ranks have the same `value`, by its printed form."""
     mine = (dist.get_rank(), digest(value))
     (first, expected), *found = gather_objects(mine, what, groups)
@@ -150,13 +150,13 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 def _wait(works: Sequence[Any], what: str) -> None:
-    with heard(what):
+    with exchanging(what):
         for work in works:
             work.wait()
 
 
 @contextmanager
-def heard(what: str) -> Iterator[None]:
+def exchanging(what: str) -> Iterator[None]:
     """Say what was being exchanged when another rank failed, or did not answer in time."""
     try:
         yield
