@@ -28,7 +28,7 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import OF_ADAMW, Head, Override
-from nucleon.optim.routing import fused, notices, roles
+from nucleon.optim.routing import cuts, fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import doubtful, missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
@@ -193,6 +193,9 @@ def _in_turn(parameter: _Parameter) -> tuple[str, str, str]:
     """The name of a weight of several maps, its axes, and the word of its maps in turn."""
     axes, place = str(parameter.axes), parameter.places[0]
     rows = place.param.shape[axes.split().index("r")]
+    if (found := place.cut) is not None:
+        user, cut = found
+        return parameter.name, axes, cuts.word(cut, user, rows)
     return parameter.name, axes, fused.in_turn(*place.as_map, rows)
 
 
