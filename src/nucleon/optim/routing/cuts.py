@@ -20,10 +20,10 @@ from typing import Any
 from torch import nn
 
 from nucleon.optim.routing import flows, fused
-from nucleon.optim.routing.flows import OTHER, Cut, Flow
+from nucleon.optim.routing.flows import OTHER, Child, Cut, Flow, Pieces, Several, Value
 
-DEPTH = 4
-"""Calls within calls that are followed."""
+DEPTH, CALLS = 4, 200
+"""Calls within calls that are followed, and how many in all."""
 _SAME = re.compile(
     r"contiguous|float|half|double|bfloat16|to|type(_as)?|clone|detach|expand|pad|masked_fill|exp"
     r"|(softplus|softmax|sigmoid|tanh|silu|gelu|elu|mish|(leaky_)?relu|clamp|clip|mul|div|add)_?"
@@ -32,40 +32,12 @@ _SAME = re.compile(
 """Operations that leave the axes as they are."""
 
 
-@dataclass(frozen=True)
-class _Child:
-    """A module within, by its path; that of the one whose code is read is empty."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class _Several:
-    """A tuple: of tensors, or the sizes of one."""
-
-    items: "tuple[_Value, ...]"
-    nodes: tuple[ast.expr, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """All that a cut gives, each of these axes."""
-
-    cut: Cut
-    axes: tuple[int, ...]
-
-    def __getitem__(self, place: int) -> Flow:
-        place = place + self.cut.parts if place < 0 and self.cut.parts else place
-        return Flow(axes=self.axes, pieces=self.cut.source.pieces | {(self.cut, str(place))})
-
-
-_Value = Flow | _Child | _Several | _Pieces | None
-_Names = dict[str, _Value]
+_Names = dict[str, Value]
 
 
 def cut(parent: nn.Module | None, name: str) -> Cut | None:
     """How the code of `parent` takes apart what its child `name`, a path, gives; None if whole."""
-    if parent is None:
+    if parent is None or type(parent).__module__.startswith("torch."):  # a list, a Sequential
         return None
     children = tuple((n, type(m), fused.is_map(m)) for n, m in parent.named_children())
     key = (type(parent), children)
@@ -86,15 +58,17 @@ def word(cut: Cut, parent: nn.Module, rows: int) -> str:
         sizes = [size for node in cut.sizes if (size := flows.number(node, parent))]
         if len(sizes) == len(cut.sizes) and rows % sum(sizes) == 0:
             return fused.in_sections(sizes, rows)
-    elif cut.parts and not cut.is_sliced and rows % cut.parts == 0:
+    elif cut.parts and rows % cut.parts == 0 and not cut.is_sliced:
         return f"(b={cut.parts} r)"
+    elif cut.seen == {"::2", "1::2"} or cut.seen == {"0::2", "1::2"}:
+        return "(r b=2)"
     return "r{SIZES}"
 
 
 def read(module: nn.Module) -> dict[str, Cut]:
     """The cuts of what all children give, by their paths."""
     reader = _Reader(module)
-    reader.follow(type(module).forward, [_Child("")], {})
+    reader.follow(type(module).forward, [Child("")], {})
     found = [cut for cut in reader.cuts.values() if cut.holds]
     return {name: cut for cut in reversed(found) for name in cut.source.names}
 
@@ -110,60 +84,13 @@ def _parsed(function: FunctionType) -> ast.FunctionDef | None:
     return tree if isinstance(tree, ast.FunctionDef) else None
 
 
-def _flows(values: Sequence[_Value]) -> list[Flow]:
-    """All tensors among them."""
-    found: list[Flow] = []
-    for value in values:
-        match value:
-            case Flow():
-                found.append(value)
-            case _Several(items=items):
-                found += _flows(items)
-            case _Pieces(cut=cut):
-                found += [value[place] for place in range(cut.parts or 2)]
-            case _:
-                pass
-    return found
-
-
-def _mixed(values: Sequence[_Value], *, summed: bool = False) -> Flow | None:
-    """What comes of several: of parts of one cut their sum, as in a rotation, but no product."""
-    found = _flows(values)
-    held = frozenset(piece for flow in found for piece in flow.pieces)
-    alone = held if summed else held - _beside(found)
-    return Flow(pieces=alone) if alone else None
-
-
-def _beside(found: Sequence[Flow]) -> set[tuple[Cut, str]]:
-    """The parts that others of the same cut stand beside, in other tensors."""
-    return {
-        piece
-        for flow in found
-        for piece in flow.pieces
-        for other in found
-        if other is not flow and any(c is piece[0] and p != piece[1] for c, p in other.pieces)
-    }
-
-
-def _either(values: Sequence[_Value]) -> _Value:
-    """What a name is after a branch: the same of all children that it may come from."""
-    known = [value for value in values if value is not None]
-    first = known[0] if known else None
-    if isinstance(first, Flow):
-        same = [x for x in known if isinstance(x, Flow) and x.axes == first.axes]
-        names = frozenset(name for flow in same for name in flow.names)
-        pieces = frozenset(piece for flow in same for piece in flow.pieces)
-        return replace(first, names=names, pieces=pieces)
-    return first
-
-
 @dataclass(frozen=True)
 class _Given:
     """What an operation on a tensor is called with, beside the tensor."""
 
     nodes: Sequence[ast.expr]
-    values: Sequence[_Value]
-    named: Mapping[str, tuple[ast.expr, _Value]]
+    values: Sequence[Value]
+    named: Mapping[str, tuple[ast.expr, Value]]
     this: nn.Module
 
     def node(self, place: int, *names: str) -> ast.expr | None:
@@ -179,7 +106,7 @@ class _Given:
         """A shape, as one tuple or number by number."""
         named = [self.named[name] for name in names if name in self.named]
         given = [*zip(self.nodes, self.values, strict=True)][place:] or named
-        inner = [value.nodes if isinstance(value, _Several) else (node,) for node, value in given]
+        inner = [value.nodes if isinstance(value, Several) else (node,) for node, value in given]
         return [node for nodes in inner for node in nodes]
 
 
@@ -189,24 +116,24 @@ class _Reader:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.cuts: dict[object, Cut] = {}
-        self.depth = 0
-        self.returned: list[_Value] = []
+        self.depth = self.calls = 0
+        self.returned: list[Value] = []
         self.scope: Mapping[str, Any] = {}
 
-    def follow(self, function: Any, args: Sequence[_Value], named: Mapping[str, _Value]) -> _Value:
+    def follow(self, function: Any, args: Sequence[Value], named: Mapping[str, Value]) -> Value:
         """What a function gives."""
         tree = _parsed(function)
-        if tree is None or self.depth == DEPTH:
-            return _mixed([*args, *named.values()])
+        if tree is None or self.depth == DEPTH or self.calls == CALLS:
+            return flows.mixed([*args, *named.values()])
         given = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
         names: _Names = {**dict(zip(given, args, strict=False)), **named}
         outer = self.returned, self.scope
         self.returned, self.scope = [], inspect.unwrap(function).__globals__
-        self.depth += 1
+        self.depth, self.calls = self.depth + 1, self.calls + 1
         self.run(tree.body, names)
         self.depth -= 1
         found, (self.returned, self.scope) = self.returned, outer
-        return _either(found)
+        return flows.either(found)
 
     # ------------------------------------------------------------------------------ statements
 
@@ -248,7 +175,7 @@ class _Reader:
         ways = [(body, dict(names)) for body in bodies]
         left = [own for body, own in ways if not self.run(body, own)]
         for name in {name for own in left for name in own}:
-            names[name] = _either([own.get(name) for own in left])
+            names[name] = flows.either([own.get(name) for own in left])
         return not left
 
     def within(self, node: ast.AST, names: _Names) -> None:
@@ -261,7 +188,7 @@ class _Reader:
             else:
                 self.within(child, names)
 
-    def bind(self, target: ast.expr, value: _Value, names: _Names) -> None:
+    def bind(self, target: ast.expr, value: Value, names: _Names) -> None:
         """Assign to a name, or part by part to several."""
         if isinstance(target, ast.Name):
             names[target.id] = value
@@ -269,33 +196,33 @@ class _Reader:
             for place, each in enumerate(target.elts):
                 self.bind(each, self.item(value, place, len(target.elts)), names)
 
-    def item(self, value: _Value, place: int, count: int | None = None) -> _Value:
+    def item(self, value: Value, place: int, count: int | None = None) -> Value:
         """An entry of a tensor or a tuple, of `count` where that is known."""
         match value:
             case Flow(axes=[_, *_], loose=False):
                 return self.item(self.entries(value, 0, count), place, count)
-            case _Pieces(cut=cut):
+            case Pieces(cut=cut):
                 cut.parts = max(cut.parts or 0, count or 0) or None
                 return value[place]
-            case _Several(items=items):
-                return items[place] if -len(items) <= place < len(items) else _mixed(items)
+            case Several(items=items):
+                return items[place] if -len(items) <= place < len(items) else flows.mixed(items)
             case _:
-                return _mixed([value])
+                return flows.mixed([value])
 
-    def element(self, over: ast.expr, names: _Names) -> _Value:
+    def element(self, over: ast.expr, names: _Names) -> Value:
         """What a loop has in each round: an entry of a list of modules, or of tensors."""
         match over:
             case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]):
-                return _Several((None, self.element(inner, names)))
+                return Several((None, self.element(inner, names)))
             case ast.Call(func=ast.Name(id="zip"), args=args):
-                return _Several(tuple(self.element(each, names) for each in args))
+                return Several(tuple(self.element(each, names) for each in args))
             case _:
                 found = self.value(over, names)
-                return found if isinstance(found, _Child) else _mixed([found])
+                return found if isinstance(found, Child) else flows.mixed([found])
 
     # ----------------------------------------------------------------------------- expressions
 
-    def value(self, node: ast.expr, names: _Names) -> _Value:
+    def value(self, node: ast.expr, names: _Names) -> Value:
         match node:
             case ast.Name(id=name):
                 return names.get(name)
@@ -313,9 +240,9 @@ class _Reader:
                 self.bind(target, found := self.value(inner, names), names)
                 return found
             case ast.IfExp(body=body, orelse=orelse):
-                return _either([self.value(body, names), self.value(orelse, names)])
+                return flows.either([self.value(body, names), self.value(orelse, names)])
             case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
-                return _Several(tuple(self.value(each, names) for each in nodes), tuple(nodes))
+                return Several(tuple(self.value(each, names) for each in nodes), tuple(nodes))
             case ast.GeneratorExp() | ast.ListComp():
                 return self.comprehension(node, names)
             case ast.Lambda(body=body):
@@ -325,19 +252,19 @@ class _Reader:
                 self.within(node, names)
                 return None
 
-    def comprehension(self, node: ast.GeneratorExp | ast.ListComp, names: _Names) -> _Value:
+    def comprehension(self, node: ast.GeneratorExp | ast.ListComp, names: _Names) -> Value:
         """The tensors that it goes over: what it does with each leaves their order as it is."""
         own = dict(names)
         for over in node.generators:
             self.bind(over.target, self.element(over.iter, own), own)
         found, every = self.value(node.elt, own), self.value(node.generators[0].iter, names)
-        return every if isinstance(every, _Pieces | _Several) else _mixed([found])
+        return every if isinstance(every, Pieces | Several) else flows.mixed([found])
 
-    def attribute(self, value: _Value, name: str) -> _Value:
-        if isinstance(value, _Child):
+    def attribute(self, value: Value, name: str) -> Value:
+        if isinstance(value, Child):
             path = f"{value.path}.{name}".removeprefix(".")
             if self.child(path) is not None:
-                return _Child(path)
+                return Child(path)
             if name == "weight" and value.path:
                 return Flow(frozenset({value.path}), (flows.FEATURES, OTHER))
         if isinstance(value, Flow) and name in ("T", "mT"):
@@ -350,25 +277,25 @@ class _Reader:
             found = None if found is None else found._modules.get(name)
         return found
 
-    def combined(self, op: ast.operator, left: ast.expr, right: ast.expr, names: _Names) -> _Value:
+    def combined(self, op: ast.operator, left: ast.expr, right: ast.expr, names: _Names) -> Value:
         """Of a sum or a product: a bias or a scale leaves a tensor what it is, a residual not."""
         sides = [self.value(left, names), self.value(right, names)]
-        if any(isinstance(side, _Several) for side in sides):  # a shape: leading sizes + (h, d)
+        if any(isinstance(side, Several) for side in sides):  # a shape: leading sizes + (h, d)
             pairs = zip(sides, (left, right), strict=True)
-            nodes = [s.nodes if isinstance(s, _Several) else (ast.Starred(n),) for s, n in pairs]
-            return _Several((), nodes[0] + nodes[1])
-        found = _flows(sides)
+            nodes = [s.nodes if isinstance(s, Several) else (ast.Starred(n),) for s, n in pairs]
+            return Several((), nodes[0] + nodes[1])
+        found = flows.tensors(sides)
         if len(found) == 1 and isinstance(op, ast.Add | ast.Sub):
             beside = right if found[0] is sides[0] else left
             own = isinstance(beside, ast.Attribute | ast.Constant)
-            return found[0] if own else _mixed(found)
+            return found[0] if own else flows.mixed(found)
         if any(flow.pieces for flow in found):
-            return _mixed(found, summed=isinstance(op, ast.Add | ast.Sub))
-        return None if isinstance(op, ast.MatMult) else _either(found)
+            return flows.mixed(found, summed=isinstance(op, ast.Add | ast.Sub))
+        return None if isinstance(op, ast.MatMult) else flows.either(found)
 
     # ----------------------------------------------------------------------------------- calls
 
-    def call(self, node: ast.Call, names: _Names) -> _Value:
+    def call(self, node: ast.Call, names: _Names) -> Value:
         args = [self.value(each, names) for each in node.args]
         named = {k.arg: (k.value, self.value(k.value, names)) for k in node.keywords if k.arg}
         values = {name: value for name, (_, value) in named.items()}
@@ -379,42 +306,44 @@ class _Reader:
         if isinstance(owner, Flow):
             return self.operation(name, owner, given)
         callee = self.value(node.func, names)
-        if isinstance(owner, _Child) and callee is None:
+        if isinstance(owner, Child) and callee is None:
             if not owner.path:
                 return self.method(name, args, values)
             callee = owner if name in ("forward", "__call__") else None
-        children = [x.path for x in (callee, *args) if isinstance(x, _Child) and x.path]
+        children = [x.path for x in (callee, *args) if isinstance(x, Child) and x.path]
         if children:  # called, or handed to what calls it, as a checkpoint does
             return self.output(children[0], [*args, *values.values()])
         own = self.scope.get(name) if isinstance(node.func, ast.Name) else None
         if isinstance(own, FunctionType) and not own.__module__.startswith(("torch.", "einops.")):
-            return self.follow(own, args, values) if _flows([*args, *values.values()]) else None
+            return (
+                self.follow(own, args, values) if flows.tensors([*args, *values.values()]) else None
+            )
         return self.function(name, args, values, given)
 
-    def method(self, name: str, args: Sequence[_Value], named: Mapping[str, _Value]) -> _Value:
+    def method(self, name: str, args: Sequence[Value], named: Mapping[str, Value]) -> Value:
         """A method of the module itself, or a function that it keeps, as an activation."""
         found = inspect.getattr_static(type(self.module), name, None)
         if isinstance(found, staticmethod):
             return self.follow(found.__func__, args, named)
         if isinstance(found, FunctionType):
-            return self.follow(found, [_Child(""), *args], named)
-        given = _flows([*args, *named.values()])
-        return _mixed(given) or (given[0] if given and found is None else None)
+            return self.follow(found, [Child(""), *args], named)
+        given = flows.tensors([*args, *named.values()])
+        return flows.mixed(given) or (given[0] if given and found is None else None)
 
-    def output(self, path: str, given: Sequence[_Value]) -> _Value:
+    def output(self, path: str, given: Sequence[Value]) -> Value:
         """What a child gives: a map something new, a norm or an activation what it is given."""
-        child, found = self.child(path), _flows(given)
+        child, found = self.child(path), flows.tensors(given)
         if child is None:
             return None
         if fused.is_map(child):
             return flows.output(path, child)
         if found and fused.GLU.search(type(child).__name__):
             return self.glu(found[0], getattr(child, "dim", -1))
-        return found[0] if len(found) == 1 else _mixed(found)
+        return found[0] if len(found) == 1 else flows.mixed(found)
 
     def function(
-        self, name: str, args: Sequence[_Value], named: Mapping[str, _Value], given: _Given
-    ) -> _Value:
+        self, name: str, args: Sequence[Value], named: Mapping[str, Value], given: _Given
+    ) -> Value:
         """A function of torch or einops, or one that the file of the module has."""
         values = [*args, *named.values()]
         first = args[0] if args else named.get("input", named.get("tensors"))
@@ -431,9 +360,9 @@ class _Reader:
         if isinstance(first, Flow):
             rest = replace(given, nodes=given.nodes[1:], values=given.values[1:])
             return self.operation(name, first, rest)
-        return _mixed(values)
+        return flows.mixed(values)
 
-    def operation(self, name: str, flow: Flow, given: _Given) -> _Value:
+    def operation(self, name: str, flow: Flow, given: _Given) -> Value:
         """A method of a tensor, or the function of torch or einops of the same name."""
         if not flow.axes or _SAME.fullmatch(name):
             return flow
@@ -480,43 +409,43 @@ class _Reader:
     def made(self, flow: Flow, axis: int, how: str, *, parts: int | None = None) -> Cut:
         return self.cuts.setdefault((flow, axis, how), Cut(flow, parts))
 
-    def entries(self, flow: Flow, axis: int, count: int | None = None) -> _Value:
+    def entries(self, flow: Flow, axis: int, count: int | None = None) -> Value:
         """All entries along an axis: maps, where a view gave them one or so many names wait."""
         label, rest = flow.axes[axis], flow.axes[:axis] + flow.axes[axis + 1 :]
         if label == OTHER or (label < 0 and count is None):
-            return _mixed([flow])
-        return _Pieces(self.made(flow, axis, "all", parts=max(label, 0) or count), rest)
+            return flows.mixed([flow])
+        return Pieces(self.made(flow, axis, "all", parts=max(label, 0) or count), rest)
 
-    def split(self, name: str, flow: Flow, given: _Given) -> _Value:
+    def split(self, name: str, flow: Flow, given: _Given) -> Value:
         dim, count = given.number(1, "dim", 0), given.number(0, "chunks")
         if flow.loose and dim == 1 and name == "chunk" and count is not None:
             dim = -1  # of a Linear that takes (batch, features), as for a modulation
         axis = flow.axis(dim)
         if axis is None or flow.axes[axis] == OTHER:
-            return _mixed([flow])
+            return flows.mixed([flow])
         nodes = given.sizes(0, "split_size_or_sections", "split_size", "indices_or_sections")
-        listed = isinstance((given.values or [None])[0], _Several)
+        listed = isinstance((given.values or [None])[0], Several)
         cut = self.made(flow, axis, ast.dump(ast.Tuple([*given.nodes])))
         cut.parts = count if name == "chunk" else len(nodes) if listed else cut.parts
         cut.sizes = tuple(nodes) if listed and name == "split" else None
-        return _Pieces(cut, flow.axes)
+        return Pieces(cut, flow.axes)
 
     def glu(self, flow: Flow, dim: int | None) -> None:
         axis = flow.axis(dim)
         if axis is not None and flow.axes[axis] != OTHER:
             self.made(flow, axis, "glu", parts=2)
 
-    def subscript(self, value: _Value, index: ast.expr) -> _Value:
-        if isinstance(value, _Child):  # an entry of a list goes by the path of the list
+    def subscript(self, value: Value, index: ast.expr) -> Value:
+        if isinstance(value, Child):  # an entry of a list goes by the path of the list
             return value
         if not isinstance(value, Flow) or not value.axes:
             place = flows.literal(index)
-            return _mixed([value]) if place is None else self.item(value, place)
+            return flows.mixed([value]) if place is None else self.item(value, place)
         items = [*index.elts] if isinstance(index, ast.Tuple) else [index]
         taken = sum(not isinstance(x, ast.Constant) or type(x.value) is int for x in items)
         flow = value.of_rank(max(taken, len(value.axes)))
         if taken > len(flow.axes):
-            return _mixed([flow])
+            return flows.mixed([flow])
         rest, axis = len(flow.axes) - taken, 0
         if not any(_is(each, ...) for each in items):
             items.append(ast.Constant(...))
@@ -537,7 +466,7 @@ class _Reader:
                 if label != OTHER and (each.lower or each.upper or each.step):
                     pieces.add(self.sliced(flow, axis - 1, ast.unparse(each)))
             elif place is None:  # by a tensor, or a number that is not known
-                return _mixed([flow])
+                return flows.mixed([flow])
             elif label > 0:
                 pieces.add(self.sliced(flow, axis - 1, str(place)))
         names = frozenset[str]() if pieces else flow.names
@@ -549,15 +478,15 @@ class _Reader:
         found.parts = max(flow.axes[axis], 0) or len(found.seen)
         return found, how
 
-    def joined(self, value: _Value) -> _Value:
+    def joined(self, value: Value) -> Value:
         """Of a concatenation: all parts of a cut are what was cut."""
         held: dict[Cut, list[set[str]]] = {}
-        for flow in _flows([value]):
+        for flow in flows.tensors([value]):
             for found in {found for found, _ in flow.pieces}:
                 places = {place for each, place in flow.pieces if each is found}
                 held.setdefault(found, []).append(places)
         whole = [found for found, places in held.items() if found.join(places)]
-        return whole[0].source if whole else _mixed([value])
+        return whole[0].source if whole else flows.mixed([value])
 
 
 def _is(node: ast.expr, value: object) -> bool:

@@ -83,6 +83,83 @@ class Cut:
         return whole
 
 
+@dataclass(frozen=True)
+class Child:
+    """A module within, by its path; that of the one whose code is read is empty."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Several:
+    """A tuple: of tensors, or the sizes of one."""
+
+    items: "tuple[Value, ...]"
+    nodes: tuple[ast.expr, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """All that a cut gives, each of these axes."""
+
+    cut: Cut
+    axes: tuple[int, ...]
+
+    def __getitem__(self, place: int) -> Flow:
+        place = place + self.cut.parts if place < 0 and self.cut.parts else place
+        return Flow(axes=self.axes, pieces=self.cut.source.pieces | {(self.cut, str(place))})
+
+
+Value = Flow | Child | Several | Pieces | None
+
+
+def tensors(values: Sequence[Value]) -> list[Flow]:
+    """All tensors among them."""
+    found: list[Flow] = []
+    for value in values:
+        match value:
+            case Flow():
+                found.append(value)
+            case Several(items=items):
+                found += tensors(items)
+            case Pieces(cut=cut):
+                found += [value[place] for place in range(cut.parts or 2)]
+            case _:
+                pass
+    return found
+
+
+def mixed(values: Sequence[Value], *, summed: bool = False) -> Flow | None:
+    """What comes of several: of parts of one cut their sum, as in a rotation, but no product."""
+    found = tensors(values)
+    held = frozenset(piece for flow in found for piece in flow.pieces)
+    alone = held if summed else held - _beside(found)
+    return Flow(pieces=alone) if alone else None
+
+
+def _beside(found: Sequence[Flow]) -> set[tuple[Cut, str]]:
+    """The parts that others of the same cut stand beside, in other tensors."""
+    return {
+        piece
+        for flow in found
+        for piece in flow.pieces
+        for other in found
+        if other is not flow and any(c is piece[0] and p != piece[1] for c, p in other.pieces)
+    }
+
+
+def either(values: Sequence[Value]) -> Value:
+    """What a name is after a branch: the same of all children that it may come from."""
+    known = [value for value in values if value is not None]
+    first = known[0] if known else None
+    if isinstance(first, Flow):
+        same = [x for x in known if isinstance(x, Flow) and x.axes == first.axes]
+        names = frozenset(name for flow in same for name in flow.names)
+        pieces = frozenset(piece for flow in same for piece in flow.pieces)
+        return replace(first, names=names, pieces=pieces)
+    return first
+
+
 def output(name: str, module: nn.Module) -> Flow:
     """What a map gives: channels behind the batch from a convolution, else features at the end."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
