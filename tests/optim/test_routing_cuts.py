@@ -234,6 +234,19 @@ class Rotated(Module):
         return torch.cat((start, q[..., self.size // 2 :]), dim=-1)
 
 
+class TurnedInParts(Module):
+    """A rotary embedding of images: a part of each head for each axis of the image."""
+
+    def forward(self, x, cos, sin):
+        parts = torch.split(self.project(x), [self.width] * 3, dim=-1)
+        q = torch.cat([turned(parts[axis], cos[axis], sin[axis]) for axis in range(3)], dim=-1)
+        found = []
+        for part in q.chunk(3, dim=-1):
+            part = turned(part, cos, sin)
+            found.append(part)
+        return torch.cat(found, dim=-1)
+
+
 class Heads(Module):
     def forward(self, x):
         y = self.project(x).view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
@@ -312,7 +325,7 @@ FUSED = {
     ImageChannels: "(b=3 r)",
     ImageViews: "(b=3 r)",
 }
-WHOLE = [Rotated, Heads, Batch, Blocks, Residual, Behind, Trimmed, Shuffled]
+WHOLE = [Rotated, TurnedInParts, Heads, Batch, Blocks, Residual, Behind, Trimmed, Shuffled]
 
 
 def routed(module, **more):

@@ -203,7 +203,7 @@ class _Reader:
                 return self.item(self.entries(value, 0, count), place, count)
             case Pieces(cut=cut):
                 cut.parts = max(cut.parts or 0, count or 0) or None
-                return value[place]
+                return value.piece(place)
             case Several(items=items):
                 return items[place] if -len(items) <= place < len(items) else flows.mixed(items)
             case _:
@@ -218,6 +218,8 @@ class _Reader:
                 return Several(tuple(self.element(each, names) for each in args))
             case _:
                 found = self.value(over, names)
+                if isinstance(found, Pieces):
+                    return found.piece(None)
                 return found if isinstance(found, Child) else flows.mixed([found])
 
     # ----------------------------------------------------------------------------- expressions
@@ -305,6 +307,8 @@ class _Reader:
             owner, name = self.value(node.func.value, names), node.func.attr
         if isinstance(owner, Flow):
             return self.operation(name, owner, given)
+        if isinstance(owner, Several) and name == "append" and isinstance(node.func, ast.Attribute):
+            return self.bind(node.func.value, Several((*owner.items, *args)), names)
         callee = self.value(node.func, names)
         if isinstance(owner, Child) and callee is None:
             if not owner.path:
@@ -440,7 +444,9 @@ class _Reader:
             return value
         if not isinstance(value, Flow) or not value.axes:
             place = flows.literal(index)
-            return flows.mixed([value]) if place is None else self.item(value, place)
+            if place is not None:
+                return self.item(value, place)
+            return value.piece(None) if isinstance(value, Pieces) else flows.mixed([value])
         items = [*index.elts] if isinstance(index, ast.Tuple) else [index]
         taken = sum(not isinstance(x, ast.Constant) or type(x.value) is int for x in items)
         flow = value.of_rank(max(taken, len(value.axes)))

@@ -78,7 +78,8 @@ class Cut:
         first = any(re.match(r"0?:", each) for each in held)
         last = any(re.search(r":$|[1-9]::", each) for each in held)
         count = len(self.seen) if self.is_sliced else self.parts or 2
-        whole = len(members) > 1 and (len(held) >= max(2, count) or (first and last))
+        several = len(members) > 1 and (len(held) >= max(2, count) or (first and last))
+        whole = several or "None" in held
         self.joined = self.joined or whole
         return whole
 
@@ -105,8 +106,9 @@ class Pieces:
     cut: Cut
     axes: tuple[int, ...]
 
-    def __getitem__(self, place: int) -> Flow:
-        place = place + self.cut.parts if place < 0 and self.cut.parts else place
+    def piece(self, place: int | None) -> Flow:
+        """One of them; None: each in turn, as in a loop."""
+        place = place + self.cut.parts if place and place < 0 and self.cut.parts else place
         return Flow(axes=self.axes, pieces=self.cut.source.pieces | {(self.cut, str(place))})
 
 
@@ -123,7 +125,7 @@ def tensors(values: Sequence[Value]) -> list[Flow]:
             case Several(items=items):
                 found += tensors(items)
             case Pieces(cut=cut):
-                found += [value[place] for place in range(cut.parts or 2)]
+                found += [value.piece(place) for place in range(cut.parts or 2)]
             case _:
                 pass
     return found

@@ -354,6 +354,16 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(2), _GATED, "input_linear",
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
         (_equal(2), "up, gate", "proj", "ClvpGatedLinearUnit"),
+        (_equal(2), "x, gates", "pointwise_conv1",
+         "FastSpeech2ConformerConvolutionModule LasrEncoderConvolutionModule "
+         "NemotronAsrStreamingEncoderConvolutionModule ParakeetEncoderConvolutionModule "
+         "SeamlessM4TConformerConvolutionModule SeamlessM4Tv2ConformerConvolutionModule "
+         "Wav2Vec2BertConvolutionModule Wav2Vec2ConformerConvolutionModule"),
+        (_equal(2), "x, gates", "up_conv",
+         "GraniteSpeechConformerConvModule GraniteSpeechPlusConformerConvModule"),
+        (_equal(2), "gates of two inputs", "gate", "DFineGate Deimv2Gate"),
+        (_equal(2), "q, k", "dense", "PPDocLayoutV2GlobalPointer PPDocLayoutV3GlobalPointer"),
+        (_per_head(3), _QKV, "proj", "EsmFoldSelfAttention"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_alternating, "x, z, row by row", "in_proj", "ZambaMambaMixer"),
         (_sections("time_step_rank", "ssm_state_size", "ssm_state_size"), "dt, B, C", "x_proj",
