@@ -203,6 +203,19 @@ class ProductAndDifference(Module):
         return torch.cat([q[:, None] * k[:, :, None], q[:, None] - k[:, :, None] + v], dim=-1)
 
 
+class Truncated(Module):
+    def forward(self, x):
+        a, b, c = self.project(x)[..., : self.width * 3].chunk(3, dim=-1)
+        return a * b + c
+
+
+class InALoop(Module):
+    def forward(self, x):
+        for part in self.project(x).chunk(3, dim=-1):
+            x = torch.cat([turned(part, x, x), x], dim=-1)
+        return x
+
+
 class Gated(Module):
     def forward(self, x):
         return F.glu(self.project(x), dim=-1)
@@ -321,6 +334,8 @@ FUSED = {
     Functional: "(b=3 r)",
     SumOfTwo: "(b=3 r)",
     ProductAndDifference: "(b=3 r)",
+    Truncated: "(b=3 r)",
+    InALoop: "(b=3 r)",
     Gated: "(b=2 r)",
     ImageChannels: "(b=3 r)",
     ImageViews: "(b=3 r)",
@@ -403,6 +418,19 @@ def test_code_that_cannot_be_read_says_nothing(monkeypatch):
         monkeypatch.setattr(cuts, "_CUTS", {})
         monkeypatch.setattr(cuts, "read", lambda module: 1 / 0)
         routed(Chunk())
+
+
+unread = eval("lambda y: y")
+
+
+class BesideUnread(Module):
+    def forward(self, x):
+        a, b, c = self.project(x).chunk(3, -1)
+        return unread(a) * b + c
+
+
+def test_a_function_without_source_hides_nothing_beside_it():
+    assert cuts.read(BesideUnread())["project"].parts == 3
 
 
 def test_a_module_is_read_once_for_all_its_like(monkeypatch):

@@ -475,8 +475,7 @@ class _Reader:
                 return flows.mixed([flow])
             elif label > 0:
                 pieces.add(self.sliced(flow, axis - 1, str(place)))
-        names = frozenset[str]() if pieces else flow.names
-        return Flow(names, tuple(axes), False, flow.pieces | pieces)
+        return Flow(flow.names, tuple(axes), False, flow.pieces | pieces)
 
     def sliced(self, flow: Flow, axis: int, how: str) -> tuple[Cut, str]:
         found = self.made(flow, axis, "slices")
@@ -491,7 +490,8 @@ class _Reader:
             for found in {found for found, _ in flow.pieces}:
                 places = {place for each, place in flow.pieces if each is found}
                 held.setdefault(found, []).append(places)
-        whole = [found for found, places in held.items() if found.join(places)]
+        looped = not isinstance(value, Several) or len(value.items) == 1
+        whole = [found for found, places in held.items() if found.join(places, looped=looped)]
         return whole[0].source if whole else flows.mixed([value])
 
 

@@ -72,14 +72,17 @@ class Cut:
         """Whether the sizes of the parts are in slices."""
         return any(":" in each for each in self.seen)
 
-    def join(self, members: Sequence[set[str]]) -> bool:
-        """Whether tensors made of these parts are, side by side, all of them or first and last."""
+    def join(self, members: Sequence[set[str]], *, looped: bool) -> bool:
+        """Whether tensors made of these parts are, side by side, all of them or first and last.
+
+        Those of a loop are one member, which stands for each of them.
+        """
         held = {part for member in members for part in member}
         first = any(re.match(r"0?:", each) for each in held)
         last = any(re.search(r":$|[1-9]::", each) for each in held)
         count = len(self.seen) if self.is_sliced else self.parts or 2
         several = len(members) > 1 and (len(held) >= max(2, count) or (first and last))
-        whole = several or "None" in held
+        whole = several or (looped and "None" in held)
         self.joined = self.joined or whole
         return whole
 
