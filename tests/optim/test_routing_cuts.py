@@ -375,6 +375,24 @@ def test_what_forward_leaves_whole_is_not_warned_of(cls):
         routed(cls(), overrides={"*second.weight": "matrix"})
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.readout = nn.Embedding(10, 8), nn.Linear(8, 10)
+        self.taken, self.kept = nn.Linear(8, 24), nn.Linear(8, 24)
+
+    def forward(self, x, h):
+        r, z, n = (self.taken(self.embed(x)) + self.kept(h)).chunk(3, -1)
+        return self.readout(r * z + n)
+
+
+def test_what_is_taken_apart_is_not_said_to_be_a_missed_head():
+    with pytest.warns(UserWarning) as caught:
+        nucleon.Leon.for_model(Recurrent())
+    (head,) = (str(w.message) for w in caught if "output head" in str(w.message))
+    assert "and readout is stepped as a matrix; pass head='readout'" in head
+
+
 class Outer(nn.Module):
     """Who takes apart what modules within its children give."""
 

@@ -148,8 +148,11 @@ def routed(
         return Routed(found, "")
     last = missed(model, heads)
     asking = {owner for p in found if p.route == "matrix" and p.asks for owner in p.owners}
-    if last is not None and asking.intersection(last.names):
-        _warn(notices.no_head(last))
+    if last is not None:  # what is taken apart goes on within the model
+        apart = {owner for p in found if p.unknown_order for owner in p.owners}
+        last = replace(last, names=[name for name in last.names if name not in apart])
+        if asking.intersection(last.names):
+            _warn(notices.no_head(last))
     if unsure := [name for name in doubtful(model, heads) if name in asking]:
         _warn(notices.doubtful_heads(unsure))
     return Routed(found, "" if heads else NO_HEAD)
