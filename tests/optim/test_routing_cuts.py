@@ -221,6 +221,19 @@ class Gated(Module):
         return F.glu(self.project(x), dim=-1)
 
 
+class Derived(Chunk):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class NoForward(Module):
+    """As a module of Lightning has it."""
+
+    def training_step(self, x):
+        a, b, c = self.project(x).chunk(3, -1)
+        return a * b + c
+
+
 class ImageChannels(Channels):
     def forward(self, x):
         q, k, v = self.project(x).flatten(2).chunk(3, dim=1)
@@ -297,6 +310,11 @@ class Behind(Module):
         return a * b
 
 
+class Overridden(Chunk):
+    def forward(self, x):
+        return self.project(x)
+
+
 class Trimmed(Channels):
     def forward(self, x):
         y = self.project(x)
@@ -337,10 +355,23 @@ FUSED = {
     Truncated: "(b=3 r)",
     InALoop: "(b=3 r)",
     Gated: "(b=2 r)",
+    Derived: "(b=3 r)",
+    NoForward: "(b=3 r)",
     ImageChannels: "(b=3 r)",
     ImageViews: "(b=3 r)",
 }
-WHOLE = [Rotated, TurnedInParts, Heads, Batch, Blocks, Residual, Behind, Trimmed, Shuffled]
+WHOLE = [
+    Rotated,
+    TurnedInParts,
+    Heads,
+    Batch,
+    Blocks,
+    Residual,
+    Behind,
+    Overridden,
+    Trimmed,
+    Shuffled,
+]
 
 
 def routed(module, **more):
@@ -371,7 +402,7 @@ def test_what_forward_takes_apart_is_one_matrix_with_a_warning_and_its_override(
 def test_what_forward_leaves_whole_is_not_warned_of(cls):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not cuts.read(cls()).get("project")
+        assert not cuts.read(cls()).cuts.get("project")
         routed(cls(), overrides={"*second.weight": "matrix"})
 
 
@@ -393,6 +424,15 @@ def test_what_is_taken_apart_is_not_said_to_be_a_missed_head():
     assert "and readout is stepped as a matrix; pass head='readout'" in head
 
 
+class Perceptron(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(8, 12), nn.Linear(12, 16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.second(self.first(x).relu()))
+
+
 class Outer(nn.Module):
     """Who takes apart what modules within its children give."""
 
@@ -402,15 +442,17 @@ class Outer(nn.Module):
         named = OrderedDict(conv=nn.Conv1d(8, 16, 1), bn=nn.BatchNorm1d(16))
         self.channels = nn.ModuleDict(named)
         self.layers = nn.ModuleList([nn.Linear(8, 16), nn.Linear(8, 16)])
-        self.inner = Residual(16)
+        self.inner, self.perceptron = Residual(16), Perceptron()
+        self.gated = nn.Sequential(nn.Linear(8, 16), nn.GLU())
 
     def forward(self, x):
         shift, scale = self.modulation(x).chunk(2, dim=-1)
         for count, layer in enumerate(self.layers):
             one, other = layer(x * count).chunk(2, -1)
         y = self.channels.bn(self.channels.conv(x))
+        a, b = self.perceptron(self.gated(x)).chunk(2, -1)
         q, k = self.inner.project(x).chunk(2, dim=-1)
-        return y.chunk(2, dim=1), shift * scale, one * other, q @ k.mT
+        return y.chunk(2, dim=1), shift * scale, one * other, q @ k.mT, a * b
 
 
 def test_weights_within_a_child_are_found_from_where_its_output_is_cut():
@@ -420,7 +462,10 @@ def test_weights_within_a_child_are_found_from_where_its_output_is_cut():
     names = {row.name for row in rows if "several maps" in row.reason}
     assert names == {
         f"layer.{name}.weight"
-        for name in ("modulation.1", "channels.conv", "layers.0", "layers.1", "inner.project")
+        for name in (
+            *("modulation.1", "channels.conv", "layers.0", "layers.1", "inner.project"),
+            *("gated.0", "perceptron.second"),
+        )
     }
     assert {wish["axes"] for wish in told.values()} == {"(b=2 r) c", "(b=2 r) c c"}
 
@@ -433,7 +478,7 @@ def test_code_that_cannot_be_read_says_nothing(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         routed(space["Made"]())
-        monkeypatch.setattr(cuts, "_CUTS", {})
+        monkeypatch.setattr(cuts, "_READ", {})
         monkeypatch.setattr(cuts, "read", lambda module: 1 / 0)
         routed(Chunk())
 
@@ -448,12 +493,12 @@ class BesideUnread(Module):
 
 
 def test_a_function_without_source_hides_nothing_beside_it():
-    assert cuts.read(BesideUnread())["project"].parts == 3
+    assert cuts.read(BesideUnread()).cuts["project"].parts == 3
 
 
 def test_a_module_is_read_once_for_all_its_like(monkeypatch):
     asked = []
-    monkeypatch.setattr(cuts, "_CUTS", {})
+    monkeypatch.setattr(cuts, "_READ", {})
     real = cuts.read
     monkeypatch.setattr(cuts, "read", lambda module: asked.append(type(module)) or real(module))
     with pytest.warns(UserWarning, match="and 1 more"):
@@ -461,4 +506,4 @@ def test_a_module_is_read_once_for_all_its_like(monkeypatch):
     assert asked.count(Chunk) == 1
     other = Chunk()
     other.project = nn.Conv1d(8, 24, 1)  # whose last axis is not its features
-    assert not cuts.cut(other, "project")
+    assert not cuts.reading(other).cuts

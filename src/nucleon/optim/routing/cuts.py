@@ -35,21 +35,30 @@ _SAME = re.compile(
 _Names = dict[str, Value]
 
 
-def cut(parent: nn.Module | None, name: str) -> Cut | None:
-    """How the code of `parent` takes apart what its child `name`, a path, gives; None if whole."""
-    if parent is None or type(parent).__module__.startswith("torch."):  # a list, a Sequential
-        return None
-    children = tuple((n, type(m), fused.is_map(m)) for n, m in parent.named_children())
-    key = (type(parent), children)
-    if key not in _CUTS:
+@dataclass(frozen=True)
+class Reading:
+    """What the code of a module does with what its children give."""
+
+    cuts: Mapping[str, Cut]
+    """Those that are taken apart, by their paths."""
+    gives: frozenset[str] = frozenset()
+    """Those whose output is that of the module."""
+
+
+_READ: dict[object, Reading] = {}
+
+
+def reading(module: nn.Module | None) -> Reading:
+    """What is read in a module, once for all of its like."""
+    if module is None or type(module).__module__.startswith("torch."):  # a list, a Sequential
+        return Reading({})
+    key = type(module), *((n, type(m), fused.is_map(m)) for n, m in module.named_children())
+    if key not in _READ:
         try:
-            _CUTS[key] = read(parent)
+            _READ[key] = read(module)
         except Exception:  # advice on code of any kind is no reason to stop a run
-            _CUTS[key] = {}
-    return _CUTS[key].get(name)
-
-
-_CUTS: dict[object, Mapping[str, Cut]] = {}
+            _READ[key] = Reading({})
+    return _READ[key]
 
 
 def word(cut: Cut, parent: nn.Module, rows: int) -> str:
@@ -65,12 +74,30 @@ def word(cut: Cut, parent: nn.Module, rows: int) -> str:
     return "r{SIZES}"
 
 
-def read(module: nn.Module) -> dict[str, Cut]:
-    """The cuts of what all children give, by their paths."""
+def read(module: nn.Module) -> Reading:
+    """Follow the methods of a module that use its children."""
     reader = _Reader(module)
-    reader.follow(type(module).forward, [Child("")], {})
+    given = reader.follow(type(module).forward, [Child("")], {})
+    for method in _methods(type(module), {*module._modules}):
+        reader.follow(method, [Child("")], {})
     found = [cut for cut in reader.cuts.values() if cut.holds]
-    return {name: cut for cut in reversed(found) for name in cut.source.names}
+    cuts = {name: cut for cut in reversed(found) for name in cut.source.names}
+    if isinstance(given, Flow) and given.loose:  # features at the end, where its user takes them
+        return Reading(cuts, given.names)
+    return Reading(cuts)
+
+
+def _methods(cls: type, children: set[str]) -> list[FunctionType]:
+    """The methods that name a child; those that are overridden where `super()` may call them."""
+    found: list[FunctionType] = []
+    hidden = {"__init__"}
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for name, method in vars(base).items():
+            if isinstance(method, FunctionType) and name not in hidden:
+                words = {*inspect.unwrap(method).__code__.co_names}
+                found += [method] if words & children else []
+                hidden |= set() if "super" in words else {name}
+    return found
 
 
 @cache

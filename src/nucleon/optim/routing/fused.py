@@ -88,6 +88,9 @@ def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     maps = {n: m for n, m in parent.named_children() if is_map(m)}
     if name not in maps:
         return False
+    behind = [*parent.children()][[*parent._modules].index(name) + 1 :]
+    if isinstance(parent, nn.Sequential) and behind and GLU.search(type(behind[0]).__name__):
+        return rows % 2 == 0 and not is_map(behind[0])
     if len(maps) == 1:  # its gate and what it gates, as in GEGLU of diffusers
         return GLU.search(type(parent).__name__) is not None and rows % 2 == 0
     second = maps.get(_HALVED_FOR.get(name, ""))

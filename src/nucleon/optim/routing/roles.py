@@ -77,7 +77,7 @@ class Place:
         users = [(self.parent, self.called), (self.grandparent, f"{outer}.{self.called}")]
         if self.parent is not None and _hands_on(self.parent, self.called):
             users.append((self.grandparent, outer))
-        found = ((user, cuts.cut(user, name)) for user, name in users)
+        found = ((user, cuts.reading(user).cuts.get(name)) for user, name in users)
         return next(((user, cut) for user, cut in found if user is not None and cut), None)
 
 
@@ -86,7 +86,8 @@ def _hands_on(parent: nn.Module, name: str) -> bool:
     if isinstance(parent, nn.ModuleList | nn.ModuleDict):
         return True
     maps = [n for n, m in parent.named_children() if fused.is_map(m)]
-    return maps[-1:] == [name] and (isinstance(parent, nn.Sequential) or len(maps) == 1)
+    last = maps[-1:] == [name] and (isinstance(parent, nn.Sequential) or len(maps) == 1)
+    return last or name in cuts.reading(parent).gives
 
 
 _TAIL = re.compile(
