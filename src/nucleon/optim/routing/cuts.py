@@ -52,7 +52,8 @@ def reading(module: nn.Module | None) -> Reading:
     """What is read in a module, once for all of its like."""
     if module is None or type(module).__module__.startswith("torch."):  # a list, a Sequential
         return Reading({})
-    key = type(module), *((n, type(m), fused.is_map(m)) for n, m in module.named_children())
+    children = ((n, type(m), m.__dict__.get("groups")) for n, m in module.named_children())
+    key = type(module), *children
     if key not in _READ:
         try:
             _READ[key] = read(module)

@@ -74,11 +74,12 @@ class Place:
     def cut(self) -> "tuple[nn.Module, cuts.Cut] | None":
         """Who takes apart what the map gives, and how; None if nobody does."""
         outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
-        users = [(self.parent, self.called), (self.grandparent, f"{outer}.{self.called}")]
-        if self.parent is not None and _hands_on(self.parent, self.called):
-            users.append((self.grandparent, outer))
-        found = ((user, cuts.reading(user).cuts.get(name)) for user, name in users)
-        return next(((user, cut) for user, cut in found if user is not None and cut), None)
+        inner, around = cuts.reading(self.parent).cuts, cuts.reading(self.grandparent).cuts
+        if self.parent is not None and self.called in inner:
+            return self.parent, inner[self.called]
+        handed = self.parent is not None and outer in around and _hands_on(self.parent, self.called)
+        found = around.get(outer if handed else f"{outer}.{self.called}")
+        return (self.grandparent, found) if self.grandparent is not None and found else None
 
 
 def _hands_on(parent: nn.Module, name: str) -> bool:
