@@ -41,32 +41,22 @@ REFUSED = {
 DOUBTED = {"SiglipModel": "text_model.head", "Siglip2Model": "text_model.head"}
 """Models with a layer that is a head by its name, but as wide as what later ones take."""
 FUSED = {
-    "CanaryModel": "pointwise_conv1",
+    "AXK2Model": "q_gate_proj",
     "Cohere2VisionModel": "linear_1",
-    "CohereAsrModel": "pointwise_conv1",
-    "FastSpeech2ConformerModel": "pointwise_conv1",
-    "FastSpeech2ConformerWithHifiGan": "pointwise_conv1",
+    "Deimv2Model": "csp_rep1.conv1.conv",
+    "Gemma3nAudioEncoder": "lconv1d.linear_start",
+    "Gemma4AudioModel": "lconv1d.linear_start.linear",
     "GraniteSpeech5Encoder": "pointwise_lin1",
     "GraniteSpeech5ForCTC": "pointwise_lin1",
-    "LasrEncoder": "pointwise_conv1",
-    "LasrForCTC": "pointwise_conv1",
     "LevitModel": "queries_keys_values.linear",
-    "Nemotron3_5AsrForRNNT": "pointwise_conv1",
-    "NemotronAsrStreamingEncoder": "pointwise_conv1",
-    "NemotronAsrStreamingForRNNT": "pointwise_conv1",
-    "NeuCodecModel": "pointwise_conv1",
-    "ParakeetEncoder": "pointwise_conv1",
-    "ParakeetForCTC": "pointwise_conv1",
-    "ParakeetForRNNT": "pointwise_conv1",
-    "ParakeetForTDT": "pointwise_conv1",
-    "SeamlessM4TModel": "pointwise_conv1",
-    "SeamlessM4Tv2Model": "pointwise_conv1",
+    "Phi4MultimodalModel": "glu.ext_pw_conv_1d",
+    "SeamlessM4TModel": "adapter.layers.0.residual_conv",
+    "SeamlessM4Tv2Model": "adapter.layers.0.residual_conv",
+    "Speech2TextModel": "encoder.conv.conv_layers.0",
     "VibeVoiceForConditionalGeneration": "final_layer.linear_1",
-    "Wav2Vec2BertModel": "pointwise_conv1",
-    "Wav2Vec2ConformerModel": "pointwise_conv1",
-    "Xcodec2Model": "pointwise_conv1",
+    "VitsModel": "text_encoder.project",
 }
-"""Models warned of several maps in a weight, in most of them a gate and what it gates."""
+"""Models warned of several maps in a weight: all of these take its output apart in `forward`."""
 NOT_BUILT = {
     "AutoformerModel",
     "AyaVisionModel",

@@ -37,8 +37,11 @@ CALLED = {
     "layer_idx": 0,
     "stage_idx": 0,
     "window_size": 0,
+    "d_model": WIDTH,
     "dim": WIDTH,
     "dim_out": WIDTH,
+    "embed_dim": WIDTH,
+    "head_width": WIDTH // HEADS,
     "hidden_size": WIDTH,
     "hidden_size_output": WIDTH,
     "intermediate_size": 96,
@@ -54,6 +57,8 @@ CALLED = {
     "index": 0,
 }
 """What the constructors take beside a config."""
+OWN = {"FastSpeech2ConformerConvolutionModule": {"module_config": {"kernel_size": 7}}}
+"""The same, by class."""
 MORE = {
     "BambaMixer": {"mamba_chunk_size": TOKENS},
     "CodeGenAttention": {"rotary_dim": 8},
@@ -119,7 +124,7 @@ def configs(cls, module, options):
 def instance(kind, options):
     cls, module = class_of(kind)
     wanted = inspect.signature(cls.__init__).parameters
-    called = {name: CALLED[name] for name in wanted if name in CALLED}
+    called = {name: CALLED[name] for name in wanted if name in CALLED} | OWN.get(kind, {})
     if "config" not in called:
         return cls(**called)
     for config in configs(cls, module, options):
@@ -171,7 +176,7 @@ def inputs(module, columns):
         "grid_thw": [[1, 2, TOKENS // 2]],
         "latents": torch.randn(2, TOKENS, columns),
         "layer_idx": next(iter(getattr(module, "layer_dic", [0]))),
-        "mask": torch.ones(2, 2 * TOKENS),
+        "mask": torch.ones(2, TOKENS if name.startswith("EsmFold") else 2 * TOKENS),
         "position_bias": torch.zeros(HEADS, 1, TOKENS),
         "position_embeddings": torch.randn(2, *([] if flat else [2]), TOKENS, size).unbind(0),
         "position_ids": torch.arange(TOKENS)[None],
@@ -197,9 +202,9 @@ class Cut:
         held = getattr(self.module, name)
         self.weight, self.start = held.weight, held.weight.detach().clone()
         across = type(held).__name__ == "Conv1D"
-        rows, columns = reversed(self.weight.shape) if across else self.weight.shape
+        rows, columns = reversed(self.weight.shape) if across else self.weight.shape[:2]
         word, _ = fused.known(self.module, name, rows, columns)
-        self.spec = f"c {word}" if across else f"{word} c"
+        self.spec = f"c {word}" if across else word + " c" * (self.weight.ndim - 1)
         self.tokens, self.more = inputs(self.module, columns)
 
     def parts(self):
@@ -323,6 +328,39 @@ def test_of_a_product_every_factor_at_zero_leaves_nothing(key, options):
     assert not any(cut.out({i: 0.0}).any() for i in factors)
 
 
+@cases("x, gates")
+def test_what_gates_let_through_is_where_forward_has_it(key, options):
+    cut = Cut(key, options)
+    assert len(cut.parts()) == 2
+    assert cut.out({1: 0.0}).any()  # gates of sigmoid(0)
+    assert not cut.out({0: 0.0}).any()
+
+
+@cases("gates of two inputs")
+def test_each_gate_is_that_of_its_input(key, options):
+    cut = Cut(key, options)
+    one, other = torch.randn(2, 2, TOKENS, WIDTH)
+    none = torch.zeros_like(one)
+
+    @torch.no_grad()
+    def out(place, *given):
+        cut.weight.copy_(cut.start)
+        base = cut.module(*given)
+        cut.parts()[place].mul_(-1.0)
+        return torch.equal(cut.module(*given), base)
+
+    assert [out(place, one, none) for place in (0, 1)] == [False, True]
+    assert [out(place, none, other) for place in (0, 1)] == [True, False]
+
+
+@cases("q, k")
+def test_queries_and_keys_are_where_forward_has_them(key, options):
+    cut = Cut(key, options)
+    base = cut.out()
+    assert torch.equal(cut.out({0: 2.0, 1: 0.5}), base) and len(cut.parts()) == 2
+    assert not torch.equal(cut.out({0: 2.0}), base)
+
+
 @cases("dt, B, C")
 def test_inputs_and_outputs_of_the_state_at_zero_leave_nothing(key, options):
     cut = Cut(key, options)
@@ -382,6 +420,9 @@ def test_every_known_weight_is_looked_at():
     seen = {"q, k, v", "q, v, k, in four parts", "k, v", "gate, up", "x, z", "x, z, row by row"}
     assert told == seen | {
         "up, gate",
+        "x, gates",
+        "gates of two inputs",
+        "q, k",
         "q, gates",
         "q, context, gates",
         "B, C, x",

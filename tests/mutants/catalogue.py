@@ -949,6 +949,22 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "optim/routing/flows.py",
+        "tests/optim/test_routing_cuts.py",
+        (
+            "parts that are joined again are several maps",
+            "self.joined = self.joined or whole",
+            "self.joined = False",
+            "test_what_forward_leaves_whole_is_not_warned_of",
+        ),
+        (
+            "the channels of a convolution are at the end",
+            "if last and not isinstance(last[0], nn.Linear):",
+            "if False:",
+            "test_what_forward_takes_apart_is_one_matrix_with_a_warning_and_its_override",
+        ),
+    ),
+    *mutants(
         "optim/migrate.py",
         "tests/optim/test_switching.py",
         (

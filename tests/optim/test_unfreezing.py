@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 import warnings
 
 import pytest
@@ -252,6 +253,19 @@ def test_only_what_is_added_is_routed_and_warned_of():
     with pytest.warns(UserWarning, match=r"more\.qkv\.weight; pass one of") as said:
         optimizer.add_param_group(model.more)
     assert len(said) == 1 and "'*more.qkv.weight'" in str(said[0].message)
+
+
+def test_a_parameter_beside_the_model_is_added_as_the_refusal_says():
+    model = network()
+    optimizer = nucleon.Leon.for_model(model, head="4")
+    extra = nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="not in the model") as refusal:
+        optimizer.add_param_group({"params": [extra]})
+    with pytest.raises(ValueError, match=r'pass these with names, as in \[\("extra.weight", p\)\]'):
+        optimizer.add_param_group({"params": [extra], "rule": "adamw"})
+    said = re.search(r"as in ({.*}), or", str(refusal.value))
+    optimizer.add_param_group(eval(said[1], {"parameter": extra}))
+    assert optimizer.explain()["extra.weight"].route == "adamw"
 
 
 def test_bad_additions_are_named_and_change_nothing():

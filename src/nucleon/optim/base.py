@@ -200,8 +200,9 @@ class MatrixOptimizer(Optimizer, ABC):
         first = sum(len(g["params"]) for g in self.param_groups)
         named, with_names = groups.named(group, first)
         if named and self.param_groups and with_names != self._runtime.with_names:
+            remedy = "without names" if with_names else 'with names, as in [("extra.weight", p)]'
             raise ValueError(
-                "some groups have named parameters and some have not; name all or none"
+                f"some groups have named parameters and some have not; pass these {remedy}"
             )
         specs = groups.specs(group.pop("axes", None), len(named))
         reasons = param_group.get("reasons") or ["as given"] * len(named)

@@ -5,7 +5,7 @@ k, then v in one library and for head after head in another. What is not known i
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,7 +37,8 @@ _HALVED_FOR = {
     "up_proj": "down_proj",
 }
 """The same, where the second may take half, as a gate is multiplied with the other half."""
-_GLU = re.compile(r"glu$", re.IGNORECASE)
+GLU = re.compile(r"glu$", re.IGNORECASE)
+"""Ends of names of what multiplies one half of its input with a gate made of the other."""
 
 
 def parts(name: str) -> int:
@@ -62,6 +63,14 @@ def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:
     return f"(b={max(2, parts(name), by_size)} r)"
 
 
+def in_sections(sizes: Sequence[int], rows: int) -> str:
+    """The same for maps of these sizes, in all or, where they are fewer than rows, per head."""
+    heads, equal = rows // sum(sizes), len({*sizes}) == 1
+    if heads == 1:
+        return f"(b={len(sizes)} r)" if equal else _cut(*sizes)
+    return f"(r={heads} b={len(sizes)} r)" if equal else f"(r={heads} {_cut(*sizes)})"
+
+
 def _taken(parent: nn.Module | None, name: str, rows: int) -> int:
     """How much of what `parent.name` gives the map behind it takes; all where there is none."""
     taken = getattr(getattr(parent, _TAKEN_BY.get(name, ""), None), "in_features", rows)
@@ -79,8 +88,11 @@ def _is_halved(parent: nn.Module | None, name: str, rows: int) -> bool:
     maps = {n: m for n, m in parent.named_children() if is_map(m)}
     if name not in maps:
         return False
+    behind = [*parent.children()][[*parent._modules].index(name) + 1 :]
+    if isinstance(parent, nn.Sequential) and behind and GLU.search(type(behind[0]).__name__):
+        return rows % 2 == 0 and not is_map(behind[0])
     if len(maps) == 1:  # its gate and what it gates, as in GEGLU of diffusers
-        return _GLU.search(type(parent).__name__) is not None and rows % 2 == 0
+        return GLU.search(type(parent).__name__) is not None and rows % 2 == 0
     second = maps.get(_HALVED_FOR.get(name, ""))
     if second is not None:
         return rows == 2 * _columns(second)
@@ -345,6 +357,16 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(2), _GATED, "input_linear",
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
         (_equal(2), "up, gate", "proj", "ClvpGatedLinearUnit"),
+        (_equal(2), "x, gates", "pointwise_conv1",
+         "FastSpeech2ConformerConvolutionModule LasrEncoderConvolutionModule "
+         "NemotronAsrStreamingEncoderConvolutionModule ParakeetEncoderConvolutionModule "
+         "SeamlessM4TConformerConvolutionModule SeamlessM4Tv2ConformerConvolutionModule "
+         "Wav2Vec2BertConvolutionModule Wav2Vec2ConformerConvolutionModule"),
+        (_equal(2), "x, gates", "up_conv",
+         "GraniteSpeechConformerConvModule GraniteSpeechPlusConformerConvModule"),
+        (_equal(2), "gates of two inputs", "gate", "DFineGate Deimv2Gate"),
+        (_equal(2), "q, k", "dense", "PPDocLayoutV2GlobalPointer PPDocLayoutV3GlobalPointer"),
+        (_per_head(3), _QKV, "proj", "EsmFoldSelfAttention"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_alternating, "x, z, row by row", "in_proj", "ZambaMambaMixer"),
         (_sections("time_step_rank", "ssm_state_size", "ssm_state_size"), "dt, B, C", "x_proj",

@@ -64,7 +64,8 @@ class Later:
             strange = [name for param, name in wanted.items() if param not in known]
             raise ValueError(
                 f"{', '.join(strange)} of params is not in the model, so that nothing tells where "
-                f'it goes; pass its module, or "rule": "matrix" or "adamw" with it'
+                f'it goes; pass its module, or a name and a rule with it, as in {{"params": '
+                f'[("extra.weight", parameter)], "rule": "adamw"}}, or "matrix"'
             )
         # A module beside the model has no output head that is looked for, nor its overrides.
         alone = {"aux": arguments["aux"], "head": None, "overrides": None}

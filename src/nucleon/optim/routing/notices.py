@@ -38,7 +38,9 @@ def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) 
     words = [word for _, _, word in fused]
     attends = all(parts(name) == 3 for name in names) and {*words} == {"(b=3 r)"}
     maps = "q, k, v" if attends else "the maps"
-    ways = {f"{maps} one after the other, as x.chunk or x.split cuts them": words}
+    sizes = ["write the sizes for SIZES"] if any("SIZES" in word for word in words) else []
+    in_turn = f"{maps} one after the other, as x.chunk or x.split cuts them"
+    ways = {"; ".join([in_turn, *sizes]): words}
     if any("b=" in word for word in words):
         meaning = f"head by head, in each {maps}; write the number for HEADS"
         ways[meaning] = [word.replace("(b=", "(r=HEADS b=") for word in words]

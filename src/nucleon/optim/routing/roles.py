@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from nucleon.optim.routing import fused, parametrized
+from nucleon.optim.routing import cuts, fused, parametrized
 
 Route = Literal["matrix", "adamw"]
 
@@ -69,6 +69,26 @@ class Place:
             return self.parent, self.called
         alone = sum(p.ndim > 1 for p in self.parent.parameters()) == 1
         return (self.grandparent, outer) if alone else (self.parent, self.called)
+
+    @property
+    def cut(self) -> "tuple[nn.Module, cuts.Cut] | None":
+        """Who takes apart what the map gives, and how; None if nobody does."""
+        outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
+        inner, around = cuts.reading(self.parent).cuts, cuts.reading(self.grandparent).cuts
+        if self.parent is not None and self.called in inner:
+            return self.parent, inner[self.called]
+        handed = self.parent is not None and outer in around and _hands_on(self.parent, self.called)
+        found = around.get(outer if handed else f"{outer}.{self.called}")
+        return (self.grandparent, found) if self.grandparent is not None and found else None
+
+
+def _hands_on(parent: nn.Module, name: str) -> bool:
+    """Whether what `parent.name` gives is what the parent gives."""
+    if isinstance(parent, nn.ModuleList | nn.ModuleDict):
+        return True
+    maps = [n for n, m in parent.named_children() if fused.is_map(m)]
+    last = maps[-1:] == [name] and (isinstance(parent, nn.Sequential) or len(maps) == 1)
+    return last or name in cuts.reading(parent).gives
 
 
 _TAIL = re.compile(
@@ -326,7 +346,7 @@ def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> 
     if (found := fused.known(parent, name, rows, columns)) is not None:
         word, maps = found
         return Role("matrix", f"{kind}: {maps}", axes.format(word))
-    if fused.seems_fused(parent, name, rows):
-        said = f"{kind}, several maps by its name or size in an order not known: one matrix"
+    if fused.seems_fused(parent, name, rows) or place.cut is not None:
+        said = f"{kind}, several maps by its name, size or use in an order not known: one matrix"
         return Role("matrix", said, axes.format("r"), unknown_order=True)
     return Role("matrix", kind, axes.format("r"))

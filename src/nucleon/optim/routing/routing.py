@@ -28,7 +28,7 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
 from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import OF_ADAMW, Head, Override
-from nucleon.optim.routing import fused, notices, roles
+from nucleon.optim.routing import cuts, fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import doubtful, missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
@@ -148,8 +148,11 @@ def routed(
         return Routed(found, "")
     last = missed(model, heads)
     asking = {owner for p in found if p.route == "matrix" and p.asks for owner in p.owners}
-    if last is not None and asking.intersection(last.names):
-        _warn(notices.no_head(last))
+    if last is not None:  # what is taken apart goes on within the model
+        apart = {owner for p in found if p.unknown_order for owner in p.owners}
+        last = replace(last, names=[name for name in last.names if name not in apart])
+        if asking.intersection(last.names):
+            _warn(notices.no_head(last))
     if unsure := [name for name in doubtful(model, heads) if name in asking]:
         _warn(notices.doubtful_heads(unsure))
     return Routed(found, "" if heads else NO_HEAD)
@@ -193,6 +196,9 @@ def _in_turn(parameter: _Parameter) -> tuple[str, str, str]:
     """The name of a weight of several maps, its axes, and the word of its maps in turn."""
     axes, place = str(parameter.axes), parameter.places[0]
     rows = place.param.shape[axes.split().index("r")]
+    if (found := place.cut) is not None:
+        user, cut = found
+        return parameter.name, axes, cuts.word(cut, user, rows)
     return parameter.name, axes, fused.in_turn(*place.as_map, rows)
 
 
