@@ -118,6 +118,34 @@ class Pieces:
 Value = Flow | Child | Several | Pieces | None
 
 
+@dataclass(frozen=True)
+class Given:
+    """What an operation on a tensor is called with, beside the tensor."""
+
+    nodes: Sequence[ast.expr]
+    values: Sequence[Value]
+    named: Mapping[str, tuple[ast.expr, Value]]
+    this: nn.Module
+
+    def node(self, place: int, *names: str) -> ast.expr | None:
+        """An argument by its place or one of its names."""
+        if place < len(self.nodes):
+            return self.nodes[place]
+        return next((self.named[name][0] for name in names if name in self.named), None)
+
+    def number(self, place: int, name: str, default: int | None = None) -> int | None:
+        """The same, where it is a number that can be known."""
+        node = self.node(place, name, "axis")
+        return default if node is None else number(node, self.this)
+
+    def sizes(self, place: int, *names: str) -> list[ast.expr]:
+        """A shape, as one tuple or number by number."""
+        named = [self.named[name] for name in names if name in self.named]
+        given = [*zip(self.nodes, self.values, strict=True)][place:] or named
+        inner = [value.nodes if isinstance(value, Several) else (node,) for node, value in given]
+        return [node for nodes in inner for node in nodes]
+
+
 def tensors(values: Sequence[Value]) -> list[Flow]:
     """All tensors among them."""
     found: list[Flow] = []
