@@ -153,6 +153,6 @@ def direction_error(
         return contract(method, dtype) + rounding
     if method in ("auto", "polar-express", "coupled") and condition * math.sqrt(2 * n) < 100:
         return 0.02 + rounding + square / (1 - decay)
-    if method in NARROW and condition < 10:
+    if method in NARROW and condition < 10 and condition * math.sqrt(n) < 300:
         return 0.1
     return math.inf
