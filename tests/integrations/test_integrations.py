@@ -335,6 +335,8 @@ def test_a_trainer_logs_diagnostics_and_certificates(tmp_path):
     optimizer = getattr(made.optimizer, "optimizer", made.optimizer)
     expected = optimizer.diagnostics()
     assert {k: logs[-1][k] for k in expected} == expected
+    ratios = [logs[-1][k] for k in expected if k.endswith("update_ratio")]
+    assert min(ratios) > 0  # the schedule of the Trainer is at 0 by now
     name = "model.layers.0.mlp.up_proj.weight"
     certificate = optimizer.certificates()[name]
     assert logs[-1][f"leon/{name}/regret"] == certificate.regret.item()

@@ -363,11 +363,15 @@ class MatrixOptimizer(Optimizer, ABC):
         every rank must call it, and has the whole answer.
 
         Quantities: `update_norm` ‖P‖_op, `smoothing_share` Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P
-        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F, `skipped` steps.
+        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the rate of the last step (one that
+        is a tensor: as it is now), `skipped` steps.
         """
         ours, infos = self.param_groups, self._runtime.infos
         works = worklist.present(self, ours, self.state, infos)
-        return diagnostics.collect(self.name, ours, works, infos)
+        rates = self._runtime.last_rates
+        if len(rates) != len(ours):  # no step yet, or a group was added since
+            rates = [group["lr"] for group in ours]
+        return diagnostics.collect(self.name, ours, works, infos, rates)
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -396,10 +400,13 @@ class MatrixOptimizer(Optimizer, ABC):
         groups.check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
         if len(self.param_groups) > 1:
             schedulers.warn_of_one_rate(self._runtime, self.param_groups)
+        rates: list[Any] = []
         for group in self.param_groups:
+            rates += (group["lr"],)
             if group["certify"] or group["certified"]:
                 ledger.note(group, self.declared.game)
         found = self._worklist()
+        self._runtime.last_rates = rates
         if found.sharded:
             wire.redistribute(found.sharded)
         for states in found.counted.values():

@@ -40,5 +40,7 @@ class Runtime:
     """What routing wants its user to know."""
     rates: dict[Tensor, Any] = field(default_factory=dict[Tensor, Any])
     """The rate that each parameter's group was added with."""
+    last_rates: list[Any] = field(default_factory=list[Any])
+    """Of the groups at the last step: a scheduler has moved on when figures of it are asked for."""
     warned: bool = False
     """Whether it was said that a scheduler takes, or may take, all groups to one rate."""

@@ -21,9 +21,17 @@ QUANTITIES = ("update_norm", "smoothing_share", "cosine_to_muon", "update_ratio"
 
 
 def collect(
-    name: str, groups: Sequence[Mapping[str, Any]], works: Sequence[Matrices], infos: Infos
+    name: str,
+    groups: Sequence[Mapping[str, Any]],
+    works: Sequence[Matrices],
+    infos: Infos,
+    rates: Sequence[float | Tensor],
 ) -> dict[str, float]:
-    """The quantities of `MatrixOptimizer.diagnostics`, measured on device and read back at once."""
+    """The quantities of `MatrixOptimizer.diagnostics`, measured on device and read back at once.
+
+    `rates` has that of each group.
+    """
+    lr = {id(group): rate for group, rate in zip(groups, rates, strict=True)}
     keys: list[str] = []
     factors: list[float] = []
     tables: list[Tensor] = []
@@ -34,7 +42,7 @@ def collect(
         norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
         skipped = stack.gather_own(s["skipped"] for s in work.states)
         with exact_products(total.device):
-            table = _measure(total, smoothing, direction, norms, work.group["lr"], skipped)
+            table = _measure(total, smoothing, direction, norms, lr[id(work.group)], skipped)
         tables.append(table.flatten())
         scale = work.hyperparameters.scale
         for piece in stack.pieces:
