@@ -5,10 +5,14 @@ like one. None of the names and sizes here tells anything.
 """
 
 import ast
+import gc
+import linecache
 import re
 import types
 import warnings
+import weakref
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import nucleon
-from nucleon.optim.routing import cuts
+from nucleon.optim.routing import cuts, fused
 
 einops = types.SimpleNamespace(rearrange=None)  # only its name is read
 
@@ -507,3 +511,67 @@ def test_a_module_is_read_once_for_all_its_like(monkeypatch):
     other = Chunk()
     other.project = nn.Conv1d(8, 24, 1)  # whose last axis is not its features
     assert not cuts.reading(other).cuts
+
+
+class AlongDim(Module):
+    def __init__(self, dim, layer, count=3):
+        super().__init__()
+        self.dim, self.count = dim, count
+        self.project = nn.Sequential(layer)
+
+    def forward(self, x):
+        return self.project(x).chunk(self.count, self.dim)
+
+
+def test_what_is_read_in_one_module_is_not_said_of_another_of_its_class():
+    """Its own numbers and the modules within its children are part of what the code does."""
+    linear, conv = nn.Linear(8, 24), nn.Conv1d(8, 24, 1)
+    for found in (True, False) * 2:  # whichever came first
+        assert bool(cuts.reading(AlongDim(-1, linear)).cuts) is True
+        assert bool(cuts.reading(AlongDim(0 if found else -2, linear)).cuts) is False
+        assert bool(cuts.reading(AlongDim(-1, conv)).cuts) is False
+        assert bool(cuts.reading(AlongDim(-2, conv)).cuts) is True
+        assert cuts.reading(AlongDim(-1, linear, 2)).cuts["project"].parts == 2
+
+
+class Property(Module):
+    @property
+    def half(self):
+        raise RuntimeError("not before the first batch")
+
+    def forward(self, x):
+        a, b = self.project(x).split([self.half, self.half], -1)
+        return a * b
+
+
+class Cancelled(Module):
+    def forward(self, x):
+        a, b = self.project(x).split([self.size, self.size - self.width], -1)
+        return a * b
+
+
+@pytest.mark.parametrize("cls", [Property, Cancelled])
+def test_sizes_that_cannot_be_told_without_running_code_are_asked_for(cls):
+    with pytest.warns(UserWarning, match=r"r\{SIZES\} c.*write the sizes for SIZES"):
+        routed(cls())
+
+
+def test_a_word_is_never_a_reason_to_stop(monkeypatch):
+    cut = cuts.read(Sections()).cuts["project"]
+    monkeypatch.setattr(fused, "in_sections", lambda sizes, rows: 1 / 0)
+    assert cuts.word(cut, Sections(), 24) == "r{SIZES}"
+
+
+def test_a_class_that_was_read_is_not_held():
+    file = Path(__file__).with_name("made.py")
+    code = "class Made(Module):\n def forward(self, x):\n  return self.project(x).chunk(3, -1)\n"
+    space = {"Module": Module, "__name__": "made", "__file__": str(file)}
+    linecache.cache[str(file)] = (len(code), None, code.splitlines(True), str(file))
+    exec(compile(code, file, "exec"), space)
+    model = space["Made"]()
+    model.inner = space["Made"]()
+    assert cuts.reading(model).cuts and cuts.reading(nn.Sequential(model)[0]).cuts
+    held = weakref.ref(space["Made"]), weakref.ref(space["Made"].forward)
+    del model, space
+    gc.collect()
+    assert [each() for each in held] == [None, None]

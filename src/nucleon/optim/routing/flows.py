@@ -5,8 +5,9 @@ a plain number among its sizes, as `y.view(b, t, 3, heads, -1)`, gives maps an a
 """
 
 import ast
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,7 +126,8 @@ class Given:
     nodes: Sequence[ast.expr]
     values: Sequence[Value]
     named: Mapping[str, tuple[ast.expr, Value]]
-    this: nn.Module
+    known: Callable[[ast.expr], int | None]
+    """The number that an expression is."""
 
     def node(self, place: int, *names: str) -> ast.expr | None:
         """An argument by its place or one of its names."""
@@ -136,7 +138,7 @@ class Given:
     def number(self, place: int, name: str, default: int | None = None) -> int | None:
         """The same, where it is a number that can be known."""
         node = self.node(place, name, "axis")
-        return default if node is None else number(node, self.this)
+        return default if node is None else self.known(node)
 
     def sizes(self, place: int, *names: str) -> list[ast.expr]:
         """A shape, as one tuple or number by number."""
@@ -336,4 +338,8 @@ def _attribute(node: ast.expr, this: Any) -> Any:
         return this if node.id == "self" else None
     if not isinstance(node, ast.Attribute):
         return None
-    return getattr(_attribute(node.value, this), node.attr, None)
+    holder = _attribute(node.value, this)
+    child = holder._modules.get(node.attr) if isinstance(holder, nn.Module) else None
+    if child is not None:
+        return child
+    return inspect.getattr_static(holder, node.attr, None)  # where `getattr` runs a property

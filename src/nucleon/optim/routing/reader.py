@@ -6,12 +6,9 @@ the source, tensors by their axes alone.
 
 import ast
 import inspect
-import linecache
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import nn
 
 from nucleon.optim.routing import flows, fused
 from nucleon.optim.routing.flows import OTHER, Child, Cut, Flow, Given, Pieces, Several, Value
+from nucleon.optim.routing.sources import parsed
 
 DEPTH, CALLS = 4, 200
 """Calls within calls that are followed, and how many in all."""
@@ -32,30 +30,20 @@ _SAME = re.compile(
 _Names = dict[str, Value]
 
 
-@cache
-def _parsed(function: FunctionType) -> ast.FunctionDef | None:
-    code = inspect.unwrap(function).__code__
-    lines = linecache.getlines(code.co_filename, function.__globals__)
-    if len(lines) < code.co_firstlineno:
-        return None
-    block = inspect.getblock(lines[code.co_firstlineno - 1 :])
-    tree = ast.parse(textwrap.dedent("".join(block))).body[0]
-    return tree if isinstance(tree, ast.FunctionDef) else None
-
-
 class Reader:
     """Follows what children give through the code of their module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.cuts: dict[object, Cut] = {}
+        self.numbers: list[tuple[ast.expr, int | None]] = []
         self.depth = self.calls = 0
         self.returned: list[Value] = []
         self.scope: Mapping[str, Any] = {}
 
     def follow(self, function: Any, args: Sequence[Value], named: Mapping[str, Value]) -> Value:
         """What a function gives."""
-        tree = _parsed(function)
+        tree = parsed(function)
         if tree is None or self.depth == DEPTH or self.calls == CALLS:
             return flows.mixed([*args, *named.values()])
         given = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
@@ -210,6 +198,13 @@ class Reader:
             return flows.moved(value, -1, -2, swap=True)
         return None
 
+    def number(self, node: ast.expr | None) -> int | None:
+        """A number that the code has, or that the module has: what is read then rests on it."""
+        found = flows.number(node, self.module)
+        if node is not None and flows.literal(node) is None:
+            self.numbers.append((node, found))
+        return found
+
     def child(self, path: str) -> nn.Module | None:
         """The module at a path."""
         found: nn.Module | None = self.module
@@ -240,7 +235,7 @@ class Reader:
         args = [self.value(each, names) for each in node.args]
         named = {k.arg: (k.value, self.value(k.value, names)) for k in node.keywords if k.arg}
         values = {name: value for name, (_, value) in named.items()}
-        given = Given(node.args, args, named, self.module)
+        given = Given(node.args, args, named, self.number)
         owner, name = None, getattr(node.func, "id", "")
         if isinstance(node.func, ast.Attribute):
             owner, name = self.value(node.func.value, names), node.func.attr
