@@ -213,6 +213,16 @@ class Truncated(Module):
         return a * b + c
 
 
+class KeptApart(Module):
+    """Parts that are put into a cache side by side are maps all the same."""
+
+    def forward(self, x, cache):
+        k, v, gate = self.project(x).chunk(3, dim=-1)
+        cache["k"], cache["v"], cache["gate"] = k, v, gate
+        cache[:, 0], cache[:, 1], cache[:, 2] = k, v, gate
+        return cache
+
+
 class InALoop(Module):
     def forward(self, x):
         for part in self.project(x).chunk(3, dim=-1):
@@ -236,6 +246,67 @@ class NoForward(Module):
     def training_step(self, x):
         a, b, c = self.project(x).chunk(3, -1)
         return a * b + c
+
+
+class SiluAndMul(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x):
+        gate, up = x.split([self.width, self.width], -1)
+        return F.silu(gate) * up
+
+
+class GateInAModule(Module):
+    def __init__(self):
+        super().__init__()
+        self.act = SiluAndMul(12)
+
+    def forward(self, x):
+        return self.act(self.project(x))
+
+
+class ScaleByNone(Module):
+    def forward(self, x):
+        scale, shift = self.project(x)[:, :, None, None].chunk(2, dim=1)
+        return scale + shift
+
+
+class ScaleUnsqueezed(Module):
+    def forward(self, x):
+        scale, shift = self.project(x).unsqueeze(-1).unsqueeze(-1).chunk(2, 1)
+        return scale + shift
+
+
+class ScaleViewed(Module):
+    def forward(self, x):
+        scale, shift = self.project(x).view(len(x), -1, 1, 1).chunk(2, 1)
+        return scale + shift
+
+
+class ScaleSplit(Module):
+    def forward(self, x):
+        scale, shift = torch.split(self.project(x), [self.width, 2 * self.width], dim=1)
+        return scale + shift.sum()
+
+
+class ScaleSplitEvenly(Module):
+    def forward(self, x):
+        scale, shift, gate = self.project(x).split(self.width, dim=1)
+        return scale + shift * gate
+
+
+class ScaleSliced(Module):
+    def forward(self, x):
+        y = self.project(x)
+        return y[:, : self.width] + y[:, self.width : 2 * self.width] * y[:, 2 * self.width :]
+
+
+class ScaleSlicedForImages(Module):
+    def forward(self, x, number):
+        y = self.project(x)
+        return y[:, :number, None, None] + y[:, number:, None, None].sum()
 
 
 class ImageChannels(Channels):
@@ -275,6 +346,33 @@ class TurnedInParts(Module):
             part = turned(part, cos, sin)
             found.append(part)
         return torch.cat(found, dim=-1)
+
+
+class TurnedInPlace(Module):
+    def forward(self, x, cos, sin):
+        q = self.project(x)
+        one, other = q[..., ::2], q[..., 1::2]
+        out = torch.empty_like(q)
+        out[..., ::2] = one * cos - other * sin
+        out[..., 1::2] = other * cos + one * sin
+        return out
+
+
+class OnePart(Module):
+    count = 1
+
+    def forward(self, x):
+        return self.project(x).chunk(self.count, -1)
+
+
+class Tokens(Module):
+    """A class token and the others; text and images; neither is as many as there are features."""
+
+    def forward(self, x):
+        y = self.project(x)
+        text, image = y.split([self.width, self.width], dim=1)
+        one, other = y.split(self.width, dim=1)
+        return y[:, :1], y[:, 1:], text, image, one, other, self.act(y)
 
 
 class Heads(Module):
@@ -357,16 +455,28 @@ FUSED = {
     SumOfTwo: "(b=3 r)",
     ProductAndDifference: "(b=3 r)",
     Truncated: "(b=3 r)",
+    KeptApart: "(b=3 r)",
     InALoop: "(b=3 r)",
     Gated: "(b=2 r)",
     Derived: "(b=3 r)",
     NoForward: "(b=3 r)",
+    GateInAModule: "(b=2 r)",
+    ScaleByNone: "(b=2 r)",
+    ScaleUnsqueezed: "(b=2 r)",
+    ScaleViewed: "(b=2 r)",
+    ScaleSplit: "r{8,16}",
+    ScaleSplitEvenly: "(b=3 r)",
+    ScaleSliced: "r{SIZES}",
+    ScaleSlicedForImages: "r{SIZES}",
     ImageChannels: "(b=3 r)",
     ImageViews: "(b=3 r)",
 }
 WHOLE = [
     Rotated,
     TurnedInParts,
+    TurnedInPlace,
+    OnePart,
+    Tokens,
     Heads,
     Batch,
     Blocks,

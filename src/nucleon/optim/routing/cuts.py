@@ -91,11 +91,26 @@ def read(module: nn.Module) -> Reading:
     given = reader.follow(type(module).forward, [Child("")], {})
     for method in _methods(type(module), {*module._modules}):
         reader.follow(method, [Child("")], {})
-    found = [cut for cut in reader.cuts.values() if cut.holds]
+    found = [cut for cut in reader.cuts.values() if cut.holds and _is_sure(cut, reader)]
     cuts = {name: cut for cut in reversed(found) for name in cut.source.names}
-    if isinstance(given, Flow) and given.loose:  # features at the end, where its user takes them
+    if (
+        isinstance(given, Flow) and given.loose and given.axes[-1] != flows.OTHER
+    ):  # features at the end, where its user takes them
         return Reading(cuts, given.names, (*reader.numbers,))
     return Reading(cuts, rests_on=(*reader.numbers,))
+
+
+def _is_sure(cut: Cut, reader: Reader) -> bool:
+    """Whether it is features that are cut, where it may be tokens: the parts add up to them."""
+    if cut.marks is None:
+        return True
+    sizes = [reader.number(node) or 0 for node in cut.marks]
+    if cut.seen:  # slices, from where they start, of one size: a class token is no such part
+        sizes = [max(sizes) // (len(cut.seen) - 1)] * len(cut.seen)
+    elif cut.sizes is None:
+        sizes *= cut.parts or 0
+    rows = {reader.number(flows.attribute(f"{name}.out_features")) for name in cut.source.names}
+    return rows == {sum(sizes)}
 
 
 def _methods(cls: type, children: set[str]) -> list[FunctionType]:
