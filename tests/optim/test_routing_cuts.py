@@ -512,6 +512,24 @@ def test_what_forward_takes_apart_is_one_matrix_with_a_warning_and_its_override(
         assert routed(cls(), overrides=over)["layer.project.weight"].axes == told
 
 
+@pytest.mark.parametrize(
+    ("cls", "ways"),
+    [
+        (Chunk, ["the maps one after the other, as x.chunk", "head by head, in each"]),
+        (Slices, ["the maps one after the other, as x.chunk"]),
+        (EveryOther, ["the maps row by row in turn"]),
+        (SectionsPerHead, ["the maps head by head, as the code cuts each"]),
+    ],
+)
+def test_the_warning_says_how_the_maps_lie_in_each_override(cls, ways):
+    with pytest.warns(UserWarning, match="not known") as caught:
+        routed(cls())
+    lines = str(caught[0].message).splitlines()[1:]
+    offered, said = zip(*(line.split("  # ") for line in lines), strict=True)
+    assert len({*offered}) == len(offered) == len(ways) + 1
+    assert all(text.startswith(way) for text, way in zip(said, ways, strict=False)), said
+
+
 @pytest.mark.parametrize("cls", WHOLE, ids=lambda cls: cls.__name__)
 def test_what_forward_leaves_whole_is_not_warned_of(cls):
     with warnings.catch_warnings():
