@@ -279,6 +279,15 @@ class ScaleUnsqueezed(Module):
         return scale + shift
 
 
+class ScaleAsDeep(Module):
+    def forward(self, x, image):
+        y = self.project(x)
+        while y.ndim < image.ndim:
+            y = y[..., None]
+        scale, shift = torch.chunk(y, 2, dim=1)
+        return scale + shift
+
+
 class ScaleViewed(Module):
     def forward(self, x):
         scale, shift = self.project(x).view(len(x), -1, 1, 1).chunk(2, 1)
@@ -463,6 +472,7 @@ FUSED = {
     GateInAModule: "(b=2 r)",
     ScaleByNone: "(b=2 r)",
     ScaleUnsqueezed: "(b=2 r)",
+    ScaleAsDeep: "(b=2 r)",
     ScaleViewed: "(b=2 r)",
     ScaleSplit: "r{8,16}",
     ScaleSplitEvenly: "(b=3 r)",

@@ -417,7 +417,8 @@ class Reader:
                 return flows.mixed([flow])
             elif label > 0:
                 pieces.add(self.sliced(flow, axis - 1, str(place)))
-        return Flow(flow.names, tuple(axes), False, flow.pieces | pieces)
+        loose = value.loose and not taken and _is(items[0], ...)  # y[..., None]
+        return Flow(flow.names, tuple(axes), loose, flow.pieces | pieces)
 
     def second(self, flow: Flow, part: ast.expr) -> tuple[Cut, str]:
         """A slice of the second axis of what a Linear gives: of features, or of tokens."""
