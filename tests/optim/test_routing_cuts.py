@@ -5,10 +5,14 @@ like one. None of the names and sizes here tells anything.
 """
 
 import ast
+import gc
+import linecache
 import re
 import types
 import warnings
+import weakref
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import nucleon
-from nucleon.optim.routing import cuts
+from nucleon.optim.routing import cuts, fused
 
 einops = types.SimpleNamespace(rearrange=None)  # only its name is read
 
@@ -209,6 +213,16 @@ class Truncated(Module):
         return a * b + c
 
 
+class KeptApart(Module):
+    """Parts that are put into a cache side by side are maps all the same."""
+
+    def forward(self, x, cache):
+        k, v, gate = self.project(x).chunk(3, dim=-1)
+        cache["k"], cache["v"], cache["gate"] = k, v, gate
+        cache[:, 0], cache[:, 1], cache[:, 2] = k, v, gate
+        return cache
+
+
 class InALoop(Module):
     def forward(self, x):
         for part in self.project(x).chunk(3, dim=-1):
@@ -232,6 +246,76 @@ class NoForward(Module):
     def training_step(self, x):
         a, b, c = self.project(x).chunk(3, -1)
         return a * b + c
+
+
+class SiluAndMul(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x):
+        gate, up = x.split([self.width, self.width], -1)
+        return F.silu(gate) * up
+
+
+class GateInAModule(Module):
+    def __init__(self):
+        super().__init__()
+        self.act = SiluAndMul(12)
+
+    def forward(self, x):
+        return self.act(self.project(x))
+
+
+class ScaleByNone(Module):
+    def forward(self, x):
+        scale, shift = self.project(x)[:, :, None, None].chunk(2, dim=1)
+        return scale + shift
+
+
+class ScaleUnsqueezed(Module):
+    def forward(self, x):
+        scale, shift = self.project(x).unsqueeze(-1).unsqueeze(-1).chunk(2, 1)
+        return scale + shift
+
+
+class ScaleAsDeep(Module):
+    def forward(self, x, image):
+        y = self.project(x)
+        while y.ndim < image.ndim:
+            y = y[..., None]
+        scale, shift = torch.chunk(y, 2, dim=1)
+        return scale + shift
+
+
+class ScaleViewed(Module):
+    def forward(self, x):
+        scale, shift = self.project(x).view(len(x), -1, 1, 1).chunk(2, 1)
+        return scale + shift
+
+
+class ScaleSplit(Module):
+    def forward(self, x):
+        scale, shift = torch.split(self.project(x), [self.width, 2 * self.width], dim=1)
+        return scale + shift.sum()
+
+
+class ScaleSplitEvenly(Module):
+    def forward(self, x):
+        scale, shift, gate = self.project(x).split(self.width, dim=1)
+        return scale + shift * gate
+
+
+class ScaleSliced(Module):
+    def forward(self, x):
+        y = self.project(x)
+        return y[:, : self.width] + y[:, self.width : 2 * self.width] * y[:, 2 * self.width :]
+
+
+class ScaleSlicedForImages(Module):
+    def forward(self, x, number):
+        y = self.project(x)
+        return y[:, :number, None, None] + y[:, number:, None, None].sum()
 
 
 class ImageChannels(Channels):
@@ -271,6 +355,33 @@ class TurnedInParts(Module):
             part = turned(part, cos, sin)
             found.append(part)
         return torch.cat(found, dim=-1)
+
+
+class TurnedInPlace(Module):
+    def forward(self, x, cos, sin):
+        q = self.project(x)
+        one, other = q[..., ::2], q[..., 1::2]
+        out = torch.empty_like(q)
+        out[..., ::2] = one * cos - other * sin
+        out[..., 1::2] = other * cos + one * sin
+        return out
+
+
+class OnePart(Module):
+    count = 1
+
+    def forward(self, x):
+        return self.project(x).chunk(self.count, -1)
+
+
+class Tokens(Module):
+    """A class token and the others; text and images; neither is as many as there are features."""
+
+    def forward(self, x):
+        y = self.project(x)
+        text, image = y.split([self.width, self.width], dim=1)
+        one, other = y.split(self.width, dim=1)
+        return y[:, :1], y[:, 1:], text, image, one, other, self.act(y)
 
 
 class Heads(Module):
@@ -353,16 +464,29 @@ FUSED = {
     SumOfTwo: "(b=3 r)",
     ProductAndDifference: "(b=3 r)",
     Truncated: "(b=3 r)",
+    KeptApart: "(b=3 r)",
     InALoop: "(b=3 r)",
     Gated: "(b=2 r)",
     Derived: "(b=3 r)",
     NoForward: "(b=3 r)",
+    GateInAModule: "(b=2 r)",
+    ScaleByNone: "(b=2 r)",
+    ScaleUnsqueezed: "(b=2 r)",
+    ScaleAsDeep: "(b=2 r)",
+    ScaleViewed: "(b=2 r)",
+    ScaleSplit: "r{8,16}",
+    ScaleSplitEvenly: "(b=3 r)",
+    ScaleSliced: "r{SIZES}",
+    ScaleSlicedForImages: "r{SIZES}",
     ImageChannels: "(b=3 r)",
     ImageViews: "(b=3 r)",
 }
 WHOLE = [
     Rotated,
     TurnedInParts,
+    TurnedInPlace,
+    OnePart,
+    Tokens,
     Heads,
     Batch,
     Blocks,
@@ -396,6 +520,24 @@ def test_what_forward_takes_apart_is_one_matrix_with_a_warning_and_its_override(
         if cls is SumOfTwo:
             over["*second.weight"] = "matrix"
         assert routed(cls(), overrides=over)["layer.project.weight"].axes == told
+
+
+@pytest.mark.parametrize(
+    ("cls", "ways"),
+    [
+        (Chunk, ["the maps one after the other, as x.chunk", "head by head, in each"]),
+        (Slices, ["the maps one after the other, as x.chunk"]),
+        (EveryOther, ["the maps row by row in turn"]),
+        (SectionsPerHead, ["the maps head by head, as the code cuts each"]),
+    ],
+)
+def test_the_warning_says_how_the_maps_lie_in_each_override(cls, ways):
+    with pytest.warns(UserWarning, match="not known") as caught:
+        routed(cls())
+    lines = str(caught[0].message).splitlines()[1:]
+    offered, said = zip(*(line.split("  # ") for line in lines), strict=True)
+    assert len({*offered}) == len(offered) == len(ways) + 1
+    assert all(text.startswith(way) for text, way in zip(said, ways, strict=False)), said
 
 
 @pytest.mark.parametrize("cls", WHOLE, ids=lambda cls: cls.__name__)
@@ -507,3 +649,67 @@ def test_a_module_is_read_once_for_all_its_like(monkeypatch):
     other = Chunk()
     other.project = nn.Conv1d(8, 24, 1)  # whose last axis is not its features
     assert not cuts.reading(other).cuts
+
+
+class AlongDim(Module):
+    def __init__(self, dim, layer, count=3):
+        super().__init__()
+        self.dim, self.count = dim, count
+        self.project = nn.Sequential(layer)
+
+    def forward(self, x):
+        return self.project(x).chunk(self.count, self.dim)
+
+
+def test_what_is_read_in_one_module_is_not_said_of_another_of_its_class():
+    """Its own numbers and the modules within its children are part of what the code does."""
+    linear, conv = nn.Linear(8, 24), nn.Conv1d(8, 24, 1)
+    for found in (True, False) * 2:  # whichever came first
+        assert bool(cuts.reading(AlongDim(-1, linear)).cuts) is True
+        assert bool(cuts.reading(AlongDim(0 if found else -2, linear)).cuts) is False
+        assert bool(cuts.reading(AlongDim(-1, conv)).cuts) is False
+        assert bool(cuts.reading(AlongDim(-2, conv)).cuts) is True
+        assert cuts.reading(AlongDim(-1, linear, 2)).cuts["project"].parts == 2
+
+
+class Property(Module):
+    @property
+    def half(self):
+        raise RuntimeError("not before the first batch")
+
+    def forward(self, x):
+        a, b = self.project(x).split([self.half, self.half], -1)
+        return a * b
+
+
+class Cancelled(Module):
+    def forward(self, x):
+        a, b = self.project(x).split([self.size, self.size - self.width], -1)
+        return a * b
+
+
+@pytest.mark.parametrize("cls", [Property, Cancelled])
+def test_sizes_that_cannot_be_told_without_running_code_are_asked_for(cls):
+    with pytest.warns(UserWarning, match=r"r\{SIZES\} c.*write the sizes for SIZES"):
+        routed(cls())
+
+
+def test_a_word_is_never_a_reason_to_stop(monkeypatch):
+    cut = cuts.read(Sections()).cuts["project"]
+    monkeypatch.setattr(fused, "in_sections", lambda sizes, rows: 1 / 0)
+    assert cuts.word(cut, Sections(), 24) == "r{SIZES}"
+
+
+def test_a_class_that_was_read_is_not_held():
+    file = Path(__file__).with_name("made.py")
+    code = "class Made(Module):\n def forward(self, x):\n  return self.project(x).chunk(3, -1)\n"
+    space = {"Module": Module, "__name__": "made", "__file__": str(file)}
+    linecache.cache[str(file)] = (len(code), None, code.splitlines(True), str(file))
+    exec(compile(code, file, "exec"), space)
+    model = space["Made"]()
+    model.inner = space["Made"]()
+    assert cuts.reading(model).cuts and cuts.reading(nn.Sequential(model)[0]).cuts
+    held = weakref.ref(space["Made"]), weakref.ref(space["Made"].forward)
+    del model, space
+    gc.collect()
+    assert [each() for each in held] == [None, None]

@@ -266,6 +266,7 @@ LOOKS_DOUBLE = (
     "qk_proj",
     "wkv",
     "kv_linear",
+    "linear_kv_points",
     "w12",
     "gate_up_proj",
     "keys_values",
@@ -368,6 +369,24 @@ def test_a_map_of_which_the_next_takes_all_is_whole(case):
             "r c",
             "r c c",
         }
+
+
+class Merging(nn.Module):
+    """Named in another order than used: `reduction` is the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.reduction, self.proj = nn.Linear(32, 16), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.reduction(self.proj(x).unflatten(1, (-1, 4)).flatten(2))
+
+
+def test_what_a_module_gives_as_it_is_is_not_halved_for_a_map_before_it():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = nn.ModuleDict({"layer": Merging(), "head": nn.Linear(8, 3)})
+        nucleon.Leon.for_model(model, head="head")
 
 
 def test_each_weight_of_several_kinds_is_told_its_own_cut():

@@ -65,6 +65,16 @@ def test_options_of_others_say_what_to_write(option, wanted):
         assert f"no option '{option}'" in str(error.value) and wanted in str(error.value)
 
 
+@pytest.mark.parametrize("option", ["beta", "beta1", "mu", "momentum"])
+def test_an_average_of_adamw_is_told_by_its_own_name(option):
+    for words in (
+        {"aux": {option: 0.9}},
+        {"overrides": {"0.weight": {"route": "adamw", option: 1}}},
+    ):
+        with pytest.raises(TypeError, match=f"'{option}': write betas, a pair"):
+            nucleon.Leon.for_model(network(), **words)
+
+
 def test_for_model_of_parameters_asks_for_the_model():
     for given in (network().parameters(), list(network().parameters())):
         with pytest.raises(TypeError, match=r"pass the model itself, as for_model\(model\)"):

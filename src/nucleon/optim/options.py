@@ -321,11 +321,12 @@ def check_lr(lr: object) -> None:
 OF_MODELS = {*ModelOptions.__annotations__} - {"momentum"}
 """Arguments of `for_model` beside the options of the method."""
 _TO_ADAMW = 'for AdamW aux={{"{0}": …}} of for_model'
+_OF_AVERAGES = ("beta1", "beta", "mu", "adam_beta1")
 _HINTS = {
     **dict.fromkeys(("learning_rate", "eta"), "write lr"),
     **dict.fromkeys(("wd", "decay", "weight_decay_rate", "l2"), "write weight_decay"),
     "betas": f"write momentum, {_TO_ADAMW.format('betas')}",
-    **dict.fromkeys(("beta1", "beta", "mu", "adam_beta1"), "write momentum"),
+    **dict.fromkeys(_OF_AVERAGES, "write momentum"),
     "adam_beta2": f"write {_TO_ADAMW.format('betas')}",
     **dict.fromkeys(("eps", "epsilon", "adam_epsilon"), f"write {_TO_ADAMW.format('eps')}"),
     **dict.fromkeys(("ns_steps", "backend_steps", "num_ns_steps"), "write iterations"),
@@ -352,7 +353,9 @@ def unknown(of: str, given: Collection[str], known: Collection[str], more: str =
     said: list[str] = []
     for name in given:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = _HINTS.get(name) or (f"did you mean {near[0]!r}?" if near else "")
+        paired = "betas" in known and name in (*_OF_AVERAGES, "momentum")  # of AdamW
+        hint = "write betas, a pair" if paired else _HINTS.get(name)
+        hint = hint or (f"did you mean {near[0]!r}?" if near else "")
         said += [f"{name!r}: {hint}"] if hint else []
     return TypeError(
         f"{of} has no option {', '.join(map(repr, given))}"

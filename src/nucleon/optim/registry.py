@@ -87,8 +87,8 @@ def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
         near = difflib.get_close_matches(name.lower(), _FACTORIES, n=1)
         raise ValueError(
             f"there is no optimizer {name!r}; "
-            + (f"did you mean {near[0]!r}? " if near else "")
-            + f"The names are {', '.join(list_optimizers())}"
+            + (f"did you mean {near[0]!r}? The" if near else "the")
+            + f" names are {', '.join(list_optimizers())}"
         )
     return _FACTORIES[name.lower()](model, **options)
 

@@ -5,9 +5,12 @@ a plain number among its sizes, as `y.view(b, t, 3, heads, -1)`, gives maps an a
 """
 
 import ast
+import copy
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -24,7 +27,7 @@ class Flow:
     axes: tuple[int, ...] = ()
     """What each holds; none: the shape is not known."""
     loose: bool = False
-    """Whether only the last axis is known, as of a Linear, which takes any number of them."""
+    """Whether the number of leading axes is not known, as of a Linear, which takes any."""
     pieces: "frozenset[tuple[Cut, str]]" = frozenset()
     """The cuts that it comes from, and what it is of each."""
 
@@ -38,7 +41,10 @@ class Flow:
 
     def of_rank(self, rank: int) -> "Flow":
         """With so many axes, where their number was not known."""
-        return self.shaped([*[OTHER] * (rank - 1), FEATURES]) if self.loose else self
+        if not self.loose:
+            return self
+        behind = self.axes[self.axes.index(FEATURES) + 1 :]
+        return self.shaped([*[OTHER] * (rank - 1 - len(behind)), FEATURES, *behind])
 
     def axis(self, dim: int | None) -> int | None:
         """The place of an axis, counted from the start; None if there is none."""
@@ -59,13 +65,15 @@ class Cut:
     """Of the parts, as the code has them; None: equal, or slices."""
     seen: set[str] = field(default_factory=set[str])
     """The slices and single entries that are taken, where it is not cut at once."""
+    marks: list[ast.expr] | None = None
+    """Where it may be tokens that are cut: the sizes of the parts, or where the slices start."""
     joined: bool = False
     """Whether the parts are put together again."""
 
     @property
     def holds(self) -> bool:
         """Whether there are several maps."""
-        return not self.joined and len(self.seen) != 1
+        return not self.joined and len(self.seen) != 1 and self.parts != 1
 
     @property
     def is_sliced(self) -> bool:
@@ -125,7 +133,8 @@ class Given:
     nodes: Sequence[ast.expr]
     values: Sequence[Value]
     named: Mapping[str, tuple[ast.expr, Value]]
-    this: nn.Module
+    known: Callable[[ast.expr], int | None]
+    """The number that an expression is."""
 
     def node(self, place: int, *names: str) -> ast.expr | None:
         """An argument by its place or one of its names."""
@@ -136,7 +145,7 @@ class Given:
     def number(self, place: int, name: str, default: int | None = None) -> int | None:
         """The same, where it is a number that can be known."""
         node = self.node(place, name, "axis")
-        return default if node is None else number(node, self.this)
+        return default if node is None else self.known(node)
 
     def sizes(self, place: int, *names: str) -> list[ast.expr]:
         """A shape, as one tuple or number by number."""
@@ -181,6 +190,25 @@ def _beside(found: Sequence[Flow]) -> set[tuple[Cut, str]]:
     }
 
 
+def joined(value: Value) -> Value:
+    """Of a concatenation: all parts of a cut are what was cut."""
+    held: dict[Cut, list[set[str]]] = {}
+    for flow in tensors([value]):
+        for found in {found for found, _ in flow.pieces}:
+            places = {place for each, place in flow.pieces if each is found}
+            held.setdefault(found, []).append(places)
+    looped = not isinstance(value, Several) or len(value.items) == 1
+    whole = [found for found, places in held.items() if found.join(places, looped=looped)]
+    return whole[0].source if whole else mixed([value])
+
+
+def is_part(index: ast.expr) -> bool:
+    """Whether an index has a slice that leaves something out."""
+    if isinstance(index, ast.Tuple):
+        return any(is_part(each) for each in index.elts)
+    return isinstance(index, ast.Slice) and any((index.lower, index.upper, index.step))
+
+
 def either(values: Sequence[Value]) -> Value:
     """What a name is after a branch: the same of all children that it may come from."""
     known = [value for value in values if value is not None]
@@ -205,6 +233,38 @@ def output(name: str, module: nn.Module) -> Flow:
 # ------------------------------------------------------------------------------ views and orders
 
 
+def arranged(name: str, flow: Flow, given: Given) -> Flow | None:
+    """A view or an order of the axes by the operation of this name; of any other only the cuts."""
+    dim = flow.axis(given.number(0, "dim", 0))
+    match name:
+        case "rearrange" if isinstance(pattern := given.node(0, "pattern"), ast.Constant):
+            sizes = {name: literal(node) for name, (node, _) in given.named.items()}
+            return rearranged(flow, str(pattern.value), sizes)
+        case "view" | "reshape":
+            return viewed(flow, given.sizes(0, "shape"))
+        case "unflatten" if dim is not None:
+            return unflattened(flow, dim, given.sizes(1, "sizes", "unflattened_size"))
+        case "flatten":
+            start, end = given.number(0, "start_dim", 0), given.number(1, "end_dim", -1)
+            return flattened(flow, flow.axis(start), flow.axis(end))
+        case "permute":
+            return permuted(flow, [literal(x) for x in given.sizes(0, "dims")])
+        case "transpose" | "swapaxes" | "swapdims" | "t":
+            dims = given.number(0, "dim0", 0), given.number(1, "dim1", 1)
+            return moved(flow, *dims, swap=True)
+        case "movedim" | "moveaxis":
+            dims = given.number(0, "source"), given.number(1, "destination")
+            return moved(flow, *dims, swap=False)
+        case "unsqueeze" if (place := given.number(0, "dim")) is not None:
+            start = place if place >= 0 else len(flow.axes) + 1 + place
+            found = flow.shaped([*flow.axes[:start], OTHER, *flow.axes[start:]])
+            return replace(found, loose=flow.loose and place == -1)
+        case "squeeze" if given.nodes and dim is not None:
+            return flow.shaped([*flow.axes[:dim], *flow.axes[dim + 1 :]])
+        case _:
+            return flow.lost() if flow.pieces else None
+
+
 def viewed(flow: Flow, sizes: Sequence[ast.expr]) -> Flow:
     """`view` and `reshape`: features are at the end, or behind the batch as in a convolution."""
     given = [each for size in sizes for each in [size] * (1 + isinstance(size, ast.Starred))]
@@ -213,6 +273,9 @@ def viewed(flow: Flow, sizes: Sequence[ast.expr]) -> Flow:
     labels = [_maps(size) or FEATURES for size in given]
     if flow.axes[-1] == OTHER:
         return flow.shaped([OTHER, *labels[1:-1], OTHER])
+    if len(given) > 2 and literal(given[-1]) == 1:  # as (batch, features, 1, 1) beside an image
+        inner = viewed(flow, given[:-1])
+        return inner.shaped([*inner.axes, OTHER]) if inner.axes else inner
     if labels[0] == flow.axes[0] > 0:  # of maps that stand first already
         return flow.shaped([labels[0], *[OTHER] * (len(labels) - 2), FEATURES])
     if _is_divided(given[0], labels[1]) or _are_apart(flow.axes):  # pairs in a batch; tokens
@@ -331,9 +394,28 @@ def number(node: ast.expr | None, this: Any) -> int | None:
             return literal(node)
 
 
+def attribute(path: str) -> ast.expr:
+    """`self.a.b` of a path "a.b"."""
+    return reduce(ast.Attribute, path.split("."), ast.Name("self"))
+
+
+def outward(node: ast.expr, path: str) -> ast.expr:
+    """An expression in the code of the module at a path, as that of the one around it."""
+
+    class Outward(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return attribute(path) if node.id == "self" else node
+
+    return Outward().visit(copy.deepcopy(node)) if path else node
+
+
 def _attribute(node: ast.expr, this: Any) -> Any:
     if isinstance(node, ast.Name):
         return this if node.id == "self" else None
     if not isinstance(node, ast.Attribute):
         return None
-    return getattr(_attribute(node.value, this), node.attr, None)
+    holder = _attribute(node.value, this)
+    child = holder._modules.get(node.attr) if isinstance(holder, nn.Module) else None
+    if child is not None:
+        return child
+    return inspect.getattr_static(holder, node.attr, None)  # where `getattr` runs a property

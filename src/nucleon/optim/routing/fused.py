@@ -18,7 +18,8 @@ Layout = Callable[[Any, int, int], str]
 
 _THREE = re.compile(r"qkv|query_key_value|queries_keys_values|w_pack|c_attn", re.IGNORECASE)
 _TWO = re.compile(
-    r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear)?$|keys_values|gate_up|^w1[23]$", re.IGNORECASE
+    r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear|_points)?$|keys_values|gate_up|^w1[23]$",
+    re.IGNORECASE,
 )
 _TAKEN_BY = {
     "in_proj": "out_proj",
@@ -46,11 +47,14 @@ def parts(name: str) -> int:
     return 3 if _THREE.search(name) else 2 if _TWO.search(name) else 1
 
 
-def seems_fused(parent: nn.Module | None, name: str, rows: int) -> bool:
-    """Whether `parent.name` holds several maps by its name, or gives more than its second takes."""
+def seems_fused(parent: nn.Module | None, name: str, rows: int, *, given: bool = False) -> bool:
+    """Whether `parent.name` holds several maps by its name, or gives more than its second takes.
+
+    What is `given` by the parent as it is goes to no second, whatever the size of another map.
+    """
     if parts(name) > 1:
         return rows != getattr(parent, "head_dim", None)  # one head that is keys and values at once
-    return rows > _taken(parent, name, rows) or _is_halved(parent, name, rows)
+    return rows > _taken(parent, name, rows) or (not given and _is_halved(parent, name, rows))
 
 
 def in_turn(parent: nn.Module | None, name: str, rows: int) -> str:

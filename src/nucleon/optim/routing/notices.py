@@ -39,9 +39,9 @@ def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) 
     attends = all(parts(name) == 3 for name in names) and {*words} == {"(b=3 r)"}
     maps = "q, k, v" if attends else "the maps"
     sizes = ["write the sizes for SIZES"] if any("SIZES" in word for word in words) else []
-    in_turn = f"{maps} one after the other, as x.chunk or x.split cuts them"
-    ways = {"; ".join([in_turn, *sizes]): words}
-    if any("b=" in word for word in words):
+    order = ", or ".join(dict.fromkeys(_order(word) for word in words))
+    ways = {"; ".join([f"{maps} {order}", *sizes]): words}
+    if any(word.startswith("(b=") for word in words):
         meaning = f"head by head, in each {maps}; write the number for HEADS"
         ways[meaning] = [word.replace("(b=", "(r=HEADS b=") for word in words]
     ways["one matrix, without this warning"] = ["r"] * len(words)
@@ -58,6 +58,15 @@ def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) 
         lines.append(f"  overrides={serves}  # {meaning}")
     start = "stepped as one matrix, as the order of the maps in it is not known: "
     return "\n".join([f"{start}{_short(names)}; pass one of", *lines])
+
+
+def _order(word: str) -> str:
+    """How maps of this word lie in a weight."""
+    if word.startswith("(r="):
+        return "head by head, as the code cuts each"
+    if word.startswith("(r "):
+        return "row by row in turn, as x[..., ::2] takes one of two"
+    return "one after the other, as x.chunk or x.split cuts them"
 
 
 def no_head(missed: Missed) -> str:

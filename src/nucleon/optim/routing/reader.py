@@ -6,12 +6,9 @@ the source, tensors by their axes alone.
 
 import ast
 import inspect
-import linecache
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import nn
 
 from nucleon.optim.routing import flows, fused
 from nucleon.optim.routing.flows import OTHER, Child, Cut, Flow, Given, Pieces, Several, Value
+from nucleon.optim.routing.sources import parsed
 
 DEPTH, CALLS = 4, 200
 """Calls within calls that are followed, and how many in all."""
@@ -32,40 +30,32 @@ _SAME = re.compile(
 _Names = dict[str, Value]
 
 
-@cache
-def _parsed(function: FunctionType) -> ast.FunctionDef | None:
-    code = inspect.unwrap(function).__code__
-    lines = linecache.getlines(code.co_filename, function.__globals__)
-    if len(lines) < code.co_firstlineno:
-        return None
-    block = inspect.getblock(lines[code.co_firstlineno - 1 :])
-    tree = ast.parse(textwrap.dedent("".join(block))).body[0]
-    return tree if isinstance(tree, ast.FunctionDef) else None
-
-
 class Reader:
     """Follows what children give through the code of their module."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.root = self.module = module
+        self.path = ""
         self.cuts: dict[object, Cut] = {}
+        self.numbers: list[tuple[ast.expr, int | None]] = []
         self.depth = self.calls = 0
         self.returned: list[Value] = []
+        self.stored: dict[str, list[Value]] = {}
         self.scope: Mapping[str, Any] = {}
 
     def follow(self, function: Any, args: Sequence[Value], named: Mapping[str, Value]) -> Value:
         """What a function gives."""
-        tree = _parsed(function)
+        tree = parsed(function)
         if tree is None or self.depth == DEPTH or self.calls == CALLS:
             return flows.mixed([*args, *named.values()])
         given = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
         names: _Names = {**dict(zip(given, args, strict=False)), **named}
-        outer = self.returned, self.scope
-        self.returned, self.scope = [], inspect.unwrap(function).__globals__
+        outer = self.returned, self.stored, self.scope
+        self.returned, self.stored, self.scope = [], {}, inspect.unwrap(function).__globals__
         self.depth, self.calls = self.depth + 1, self.calls + 1
         self.run(tree.body, names)
         self.depth -= 1
-        found, (self.returned, self.scope) = self.returned, outer
+        found, (self.returned, self.stored, self.scope) = self.returned, outer
         return flows.either(found)
 
     # ------------------------------------------------------------------------------ statements
@@ -124,12 +114,18 @@ class Reader:
                 self.within(child, names)
 
     def bind(self, target: ast.expr, value: Value, names: _Names) -> None:
-        """Assign to a name, or part by part to several."""
+        """Assign to a name, part by part to several, or to slices of what they fill together."""
         if isinstance(target, ast.Name):
             names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             for place, each in enumerate(target.elts):
                 self.bind(each, self.item(value, place, len(target.elts)), names)
+        elif isinstance(target, ast.Subscript) and flows.is_part(target.slice):
+            stored = self.stored.setdefault(ast.unparse(target.value), [])
+            stored.append(value)
+            whole = flows.joined(Several(tuple(stored))) if len(stored) > 1 else None
+            if whole is not None:
+                self.bind(target.value, whole, names)
 
     def item(self, value: Value, place: int, count: int | None = None) -> Value:
         """An entry of a tensor or a tuple, of `count` where that is known."""
@@ -210,6 +206,14 @@ class Reader:
             return flows.moved(value, -1, -2, swap=True)
         return None
 
+    def number(self, node: ast.expr) -> int | None:
+        """A number that the code has, or that the module has: what is read then rests on it."""
+        node = flows.outward(node, self.path)
+        found = flows.number(node, self.root)
+        if flows.literal(node) is None:
+            self.numbers.append((node, found))
+        return found
+
     def child(self, path: str) -> nn.Module | None:
         """The module at a path."""
         found: nn.Module | None = self.module
@@ -240,7 +244,7 @@ class Reader:
         args = [self.value(each, names) for each in node.args]
         named = {k.arg: (k.value, self.value(k.value, names)) for k in node.keywords if k.arg}
         values = {name: value for name, (_, value) in named.items()}
-        given = Given(node.args, args, named, self.module)
+        given = Given(node.args, args, named, self.number)
         owner, name = None, getattr(node.func, "id", "")
         if isinstance(node.func, ast.Attribute):
             owner, name = self.value(node.func.value, names), node.func.attr
@@ -255,7 +259,7 @@ class Reader:
             callee = owner if name in ("forward", "__call__") else None
         children = [x.path for x in (callee, *args) if isinstance(x, Child) and x.path]
         if children:  # called, or handed to what calls it, as a checkpoint does
-            return self.output(children[0], [*args, *values.values()])
+            return self.output(children[0], args, values)
         own = self.scope.get(name) if isinstance(node.func, ast.Name) else None
         if isinstance(own, FunctionType) and not own.__module__.startswith(("torch.", "einops.")):
             return (
@@ -273,16 +277,25 @@ class Reader:
         given = flows.tensors([*args, *named.values()])
         return flows.mixed(given) or (given[0] if given and found is None else None)
 
-    def output(self, path: str, given: Sequence[Value]) -> Value:
+    def output(self, path: str, args: Sequence[Value], named: Mapping[str, Value]) -> Value:
         """What a child gives: a map something new, a norm or an activation what it is given."""
-        child, found = self.child(path), flows.tensors(given)
+        child, found = self.child(path), flows.tensors([*args, *named.values()])
         if child is None:
             return None
         if fused.is_map(child):
             return flows.output(path, child)
         if found and fused.GLU.search(type(child).__name__):
-            return self.glu(found[0], getattr(child, "dim", -1))
-        return found[0] if len(found) == 1 else flows.mixed(found)
+            dim = self.number(flows.attribute(f"{path}.dim"))
+            return self.glu(found[0], -1 if dim is None else dim)
+        whole = found[0] if len(found) == 1 else flows.mixed(found)
+        of_torch = type(child).__module__.startswith("torch.")
+        if not found or of_torch or child._modules or child._parameters:
+            return whole
+        count, outer = len(self.cuts), (self.module, self.path)
+        self.module, self.path = child, path
+        given = self.method("forward", [x for x in args if not isinstance(x, Child)], named)
+        self.module, self.path = outer
+        return whole if len(self.cuts) == count else given
 
     def function(
         self, name: str, args: Sequence[Value], named: Mapping[str, Value], given: Given
@@ -291,7 +304,7 @@ class Reader:
         values = [*args, *named.values()]
         first = args[0] if args else named.get("input", named.get("tensors"))
         if name in ("cat", "concat", "concatenate", "stack", "hstack"):
-            return self.joined(first)
+            return flows.joined(first)
         if name in ("tuple", "list"):
             return first
         if name == "map":
@@ -321,31 +334,8 @@ class Reader:
                 start = given.node(1, "index", "start") or ast.Constant(None)
                 index = start if name == "select" else ast.Slice(start, given.node(2, "length"))
                 return self.subscript(flow, ast.Tuple([*[ast.Slice()] * dim, index]))
-            case "rearrange" if isinstance(pattern := given.node(0, "pattern"), ast.Constant):
-                sizes = {name: flows.literal(node) for name, (node, _) in given.named.items()}
-                return flows.rearranged(flow, str(pattern.value), sizes)
-            case "view" | "reshape":
-                return flows.viewed(flow, given.sizes(0, "shape"))
-            case "unflatten" if dim is not None:
-                return flows.unflattened(flow, dim, given.sizes(1, "sizes", "unflattened_size"))
-            case "flatten":
-                start, end = given.number(0, "start_dim", 0), given.number(1, "end_dim", -1)
-                return flows.flattened(flow, flow.axis(start), flow.axis(end))
-            case "permute":
-                return flows.permuted(flow, [flows.literal(x) for x in given.sizes(0, "dims")])
-            case "transpose" | "swapaxes" | "swapdims" | "t":
-                dims = given.number(0, "dim0", 0), given.number(1, "dim1", 1)
-                return flows.moved(flow, *dims, swap=True)
-            case "movedim" | "moveaxis":
-                dims = given.number(0, "source"), given.number(1, "destination")
-                return flows.moved(flow, *dims, swap=False)
-            case "unsqueeze" if (place := given.number(0, "dim")) is not None:
-                place = place if place >= 0 else len(flow.axes) + 1 + place
-                return flow.shaped([*flow.axes[:place], OTHER, *flow.axes[place:]])
-            case "squeeze" if given.nodes and dim is not None:
-                return flow.shaped([*flow.axes[:dim], *flow.axes[dim + 1 :]])
             case _:
-                return flow.lost() if flow.pieces else None
+                return flows.arranged(name, flow, given)
 
     # ------------------------------------------------------------------------------------ cuts
 
@@ -363,16 +353,20 @@ class Reader:
     def split(self, name: str, flow: Flow, given: Given) -> Value:
         """What `chunk`, `split` and `tensor_split` give."""
         dim, count = given.number(1, "dim", 0), given.number(0, "chunks")
-        if flow.loose and dim == 1 and name == "chunk" and count is not None:
-            dim = -1  # of a Linear that takes (batch, features), as for a modulation
+        second = flow.loose and dim == 1  # of a Linear that takes (batch, features), or of tokens
+        if second and (name == "split" or (name == "chunk" and count is not None)):
+            dim = flow.axes.index(flows.FEATURES)
         axis = flow.axis(dim)
         if axis is None or flow.axes[axis] == OTHER:
             return flows.mixed([flow])
-        nodes = given.sizes(0, "split_size_or_sections", "split_size", "indices_or_sections")
+        first = replace(given, nodes=given.nodes[:1], values=given.values[:1])  # not the axis
+        nodes = first.sizes(0, "split_size_or_sections", "split_size", "indices_or_sections")
         listed = isinstance((given.values or [None])[0], Several)
         cut = self.made(flow, axis, ast.dump(ast.Tuple([*given.nodes])))
         cut.parts = count if name == "chunk" else len(nodes) if listed else cut.parts
-        cut.sizes = tuple(nodes) if listed and name == "split" else None
+        sizes = tuple(flows.outward(node, self.path) for node in nodes)
+        cut.sizes = sizes if listed and name == "split" else None
+        cut.marks = [*sizes] if second and name == "split" else None
         return Pieces(cut, flow.axes)
 
     def glu(self, flow: Flow, dim: int | None) -> None:
@@ -392,6 +386,9 @@ class Reader:
             return value.piece(None) if isinstance(value, Pieces) else flows.mixed([value])
         items = [*index.elts] if isinstance(index, ast.Tuple) else [index]
         taken = sum(not isinstance(x, ast.Constant) or type(x.value) is int for x in items)
+        paired = taken == 2 and not any(_is(each, ...) for each in items)
+        if paired and len(items) > 2 and _is(items[-1], None):  # (batch, features), for images
+            value = value.of_rank(2)
         flow = value.of_rank(max(taken, len(value.axes)))
         if taken > len(flow.axes):
             return flows.mixed([flow])
@@ -400,6 +397,8 @@ class Reader:
             items.append(ast.Constant(...))
         axes: list[int] = []
         pieces: set[tuple[Cut, str]] = set()
+        if value.loose and paired and flows.is_part(items[1]) and not flows.is_part(items[0]):
+            pieces.add(self.second(value, items[1]))
         for each in items:
             if _is(each, ...):
                 axes += flow.axes[axis : axis + rest]
@@ -412,13 +411,21 @@ class Reader:
             place = flows.literal(each)
             if isinstance(each, ast.Slice):
                 axes.append(label)
-                if label != OTHER and (each.lower or each.upper or each.step):
+                if label != OTHER and flows.is_part(each):
                     pieces.add(self.sliced(flow, axis - 1, ast.unparse(each)))
             elif place is None:  # by a tensor, or a number that is not known
                 return flows.mixed([flow])
             elif label > 0:
                 pieces.add(self.sliced(flow, axis - 1, str(place)))
-        return Flow(flow.names, tuple(axes), False, flow.pieces | pieces)
+        loose = value.loose and not taken and _is(items[0], ...)  # y[..., None]
+        return Flow(flow.names, tuple(axes), loose, flow.pieces | pieces)
+
+    def second(self, flow: Flow, part: ast.expr) -> tuple[Cut, str]:
+        """A slice of the second axis of what a Linear gives: of features, or of tokens."""
+        found, how = self.sliced(flow, 1, ast.unparse(part))
+        start = part.lower if isinstance(part, ast.Slice) and part.lower else ast.Constant(0)
+        found.marks = [*(found.marks or []), flows.outward(start, self.path)]
+        return found, how
 
     def sliced(self, flow: Flow, axis: int, how: str) -> tuple[Cut, str]:
         """A slice as a part of a cut: the others are seen elsewhere in the code."""
@@ -426,17 +433,6 @@ class Reader:
         found.seen.add(how)
         found.parts = max(flow.axes[axis], 0) or len(found.seen)
         return found, how
-
-    def joined(self, value: Value) -> Value:
-        """Of a concatenation: all parts of a cut are what was cut."""
-        held: dict[Cut, list[set[str]]] = {}
-        for flow in flows.tensors([value]):
-            for found in {found for found, _ in flow.pieces}:
-                places = {place for each, place in flow.pieces if each is found}
-                held.setdefault(found, []).append(places)
-        looped = not isinstance(value, Several) or len(value.items) == 1
-        whole = [found for found, places in held.items() if found.join(places, looped=looped)]
-        return whole[0].source if whole else flows.mixed([value])
 
 
 def _is(node: ast.expr, value: object) -> bool:

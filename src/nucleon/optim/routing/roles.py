@@ -346,7 +346,8 @@ def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> 
     if (found := fused.known(parent, name, rows, columns)) is not None:
         word, maps = found
         return Role("matrix", f"{kind}: {maps}", axes.format(word))
-    if fused.seems_fused(parent, name, rows) or place.cut is not None:
+    given = name in cuts.reading(parent).gives
+    if place.cut is not None or fused.seems_fused(parent, name, rows, given=given):
         said = f"{kind}, several maps by its name, size or use in an order not known: one matrix"
         return Role("matrix", said, axes.format("r"), unknown_order=True)
     return Role("matrix", kind, axes.format("r"))
