@@ -33,8 +33,8 @@ RANK = 8
 AHEAD = 3
 """Steps of a run that may be waiting for the device.
 
-They are launched one at a time, each run in turn. Two captured steps are more than a stream can
-hold: the host that launches another waits there, and a run that has nothing queued stands still.
+They are launched one at a time, each run in turn: the host waits where a stream is full, and
+meanwhile a run that has nothing queued stands still.
 """
 WARMUP = 0.05
 """Share of the steps in which the rate rises."""
