@@ -630,8 +630,8 @@ MUTANTS = [
         ),
         (
             "a skipped step still moves",
-            "return change.masked_fill_(taken == 0, 0.0)",
-            "return change",
+            "else change.masked_fill_(taken == 0, 0.0)",
+            "else change",
             "tests/optim/test_contract.py::test_a_nonfinite_gradient_is_skipped_and_counted",
         ),
         (
@@ -697,6 +697,13 @@ MUTANTS = [
             "torch.where(largest(gradient) == 0, before + 1, 0)",
             "torch.where(largest(gradient) == 0, before + 1, before)",
             "test_pion_rests_under_a_bound",
+        ),
+        (
+            "one matrix that is not masked speaks for all",
+            "bool(mask.all())",
+            "bool(mask.any())",
+            "tests/optim/test_contract.py"
+            "::test_a_step_without_masks_has_the_bits_of_one_with_them[nan-leon]",
         ),
     ),
     *mutants(

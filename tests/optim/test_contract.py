@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import io
 import pickle
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.testing._internal import common_optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nucleon
+from nucleon.optim.engines import rest
 
 METHODS = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
@@ -640,6 +643,20 @@ class NoHostRead(TorchDispatchMode):
             raise AssertionError(f"{name} synchronizes with the host")
         return func(*args, **(kwargs or {}))
 
+    def __enter__(self):
+        self.elsewhere = as_on_a_device()
+        self.elsewhere.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.elsewhere.__exit__(*error)
+
+
+def as_on_a_device():
+    """Steps on a CPU that ask no mask whether it holds for all, as those on a device."""
+    return mock.patch.object(rest, "everywhere", lambda mask: False)
+
 
 def test_the_guard_sees_a_host_read():
     with pytest.raises(AssertionError, match="synchronizes"), NoHostRead():
@@ -661,6 +678,27 @@ def test_step_never_reads_back(make, options):
     assert all(p.isfinite().all() for p in params)
 
 
+@every_method
+@pytest.mark.parametrize("spoilt", [None, "nan", "zero", "missing"])
+def test_a_step_without_masks_has_the_bits_of_one_with_them(make, spoilt):
+    """On a CPU masks that hold for all are left out; those that concern one matrix are not."""
+    plain, masked = parameters(), parameters()
+    one, two = (make(params, momentum=0.5, weight_decay=0.1) for params in (plain, masked))
+    for seed in range(5):
+        for params, optimizer, where in ((plain, one, nullcontext), (masked, two, as_on_a_device)):
+            give_gradients(params, seed)
+            if seed and spoilt == "missing":
+                params[0].grad = None
+            elif seed and spoilt is not None:
+                params[0].grad[..., :1, :1] = float("nan")
+                if spoilt == "zero":
+                    params[0].grad.zero_()
+            with where():
+                optimizer.step()
+    assert_same(snapshot(plain), masked)
+    assert_same(all_state(one), all_state(two))
+
+
 # ---------------------------------------------------------------- compile, precision, rounding
 
 
@@ -672,9 +710,9 @@ def test_a_compiled_loop_reaches_the_plain_step():
         graphs.append(graph)
         return graph.forward
 
-    rest = {"rule": "adamw", "weight_decay": 0.1}
+    adamw = {"rule": "adamw", "weight_decay": 0.1}
     one, two = (
-        nucleon.Leon([{"params": p[:-1]}, {"params": p[-1:], **rest}], lr=0.1)
+        nucleon.Leon([{"params": p[:-1]}, {"params": p[-1:], **adamw}], lr=0.1)
         for p in (plain, compiled)
     )
 

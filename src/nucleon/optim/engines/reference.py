@@ -8,7 +8,8 @@ For each matrix W (m×n, transposed when tall) and its gradient G,
     W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
 
 It takes any method, dtype, device and axes, and keeps certificates. Skipping and resting are
-arithmetic, not branches: the host never learns which matrices they concern, see `rest`.
+arithmetic, not branches: the host never learns which matrices they concern, see `rest`. On a CPU,
+where it knows, a step that concerns none saves the passes over the stack that mask it.
 """
 
 import math
@@ -73,16 +74,20 @@ def _advance(
         rest.kept(moving, ahead), rest.kept(moving, smoothing), work.context
     )
     right = rest.largest(direction).isfinite()
-    direction = direction * moving[:, None, None]
     taken = there & finite & right
+    masked = not rest.everywhere(moving & right)
+    if masked:
+        direction = direction * moving[:, None, None]
 
     if work.group["certify"]:
         ledger.record(work, rest.kept(taken, gradient), direction, taken)
-    each, left = taken[:, None, None], (~faded)[:, None, None]
-    stack.scatter(torch.where(each, total * left, old), [s["total"] for s in states])
+    if masked:
+        each, left = taken[:, None, None], (~faded)[:, None, None]
+        total = torch.where(each, total * left, old)
+        gram = torch.where(each, gram * left, old_gram) if gram.numel() else gram
+    stack.scatter(total, [s["total"] for s in states])
     if work.method.has_gram:
-        new = torch.where(each, gram * left, old_gram)
-        torch._foreach_copy_(stack.grams(states), stack.split(new))
+        torch._foreach_copy_(stack.grams(states), stack.split(gram))
     stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
     counts = stack.own([s["skipped"] for s in states])
     torch._foreach_add_(counts, stack.split((there & ~(finite & right)).long()))
@@ -181,7 +186,8 @@ def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -
     change = direction * rate
     if isinstance(decay, Tensor) or decay != 0.0:
         change = change + decay * weights
-    return change.masked_fill_(taken == 0, 0.0)  # 0 times what is not finite is not 0
+    # 0 times what is not finite is not 0.
+    return change if rest.everywhere(taken) else change.masked_fill_(taken == 0, 0.0)
 
 
 def _dither(work: Matrices) -> Tensor | None:

@@ -88,3 +88,8 @@ def largest(matrices: Tensor) -> Tensor:
 def kept(mask: Tensor, x: Tensor) -> Tensor:
     """`x` where the mask, (b,), says so, and 0 elsewhere; an empty stack as it is."""
     return torch.where(mask[:, None, None], x, 0.0) if x.numel() else x
+
+
+def everywhere(mask: Tensor) -> bool:
+    """Whether a mask is known to hold for all: on a CPU, since elsewhere to ask is to wait."""
+    return mask.is_cpu and bool(mask.all())
