@@ -15,6 +15,7 @@ from nucleon.optim import options
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.work import Work
 from nucleon.optim.state import new_adamw_state
+from optim.test_contract import NoHostRead
 
 SHAPES = [(), (1,), (7,), (4, 6), (2, 3, 5), (0, 3)]
 GROUP = {**options.ADAMW_DEFAULTS, "maximize": False}
@@ -193,18 +194,13 @@ def test_the_gradient_itself_is_not_written_to():
     assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True))
 
 
-@pytest.mark.slow
-def test_compiles_into_one_graph():
-    """A graph break, which a host synchronization would be, fails under fullgraph."""
-    params, eager = make(), make()
-    states, eager_states = ([new_adamw_state(p) for p in some] for some in (params, eager))
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
-    for round_ in range(3):
-        give_gradients(params, round_)
-        give_gradients(eager, round_)
-        compiled(params, states, GROUP)
-        step(eager, eager_states, GROUP)
-    assert all(torch.equal(p, q) for p, q in zip(params, eager, strict=True))
+def test_nothing_is_read_back():
+    params = make()
+    states = [new_adamw_state(p) for p in params]
+    give_gradients(params, 0)
+    with NoHostRead():  # raises on the first host read
+        step(params, states, GROUP)
+    assert all(p.isfinite().all() for p in params)
 
 
 @pytest.mark.slow

@@ -179,8 +179,8 @@ class MatrixOptimizer(Optimizer, ABC):
         """Check the options and parameters of a group, then add it with its state.
 
         A frozen parameter has its state made with its first gradient. An optimizer that `for_model`
-        made takes a module too, here or under "params", and routes it, and parameters of its model,
-        as `for_model` does; without "rule" in the group.
+        made routes a group without "rule" as it did: a module, here or under "params", or
+        parameters of its model.
         """
         group = {"params": param_group} if isinstance(param_group, nn.Module) else param_group
         later = self._runtime.later

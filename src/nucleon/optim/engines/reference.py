@@ -122,13 +122,8 @@ def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
     """Λ = c(G²β₁⁻²I + M̂), M̂ with what rounding may have taken; empty without a Gram."""
     if not gram.numel():
         return gram
-    discount = hyper.momentum or 1.0
-    return moments.smoothing(
-        gram,
-        gradient_bound=math.hypot(hyper.gradient_bound, math.sqrt(hyper.lost) * discount),
-        eta=hyper.smoothing**-0.5 if hyper.smoothing else math.inf,
-        discount=discount,
-    )
+    eta = hyper.smoothing**-0.5 if hyper.smoothing else math.inf
+    return moments.smoothing(gram, gradient_bound=hyper.raised_bound, eta=eta)
 
 
 def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:

@@ -133,10 +133,14 @@ class Hyperparameters:
         return self.gram_discount**2
 
     @cached_property
+    def raised_bound(self) -> float:
+        """√(G²β₁⁻² + `lost`); without momentum there is no bound to divide."""
+        return math.hypot(self.gradient_bound / (self.momentum or 1.0), math.sqrt(self.lost))
+
+    @cached_property
     def shift(self) -> float:
-        """G²β₁⁻², and `lost`; without momentum there is no bound to divide."""
-        root = self.gradient_bound / (self.momentum or 1.0)
-        return root * root + self.lost
+        """Its square, on the diagonal of M̂; inf where that leaves float64."""
+        return self.raised_bound * self.raised_bound
 
 
 def gram_discount(group: Mapping[str, Any]) -> float:

@@ -56,7 +56,7 @@ class Cache:
     """What this engine keeps of a stack between steps."""
 
     in_axis_order: Layout
-    """As others are sent its direction."""
+    """The order of the parameters' axes, in which its direction is sent to other ranks."""
     in_memory_order: Layout
     """As the step that moves the weights reads it, unless noise has an order."""
     small: bool

@@ -112,13 +112,13 @@ def sum_squares(
 
 @triton.jit
 def verdict(
-    batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, falls,
+    batch, finite, faded, gradient2, total2, skipped, quiet, mask, each, longest, settled, falls,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """Is a matrix taken, is its gradient entered, does it move; the rules are those of `rest`.
 
-    `mine` is ‖G‖_F², `own` ‖Ĝ‖_F², `falls` log₂β₁. The counts of skipped and quiet steps are
-    brought up to date.
+    `gradient2` is ‖G‖_F², `total2` ‖Ĝ‖_F², `falls` log₂β₁. The counts of skipped and quiet steps
+    are brought up to date.
     """
     there = batch >= 0  # all are
     if MASKED:
@@ -127,11 +127,11 @@ def verdict(
     old = tl.load(skipped + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
     tl.store(old, tl.load(old) + tl.where(there & (finite == 0), 1, 0))
     past = tl.load(quiet + batch // each).to(tl.pointer_type(tl.int64)) + batch % each
-    without = tl.where(mine == 0, tl.load(past) + 1, 0)
+    without = tl.where(gradient2 == 0, tl.load(past) + 1, 0)
     tl.store(past, without, mask=ok)
     entered = ok & (faded == 0)
     most = settled * tl.exp2(falls * without.to(tl.float32))
-    return ok, entered, entered & ((without <= longest) | (tl.sqrt(own) < most))
+    return ok, entered, entered & ((without <= longest) | (tl.sqrt(total2) < most))
 
 
 @triton.jit(do_not_specialize=["each", "parts", "longest"])
@@ -156,26 +156,27 @@ def measure(
         total += tl.load(place, mask=at < parts, other=0.0)
         square += tl.load(place + 1, mask=at < parts, other=0.0)
         moment += tl.load(place + 2, mask=at < parts, other=0.0)
-    size, mine, own = tl.sum(total), tl.sum(square), tl.sum(moment)
-    finite = (size < float("inf")) & (mine < float("inf")) & (own < float("inf"))
-    faded = own < least
+    size, gradient2, total2 = tl.sum(total), tl.sum(square), tl.sum(moment)
+    finite = (size < float("inf")) & (gradient2 < float("inf")) & (total2 < float("inf"))
+    faded = total2 < least
     if HAS_GRAM:
         gram = matrix(grams, batch, each, m * m, tl.float32, TABLE_BYTES)
         trace = tl.zeros((BLOCK,), dtype=tl.float64)
         for k in range(0, m, BLOCK):
             at = k + tl.arange(0, BLOCK)
             trace += tl.load(gram + at * (m + 1), mask=at < m, other=0.0).to(tl.float64)
-        whole = keep * tl.sum(trace) + mine
+        whole = keep * tl.sum(trace) + gradient2
         size += copies * (smoothing * (whole + m * bound))
         # With room for rounding: M̂ and Λ are float32.
         finite = finite & (whole < limit) & (smoothing * (whole + m * bound) < limit)
         faded = faded & (whole < least)
     ok, entered, moving = verdict(
-        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, falls, MASKED
+        batch, finite, faded, gradient2, total2, skipped, quiet, mask, each, longest, settled,
+        falls, MASKED,
     )  # fmt: skip
     smallest = tiny * spread
     inverse = tl.where(entered, 1.0 / tl.maximum(tl.sqrt(size), smallest), 0.0)
-    back = tl.maximum(tl.sqrt(mine), smallest) / spread
+    back = tl.maximum(tl.sqrt(gradient2), smallest) / spread
     tl.store(taken + batch, ok)
     tl.store(factors + batch, tl.where(moving, spread * inverse, 0.0).to(tl.float32))
     tl.store(factors + count + batch, inverse.to(tl.float32))

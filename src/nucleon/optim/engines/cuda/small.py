@@ -63,10 +63,10 @@ def advance(
             total = total.to(tl.float64)
             moment += total * total
     diagonal = i[:, None] == i[None, :]
-    size, mine = tl.sum(tl.where(diagonal, b, 0.0)), tl.sum(tl.where(diagonal, new, 0.0))
-    own = tl.sum(moment) if LOOKAHEAD else size
-    finite = (size < float("inf")) & (mine < float("inf")) & (own < float("inf"))
-    faded = own < least
+    size, gradient2 = tl.sum(tl.where(diagonal, b, 0.0)), tl.sum(tl.where(diagonal, new, 0.0))
+    total2 = tl.sum(moment) if LOOKAHEAD else size
+    finite = (size < float("inf")) & (gradient2 < float("inf")) & (total2 < float("inf"))
+    faded = total2 < least
     here = i[:, None] * m + i[None, :]
     square = (i < m)[:, None] & (i < m)[None, :]
     if HAS_GRAM:
@@ -79,12 +79,13 @@ def advance(
         finite = finite & (tl.sum(tl.abs(new.to(tl.float64))) < float("inf"))
         faded = faded & (whole < least)
         shift = tl.where(diagonal & square, bound, 0.0).to(tl.float64)
-        rest = smoothing * (new.to(tl.float64) + shift)
+        raised = smoothing * (new.to(tl.float64) + shift)
         # What rounding to float32 may have taken from the least eigenvalue of Λ.
-        rest += tl.where(diagonal & square, floor * tl.sqrt(tl.sum(rest * rest)), 0.0)
-        b += rest
+        raised += tl.where(diagonal & square, floor * tl.sqrt(tl.sum(raised * raised)), 0.0)
+        b += raised
     ok, entered, moving = verdict(
-        batch, finite, faded, mine, own, skipped, quiet, mask, each, longest, settled, falls, MASKED
+        batch, finite, faded, gradient2, total2, skipped, quiet, mask, each, longest, settled,
+        falls, MASKED,
     )  # fmt: skip
     ok = ok.to(tl.int32) != 0  # the interpreter takes it for a float64, as what was compared
     if HAS_GRAM:
@@ -118,8 +119,8 @@ def advance(
         )  # fmt: skip
         tl.store(where, tl.where(entered, total, 0.0).to(TOTAL), mask=inside & ok)
         p = tl.dot(q, tl.where(ok, s, 0.0).to(tl.float64), out_dtype=tl.float64)
-        whither = directions + batch.to(tl.int64) * m * n + i[:, None].to(tl.int64) * n + j[None, :]
-        tl.store(whither, p.to(tl.float32), mask=(i < m)[:, None] & (j < n)[None, :])
+        place = directions + batch.to(tl.int64) * m * n + i[:, None].to(tl.int64) * n + j[None, :]
+        tl.store(place, p.to(tl.float32), mask=(i < m)[:, None] & (j < n)[None, :])
     tl.store(taken + batch, ok)
 
 
