@@ -31,7 +31,10 @@ def serve(rank, size, meeting, timeout, pipe):
     import agreement
     import cases
     import checkpointing
+    import older_ranks
     import stages
+
+    modules = (cases, checkpointing, agreement, stages, older_ranks)
 
     while True:
         try:
@@ -39,7 +42,7 @@ def serve(rank, size, meeting, timeout, pipe):
         except EOFError:
             return
         try:
-            module = next(m for m in (cases, checkpointing, agreement, stages) if hasattr(m, name))
+            module = next(m for m in modules if hasattr(m, name))
             pipe.send((True, getattr(module, name)(**arguments)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
@@ -52,10 +55,11 @@ def server():
     # Before all others the folder of the package at hand, which may be a copy of the installed one.
     source = str(Path(nucleon.__file__).parents[1])
     benchmarks = str(here.parents[1] / "benchmarks")
-    places = [source, str(here), benchmarks, os.environ.get("PYTHONPATH", "")]
+    older = str(here.parent / "optim")
+    places = [source, str(here), benchmarks, older, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["checkpointing", "agreement", "stages"])
+    context.set_forkserver_preload(["checkpointing", "agreement", "stages", "older_ranks"])
     return context
 
 

@@ -6,12 +6,16 @@ writes them. `model`, `optimizer` and `go` are written so that every version can
 """
 
 import copy
+import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 
 import nucleon
+from nucleon import learners
 
 FOLDER = Path(__file__).parents[1] / "data" / "states"
 BEFORE, AFTER = 3, 3  # steps
@@ -21,9 +25,26 @@ CASES = {
     "leon": ("Leon", {"weight_decay": 0.1, "consistency_every": None}),
     "leon_certified": ("Leon", {"certify": True, "gradient_bound": 20.0}),
     "leon_bf16": ("Leon", {"momentum_dtype": torch.bfloat16, "stochastic_rounding": True}),
+    "muon_certified": ("Muon", {"certify": True}),
     "pion": ("Pion", {"steps": "exponential", "seed": 3}),
     "pion_certified": ("Pion", {"certify": True, "gradient_bound": 20.0}),
 }
+RANKS = 2
+
+BOUND = {"gradient_bound": 20.0}
+PROCESSES = {
+    "FTL": BOUND,
+    "FTRL": BOUND,
+    "FTPL": BOUND,
+    "FAML": BOUND,
+    "GaussianFTPL": BOUND,
+    "KroneckerFTRL": BOUND,
+    "Shampoo": {},
+    "OneSidedShampoo": {},
+    "AdaGradOGD": {"ball": "l2"},
+    "AdaGradFTRL": {"ball": "l2", "delta": 20.0},
+}
+"""What O2NC plays, by the name of the learner, and its options."""
 
 
 class Tiny(nn.Module):
@@ -51,6 +72,13 @@ def optimizer(case, of, **changes):
     return getattr(nucleon, method).for_model(of, lr=0.05, **{**options, **changes})
 
 
+def of_a_list(case, of, **changes):
+    """Matrices that are named and have no axes of their own."""
+    method, options = CASES[case]
+    named = [(n, p) for n, p in of.named_parameters() if p.ndim == 2 and p.requires_grad]
+    return getattr(nucleon, method)(named, lr=0.05, **{**options, **changes})
+
+
 def go(of, by, start, stop):
     """Steps on prescribed gradients; one matrix has none at the first of them."""
     for step in range(start, stop):
@@ -64,18 +92,59 @@ def go(of, by, start, stop):
     return {name: param.detach().clone() for name, param in of.named_parameters()}
 
 
+def process(name):
+    """A parameter, and O2NC on it; the learners of vectors have a row."""
+    rows = 1 if name.startswith(("AdaGrad", "Gaussian")) else 2
+    param = nn.Parameter(torch.full((rows, 3), 0.5, dtype=torch.float64))
+    known = {"rho": 1.0, "discount": 0.9, "rounds": 20, "seed": 3, **PROCESSES[name]}
+    return param, nucleon.O2NC([param], getattr(learners, name), **known)
+
+
+def walk(param, by, start, stop):
+    for step in range(start, stop):
+        generator = torch.Generator().manual_seed(step)
+        param.grad = torch.randn(param.shape, generator=generator, dtype=param.dtype)
+        by.step()
+    return param.detach().clone()
+
+
+def recorded(goes, state):
+    """What is saved, and the weights before and after; it must not follow the run."""
+    found = {"start": goes(0, BEFORE), "optimizer": copy.deepcopy(state())}
+    return {**found, "end": goes(BEFORE, BEFORE + AFTER)}
+
+
+def write(name, found):
+    file = FOLDER / f"{name}.pt"
+    torch.save(found, file, _use_new_zipfile_serialization=False)  # a third of the size
+    print(f"{file.name}: {file.stat().st_size} bytes")
+
+
+def run(case, make=optimizer, **changes):
+    net = model(case)
+    method = make(case, net, **changes)
+    return recorded(lambda *steps: go(net, method, *steps), method.state_dict)
+
+
+def run_process(name):
+    param, by = process(name)
+    return recorded(lambda *steps: walk(param, by, *steps), by.state_dict)
+
+
+def run_rank(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    write(f"leon_certified_of_rank_{rank}", run("leon_certified", placement="owner"))
+    write(f"muon_of_rank_{rank}", run("muon", of_a_list, placement="owner"))
+    dist.destroy_process_group()
+
+
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     for case in CASES:
-        net = model(case)
-        method = optimizer(case, net)
-        start = go(net, method, 0, BEFORE)
-        state = copy.deepcopy(method.state_dict())  # what is saved must not follow the run
-        found = {"start": start, "optimizer": state}
-        found["end"] = go(net, method, BEFORE, BEFORE + AFTER)
-        file = FOLDER / f"{case}.pt"
-        torch.save(found, file, _use_new_zipfile_serialization=False)  # a third of the size
-        print(f"{file.name}: {file.stat().st_size} bytes")
+        write(case, run(case))
+    write("o2nc", {name: run_process(name) for name in PROCESSES})
+    mp.spawn(run_rank, nprocs=RANKS)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from nucleon.regret import Certificate, Ledger, Shape, game_shape, of_the_same, 
 
 SCHEMA = 3
 _COUNTS = ("rounds", "unplayed", "unchecked", "fixed", "adaptive")
+_OF_BOUNDS = ("excess", "nuclear_sum", "nuclear_square")
+"""Parts of the state that schema 1 lacks: no action depends on them."""
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -110,7 +112,7 @@ class Learner(ABC):
         self.rounds = 0
         """Gradients observed so far."""
         self.unplayed = 0
-        """Those among them that answered no action."""
+        """Those among them that answered no action, or came before a state without a ledger."""
         self.unchecked = 0
         """Those taken with validate=False."""
         self.fixed = 0
@@ -264,7 +266,10 @@ class Learner(ABC):
         if self.theorem == Learner.theorem:
             return f"{type(self).__name__} names no theorem on the way it plays"
         if self.unplayed:
-            return f"{self.unplayed} gradients answered no action, and the ledger lacks them"
+            return (
+                f"{self.unplayed} gradients answered no action or were saved by an older version, "
+                f"and the ledger lacks them"
+            )
         if self.changed:
             return f"{', '.join(self.changed)} changed during the game"
         if bool((own.outside > 0).any()):
@@ -365,7 +370,13 @@ class Learner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same learner, shape and options; refuse any other."""
+        """Go on from a state of the same learner, shape and options; refuse any other.
+
+        One of schema 1 has no ledger: the game goes on, without a certificate.
+        """
+        known = isinstance(state, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if known and state.get("schema") == 1:
+            state = self._upgraded(state)
         of_the_same(state, self._identity())
         counts = {name: saved_count(state, name) for name in _COUNTS}
         action = None
@@ -390,6 +401,18 @@ class Learner(ABC):
         self.changed, self._terms = tuple(map(str, state.get("changed", ()))), self._game()
         self._action, self._own = action, own
         self._mark()
+
+    def _upgraded(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state of schema 1 in the terms of this one: an empty ledger, and unplayed rounds."""
+        added = [name for name in _OF_BOUNDS if name in self.state_names]
+        return {
+            **dict.fromkeys(("unchecked", "fixed", "adaptive"), 0),
+            **{f"ledger_{name}": value for name, value in self.ledger().state_dict().items()},
+            **{name: torch.zeros_like(getattr(self, name)) for name in added},
+            **state,
+            "schema": SCHEMA,
+            "unplayed": state.get("rounds"),
+        }
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a state to be this learner's."""

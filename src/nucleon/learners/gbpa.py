@@ -155,6 +155,14 @@ class GBPA(Learner):
             "constants": None if constants is None else [constants.alpha, constants.beta],
         }
 
+    def _upgraded(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        own, options = self._identity(), state.get("options", {})
+        return {
+            **super()._upgraded(state),
+            **{name: own[name] for name in ("potential", "constants")},
+            "options": {"potential": own["options"]["potential"], **options},
+        }
+
     def bound(self) -> Tensor:
         """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
         if self.constants is None:

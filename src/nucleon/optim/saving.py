@@ -4,6 +4,7 @@ What is kept of each parameter is in `state`.
 """
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -241,13 +242,9 @@ def upgraded(
     if missing:
         raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
     saved: list[dict[str, Any]] = [dict(group) for group in given["param_groups"]]
-    states: dict[Any, Any] = dict(given["state"])
     for group in saved:
         _unpack(group)
-        tag = str(group.get("nucleon"))
-        if tag.endswith("/2"):
-            group["nucleon"] = f"{tag[:-1]}{VERSION}"
-            _upgrade(group, states, game)
+    specs = _specs(saved)
     saved = _with_frozen(saved, groups, infos)
     sizes, ours = ([len(g["params"]) for g in found] for found in (saved, groups))
     if sizes != ours:
@@ -257,10 +254,26 @@ def upgraded(
             f"same ones are frozen, which may be undone afterwards, or by the names that you write "
             f"into its groups: group['param_names'] = [...], in the order of group['params']"
         )
-    for group in saved:
+    states: dict[Any, Any] = dict(given["state"])
+    for group, own in zip(saved, groups, strict=True):
+        tag = str(group.get("nucleon"))
+        if tag.endswith("/2"):
+            group["nucleon"] = f"{tag[:-1]}{VERSION}"
+            _upgrade(group, game)
+            for key, param in zip(group["params"], own["params"], strict=True):
+                found = states.get(key)
+                if isinstance(found, Mapping) and isinstance(found.get("stream"), Tensor):
+                    spec = specs.get(key, infos[param].axes) or axes.default(param.ndim)
+                    states[key] = _upgraded_state(found, param, spec or "", group)
         for option in _RETIRED:
             group.pop(option, None)
     return {**given, "param_groups": saved, "state": states}
+
+
+def _specs(saved: Sequence[Mapping[str, Any]]) -> dict[Any, str | None]:
+    """What the groups of version 2 say of axes, by the keys of their parameters."""
+    pairs = (zip(g["params"], g.get("axes") or (), strict=False) for g in saved)
+    return {key: spec for group in pairs for key, spec in group}
 
 
 def _with_frozen(
@@ -288,8 +301,8 @@ def _with_frozen(
     return saved if rest else found
 
 
-def _upgrade(group: dict[str, Any], states: dict[Any, Any], game: Sequence[str]) -> None:
-    """Give the states of a group of version 2 what its lists said, and what version 3 adds."""
+def _upgrade(group: dict[str, Any], game: Sequence[str]) -> None:
+    """Give a group of version 2 the options of version 3, and its note on the game."""
     group["consistency_every"] = group.get("consistency_every") or 0
     if group.get("placement") == "gram":  # its states are whole, as those of "local"
         group["placement"] = "local"
@@ -301,30 +314,39 @@ def _upgrade(group: dict[str, Any], states: dict[Any, Any], game: Sequence[str])
     noted = _older_game(group.get("certified") or "[]")
     names = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
     now = [group[name] for name in names if name in group]
-    group["certified"] = ""
-    if noted == now:
-        group["certified"] = ledger.options_of(group, game)
-    elif noted != []:
+    if noted == []:
+        group["certified"] = ""
+    elif noted != now:
         group["certified"] = f"{ledger.CHANGED}an option"
-    if group.get("rule") != "matrix":
-        return
-    for key, spec in zip(group["params"], group.get("axes") or [], strict=False):
-        state = states.get(key)
-        if not isinstance(state, Mapping) or "stream" not in state:
-            continue
-        state = dict(cast(Mapping[str, Tensor], state))
-        total = state.get("total")
-        known = spec or (axes.default(total.ndim) if isinstance(total, Tensor) else None)
-        state["axes"] = encoded(known or "")
-        if "skipped" in state:
-            state["quiet"] = torch.zeros_like(state["skipped"])
-        if "largest" in state:  # of the gradients: one above the bound ends the game
-            largest = state.pop("largest")
-            state["excess"] = torch.zeros_like(largest)
-            state["outside"] = torch.zeros_like(state["skipped"])
-            if largest.max() > group["gradient_bound"]:
-                group["certified"] = f"{ledger.CHANGED}gradient_bound"
-        states[key] = state
+    elif "axes" not in group:  # torch asked for what version 3 has: `largest` is not in the states
+        group["certified"] = f"{ledger.CHANGED}the version"
+    else:
+        group["certified"] = ledger.options_of(group, game)
+
+
+def _upgraded_state(
+    found: Mapping[str, Tensor], param: Tensor, spec: str, group: Mapping[str, Any]
+) -> State:
+    """The state of a matrix parameter of version 2 with the entries of version 3."""
+    state, stream = {**found, "axes": encoded(spec)}, found["stream"]
+    if "skipped" in state:
+        state["quiet"] = torch.zeros_like(stream)
+    if "largest" in state or "excess" in state:  # the one of version 2, the other of torch's asking
+        none = torch.zeros_like(stream, dtype=widest(stream.device))
+        state["excess"] = _excess(state.pop("largest", none), param, group)
+        state["outside"] = torch.zeros_like(stream)
+    return state
+
+
+def _excess(largest: Tensor, param: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """The most that gradients of these norms can have above their bound, see `ledger.new_state`.
+
+    Σγ^{t-s}‖E_s‖_* ≤ m(max‖G_s‖_op − bound)/(1 − γ), and m×n matrices have at least m² entries.
+    """
+    side, eps = math.sqrt(param.numel()), torch.finfo(_checks.work_dtype(param.dtype)).eps
+    above = largest * (1 + 64 * side * eps) - group.get("gradient_bound", math.inf)
+    most = side / (1 - group.get("momentum", 0.0)) * above
+    return most.clamp(0.0, torch.finfo(most.dtype).max)
 
 
 def _older_game(note: object) -> list[object] | None:
