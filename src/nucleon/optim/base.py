@@ -79,6 +79,8 @@ class MatrixOptimizer(Optimizer, ABC):
             own |= vars(base).get("own_options", {})
         cls.declared = options.Declared(own)
         options.OF_SOME_METHOD.update(own)
+        if cls.__module__.startswith("nucleon."):
+            options.OF_OUR_METHODS.update(own)
         for fact, hooks in _FACTS.items():
             if overridden(cls, fact, hooks):
                 setattr(cls, fact, vars(MatrixOptimizer)[fact])
