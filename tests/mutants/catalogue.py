@@ -611,6 +611,12 @@ MUTANTS = [
         "optim/engines/reference.py",
         "tests/optim/test_twins.py",
         (
+            "a direction may have any shape",
+            """    if getattr(direction, "shape", None) != ahead.shape:\n""",
+            "    if False:\n",
+            "tests/optim/test_hooks.py::test_a_direction_of_another_shape_is_refused[transposed]",
+        ),
+        (
             "averages for sums",
             "moments.accumulate_total(old, gradient,",
             "moments.accumulate_total(old, (1 - hyper.momentum) * gradient,",
