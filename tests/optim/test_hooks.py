@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import nucleon
+from nucleon.optim import MatrixOptimizer
 from optim import hook_cases as cases
 
 CPU = torch.device("cpu")
@@ -68,3 +69,35 @@ def test_a_direction_may_write_into_its_arguments():
             optimizer.step()
         figures.append((optimizer.diagnostics(), [param.tolist() for param in params]))
     assert figures[0] == figures[1]
+
+
+def zero(self, total, smoothing, context):
+    return torch.zeros_like(total)
+
+
+def test_what_is_said_of_a_mixin_s_direction_is_not_said_of_a_nearer_one():
+    """Nor does a class between that says nothing take away what its other bases say."""
+    offering = type("Offering", (), {"direction": zero, "kernel": "polar", "name": "offered"})
+    nearer = type("Nearer", (), {"direction": lambda self, *given: zero(self, *given)})
+    between = type("Between", (MatrixOptimizer,), {})
+    assert type("Offered", (offering, MatrixOptimizer), {}).kernel == "polar"
+    assert type("Other", (nearer, offering, MatrixOptimizer), {}).kernel is None
+    assert type("Same", (between, nucleon.Leon), {}).kernel == "augmented"
+
+
+def test_a_direction_of_ones_own_is_explained_and_certified_as_what_it_is():
+    class Claimed(cases.Resolvent):
+        theorem, uncertified = "Theorem C", None
+
+    param = torch.zeros(4, 6, requires_grad=True)
+    for make, how, condition in (
+        (nucleon.Leon, "leon/polar-express", "the iterations of method='auto' have converged"),
+        (Claimed, "leon", "the theorem of Claimed is true of its direction"),
+        (cases.Clipped, "clipped", "the theorem of Clipped is true of its direction"),
+    ):
+        optimizer = make([param], certify=True)
+        assert optimizer.explain().rows[0].method == how
+        param.grad = torch.ones(4, 6)
+        optimizer.step()
+        (certificate,) = optimizer.certificates().values()
+        assert certificate.conditional_on[-1] == condition

@@ -57,7 +57,8 @@ class Worklist:
 
 def signature(method: Method, groups: Groups, states: States) -> list[object]:
     """The structure that a list of work was made for: cheap, since every step looks at it."""
-    found: list[object] = [method.__dict__.get("direction")]  # a hook may be assigned at any time
+    # A hook may be assigned at any time, to the instance or to its class.
+    found: list[object] = [method.__dict__.get("direction"), method.__class__.direction]
     for group in groups:
         params: list[Tensor] = group["params"]
         found += [id(group), *map(group.get, method.declared.structure)]

@@ -50,7 +50,7 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     """
     if (reason := unreadable(param)) is not None:
         return reason
-    if method.kernel is None or "direction" in method.__dict__:  # a hook that was assigned
+    if method.kernel is None:
         return f"{method.name} has no kernel"
     if group["certify"]:
         return "certify=True"
