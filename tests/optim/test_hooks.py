@@ -75,6 +75,15 @@ def zero(self, total, smoothing, context):
     return torch.zeros_like(total)
 
 
+def test_what_a_class_must_say_is_asked_for_where_it_is_made():
+    with pytest.raises(ValueError, match=r"Odd.kernel must be one of .*got 'nonsense'"):
+        type("Odd", (MatrixOptimizer,), {"name": "odd", "kernel": "nonsense", "direction": zero})
+    with pytest.raises(TypeError, match="Odd has no name; write name ="):
+        type("Odd", (MatrixOptimizer,), {"direction": zero})
+    between = type("Between", (MatrixOptimizer,), {})  # without a direction it needs no name
+    assert type("Named", (between,), {"name": "named", "direction": zero}).kernel is None
+
+
 def test_what_is_said_of_a_mixin_s_direction_is_not_said_of_a_nearer_one():
     """Nor does a class between that says nothing take away what its other bases say."""
     offering = type("Offering", (), {"direction": zero, "kernel": "polar", "name": "offered"})

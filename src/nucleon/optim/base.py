@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from nucleon import _checks
 from nucleon._inheritance import Said
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import Context, Draws, State
+from nucleon.optim.engines.work import KERNELS, Context, Draws, State
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
@@ -70,7 +71,7 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Bind its kernel, rest and theorem to the hooks it has.
+        """Check what the class says, and bind its kernel, rest and theorem to the hooks it has.
 
         A hook that is overridden, or assigned to a class or an instance, has none of them.
         """
@@ -86,6 +87,14 @@ class MatrixOptimizer(Optimizer, ABC):
             said, default = getattr_static(cls, fact), vars(MatrixOptimizer)[fact]
             if said is not default and not isinstance(said, Said):
                 setattr(cls, fact, Said(cls, fact, hooks, default))
+        if cls.kernel is not None:
+            _checks.choice(f"{cls.__name__}.kernel", cls.kernel, KERNELS)
+        abstract = getattr(cls.direction, "__isabstractmethod__", False)
+        if not abstract and not isinstance(getattr(cls, "name", None), str):
+            raise TypeError(
+                f'{cls.__name__} has no name; write name = "…" in the class, by which states, '
+                f"reports and diagnostics know the method"
+            )
 
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
