@@ -163,3 +163,8 @@ def test_programs_that_extend_the_library_run(program, tmp_path):
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_a_method_of_ones_own_is_a_program_of_20_lines():
+    (program,) = (text for text in EXTENDING if "MatrixOptimizer" in text)
+    assert sum(bool(line.strip()) for line in program.splitlines()) <= 20

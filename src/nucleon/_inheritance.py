@@ -1,5 +1,7 @@
 """What is said of a method does not hold for one that overrides it."""
 
+from inspect import getattr_static
+
 
 def overridden(cls: type, fact: str, methods: tuple[str, ...]) -> bool:
     """Whether `cls` takes one of the methods from a class nearer than the one that says `fact`."""
@@ -9,3 +11,23 @@ def overridden(cls: type, fact: str, methods: tuple[str, ...]) -> bool:
         return next((i for i, kind in enumerate(order) if name in vars(kind)), len(order))
 
     return any(place(method) < place(fact) for method in methods)
+
+
+class Said:
+    """What a class says of its methods; another value where one of them is not the one it had.
+
+    It is read of a class or an instance, and sees a method that was assigned to either.
+    """
+
+    def __init__(self, cls: type, fact: str, methods: tuple[str, ...], otherwise: object) -> None:
+        order = cls.__mro__
+        known = order[next(i for i, kind in enumerate(order) if fact in vars(kind)) :]
+        self.value, self.otherwise = vars(known[0])[fact], otherwise
+        self.methods = {
+            name: next(vars(kind)[name] for kind in known if name in vars(kind)) for name in methods
+        }
+
+    def __get__(self, instance: object, owner: type) -> object:
+        of = owner if instance is None else instance
+        kept = all(getattr_static(of, name) is own for name, own in self.methods.items())
+        return self.value if kept else self.otherwise

@@ -497,7 +497,7 @@ MUTANTS = [
         "tests/optim/test_stacks.py",
         (
             "a direction of one's own is not asked",
-            "if overridden(cls, fact, hooks):",
+            "if said is not default and not isinstance(said, Said):",
             "if False:",
             "test_a_direction_of_ones_own_is_not_the_kernels",
         ),
@@ -542,6 +542,13 @@ MUTANTS = [
             "27 if served(param, block) is not None else 25",
             "27 if param.is_cuda else 25",
             "tests/optim/test_stacks.py::test_the_capacity_of_a_stack",
+        ),
+        (
+            "a hook that is assigned to the class is not noticed",
+            '[method.__dict__.get("direction"), method.__class__.direction]',
+            '[method.__dict__.get("direction")]',
+            "tests/optim/test_straight.py"
+            "::test_a_hook_that_is_assigned_is_that_of_the_next_step[class]",
         ),
     ),
     *mutants(
@@ -610,6 +617,12 @@ MUTANTS = [
     *mutants(
         "optim/engines/reference.py",
         "tests/optim/test_twins.py",
+        (
+            "a direction may have any shape",
+            """    if getattr(direction, "shape", None) != ahead.shape:\n""",
+            "    if False:\n",
+            "tests/optim/test_hooks.py::test_a_direction_of_another_shape_is_refused[transposed]",
+        ),
         (
             "averages for sums",
             "moments.accumulate_total(old, gradient,",

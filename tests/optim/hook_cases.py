@@ -146,12 +146,14 @@ def runs_as_written(device, method, dtype):
     assert any(len(work.params) > 1 for work in run.optimizer._runtime.worklist.works)
 
 
-def owners_alone(device, method, dtype):
+def one_rank(device, method, dtype):
+    """Of which placement="owner" makes no owner: it steps its matrices as without ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         run = Run(method, device, dtype, placement="owner")
         run.step()
         run.check()
+        assert run.engines() == {reference}
     finally:
         dist.destroy_process_group()
 

@@ -1,5 +1,7 @@
 """Certificates of training runs: regret against its definition, bound against the theory."""
 
+from types import MethodType
+
 import pytest
 import torch
 
@@ -363,16 +365,25 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("mixed", [False, True])
-def test_another_hook_does_not_inherit_the_theorem(hook, mixed):
+@pytest.mark.parametrize("to", ["body", "mixin", "class", "instance"])
+def test_another_hook_does_not_inherit_the_theorem(hook, to):
     own = {hook: HOOKS[hook]}
-    bases = (type("Mixin", (), own), nucleon.Leon) if mixed else (nucleon.Leon,)
-    other = type("Other", bases, {} if mixed else own)
+    bases = (type("Mixin", (), own), nucleon.Leon) if to == "mixin" else (nucleon.Leon,)
+    other = type("Other", bases, own if to == "body" else {})
     options = {"gradient_bound": 1.0, "certify": True, "method": "eigh"}
-    certificate, _ = certified(make=lambda p, **o: other(p, **{**options, **o}))
+
+    def make(params, **given):
+        optimizer = other(params, **{**options, **given})
+        if to == "class":
+            setattr(other, hook, HOOKS[hook])
+        if to == "instance":
+            setattr(optimizer, hook, MethodType(HOOKS[hook], optimizer))
+        return optimizer
+
+    certificate, optimizer = certified(make=make)
     assert not certificate.holds and certificate.theorem == "none"
     assert "names no theorem" in certificate.refusal
-    assert other.kernel == (None if hook == "direction" else "augmented")
+    assert optimizer.kernel == (None if hook == "direction" else "augmented")
 
 
 def test_a_certificate_says_how_tight_it_is():

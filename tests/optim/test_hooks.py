@@ -3,13 +3,15 @@
 import pytest
 import torch
 
+import nucleon
+from nucleon.optim import MatrixOptimizer
 from optim import hook_cases as cases
 
 CPU = torch.device("cpu")
 every = pytest.mark.parametrize("method", cases.METHODS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 checks = pytest.mark.parametrize(
-    "check", [cases.runs_as_written, cases.owners_alone, cases.diagnostics, cases.state_dict]
+    "check", [cases.runs_as_written, cases.one_rank, cases.diagnostics, cases.state_dict]
 )
 
 
@@ -23,3 +25,88 @@ def test_a_direction_of_ones_own(check, dtype, method):
 @dtypes
 def test_a_direction_that_is_assigned(dtype):
     cases.assigned(CPU, dtype)
+
+
+SHAPES = {
+    "transposed": (lambda s: s.mT, r"\(3, 6, 4\)"),
+    "of one matrix": (lambda s: s[0], r"\(4, 6\)"),
+    "of one entry": (lambda s: s[:, :1, :1], r"\(3, 1, 1\)"),
+    "none": (lambda s: None, "NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_a_direction_of_another_shape_is_refused(case):
+    """Before Ĝ, M̂ and the weights have changed, and in diagnostics too."""
+    hook, said = SHAPES[case]
+    said = rf"Bad.direction returned {said} for S of the shape \(3, 4, 6\)"
+    bad = type("Bad", (nucleon.Leon,), {"direction": lambda self, s, *_: hook(s)})
+    param = torch.zeros(3, 4, 6, requires_grad=True)
+    optimizer = bad([param])
+    param.grad = torch.ones(3, 4, 6)
+    for call in (optimizer.step, optimizer.diagnostics):
+        with pytest.raises(ValueError, match=said):
+            call()
+    state = optimizer.state[param]
+    assert not any(x.any() for x in (param, state["total"], state["gram"], state["quiet"]))
+
+
+def test_a_direction_may_write_into_its_arguments():
+    class Scribbling(nucleon.Leon):
+        def direction(self, total, smoothing, context):
+            found = super().direction(total, smoothing, context)
+            total.fill_(torch.nan)
+            smoothing.fill_(torch.nan)
+            return found
+
+    figures = []
+    for make in (Scribbling, nucleon.Leon):
+        params = [torch.zeros(4, 6, requires_grad=True) for _ in range(2)]
+        optimizer, generator = make(params), torch.Generator().manual_seed(0)
+        for _ in range(3):
+            for param in params:
+                param.grad = torch.randn(4, 6, generator=generator)
+            optimizer.step()
+        figures.append((optimizer.diagnostics(), [param.tolist() for param in params]))
+    assert figures[0] == figures[1]
+
+
+def zero(self, total, smoothing, context):
+    return torch.zeros_like(total)
+
+
+def test_what_a_class_must_say_is_asked_for_where_it_is_made():
+    with pytest.raises(ValueError, match=r"Odd.kernel must be one of .*got 'nonsense'"):
+        type("Odd", (MatrixOptimizer,), {"name": "odd", "kernel": "nonsense", "direction": zero})
+    with pytest.raises(TypeError, match="Odd has no name; write name ="):
+        type("Odd", (MatrixOptimizer,), {"direction": zero})
+    between = type("Between", (MatrixOptimizer,), {})  # without a direction it needs no name
+    assert type("Named", (between,), {"name": "named", "direction": zero}).kernel is None
+
+
+def test_what_is_said_of_a_mixin_s_direction_is_not_said_of_a_nearer_one():
+    """Nor does a class between that says nothing take away what its other bases say."""
+    offering = type("Offering", (), {"direction": zero, "kernel": "polar", "name": "offered"})
+    nearer = type("Nearer", (), {"direction": lambda self, *given: zero(self, *given)})
+    between = type("Between", (MatrixOptimizer,), {})
+    assert type("Offered", (offering, MatrixOptimizer), {}).kernel == "polar"
+    assert type("Other", (nearer, offering, MatrixOptimizer), {}).kernel is None
+    assert type("Same", (between, nucleon.Leon), {}).kernel == "augmented"
+
+
+def test_a_direction_of_ones_own_is_explained_and_certified_as_what_it_is():
+    class Claimed(cases.Resolvent):
+        theorem, uncertified = "Theorem C", None
+
+    param = torch.zeros(4, 6, requires_grad=True)
+    for make, how, condition in (
+        (nucleon.Leon, "leon/polar-express", "the iterations of method='auto' have converged"),
+        (Claimed, "leon", "the theorem of Claimed is true of its direction"),
+        (cases.Clipped, "clipped", "the theorem of Clipped is true of its direction"),
+    ):
+        optimizer = make([param], certify=True)
+        assert optimizer.explain().rows[0].method == how
+        param.grad = torch.ones(4, 6)
+        optimizer.step()
+        (certificate,) = optimizer.certificates().values()
+        assert certificate.conditional_on[-1] == condition

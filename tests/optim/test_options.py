@@ -181,19 +181,22 @@ def test_a_bound_needs_no_smoothing_scale():
 
 def test_an_option_of_another_method_is_a_mistake_in_a_group():
     param = torch.zeros(3, 5, requires_grad=True)
-    for name, value in (("beta2", 0.9), ("samples", 2), ("damping", 1.0)):
+    for name, value in (("beta2", 0.9), ("samples", 2)):
         with pytest.raises(TypeError, match=f"muon has no option '{name}'"):
             nucleon.Muon([{"params": [param], name: value}])
-    running = nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
 
-    class Labelled(nucleon.Muon):  # made later, it does not take the word from a running one
+
+def test_an_option_of_a_user_s_method_is_a_word_of_theirs_in_groups_of_ours():
+    class Labelled(nucleon.Muon):
         name, own_options = "labelled", {"label": 1.0}
 
-    param.grad = torch.ones(3, 5)
-    running.param_groups[0]["momentum"] = 0.5
-    running.step()
-    with pytest.raises(TypeError, match="muon has no option 'label'"):
-        nucleon.Muon([{"params": [param], "label": 1.0}])
+    param = torch.zeros(3, 5, requires_grad=True)
+    running = nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
+    assert running.param_groups[0]["label"] == "what a user writes beside"
+    model = torch.nn.Linear(4, 6, bias=False)
+    given = {"*": {"label": 2.0}}
+    (group,) = optim.param_groups(model, head=None, overrides=given)
+    assert Labelled([group]).param_groups[0]["label"] == 2.0
 
 
 def test_what_another_method_means_otherwise_is_not_carried_over():

@@ -8,8 +8,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nucleon
-from nucleon.optim import methods
+from nucleon.optim import MatrixOptimizer, methods
 from nucleon.optim.engines.cuda import engine
+from nucleon.optim.muon import polar_direction
 
 pytest.importorskip("triton")
 
@@ -19,6 +20,21 @@ class Hooked(nucleon.Leon):
 
     def direction(self, total, smoothing, context):
         return super().direction(total, smoothing, context) / 2
+
+
+class Bare(MatrixOptimizer):
+    """A kernel, and no option `method`."""
+
+    name, kernel = "bare", "polar"
+
+    def direction(self, total, smoothing, context):
+        return polar_direction(total, context.options)
+
+
+class Gram(Bare):
+    """M̂, which is no operand of its kernel."""
+
+    has_gram = True
 
 
 HALF, WIDE = torch.bfloat16, torch.float64
@@ -36,6 +52,7 @@ REMAINING = {
     "axes": (nucleon.Leon, (2, 3, 2, 5, 2, 7), {}, {"axes": "r b r b r c"}, "its entries are not"),
     "a small Pion": (nucleon.Pion, (40, 80), {}, {}, "pion by 'polar-express' for 40×80"),
     "a hook": (Hooked, (64, 80), {}, {}, "leon has no kernel"),
+    "a Gram too many": (Gram, (64, 80), {}, {}, "bare has no kernel"),
     "float64 vectors": (nucleon.Leon, (5,), {"dtype": WIDE}, {"rule": "adamw"}, "float64 weights"),
     "complex": (nucleon.Leon, (5,), {"dtype": torch.cfloat}, {"rule": "adamw"}, "complex64 weig"),
 }
@@ -81,6 +98,23 @@ def test_the_rest_is_served(make, dtype, shape):
     param = torch.empty(shape, device="cuda", dtype=dtype).requires_grad_()
     assert "torch:" not in method_of(make, param, {})
     assert method_of(make, param, {"rule": "adamw"}) == "adamw"
+
+
+def test_a_method_without_the_option_method_is_served_as_by_auto():
+    param = torch.empty(64, 80, device="cuda").requires_grad_()
+    assert method_of(Bare, param, {}) == "bare/half"
+
+
+@pytest.mark.parametrize("to", ["instance", "class", "base"])
+def test_a_hook_that_is_assigned_late_is_not_the_kernels(to, monkeypatch):
+    param = torch.empty(64, 80, device="cuda").requires_grad_()
+    optimizer = type("Late", (nucleon.Leon,), {})([param])
+    target = {"instance": optimizer, "class": type(optimizer), "base": nucleon.Leon}[to]
+    for _ in range(2):  # what is put back is Leon's own
+        assert optimizer.explain().rows[0].method == "leon/half"
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "direction", lambda *given: torch.zeros_like(given[-3]))
+            assert optimizer.explain().rows[0].method == "leon (torch: leon has no kernel)"
 
 
 def test_more_samples_than_fit_are_drawn_one_by_one():

@@ -109,12 +109,24 @@ def test_a_direction_of_ones_own_is_not_the_kernels():
     ]
 
 
+def test_the_engine_is_asked_once_for_all_parameters_alike(monkeypatch):
+    asked = []
+    monkeypatch.setattr(engine, "refusal", lambda *given: asked.append(given) or "none")
+    params = [torch.zeros(4, 6, requires_grad=True) for _ in range(10)]
+    params += [torch.zeros(6, 4).mT.requires_grad_(), torch.zeros(8, 6, requires_grad=True)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    nucleon.Leon(params).step()
+    assert len(asked) == 3
+
+
 def test_the_capacity_of_a_stack(monkeypatch):
     """2²⁴ entries on a CPU; on CUDA 2²⁵, or 2²⁷ where its engine steps them."""
     asked = []
     monkeypatch.setattr(stacks, "build", lambda pairs, capacity, **_: asked.append(capacity) or [])
     optimizer = nucleon.Leon([torch.zeros(ROWS, COLUMNS)])
-    cpu, cuda = (SimpleNamespace(is_cuda=there) for there in (False, True))
+    like = {"dtype": None, "device": None, "shape": (2, 3), "stride": lambda: (3, 1)}
+    cpu, cuda = (SimpleNamespace(is_cuda=there, **like) for there in (False, True))
 
     def capacity(param, serves, **own):
         monkeypatch.setattr(engine, "kind", lambda *_: () if serves else None)

@@ -6,7 +6,7 @@ from typing import Any
 
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
-from nucleon.optim.engines.work import Context
+from nucleon.optim.engines.work import Context, Draws
 from nucleon.optim.leon import Leon, LeonOptions
 from nucleon.optim.migrate import Conversion, convert, convert_checkpoint, converted
 from nucleon.optim.muon import Muon, MuonOptions
@@ -24,6 +24,7 @@ __all__ = [
     "CertificateLog",
     "Context",
     "Conversion",
+    "Draws",
     "Explanation",
     "Leon",
     "LeonOptions",

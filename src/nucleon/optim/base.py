@@ -11,6 +11,7 @@ rule="adamw" take AdamW's step.
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from inspect import getattr_static
 from operator import is_
 from typing import Any, ClassVar, Self, cast, overload
 
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from nucleon._inheritance import overridden
+from nucleon import _checks
+from nucleon._inheritance import Said
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import Context, Draws, State
+from nucleon.optim.engines.work import KERNELS, Context, Draws, State
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
@@ -37,7 +39,7 @@ from nucleon.regret import Certificate
 
 _HOOKS = ("direction", "smoothing_scale", "admissibility")
 _FACTS = {"kernel": _HOOKS[:1], "settles": _HOOKS[:1], "theorem": _HOOKS, "uncertified": _HOOKS}
-"""What a class says of its method, and the hooks it is true of: of others it is not inherited."""
+"""What a class says of its method, and the hooks it is true of."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
@@ -69,9 +71,9 @@ class MatrixOptimizer(Optimizer, ABC):
     """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take away what was said of a hook where the class, or a mixin before it, overrides it.
+        """Check what the class says, and bind its kernel, rest and theorem to the hooks it has.
 
-        Kernel, rest and theorem are true of one method; another has none unless it says them anew.
+        A hook that is overridden, or assigned to a class or an instance, has none of them.
         """
         super().__init_subclass__(**kwargs)
         own: dict[str, Any] = {}
@@ -79,9 +81,20 @@ class MatrixOptimizer(Optimizer, ABC):
             own |= vars(base).get("own_options", {})
         cls.declared = options.Declared(own)
         options.OF_SOME_METHOD.update(own)
+        if cls.__module__.startswith("nucleon."):
+            options.OF_OUR_METHODS.update(own)
         for fact, hooks in _FACTS.items():
-            if overridden(cls, fact, hooks):
-                setattr(cls, fact, vars(MatrixOptimizer)[fact])
+            said, default = getattr_static(cls, fact), vars(MatrixOptimizer)[fact]
+            if said is not default and not isinstance(said, Said):
+                setattr(cls, fact, Said(cls, fact, hooks, default))
+        if cls.kernel is not None:
+            _checks.choice(f"{cls.__name__}.kernel", cls.kernel, KERNELS)
+        abstract = getattr(cls.direction, "__isabstractmethod__", False)
+        if not abstract and not isinstance(getattr(cls, "name", None), str):
+            raise TypeError(
+                f'{cls.__name__} has no name; write name = "…" in the class, by which states, '
+                f"reports and diagnostics know the method"
+            )
 
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any

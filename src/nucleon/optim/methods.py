@@ -31,7 +31,7 @@ def chosen_method(
     "half" on CUDA with Triton, unless the weights are float64, a side is below 64, a matrix has 2³¹
     entries or more, or `iterations` is not 5; "polar-express" otherwise.
     """
-    method, small = group["method"], m * n < HALF_ENTRIES
+    method, small = group.get("method", "auto"), m * n < HALF_ENTRIES
     if method == "half" and not small:
         raise ValueError(f"method='half' is for matrices below {m}×{n}; pass method='auto'")
     if method != "auto":

@@ -157,7 +157,9 @@ ADAMW_DEFAULTS = {name: option.default for name, option in declared_in(AdamWOpti
 OF_ADAMW = {*ADAMW_DEFAULTS, *(name for name, option in SHARED.items() if option.adamw)}
 """What a group with rule="adamw" heeds."""
 OF_SOME_METHOD: set[str] = set()
-"""The own options of every method: in a group of a method that lacks one, a mistake."""
+"""The own options of every method."""
+OF_OUR_METHODS: set[str] = set()
+"""Those of Muon, Pion and Leon: in a group of a method that lacks one, a mistake."""
 
 
 def added_by(options: type) -> dict[str, Option]:
@@ -200,11 +202,11 @@ def _plain(name: str, default: Any) -> Option:
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """A new group with the defaults of what it leaves out; raises on options of other methods.
+    """A new group with the defaults of what it leaves out; raises on options of our other methods.
 
-    Entries that no method knows are the user's own, and stay.
+    Other entries are the user's own, and stay.
     """
-    if foreign := sorted(OF_SOME_METHOD.difference(defaults, OF_ADAMW).intersection(group)):
+    if foreign := sorted(OF_OUR_METHODS.difference(defaults, OF_ADAMW).intersection(group)):
         raise TypeError(f"{method} has no option {', '.join(map(repr, foreign))}")
     own = ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
     return {**defaults, **own, **group}

@@ -19,6 +19,7 @@ from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.cuda import lanes
+from nucleon.optim.engines.cuda.layout import strides_of
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
 from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work, sums_long
@@ -57,7 +58,8 @@ class Worklist:
 
 def signature(method: Method, groups: Groups, states: States) -> list[object]:
     """The structure that a list of work was made for: cheap, since every step looks at it."""
-    found: list[object] = [method.__dict__.get("direction")]  # a hook may be assigned at any time
+    # A hook may be assigned at any time, to the instance or to its class.
+    found: list[object] = [method.__dict__.get("direction"), method.__class__.direction]
     for group in groups:
         params: list[Tensor] = group["params"]
         found += [id(group), *map(group.get, method.declared.structure)]
@@ -121,9 +123,13 @@ def matrices(
     cut: bool = True,
 ) -> list[Matrices]:
     """Stacks of the matrices of these parameters, each with the engine that steps it."""
+    known: dict[object, object] = {}
 
     def served(param: Tensor, block: Block) -> object:
-        return cuda.kind(method, group, param, block)
+        key = (*_LOOK(param), strides_of(param), block)
+        if key not in known:
+            known[key] = cuda.kind(method, group, param, block)
+        return known[key]
 
     def capacity(param: Tensor, block: Block) -> int:
         default = 24 if not param.is_cuda else 27 if served(param, block) is not None else 25

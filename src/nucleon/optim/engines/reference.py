@@ -73,6 +73,8 @@ def _advance(
     direction = work.method.direction(
         rest.kept(moving, ahead), rest.kept(moving, smoothing), work.context
     )
+    if getattr(direction, "shape", None) != ahead.shape:
+        raise _misshapen(work, direction, ahead)
     right = rest.largest(direction).isfinite()
     taken = there & finite & right
     masked = not rest.everywhere(moving & right)
@@ -110,6 +112,15 @@ def _finite(
     return found
 
 
+def _misshapen(work: Matrices, found: object, total: Tensor) -> ValueError:
+    """The error on a direction that has not the shape of S."""
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    return ValueError(
+        f"{work.method.__class__.__name__}.direction returned {shape} for S of the shape "
+        f"{tuple(total.shape)}; return P in the shape of S"
+    )
+
+
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
     """Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
     stack, states = work.stack, work.states
@@ -133,7 +144,10 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
         total, gram = moments_of(work)
         finite = _finite(work, rest.largest(total), None, gram, hyper)
         total, smoothing = rest.kept(finite, total), rest.kept(finite, smoothing_of(gram, hyper))
-        direction = work.method.direction(total, smoothing, work.context)
+        # Copies, since a hook may write into them.
+        direction = work.method.direction(total.clone(), smoothing.clone(), work.context)
+    if getattr(direction, "shape", None) != total.shape:
+        raise _misshapen(work, direction, total)
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
     moves = ~resting & rest.largest(direction).isfinite()

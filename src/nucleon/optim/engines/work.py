@@ -57,6 +57,10 @@ class Draws:
     """n′ ≥ n: zero columns are put beside S."""
 
 
+KERNELS = {"polar": False, "augmented": True, "perturbed": True}
+"""What `kernel` may name, and whether M̂ is among its operands."""
+
+
 class Method(Protocol):
     """What a step asks of Muon, Pion, Leon or a method of the user's own."""
 

@@ -245,6 +245,8 @@ def rows(
 def _method(method: Method, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
     """The name of an optimizer, with what "auto" is for the matrices of a parameter.
 
+    A `direction` of the user's own has the name alone: whether it heeds `method` is not known.
+
     On CUDA also why its kernels do not serve them, where that is so: torch's path is slower.
     """
     if spec is None:
@@ -256,7 +258,7 @@ def _method(method: Method, group: Mapping[str, Any], param: Tensor, spec: str |
 
 def _how(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
     text = method.name
-    if "method" in group:
+    if method.kernel is not None:
         text += f"/{chosen_method(group, block.rows, block.columns, param.device, param.dtype)}"
     refusal = cuda.refusal(method, group, param, block) if param.is_cuda else None
     return f"{text} (torch: {refusal})" if refusal else text

@@ -110,7 +110,7 @@ def _certificate(
         regret=regret.to(place),
         bound=bound.to(place),
         theorem=method.theorem,
-        conditional_on=_conditions(group, state["loss"].dtype),
+        conditional_on=_conditions(method, group, state["loss"].dtype),
         refusal=refusal,
         lower=(torch.cat(squares) / 2).sqrt().to(place) if method.has_gram else None,
     )
@@ -152,14 +152,16 @@ def _bound(
     )
 
 
-def _conditions(group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
+def _conditions(method: Certified, group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
     conditions = ["skipped steps do not count"]
     if group["momentum_dtype"] == torch.bfloat16:
         conditions.append("rounding Ĝ to bfloat16 does not matter")
     if kept != torch.float64:  # the device has no wider type
         conditions.append("rounding the losses to float32 does not matter")
-    if group.get("method") not in ("eigh", "svd"):
-        conditions.append(f"the iterations of method={group.get('method')!r} have converged")
+    if method.kernel is None:  # a hook of the user's own, whose word is taken
+        conditions.append(f"the theorem of {type(method).__name__} is true of its direction")
+    elif (chosen := group.get("method", "auto")) not in ("eigh", "svd"):
+        conditions.append(f"the iterations of method={chosen!r} have converged")
     return tuple(conditions)
 
 

@@ -25,7 +25,7 @@ from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import Side, dense, layout_of, place_of, restrided
-from nucleon.optim.engines.work import Matrices, Method, State, sums_long
+from nucleon.optim.engines.work import KERNELS, Matrices, Method, State, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.methods import HALF_ROWS, chosen_method
@@ -50,7 +50,7 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     """
     if (reason := unreadable(param)) is not None:
         return reason
-    if method.kernel is None or "direction" in method.__dict__:  # a hook that was assigned
+    if KERNELS.get(method.kernel or "") != method.has_gram:
         return f"{method.name} has no kernel"
     if group["certify"]:
         return "certify=True"

@@ -9,10 +9,7 @@ from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.methods import polynomials
 
 RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
-"""What `kernel` may name: the direction in float16, from the operands that the kernels make.
-
-And "perturbed", whose operands have noise in them.
-"""
+"""Of `KERNELS` those without noise: the direction in float16, from the operands of `begin`."""
 
 
 def compute(job: Job, table: Tensor, has_gradient: Tensor | None) -> tuple[Tensor, Tensor]:
