@@ -244,7 +244,8 @@ def against_muon(found: Results) -> str:
         def cell(method: str) -> str:
             rate, muons = multiple * found.best[method], multiple * found.best[MUON]
             less = found.difference(method, rate, MUON, muons)
-            some = f" ({less.count} seeds)" if 0 < less.count < found.stage.seeds else ""
+            seeds = "seed" if less.count == 1 else "seeds"
+            some = f" ({less.count} {seeds})" if 0 < less.count < found.stage.seeds else ""
             return f"{less}{some}"
 
         return cell
