@@ -655,7 +655,7 @@ MUTANTS = [
         ),
         (
             "a direction that is not finite is taken",
-            "taken = there & finite & right",
+            "taken = there & finite & computed",
             "taken = there & finite",
             "tests/optim/test_rest.py::test_a_direction_that_is_not_finite_is_skipped",
         ),
@@ -673,7 +673,7 @@ MUTANTS = [
         ),
         (
             "M̂ fades and leaves Ĝ",
-            "torch.where(each, total * left, old)",
+            "torch.where(each, total * kept, old)",
             "torch.where(each, total, old)",
             "tests/optim/test_rest.py::test_moments_fade_together",
         ),

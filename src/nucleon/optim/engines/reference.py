@@ -75,24 +75,24 @@ def _advance(
     )
     if getattr(direction, "shape", None) != ahead.shape:
         raise _misshapen(work, direction, ahead)
-    right = rest.largest(direction).isfinite()
-    taken = there & finite & right
-    masked = not rest.everywhere(moving & right)
+    computed = rest.largest(direction).isfinite()
+    taken = there & finite & computed
+    masked = not rest.everywhere(moving & computed)
     if masked:
         direction = direction * moving[:, None, None]
 
     if work.group["certify"]:
         ledger.record(work, rest.kept(taken, gradient), direction, taken)
     if masked:
-        each, left = taken[:, None, None], (~faded)[:, None, None]
-        total = torch.where(each, total * left, old)
-        gram = torch.where(each, gram * left, old_gram) if gram.numel() else gram
+        each, kept = taken[:, None, None], (~faded)[:, None, None]
+        total = torch.where(each, total * kept, old)
+        gram = torch.where(each, gram * kept, old_gram) if gram.numel() else gram
     stack.scatter(total, [s["total"] for s in states])
     if work.method.has_gram:
         torch._foreach_copy_(stack.grams(states), stack.split(gram))
     stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
     counts = stack.own([s["skipped"] for s in states])
-    torch._foreach_add_(counts, stack.split((there & ~(finite & right)).long()))
+    torch._foreach_add_(counts, stack.split((there & ~(finite & computed)).long()))
     return direction, taken
 
 
