@@ -109,6 +109,7 @@ METHODS: dict[str, Make] = {
 }
 ON_A_CPU: dict[str, Make] = {
     "Muon bfloat16": lambda p: nucleon.Muon(p, method="bfloat16", **PLAIN),
+    "Leon bfloat16": lambda p: nucleon.Leon(p, method="bfloat16", **PLAIN),
     "Pion k=1 bfloat16": lambda p: nucleon.Pion(p, method="bfloat16", **PLAIN),
 }
 EXACT: dict[str, Make] = {
@@ -120,7 +121,7 @@ EXACT: dict[str, Make] = {
 }
 """What each method is held against."""
 EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
-EXACT |= {f"{name} bfloat16": EXACT[name] for name in ("Muon", "Pion k=1")}
+EXACT |= {f"{name} bfloat16": EXACT[name] for name in ("Muon", "Leon", "Pion k=1")}
 
 
 def exact_peer(params: Sequence[Tensor]) -> torch.optim.Optimizer:

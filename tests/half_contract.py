@@ -31,6 +31,7 @@ import nucleon
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, also as a script
 
 from helpers_half import CASES, CLUSTERS, LAMBDAS, distance, exact, jordan, pair
+from nucleon.linalg.augmented import augmented_bfloat16
 from nucleon.linalg.coefficients import half_polar_express
 from nucleon.linalg.half import half_augmented, half_polar
 from nucleon.linalg.polar import polar_bfloat16
@@ -50,24 +51,12 @@ def bare(s, smoothing):
 
 
 def by_bfloat16(name, s, smoothing):
-    """Polar Express by products of bfloat16, every Gram matrix made of the X at hand.
-
-    Leon's carries Λ along in float32, with a floor; without one most inputs leave the ball.
-    """
-    sequence = polynomials("polar-express", 5)
+    """The same by products of bfloat16, of the optimizer of that name."""
+    sequence = polynomials("bfloat16", 5)
     if name == "Muon":
         return {} if smoothing is not None else {"Muon": polar_bfloat16(s, sequence)}
-    smoothing = s.new_zeros(len(s), len(s)) if smoothing is None else smoothing
-    size = (s.square().sum() + smoothing.trace()).sqrt()
-    x, rest, eye = (s / size).bfloat16(), smoothing / size / size, torch.eye(len(s))
-    for a, b, c in sequence:
-        rest = rest + 1e-3 * rest.norm() * eye
-        gram = (x @ x.mT).float() + rest
-        square = gram.bfloat16() @ gram.bfloat16()
-        t = (a * eye + b * gram + c * square.float()).bfloat16()
-        rest = (t @ rest.bfloat16() @ t).float()
-        x, rest = t @ x, (rest + rest.mT) / 2
-    return {"Leon": x.float()}
+    smoothing = torch.zeros_like(s @ s.mT) if smoothing is None else smoothing
+    return {"Leon": augmented_bfloat16(s, smoothing, sequence)}
 
 
 def stepped(s, smoothing):

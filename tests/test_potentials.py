@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nucleon import noise
+from nucleon.linalg.roots import cholesky_root
 from nucleon.potentials import (
     Admissibility,
     Gaussian,
@@ -18,7 +19,6 @@ from nucleon.potentials import (
     Nuclear,
     Potential,
     Regularized,
-    cholesky_root,
 )
 
 F64 = torch.float64

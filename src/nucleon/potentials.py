@@ -24,7 +24,7 @@ from nucleon.linalg.polar import METHODS as POLAR_METHODS
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.polar import polar
 from nucleon.linalg.quadratic import QuadraticSolution, Solver, quadratic_projection
-from nucleon.linalg.roots import psd_eigh
+from nucleon.linalg.roots import cholesky_root, psd_eigh
 
 
 @dataclass(frozen=True)
@@ -398,25 +398,6 @@ POTENTIALS: Mapping[str, type[Potential]] = MappingProxyType(
     {potential.__name__: potential for potential in (Nuclear, Regularized, Gaussian, Hyperbolic)}
 )
 """Every potential of the paper by the name that the command line uses."""
-
-
-def cholesky_root(smoothing: Tensor) -> tuple[Tensor, Tensor]:
-    """The triangular L with LLᵀ = Λ + δ·diag Λ, δ = 8m·eps, and where that failed; no sync.
-
-    The jitter δ is relative to each row's own diagonal entry: a singular Λ has a factor, rows of
-    any scale keep their digits, and Λ = 0 gives L = 0. Where Λ is indefinite beyond rounding,
-    L = √(m·diag Λ), which is a root of an upper bound of every semidefinite Λ with that diagonal.
-    """
-    m = smoothing.shape[-1]
-    scale = smoothing.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    inverse = torch.where(scale > 0, scale, torch.inf).reciprocal()
-    correlation = inverse.unsqueeze(-1) * smoothing * inverse.unsqueeze(-2)
-    correlation.diagonal(dim1=-2, dim2=-1).fill_(1 + 8 * m * torch.finfo(smoothing.dtype).eps)
-    factor, info = torch.linalg.cholesky_ex(correlation)
-    failed: Tensor = info != 0
-    bound = math.sqrt(m) * torch.eye(m, dtype=smoothing.dtype, device=smoothing.device)
-    factor = torch.where(failed[..., None, None], bound, factor)
-    return scale.unsqueeze(-1) * factor, failed
 
 
 def _symmetric_root(smoothing: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 
 import nucleon
 from nucleon import noise
+from nucleon.linalg.roots import cholesky_root
 from nucleon.optim.engines.cuda import engine, perturbed, pointers
 from nucleon.optim.engines.work import Draws
-from nucleon.potentials import cholesky_root
 
 KINDS = {
     "one sample": {},

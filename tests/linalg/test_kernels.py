@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,16 @@ def test_half_precision_keeps_its_promises(name, kind):
         assert half_contract.kept(*figures), (label, figures)
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("method", ["Muon", "Leon"])
+def test_bfloat16_keeps_its_promises(method, name):
+    how = partial(half_contract.by_bfloat16, method)
+    for kind in LAMBDAS if method == "Leon" else ("none",):
+        (found,) = half_contract.judged(name, kind, 64, 100, 0, "cpu", how)
+        label, *figures = found
+        assert half_contract.kept(*figures), (label, figures)
+
+
 @pytest.mark.parametrize("kind", LAMBDAS)
 def test_steps_keep_the_promises_of_their_directions(kind):
     """Weights of 0 and a gradient of 0: the step is the direction of the moments at hand."""
@@ -223,6 +234,9 @@ def test_half_precision_stays_in_the_ball_on_the_hardest_inputs(rows):
     drawn = [clusters(64, 128, seed, rows) for seed in range(200)]
     s, smoothing = map(torch.stack, zip(*drawn, strict=True))
     for p in (half_augmented(s, smoothing, SEQUENCE), half_polar(s, SEQUENCE)):
+        assert torch.linalg.matrix_norm(p.double(), 2).max() <= half_contract.LARGEST_NORM
+    for given in (smoothing, None):
+        p = half_contract.by_bfloat16("Leon", s, given)["Leon"]
         assert torch.linalg.matrix_norm(p.double(), 2).max() <= half_contract.LARGEST_NORM
 
 

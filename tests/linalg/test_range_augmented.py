@@ -14,10 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nucleon import moments
 from nucleon.linalg import augmented_polar
 from nucleon.linalg._rounding import floor, lifted
 from nucleon.linalg.augmented import (
     METHODS,
+    augmented_bfloat16,
     augmented_coupled,
     augmented_polynomial,
     augmented_svd,
@@ -29,6 +31,7 @@ from nucleon.linalg.coefficients import (
     polar_express,
 )
 from nucleon.linalg.half import half_augmented
+from nucleon.optim.methods import polynomials
 from strategies import (
     F64,
     FULL,
@@ -222,7 +225,55 @@ def test_half_steps_stay_in_the_ball(dtype, data):
     assert_in_the_ball(found, 1 + 1e-2)
 
 
-@pytest.mark.parametrize("name", FIXED)
+NARROW = {
+    "half": lambda s, r: half_augmented(s, r, half_polar_express(5)),
+    "bfloat16": lambda s, r: augmented_bfloat16(s, r, polynomials("bfloat16", 5)),
+}
+
+
+@pytest.mark.parametrize("dtype", FULL)
+@pytest.mark.parametrize("steps", [2, 5, 8])
+@few
+@given(data=st.data())
+def test_bfloat16_steps_stay_in_the_ball(dtype, steps, data):
+    s, smoothing = data.draw(ranged_problems(dtype))
+    found = augmented_bfloat16(s, smoothing, polynomials("bfloat16", steps))
+    assert found.dtype == dtype
+    assert_in_the_ball(found, 1 + 1e-2)
+    assert s.any() or not found.any()
+
+
+@pytest.mark.parametrize("dtype", FULL)
+def test_bfloat16_with_rows_whose_squares_are_no_numbers(dtype):
+    """Parallel rows, one so small that the rounding of its square is as large as the square."""
+    row = normal(1, 7, seed=3)
+    for power in range(math.frexp(smallest(dtype))[1] // 2 - 2, 0):
+        s = torch.cat([times_power_of_two(row, power), row]).to(dtype)
+        found = NARROW["bfloat16"](s, torch.zeros(2, 2, dtype=dtype))
+        assert operator_norms(found - s / operator_norms(s)) <= 0.1
+
+
+def test_bfloat16_with_columns_whose_sum_rounds_more_than_the_rows_allow():
+    for seed in range(40):
+        s = normal(2, 1, seed=seed).float() @ normal(1, 100_000, seed=seed + 1).abs().float()
+        found = NARROW["bfloat16"](s, torch.zeros(2, 2))
+        assert operator_norms(found - s / operator_norms(s)) <= 0.1
+
+
+@pytest.mark.parametrize("m", [2, 3, 6])
+def test_bfloat16_factors_the_sums_that_rounding_made_indefinite(m):
+    """M̂ of the same gradient for ever, as small a discount as `floor` has room for."""
+    gradients = (normal(200, m, 1, seed=m) @ normal(200, 1, 9, seed=m + 1)).float()
+    smoothing = torch.zeros(200, m, m)
+    for _ in range(400):
+        smoothing = moments.accumulate_gram(smoothing, gradients, 0.984**0.5)
+    s = gradients * 8  # as large as √‖M̂‖: singular values of 1/√2
+    found = NARROW["bfloat16"](s, smoothing)
+    exact = augmented_svd(s.double(), smoothing.double(), 1e-3)
+    assert operator_norms(found - exact).max() <= 0.1
+
+
+@pytest.mark.parametrize("name", [*FIXED, "bfloat16"])
 @pytest.mark.parametrize("dtype", FULL)
 def test_a_polar_factor_at_the_ends_of_the_range(name, dtype):
     """Without Λ the scale of S changes no bit, whether ‖S‖_F and its inverse are numbers or not."""
@@ -230,13 +281,14 @@ def test_a_polar_factor_at_the_ends_of_the_range(name, dtype):
         [[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1]], dtype=dtype
     )
     zero = torch.zeros(4, 4, dtype=dtype)
-    expected = FIXED[name](signs, zero)
+    run = (FIXED | NARROW)[name]
+    expected = run(signs, zero)
     assert expected.any()
     for power in ends(dtype):
-        assert torch.equal(FIXED[name](times_power_of_two(signs, power), zero), expected)
+        assert torch.equal(run(times_power_of_two(signs, power), zero), expected)
 
 
-@pytest.mark.parametrize("name", [*FIXED, "half"])
+@pytest.mark.parametrize("name", [*FIXED, *NARROW])
 @pytest.mark.parametrize("momentum_rounds", [1, 30, 200])
 def test_gradients_that_fade_into_the_subnormal_range(name, momentum_rounds):
     """Gram sums at every scale from 2^-149 to 2^-100, beside totals of the same gradients."""
@@ -245,8 +297,8 @@ def test_gradients_that_fade_into_the_subnormal_range(name, momentum_rounds):
         grams.append(discounted(8, power, torch.float32, seed=-power, rounds=momentum_rounds))
         totals.append(at_scale(normal(8, 12, seed=power % 97), power // 2, torch.float32))
     smoothing, s = torch.stack(grams), torch.stack(totals)
-    run = FIXED.get(name, lambda s, r: half_augmented(s, r, half_polar_express(5)))
-    assert_in_the_ball(run(s, smoothing), 1.01 if name == "half" else 1.001)
+    found = (FIXED | NARROW)[name](s, smoothing)
+    assert_in_the_ball(found, 1.01 if name in NARROW else 1.001)
 
 
 # --- the lift ------------------------------------------------------------------------------------

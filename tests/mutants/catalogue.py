@@ -111,6 +111,12 @@ MUTANTS = [
             "test_against_scipy",
         ),
         (
+            "no jitter for a singular Λ",
+            ".fill_(1 + delta)",
+            ".fill_(1.0)",
+            "tests/test_potentials.py::test_cholesky_root_of_singular_matrices",
+        ),
+        (
             "missing square root of the norm",
             "wide.rsqrt()",
             "wide.reciprocal()",
@@ -249,6 +255,18 @@ MUTANTS = [
             "p.masked_fill(is_zero(s), 0.0)",
             "p",
             "tests/linalg/test_range_augmented.py::test_as_exact_as_the_condition_allows",
+        ),
+        (
+            "Cholesky fails where rounding made Λ indefinite",
+            ".mul_(1 + math.sqrt(m) * floor(s.dtype))",
+            ".mul_(1.0)",
+            "tests/linalg/test_range_augmented.py::test_bfloat16_factors_the_sums_that_rounding_made_indefinite",
+        ),
+        (
+            "rows are divided by the rounding of their squares",
+            "add_to_diagonal(gram, info.tiny / info.eps)",
+            "add_to_diagonal(gram, 0.0)",
+            "tests/linalg/test_range_augmented.py::test_bfloat16_with_rows_whose_squares_are_no_numbers",
         ),
         (
             "steps that ran out count as converged",
@@ -432,12 +450,6 @@ MUTANTS = [
             "perturbation = root @ z",
             "perturbation = root.mT @ z",
             "test_value_and_gradient_match_the_definition_by_autograd",
-        ),
-        (
-            "no jitter for a singular Λ",
-            ".fill_(1 + 8 * m * torch.finfo(smoothing.dtype).eps)",
-            ".fill_(1.0)",
-            "test_cholesky_root_of_singular_matrices",
         ),
     ),
     *mutants(

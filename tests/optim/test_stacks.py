@@ -71,6 +71,7 @@ def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
         (nucleon.Leon, {"stochastic_rounding": True}, None),
         (nucleon.Pion, {"samples": 4}, None),
         (nucleon.Pion, {"method": "auto"}, "pion by 'polar-express'"),  # below 64 rows
+        (nucleon.Leon, {"method": "bfloat16"}, "method='bfloat16'"),
         (nucleon.Pion, {"method": "bfloat16"}, "pion by 'bfloat16'"),
     ],
 )

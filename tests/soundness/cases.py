@@ -18,7 +18,7 @@ from soundness.watch import Watched
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 METHODS = {
     nucleon.Muon: ("auto", "bfloat16", "newton-schulz", "muon", "svd", "half"),
-    nucleon.Leon: ("auto", "newton-schulz", "coupled", "eigh", "half"),
+    nucleon.Leon: ("auto", "bfloat16", "newton-schulz", "coupled", "eigh", "half"),
     nucleon.Pion: ("auto", "bfloat16", "newton-schulz", "svd"),
 }
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -6,7 +6,8 @@ import torch
 import nucleon
 from nucleon import moments
 
-METHODS = ("polar-express", "newton-schulz", "coupled")
+METHODS = {"polar-express": 1e-3, "newton-schulz": 1e-3, "coupled": 1e-3, "bfloat16": 1e-2}
+"""And by how much ‖P‖_op may exceed 1."""
 
 
 def longest_direction(optimizer, weight, gradients) -> float:
@@ -46,7 +47,7 @@ def test_the_same_gradient_for_ever(method, momentum, beta2):
     least = torch.linalg.eigvalsh(gram.double())[:, 0] / gram.double().norm(dim=(1, 2))
     assert decay < 0.99 or least.min() < -32 * torch.finfo(torch.float32).eps
     found = longest_direction(optimizer, weight, [(-1) ** t * g + h for t in range(12)])
-    assert found <= 1 + 1e-3
+    assert found <= 1 + METHODS[method]
 
 
 @pytest.mark.parametrize("beta2", [0.98, 0.999, 0.9999])
@@ -85,4 +86,4 @@ def test_a_scale_does_not_enlarge_the_rounding_of_subnormal_moments(method, smoo
     faint = torch.zeros(60, 5, 7)
     faint[:, 0, 0] = 1e-38  # not zero, or the matrices would rest
     found = longest_direction(optimizer, weight, [faint] * (60 if beta2 < 0.9 else 90))
-    assert found <= 1 + 1e-3
+    assert found <= 1 + METHODS[method]

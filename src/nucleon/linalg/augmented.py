@@ -19,7 +19,8 @@ from nucleon.linalg._scaling import is_zero, joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.kernels import add_product, add_to_diagonal, quintic_factor
-from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps, psd_eigh
+from nucleon.linalg.polar import polar_bfloat16
+from nucleon.linalg.roots import cholesky_root, coupled_inverse_sqrt, coupled_steps, psd_eigh
 
 AugmentedMethod = Literal["eigh", "newton-schulz", "polar-express", "coupled"]
 METHODS: tuple[AugmentedMethod, ...] = get_args(AugmentedMethod)
@@ -248,6 +249,26 @@ def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
     """
     s, smoothing = joint_unit_scale(s, lifted(smoothing))
     return coupled_inverse_sqrt(s @ s.mT + smoothing, steps) @ s
+
+
+def augmented_bfloat16(s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic]) -> Tensor:
+    """polar(C) C⁻¹S with CCᵀ = SSᵀ + Λ, polar(C) by products of bfloat16; unchecked, no sync.
+
+    C is Cholesky's factor, so polar(C) = (SSᵀ + Λ)^(-1/2) C. ‖P‖_op ≤ 1.01 with contracted
+    quintics: that is the promise of `polar_bfloat16`, and ‖C⁻¹S‖_op ≤ 1 as each row of the
+    diagonal has been raised by what rounding may take from an eigenvalue: by √n·eps for the sums
+    in SSᵀ, 4m·eps for Cholesky's, and 32√m·eps of Λ for those that Λ has been through.
+
+    Flops: 4m²n for the Gram and the last product, 4m³/3 for C and C⁻¹; 6m³ a step, of bfloat16.
+    """
+    (m, n), info = s.shape[-2:], torch.finfo(s.dtype)
+    x, rest = _normalized(s, smoothing)
+    rest.diagonal(dim1=-2, dim2=-1).mul_(1 + math.sqrt(m) * floor(s.dtype))
+    gram = add_product(rest, x, x.mT)
+    add_to_diagonal(gram, info.tiny / info.eps)  # less is rounding; and 0 has a factor too
+    root, _ = cholesky_root(gram, (4 * m + math.sqrt(n)) * info.eps)
+    factor = polar_bfloat16(root, sequence)
+    return torch.linalg.solve_triangular(root, factor, upper=False, left=False) @ x
 
 
 def _residual(p: Tensor, s: Tensor, smoothing: Tensor, cut: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The inverse square root of a positive semidefinite matrix."""
+"""Inverse square roots and triangular roots of positive semidefinite matrices."""
 
 import math
 from typing import Literal, get_args, overload
@@ -137,6 +137,27 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
         t = add_product(eye, z, y, beta=1.5, alpha=-0.5)
         y, z = y @ t, t @ z
     return z * wide.rsqrt().to(a.dtype)
+
+
+def cholesky_root(smoothing: Tensor, jitter: float | None = None) -> tuple[Tensor, Tensor]:
+    """The triangular L with LLᵀ = Λ + δ·diag Λ, and where that failed; no sync.
+
+    The jitter δ, 8m·eps unless given, is relative to each row's own diagonal entry: a singular Λ
+    has a factor, rows of any scale keep their digits, and Λ = 0 gives L = 0. Where Λ is indefinite
+    beyond rounding, L = √(m·diag Λ), which is a root of an upper bound of every semidefinite Λ with
+    that diagonal.
+    """
+    m = smoothing.shape[-1]
+    delta = 8 * m * torch.finfo(smoothing.dtype).eps if jitter is None else jitter
+    scale = smoothing.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    inverse = torch.where(scale > 0, scale, torch.inf).reciprocal()
+    correlation = inverse.unsqueeze(-1) * smoothing * inverse.unsqueeze(-2)
+    correlation.diagonal(dim1=-2, dim2=-1).fill_(1 + delta)
+    factor, info = torch.linalg.cholesky_ex(correlation)
+    failed: Tensor = info != 0
+    bound = math.sqrt(m) * torch.eye(m, dtype=smoothing.dtype, device=smoothing.device)
+    factor = torch.where(failed[..., None, None], bound, factor)
+    return scale.unsqueeze(-1) * factor, failed
 
 
 def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:

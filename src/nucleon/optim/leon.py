@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from nucleon import _checks
 from nucleon.linalg._precision import exact
 from nucleon.linalg._rounding import raised, roundings
-from nucleon.linalg.augmented import augmented_coupled, augmented_polynomial, augmented_svd
+from nucleon.linalg.augmented import (
+    augmented_bfloat16,
+    augmented_coupled,
+    augmented_polynomial,
+    augmented_svd,
+)
 from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, gram_discount
@@ -18,7 +23,9 @@ from nucleon.optim.methods import check_iterations, chosen_method, polynomials
 from nucleon.optim.options import ModelOptions, Option, Options, added_by
 from nucleon.potentials import Admissibility, Hyperbolic
 
-LeonMethod = Literal["auto", "half", "polar-express", "newton-schulz", "coupled", "eigh"]
+LeonMethod = Literal[
+    "auto", "half", "polar-express", "bfloat16", "newton-schulz", "coupled", "eigh"
+]
 
 
 class LeonOptions(Options, total=False):
@@ -34,9 +41,10 @@ class LeonOptions(Options, total=False):
     """"auto", the default, is "half" or "polar-express", see `nucleon.optim.methods`; "half", the
     float16 Gram recursion (measured: the fastest on CUDA), where M̂ too is made of gradients rounded
     to float16; "polar-express", the augmented recursion with optimal quintics (measured: the
-    fastest on the CPU with an error below torch's Muon, both `benchmarks/step.py`);
-    "newton-schulz", with the paper's cubic; "coupled", the coupled inverse root; "eigh", exact and
-    slow."""
+    fastest of float32 on the CPU, both `benchmarks/step.py`); "bfloat16", the same quintics on
+    Cholesky's factor of ĜĜᵀ + Λ by products of bfloat16 (measured: two thirds of the time on a CPU
+    that has them); "newton-schulz", the augmented recursion with the paper's cubic; "coupled", the
+    coupled inverse root; "eigh", exact and slow."""
 
 
 class LeonModelOptions(LeonOptions, ModelOptions, total=False):
@@ -105,6 +113,8 @@ def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, An
         return augmented_coupled(total, smoothing, 3 * iterations)
     if method == "half":
         return half_augmented(total, smoothing, polynomials(method, iterations))
+    if method == "bfloat16":
+        return augmented_bfloat16(total, smoothing, polynomials(method, iterations))
     # Five quintics amplify the rounding of B too little to matter; more of them need restarts.
     every = 5 if method == "newton-schulz" or iterations <= 5 else 2
     return augmented_polynomial(
