@@ -16,6 +16,10 @@ OPERANDS = (torch.float16, torch.bfloat16, torch.float32)
 REMAINDER_SCALE = 2048.0
 """A remainder is stored times 2¹¹: it is that much below its value and would be subnormal."""
 
+LONGEST_SUM = 1024
+"""Products that `add_gram` adds in one sum, for X of few rows: torch adds those one by one, and the
+rounding of equal terms goes to the same side for ever. With more rows it adds in blocks itself."""
+
 
 def add_product(
     c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0
@@ -28,6 +32,13 @@ def add_product(
     count = c.shape[:-2].numel()
     flat = (x.reshape(count, *x.shape[-2:]) for x in (c, a, b))
     return torch.baddbmm(*flat, beta=beta, alpha=alpha).reshape(c.shape)
+
+
+def add_gram(c: Tensor, x: Tensor) -> Tensor:
+    """C + XXᵀ for stacks (…, m, n); of long X in parts, as one sum of so many would lose digits."""
+    for part in x.split(max(LONGEST_SUM, 16 * x.shape[-2]), dim=-1):
+        c = add_product(c, part, part.mT)
+    return c
 
 
 def add_to_diagonal(a: Tensor, value: float | Tensor) -> Tensor:
