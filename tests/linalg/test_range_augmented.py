@@ -230,9 +230,10 @@ HARD = {
     "2×1024": lambda: nearly_rank_one(2, 1024, 4e-3),
     "4×16384": lambda: nearly_rank_one(4, 16384, 4e-3),
     "2×65536": lambda: nearly_rank_one(2, 65536, 4e-3),
+    "2×65536, transposed": lambda: nearly_rank_one(2, 65536, 4e-3).mT.contiguous().mT,
 }
-"""Of a float32 Gram matrix, rounding moves eigenvalues by 1e-7 of its norm and, in sums of many
-equal terms, 2e-5; here the squares of singular values are 1e-5 of it."""
+"""Rounding moves the eigenvalues of a float32 Gram matrix by 1e-7 of its norm, and by more in sums
+of many equal terms; here the squares of singular values are 1e-5 of it."""
 
 
 @pytest.mark.parametrize("method", ["polar-express", "coupled"])

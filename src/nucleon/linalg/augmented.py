@@ -28,9 +28,9 @@ METHODS: tuple[AugmentedMethod, ...] = get_args(AugmentedMethod)
 _PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
 
 GRAM_FLOOR = 4.0
-"""Times eps·‖B‖_F, added to B = XXᵀ + YYᵀ: a float32 sum of up to `LONGEST_SUM` products moves its
-eigenvalues by half of it at most. Five quintics lift singular values from 3e-3 on to 1 by B alone,
-so one whose square B has too small would end above 1."""
+"""Times eps·‖B‖_F, added to B = XXᵀ + YYᵀ: more than its rounding was seen to move eigenvalues by.
+Five quintics lift singular values from 3e-3 on to 1 by B alone, so one whose square B has too small
+would end above 1."""
 
 
 @overload
