@@ -35,6 +35,7 @@ from nucleon.linalg.kernels import (
     add_to_diagonal,
     symmetric_product,
 )
+from nucleon.potentials import cholesky_root
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -60,6 +61,9 @@ class Variant:
     """In how many bfloat16 parts Q is for the product with a first R of two such, eight bits each;
     their matrix units take no float16 beside bfloat16. The product of the lower parts is left out.
     """
+    restart: str = "QRQᵀ"
+    """What R is made of: "QRQᵀ", the same with QR by the symmetric kernel ("triangle"), XXᵀ + QΛQᵀ
+    with Λ to eleven bits ("smoothing"), or [QX QL] with Cholesky's L in float16 ("root")."""
 
 
 THREE_SQUARES = (
@@ -85,6 +89,9 @@ VARIANTS = (
     Variant("three cubics", (6, 20), degrees=(3, 3, 3)),
     Variant("R of two bfloat16, Q of one", (6, 18), bfloat16=1),
     Variant("R and Q of two bfloat16", (6, 20), bfloat16=2),
+    Variant("from [QX QL], L Cholesky's", (7, 16 + 1 / 3), restart="root"),
+    Variant("QR by the symmetric kernel", (6, 16), restart="triangle"),
+    Variant("from QX and Λ to 11 bits", (7, 16), restart="smoothing"),
 )
 
 
@@ -120,7 +127,7 @@ def direction(s: Tensor, smoothing: Tensor, variant: Variant) -> Tensor:
     first = half.before_restart(begin, half_polar_express(5))
     if variant.bfloat16 == 1:
         first = first.bfloat16().half()
-    r = restarted(begin, first, variant)
+    r = restarted(begin, first, variant, smoothing[None] / squared_size(s, smoothing))
     q = after_restart(r, polynomials(variant.degrees)) if variant.degrees else r
     if not variant.degrees:
         for alpha, beta, delta in variant.squares:
@@ -131,20 +138,42 @@ def direction(s: Tensor, smoothing: Tensor, variant: Variant) -> Tensor:
     return (q.float() @ (first @ begin.x).float())[0]
 
 
-def restarted(begin: half.Start, q: Tensor, variant: Variant) -> Tensor:
-    """QRQᵀ with its floor."""
+def squared_size(s: Tensor, smoothing: Tensor) -> Tensor:
+    """‖[S L]‖_F²."""
+    return s.square().sum() + smoothing.trace()
+
+
+def restarted(begin: half.Start, q: Tensor, variant: Variant, smoothing: Tensor) -> Tensor:
+    """QRQᵀ with its floor; Λ is given over ‖[S L]‖_F²."""
     assert begin.remainder is not None
+    if variant.restart == "root":
+        return from_root(begin, q, smoothing)
     m, rest = q.shape[-1], begin.remainder
+    more = max(half.RESTART_FLOOR, half.SMOOTHED_FLOOR / math.sqrt(m))
+    if variant.restart == "smoothing":
+        x = q @ begin.x
+        gram = symmetric_product(x, x)
+        product = q @ (m * smoothing).half()
+        return symmetric_product(product, q, gram, alpha=begin.spread**2 / m, shift=more)
     qr = q @ begin.r
-    if variant.bfloat16:
+    if variant.restart == "triangle":
+        lower = symmetric_product(q, rest)
+        qr = symmetric_product(q, begin.r, lower, beta=1 / REMAINDER_SCALE)
+    elif variant.bfloat16:
         high, low = bfloat16_parts(begin.r.float() + rest.float() / REMAINDER_SCALE)
         upper, lower = bfloat16_parts(q.float())
         qr = (upper @ high + upper @ low + lower @ high).half()  # lower is 0 where Q is of one
     elif variant.remainder is not None:
         narrow = [y.to(variant.remainder).half() for y in (q, rest)]
         qr = (narrow[0] @ narrow[1]).baddbmm_(q, begin.r, beta=1 / REMAINDER_SCALE)
-    more = max(half.RESTART_FLOOR, half.SMOOTHED_FLOOR / math.sqrt(m))
     return symmetric_product(qr, q, alpha=begin.spread**2 / m, shift=more)
+
+
+def from_root(begin: half.Start, q: Tensor, smoothing: Tensor) -> Tensor:
+    """YYᵀ of Y = [QX QL], semidefinite as it is, so that the floor of one without Λ will do."""
+    root = (begin.spread * cholesky_root(smoothing)[0]).half()
+    y = torch.cat([q @ begin.x, q @ root], dim=-1)
+    return symmetric_product(y, y, shift=half.RESTART_FLOOR)
 
 
 def after_restart(r: Tensor, sequence: Sequence[Quintic]) -> Tensor:
@@ -172,7 +201,7 @@ def report(variant: Variant, rows: Sequence[tuple[str, float, float, float]], la
     broken = sum(not kept(*figures) for _, *figures in rows)
     mean = statistics.fmean(error for _, _, error, _ in rows)
     print(
-        f"{label:8} {variant.name:28} {wide:2g}m²n + {cubes:2g}m³  largest ‖P‖_op "
+        f"{label:8} {variant.name:28} {wide:2g}m²n + {cubes:<4.3g}m³  largest ‖P‖_op "
         f"{max(row[1] for row in rows):9.4f}, above 1.01 {outside:3} of {len(rows)}, "
         f"mean error {mean:.3f}, broken {broken}",
         flush=True,

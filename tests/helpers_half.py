@@ -121,17 +121,28 @@ def clusters(m, n, seed, rows=None):
     return (where @ s).float(), (where @ v @ v.mT @ where.mT).float()
 
 
+def svd(a):
+    """The thin SVD, by LAPACK's slower `gesvd` where torch's `gesdd` does not converge."""
+    try:
+        return torch.linalg.svd(a, full_matrices=False)
+    except torch.linalg.LinAlgError:
+        import scipy.linalg  # which not every machine has
+
+        found = scipy.linalg.svd(a.numpy(), full_matrices=False, lapack_driver="gesvd")
+        return tuple(map(torch.from_numpy, found))
+
+
 def augmented(s, smoothing):
     """[S L] in float64, LLᵀ = Λ."""
     if smoothing is None:
         return s.double()
-    vectors, values, _ = torch.linalg.svd(smoothing.double())  # eigh may fail with many zeros
+    vectors, values, _ = svd(smoothing.double())  # eigh may fail with many zeros
     return torch.cat([s.double(), vectors * values.sqrt()], dim=-1)
 
 
 def exact(s, smoothing):
     """The leading block of the polar factor of [S L], singular values of rounding cut."""
-    u, sigma, vh = torch.linalg.svd(augmented(s, smoothing), full_matrices=False)
+    u, sigma, vh = svd(augmented(s, smoothing))
     return ((u * (sigma > 1e-6 * sigma[0])) @ vh)[:, : s.shape[1]]
 
 

@@ -273,3 +273,11 @@ def test_a_broken_promise_is_published_with_its_input(monkeypatch, capsys):
     broken = [x for x in capsys.readouterr().out.splitlines() if "BROKEN" in x]
     assert len(broken) == 4
     assert all("S gaussian, Λ none" in line for line in broken)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 200), (2, 128), (2, 129), (3, 1000), (20, 1281)])
+def test_a_gram_matrix_in_parts_is_that_of_the_whole(batch, m, n):
+    x, c = torch.randn(*batch, m, n).double(), torch.randn(*batch, m, m).double()
+    for layout in (x, x.mT.contiguous().mT):
+        torch.testing.assert_close(kernels.add_gram(c, layout), c + x @ x.mT)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_half import clusters
 from nucleon import moments
 from nucleon.linalg import augmented_polar
 from nucleon.linalg._rounding import floor, lifted
@@ -211,6 +212,50 @@ def test_fixed_steps_stay_in_the_ball(name, dtype, data):
     limit = REFERENCE[dtype] if name == "svd" else 1e-3
     assert_in_the_ball(found, 1 + limit)
     assert s.any() or not found.any()
+
+
+def nearly_rank_one(m, n, small):
+    """Rows of ones beside singular values of `small` times the largest: equal terms in all sums."""
+    columns = normal(n, m, seed=1)
+    columns[:, 0] = 1
+    rows = normal(m, m, seed=2)
+    rows[:, 0] = 1
+    values = torch.full((m,), small, dtype=F64)
+    values[0] = 1
+    return ((torch.linalg.qr(rows).Q * values) @ torch.linalg.qr(columns).Q.mT).float()
+
+
+HARD = {
+    "6 rows of 64×64": lambda: clusters(64, 64, 19, rows=6)[0],
+    "6 rows of 64×128": lambda: clusters(64, 128, 19, rows=6)[0],
+    "6 rows of 128×128": lambda: clusters(128, 128, 19, rows=6)[0],
+    "2×1024": lambda: nearly_rank_one(2, 1024, 4e-3),
+    "4×16384": lambda: nearly_rank_one(4, 16384, 4e-3),
+    "2×65536": lambda: nearly_rank_one(2, 65536, 4e-3),
+    "2×65536, transposed": lambda: nearly_rank_one(2, 65536, 4e-3).mT.contiguous().mT,
+}
+"""Rounding moves the eigenvalues of a float32 Gram matrix by 1e-7 of its norm, and by more in sums
+of many equal terms; here the squares of singular values are 1e-5 of it."""
+
+
+@pytest.mark.parametrize("method", ["polar-express", "coupled"])
+@pytest.mark.parametrize("name", HARD)
+def test_the_rounding_of_a_gram_matrix_stays_in_the_ball(name, method):
+    """With the optimizers' own steps, without Λ, beside little of it and beside a singular one."""
+    s = HARD[name]()
+    m = len(s)
+    gram, size = s @ s.mT, s.norm() ** 2
+    direction = normal(m, 1, seed=3).float()
+    line = direction @ direction.mT / direction.norm() ** 2
+    shares = (1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+    kinds = [share * a for share in shares for a in (gram, size * line, size / m * torch.eye(m))]
+    smoothing = torch.stack([torch.zeros(m, m), *kinds])
+    stack = s.expand(len(smoothing), -1, -1)
+    if method == "coupled":
+        found = augmented_coupled(stack, smoothing, 15)
+    else:
+        found = augmented_polynomial(stack, smoothing, polynomials("polar-express", 5), restarts=())
+    assert_in_the_ball(found, 1 + 1e-3)
 
 
 @pytest.mark.parametrize("dtype", FULL)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import nucleon
+from helpers_half import clusters
 
 PLAIN = {"lr": 1.0, "momentum": 0.0, "scale": "none"}
 
@@ -253,6 +254,16 @@ def test_no_direction_leaves_the_ball(name, iterations, shape):
         if not before:
             zero = (cases == 0).all(dim=(-2, -1))
             assert zero.sum() == 5 and (norms[zero] == 0).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-6, 1e-3])
+@pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 128), (128, 64)])
+def test_with_little_smoothing_the_rounding_of_a_gram_matrix_stays_in_the_ball(shape, scale):
+    """Singular values whose squares are 1e-5 of the largest, in six rows (`helpers_half`)."""
+    gradient = clusters(min(shape), max(shape), 19, rows=6)[0]
+    gradient = gradient if shape[0] <= shape[1] else gradient.mT
+    p = direction(nucleon.Leon, gradient, smoothing_scale=scale)
+    assert torch.linalg.matrix_norm(p.double(), 2) <= 1 + 1e-3
 
 
 @pytest.mark.parametrize("name", FEASIBLE)

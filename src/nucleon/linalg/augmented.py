@@ -18,7 +18,7 @@ from nucleon.linalg._rounding import floor, lifted
 from nucleon.linalg._scaling import is_zero, joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
-from nucleon.linalg.kernels import add_product, add_to_diagonal, quintic_factor
+from nucleon.linalg.kernels import add_gram, add_product, add_to_diagonal, quintic_factor
 from nucleon.linalg.polar import polar_bfloat16
 from nucleon.linalg.roots import cholesky_root, coupled_inverse_sqrt, coupled_steps, psd_eigh
 
@@ -27,6 +27,11 @@ METHODS: tuple[AugmentedMethod, ...] = get_args(AugmentedMethod)
 
 # What `"eigh"` promises over the ball, ‖P‖_op ≤ 1 + this, by the dtype of the input.
 _PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+
+GRAM_FLOOR = 4.0
+"""Times eps·‖B‖_F, added to B = XXᵀ + YYᵀ: more than its rounding was seen to move eigenvalues by.
+Five quintics lift singular values from 3e-3 on to 1 by B alone, so one whose square B has too small
+would end above 1."""
 
 
 @overload
@@ -75,9 +80,10 @@ def augmented_polar(
             `"newton-schulz"`: the paper's recursion on (X, B), Appendix F.3, restarted;
             `"polar-express"`: the same recursion with the optimal quintics.
             `"coupled"`: the coupled inverse root of SSᵀ + Λ, times S. The recursions add a floor
-            of 32 eps·‖Λ‖_F to Λ, which rounding may have made indefinite, and `"coupled"` one of
-            32 eps·‖SSᵀ + Λ‖_F. The rounding of a subnormal Λ is absolute: the iterations add
-            what it may have taken, 32m times the smallest number of the dtype at most.
+            of 32 eps·‖Λ‖_F to Λ, which rounding may have made indefinite, and 4 eps·‖B‖_F to every
+            B that is summed anew; `"coupled"` adds 32 eps·‖SSᵀ + Λ‖_F. The rounding of a subnormal
+            Λ is absolute: the iterations add what it may have taken, 32m times the smallest number
+            of the dtype at most.
         steps: of the iteration; None takes enough for singular values of [S L] down to
             `rank_tolerance` times the largest.
         rank_tolerance: relative singular value of [S L] that still counts; None is √m·eps for
@@ -201,21 +207,22 @@ def augmented_polynomial(
 
     On [X Y] = [S L]/‖[S L]‖_F a step is T = aI + bB + cB², X ← TX, B ← TBT with B = XXᵀ + YYᵀ.
     The products with X are postponed in Q ← TQ and carried out before each step in `restarts`:
-    X ← QX, YYᵀ ← Q YYᵀ Qᵀ, B ← XXᵀ + YYᵀ. Without that the rounding errors of B, which T
-    amplifies with it, part B from X: float32 leaves the ball at condition 1e3 and then diverges.
+    X ← QX, YYᵀ ← Q YYᵀ Qᵀ, B ← XXᵀ + YYᵀ. T amplifies the rounding of B with it, so that one too
+    small would take X out of the ball; its floor makes it too large instead. Without restarts that
+    leaves singular values below 1e-3 of the largest short of 1 in float32, however many the steps.
 
     Flops: 4m²n for the first Gram and the last product; 8m³ a quintic and 6m³ a cubic step, less
     2m³ for the first step after a start and 4m³ for the last one before an end; 4m²n + 4m³ a
     restart.
     """
     x, rest = _normalized(s, smoothing)
-    add_to_diagonal(rest, floor(s.dtype) * torch.linalg.matrix_norm(rest))
-    b, q = add_product(rest, x, x.mT), None
+    add_to_diagonal(rest, floor(s.dtype) * torch.linalg.matrix_norm(rest.detach()))
+    b, q = _gram(x, rest), None
     last = len(sequence) - 1
     for i, polynomial in enumerate(sequence):
         if i in restarts and q is not None:
             x, rest = q @ x, q @ rest @ q.mT
-            b, q = add_product(rest, x, x.mT), None
+            b, q = _gram(x, rest), None
         t = quintic_factor(b, *polynomial)
         q = t if q is None else t @ q
         if i < last and i + 1 not in restarts:
@@ -223,6 +230,13 @@ def augmented_polynomial(
             if last > 8:  # then B comes so near to I that the rest squares into slow subnormals
                 b = torch.nn.functional.hardshrink(b, torch.finfo(b.dtype).eps ** 2)
     return x if q is None else q @ x
+
+
+def _gram(x: Tensor, rest: Tensor) -> Tensor:
+    """B = XXᵀ + YYᵀ and a floor of `GRAM_FLOOR`·eps·‖B‖_F, what rounding may take from it."""
+    b = add_gram(rest, x)
+    share = GRAM_FLOOR * torch.finfo(b.dtype).eps
+    return add_to_diagonal(b, share * torch.linalg.matrix_norm(b.detach()))
 
 
 def _normalized(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +262,7 @@ def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
     The floor δ bounds the root by (32 eps)^(-1/2), so its product with S keeps half the digits.
     """
     s, smoothing = joint_unit_scale(s, lifted(smoothing))
-    return coupled_inverse_sqrt(s @ s.mT + smoothing, steps) @ s
+    return coupled_inverse_sqrt(add_gram(smoothing, s), steps) @ s
 
 
 def augmented_bfloat16(s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic]) -> Tensor:
@@ -264,7 +278,7 @@ def augmented_bfloat16(s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic]
     (m, n), info = s.shape[-2:], torch.finfo(s.dtype)
     x, rest = _normalized(s, smoothing)
     rest.diagonal(dim1=-2, dim2=-1).mul_(1 + math.sqrt(m) * floor(s.dtype))
-    gram = add_product(rest, x, x.mT)
+    gram = add_gram(rest, x)
     add_to_diagonal(gram, info.tiny / info.eps)  # less is rounding; and 0 has a factor too
     root, _ = cholesky_root(gram, (4 * m + math.sqrt(n)) * info.eps)
     factor = polar_bfloat16(root, sequence)

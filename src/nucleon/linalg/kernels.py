@@ -16,6 +16,10 @@ OPERANDS = (torch.float16, torch.bfloat16, torch.float32)
 REMAINDER_SCALE = 2048.0
 """A remainder is stored times 2¹¹: it is that much below its value and would be subnormal."""
 
+LONGEST_SUM = 64
+"""Columns per row that `add_gram` leaves to one product: for few rows BLAS adds the terms one by
+one, and the rounding of equal ones goes to the same side for ever."""
+
 
 def add_product(
     c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0
@@ -28,6 +32,21 @@ def add_product(
     count = c.shape[:-2].numel()
     flat = (x.reshape(count, *x.shape[-2:]) for x in (c, a, b))
     return torch.baddbmm(*flat, beta=beta, alpha=alpha).reshape(c.shape)
+
+
+def add_gram(c: Tensor, x: Tensor) -> Tensor:
+    """C + XXᵀ for stacks (…, m, n); of few long rows in parts, see `LONGEST_SUM`."""
+    m, n = x.shape[-2:]
+    length = LONGEST_SUM * max(m, 1)
+    if m < 16:
+        x = x.contiguous()  # of few rows that lie transposed BLAS adds even short sums one by one
+    if n <= length:
+        return add_product(c, x, x.mT)
+    whole, rest = x.split([n - n % length, n % length], dim=-1)
+    parts = whole.unflatten(-1, (-1, length)).movedim(-2, -3)  # (…, n/length, m, length)
+    flat = parts.reshape(-1, m, length)
+    sums = torch.bmm(flat, flat.mT).view(*parts.shape[:-1], m).sum(-3)
+    return add_product(c + sums, rest, rest.mT)
 
 
 def add_to_diagonal(a: Tensor, value: float | Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, An
         return half_augmented(total, smoothing, polynomials(method, iterations))
     if method == "bfloat16":
         return augmented_bfloat16(total, smoothing, polynomials(method, iterations))
-    # Five quintics amplify the rounding of B too little to matter; more of them need restarts.
+    # Five quintics reach singular values that float32 resolves in B; more of them need restarts.
     every = 5 if method == "newton-schulz" or iterations <= 5 else 2
     return augmented_polynomial(
         total,
