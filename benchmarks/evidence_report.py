@@ -250,6 +250,11 @@ def against_muon(found: Results) -> str:
 
         return cell
 
+    def beside_leon(method: str) -> str:
+        if method == LEON or LEON not in found.best:
+            return "—"
+        return str(found.difference(method, found.best[method], LEON, found.best[LEON]))
+
     def share(method: str) -> str:
         shares = found.steps_to_reach(method)
         there = [value for value in shares if math.isfinite(value)]
@@ -260,8 +265,10 @@ def against_muon(found: Results) -> str:
     columns: dict[str, Callable[[str], str]] = {
         "less Muon's loss, 95 % interval": lambda method: method,
         **{f"at {multiple:g}× the best rate": beside(multiple) for multiple in multiples},
+        "less Leon c=1's at 1×": beside_leon,
         "share of Muon's steps to its loss": share,
         "smoothing share": lambda m: found.mean_of("smoothing_share_half", m),
+        "at the end": lambda m: found.mean_of("smoothing_share_end", m),
         "cosine to Muon": lambda m: found.mean_of("cosine_to_muon_half", m),
     }
     rows = [[cell(method) for cell in columns.values()] for method in known if method != MUON]

@@ -35,7 +35,7 @@ from nucleon.linalg.kernels import (
     add_to_diagonal,
     symmetric_product,
 )
-from nucleon.potentials import cholesky_root
+from nucleon.linalg.roots import cholesky_root
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -408,3 +408,19 @@ def test_the_first_gradient_is_the_first_however_long_ago():
     assert firsts[0] == 0 and firsts[1] == pytest.approx(0.5**0.5)
     expected = [max(0.5**0.5 * 0.25**t, torch.finfo(torch.float64).tiny) for t in range(559)]
     assert firsts[1:] == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def test_bfloat16_is_held_to_its_own_promise():
+    """‖P‖_op up to 1.01: with little smoothing it is above the 1.001 of float32's iterations."""
+    param = torch.nn.Parameter(torch.zeros(64, 96))
+    options = {"method": "bfloat16", "smoothing_scale": 1e-4, "gradient_bound": 3.0}
+    optimizer = nucleon.Leon([param], certify=True, **options)
+    norms = []
+    for seed in range(10):
+        drawn = torch.randn(64, 96, generator=torch.Generator().manual_seed(seed))
+        param.grad = 2.9 * drawn / torch.linalg.matrix_norm(drawn, 2)
+        optimizer.step()
+        norms.append(optimizer.diagnostics()["leon/0/update_norm"])
+    assert max(norms) > 1.001
+    (certificate,) = optimizer.certificates().values()
+    assert certificate.refusal is None

@@ -37,7 +37,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("case", SHAPES)
 def test_a_direction_of_another_shape_is_refused(case):
-    """Before Ĝ, M̂ and the weights have changed, and in diagnostics too."""
+    """Before Ĝ, M̂ and the weights of its stack have changed, and in diagnostics too."""
     hook, said = SHAPES[case]
     said = rf"Bad.direction returned {said} for S of the shape \(3, 4, 6\)"
     bad = type("Bad", (nucleon.Leon,), {"direction": lambda self, s, *_: hook(s)})
@@ -75,11 +75,14 @@ def zero(self, total, smoothing, context):
     return torch.zeros_like(total)
 
 
-def test_what_a_class_must_say_is_asked_for_where_it_is_made():
+def test_what_a_class_must_say_is_asked_for():
     with pytest.raises(ValueError, match=r"Odd.kernel must be one of .*got 'nonsense'"):
         type("Odd", (MatrixOptimizer,), {"name": "odd", "kernel": "nonsense", "direction": zero})
+    for fact in ("kernel", "settles", "theorem", "uncertified"):
+        with pytest.raises(TypeError, match=f"Odd.{fact} must be a plain value, not a property"):
+            type("Odd", (nucleon.Leon,), {fact: property(lambda self: None)})
     with pytest.raises(TypeError, match="Odd has no name; write name ="):
-        type("Odd", (MatrixOptimizer,), {"direction": zero})
+        type("Odd", (MatrixOptimizer,), {"direction": zero})([torch.zeros(2, 3)])
     between = type("Between", (MatrixOptimizer,), {})  # without a direction it needs no name
     assert type("Named", (between,), {"name": "named", "direction": zero}).kernel is None
 

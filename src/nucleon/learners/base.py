@@ -372,7 +372,8 @@ class Learner(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same learner, shape and options; refuse any other.
 
-        One of schema 1 has no ledger: the game goes on, without a certificate.
+        One of schema 1 has no ledger: the game goes on, without a certificate, and `bound()` knows
+        nothing of what exceeded a bound before.
         """
         known = isinstance(state, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
         if known and state.get("schema") == 1:

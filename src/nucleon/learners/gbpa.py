@@ -156,11 +156,11 @@ class GBPA(Learner):
         }
 
     def _upgraded(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        own, options = self._identity(), state.get("options", {})
+        own, options = self._identity(), state.get("options")
         return {
             **super()._upgraded(state),
             **{name: own[name] for name in ("potential", "constants")},
-            "options": {"potential": own["options"]["potential"], **options},
+            "options": {"potential": own["options"]["potential"], **dict(options or {})},
         }
 
     def bound(self) -> Tensor:

@@ -85,20 +85,24 @@ class MatrixOptimizer(Optimizer, ABC):
             options.OF_OUR_METHODS.update(own)
         for fact, hooks in _FACTS.items():
             said, default = getattr_static(cls, fact), vars(MatrixOptimizer)[fact]
-            if said is not default and not isinstance(said, Said):
-                setattr(cls, fact, Said(cls, fact, hooks, default))
+            if said is default or isinstance(said, Said):
+                continue
+            if said is not None and not isinstance(said, str | bool):
+                raise TypeError(
+                    f"{cls.__name__}.{fact} must be a plain value, not a {type(said).__name__}"
+                )
+            setattr(cls, fact, Said(cls, fact, hooks, default))
         if cls.kernel is not None:
             _checks.choice(f"{cls.__name__}.kernel", cls.kernel, KERNELS)
-        abstract = getattr(cls.direction, "__isabstractmethod__", False)
-        if not abstract and not isinstance(getattr(cls, "name", None), str):
-            raise TypeError(
-                f'{cls.__name__} has no name; write name = "…" in the class, by which states, '
-                f"reports and diagnostics know the method"
-            )
 
     def __init__(
         self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
     ) -> None:
+        if not isinstance(getattr(self, "name", None), str):
+            raise TypeError(
+                f'{type(self).__name__} has no name; write name = "…" in the class, by which '
+                f"states, reports and diagnostics know the method"
+            )
         known = {name: option.default for name, option in self.declared.all.items()}
         defaults = {"lr": lr, "momentum": momentum, **known}
         if unknown := sorted(set(given) - set(defaults)):

@@ -80,7 +80,7 @@ def tolerance(group: Mapping[str, Any], dtype: torch.dtype) -> float:
     """How far outside the ball the method of a group may be, by `docs/promises.md`."""
     if group.get("method") in ("eigh", "svd"):
         return PROMISE[dtype]
-    return 1e-2 if group.get("method") in ("auto", "half") else 1e-3
+    return 1e-2 if group.get("method") in ("auto", "half", "bfloat16") else 1e-3
 
 
 def _outside(direction: Tensor, allowed: float) -> Tensor:

@@ -266,7 +266,7 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def cholesky(job: Job, table: Tensor, entered: kernels.Entered) -> Tensor:
-    """L of `potentials.cholesky_root`, scaled as S of `entered` is, (b, m, m) in float16."""
+    """L of `linalg.roots.cholesky_root`, scaled as S of `entered` is, (b, m, m) in float16."""
     hyper, m, count, each = job.hyper, job.m, job.layout.count, job.layout.each
     tables, scale = table.view(job.kinds, -1), entered.factors[0]
     factor = torch.empty((count, m, m), dtype=torch.float32, device=table.device)
