@@ -88,6 +88,8 @@ def to_come(parts: Sequence[Part], losses: Losses) -> list[tuple[Part, Trial]]:
         if not new:
             return found
         for part, made in new:
-            middle = part.stage.rates[len(part.stage.rates) // 2]
+            cell = part.stage.cell(made.cell)
+            rates = stages.first_rates(part.stage, cell, made.method, loss)
+            middle = rates[len(rates) // 2]
             guesses[made] = 1e3 + abs(math.log(made.rate / middle))  # above all that are known
         found += new

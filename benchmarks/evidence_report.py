@@ -14,7 +14,17 @@ from statistics import fmean, stdev
 
 import evidence_stages as stages
 from evidence_queue import Log, Record, trial_of
-from evidence_stages import ADAMW, LEON, LEON3, LEON_NESTEROV, MUON, Cell, Stage, Trial
+from evidence_stages import (
+    ADAMW,
+    LEON,
+    LEON3,
+    LEON_NESTEROV,
+    MUON,
+    VARIANTS,
+    Cell,
+    Stage,
+    Trial,
+)
 from nucleon._files import write_whole
 from nucleon.experiments.shown import Figure, Panel, Series
 from nucleon.report.plots import draw
@@ -161,7 +171,7 @@ def report(folder: Path, known: Mapping[str, Stage]) -> None:
         page = folder / f"stage-{name.lower()}.md"
         write_whole(page, text(stage, cells, log))
         print(page)
-        if cells:
+        if cells and not stage.varies:
             for drawn in draw(figure(stage, cells), folder):
                 print(drawn)
 
@@ -181,6 +191,7 @@ def text(stage: Stage, cells: Sequence[Results], log: Log) -> str:
         if MUON in found.methods:
             parts += [against_muon(found)]
         parts += [shorter_table(found)] if found.cell.shorter else []
+        parts += [variants_table(found)] if stage.varies else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -287,6 +298,22 @@ def shorter_table(found: Results) -> str:
     return (
         table(["less Muon's loss with all steps", "95 % interval", "seeds"], rows) if rows else ""
     )
+
+
+def variants_table(found: Results) -> str:
+    """Each variant beside the method that it changes, at the best rate of each."""
+    before = found.stage.before
+    assert before is not None
+    original = Results(before, before.cell(found.cell.name), found.log)
+    rows: list[list[str]] = []
+    for method in (m for m in found.methods if m in found.best):
+        of = VARIANTS[method].of
+        ours = found.losses(method, found.best[method])
+        theirs = original.losses(of, original.best[of])
+        less = interval([ours[s] - theirs[s] for s in ours if s in theirs])
+        rows.append([method, f"{of} at {original.best[of]:.3g}", str(less), str(less.count)])
+    header = ["variant, at its best rate", "less the loss of", "95 % interval", "seeds"]
+    return table(header, rows) if rows else ""
 
 
 def figure(stage: Stage, cells: Sequence[Results]) -> Figure:

@@ -7,7 +7,7 @@ same log always gives the same list.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 ADAMW, MUON, LEON, LEON3 = "AdamW", "Muon", "Leon c=1", "Leon c=3"
 LEON_NESTEROV = "Leon c=1, Nesterov"
@@ -19,8 +19,33 @@ OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     LEON_NESTEROV: ("leon", {"smoothing_scale": 1.0, "nesterov": True}),
 }
 """The optimizer of each method, and what is its own."""
+
+
+class Variant(NamedTuple):
+    """A method with one thing changed."""
+
+    of: str
+    options: Mapping[str, Any] = {}
+    aux_lr: float | None = None
+    """Instead of the one that is tuned."""
+    rates: float = 1.0
+    """What the rates of its grid are multiplied by."""
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "Muon, aux_lr 3e-4": Variant(MUON, aux_lr=3e-4),
+    "Muon, aux_lr 1e-3": Variant(MUON, aux_lr=1e-3),
+    "Muon, no lookahead": Variant(MUON, {"nesterov": False}),
+    "Muon, β₁ 0.9": Variant(MUON, {"momentum": 0.9}),
+    "Leon, β₁ 0.9": Variant(LEON, {"momentum": 0.9}),
+    "Muon, β₁ 0.98": Variant(MUON, {"momentum": 0.98}),
+    "Leon, β₁ 0.98": Variant(LEON, {"momentum": 0.98}),
+    "Muon, spectral": Variant(MUON, {"scale": "spectral"}, rates=8.0),
+    "Leon, spectral": Variant(LEON, {"scale": "spectral"}, rates=8.0),
+}
+"""What the defaults are judged by; a step of "spectral" is an eighth as long, more or less."""
 MATRIX_OPTIONS: Mapping[str, Any] = {"momentum": 0.95, "scale": "match-adamw"}
-"""What all matrix methods share."""
+"""What all matrix methods share, unless a variant says otherwise."""
 HALF_LIFE = (0.95, 16_384)
 """β₂ of AdamW, here and beside the matrix methods, at so many tokens per step.
 
@@ -96,6 +121,9 @@ class Stage:
     """Whether the rates are `rates` times the best ones of the stage before: nothing is tuned."""
     tunes: bool = False
     """Whether it begins with the model of the stage before, trained."""
+    varies: bool = False
+    """Whether its methods are variants; their grids are `rates` times a best one of the stage
+    before."""
 
     def steps(self, cell: Cell) -> int:
         """Number of steps of a run."""
@@ -149,7 +177,19 @@ C = Stage(
     before=A,
     tunes=True,
 )
-STAGES = {stage.name: stage for stage in (A, B, C)}
+D = replace(
+    A,
+    name="D",
+    cells=(Cell("4k", 16),),
+    methods=tuple(VARIANTS),
+    rates=(0.5, 1.0, 2.0),
+    seeds=3,
+    multiples=(1.0,),
+    aux_rates=(),
+    before=A,
+    varies=True,
+)
+STAGES = {stage.name: stage for stage in (A, B, C, D)}
 
 
 @dataclass(frozen=True)
@@ -179,6 +219,7 @@ PARTS = (
     Part("B: half and twice these rates", B, phases=("around",)),
     Part("A, 4 k: AdamW's seeds", A, ("4k",), (ADAMW,), ("seeds",)),
     Part("A, 16 k and 1 k: AdamW", A, ("16k", "1k"), (ADAMW,)),
+    Part("D: the defaults", D),
 )
 """All runs, in the order in which they answer the question soonest."""
 
@@ -260,8 +301,21 @@ def grid(
     def at(rate: float) -> Trial:
         return trial(stage, cell, method, rate, aux, 0, "grid")
 
-    rates, best = search(stage.rates, lambda rate: losses(at(rate)))
+    first = first_rates(stage, cell, method, losses)
+    if not first:
+        return [], None
+    rates, best = search(first, lambda rate: losses(at(rate)))
     return [at(rate) for rate in rates], best
+
+
+def first_rates(stage: Stage, cell: Cell, method: str, losses: Losses) -> tuple[float, ...]:
+    """The grid before it is extended; none while the best rate that it follows from is unknown."""
+    if not stage.varies:
+        return stage.rates
+    assert stage.before is not None
+    variant = VARIANTS[method]
+    best = best_rates(stage.before, stage.before.cell(cell.name), losses).get(variant.of)
+    return () if best is None else tuple(best * variant.rates * factor for factor in stage.rates)
 
 
 def aux_lr(stage: Stage, losses: Losses) -> tuple[float | None, list[Trial]]:
@@ -304,6 +358,8 @@ def trial(
     stage: Stage, cell: Cell, method: str, rate: float, aux: float | None, seed: int, phase: str
 ) -> Trial:
     """A run of full length; in fine-tuning AdamW's part has the rate of the matrices."""
+    if stage.varies:
+        aux = VARIANTS[method].aux_lr or aux
     own = None if method == ADAMW or cell.adapter else rate if stage.tunes else aux
     what = (stage.name, cell.name, method, rate, own, seed, stage.steps(cell))
     return Trial(*what, cell.sequences, cell.adapter, phase)

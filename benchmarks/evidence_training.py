@@ -19,7 +19,16 @@ from torch.optim import Optimizer
 
 import nucleon
 from evidence_corpus import Corpus
-from evidence_stages import ADAMW, HALF_LIFE, MATRIX_OPTIONS, OPTIONS, Stage, Trial
+from evidence_stages import (
+    ADAMW,
+    HALF_LIFE,
+    MATRIX_OPTIONS,
+    OPTIONS,
+    VARIANTS,
+    Stage,
+    Trial,
+    Variant,
+)
 from nucleon.training import GPT, GPTConfig, Recipe, models
 
 POINTS = 20
@@ -280,8 +289,9 @@ def network(
 
 
 def optimizer(trial: Trial, model: nn.Module, context: int) -> Optimizer:
-    """The optimizer of a method with its fixed options."""
-    name, own = OPTIONS[trial.method]
+    """The optimizer of a method, or of a variant of one, with its fixed options."""
+    variant = VARIANTS.get(trial.method, Variant(trial.method))
+    name, own = OPTIONS[variant.of]
     beta2, tokens = HALF_LIFE
     betas = (0.9, beta2 ** (trial.sequences * context / tokens))
     if trial.method == ADAMW:
@@ -289,7 +299,7 @@ def optimizer(trial: Trial, model: nn.Module, context: int) -> Optimizer:
         fast = {"fused": True, "capturable": True} if trained[0].is_cuda else {"foreach": False}
         return torch.optim.AdamW(trained, lr=trial.rate, betas=betas, weight_decay=0.0, **fast)
     aux = {} if trial.aux_lr is None else {"aux_lr": trial.aux_lr}
-    options = {**MATRIX_OPTIONS, **own, **aux, "aux": {"betas": betas}}
+    options = {**MATRIX_OPTIONS, **own, **variant.options, **aux, "aux": {"betas": betas}}
     return nucleon.create(name, model, lr=trial.rate, **options)
 
 

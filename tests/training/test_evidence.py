@@ -142,6 +142,29 @@ def test_stage_c_begins_with_adamw_s_best_model_of_a():
     assert all(t.aux_lr == (None if t in alone else t.rate) for t in order)
 
 
+def test_stage_d_varies_one_thing_at_a_time_around_the_best_of_a():
+    assert [*stages.wanted(stages.D, lambda _: None)] == []
+    done, _ = simulated(stages.A, lambda t: bowl(t, best=2e-3 if t.method == MUON else 4e-3))
+    _, order = simulated(stages.D, lambda t: bowl(t, best=0.016), done)
+    for name, variant in stages.VARIANTS.items():
+        own = [t for t in order if t.method == name]
+        best = (2e-3 if variant.of == MUON else 4e-3) * variant.rates
+        assert [t.rate for t in own[:3]] == pytest.approx([best / 2, best, 2 * best])
+        assert {t.aux_lr for t in own} == {variant.aux_lr or 2e-3}
+        assert {t.seed for t in own if t.rate == pytest.approx(0.016)} == {0, 1, 2}
+        assert min(t.rate for t in own) < 0.016 < max(t.rate for t in own)
+    model = GPT(GPTConfig(256, context=16, layers=1, heads=1, width=32))
+
+    def options(method):
+        made = stages.trial(stages.D, stages.D.cells[0], method, 1e-3, 2e-3, 0, "")
+        matrices = optimizer(made, model, 256).param_groups[0]
+        return {k: matrices[k] for k in ("momentum", "nesterov", "scale")}
+
+    for name, variant in stages.VARIANTS.items():
+        usual = {**stages.MATRIX_OPTIONS, "nesterov": variant.of == MUON}
+        assert options(name) == {**usual, **variant.options}
+
+
 # ------------------------------------------------------------------ a run
 
 

@@ -113,13 +113,14 @@ def test_the_plan_counts_the_runs_that_are_left_and_their_minutes(tmp_path):
     log = with_stage_a(tmp_path, small=False)
     *rows, total = plan(PARTS, log.loss, log.records)
     assert [row.split("  ")[-1] for row in rows] == [
-        part.name for part in PARTS if part.stage.name in "BC"
+        part.name for part in PARTS if part.stage.name in "BCD"
     ]
-    assert rows[0].split()[:2] == ["6", "runs"] and rows[-1].split()[:2] == ["12", "runs"]
+    counts = [int(row.split()[0]) for row in rows]
+    assert (counts[0], counts[-2], counts[-1]) == (6, 12, 9 * (3 + 2))
     minutes = 6 * 16 * 768**2 / (8 * 512**2) + COMPILING / 60  # a run of A took a minute
     assert float(rows[0].split()[2]) == pytest.approx(minutes, abs=0.05)
     _, order = simulated(stages.C, lambda t: bowl(t, best=2.5e-4, aux=2.5e-4), log.finals)
-    assert int(total.split()[0]) == 18 + len(order) and "1 runs side by side on cpu" in total
+    assert int(total.split()[0]) == 18 + len(order) + 45 and "1 runs side by side on cpu" in total
     assert plan(parts("A"), log.loss, log.records)[0].split()[:2] == ["0", "runs"]
     assert "not known" in plan(PARTS, lambda _: None, [])[0]
 
@@ -251,7 +252,8 @@ def test_stage_b_does_its_best_rates_before_the_others(tmp_path):
 
 
 def test_a_report_can_be_drawn_from_every_beginning_of_the_logs():
-    todo = [p for p in parts(small=True) if p.name.startswith(("A, 4 k", "B", "C: full, 4"))]
+    begin = ("A, 4 k", "B", "C: full, 4", "D")
+    todo = [p for p in parts(small=True) if p.name.startswith(begin)]
     _, order = done_in_order(todo)
     for count in range(0, len(order), 11):
         log = Log(SCRIPT.parent / "nowhere")
@@ -265,8 +267,28 @@ def test_a_report_can_be_drawn_from_every_beginning_of_the_logs():
             page = text(stage, drawn, log)
             own = sum(t.stage == name for _, t in order[:count])
             assert f"{own} lines: {own} runs ended well" in page
+            if stage.varies:
+                continue  # its tables are all there is
             points = [x for panel in figure(stage, drawn).panels for s in panel.series for x in s.x]
             assert bool(points) == bool(drawn)
+
+
+def test_a_variant_is_compared_with_its_method_seed_by_seed(tmp_path):
+    """By hand: of three differences d, the interval is mean ± 4.3027 s/√3."""
+    log, stage = with_stage_a(tmp_path), stages.tiny(stages.D)
+
+    def loss(trial):
+        away = math.log2(trial.rate / (8e-3 if "spectral" in trial.method else 1e-3))
+        off = (0.01, 0.02, 0.06)[trial.seed] if trial.method == "Muon, spectral" else 0.0
+        return 4 + 0.1 * away**2 + off
+
+    for number, trial in enumerate(simulated(stage, loss, log.finals)[1]):
+        log.append(line(trial, loss(trial), number))
+    report(tmp_path, {"D": stage})
+    page = (tmp_path / "stage-d.md").read_text()
+    assert "| Muon, spectral | Muon at 0.001 | 0.0300 ± 0.0657 | 3 |" in page
+    assert "| Leon, spectral | Leon c=1 at 0.001 | 0.0000 ± 0.0000 | 3 |" in page
+    assert page.count(" at 0.001 |") == len(stages.VARIANTS)
 
 
 def test_a_best_rate_is_inside_where_both_of_its_neighbours_are_worse(tmp_path):
