@@ -31,6 +31,8 @@ from nucleon.report.plots import draw
 from step_report import table
 
 CONFIDENCE = 0.95
+LOW_AUX_RATES = "Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4"
+"""Two variants that are compared with each other too."""
 NEAR = 0.15
 """Nats above the best of a cell up to which its picture goes."""
 TITLES = {
@@ -305,13 +307,15 @@ def variants_table(found: Results) -> str:
     before = found.stage.before
     assert before is not None
     original = Results(before, before.cell(found.cell.name), found.log)
+    pairs = [(method, VARIANTS[method].of) for method in found.methods] + [LOW_AUX_RATES]
     rows: list[list[str]] = []
-    for method in (m for m in found.methods if m in found.best):
-        of = VARIANTS[method].of
-        ours = found.losses(method, found.best[method])
-        theirs = original.losses(of, original.best[of])
-        less = interval([ours[s] - theirs[s] for s in ours if s in theirs])
-        rows.append([method, f"{of} at {original.best[of]:.3g}", str(less), str(less.count)])
+    for method, other in pairs:
+        theirs = found if other in VARIANTS else original
+        if method in found.best and other in theirs.best:
+            rate = theirs.best[other]
+            ours, others = found.losses(method, found.best[method]), theirs.losses(other, rate)
+            less = interval([ours[s] - others[s] for s in ours if s in others])
+            rows.append([method, f"{other} at {rate:.3g}", str(less), str(less.count)])
     header = ["variant, at its best rate", "less the loss of", "95 % interval", "seeds"]
     return table(header, rows) if rows else ""
 

@@ -280,7 +280,7 @@ def test_a_variant_is_compared_with_its_method_seed_by_seed(tmp_path):
     def loss(trial):
         away = math.log2(trial.rate / (8e-3 if "spectral" in trial.method else 1e-3))
         off = (0.01, 0.02, 0.06)[trial.seed] if trial.method == "Muon, spectral" else 0.0
-        return 4 + 0.1 * away**2 + off
+        return 4 + 0.1 * away**2 + off + 0.01 * (trial.aux_lr == 3e-4)
 
     for number, trial in enumerate(simulated(stage, loss, log.finals)[1]):
         log.append(line(trial, loss(trial), number))
@@ -288,7 +288,8 @@ def test_a_variant_is_compared_with_its_method_seed_by_seed(tmp_path):
     page = (tmp_path / "stage-d.md").read_text()
     assert "| Muon, spectral | Muon at 0.001 | 0.0300 ± 0.0657 | 3 |" in page
     assert "| Leon, spectral | Leon c=1 at 0.001 | 0.0000 ± 0.0000 | 3 |" in page
-    assert page.count(" at 0.001 |") == len(stages.VARIANTS)
+    assert "| Muon, aux_lr 1e-3 | Muon, aux_lr 3e-4 at 0.001 | -0.0100 ± 0.0000 | 3 |" in page
+    assert page.count(" at 0.001 |") == len(stages.VARIANTS) + 1
 
 
 def test_a_best_rate_is_inside_where_both_of_its_neighbours_are_worse(tmp_path):
