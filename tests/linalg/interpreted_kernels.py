@@ -16,6 +16,8 @@ from helpers_half import check_grams_in_place
 from nucleon.linalg import kernels, triton_symmetric
 
 assert triton_symmetric.INTERPRETED
+for m, n in ((64, 64), (136, 40), (201, 75)):
+    check_grams_in_place(m, n, triton_symmetric.IN_PLACE, "cpu")
 generator = torch.Generator().manual_seed(0)
 # With and without the copy engine for the operands, and for what is added and stored.
 SHAPES = ((2, 5, 7), (1, 70, 33), (2, 130, 128), (2, 136, 64), (1, 64, 64), (2, 200, 40), (2, 7, 7))
@@ -65,8 +67,6 @@ for count, m, k in SHAPES:
                     whole = out.double() + second.double() / kernels.REMAINDER_SCALE
                     exact = expected.double() + other.double() / kernels.REMAINDER_SCALE
                     torch.testing.assert_close(whole, exact, rtol=1e-5, atol=1e-4)
-for m, n in ((64, 64), (136, 40), (201, 75)):
-    check_grams_in_place(m, n, triton_symmetric.IN_PLACE, "cpu")
 x = torch.randn(3, 7, 300, generator=generator)
 factor = torch.tensor([1.0, 2.0, 3.0])
 torch.testing.assert_close(triton_symmetric.squares(x), x.double().square().sum(dim=(1, 2)))

@@ -22,7 +22,8 @@ SETTINGS = {
 # Importing torch takes longer than most tests: a server imports everything but nucleon once, and
 # forks for each mutant; what is frozen the collector of a fork leaves alone. The copy must win over
 # the installed package, and neither a failure to do so (98) nor a run that does not end (killed by
-# the alarm) may look like a catch.
+# the alarm) may look like a catch. A second server has Triton's interpreter, which Triton chooses
+# when it is imported: the tests of its kernels find that and start no process of their own.
 SERVER = """
 import gc, os, signal, sys
 import cvxpy, hypothesis, mpmath, numpy, pytest, scipy.linalg, scipy.stats, torch
@@ -50,19 +51,28 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def server():
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        cwd=REPOSITORY,
-        env=environment | SETTINGS,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process
-    process.stdin.close()
-    process.wait(timeout=60)
+def server_for():
+    """The server that runs a test; each is started for the first test that needs it."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | SETTINGS
+    servers = {}
+
+    def server(test):
+        interprets = "1" if "in_the_interpreter" in test else "0"
+        if interprets not in servers:
+            servers[interprets] = subprocess.Popen(
+                [sys.executable, "-c", SERVER],
+                cwd=REPOSITORY,
+                env=environment | {"TRITON_INTERPRET": interprets},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        return servers[interprets]
+
+    yield server
+    for process in servers.values():
+        process.stdin.close()
+        process.wait(timeout=60)
 
 
 def link(folder, copy, *, but):
@@ -91,7 +101,8 @@ def mutated(mutant, package):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_is_caught(mutant, tmp_path, server):
+def test_is_caught(mutant, tmp_path, server_for):
+    server = server_for(mutant.test)
     mutated(mutant, tmp_path / "nucleon")
     print(tmp_path, mutant.test, sep="\t", file=server.stdin, flush=True)
     status = int(server.stdout.readline())

@@ -422,8 +422,8 @@ def mixed(default):
     return params
 
 
-def answer(name):
-    """Run the case in a fork, which has everything imported; its output and exit code are told."""
+def status(name):
+    """The exit code of a fork that runs the case: it has everything imported, and may crash."""
     child = os.fork()
     if child == 0:
         try:
@@ -434,9 +434,9 @@ def answer(name):
             status = 1
         sys.stdout.flush()
         os._exit(status)
-    print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        answer(line.strip())
+        print("exit", status(line.strip()), flush=True)

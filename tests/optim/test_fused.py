@@ -34,6 +34,9 @@ CASES = (
 @pytest.fixture(scope="module")
 def interpreter():
     """A process that answers for the cases: Triton decides at import whether it interprets."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        yield None  # this process does
+        return
     source = str(Path(nucleon.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, str(HERE / "interpreted_step.py")],
@@ -51,6 +54,9 @@ def interpreter():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("case", CASES)
 def test_the_fused_step_in_the_interpreter(case, interpreter):
+    if interpreter is None:
+        assert importlib.import_module("interpreted_step").status(case) == 0
+        return
     print(case, file=interpreter.stdin, flush=True)
     said = [""]
     while not said[-1].startswith("exit"):
