@@ -5,20 +5,17 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from helpers_forks import Forked
 from nucleon.cli import jobs
 from nucleon.cli.jobs import check
 from nucleon.experiments import Settings, Silent
 from nucleon.report import load
 from toys import toy
-
-TESTS = Path(__file__).parents[1]
 
 
 def interrupt(settings, progress):
@@ -185,10 +182,7 @@ app(["reproduce", "--all", "--jobs", "1", "--output", sys.argv[1]])
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_killed_in_the_middle_of_a_save(command, runs, tmp_path, monkeypatch):
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", SAVING, str(tmp_path)]
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    process = Forked(SAVING, tmp_path)
     deadline = time.monotonic() + 120
     try:
         while not (tmp_path / "saving").exists():

@@ -5,8 +5,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 
@@ -14,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import nucleon
+from helpers_forks import NUCLEON, Forked
 from nucleon import training
 from nucleon._files import to_json
 from nucleon.cli import train as train_verb
@@ -367,15 +366,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(command, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_and_says_how_to_go_on(command, tmp_path, number):
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        (
-            *(sys.executable, "-m", "nucleon", "train", *TINY, "--steps", "1000000"),
-            *("--save-every", "0", "--log-every", "1", "--output", str(folder)),
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = (*TINY, "--steps", 1000000, "--save-every", 0, "--log-every", 1, "--output", folder)
+    process = Forked(NUCLEON, "train", *words)
     while process.poll() is None and not read_log(folder / "trace.jsonl"):
         time.sleep(0.01)
     process.send_signal(number)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import time
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ def each_its_own():
     return param.detach()
 
 
-def waiting(what):
+def waiting(what, patience):
     """Rank 0 exchanges something, the other ranks do not; the error and the seconds that it took.
 
     From the start, or after three steps of all ranks, when it adds a group that does.
@@ -123,6 +124,8 @@ def waiting(what):
         optimizer.add_param_group({"params": [("b", more)], "placement": "owner"})
     if talking and what == "every":
         optimizer.param_groups[0]["consistency_every"] = 1
+    # From here on: that the ranks find each other may take longer on a busy machine.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=patience))
     start = time.monotonic()
     try:
         stepped(param, optimizer)

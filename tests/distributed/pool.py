@@ -1,15 +1,10 @@
 """Real processes that stay: tests hand them functions to run."""
 
-import os
 import socket
 import traceback
 from datetime import timedelta
-from functools import lru_cache
-from pathlib import Path
 
-import torch.multiprocessing as mp
-
-import nucleon
+from helpers_forks import server
 
 TIMEOUT = 20  # seconds until a rank that does not answer is an error
 
@@ -46,21 +41,6 @@ def serve(rank, size, meeting, timeout, pipe):
             pipe.send((True, getattr(module, name)(**arguments)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
-
-
-@lru_cache
-def server():
-    """A process that has imported everything, once, and of which every rank is a fork."""
-    here = Path(__file__).parent
-    # Before all others the folder of the package at hand, which may be a copy of the installed one.
-    source = str(Path(nucleon.__file__).parents[1])
-    benchmarks = str(here.parents[1] / "benchmarks")
-    older = str(here.parent / "optim")
-    places = [source, str(here), benchmarks, older, os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(places)
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["checkpointing", "agreement", "stages", "older_ranks"])
-    return context
 
 
 class Pool:

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from agreement import copies, in_order, later_group, pretend
-from pool import Pool, free_port, server
+from pool import Pool, free_port
 
-PATIENCE = 4  # seconds, the timeout of the process group where it is waited for
+from helpers_forks import server
+
+PATIENCE = 2  # seconds, the timeout of the process group where it is waited for
 SLACK = 8  # for a busy machine
 
 DIFFERENCES = {  # what a rank has instead, of the parameter or of an option
@@ -97,9 +99,9 @@ def test_placements_are_compared_where_every_rank_exchanges_something(ranks2):
 )
 def test_a_rank_that_exchanges_alone_ends_by_the_timeout(what, exchanged):
     """Nothing tells the others that it waits for them."""
-    pool = Pool(2, timeout=PATIENCE)
+    pool = Pool(2)
     try:
-        pool.send("waiting", what=what)
+        pool.send("waiting", what=what, patience=PATIENCE)
         ok, answer = pool.answer(0)
     finally:
         pool.close()

@@ -1,11 +1,9 @@
 """Ranks that die, hang or are killed: an error on the others in time, and a run that goes on."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from pool import Pool
+
+from helpers_forks import Forked
 
 PATIENCE = 4  # seconds, the timeout of the process group
 SLACK = 8  # for a busy machine
@@ -28,9 +26,7 @@ def test_a_rank_that_dies_or_hangs_is_an_error_on_the_others_in_time(fault, kind
 
 def test_a_killed_run_goes_on_as_if_nothing_had_been():
     """The same with more kills: python tests/distributed/kill_ranks.py --kills 20."""
-    script = Path(__file__).with_name("kill_ranks.py")
-    done = subprocess.run(
-        [sys.executable, script, "--kills", "3"], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same bit for bit" in done.stdout
+    process = Forked("import kill_ranks\nkill_ranks.main()", "--kills", 3)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out + err
+    assert "the same bit for bit" in out

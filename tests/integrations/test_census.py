@@ -90,12 +90,19 @@ NOT_BUILT = {
 """Models that their own default configuration, or two layers of it, does not make."""
 
 
+def parts(config):
+    """A configuration, and those within it."""
+    yield config
+    for inner in vars(config).values():
+        if isinstance(inner, transformers.PreTrainedConfig):
+            yield from parts(inner)
+
+
 def build(name):
     """A model two layers deep, without memory."""
     cls = getattr(transformers, name)
     config = cls.config_class()
-    inner = [c for c in vars(config).values() if isinstance(c, transformers.PreTrainedConfig)]
-    for part in (config, *inner):
+    for part in parts(config):
         for depth in DEPTHS:
             if isinstance(getattr(part, depth, None), int) and getattr(part, depth) > 2:
                 setattr(part, depth, 2)

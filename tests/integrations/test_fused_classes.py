@@ -91,16 +91,15 @@ VARIANTS = {
     ],
     "GPTBigCodeAttention": [{"multi_query": False}],
 }
-SOURCES = {p: p.read_text() for p in Path(transformers.__file__).parent.glob("models/*/modeling_*")}
+FILES = Path(transformers.__file__).parent.glob("models/*/modeling_*")
+CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
+DEFINED = [(name, path) for path in FILES for name in CLASS.findall(path.read_text())]
+"""Every class, and the file that it is in."""
 
 
 def class_of(kind):
     *file, name = kind.split(".")
-    (path,) = (
-        p
-        for p, text in SOURCES.items()
-        if (not file or p.stem == file[0]) and re.search(rf"^class {name}\(", text, re.MULTILINE)
-    )
+    (path,) = (p for n, p in DEFINED if n == name and (not file or p.stem == file[0]))
     module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
     return getattr(module, name), module
 

@@ -11,7 +11,6 @@ and the log at the end are the same bit for bit.
 import argparse
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers, also as a script
 
+from helpers_forks import NUCLEON, Forked
 from helpers_states import differences
 from nucleon.report import load
 from nucleon.training import Checkpoints
@@ -39,9 +39,7 @@ def start(folder, optimizer, steps):
     options = {**task, **MODEL, **RECIPE, **KEPT}
     begin = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     words = ["--resume"] if (folder / "run.json").exists() else begin
-    command = (sys.executable, "-m", "nucleon", "train", *words, "--output", str(folder))
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True)
+    return Forked(NUCLEON, "train", *words, "--output", folder)
 
 
 def newest(folder):

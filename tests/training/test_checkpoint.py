@@ -3,12 +3,11 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from helpers_forks import Forked
 from nucleon.training import Checkpoints, DamagedError
 
 
@@ -173,10 +172,10 @@ main(Path(sys.argv[1]))
 
 
 def test_a_save_may_die_at_any_moment(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", DYING, tmp_path], capture_output=True, text=True, check=True
-    )
-    lines = [line.split() for line in done.stdout.splitlines()]
+    process = Forked(DYING, tmp_path)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    lines = [line.split() for line in out.splitlines()]
     assert len(lines) > 10  # so many moments there were to die at
     steps = [int(line[2]) for line in lines]
     assert steps == sorted(steps)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers_forks import NUCLEON, Forked
 from nucleon.report import load
 from nucleon.training import RunError, hold
 from nucleon.training.folder import check_held
@@ -184,20 +185,30 @@ def test_a_lock_that_is_no_plain_file_is_refused(tmp_path, kind):
     assert kind != "link" or victim.read_text() == "precious"
 
 
-def train(started, *words):
-    return started("-m", "nucleon", "train", *words)
+@pytest.fixture
+def train():
+    """Start trainings, which are gone afterwards."""
+    processes = []
+
+    def start(*words):
+        processes.append(Forked(NUCLEON, "train", *words))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-def test_two_trainings_in_one_folder(started, tmp_path):
+def test_two_trainings_in_one_folder(train, tmp_path):
     """The second is refused, the first is undisturbed; killed, its folder is free at once."""
     folder = tmp_path / "run"
-    first = train(started, *TINY, "--steps", "1000000", "--save-every", "5", "--output", folder)
+    first = train(*TINY, "--steps", "1000000", "--save-every", "5", "--output", folder)
     while first.poll() is None and len(read_log(folder / "trace.jsonl")) < 6:
         time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)  # it holds its folder all the same
     for words in (("--resume",), TINY):
-        second = train(started, *words, "--output", folder)
+        second = train(*words, "--output", folder)
         _, said = second.communicate()
         assert second.returncode == 2, said
         assert "Traceback" not in said
@@ -212,7 +223,7 @@ def test_two_trainings_in_one_folder(started, tmp_path):
     first.communicate()
     Path(folder, ".manifest.json.0123456789ab.tmp").touch()  # as if killed while it wrote
     done = max(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
-    third = train(started, "--resume", "--steps", done + 3, "--output", folder)
+    third = train("--resume", "--steps", done + 3, "--output", folder)
     _, said = third.communicate()
     assert third.returncode == 0, said
     steps = [line["step"] for line in read_log(folder / "trace.jsonl") if "loss" in line]
@@ -222,10 +233,10 @@ def test_two_trainings_in_one_folder(started, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="what is open cannot be deleted there")
-def test_a_training_whose_lock_was_deleted_stops(started, tmp_path):
+def test_a_training_whose_lock_was_deleted_stops(train, tmp_path):
     """Whoever comes then finds no lock: the first writes nothing more, and says why."""
     folder = tmp_path / "run"
-    first = train(started, *TINY, "--steps", "1000000", "--output", folder)
+    first = train(*TINY, "--steps", "1000000", "--output", folder)
     while first.poll() is None and len(read_log(folder / "trace.jsonl")) < 3:
         time.sleep(0.01)
     (folder / ".lock").unlink()
