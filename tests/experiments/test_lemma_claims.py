@@ -1,5 +1,7 @@
 """The claims on lemmas and remarks: the quick ones hold, and a wrong constant fails them."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from nucleon.experiments import (
     CLAIMS,
     Settings,
     Silent,
+    games,
     high_probability,
     lemma_discounting,
     lemmas_shampoo,
@@ -51,8 +54,27 @@ def shorten(patch):
     patch.setattr(high_probability, "QUICK_ROUNDS", 30)
 
 
+def shorten_more(patch):
+    """Everything is played, some of it too shortly to pass."""
+    shorten(patch)
+    patch.setattr(lemmas_wishart, "QUICK_SAMPLES", 800)
+    patch.setattr(remark_unknown_bound, "QUICK_ROUNDS", 10)
+    short = functools.partial(games.swung, rounds=games.SWING_ROUNDS // 10)
+    patch.setattr(remark_unknown_bound, "swung", short)
+    patch.setattr(prop_tradeoff, "QUICK_SEARCH", {"starts": 2, "steps": 4, "replicates": 8})
+    patch.setattr(high_probability, "QUICK_ADAPTIVE_ROUNDS", 15)
+    patch.setattr(high_probability, "QUICK_ROUNDS", 6)
+
+
+@functools.cache
+def brief(name):
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_more(patch)
+        return CLAIMS[name].run(Settings(quick=True), Silent())
+
+
 @pytest.mark.parametrize("name", MODULES)
-def test_the_quick_claim_holds_and_is_determined_by_its_settings(name, monkeypatch):
+def test_the_quick_claim_holds(name, monkeypatch):
     shorten(monkeypatch)
     counter = Counter()
     result = CLAIMS[name].run(Settings(quick=True), counter)
@@ -61,8 +83,14 @@ def test_the_quick_claim_holds_and_is_determined_by_its_settings(name, monkeypat
     assert result.tables and result.figures and result.records and result.notes
     for table in result.tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}
-    again = CLAIMS[name].run(Settings(quick=True), Silent())
-    assert again.checks == result.checks
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_run_is_determined_by_its_settings(name, monkeypatch):
+    one = brief(name)
+    shorten_more(monkeypatch)
+    two = CLAIMS[name].run(Settings(quick=True), Silent())
+    assert (one.checks, one.records) == (two.checks, two.records)
 
 
 # ---- a wrong constant fails ---------------------------------------------------------------------
@@ -161,12 +189,19 @@ FAULTS = {
 }
 
 
+def failed(result):
+    return {check.name for check in result.checks if not check.passed}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_constant_fails_the_claim(fault, monkeypatch):
+    """It fails a check that passes without it."""
     name, put_in = FAULTS[fault]
-    shorten(monkeypatch)
+    right = brief(name)
+    shorten_more(monkeypatch)
     put_in(monkeypatch)
-    assert not CLAIMS[name].run(Settings(quick=True), Silent()).passed
+    wrong = CLAIMS[name].run(Settings(quick=True), Silent())
+    assert failed(wrong) - failed(right)
 
 
 def test_half_is_the_least_product():
