@@ -143,6 +143,8 @@ def same(
 
 def broadcastable(name: str, shape: torch.Size, other_name: str, other: torch.Size) -> None:
     """Raise unless the batch shapes broadcast to the second one."""
+    if shape == other:  # torch.broadcast_shapes is slow, and imports much the first time
+        return
     try:
         joint = torch.broadcast_shapes(shape, other)
     except RuntimeError:

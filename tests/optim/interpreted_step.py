@@ -378,6 +378,37 @@ def options():
     compare(nucleon.Leon, [wide], momentum=0, smoothing_scale=0, weight_decay=1, lr=1)
 
 
+def hooks():
+    """A direction that is assigned after a step by the kernels is the one that runs."""
+    engine.runs_on = lambda device: True
+    served = []
+
+    def counted(function):
+        return lambda *given: served.append(function) or function(*given)
+
+    kernels.begin, perturbed.compute = counted(kernels.begin), counted(perturbed.compute)
+    for cls in (nucleon.Muon, nucleon.Leon, nucleon.Pion):
+        for to in ("instance", "class"):
+            param = torch.zeros(64, 70, requires_grad=True)
+            param.grad = torch.eye(64, 70)
+            optimizer = cls([param], method="half")
+
+            def step(optimizer=optimizer, param=param):
+                """Whether the weight has moved, and whether kernels were called."""
+                before = param.detach().clone()
+                served.clear()
+                optimizer.step()
+                return not torch.equal(param, before), bool(served)
+
+            own, target = vars(cls)["direction"], optimizer if to == "instance" else cls
+            assert step() == (True, True)
+            target.direction = lambda *given: torch.zeros_like(given[-3])
+            assert step() == (False, False)
+            if to == "class":
+                cls.direction = own
+                assert step() == (True, True)
+
+
 def irregular():
     """What does not fit is not followed, what is odd is."""
     # Gram matrices of an odd side begin anywhere in a batch.

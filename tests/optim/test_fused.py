@@ -27,7 +27,7 @@ def room(entries=2**20):
 CASES = (
     *("noisy", "hostile_noise", "noisy_layouts", "layouts", "hostile", "small", "options"),
     *("shapes", "samples", "irregular", "broken_roots", "not_there", "for_others"),
-    *("overflowing", "huge", "bounded"),
+    *("overflowing", "huge", "bounded", "hooks"),
 )  # the longest first
 
 
