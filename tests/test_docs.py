@@ -1,6 +1,7 @@
 """The pages keep their word: what they name exists, and what they show runs."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -169,6 +170,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_programs_that_extend_the_library_run(tmp_path):
     """Each alone, as a file of its own, and each prints something."""
     paths = []
