@@ -55,7 +55,9 @@ class Forked:
 
     def wait(self, timeout=None):
         self.process.join(timeout)
-        assert self.returncode is not None, "it goes on"
+        if self.returncode is None:
+            self.kill()
+            raise TimeoutError(f"more than {timeout} s")
         return self.returncode
 
     def communicate(self, timeout=None):

@@ -23,10 +23,10 @@ def test_an_example_is_short_runs_and_learns(name, tmp_path):
         done = subprocess.run(
             [*launch, script], capture_output=True, text=True, timeout=240, cwd=tmp_path
         )
-        if ABORTED_AT_EXIT not in done.stderr:
+        losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+        if len(losses) < 4 or ABORTED_AT_EXIT not in done.stderr:
             break
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", done.stdout)]
     assert len(losses) == 4
     assert losses[-1] < 0.9 * losses[0]
     assert not list(tmp_path.iterdir())

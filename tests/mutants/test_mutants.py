@@ -99,15 +99,36 @@ def mutated(mutant, package):
     (copy / file).write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
 
 
+def outcome(test, parent, server_for):
+    """The exit status of a test with the package of a folder, and what was printed."""
+    server = server_for(test)
+    print(parent, test, sep="\t", file=server.stdin, flush=True)
+    status = int(server.stdout.readline())
+    return status, (parent / "log").read_text(encoding="utf-8", errors="replace")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_is_caught(mutant, tmp_path, server_for):
-    server = server_for(mutant.test)
     mutated(mutant, tmp_path / "nucleon")
-    print(tmp_path, mutant.test, sep="\t", file=server.stdin, flush=True)
-    status = int(server.stdout.readline())
-    log = (tmp_path / "log").read_text(encoding="utf-8", errors="replace")
+    status, log = outcome(mutant.test, tmp_path, server_for)
     assert status == TESTS_FAILED, f"{mutant.test} did not notice (status {status}):\n{log[-2000:]}"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize(
+    "test",
+    [
+        "tests/test_checks.py::test_broadcasting_goes_one_way",
+        "tests/optim/test_fused.py::test_the_fused_step_in_the_interpreter[bounded]",
+        "tests/linalg/test_kernels.py::test_the_triton_kernels_in_the_interpreter",
+    ],
+)
+def test_what_has_no_fault_passes(test, tmp_path, server_for):
+    """Else a server that is broken would catch everything."""
+    (tmp_path / "nucleon").symlink_to(SOURCE)
+    status, log = outcome(test, tmp_path, server_for)
+    assert status == 0, log[-2000:]
 
 
 def test_names_are_unique_and_edits_are_edits():

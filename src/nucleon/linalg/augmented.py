@@ -218,18 +218,19 @@ def augmented_polynomial(
     x, rest = _normalized(s, smoothing)
     add_to_diagonal(rest, floor(s.dtype) * torch.linalg.matrix_norm(rest.detach()))
     b, q = _gram(x, rest), None
+    product = torch.bmm if s.ndim == 3 else torch.matmul  # this makes views of a stack first
     last = len(sequence) - 1
     for i, polynomial in enumerate(sequence):
         if i in restarts and q is not None:
-            x, rest = q @ x, q @ rest @ q.mT
+            x, rest = product(q, x), product(product(q, rest), q.mT)
             b, q = _gram(x, rest), None
         t = quintic_factor(b, *polynomial)
-        q = t if q is None else t @ q
+        q = t if q is None else product(t, q)
         if i < last and i + 1 not in restarts:
-            b = t @ b @ t
+            b = product(product(t, b), t)
             if last > 8:  # then B comes so near to I that the rest squares into slow subnormals
                 b = torch.nn.functional.hardshrink(b, torch.finfo(b.dtype).eps ** 2)
-    return x if q is None else q @ x
+    return x if q is None else product(q, x)
 
 
 def _gram(x: Tensor, rest: Tensor) -> Tensor:

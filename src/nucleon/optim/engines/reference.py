@@ -67,16 +67,16 @@ def _advance(
     size, largest = rest.frobenius(total), rest.largest(total)
     finite = _finite(work, largest, ahead if hyper.lookahead else None, gram, hyper)  # (b,)
     quiet = rest.quiet_steps(old_quiet, gradient)
-    there = torch.ones_like(finite) if has_gradient is None else has_gradient
+    usable = finite if has_gradient is None else has_gradient & finite
     faded = rest.faded(size, gram)
-    moving = there & finite & ~faded & ~rest.resting(quiet, size, hyper.rest)
+    moving = usable & ~(faded | rest.resting(quiet, size, hyper.rest))
     direction = work.method.direction(
         rest.kept(moving, ahead), rest.kept(moving, smoothing), work.context
     )
     if getattr(direction, "shape", None) != ahead.shape:
         raise _misshapen(work, direction, ahead)
-    computed = rest.largest(direction).isfinite()
-    taken = there & finite & computed
+    computed = rest.largest(direction) < math.inf
+    taken = usable & computed
     masked = not rest.everywhere(moving & computed)
     if masked:
         direction = direction * moving[:, None, None]
@@ -91,8 +91,9 @@ def _advance(
     if work.method.has_gram:
         torch._foreach_copy_(stack.grams(states), stack.split(gram))
     stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
+    skipped = ~taken if has_gradient is None else has_gradient & ~taken
     counts = stack.own([s["skipped"] for s in states])
-    torch._foreach_add_(counts, stack.split((there & ~(finite & computed)).long()))
+    torch._foreach_add_(counts, stack.split(skipped.long()))
     return direction, taken
 
 
@@ -101,14 +102,14 @@ def _finite(
 ) -> Tensor:
     """Where all that a step is made of is finite, (b,): largest entries say it for all.
 
-    A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in.
+    A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in, and an M̂
+    that is not shows in Λ, also with c = 0.
     """
-    found = largest.to(work.states[0]["total"].dtype).isfinite()
+    found = largest.to(work.states[0]["total"].dtype) < math.inf
     if ahead is not None:
-        found = found & rest.largest(ahead).isfinite()
+        found = found & (rest.largest(ahead) < math.inf)
     if gram.numel():
-        most = rest.largest(gram)
-        found = found & most.isfinite() & (hyper.smoothing * (most + hyper.shift)).isfinite()
+        found = found & (hyper.smoothing * (rest.largest(gram) + hyper.shift) < math.inf)
     return found
 
 
@@ -150,7 +151,7 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
         raise _misshapen(work, direction, total)
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
-    moves = ~resting & rest.largest(direction).isfinite()
+    moves = ~resting & (rest.largest(direction) < math.inf)
     return total, smoothing, rest.kept(moves, direction)
 
 

@@ -80,7 +80,7 @@ def frobenius(matrices: Tensor) -> Tensor:
 
 
 def largest(matrices: Tensor) -> Tensor:
-    """The largest |entry| of each matrix, (b,); not finite where an entry is not."""
+    """The largest |entry| of each matrix, (b,); below infinity where all entries are finite."""
     # Two passes that are vectorized are faster than the one of an infinity norm.
     return torch.maximum(matrices.amax(dim=(-2, -1)), -matrices.amin(dim=(-2, -1)))
 

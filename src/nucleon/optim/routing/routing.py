@@ -141,7 +141,9 @@ def routed(
             allowed = OF_ADAMW if parameter.route == "adamw" else known
             if not parameter.param.requires_grad:  # nothing about it raises
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
-            check_names(parameter.name, parameter.wish, allowed)
+            check_names(
+                parameter.name, parameter.wish, allowed, "; an override has route and axes too"
+            )
     if unsure := [p for p in found if p.unknown_order and p.asks]:
         _warn(notices.unknown_order([_in_turn(p) for p in unsure], _others(unsure, every)))
     if head != "auto":
