@@ -5,8 +5,11 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -34,6 +37,32 @@ def command():
         return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
     return call
+
+
+def test_the_command_as_typed(tmp_path):
+    """By the module, interrupted; then by the installed name, which goes on as it was told to."""
+    folder = tmp_path / "run"
+    words = (*TINY, "--steps", "1000000", "--save-every", "0", "--log-every", "1")
+    first = subprocess.Popen(
+        (sys.executable, "-m", "nucleon", "train", *words, "--output", folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while first.poll() is None and not read_log(folder / "trace.jsonl"):
+        time.sleep(0.01)
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130, err
+    (step,) = Checkpoints(folder / "checkpoints").steps()
+    script, *told = shlex.split(err.partition("go on with: ")[2].splitlines()[0])
+    installed = Path(sys.executable).with_name(script)
+    second = subprocess.run(
+        [installed, *told, "--steps", str(step + 2)], capture_output=True, text=True
+    )
+    assert second.returncode == 0, second.stderr
+    assert f"from step {step}," in second.stdout
+    assert Checkpoints(folder / "checkpoints").steps()[-1] == step + 2
 
 
 def test_digits_from_end_to_end(command, tmp_path):
