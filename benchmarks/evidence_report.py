@@ -176,6 +176,7 @@ def report(folder: Path, known: Mapping[str, Stage]) -> None:
         if cells and not stage.varies:
             for drawn in draw(figure(stage, cells), folder):
                 print(drawn)
+    print(f"all logs: {counted(log.records)}")
 
 
 def text(stage: Stage, cells: Sequence[Results], log: Log) -> str:

@@ -213,7 +213,7 @@ def test_a_rate_that_lightning_drops_is_said_once_with_where_to_give_it():
         return rate, [str(w.message) for w in said if "frozen in body" in str(w.message)]
 
     rate, (said,) = fit({})
-    assert rate == 0.02 and "0.02 and 0.0003" in said and "overrides={'body.*': {'lr': …}}" in said
+    assert rate == 0.02 and "0.02 and 0.001" in said and "overrides={'body.*': {'lr': …}}" in said
     assert fit({"body.*": {"lr": 1e-3}}) == (1e-3, [])
 
 
@@ -243,8 +243,8 @@ def test_the_factory_takes_the_arguments_that_axolotl_hands_it(tmp_path):
         for p in g["params"]
     }
     assert found["model.layers.0.mlp.up_proj.weight"] == (0.3, 0.1)
-    assert found["model.embed_tokens.weight"] == (3e-4, 0.1)
-    assert found["model.norm.weight"] == (3e-4, 0.0)
+    assert found["model.embed_tokens.weight"] == (1e-3, 0.1)
+    assert found["model.norm.weight"] == (1e-3, 0.0)
 
 
 @pytest.mark.parametrize(

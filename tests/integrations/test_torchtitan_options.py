@@ -138,7 +138,7 @@ def test_how_torch_would_compute_changes_nothing(titan, implementation):
 
 
 def test_without_groups_it_has_the_defaults_of_for_model(titan):
-    defaults = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
     assert options_of(titan, [])["norm.weight"] == defaults
 
 

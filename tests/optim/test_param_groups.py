@@ -43,7 +43,7 @@ def test_an_optimizer_of_the_groups_takes_the_steps_of_for_model(method):
 def test_nothing_is_made_but_the_groups():
     net = model()
     groups = param_groups(net, lr=0.3, head="3")
-    assert [g["lr"] for g in groups] == [0.3, 3e-4]
+    assert [g["lr"] for g in groups] == [0.3, 1e-3]
     params = [param for group in groups for _, param in group["params"]]
     assert sorted(map(id, params)) == sorted(map(id, net.parameters()))
 

@@ -431,7 +431,7 @@ def test_an_override_is_a_route_axes_or_options():
     assert "1.bias" not in groups
     assert (groups["2.weight"]["lr"], groups["2.weight"]["weight_decay"]) == (0.3, 0.5)
     assert (groups["2.bias"]["lr"], groups["2.bias"]["rule"]) == (0.3, "adamw")
-    assert groups["1.weight"]["lr"] == 0.1 and groups["0.weight"]["lr"] == 3e-4
+    assert groups["1.weight"]["lr"] == 0.1 and groups["0.weight"]["lr"] == 1e-3
     assert groups["0.weight"] is groups["0.bias"]
 
 

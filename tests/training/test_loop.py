@@ -282,10 +282,10 @@ def test_rates_that_are_not_said_are_those_of_for_model(tmp_path, monkeypatch):
     soft = named(f"{path}:Soft")
     registry.register("soft", soft.for_model)
     expected = rates(soft.for_model(MLP()))
-    assert expected == [0.02, 3e-4] == rates(nucleon.create("soft", MLP()))
+    assert expected == [0.02, 1e-3] == rates(nucleon.create("soft", MLP()))
     for name in ("soft", f"{path}:Soft", "leon", "muon", "pion"):
         assert rates(make_optimizer(name, MLP())) == expected
-        assert rates(make_optimizer(name, MLP(), lr=0.5)) == [0.5, 3e-4]
+        assert rates(make_optimizer(name, MLP(), lr=0.5)) == [0.5, 1e-3]
     assert rates(make_optimizer("sgd", MLP())) == [0.1]
     assert rates(make_optimizer("adam", MLP())) == [3e-3]
 

@@ -69,7 +69,7 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Option of the new optimizer, as lr=4e-3, aux_lr=3e-4 or "
+            help="Option of the new optimizer, as lr=4e-3, aux_lr=1e-3 or "
             '\'overrides={"*.gate.weight": "adamw"}\'; once for each.',
         ),
     ] = None,

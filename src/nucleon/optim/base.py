@@ -131,7 +131,7 @@ class MatrixOptimizer(Optimizer, ABC):
         Args:
             model: its parameters are routed by the module that holds them, see `explain`.
             lr: learning rate of the matrices (0.02).
-            aux_lr: learning rate of the parameters that go to AdamW (3e-4).
+            aux_lr: learning rate of the parameters that go to AdamW (1e-3).
             aux: their other options, see `AdamWOptions` (None).
             head: the output heads, a glob over module names or a list of them, "auto" for what the
                 model itself tells (`nucleon.optim.routing.heads`), or None for no head ("auto").

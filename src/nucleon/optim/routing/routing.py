@@ -33,7 +33,7 @@ from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import doubtful, missed, output_heads
 from nucleon.optim.routing.roles import Place, Role
 
-AUX_LR = 3e-4
+AUX_LR = 1e-3
 """Learning rate of the parameters that go to AdamW, where none is given."""
 ROUTES = ("matrix", "adamw", "frozen")
 FROZEN = "frozen, its state is made with its first gradient"
@@ -177,7 +177,7 @@ def param_groups(
     Args:
         model: its parameters are routed by the module that holds them.
         lr: learning rate of the matrices (None: that of the constructor).
-        aux_lr: learning rate of the parameters that go to AdamW (3e-4).
+        aux_lr: learning rate of the parameters that go to AdamW (1e-3).
         aux: their other options, see `AdamWOptions` (None).
         head: the output head, as in `for_model` ("auto").
         overrides: {glob over parameter names: a route, or options of its own} (None).
