@@ -28,6 +28,7 @@ from evidence_stages import TRIES, Part, Stage, Trial
 from evidence_start import Start, trained
 from evidence_training import Loss, Texts, Training, reason
 from nucleon._files import to_json
+from nucleon.report.runs import commit
 from nucleon.training import RunError, models
 
 Record = Mapping[str, Any]
@@ -152,6 +153,7 @@ class Queue:
             [torch.cuda.Stream(device) for _ in range(jobs)] if device.type == "cuda" else []
         )
         self.start: Start | None = None
+        self._commit = commit()
         self.lost = False
         self.open = True  # another run may begin; once none can, that is so until one ends
         self._check_corpora()
@@ -297,6 +299,7 @@ class Queue:
             "device": self._device(),
             "torch": torch.__version__,
             "nucleon": nucleon.__version__,
+            "commit": self._commit,
             "python": platform.python_version(),
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
         }

@@ -234,19 +234,21 @@ def aux_table(stage: Stage, log: Log) -> str:
 
 
 def rates_table(found: Results) -> str:
-    """The mean loss at each rate; how many seeds in brackets."""
-    by_method = {method: found.losses_by_rate(method) for method in found.methods}
-    rates = sorted({rate for losses in by_method.values() for rate in losses})
+    """The mean loss at each rate; in brackets how many seeds, and the loss of seed 0 by itself."""
+    rates = sorted({rate for method in found.methods for rate in found.losses_by_rate(method)})
 
-    def cell(losses: Mapping[float, Sequence[float]], rate: float) -> str:
-        values = losses.get(rate)
-        return f"{fmean(values):.4f} ({len(values)})" if values else ""
+    def cell(losses: Mapping[int, float]) -> str:
+        if not losses:
+            return ""
+        alone = f"; {losses[0]:.4f}" if len(losses) > 1 and 0 in losses else ""
+        return f"{fmean(losses.values()):.4f} ({len(losses)}{alone})"
 
     rows = [
-        [method, *(cell(losses, rate) for rate in rates), found.interior(method)]
-        for method, losses in by_method.items()
+        [method, *(cell(found.losses(method, rate)) for rate in rates), found.interior(method)]
+        for method in found.methods
     ]
-    return table(["loss (seeds) at rate", *(f"{r:.3g}" for r in rates), "best"], rows)
+    header = ["loss (seeds; that of seed 0) at rate", *(f"{r:.3g}" for r in rates), "best"]
+    return table(header, rows)
 
 
 def against_muon(found: Results) -> str:
@@ -313,11 +315,15 @@ def variants_table(found: Results) -> str:
     for method, other in pairs:
         theirs = found if other in VARIANTS else original
         if method in found.best and other in theirs.best:
-            rate = theirs.best[other]
-            ours, others = found.losses(method, found.best[method]), theirs.losses(other, rate)
-            less = interval([ours[s] - others[s] for s in ours if s in others])
-            rows.append([method, f"{other} at {rate:.3g}", str(less), str(less.count)])
-    header = ["variant, at its best rate", "less the loss of", "95 % interval", "seeds"]
+            rate, ours = theirs.best[other], found.losses(method, found.best[method])
+            less, twice = (
+                interval([ours[s] - others[s] for s in ours if s in others])
+                for others in (theirs.losses(other, rate), theirs.losses(other, 2 * rate))
+            )
+            beyond = str(twice) if twice.count == less.count else "—"
+            rows.append([method, f"{other} at {rate:.3g}", str(less), beyond, str(less.count)])
+    header = ["variant, at its best rate", "less the loss of", "95 % interval"]
+    header += ["the same at twice that rate", "seeds"]
     return table(header, rows) if rows else ""
 
 

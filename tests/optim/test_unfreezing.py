@@ -43,7 +43,7 @@ def test_what_is_unfrozen_takes_the_steps_of_a_group_added_then(method):
     twin.requires_grad_(True)
     half.add_param_group({"params": [("1.weight", twin[1].weight)], "rule": "matrix", "lr": 0.1})
     rest = [(n, p) for n, p in twin[:3].named_parameters() if p is not twin[1].weight]
-    half.add_param_group({"params": rest, "rule": "adamw", "lr": 3e-4})
+    half.add_param_group({"params": rest, "rule": "adamw", "lr": 1e-3})
     train(model, whole, 3, seed=1)
     train(twin, half, 3, seed=1)
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from statistics import fmean
 
 import pytest
 import torch
@@ -39,12 +40,15 @@ def line(trial, loss, number=0, **more):
     }  # fmt: skip
 
 
-def with_stage_a(folder, small=True):
+OF_SEEDS = (0.0, 0.3, -0.2, 0.1, -0.4)
+
+
+def with_stage_a(folder, small=True, of_seeds=(0.0,) * 5):
     """A log in which all of stage A is done, with losses of a function."""
     stage, log = stages.tiny(stages.A) if small else stages.A, Log(folder)
     _, order = simulated(stage, bowl)
     for number, trial in enumerate(order):
-        log.append(line(trial, bowl(trial), number))
+        log.append(line(trial, bowl(trial) + of_seeds[trial.seed], number))
     return log
 
 
@@ -163,7 +167,7 @@ def test_runs_that_began_with_another_model_are_still_to_be_done(tmp_path):
     for seed, (ours, theirs) in enumerate([("a", "a"), ("a", "a"), ("a", "b")]):
         for method, start in ((LEON, ours), (MUON, theirs)):
             made = stages.trial(stage, cell, method, 1e-3, None, seed, "seeds")
-            log.append(line(made, 4.0 + seed, start=start))
+            log.append(line(made, 4.0 + seed, start=start, smoothing_share_half=0.5 + seed))
     failed = stages.trial(stage, cell, LEON, 1e-3, None, 3, "seeds")
     for _ in range(2):
         log.append({**line(failed, 0.0, start="a"), "status": "failed"})
@@ -174,6 +178,10 @@ def test_runs_that_began_with_another_model_are_still_to_be_done(tmp_path):
     )
     less = Results(stage, cell, again).difference(LEON, 1e-3, MUON, 1e-3)
     assert less.count == 3 and less.mean == math.inf  # the run that failed for good counts
+    found = Results(stage, cell, again)
+    found.best = {LEON: 1e-3, MUON: 1e-3}
+    shares = [found.mean_of("smoothing_share_half", method) for method in (LEON, MUON)]
+    assert shares == ["1.500", "1.000"]  # Muon's third began with another model
     again.begin_with("b")
     assert again.loss(made) == 6.0 and again.loss(replace(made, seed=0)) is None
     assert Results(stage, cell, again).difference(LEON, 1e-3, MUON, 1e-3).count == 0
@@ -275,20 +283,20 @@ def test_a_report_can_be_drawn_from_every_beginning_of_the_logs():
 
 def test_a_variant_is_compared_with_its_method_seed_by_seed(tmp_path):
     """By hand: of five differences d, the interval is mean ± 2.7764 s/√5."""
-    log, stage = with_stage_a(tmp_path), stages.tiny(stages.D)
+    log, stage = with_stage_a(tmp_path, of_seeds=OF_SEEDS), stages.tiny(stages.D)
 
     def loss(trial):
         away = math.log2(trial.rate / (8e-3 if "spectral" in trial.method else 1e-3))
         off = (0.01, 0.02, 0.03, 0.04, 0.1)[trial.seed] if trial.method == "Muon, spectral" else 0.0
-        return 4 + 0.1 * away**2 + off + 0.01 * (trial.aux_lr == 3e-4)
+        return 4 + 0.1 * away**2 + off + 0.01 * (trial.aux_lr == 3e-4) + OF_SEEDS[trial.seed]
 
     for number, trial in enumerate(simulated(stage, loss, log.finals)[1]):
         log.append(line(trial, loss(trial), number))
     report(tmp_path, {"D": stage})
     page = (tmp_path / "stage-d.md").read_text()
-    assert "| Muon, spectral | Muon at 0.001 | 0.0400 ± 0.0439 | 5 |" in page
-    assert "| Leon, spectral | Leon c=1 at 0.001 | 0.0000 ± 0.0000 | 5 |" in page
-    assert "| Muon, aux_lr 1e-3 | Muon, aux_lr 3e-4 at 0.001 | -0.0100 ± 0.0000 | 5 |" in page
+    assert "| Muon, spectral | Muon at 0.001 | 0.0400 ± 0.0439 | -0.0600 ± 0.0439 | 5 |" in page
+    assert "| Leon, spectral | Leon c=1 at 0.001 | 0.0000 ± 0.0000 | -0.1000 ± 0.0000 | 5 |" in page
+    assert "| Muon, aux_lr 1e-3 | Muon, aux_lr 3e-4 at 0.001 | -0.0100 ± 0.0000 | — | 5 |" in page
     assert page.count(" at 0.001 |") == len(stages.VARIANTS) + 1
 
 
@@ -310,60 +318,116 @@ def test_minutes_are_those_in_which_a_run_was_under_way():
 
 
 PUBLISHED = SCRIPT.parents[1] / "docs/evidence"
-RATES = [2.5e-4 * 2**k for k in range(12)]
+FULL = {"1k": 9765, "4k": 2441, "16k": 610}
+AUX = None, 8e-3
+"""The `aux_lr` of the runs of A that are compared: of AdamW, and of the matrix methods."""
 
 
-def published(*names):
-    """The final losses of some published logs by seed, without the report's code."""
-    texts = [(PUBLISHED / f"{name}.jsonl").read_text() for name in names]
-    lines = [json.loads(each) for text in texts for each in text.splitlines()]
-
-    def losses(cell, method, rate, steps):
-        kept = [r for r in lines if (r["cell"], r["method"], r["rate"]) == (cell, method, rate)]
-        return {r["seed"]: r["final_loss"] for r in kept if r["steps"] == steps}
-
-    return losses
+def published(name):
+    """The lines of a published log that are compared, without the report's code."""
+    lines = [json.loads(each) for each in (PUBLISHED / f"{name}.jsonl").read_text().splitlines()]
+    starts = Counter(r.get("start") for r in lines).most_common(1)
+    return [r for r in lines if r.get("start") == starts[0][0]]
 
 
-def interval(ours, theirs):
-    """The paired difference as SciPy has it, written as in the tables."""
-    assert ours.keys() == theirs.keys() == set(range(5))
-    low, high = stats.ttest_rel(
-        [ours[s] for s in range(5)], [theirs[s] for s in range(5)]
-    ).confidence_interval(0.95)
+def losses(lines, cell, method, rate, steps=None):
+    """Final losses by seed; those of whole runs unless steps are given."""
+    kept = [r for r in lines if (r["cell"], r["method"], r["rate"]) == (cell, method, rate)]
+    steps = steps or max(r["steps"] for r in kept)
+    return {r["seed"]: r["final_loss"] for r in kept if r["steps"] == steps}
+
+
+def best(lines, cell, method):
+    """The rate at which seed 0 has the lowest loss."""
+    kept = [r for r in lines if (r["cell"], r["method"], r["seed"]) == (cell, method, 0)]
+    steps = max(r["steps"] for r in kept)
+    return min((r["final_loss"], r["rate"]) for r in kept if r["steps"] == steps)[1]
+
+
+def paired(ours, theirs):
+    """The difference as SciPy has it, written as in the tables."""
+    assert ours.keys() == theirs.keys() and len(ours) in (3, 5)
+    order = sorted(ours)
+    found = stats.ttest_rel([ours[s] for s in order], [theirs[s] for s in order])
+    low, high = found.confidence_interval(0.95)
     return f"{(low + high) / 2:.4f} ± {(high - low) / 2:.4f}"
 
 
+def rows(name, cell, heading):
+    """Of the table with a heading, in the section of a cell: what follows each first column."""
+    section = (PUBLISHED / f"{name}.md").read_text().split(f"## {cell}\n")[1].split("\n## ")[0]
+    (table,) = (block for block in section.split("\n\n") if block.startswith(f"| {heading}"))
+    cells = [[c.strip() for c in row.strip("|").split("|")] for row in table.strip().split("\n")]
+    return {first: rest for first, *rest in cells}
+
+
+@pytest.mark.parametrize("name", stages.STAGES)
+def test_the_published_pages_are_what_the_logs_give(name):
+    stage, log = stages.STAGES[name], Log(PUBLISHED)
+    cells = [Results(stage, cell, log) for cell in stage.cells]
+    assert (PUBLISHED / f"stage-{name.lower()}.md").read_text() == text(stage, cells, log)
+
+
 def test_the_tables_of_stage_a_are_what_scipy_makes_of_its_log():
-    losses, page = published("stage-a"), (PUBLISHED / "stage-a.md").read_text()
-    full = {"4k": 2441, "16k": 610, "1k": 9765}
-    for cell, method, rate, muon, share in (
-        ("4k", LEON, 0.016, 0.008, 1.0), ("4k", LEON, 0.032, 0.016, 1.0),
-        ("4k", LEON3, 0.008, 0.008, 1.0), ("4k", LEON3, 0.016, 0.016, 1.0),
-        ("4k", stages.LEON_NESTEROV, 0.004, 0.008, 1.0),
-        ("4k", stages.LEON_NESTEROV, 0.008, 0.016, 1.0),
-        ("4k", LEON, 0.016, 0.008, 0.9), ("4k", LEON3, 0.008, 0.008, 0.9),
-        ("16k", LEON, 0.032, 0.032, 1.0), ("16k", LEON, 0.064, 0.064, 1.0),
-        ("16k", LEON3, 0.064, 0.032, 1.0), ("16k", LEON3, 0.128, 0.064, 1.0),
-        ("1k", LEON, 0.008, 0.002, 1.0), ("1k", LEON, 0.016, 0.004, 1.0),
-        ("1k", LEON3, 0.002, 0.002, 1.0), ("1k", LEON3, 0.004, 0.004, 1.0),
-        ("1k", ADAMW, 0.0005, 0.002, 1.0), ("1k", ADAMW, 0.001, 0.004, 1.0),
-    ):  # fmt: skip
-        ours = losses(cell, method, rate, int(share * full[cell]))
-        assert interval(ours, losses(cell, MUON, muon, full[cell])) in page
+    lines = [r for r in published("stage-a") if r["aux_lr"] in AUX]
+    whole = [r for r in lines if r["steps"] == FULL[r["cell"]]]
+    for cell in ("1k", "4k", "16k"):
+        found = rows("stage-a", cell, "less Muon's loss, 95 %")
+        muon = best(whole, cell, MUON)
+        for method in found.keys() - {"less Muon's loss, 95 % interval", "---"}:
+            rate = best(whole, cell, method)
+            for column, times in enumerate((1, 2)):
+                ours = losses(whole, cell, method, times * rate)
+                theirs = losses(whole, cell, MUON, times * muon)
+                assert found[method][column] == paired(ours, theirs)
+    fewer = rows("stage-a", "4k", "less Muon's loss with")
+    for method in (LEON, LEON3):
+        ours = losses(lines, "4k", method, best(whole, "4k", method), int(0.9 * 2441))
+        theirs = losses(whole, "4k", MUON, best(whole, "4k", MUON))
+        assert paired(ours, theirs) in fewer[next(k for k in fewer if method in k)]
+
+
+def test_the_picture_of_stage_a_has_leon_above_muon_where_its_loss_is_higher():
+    stage, log = stages.A, Log(PUBLISHED)
+    panels = figure(stage, [Results(stage, cell, log) for cell in stage.cells]).panels
+    whole = [r for r in published("stage-a") if r["steps"] == FULL[r["cell"]]]
+    lines = [r for r in whole if r["aux_lr"] in AUX]
+    for series in panels[-1].series[:2]:
+        for size, mean in zip(series.x, series.y, strict=True):
+            cell = {1024: "1k", 4096: "4k", 16384: "16k"}[size]
+            ours = losses(lines, cell, series.name, best(lines, cell, series.name))
+            theirs = losses(lines, cell, MUON, best(lines, cell, MUON))
+            assert mean == pytest.approx(fmean(ours.values()) - fmean(theirs.values()), abs=1e-9)
+            assert mean > 0.01
+
+
+def test_the_table_of_stage_b_is_what_scipy_makes_of_its_log():
+    lines = published("stage-b")
+    found = rows("stage-b", "4k", "less Muon's loss, 95 %")[LEON]
+    for column, times in enumerate((0.5, 1, 2)):
+        ours = losses(lines, "4k", LEON, times * 0.016)
+        assert found[column] == paired(ours, losses(lines, "4k", MUON, times * 0.008))
+
+
+def test_the_tables_of_stage_c_are_what_scipy_makes_of_its_log():
+    lines = published("stage-c")
+    for cell in {r["cell"] for r in lines}:
+        found = rows("stage-c", cell, "less Muon's loss, 95 %")
+        theirs = losses(lines, cell, MUON, best(lines, cell, MUON))
+        for method in (ADAMW, LEON, LEON3):
+            ours = losses(lines, cell, method, best(lines, cell, method))
+            assert found[method][0] == paired(ours, theirs)
 
 
 def test_the_table_of_stage_d_is_what_scipy_makes_of_the_logs():
-    losses, page = published("stage-a", "stage-d"), (PUBLISHED / "stage-d.md").read_text()
-
-    def best(method):
-        """By seed 0; a rate that only D's table names is not taken from it."""
-        tried = {rate: losses("4k", method, rate, 2441).get(0, math.inf) for rate in RATES}
-        return min(tried, key=tried.get)
-
+    before = [r for r in published("stage-a") if r["aux_lr"] == 8e-3 and r["steps"] == 2441]
+    lines = [*before, *published("stage-d")]
+    page = (PUBLISHED / "stage-d.md").read_text()
     pairs = [(name, variant.of) for name, variant in stages.VARIANTS.items()]
     for variant, other in [*pairs, ("Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4")]:
-        rates = best(variant), best(other)
-        ours, theirs = (losses("4k", *each, 2441) for each in zip((variant, other), rates))
-        row = f"| {variant} | {other} at {rates[1]} | {interval(ours, theirs)} | 5 |"
-        assert row in page
+        ours = losses(lines, "4k", variant, best(lines, "4k", variant))
+        rate = best(lines, "4k", other)
+        less = paired(ours, losses(lines, "4k", other, rate))
+        twice = losses(lines, "4k", other, 2 * rate)
+        beyond = paired(ours, twice) if len(twice) == 5 else "—"
+        assert f"| {variant} | {other} at {rate} | {less} | {beyond} | 5 |" in page
