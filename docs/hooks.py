@@ -55,10 +55,12 @@ def table(name: str) -> str:
 
 
 def fields(name: str) -> dict[str, str]:
-    """{field: docstring} of the fields that a class adds, in its order."""
+    """{field: docstring} of the fields that a class adds to `Options`, in its order."""
     (body,) = ast.parse(inspect.getsource(CLASSES[name])).body
     assert isinstance(body, ast.ClassDef)
-    return {
+    bases = [base.id for base in body.bases if isinstance(base, ast.Name)]
+    shared = [fields(base) for base in bases if base in CLASSES and base != "Options"]
+    return {k: v for each in shared for k, v in each.items()} | {
         field.target.id: words.value.value
         for field, words in zip(body.body, body.body[1:], strict=False)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -56,9 +56,18 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def to_json(value: object, indent: int | None = None) -> str:
-    """`value` as JSON, with "nan", "inf" and "-inf" as words where JSON has no numbers."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+def to_json(
+    value: object, indent: int | None = None, default: Callable[[object], object] | None = None
+) -> str:
+    """`value` as JSON, with "nan", "inf" and "-inf" as words where JSON has no numbers.
+
+    Args:
+        value: of plain types, unless `default` makes one of any other.
+        indent: spaces per level; None is one line.
+        default: as of `json.dumps`.
+    """
+    plain = _finite(value)
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent, default=default)
 
 
 def _finite(value: object) -> object:

@@ -1,6 +1,6 @@
 """What is said of a method does not hold for one that overrides it."""
 
-from inspect import getattr_static
+from collections.abc import Mapping
 
 
 def overridden(cls: type, fact: str, methods: tuple[str, ...]) -> bool:
@@ -16,7 +16,8 @@ def overridden(cls: type, fact: str, methods: tuple[str, ...]) -> bool:
 class Said:
     """What a class says of its methods; another value where one of them is not the one it had.
 
-    It is read of a class or an instance, and sees a method that was assigned to either.
+    It is read of a class or an instance, and sees a method that was assigned to either. Plain
+    lookups, which torch's compiler follows in a hook of a step.
     """
 
     def __init__(self, cls: type, fact: str, methods: tuple[str, ...], otherwise: object) -> None:
@@ -28,6 +29,9 @@ class Said:
         }
 
     def __get__(self, instance: object, owner: type) -> object:
-        of = owner if instance is None else instance
-        kept = all(getattr_static(of, name) is own for name, own in self.methods.items())
-        return self.value if kept else self.otherwise
+        assigned: Mapping[str, object] = {} if instance is None else vars(instance)
+        for name, had in self.methods.items():
+            kind = next(kind for kind in owner.__mro__ if name in vars(kind))
+            if name in assigned or vars(kind)[name] is not had:
+                return self.otherwise
+        return self.value

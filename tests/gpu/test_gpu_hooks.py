@@ -28,6 +28,10 @@ def test_a_direction_that_is_assigned(dtype):
     assert before == {engine if dtype == torch.float32 else reference}
 
 
+def test_what_a_direction_makes_of_a_matrix_that_rests_is_not_used():
+    cases.resting(CUDA)
+
+
 @pytest.mark.parametrize("make", [cases.Clipped, cases.Resolvent])
 def test_the_explanation_says_that_there_is_no_kernel(make):
     params = [torch.zeros(64, 96, device=CUDA, requires_grad=True)]

@@ -207,3 +207,28 @@ def assigned(device, dtype):
     run.check()
     assert run.engines() == {reference}
     return before
+
+
+class Normalized(MatrixOptimizer):
+    """P = S/‖S‖_F: 0/0 where S is zero."""
+
+    name = "normalized"
+
+    def direction(self, total, smoothing, context):
+        return total / torch.linalg.matrix_norm(total, keepdim=True)
+
+
+def resting(device):
+    """A matrix without gradients comes to rest, whatever the hook makes of S = 0."""
+    param = torch.ones(3, 4, 6, dtype=torch.float64, device=device, requires_grad=True)
+    optimizer = Normalized([param], lr=0.1, momentum=0.5, weight_decay=0.5)
+    for step in range(6):
+        before, total = param.detach().clone(), optimizer.state[param]["total"].clone()
+        param.grad = torch.ones_like(param)
+        param.grad[1] = step == 0
+        optimizer.step()
+    state = optimizer.state[param]
+    assert state["quiet"].tolist() == [0, 5, 0] and state["skipped"].tolist() == [0, 0, 0]
+    assert torch.equal(state["total"][1], total[1] / 2)
+    torch.testing.assert_close(param[1], before[1] * 0.95)  # the decay alone
+    assert not torch.equal(param[0], before[0] * 0.95)

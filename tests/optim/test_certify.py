@@ -184,6 +184,28 @@ def test_certificates_survive_a_resume_and_are_logged_by_a_hook():
     assert len(log.rows) == 2
 
 
+def test_certificates_are_logged_by_a_hook_of_a_compiled_step():
+    """torch's compiler follows the hooks of a step, and what they ask of the optimizer."""
+    weights = [torch.nn.Parameter(torch.ones(3, 5) / 4) for _ in "ab"]
+    plain, compiled = (exact_leon([("w", w)]) for w in weights)
+    logs = [CertificateLog(optimizer, every=2) for optimizer in (plain, compiled)]
+
+    def loop(weight, optimizer):
+        weight.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer.kernel
+
+    torch._dynamo.reset()
+    run = torch.compile(loop, backend="eager")
+    for _ in range(4):
+        assert loop(weights[0], plain) == run(weights[1], compiled)
+    assert [row["w"].regret for _, row in logs[0].rows] == [
+        row["w"].regret for _, row in logs[1].rows
+    ]
+    assert [step for step, _ in logs[1].rows] == [2, 4]
+
+
 @pytest.mark.parametrize("make", [nucleon.Muon, nucleon.Leon, nucleon.Pion])
 def test_the_ledger_of_large_gradients_can_be_loaded(make):
     """‖G‖_F² leaves float32 where the entries of G do not."""

@@ -27,6 +27,10 @@ def test_a_direction_that_is_assigned(dtype):
     cases.assigned(CPU, dtype)
 
 
+def test_what_a_direction_makes_of_a_matrix_that_rests_is_not_used():
+    cases.resting(CPU)
+
+
 SHAPES = {
     "transposed": (lambda s: s.mT, r"\(3, 6, 4\)"),
     "of one matrix": (lambda s: s[0], r"\(4, 6\)"),

@@ -1,6 +1,5 @@
 """A training run among the other runs: its manifest, its curves, the command that repeats it."""
 
-import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -162,7 +161,7 @@ def command(context: typer.Context, options: Options, place: dict[str, Any]) -> 
         if value is None or (value == parameter.default and name not in _ALWAYS):
             continue
         if name == "set":
-            pairs = (f"{option}={json.dumps(chosen)}" for option, chosen in value.items())
+            pairs = (f"{option}={to_json(chosen)}" for option, chosen in value.items())
             words += [word for pair in pairs for word in (parameter.opts[0], pair)]
         elif isinstance(value, bool):
             words += (parameter.opts if value else parameter.secondary_opts)[:1]

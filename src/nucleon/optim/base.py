@@ -96,7 +96,11 @@ class MatrixOptimizer(Optimizer, ABC):
             _checks.choice(f"{cls.__name__}.kernel", cls.kernel, KERNELS)
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 0.02, momentum: float = 0.95, **given: Any
+        self,
+        params: Any,
+        lr: float | Tensor = options.LR,
+        momentum: float = options.MOMENTUM,
+        **given: Any,
     ) -> None:
         if not isinstance(getattr(self, "name", None), str):
             raise TypeError(
@@ -118,7 +122,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def for_model(
         cls,
         model: nn.Module,
-        lr: float | Tensor = 0.02,
+        lr: float | Tensor = options.LR,
         *,
         aux_lr: float | Tensor = routing.AUX_LR,
         aux: Mapping[str, Any] | None = None,

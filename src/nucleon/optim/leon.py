@@ -18,9 +18,9 @@ from nucleon.linalg.augmented import (
 )
 from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import Context, gram_discount
+from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_iterations, chosen_method, polynomials
-from nucleon.optim.options import ModelOptions, Option, Options, added_by
+from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
 from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal[
@@ -28,15 +28,11 @@ LeonMethod = Literal[
 ]
 
 
-class LeonOptions(Options, total=False):
+class LeonOptions(GramOptions, total=False):
     """Options of `Leon`, each settable per parameter group."""
 
-    beta2: Annotated[float | None, Option(None)]
-    """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
     smoothing_scale: Annotated[float, Option(1.0, private=True)]
     """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); more smooths more, 0 is Muon (default 1.0: the theorem's)."""
-    gradient_bound: Annotated[float, Option(0.0)]
-    """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithm 3 as printed)."""
     method: Annotated[LeonMethod, Option("auto", structure=True, private=True)]
     """"auto", the default, is "half" or "polar-express", see `nucleon.optim.methods`; "half", the
     float16 Gram recursion (measured: the fastest on CUDA), where M̂ too is made of gradients rounded
@@ -54,11 +50,7 @@ class LeonModelOptions(LeonOptions, ModelOptions, total=False):
 class Leon(MatrixOptimizer):
     """P = (ĜĜᵀ + Λ)^(-1/2) Ĝ with Λ = c(G²β₁⁻²I + M̂): FAML over the operator-norm ball.
 
-    Args:
-        params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate (0.02), see `MatrixOptimizer`.
-        momentum: β₁ (0.95), see `MatrixOptimizer`.
-        options: see `LeonOptions`.
+    Its arguments are those of `MatrixOptimizer`, with the options of `LeonOptions`.
     """
 
     name: ClassVar[str] = "leon"
@@ -72,22 +64,22 @@ class Leon(MatrixOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 0.02,
-        momentum: float = 0.95,
+        lr: float | Tensor = LR,
+        momentum: float = MOMENTUM,
         **options: Unpack[LeonOptions],
     ) -> None:
         super().__init__(params, lr, momentum, **options)
 
     @classmethod
     def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
-        cls, model: nn.Module, lr: float | Tensor = 0.02, **given: Unpack[LeonModelOptions]
+        cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[LeonModelOptions]
     ) -> Self:
         """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
         return super().for_model(model, lr, **given)
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """(SSᵀ + Λ)^(-1/2) S by the method of the group."""
-        return augmented_direction(total, smoothing, context.options)
+        return augmented_direction(total, smoothing, context)
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
         """(1, 1), Theorem 4.2."""
@@ -99,15 +91,16 @@ class Leon(MatrixOptimizer):
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
 
-def augmented_direction(total: Tensor, smoothing: Tensor, group: Mapping[str, Any]) -> Tensor:
+def augmented_direction(total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
     """(SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group."""
+    group = context.options
     iterations: int = group["iterations"]
     m, n = total.shape[-2:]
     method = chosen_method(group, m, n, total.device, total.dtype)
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(exact(total), exact(smoothing), cut).to(total)
-    if lost := roundings(gram_discount(group) ** 2):
+    if lost := roundings(context.hyperparameters.gram_decay):
         smoothing = raised(smoothing, lost * torch.finfo(total.dtype).eps)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from nucleon import _checks
 from nucleon.optim import inherit
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import gram_discount
+from nucleon.optim.engines.work import gram_decay
 from nucleon.optim.inherit import Inheritance, Old
 from nucleon.optim.matrices import stacks
 from nucleon.optim.matrices.axes import Block
@@ -245,7 +245,7 @@ def _moments(
     source, scale = _momentum_scale(group, momentum)
     grams = {key: value for key, value in state.items() if key.partition(".")[0] == "gram"}
     steps = int(state.get("step", 0))
-    return _Moments(source, buffer * scale, None, steps, gram_discount(group) ** 2, grams)
+    return _Moments(source, buffer * scale, None, steps, gram_decay(group), grams)
 
 
 def _momentum_scale(group: Mapping[str, Any], told: Momentum) -> tuple[str, float]:
@@ -324,7 +324,7 @@ def _fill_matrices(
     beta1 = float(group["momentum"])
     state["total"].copy_(moments.average / (1 - beta1))
     said = f"momentum of {moments.source}"
-    beta2 = gram_discount(group) ** 2
+    beta2 = gram_decay(group)
     for block in found:
         key = stacks.gram_key(block)
         if key not in state:

@@ -10,7 +10,7 @@ from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_iterations, chosen_method, polynomials
-from nucleon.optim.options import ModelOptions, Option, Options, added_by
+from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Option, Options, added_by
 
 PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schulz", "muon", "svd"]
 
@@ -34,11 +34,7 @@ class MuonModelOptions(MuonOptions, ModelOptions, total=False):
 class Muon(MatrixOptimizer):
     """P = polar(Ĝ): Follow-the-Leader over the operator-norm ball, without a regret guarantee.
 
-    Args:
-        params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate (0.02), see `MatrixOptimizer`.
-        momentum: β₁ (0.95), see `MatrixOptimizer`.
-        options: see `MuonOptions`.
+    Its arguments are those of `MatrixOptimizer`, with the options of `MuonOptions`.
     """
 
     name: ClassVar[str] = "muon"
@@ -49,15 +45,15 @@ class Muon(MatrixOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 0.02,
-        momentum: float = 0.95,
+        lr: float | Tensor = LR,
+        momentum: float = MOMENTUM,
         **options: Unpack[MuonOptions],
     ) -> None:
         super().__init__(params, lr, momentum, **options)
 
     @classmethod
     def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
-        cls, model: nn.Module, lr: float | Tensor = 0.02, **given: Unpack[MuonModelOptions]
+        cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[MuonModelOptions]
     ) -> Self:
         """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
         return super().for_model(model, lr, **given)

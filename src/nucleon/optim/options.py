@@ -21,6 +21,8 @@ Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
 """A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
 Head = str | Sequence[str] | None
 """A glob over module names, or several; "auto", or None for no head."""
+LR, MOMENTUM = 0.02, 0.95
+"""The learning rate of matrices and β₁, where none is given."""
 RATES = ("lr", "weight_decay")
 """What a schedule may change with every step, so that every step checks it."""
 
@@ -94,7 +96,8 @@ class Options(TypedDict, total=False):
     has no rounding)."""
     certify: Annotated[bool, Option(False, fixed=True, structure=True)]
     """Keep the discounted regret of each matrix, for `certificates()`: the last direction, mn more
-    numbers per matrix, and one more product GGᵀ per step (default False)."""
+    numbers per matrix, and per step two products, GGᵀ and PPᵀ, and a Cholesky factor in float64
+    (default False)."""
     placement: Annotated[Placement, Option("local", run=True, structure=True)]
     """Who computes which matrix in a run of several processes: "local", every rank every matrix
     (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
@@ -111,6 +114,15 @@ class Options(TypedDict, total=False):
     matrix at least; it bounds the extra memory of a step, 20 to 110 bytes per entry (default
     None: 2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ on the CUDA engine, which takes 9
     to 23 bytes per entry)."""
+
+
+class GramOptions(Options, total=False):
+    """Options of a method that keeps M̂."""
+
+    beta2: Annotated[float | None, Option(None)]
+    """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
+    gradient_bound: Annotated[float, Option(0.0)]
+    """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithms 2 and 3 as printed)."""
 
 
 class AdamWOptions(TypedDict, total=False):

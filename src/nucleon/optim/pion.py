@@ -16,24 +16,20 @@ from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws
 from nucleon.optim.methods import check_iterations
 from nucleon.optim.muon import PolarMethod, polar_direction
-from nucleon.optim.options import ModelOptions, Option, Options, added_by
+from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
 from nucleon.potentials import Admissibility, Gaussian
 
 PionScale = float | Literal["theory", "literal"]
 
 
-class PionOptions(Options, total=False):
+class PionOptions(GramOptions, total=False):
     """Options of `Pion`, each settable per parameter group."""
 
-    beta2: Annotated[float | None, Option(None)]
-    """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
     smoothing_scale: Annotated[PionScale, Option("theory", private=True)]
     """c of Λ = c(G²β₁⁻²I + M̂). "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by
     zero columns to the width max(n, 2m, m+2) where that holds (default); "literal" is 1 without
     padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a number,
     with the padding."""
-    gradient_bound: Annotated[float, Option(0.0)]
-    """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithm 2 as printed)."""
     samples: Annotated[int, Option(1)]
     """k (default 1, the cheapest; the theorem takes the mean over infinitely many)."""
     antithetic: Annotated[bool, Option(False)]
@@ -54,11 +50,7 @@ class Pion(MatrixOptimizer):
     L is Cholesky's factor of Λ + δ·diag Λ, δ = 8m·eps, so that a singular Λ has one too. The noise
     Z is a function of (seed, parameter, step, sample) alone.
 
-    Args:
-        params: 2-D parameters and 3-D stacks of matrices, or groups of them.
-        lr: learning rate (0.02), see `MatrixOptimizer`.
-        momentum: β₁ (0.95), see `MatrixOptimizer`.
-        options: see `PionOptions`.
+    Its arguments are those of `MatrixOptimizer`, with the options of `PionOptions`.
     """
 
     name: ClassVar[str] = "pion"
@@ -71,23 +63,23 @@ class Pion(MatrixOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 0.02,
-        momentum: float = 0.95,
+        lr: float | Tensor = LR,
+        momentum: float = MOMENTUM,
         **options: Unpack[PionOptions],
     ) -> None:
         super().__init__(params, lr, momentum, **options)
 
     @classmethod
     def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
-        cls, model: nn.Module, lr: float | Tensor = 0.02, **given: Unpack[PionModelOptions]
+        cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[PionModelOptions]
     ) -> Self:
         """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
         return super().for_model(model, lr, **given)
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """The mean of polar factors of perturbed matrices."""
-        m, n = total.shape[-2:]
-        draws = self.draws(context.options, m, n)
+        draws, n = context.hyperparameters.draws, total.shape[-1]
+        assert draws is not None  # by `draws` below
         root, _ = cholesky_root(smoothing)
         padded = torch.nn.functional.pad(total, (0, draws.width - n))
         mean = torch.zeros_like(total)

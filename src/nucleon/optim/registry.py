@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from nucleon.optim.leon import Leon, LeonModelOptions
 from nucleon.optim.muon import Muon, MuonModelOptions
+from nucleon.optim.options import LR
 from nucleon.optim.pion import Pion, PionModelOptions
 
 Factory = Callable[..., Optimizer]
@@ -50,7 +51,7 @@ def create(
     name: Literal["leon", "Leon"],
     model: nn.Module,
     *,
-    lr: float | Tensor = 0.02,
+    lr: float | Tensor = LR,
     **options: Unpack[LeonModelOptions],
 ) -> Leon: ...
 @overload
@@ -58,7 +59,7 @@ def create(
     name: Literal["muon", "Muon"],
     model: nn.Module,
     *,
-    lr: float | Tensor = 0.02,
+    lr: float | Tensor = LR,
     **options: Unpack[MuonModelOptions],
 ) -> Muon: ...
 @overload
@@ -66,12 +67,12 @@ def create(
     name: Literal["pion", "Pion"],
     model: nn.Module,
     *,
-    lr: float | Tensor = 0.02,
+    lr: float | Tensor = LR,
     **options: Unpack[PionModelOptions],
 ) -> Pion: ...
 @overload
 def create(
-    name: str, model: nn.Module, *, lr: float | Tensor = 0.02, **options: Unpack[_AnyOptions]
+    name: str, model: nn.Module, *, lr: float | Tensor = LR, **options: Unpack[_AnyOptions]
 ) -> Optimizer: ...
 def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
     """An optimizer of a whole model by its name: "leon", "muon", "pion", or a registered one.

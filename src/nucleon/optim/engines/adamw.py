@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg._precision import widest
+from nucleon.optim.engines import rest
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import State, Work
 from nucleon.optim.matrices import shards
@@ -65,11 +66,13 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     first, second = ([_held(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
     # Skipping is arithmetic, not a branch: with rates of −0 and 1 nothing moves, not even a −0,
-    # to which −0 may be added and 0 may not.
+    # to which −0 may be added and 0 may not. On a CPU, which knows, nothing is masked for nothing.
     skipped, finite = there & ~finite, there & finite
-    gradients = [torch.where(ok, g, 0.0) for ok, g in zip(finite.unbind(), gradients, strict=True)]
+    masks = None if rest.everywhere(finite) else finite.unbind()
+    if masks is not None:
+        gradients = [torch.where(ok, g, 0.0) for ok, g in zip(masks, gradients, strict=True)]
     if group["maximize"]:
-        torch._foreach_neg_(gradients)
+        gradients = list(torch._foreach_neg(gradients))
     torch._foreach_add_([s["step"] for s in states], list(finite.long().unbind()))
     torch._foreach_add_([s["skipped"] for s in states], list(skipped.long().unbind()))
 
@@ -87,10 +90,10 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     torch._foreach_add_(denominator, factors(group["eps"], 1.0))
     change = list(torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0)))
     torch._foreach_div_(change, denominator)
-    moves = finite.unbind()
     if not group["eps"]:  # nothing moves where v is 0: no gradient so far, or none with a square
-        moves = [ok & (d > 0) for ok, d in zip(moves, denominator, strict=True)]
-    change = [torch.where(ok, c, -0.0) for ok, c in zip(moves, change, strict=True)]
+        masks = [ok & (d > 0) for ok, d in zip(finite.unbind(), denominator, strict=True)]
+    if masks is not None:
+        change = [torch.where(ok, c, -0.0) for ok, c in zip(masks, change, strict=True)]
 
     weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
     if group["weight_decay"]:

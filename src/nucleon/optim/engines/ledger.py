@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nucleon._files import to_json
 from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.optim.engines.work import Matrices
@@ -112,7 +113,7 @@ def note(group: dict[str, Any], game: Iterable[str]) -> None:
 
 def options_of(group: Mapping[str, Any], game: Iterable[str]) -> str:
     """The options of the game of a group, as text."""
-    return json.dumps({name: group[name] for name in game if name in group}, default=str)
+    return to_json({name: group[name] for name in game if name in group}, default=str)
 
 
 def is_note(told: object) -> bool:

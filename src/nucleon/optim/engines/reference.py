@@ -75,11 +75,12 @@ def _advance(
     )
     if getattr(direction, "shape", None) != ahead.shape:
         raise _misshapen(work, direction, ahead)
+    all_move = rest.everywhere(moving)
+    if not all_move:  # of S = 0 a hook may make anything, as 0/0
+        direction = rest.kept(moving, direction)
     computed = rest.largest(direction) < math.inf
     taken = usable & computed
-    masked = not rest.everywhere(moving & computed)
-    if masked:
-        direction = direction * moving[:, None, None]
+    masked = not (all_move and bool(computed.all()))
 
     if work.group["certify"]:
         ledger.record(work, rest.kept(taken, gradient), direction, taken)

@@ -21,31 +21,6 @@ EXPONENTIAL_STREAM = -1
 
 
 @dataclass(frozen=True)
-class Context:
-    """What a direction may depend on besides the moments."""
-
-    options: Mapping[str, Any]
-    """Of the parameter group."""
-    stack: Stack
-    states: Sequence[Mapping[str, Tensor]]
-
-    @property
-    def seed(self) -> int:
-        """Of all noise."""
-        return self.options["seed"]
-
-    @property
-    def stream(self) -> Tensor:
-        """(b,) int64: the identity of each matrix, for noise."""
-        return self.stack.gather_own([state["stream"] for state in self.states])
-
-    @property
-    def step(self) -> Tensor:
-        """0-d int64: the number of this step."""
-        return self.states[0]["step"]
-
-
-@dataclass(frozen=True)
 class Draws:
     """Noise that a direction is the mean over: `samples` of m×`width` standard normals."""
 
@@ -70,7 +45,7 @@ class Method(Protocol):
     settles: ClassVar[bool]
     declared: ClassVar[Declared]
 
-    def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
+    def direction(self, total: Tensor, smoothing: Tensor, context: "Context") -> Tensor:
         """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""
         ...
 
@@ -147,21 +122,53 @@ class Hyperparameters:
         return self.raised_bound * self.raised_bound
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a direction may depend on besides the moments."""
+
+    options: Mapping[str, Any]
+    """Of the parameter group."""
+    stack: Stack
+    states: Sequence[Mapping[str, Tensor]]
+    hyperparameters: Hyperparameters
+    """Derived from the options: β₁, √β₂, c and the noise among them."""
+
+    @property
+    def seed(self) -> int:
+        """Of all noise."""
+        return self.options["seed"]
+
+    @property
+    def stream(self) -> Tensor:
+        """(b,) int64: the identity of each matrix, for noise."""
+        return self.stack.gather_own([state["stream"] for state in self.states])
+
+    @property
+    def step(self) -> Tensor:
+        """0-d int64: the number of this step."""
+        return self.states[0]["step"]
+
+
 def gram_discount(group: Mapping[str, Any]) -> float:
     """√β₂ of a group."""
     beta2 = group.get("beta2")
     return float(group["momentum"]) if beta2 is None else math.sqrt(beta2)
 
 
+def gram_decay(group: Mapping[str, Any]) -> float:
+    """β₂ of a group."""
+    return gram_discount(group) ** 2
+
+
 def sums_long(group: Mapping[str, Any]) -> bool:
     """Whether β₂ is so near to 1 that Λ has to be raised by what rounding took from M̂."""
-    return roundings(gram_discount(group) ** 2) > 0
+    return roundings(gram_decay(group)) > 0
 
 
 def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
     """m·s/(2(1 − β₂)) at least, s the smallest number of the dtype: see `_rounding.lifted`."""
     info = torch.finfo(_checks.work_dtype(dtype))
-    each = _checks.ROUNDING + roundings(gram_discount(group) ** 2)
+    each = _checks.ROUNDING + roundings(gram_decay(group))
     return each * m * info.tiny * info.eps
 
 
@@ -210,17 +217,15 @@ class Matrices(Work):
     computer: Computer
     """What computes its direction: the engine itself, unless ranks collect and distribute."""
     hyperparameters: Hyperparameters = field(init=False)
+    context: Context = field(init=False)
+    """What the direction of the method may depend on."""
     pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """Memory that the CUDA graphs of a list share."""
 
     def derive(self) -> None:
         """Derive the hyperparameters from the present options of the group."""
         self.hyperparameters = Hyperparameters.of(self.method, self.group, self.stack)
-
-    @cached_property
-    def context(self) -> Context:
-        """What the direction of the method may depend on."""
-        return Context(self.group, self.stack, self.states)
+        self.context = Context(self.group, self.stack, self.states, self.hyperparameters)
 
     def rates(self) -> tuple[float | Tensor, float | Tensor]:
         """lr·s·scale, on P, and lr·`weight_decay`, on W."""
