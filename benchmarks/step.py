@@ -341,7 +341,7 @@ def directions(
     chosen = chosen_method(group, m, n, total.device, total.dtype)
     calls: dict[str, Callable[[], Tensor]] = {
         "Muon": lambda: polar_direction(total, group),
-        "Leon": lambda: augmented_direction(total, smoothing, group),
+        "Leon": lambda: augmented_direction(total, smoothing, group, 0.95**2),
         "torch Muon": lambda: torch.stack(
             [
                 torch.optim._muon._zeropower_via_newtonschulz(s, (3.4445, -4.7750, 2.0315), 5, 1e-7)

@@ -2,6 +2,7 @@ import errno
 import hashlib
 import html
 import json
+import math
 import os
 import shlex
 import signal
@@ -116,6 +117,11 @@ def test_a_run_is_where_runs_are_and_its_command_repeats_it(command, tmp_path, m
         assert (tmp_path / "again" / file).read_bytes() == (first / file).read_bytes()
     words = hashlib.sha256(to_json(asdict(training.run.read_options(first)[0])).encode())
     assert first.name.endswith(words.hexdigest()[:8])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e-05, 0.5, 3, True, "eigh", "1", [1, 2]])
+def test_what_was_set_is_written_as_it_is_read(value):
+    assert train_verb._settings([f"x={trained.as_toml(value)}"]) == {"x": value}
 
 
 def test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended(command, tmp_path):

@@ -42,6 +42,13 @@ def test_step(tmp_path):
     assert 0.05 < errors["torch Muon"] < 0.6
 
 
+def test_bare_directions():
+    table = run("step.py", "--set", "1x8", "--rounds", 3, "--warmup", 1, "--directions")
+    for name in ("Muon", "Leon"):
+        lines = [line for line in table.splitlines() if line.startswith(f"{name} ")]
+        assert len(lines) == 4 and all(float(line.split()[-2]) < 0.1 for line in lines)
+
+
 def test_half_variants():
     names = ("--only", "as it is", "remainder", "two quintics")
     lines = run("half_variants.py", "--rows", 64, "--clusters", 1, *names).splitlines()

@@ -1,5 +1,7 @@
 """Certificates of training runs: regret against its definition, bound against the theory."""
 
+import json
+import math
 from types import MethodType
 
 import pytest
@@ -349,6 +351,29 @@ def test_an_option_of_a_method_s_own_ends_the_game_too():
         (certificate,) = optimizer.certificates().values()
         assert (certificate.refusal is None) is (changes is None)
         assert changes is None or changes in certificate.refusal
+
+
+def test_a_note_of_an_older_version_has_numbers_that_are_no_json():
+    class Capped(nucleon.Leon):
+        name = "capped"
+        own_options = {"cap": math.inf, "caps": (1.0, -math.inf)}  # noqa: RUF012
+
+    param = torch.zeros(3, 5, requires_grad=True)
+    optimizer = Capped([param], gradient_bound=1.0, certify=True)
+    param.grad = torch.ones(3, 5) / 4
+    optimizer.step()
+    (group,) = optimizer.param_groups
+    assert json.loads(group["certified"])["cap"] == "inf"
+    group["certified"] = (
+        group["certified"].replace('"inf"', "Infinity").replace('"-inf"', "-Infinity")
+    )
+    assert group["certified"].count("Infinity") == 2
+    optimizer.step()
+    (certificate,) = optimizer.certificates().values()
+    assert certificate.refusal is None
+    group["cap"] = 1.0
+    optimizer.step()
+    assert group["certified"] == "changed: cap"
 
 
 def test_certify_switched_off_for_a_step_ends_the_game():

@@ -152,6 +152,11 @@ def field_of(parameter: str) -> str:
     return {"set_": "set", "context_length": "context"}.get(parameter, parameter)
 
 
+def as_toml(value: object) -> str:
+    """A value as `--set` reads it."""
+    return str(value) if isinstance(value, float) else to_json(value)
+
+
 def command(context: typer.Context, options: Options, place: dict[str, Any]) -> str:
     """What repeats a run: what is not as it is by default, the task and the optimizer."""
     words, values = ["nucleon", "train"], flat(options) | place
@@ -161,7 +166,7 @@ def command(context: typer.Context, options: Options, place: dict[str, Any]) -> 
         if value is None or (value == parameter.default and name not in _ALWAYS):
             continue
         if name == "set":
-            pairs = (f"{option}={to_json(chosen)}" for option, chosen in value.items())
+            pairs = (f"{option}={as_toml(chosen)}" for option, chosen in value.items())
             words += [word for pair in pairs for word in (parameter.opts[0], pair)]
         elif isinstance(value, bool):
             words += (parameter.opts if value else parameter.secondary_opts)[:1]

@@ -173,7 +173,8 @@ class MatrixOptimizer(Optimizer, ABC):
         Args:
             total: S, in float32, or float64 for float64 parameters.
             smoothing: Λ, empty for a method without a Gram.
-            context: the options of the group, and seed, stream and step for noise.
+            context: the options of the group, the `hyperparameters` derived from them, and seed,
+                stream and step for noise.
         """
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:

@@ -50,7 +50,8 @@ class LeonModelOptions(LeonOptions, ModelOptions, total=False):
 class Leon(MatrixOptimizer):
     """P = (ĜĜᵀ + Λ)^(-1/2) Ĝ with Λ = c(G²β₁⁻²I + M̂): FAML over the operator-norm ball.
 
-    Its arguments are those of `MatrixOptimizer`, with the options of `LeonOptions`.
+    Its arguments are those of `MatrixOptimizer`, lr 0.02 and momentum 0.95 unless given, with the
+    options of `LeonOptions`.
     """
 
     name: ClassVar[str] = "leon"
@@ -79,7 +80,8 @@ class Leon(MatrixOptimizer):
 
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """(SSᵀ + Λ)^(-1/2) S by the method of the group."""
-        return augmented_direction(total, smoothing, context)
+        beta2 = context.hyperparameters.gram_decay
+        return augmented_direction(total, smoothing, context.options, beta2)
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
         """(1, 1), Theorem 4.2."""
@@ -91,16 +93,17 @@ class Leon(MatrixOptimizer):
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
 
-def augmented_direction(total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group."""
-    group = context.options
+def augmented_direction(
+    total: Tensor, smoothing: Tensor, group: Mapping[str, Any], beta2: float
+) -> Tensor:
+    """(SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group, Λ of a sum with β₂."""
     iterations: int = group["iterations"]
     m, n = total.shape[-2:]
     method = chosen_method(group, m, n, total.device, total.dtype)
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(exact(total), exact(smoothing), cut).to(total)
-    if lost := roundings(context.hyperparameters.gram_decay):
+    if lost := roundings(beta2):
         smoothing = raised(smoothing, lost * torch.finfo(total.dtype).eps)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)

@@ -34,7 +34,8 @@ class MuonModelOptions(MuonOptions, ModelOptions, total=False):
 class Muon(MatrixOptimizer):
     """P = polar(Ĝ): Follow-the-Leader over the operator-norm ball, without a regret guarantee.
 
-    Its arguments are those of `MatrixOptimizer`, with the options of `MuonOptions`.
+    Its arguments are those of `MatrixOptimizer`, lr 0.02 and momentum 0.95 unless given, with the
+    options of `MuonOptions`.
     """
 
     name: ClassVar[str] = "muon"

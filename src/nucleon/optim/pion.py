@@ -50,7 +50,8 @@ class Pion(MatrixOptimizer):
     L is Cholesky's factor of Λ + δ·diag Λ, δ = 8m·eps, so that a singular Λ has one too. The noise
     Z is a function of (seed, parameter, step, sample) alone.
 
-    Its arguments are those of `MatrixOptimizer`, with the options of `PionOptions`.
+    Its arguments are those of `MatrixOptimizer`, lr 0.02 and momentum 0.95 unless given, with the
+    options of `PionOptions`.
     """
 
     name: ClassVar[str] = "pion"

@@ -130,6 +130,6 @@ def changes_of(told: str, group: Mapping[str, Any]) -> str:
     """Which options are not those of the game, by name; empty where none changed."""
     if not told or told.startswith(CHANGED):
         return told.removeprefix(CHANGED)
-    before = json.loads(told)
+    before = json.loads(told, parse_constant=lambda word: str(float(word)))  # of older versions
     now = json.loads(options_of(group, before))
     return ", ".join(name for name in now if before.get(name) != now[name])

@@ -69,6 +69,8 @@ class Hyperparameters:
     """β₁."""
     gram_discount: float
     """√β₂, which is β₁ unless `beta2` is set: M̂ ← β₂M̂ + GGᵀ."""
+    gram_decay: float
+    """β₂."""
     lookahead: bool
     """S = β₁Ĝ + G instead of Ĝ."""
     smoothing: float
@@ -96,6 +98,7 @@ class Hyperparameters:
         return cls(
             momentum=momentum,
             gram_discount=gram_discount(group),
+            gram_decay=gram_decay(group),
             lookahead=group["nesterov"],
             smoothing=smooths,
             gradient_bound=bound,
@@ -105,11 +108,6 @@ class Hyperparameters:
             draws=method.draws(group, m, n),
             lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, stack.params[0].dtype),
         )
-
-    @cached_property
-    def gram_decay(self) -> float:
-        """β₂."""
-        return self.gram_discount**2
 
     @cached_property
     def raised_bound(self) -> float:
