@@ -16,8 +16,8 @@ def overridden(cls: type, fact: str, methods: tuple[str, ...]) -> bool:
 class Said:
     """What a class says of its methods; another value where one of them is not the one it had.
 
-    It is read of a class or an instance, and sees a method that was assigned to either. Plain
-    lookups, which torch's compiler follows in a hook of a step.
+    It is read of a class or an instance, and sees a method that was assigned to either. Its lookups
+    are plain ones: torch's compiler traces them where a hook of `step` reads a fact.
     """
 
     def __init__(self, cls: type, fact: str, methods: tuple[str, ...], otherwise: object) -> None:

@@ -66,7 +66,7 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     first, second = ([_held(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
     # Skipping is arithmetic, not a branch: with rates of −0 and 1 nothing moves, not even a −0,
-    # to which −0 may be added and 0 may not. On a CPU, which knows, nothing is masked for nothing.
+    # to which −0 may be added and 0 may not. On a CPU a step that skips none saves the masks.
     skipped, finite = there & ~finite, there & finite
     masks = None if rest.everywhere(finite) else finite.unbind()
     if masks is not None:
