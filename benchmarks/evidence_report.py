@@ -31,8 +31,11 @@ from nucleon.report.plots import draw
 from step_report import table
 
 CONFIDENCE = 0.95
-LOW_AUX_RATES = "Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4"
-"""Two variants that are compared with each other too."""
+COMPARED = (
+    ("Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4"),
+    ("Leon, aux_lr 1e-3", "Muon, aux_lr 1e-3"),
+)
+"""Variants that are compared with each other too."""
 NEAR = 0.15
 """Nats above the best of a cell up to which its picture goes."""
 TITLES = {
@@ -310,7 +313,7 @@ def variants_table(found: Results) -> str:
     before = found.stage.before
     assert before is not None
     original = Results(before, before.cell(found.cell.name), found.log)
-    pairs = [(method, VARIANTS[method].of) for method in found.methods] + [LOW_AUX_RATES]
+    pairs = [(method, VARIANTS[method].of) for method in found.methods] + [*COMPARED]
     rows: list[list[str]] = []
     for method, other in pairs:
         theirs = found if other in VARIANTS else original

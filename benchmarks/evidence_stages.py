@@ -42,8 +42,14 @@ VARIANTS: Mapping[str, Variant] = {
     "Leon, β₁ 0.98": Variant(LEON, {"momentum": 0.98}),
     "Muon, spectral": Variant(MUON, {"scale": "spectral"}, rates=8.0),
     "Leon, spectral": Variant(LEON, {"scale": "spectral"}, rates=8.0),
+    "Leon, aux_lr 1e-3": Variant(LEON, aux_lr=1e-3),
+    "Muon, anew": Variant(MUON),
+    "Leon, anew": Variant(LEON),
 }
-"""What the defaults are judged by; a step of "spectral" is an eighth as long, more or less."""
+"""What the defaults are judged by; a step of "spectral" is an eighth as long, more or less.
+
+The last two change nothing: they say what a later version of the code changes.
+"""
 MATRIX_OPTIONS: Mapping[str, Any] = {"momentum": 0.95, "scale": "match-adamw"}
 """What all matrix methods share, unless a variant says otherwise."""
 HALF_LIFE = (0.95, 16_384)

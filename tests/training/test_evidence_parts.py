@@ -120,11 +120,11 @@ def test_the_plan_counts_the_runs_that_are_left_and_their_minutes(tmp_path):
         part.name for part in PARTS if part.stage.name in "BCD"
     ]
     counts = [int(row.split()[0]) for row in rows]
-    assert (counts[0], counts[-2], counts[-1]) == (6, 12, 9 * (3 + 4))
+    assert (counts[0], counts[-2], counts[-1]) == (6, 12, 12 * (3 + 4))
     minutes = 6 * 16 * 768**2 / (8 * 512**2) + COMPILING / 60  # a run of A took a minute
     assert float(rows[0].split()[2]) == pytest.approx(minutes, abs=0.05)
     _, order = simulated(stages.C, lambda t: bowl(t, best=2.5e-4, aux=2.5e-4), log.finals)
-    assert int(total.split()[0]) == 18 + len(order) + 63 and "1 runs side by side on cpu" in total
+    assert int(total.split()[0]) == 18 + len(order) + 84 and "1 runs side by side on cpu" in total
     assert plan(parts("A"), log.loss, log.records)[0].split()[:2] == ["0", "runs"]
     assert "not known" in plan(PARTS, lambda _: None, [])[0]
 
@@ -297,7 +297,8 @@ def test_a_variant_is_compared_with_its_method_seed_by_seed(tmp_path):
     assert "| Muon, spectral | Muon at 0.001 | 0.0400 ± 0.0439 | -0.0600 ± 0.0439 | 5 |" in page
     assert "| Leon, spectral | Leon c=1 at 0.001 | 0.0000 ± 0.0000 | -0.1000 ± 0.0000 | 5 |" in page
     assert "| Muon, aux_lr 1e-3 | Muon, aux_lr 3e-4 at 0.001 | -0.0100 ± 0.0000 | — | 5 |" in page
-    assert page.count(" at 0.001 |") == len(stages.VARIANTS) + 1
+    assert "| Leon, aux_lr 1e-3 | Muon, aux_lr 1e-3 at 0.001 | 0.0000 ± 0.0000 | — | 5 |" in page
+    assert page.count(" at 0.001 |") == len(stages.VARIANTS) + 2
 
 
 def test_a_best_rate_is_inside_where_both_of_its_neighbours_are_worse(tmp_path):
@@ -424,7 +425,8 @@ def test_the_table_of_stage_d_is_what_scipy_makes_of_the_logs():
     lines = [*before, *published("stage-d")]
     page = (PUBLISHED / "stage-d.md").read_text()
     pairs = [(name, variant.of) for name, variant in stages.VARIANTS.items()]
-    for variant, other in [*pairs, ("Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4")]:
+    pairs += [("Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4"), ("Leon, aux_lr 1e-3", "Muon, aux_lr 1e-3")]
+    for variant, other in pairs:
         ours = losses(lines, "4k", variant, best(lines, "4k", variant))
         rate = best(lines, "4k", other)
         less = paired(ours, losses(lines, "4k", other, rate))
