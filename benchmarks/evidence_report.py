@@ -34,6 +34,9 @@ CONFIDENCE = 0.95
 COMPARED = (
     ("Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4"),
     ("Leon, aux_lr 1e-3", "Muon, aux_lr 1e-3"),
+    ("Leon, anew", "Muon, anew"),
+    ("Muon, aux_lr 1e-3", "Muon, anew"),
+    ("Leon, aux_lr 1e-3", "Leon, anew"),
 )
 """Variants that are compared with each other too."""
 NEAR = 0.15

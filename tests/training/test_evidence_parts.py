@@ -298,7 +298,7 @@ def test_a_variant_is_compared_with_its_method_seed_by_seed(tmp_path):
     assert "| Leon, spectral | Leon c=1 at 0.001 | 0.0000 ± 0.0000 | -0.1000 ± 0.0000 | 5 |" in page
     assert "| Muon, aux_lr 1e-3 | Muon, aux_lr 3e-4 at 0.001 | -0.0100 ± 0.0000 | — | 5 |" in page
     assert "| Leon, aux_lr 1e-3 | Muon, aux_lr 1e-3 at 0.001 | 0.0000 ± 0.0000 | — | 5 |" in page
-    assert page.count(" at 0.001 |") == len(stages.VARIANTS) + 2
+    assert page.count(" at 0.001 |") == len(stages.VARIANTS) + 5
 
 
 def test_a_best_rate_is_inside_where_both_of_its_neighbours_are_worse(tmp_path):
@@ -425,7 +425,9 @@ def test_the_table_of_stage_d_is_what_scipy_makes_of_the_logs():
     lines = [*before, *published("stage-d")]
     page = (PUBLISHED / "stage-d.md").read_text()
     pairs = [(name, variant.of) for name, variant in stages.VARIANTS.items()]
-    pairs += [("Muon, aux_lr 1e-3", "Muon, aux_lr 3e-4"), ("Leon, aux_lr 1e-3", "Muon, aux_lr 1e-3")]
+    pairs += [("Leon, anew", "Muon, anew"), ("Leon, aux_lr 1e-3", "Leon, anew")]
+    pairs += [("Muon, aux_lr 1e-3", f"Muon, {other}") for other in ("aux_lr 3e-4", "anew")]
+    pairs += [("Leon, aux_lr 1e-3", "Muon, aux_lr 1e-3")]
     for variant, other in pairs:
         ours = losses(lines, "4k", variant, best(lines, "4k", variant))
         rate = best(lines, "4k", other)
