@@ -17,7 +17,7 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -246,10 +246,7 @@ def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]
         counts = Counter((id(each.group), said[0]) for each, said in of)
         seen = {(id(each.group), said[0]): said for each, said in of}
         for key, (source, changes) in seen.items():
-            now = [
-                Change(c.old, c.value, c.option, group.get(c.option) if c.option else None, c.why)
-                for c in changes
-            ]
+            now = [replace(c, new=group.get(c.option)) if c.option else c for c in changes]
             found.append(Inheritance(group["rule"], source, counts[key], now))
     return found
 

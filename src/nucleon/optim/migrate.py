@@ -116,6 +116,7 @@ def convert(
     return _fill(new, _all_moments(_of_optimizers(optimizers), momentum))
 
 
+@torch.no_grad()
 def convert_checkpoint(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     model: nn.Module,
@@ -135,8 +136,7 @@ def convert_checkpoint(
         momentum: see `convert` ("auto").
     """
     states = [saved] if isinstance(saved, Mapping) else list(saved)
-    with torch.no_grad():
-        return _fill(new, _all_moments(_of_states(states, model), momentum))
+    return _fill(new, _all_moments(_of_states(states, model), momentum))
 
 
 # ------------------------------------------------------------------------------ the old groups
@@ -284,25 +284,23 @@ def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, s
             "the same model, the old one after at least a step"
         )
     steps = max(moments.steps for moments in found.values())
-    names = {param: info.name for param, info in new.infos.items()}
     report: dict[str, str] = {}
     for group in new.param_groups:
         for param in group["params"]:
-            spec, moments = new.infos[param].axes, found.get(param)
-            if param not in new.state:
-                report[names[param]] = "frozen: its state is made with its first gradient"
-                continue
-            state = new.state[param]
-            if group["rule"] == "matrix":
+            info, moments, state = new.infos[param], found.get(param), new.state.get(param)
+            if state is not None and group["rule"] == "matrix":
                 state["step"].fill_(steps)
-            if moments is None:
-                report[names[param]] = "begins at zero: no old state"
+            if state is None:
+                said = "frozen: its state is made with its first gradient"
+            elif moments is None:
+                said = "begins at zero: no old state"
             elif "stream" in state and "total" not in state:
-                report[names[param]] = "kept by the rank that owns it"
+                said = "kept by the rank that owns it"
             elif group["rule"] == "matrix":
-                report[names[param]] = _fill_matrices(state, moments, blocks(param, spec), group)
+                said = _fill_matrices(state, moments, blocks(param, info.axes), group)
             else:
-                report[names[param]] = _fill_adamw(state, moments)
+                said = _fill_adamw(state, moments)
+            report[info.name] = said
     return report
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -79,9 +79,7 @@ def check(group: Mapping[str, Any], infos: Infos) -> None:
     params: Sequence[Tensor] = group["params"]
     for param in params:
         shards.check_supported(infos[param].name, param)
-    meshes = {tuple(cast(Any, shards.of(p)).ranks) for p in params if shards.sharded(p)}
-    if any(not shards.sharded(p) for p in params) and dist.is_initialized():
-        meshes.add(tuple(range(dist.get_world_size())))
+    meshes = {world([param]) for param in params}
     if len(meshes) > 1:
         raise ValueError(
             f"the parameters of one group lie on different ranks ({sorted(meshes)}); make one "
