@@ -27,7 +27,6 @@ from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.options import OF_ADAMW, Override
 from nucleon.optim.routing.explanation import counted
 
-SUM = "there an average, here a sum"
 _ENGINE = {"params", "param_names", "foreach", "capturable", "differentiable", "fused", "use_muon"}
 """What a group holds beside hyperparameters."""
 
@@ -162,7 +161,7 @@ def _of_adam(group: Mapping[str, Any], rule: str) -> list[Change]:
         kept = [Change(name, group[name], name, group[name]) for name in ("betas", "eps")]
         return [*kept, *missing]
     return [
-        Change("betas[0]", betas[0], "momentum", betas[0], SUM),
+        Change("betas[0]", betas[0], "momentum", betas[0], "there an average, here a sum"),
         Change("betas[1]", betas[1], why="M̂ is discounted by momentum², or by beta2"),
         Change("eps", group["eps"], why="the smoothing Λ plays its part"),
         Change("step", "by entry", "scale", "match-adamw", "AdamW's rate serves"),

@@ -32,7 +32,6 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
 
 Momentum = Literal["auto", "average", "sum"]
-MOMENTA: tuple[Momentum, ...] = get_args(Momentum)
 
 _ADAM = (("exp_avg", "exp_avg_sq", "betas"), ("moment1", "moment2", "adamw_betas"))
 """What torch, and Muon of 2024, call m, v and (β₁, β₂)."""
@@ -205,7 +204,7 @@ def _saved_names(
 
 def _all_moments(found: Mapping[Tensor, Old], momentum: Momentum) -> dict[Tensor, _Moments]:
     """The averages of every parameter whose state has begun, checked against its shape."""
-    _checks.choice("momentum", momentum, MOMENTA)
+    _checks.choice("momentum", momentum, get_args(Momentum))
     known: dict[Tensor, _Moments] = {}
     for param, old in found.items():
         moments = _moments(old.state, old.group, old.name, momentum)
@@ -277,8 +276,7 @@ def _momentum_scale(group: Mapping[str, Any], told: Momentum) -> tuple[str, floa
 def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, str]:
     if any(group["certify"] for group in new.param_groups):
         raise ValueError("certify=True keeps the regret from the start of a run; switch it off")
-    params = {param for group in new.param_groups for param in group["params"]}
-    if not params & set(found):
+    if not any(param in new.infos for param in found):
         raise ValueError(
             "the old optimizer has no state for any parameter of the new one; pass optimizers of "
             "the same model, the old one after at least a step"

@@ -108,10 +108,11 @@ def _direction(work: Matrices, total: Tensor, smoothing: Tensor) -> Tensor:
     shape = total.shape  # before the hook: it may work in place
     found = work.method.direction(total, smoothing, work.context)
     if getattr(found, "shape", None) != shape:
+        tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"{work.method.__class__.__name__}.direction returned "
-            f"{tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__} for S of "
-            f"the shape {tuple(shape)}; return P in the shape of S"
+            f"{tuple(found.shape) if tensor else type(found).__name__} for S of the shape "
+            f"{tuple(shape)}; return P in the shape of S"
         )
     return found
 

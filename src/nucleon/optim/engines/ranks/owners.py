@@ -52,7 +52,7 @@ def step(work: Owned) -> None:
     """Rounds of one stack per rank: collect one ahead, and send while the next is computed."""
     rounds, group = work.rounds, work.group
     collected = _collect(rounds[0]) if rounds else wire.nothing
-    under_way: tuple[Sequence[Task], Callable[[], None]] = ([], wire.nothing)
+    under_way: tuple[Sequence[Task], Sequence[Callable[[], None]]] = ([], [])
     for tasks, following in zip_longest(rounds, rounds[1:], fillvalue=()):
         collected()
         collected = _collect(following)
@@ -124,7 +124,7 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
     task.outcome = flat.to(group["wire_dtype"] or flat.dtype)
 
 
-def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> Callable[[], None]:
+def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callable[[], None]]:
     """Send the directions to all ranks, to each what it holds; returns how to wait for them."""
     me = dist.get_rank()
     sends: list[tuple[int, Tensor]] = []
@@ -151,18 +151,13 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> Callable[[],
                     task.outcome = flat
                 else:
                     sends.append((rank, flat))
-    waits.append(wire.exchange(sends, receives, "directions"))
-
-    def arrived() -> None:
-        for wait in waits:
-            wait()
-
-    return arrived
+    return [*waits, wire.exchange(sends, receives, "directions")]
 
 
-def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
-    """Move the weights of a round by the directions that have come."""
-    arrived()
+def _finish(tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
+    """Move the weights of a round by the directions, once they have come."""
+    for wait in waits:
+        wait()
     for task in tasks:
         stack, dtype = task.stack, task.stack.work_dtype
         if shards.sharded(stack.params[0]):

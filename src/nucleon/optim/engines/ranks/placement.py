@@ -7,7 +7,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from nucleon.optim.engines.ranks import wire
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos, blocks
 
@@ -20,12 +19,6 @@ def world(params: Sequence[Tensor]) -> tuple[int, ...]:
     if dist.is_available() and dist.is_initialized():
         return tuple(range(dist.get_world_size()))
     return (0,)
-
-
-def process_groups(params: Sequence[Tensor]) -> wire.ProcessGroups:
-    """The process groups that reach these ranks, one after the other."""
-    held = next((p for p in params if shards.sharded(p)), None)
-    return [None] if held is None else shards.mesh_groups(held)
 
 
 def owned(group: Mapping[str, Any]) -> bool:
