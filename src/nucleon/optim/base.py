@@ -312,7 +312,7 @@ class MatrixOptimizer(Optimizer, ABC):
         the parameter would round the float32 ones of a bf16 parameter.
         """
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
-        final: list[dict[str, Any]] = []
+        final: dict[str, Any] = {}
         templates: dict[Tensor, State] = {}
         ours, infos, known = self.param_groups, self._runtime.infos, self.declared
 
@@ -322,18 +322,18 @@ class MatrixOptimizer(Optimizer, ABC):
             saving.check_state_dict(found, ours, templates, infos, self.defaults, known.fixed)
             for saved, group in zip(found["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
-            final.append(found)
+            final.update(found)
             return found
 
         def restore(_: Optimizer) -> None:
-            self._runtime.numbers = state.numbers(final[0]["state"].values())
+            self._runtime.numbers = state.numbers(final["state"].values())
             for saved, old, group in zip(
-                final[0]["param_groups"], ours, self.param_groups, strict=True
+                final["param_groups"], ours, self.param_groups, strict=True
             ):
                 group.update({name: old[name] for name in known.run})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
-                    if found := final[0]["state"].get(key, {}):
+                    if found := final["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
                 self.state.update(self._missing_states(group))  # frozen when it was saved
 

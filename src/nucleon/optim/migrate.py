@@ -207,7 +207,7 @@ def _all_moments(found: Mapping[Tensor, Old], momentum: Momentum) -> dict[Tensor
     _checks.choice("momentum", momentum, get_args(Momentum))
     known: dict[Tensor, _Moments] = {}
     for param, old in found.items():
-        moments = _moments(old.state, old.group, old.name, momentum)
+        moments = _moments(old, momentum)
         if moments is None:
             continue
         if moments.average.shape != param.shape:
@@ -220,10 +220,9 @@ def _all_moments(found: Mapping[Tensor, Old], momentum: Momentum) -> dict[Tensor
     return known
 
 
-def _moments(
-    state: Mapping[str, Any], group: Mapping[str, Any], name: str, momentum: Momentum
-) -> _Moments | None:
+def _moments(old: Old, momentum: Momentum) -> _Moments | None:
     """The averages in a state; None where it has not begun."""
+    name, group, state = old.name, old.group, old.state
     if not set(state) - {"step", "use_muon"}:
         return None
     for average, squares, betas in _ADAM:
