@@ -441,10 +441,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if (
             known is None
             or known.signature != worklist.signature(self, ours, self.state)
-            or any(
-                p.grad is not None or (p.requires_grad and p not in self.state)
-                for p in known.waiting
-            )
+            or any(self._enters(param) for param in known.waiting)
         ):
             self._enter()
             # Its list does not keep an optimizer alive: graphs and moments go with the last name.
@@ -456,6 +453,9 @@ class MatrixOptimizer(Optimizer, ABC):
                 runtime.agreed = True
             runtime.worklist = known = found  # not before: a step that was refused is so again
         return known
+
+    def _enters(self, param: Tensor) -> bool:
+        return param.grad is not None or (param.requires_grad and param not in self.state)
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
