@@ -191,7 +191,7 @@ def test_the_list_of_work_is_made_once_also_for_many_groups():
 
 def other_entries(optimizer, param):
     param.data = torch.zeros(5, 4)
-    optimizer.state[param] = optimizer._new_state(optimizer.param_groups[0], param, 0)
+    optimizer.state[param] = optimizer._new_state(optimizer.param_groups[0], param, owned=True)
 
 
 def other_strides(optimizer, param):

@@ -12,7 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from inspect import getattr_static
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, ClassVar, Self, cast, overload
 
 import torch
@@ -229,8 +229,10 @@ class MatrixOptimizer(Optimizer, ABC):
         specs = groups.specs(group.pop("axes", None), len(named))
         reasons = param_group.get("reasons") or ["as given"] * len(named)
         infos = {
-            param: ParameterInfo(name, spec, reason)
-            for (name, param), spec, reason in zip(named, specs, reasons, strict=True)
+            param: ParameterInfo(name, spec, reason, index)
+            for index, ((name, param), spec, reason) in enumerate(
+                zip(named, specs, reasons, strict=True), start=first
+            )
         }
         group["params"] = [*infos]
         if group["rule"] == "matrix":
@@ -241,34 +243,31 @@ class MatrixOptimizer(Optimizer, ABC):
         self._runtime.infos |= infos
         self._runtime.rates |= dict.fromkeys(infos, group["lr"])
         self._runtime.with_names, self._runtime.agreed = with_names, False
-        self.state.update(self._missing_states(self.param_groups[-1], first))
+        self.state.update(self._missing_states(self.param_groups[-1]))
 
-    def _missing_states(self, group: dict[str, Any], first: int) -> dict[Tensor, State]:
+    def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:
         """New states of parameters that may have a gradient and lack one, or were cast since.
 
         Under "owner" every rank has an entry for every parameter: all make that of the unfrozen.
         """
         made: dict[Tensor, State] = {}
-        kept = placement.kept(group, self._runtime.infos)
-        for index, (param, owned) in enumerate(kept, start=first):
+        for param, owned in placement.kept(group, self._runtime.infos):
             known = self.state.get(param)
             if known is None and (param.requires_grad or param.grad is not None):
-                made[param] = self._new_state(group, param, index, owned=owned)
+                made[param] = self._new_state(group, param, owned=owned)
             elif known and not state.fits(known, param, group):
-                own = self._new_state(group, param, index, owned=owned)
+                own = self._new_state(group, param, owned=owned)
                 name = self._runtime.infos[param].name
                 made[param] = saving.recast(known, name, param, own, group)
         return made
 
-    def _new_state(
-        self, group: Mapping[str, Any], param: Tensor, index: int, *, owned: bool = True
-    ) -> State:
+    def _new_state(self, group: Mapping[str, Any], param: Tensor, *, owned: bool) -> State:
         if group["rule"] == "adamw":
             return state.new_adamw_state(param)
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._runtime.infos[param]
-        number = state.number(info.name, index)
+        number = state.number(info)
         if number in self._runtime.numbers:  # of another parameter, whose noise it must not share
             number += len(self._runtime.infos)
         return state.new_matrix_state(
@@ -313,7 +312,7 @@ class MatrixOptimizer(Optimizer, ABC):
         the parameter would round the float32 ones of a bf16 parameter.
         """
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
-        final: list[dict[str, Any]] = []
+        final: dict[str, Any] = {}
         templates: dict[Tensor, State] = {}
         ours, infos, known = self.param_groups, self._runtime.infos, self.declared
 
@@ -323,22 +322,20 @@ class MatrixOptimizer(Optimizer, ABC):
             saving.check_state_dict(found, ours, templates, infos, self.defaults, known.fixed)
             for saved, group in zip(found["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
-            final.append(found)
+            final.update(found)
             return found
 
         def restore(_: Optimizer) -> None:
-            first = 0
-            self._runtime.numbers = state.numbers(final[0]["state"].values())
+            self._runtime.numbers = state.numbers(final["state"].values())
             for saved, old, group in zip(
-                final[0]["param_groups"], ours, self.param_groups, strict=True
+                final["param_groups"], ours, self.param_groups, strict=True
             ):
                 group.update({name: old[name] for name in known.run})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
-                    if found := final[0]["state"].get(key, {}):
+                    if found := final["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
-                self.state.update(self._missing_states(group, first))  # frozen when it was saved
-                first += len(group["params"])
+                self.state.update(self._missing_states(group))  # frozen when it was saved
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -351,15 +348,12 @@ class MatrixOptimizer(Optimizer, ABC):
     def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, State]:
         """The state that each parameter with a saved one has, or would have."""
         found: dict[Tensor, State] = {}
-        first = 0
         for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
             kept = placement.kept(group, self._runtime.infos)
-            for index, (param, owned) in enumerate(kept):
-                if saved["state"].get(given["params"][index]):
-                    found[param] = self.state.get(param) or self._new_state(
-                        group, param, first + index, owned=owned
-                    )
-            first += len(group["params"])
+            for key, (param, owned) in zip(given["params"], kept, strict=True):
+                if saved["state"].get(key):
+                    own = self.state.get(param)
+                    found[param] = own or self._new_state(group, param, owned=owned)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -422,13 +416,11 @@ class MatrixOptimizer(Optimizer, ABC):
         groups.check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
         if len(self.param_groups) > 1:
             schedulers.warn_of_one_rate(self._runtime, self.param_groups)
-        rates: list[Any] = []
         for group in self.param_groups:
-            rates += (group["lr"],)
             if group["certify"] or group["certified"]:
                 ledger.note(group, self.declared.game)
         found = self._worklist()
-        self._runtime.last_rates = rates
+        self._runtime.last_rates = [*map(itemgetter("lr"), self.param_groups)]
         if found.sharded:
             wire.redistribute(found.sharded)
         for states in found.counted.values():
@@ -467,10 +459,9 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _enter(self) -> None:
         """Note who has a gradient for the first time, and make the state of what was frozen."""
-        made, first = dict[Tensor, State](), 0
+        made: dict[Tensor, State] = {}
         for group in self.param_groups:
-            made |= self._missing_states(group, first)
-            first += len(group["params"])
+            made |= self._missing_states(group)
         unfrozen = made.keys() - self.state
         self.state.update(made)  # after all of them: one that cannot be cast changes nothing
         self._runtime.entered |= {p for p in self._runtime.infos if p.grad is not None}

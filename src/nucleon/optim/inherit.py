@@ -17,7 +17,7 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.options import OF_ADAMW, Override
 from nucleon.optim.routing.explanation import counted
 
-SUM = "there an average, here a sum"
 _ENGINE = {"params", "param_names", "foreach", "capturable", "differentiable", "fused", "use_muon"}
 """What a group holds beside hyperparameters."""
 
@@ -162,7 +161,7 @@ def _of_adam(group: Mapping[str, Any], rule: str) -> list[Change]:
         kept = [Change(name, group[name], name, group[name]) for name in ("betas", "eps")]
         return [*kept, *missing]
     return [
-        Change("betas[0]", betas[0], "momentum", betas[0], SUM),
+        Change("betas[0]", betas[0], "momentum", betas[0], "there an average, here a sum"),
         Change("betas[1]", betas[1], why="M̂ is discounted by momentum², or by beta2"),
         Change("eps", group["eps"], why="the smoothing Λ plays its part"),
         Change("step", "by entry", "scale", "match-adamw", "AdamW's rate serves"),
@@ -246,10 +245,7 @@ def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]
         counts = Counter((id(each.group), said[0]) for each, said in of)
         seen = {(id(each.group), said[0]): said for each, said in of}
         for key, (source, changes) in seen.items():
-            now = [
-                Change(c.old, c.value, c.option, group.get(c.option) if c.option else None, c.why)
-                for c in changes
-            ]
+            now = [replace(c, new=group.get(c.option)) if c.option else c for c in changes]
             found.append(Inheritance(group["rule"], source, counts[key], now))
     return found
 

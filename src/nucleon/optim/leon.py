@@ -107,15 +107,12 @@ def augmented_direction(
         smoothing = raised(smoothing, lost * torch.finfo(total.dtype).eps)
     if method == "coupled":
         return augmented_coupled(total, smoothing, 3 * iterations)
+    quintics = polynomials(method, iterations)
     if method == "half":
-        return half_augmented(total, smoothing, polynomials(method, iterations))
+        return half_augmented(total, smoothing, quintics)
     if method == "bfloat16":
-        return augmented_bfloat16(total, smoothing, polynomials(method, iterations))
+        return augmented_bfloat16(total, smoothing, quintics)
     # Five quintics reach singular values that float32 resolves in B; more of them need restarts.
     every = 5 if method == "newton-schulz" or iterations <= 5 else 2
-    return augmented_polynomial(
-        total,
-        smoothing,
-        polynomials(method, iterations),
-        restarts=range(every, iterations, every),
-    )
+    restarts = range(every, iterations, every)
+    return augmented_polynomial(total, smoothing, quintics, restarts=restarts)

@@ -32,7 +32,6 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
 
 Momentum = Literal["auto", "average", "sum"]
-MOMENTA: tuple[Momentum, ...] = get_args(Momentum)
 
 _ADAM = (("exp_avg", "exp_avg_sq", "betas"), ("moment1", "moment2", "adamw_betas"))
 """What torch, and Muon of 2024, call m, v and (β₁, β₂)."""
@@ -116,6 +115,7 @@ def convert(
     return _fill(new, _all_moments(_of_optimizers(optimizers), momentum))
 
 
+@torch.no_grad()
 def convert_checkpoint(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     model: nn.Module,
@@ -135,8 +135,7 @@ def convert_checkpoint(
         momentum: see `convert` ("auto").
     """
     states = [saved] if isinstance(saved, Mapping) else list(saved)
-    with torch.no_grad():
-        return _fill(new, _all_moments(_of_states(states, model), momentum))
+    return _fill(new, _all_moments(_of_states(states, model), momentum))
 
 
 # ------------------------------------------------------------------------------ the old groups
@@ -205,10 +204,10 @@ def _saved_names(
 
 def _all_moments(found: Mapping[Tensor, Old], momentum: Momentum) -> dict[Tensor, _Moments]:
     """The averages of every parameter whose state has begun, checked against its shape."""
-    _checks.choice("momentum", momentum, MOMENTA)
+    _checks.choice("momentum", momentum, get_args(Momentum))
     known: dict[Tensor, _Moments] = {}
     for param, old in found.items():
-        moments = _moments(old.state, old.group, old.name, momentum)
+        moments = _moments(old, momentum)
         if moments is None:
             continue
         if moments.average.shape != param.shape:
@@ -221,10 +220,9 @@ def _all_moments(found: Mapping[Tensor, Old], momentum: Momentum) -> dict[Tensor
     return known
 
 
-def _moments(
-    state: Mapping[str, Any], group: Mapping[str, Any], name: str, momentum: Momentum
-) -> _Moments | None:
+def _moments(old: Old, momentum: Momentum) -> _Moments | None:
     """The averages in a state; None where it has not begun."""
+    name, group, state = old.name, old.group, old.state
     if not set(state) - {"step", "use_muon"}:
         return None
     for average, squares, betas in _ADAM:
@@ -277,32 +275,29 @@ def _momentum_scale(group: Mapping[str, Any], told: Momentum) -> tuple[str, floa
 def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, str]:
     if any(group["certify"] for group in new.param_groups):
         raise ValueError("certify=True keeps the regret from the start of a run; switch it off")
-    params = {param for group in new.param_groups for param in group["params"]}
-    if not params & set(found):
+    if not any(param in new.infos for param in found):
         raise ValueError(
             "the old optimizer has no state for any parameter of the new one; pass optimizers of "
             "the same model, the old one after at least a step"
         )
     steps = max(moments.steps for moments in found.values())
-    names = {param: info.name for param, info in new.infos.items()}
     report: dict[str, str] = {}
     for group in new.param_groups:
         for param in group["params"]:
-            spec, moments = new.infos[param].axes, found.get(param)
-            if param not in new.state:
-                report[names[param]] = "frozen: its state is made with its first gradient"
-                continue
-            state = new.state[param]
-            if group["rule"] == "matrix":
+            info, moments, state = new.infos[param], found.get(param), new.state.get(param)
+            if state is not None and group["rule"] == "matrix":
                 state["step"].fill_(steps)
-            if moments is None:
-                report[names[param]] = "begins at zero: no old state"
+            if state is None:
+                said = "frozen: its state is made with its first gradient"
+            elif moments is None:
+                said = "begins at zero: no old state"
             elif "stream" in state and "total" not in state:
-                report[names[param]] = "kept by the rank that owns it"
+                said = "kept by the rank that owns it"
             elif group["rule"] == "matrix":
-                report[names[param]] = _fill_matrices(state, moments, blocks(param, spec), group)
+                said = _fill_matrices(state, moments, blocks(param, info.axes), group)
             else:
-                report[names[param]] = _fill_adamw(state, moments)
+                said = _fill_adamw(state, moments)
+            report[info.name] = said
     return report
 
 

@@ -74,7 +74,5 @@ def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:
     method = chosen_method(group, m, n, total.device, total.dtype)
     if method == "svd":
         return polar_svd(total)
-    if method == "half":
-        return half_polar(total, polynomials(method, group["iterations"]))
-    iterate = polar_bfloat16 if method == "bfloat16" else polar_polynomial
+    iterate = {"half": half_polar, "bfloat16": polar_bfloat16}.get(method, polar_polynomial)
     return iterate(total, polynomials(method, group["iterations"]))

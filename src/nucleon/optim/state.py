@@ -64,14 +64,14 @@ def new_matrix_state(
     return state | (ledger.new_state(param, len(matrices), wide) if group["certify"] else {})
 
 
-def number(name: str, index: int) -> int:
+def number(info: ParameterInfo) -> int:
     """What the noise of a parameter is drawn by, below 2⁴⁰: its name, or its index without one.
 
     So it is the same in a stage of a model as in the whole, and no other stage draws it.
     """
-    if name.isdigit():
-        return index
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=5).digest(), "big")
+    if info.name.isdigit():
+        return info.index
+    return int.from_bytes(hashlib.blake2b(info.name.encode(), digest_size=5).digest(), "big")
 
 
 def numbers(states: Iterable[Mapping[str, Tensor]]) -> frozenset[int]:

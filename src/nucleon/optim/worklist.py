@@ -19,7 +19,7 @@ from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.cuda import lanes
-from nucleon.optim.engines.cuda.layout import strides_of
+from nucleon.optim.engines.cuda.layout import layout_of, strides_of
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
 from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work, sums_long
@@ -137,7 +137,7 @@ def matrices(
 
     def work(stack: Stack) -> Matrices:
         piece = stack.pieces[0]  # of one kind with the others
-        fast = served(piece.param, piece.block) is not None and cuda.can_follow(stack)
+        fast = served(piece.param, piece.block) is not None and layout_of(stack) is not None
         computer = cast(Computer, cuda if fast else reference)
         engine: Engine = gathered if shards.sharded(piece.param) else computer
         own = [states[p] for p in stack.params]

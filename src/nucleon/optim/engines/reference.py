@@ -45,67 +45,56 @@ def advance(
     A matrix without a gradient, by the mask (b,), is left alone; None says that all have one.
     """
     with exact_products(gradients[0].device):
-        return _advance(work, gradients, has_gradient)
+        stack, states, hyper = work.stack, work.states, work.hyperparameters
+        gradient = stack.gather(gradients)
+        gradient = gradient if hyper.sign > 0 else -gradient
+        old, old_gram = moments_of(work)
+        old_quiet = stack.gather_own([s["quiet"] for s in states])
+
+        total = moments.accumulate_total(old, gradient, hyper.momentum)
+        gram = old_gram
+        if work.method.has_gram:
+            gram = moments.accumulate_gram(old_gram, gradient, hyper.gram_discount)
+        ahead = hyper.momentum * total + gradient if hyper.lookahead else total
+        smoothing = smoothing_of(gram, hyper)
+
+        size, largest = rest.frobenius(total), rest.largest(total)
+        finite = _finite(work, largest, ahead if hyper.lookahead else None, gram)  # (b,)
+        quiet = rest.quiet_steps(old_quiet, gradient)
+        usable = finite if has_gradient is None else has_gradient & finite
+        faded = rest.faded(size, gram)
+        moving = usable & ~(faded | rest.resting(quiet, size, hyper.rest))
+        direction = _direction(work, rest.kept(moving, ahead), rest.kept(moving, smoothing))
+        all_move = rest.everywhere(moving)
+        if not all_move:  # of S = 0 a hook may make anything, as 0/0
+            direction = rest.kept(moving, direction)
+        computed = rest.largest(direction) < math.inf
+        taken = usable & computed
+        masked = not (all_move and bool(computed.all()))
+
+        if work.group["certify"]:
+            ledger.record(work, rest.kept(taken, gradient), direction, taken)
+        if masked:
+            each, kept = taken[:, None, None], (~faded)[:, None, None]
+            total = torch.where(each, total * kept, old)
+            gram = torch.where(each, gram * kept, old_gram) if gram.numel() else gram
+        stack.scatter(total, [s["total"] for s in states])
+        if work.method.has_gram:
+            torch._foreach_copy_(stack.grams(states), stack.split(gram))
+        stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
+        skipped = ~taken if has_gradient is None else has_gradient & ~taken
+        counts = stack.own([s["skipped"] for s in states])
+        torch._foreach_add_(counts, stack.split(skipped.long()))
+        return direction, taken
 
 
-def _advance(
-    work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    stack, states, hyper = work.stack, work.states, work.hyperparameters
-    gradient = stack.gather(gradients)
-    gradient = gradient if hyper.sign > 0 else -gradient
-    old, old_gram = moments_of(work)
-    old_quiet = stack.gather_own([s["quiet"] for s in states])
-
-    total = moments.accumulate_total(old, gradient, hyper.momentum)
-    gram = old_gram
-    if work.method.has_gram:
-        gram = moments.accumulate_gram(old_gram, gradient, hyper.gram_discount)
-    ahead = hyper.momentum * total + gradient if hyper.lookahead else total
-    smoothing = smoothing_of(gram, hyper)
-
-    size, largest = rest.frobenius(total), rest.largest(total)
-    finite = _finite(work, largest, ahead if hyper.lookahead else None, gram, hyper)  # (b,)
-    quiet = rest.quiet_steps(old_quiet, gradient)
-    usable = finite if has_gradient is None else has_gradient & finite
-    faded = rest.faded(size, gram)
-    moving = usable & ~(faded | rest.resting(quiet, size, hyper.rest))
-    direction = work.method.direction(
-        rest.kept(moving, ahead), rest.kept(moving, smoothing), work.context
-    )
-    if getattr(direction, "shape", None) != ahead.shape:
-        raise _misshapen(work, direction, ahead)
-    all_move = rest.everywhere(moving)
-    if not all_move:  # of S = 0 a hook may make anything, as 0/0
-        direction = rest.kept(moving, direction)
-    computed = rest.largest(direction) < math.inf
-    taken = usable & computed
-    masked = not (all_move and bool(computed.all()))
-
-    if work.group["certify"]:
-        ledger.record(work, rest.kept(taken, gradient), direction, taken)
-    if masked:
-        each, kept = taken[:, None, None], (~faded)[:, None, None]
-        total = torch.where(each, total * kept, old)
-        gram = torch.where(each, gram * kept, old_gram) if gram.numel() else gram
-    stack.scatter(total, [s["total"] for s in states])
-    if work.method.has_gram:
-        torch._foreach_copy_(stack.grams(states), stack.split(gram))
-    stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
-    skipped = ~taken if has_gradient is None else has_gradient & ~taken
-    counts = stack.own([s["skipped"] for s in states])
-    torch._foreach_add_(counts, stack.split(skipped.long()))
-    return direction, taken
-
-
-def _finite(
-    work: Matrices, largest: Tensor, ahead: Tensor | None, gram: Tensor, hyper: Hyperparameters
-) -> Tensor:
+def _finite(work: Matrices, largest: Tensor, ahead: Tensor | None, gram: Tensor) -> Tensor:
     """Where all that a step is made of is finite, (b,): largest entries say it for all.
 
     A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in, and an M̂
     that is not shows in Λ, also with c = 0.
     """
+    hyper = work.hyperparameters
     found = largest.to(work.states[0]["total"].dtype) < math.inf
     if ahead is not None:
         found = found & (rest.largest(ahead) < math.inf)
@@ -114,13 +103,18 @@ def _finite(
     return found
 
 
-def _misshapen(work: Matrices, found: object, total: Tensor) -> ValueError:
-    """The error on a direction that has not the shape of S."""
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    return ValueError(
-        f"{work.method.__class__.__name__}.direction returned {shape} for S of the shape "
-        f"{tuple(total.shape)}; return P in the shape of S"
-    )
+def _direction(work: Matrices, total: Tensor, smoothing: Tensor) -> Tensor:
+    """P of the method's hook; raises where it has not the shape of S."""
+    shape = total.shape  # before the hook: it may work in place
+    found = work.method.direction(total, smoothing, work.context)
+    if getattr(found, "shape", None) != shape:
+        tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"{work.method.__class__.__name__}.direction returned "
+            f"{tuple(found.shape) if tensor else type(found).__name__} for S of the shape "
+            f"{tuple(shape)}; return P in the shape of S"
+        )
+    return found
 
 
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
@@ -144,12 +138,10 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
     hyper = work.hyperparameters
     with exact_products(work.params[0].device):
         total, gram = moments_of(work)
-        finite = _finite(work, rest.largest(total), None, gram, hyper)
+        finite = _finite(work, rest.largest(total), None, gram)
         total, smoothing = rest.kept(finite, total), rest.kept(finite, smoothing_of(gram, hyper))
         # Copies, since a hook may write into them.
-        direction = work.method.direction(total.clone(), smoothing.clone(), work.context)
-    if getattr(direction, "shape", None) != total.shape:
-        raise _misshapen(work, direction, total)
+        direction = _direction(work, total.clone(), smoothing.clone())
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
     moves = ~resting & (rest.largest(direction) < math.inf)

@@ -18,11 +18,13 @@ class ParameterInfo:
     """One parameter of an optimizer."""
 
     name: str
-    """As given, without what wrappers put into it, or its index over all groups."""
+    """As given, without what wrappers put into it, or its index."""
     axes: str | None = None
     """Which axes are rows, columns and batch; None is the default of its dimension."""
     reason: str = "as given"
     """Why it is routed as it is."""
+    index: int = 0
+    """Over all groups."""
 
 
 Infos = Mapping[Tensor, ParameterInfo]

@@ -22,15 +22,13 @@ class Shards:
 
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
-    replicas: tuple[int, ...]
-    """Ranks of one number hold a whole parameter together."""
+    replicas: tuple[tuple[int, ...], ...]
+    """The place of each along the axes that replicate: those of one place hold all together."""
 
     def replica_of(self, rank: int) -> list[int]:
         """The ranks that hold a whole parameter together with `rank`."""
-        number = self.replicas[self.ranks.index(rank)]
-        return [
-            r for r, replica in zip(self.ranks, self.replicas, strict=True) if replica == number
-        ]
+        own = self.replicas[self.ranks.index(rank)]
+        return [r for r, replica in zip(self.ranks, self.replicas, strict=True) if replica == own]
 
 
 def sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -81,14 +79,10 @@ def of(param: Tensor) -> Shards | None:
     mesh = param.device_mesh
     coordinates = list(product(*(range(size) for size in mesh.shape)))
     replicated = [axis for axis, p in enumerate(param.placements) if p.is_replicate()]
-    numbers: dict[tuple[int, ...], int] = {}
-    replicas = [
-        numbers.setdefault(tuple(c[axis] for axis in replicated), len(numbers)) for c in coordinates
-    ]
     return Shards(
         tuple(mesh.mesh.flatten().tolist()),
         tuple(_box(param, coordinate) for coordinate in coordinates),
-        tuple(replicas),
+        tuple(tuple(c[axis] for axis in replicated) for c in coordinates),
     )
 
 

@@ -104,7 +104,11 @@ def _certificate(
     bound = torch.cat([_bound(method, state, group, block) for block in found])
     if refusal is None and not bound.isfinite().all():
         refusal = "no theorem has a finite bound on this game"
-    squares = [_trace(state, block) for block in found]
+    lower = None
+    if method.has_gram:  # √(Tr M̂/2)
+        grams = [exact(state[gram_key(block)]) for block in found]
+        squares = torch.cat([gram.diagonal(dim1=-2, dim2=-1).sum(-1) for gram in grams])
+        lower = (squares / 2).sqrt()
     place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
     return Certificate(
         regret=regret.to(place),
@@ -112,15 +116,8 @@ def _certificate(
         theorem=method.theorem,
         conditional_on=_conditions(method, group, state["loss"].dtype),
         refusal=refusal,
-        lower=(torch.cat(squares) / 2).sqrt().to(place) if method.has_gram else None,
+        lower=None if lower is None else lower.to(place),
     )
-
-
-def _trace(state: State, block: Block) -> Tensor:
-    """Tr M̂ of each matrix of a block; 0 for a method without a Gram."""
-    if gram_key(block) not in state:
-        return state["loss"].new_zeros(block.count)
-    return exact(state[gram_key(block)]).diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _bound(

@@ -24,7 +24,7 @@ from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
-from nucleon.optim.engines.cuda.layout import Side, dense, layout_of, place_of, restrided
+from nucleon.optim.engines.cuda.layout import Side, dense, place_of, restrided
 from nucleon.optim.engines.work import KERNELS, Matrices, Method, State, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
@@ -95,11 +95,6 @@ def kind(
     place = place_of(param, block)
     assert place is not None
     return place.short, place.long
-
-
-def can_follow(stack: Stack) -> bool:
-    """Whether one rule says where the matrices of a stack lie."""
-    return layout_of(stack) is not None
 
 
 def restride(stack: Stack, states: Sequence[State]) -> None:

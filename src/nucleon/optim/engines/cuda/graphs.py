@@ -131,11 +131,8 @@ def step(
 ) -> bool:
     """The step of a stack; False, with nothing changed, where its state cannot be followed.
 
-    Args:
-        work: of this engine.
-        gradients: regular ones, see `pointers.regular`.
-        dtype: of the gradients.
-        there: which of them are there; None: all. Once some were missing the kernels ask.
+    The gradients are regular ones of `dtype`, see `pointers.regular`; `there` says which of them
+    are there, None: all. Once some were missing the kernels ask.
     """
     cache = cache_of(work)
     cache.masked = cache.masked or there is not None

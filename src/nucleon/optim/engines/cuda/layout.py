@@ -79,9 +79,7 @@ class Layout:
 def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
     """The layout of a stack; None where no one rule says it for all pieces.
 
-    Args:
-        stack: which.
-        in_order: whether the long side has the order of its axes, not that of the memory.
+    `in_order` says that the long side has the order of its axes, not that of the memory.
     """
     found = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
     places = [place for place in found if place is not None]

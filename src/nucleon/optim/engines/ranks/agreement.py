@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.ranks.placement import owned, process_groups, world
+from nucleon.optim.engines.ranks.placement import owned, world
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos
 
@@ -70,9 +70,10 @@ def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], 
 
 
 def _everyone(groups: Groups) -> wire.ProcessGroups:
-    """The process groups that reach the most ranks."""
+    """The process groups that reach the most ranks, one after the other."""
     widest = max(groups, key=lambda g: len(world(g["params"])))
-    return process_groups(widest["params"])
+    held = next((p for p in widest["params"] if shards.sharded(p)), None)
+    return [None] if held is None else shards.mesh_groups(held)
 
 
 def _description(groups: Groups, infos: Infos, options: Sequence[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def step(work: Owned) -> None:
     """Rounds of one stack per rank: collect one ahead, and send while the next is computed."""
     rounds, group = work.rounds, work.group
     collected = _collect(rounds[0]) if rounds else wire.nothing
-    under_way: tuple[Sequence[Task], Callable[[], None]] = ([], wire.nothing)
+    under_way: tuple[Sequence[Task], Sequence[Callable[[], None]]] = ([], [])
     for tasks, following in zip_longest(rounds, rounds[1:], fillvalue=()):
         collected()
         collected = _collect(following)
@@ -95,7 +95,8 @@ def _held_gradients(stack: Stack) -> Tensor:
         for p in stack.params
     ]
     boxes, dtype = _boxes(stack, dist.get_rank()), _gradient_dtype(stack)
-    flat = [_packed(*each).to(dtype) for each in zip(stack.pieces, boxes, parts, strict=True)]
+    each = zip(stack.pieces, boxes, parts, strict=True)
+    flat = [part[_section(piece, box)].reshape(-1).to(dtype) for piece, box, part in each]
     return torch.cat([*flat, torch.tensor(there).to(flat[0])])
 
 
@@ -115,7 +116,7 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
         *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
         each = zip(whole, stack.pieces, _boxes(stack, rank), parts, strict=True)
         for target, piece, box, part in each:
-            _unpack_into(target[box], piece, box, part)
+            target[box][_section(piece, box)] = part.view(_shape(piece, box))
         there = torch.maximum(there, flags.float())
     direction, taken = work.computer.advance(work, whole, stack.per_matrix(there > 0))
     direction = direction.to(stack.work_dtype)
@@ -123,7 +124,7 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
     task.outcome = flat.to(group["wire_dtype"] or flat.dtype)
 
 
-def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> Callable[[], None]:
+def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callable[[], None]]:
     """Send the directions to all ranks, to each what it holds; returns how to wait for them."""
     me = dist.get_rank()
     sends: list[tuple[int, Tensor]] = []
@@ -131,36 +132,32 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> Callable[[],
     waits: list[Callable[[], None]] = []
     for task in tasks:
         stack, held = task.stack, shards.of(task.stack.params[0])
+        if me != task.owner:
+            size, dtype = sum(_sizes(stack, me)) + stack.count, group["wire_dtype"]
+            device = stack.params[0].device
+            task.outcome = torch.empty(size, dtype=dtype or stack.work_dtype, device=device)
         if held is None:
-            entries = task.stack.count * math.prod(stack.shape)
-            if me != task.owner:
-                task.outcome = _buffer(stack, entries + task.stack.count, group)
             waits.append(wire.broadcast(task.outcome, task.owner, "directions"))
         elif me != task.owner:
-            task.outcome = _buffer(stack, sum(_sizes(stack, me)) + task.stack.count, group)
             receives.append((task.owner, task.outcome))
         else:
             direction, taken = _unpack(task)
             whole = stack.whole(direction)
             for rank in held.ranks:
                 both = zip(stack.pieces, _boxes(stack, rank), whole, strict=True)
-                flat = torch.cat([*(_packed(piece, box, w[box]) for piece, box, w in both), taken])
+                parts = [w[box][_section(piece, box)].reshape(-1) for piece, box, w in both]
+                flat = torch.cat([*parts, taken])
                 if rank == me:
                     task.outcome = flat
                 else:
                     sends.append((rank, flat))
-    waits.append(wire.exchange(sends, receives, "directions"))
-
-    def arrived() -> None:
-        for wait in waits:
-            wait()
-
-    return arrived
+    return [*waits, wire.exchange(sends, receives, "directions")]
 
 
-def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
-    """Move the weights of a round by the directions that have come."""
-    arrived()
+def _finish(tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
+    """Move the weights of a round by the directions, once they have come."""
+    for wait in waits:
+        wait()
     for task in tasks:
         stack, dtype = task.stack, task.stack.work_dtype
         if shards.sharded(stack.params[0]):
@@ -169,7 +166,7 @@ def _finish(tasks: Sequence[Task], arrived: Callable[[], None]) -> None:
             parts = [flat[0].new_zeros(shards.local(p).shape) for p in stack.params]
             boxes = _boxes(stack, dist.get_rank())
             for part, piece, box, x in zip(parts, stack.pieces, boxes, flat, strict=True):
-                _unpack_into(part, piece, box, x)
+                part[_section(piece, box)] = x.view(_shape(piece, box))
             reference.move_boxes(task.work, parts, taken)
         else:
             direction, taken = _unpack(task)
@@ -183,18 +180,10 @@ def _unpack(task: Task) -> tuple[Tensor, Tensor]:
     return flat[:-count].view(count, *sorted(task.stack.shape)), flat[-count:]
 
 
-def _buffer(stack: Stack, size: int, group: Mapping[str, Any]) -> Tensor:
-    dtype = group["wire_dtype"] or stack.work_dtype
-    return torch.empty(size, dtype=dtype, device=stack.params[0].device)
-
-
 def _boxes(stack: Stack, rank: int) -> list[Box]:
     """What a rank holds of the parameter of each piece; a plain tensor is everywhere whole."""
-    held = [shards.of(param) for param in stack.params]
-    return [
-        h.boxes[h.ranks.index(rank)] if h else tuple(slice(0, n) for n in p.shape)
-        for h, p in zip(held, stack.params, strict=True)
-    ]
+    held = [(param, shards.of(param)) for param in stack.params]
+    return [h.boxes[h.ranks.index(rank)] if h else shards.box(p) for p, h in held]
 
 
 def _sizes(stack: Stack, rank: int) -> list[int]:
@@ -204,31 +193,15 @@ def _sizes(stack: Stack, rank: int) -> list[int]:
 
 
 def _shape(piece: Piece, box: Box) -> list[int]:
-    sizes = [s.stop - s.start for s in box]
+    places = zip(_section(piece, box), box, strict=True)
+    return [len(at) if isinstance(at, Tensor) else s.stop - s.start for at, s in places]
+
+
+def _section(piece: Piece, box: Box) -> tuple[slice | Tensor, ...]:
+    """Where, in what a rank holds of a parameter, the section of the piece is."""
+    places: list[slice | Tensor] = [slice(None)] * len(box)
     if piece.block.section is not None:
-        axis, lines = _lines(piece, box)
-        sizes[axis] = len(lines)
-    return sizes
-
-
-def _lines(piece: Piece, box: Box) -> tuple[int, Tensor]:
-    held = tuple((s.start, s.stop) for s in box)
-    return axes.lines(piece.block, held, piece.param.device)
-
-
-def _packed(piece: Piece, box: Box, part: Tensor) -> Tensor:
-    """Flat: of what a rank holds of a parameter, the section of the piece."""
-    if piece.block.section is not None:
-        axis, lines = _lines(piece, box)
-        part = part.index_select(axis, lines)
-    return part.reshape(-1)
-
-
-def _unpack_into(part: Tensor, piece: Piece, box: Box, flat: Tensor) -> None:
-    """Write what `_packed` has made to its place in what a rank holds of the parameter."""
-    flat = flat.view(_shape(piece, box))
-    if piece.block.section is None:
-        part.copy_(flat)
-    else:
-        axis, lines = _lines(piece, box)
-        part.index_copy_(axis, lines, flat.to(part.dtype))
+        held = tuple((s.start, s.stop) for s in box)
+        axis, lines = axes.lines(piece.block, held, piece.param.device)
+        places[axis] = lines
+    return tuple(places)

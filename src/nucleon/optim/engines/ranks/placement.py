@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from nucleon.optim.engines.ranks import wire
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos, blocks
 
@@ -20,12 +19,6 @@ def world(params: Sequence[Tensor]) -> tuple[int, ...]:
     if dist.is_available() and dist.is_initialized():
         return tuple(range(dist.get_world_size()))
     return (0,)
-
-
-def process_groups(params: Sequence[Tensor]) -> wire.ProcessGroups:
-    """The process groups that reach these ranks, one after the other."""
-    held = next((p for p in params if shards.sharded(p)), None)
-    return [None] if held is None else shards.mesh_groups(held)
 
 
 def owned(group: Mapping[str, Any]) -> bool:
@@ -79,9 +72,7 @@ def check(group: Mapping[str, Any], infos: Infos) -> None:
     params: Sequence[Tensor] = group["params"]
     for param in params:
         shards.check_supported(infos[param].name, param)
-    meshes = {tuple(cast(Any, shards.of(p)).ranks) for p in params if shards.sharded(p)}
-    if any(not shards.sharded(p) for p in params) and dist.is_initialized():
-        meshes.add(tuple(range(dist.get_world_size())))
+    meshes = {world([param]) for param in params}
     if len(meshes) > 1:
         raise ValueError(
             f"the parameters of one group lie on different ranks ({sorted(meshes)}); make one "
