@@ -21,6 +21,7 @@ from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -31,6 +32,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from nucleon._files import to_json
@@ -146,6 +148,14 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     if not found.is_terminal:
         found.width = PIPE_WIDTH
     return found
+
+
+def columns(rows: Iterable[Iterable[str]], **looks: Any) -> Table:
+    """Rows of words in columns, without headings or lines."""
+    table = Table(show_header=False, box=None, **looks)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def print_json(value: object) -> None:

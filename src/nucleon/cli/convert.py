@@ -10,7 +10,6 @@ from typing import Annotated, Any, cast
 import torch
 import typer
 from rich.markup import escape
-from rich.table import Table as Grid
 from torch import nn
 from torch.optim import Optimizer
 
@@ -21,6 +20,7 @@ from nucleon.cli.console import (
     CommandError,
     Config,
     Debug,
+    columns,
     console,
     hinting,
     plain_errors,
@@ -108,10 +108,8 @@ def convert(
 
 def _print(done: Conversion, target: Path) -> None:
     """What became of each parameter, of each hyperparameter, and the call to load it with."""
-    out, grid = console(), Grid(show_header=False, box=None)
-    for row in done.parameters.items():
-        grid.add_row(*map(escape, row))
-    out.print(grid)
+    out = console()
+    out.print(columns(done.parameters.items()))
     for group in done.groups:
         out.print(escape("\n".join(group.lines())))
     words = ", ".join(f"{name}={value!r}" for name, value in done.options.items())

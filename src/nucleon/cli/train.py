@@ -5,7 +5,7 @@ import shlex
 import signal
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 
 from nucleon import training
 from nucleon._naming import is_address
@@ -22,6 +21,7 @@ from nucleon.cli.console import (
     CommandError,
     Config,
     Debug,
+    columns,
     complain,
     console,
     explain,
@@ -176,7 +176,7 @@ def train(
 
 def _train(run: Run, diary: Diary, again: str, out: Console) -> Summary:
     """Train to the end or until stopped; the diary says how it went."""
-    with _stoppable() as stop, _held(run), _kept(run, again):
+    with _stoppable() as stop, _kept(run, again), training.hold(run.folder):
         diary.begin()
         try:
             summary = _go(run, stop, out)
@@ -189,34 +189,27 @@ def _train(run: Run, diary: Diary, again: str, out: Console) -> Summary:
 
 def _options(given: dict[str, Any]) -> Options:
     """The options of a run from the parameters of the command."""
-    values = {field_of(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    values = _of_the_run(given)
     if values["task"] == "digits" and values["data"] is not None:
         raise CommandError("--data is a text, the task is digits", "add --task text")
-    values["set"] = _settings(values["set"] or [])
-    values["data"] = None if values["data"] is None else _absolute(values["data"])
     recipe = {k: values.pop(k) for k in Recipe.__dataclass_fields__}
     return Options(recipe=Recipe(**recipe), **values)
 
 
-def _absolute(path: Path | str) -> str:
-    """A path that means the same when the run is resumed from another folder."""
-    return str(Path(path).resolve())
-
-
 def _explicit(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
     """What the user said of a run that is resumed, on the command line or in a file."""
-    said = {
-        field_of(k): v
-        for k, v in given.items()
-        if k not in _NOT_OF_THE_RUN
-        and (source := context.get_parameter_source(k)) is not None
-        and source.name != "DEFAULT"
-    }
-    if "set" in said:
-        said["set"] = _settings(said["set"])
-    if "data" in said:
-        said["data"] = _absolute(said["data"])
-    return said
+    sources = [(field_of(k), context.get_parameter_source(k)) for k in given]
+    said = {name for name, source in sources if source is not None and source.name != "DEFAULT"}
+    return {name: value for name, value in _of_the_run(given).items() if name in said}
+
+
+def _of_the_run(given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the command that determine a run, as `Options` and `Recipe` call them."""
+    values = {field_of(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    values["set"] = _settings(values["set"] or [])
+    if values["data"] is not None:  # to mean the same when it is resumed from another folder
+        values["data"] = str(values["data"].resolve())
+    return values
 
 
 def _settings(words: list[str]) -> dict[str, Any]:
@@ -268,15 +261,6 @@ def _resuming(run: Run, device: str, compiled: bool | None) -> str:
     words += ["--device", device] if device != "cpu" else []
     words += [] if compiled is None else ["--compile" if compiled else "--no-compile"]
     return shlex.join(words)
-
-
-@contextmanager
-def _held(run: Run) -> Iterator[None]:
-    """No other process writes the folder until this one is done with it."""
-    with ExitStack() as stack:
-        with _advised():
-            stack.enter_context(training.hold(run.folder))
-        yield
 
 
 @contextmanager
@@ -355,13 +339,12 @@ def _opening(run: Run) -> str:
 
 
 def _conclude(run: Run, summary: Summary, out: Console) -> None:
-    grid = Grid(show_header=False, box=None)
-    grid.add_row("steps", str(summary.steps))
+    rows = {"steps": str(summary.steps)}
     for name in ("loss", "test_loss", "accuracy"):
         if name in summary.figures:
-            grid.add_row(name.replace("_", " "), f"{summary.figures[name]:.4f}")
-    grid.add_row("seconds", f"{summary.seconds:.1f}")
+            rows[name.replace("_", " ")] = f"{summary.figures[name]:.4f}"
+    rows["seconds"] = f"{summary.seconds:.1f}"
     if summary.optimizer_share is not None:
-        grid.add_row("optimizer", f"{summary.optimizer_share:.1%} of a step")
-    grid.add_row("folder", escape(str(run.folder)))
-    out.print(grid)
+        rows["optimizer"] = f"{summary.optimizer_share:.1%} of a step"
+    rows["folder"] = str(run.folder)
+    out.print(columns(rows.items()))
