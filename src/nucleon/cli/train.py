@@ -143,18 +143,13 @@ def train(
         nucleon train --resume --output runs/novel
         nucleon report runs/novel
     """
-    given = dict(context.params)
     with plain_errors(debug):
         place: dict[str, Any] = {
             "device": usable_device(device),
             "compiled": compiled,
             "keep": keep,
         }
-        run = (
-            _resume(output, _explicit(context, given), place)
-            if resume
-            else _begin(given, output, place)
-        )
+        run = _opened(context, place)
         out = console(quiet=as_json)
         out.print(_opening(run), soft_wrap=True)
         again = _resuming(run, device, compiled)
@@ -196,11 +191,11 @@ def _options(given: dict[str, Any]) -> Options:
     return Options(recipe=Recipe(**recipe), **values)
 
 
-def _explicit(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+def _explicit(context: typer.Context) -> dict[str, Any]:
     """What the user said of a run that is resumed, on the command line or in a file."""
-    sources = [(field_of(k), context.get_parameter_source(k)) for k in given]
+    sources = [(field_of(k), context.get_parameter_source(k)) for k in context.params]
     said = {name for name, source in sources if source is not None and source.name != "DEFAULT"}
-    return {name: value for name, value in _of_the_run(given).items() if name in said}
+    return {name: value for name, value in _of_the_run(context.params).items() if name in said}
 
 
 def _of_the_run(given: dict[str, Any]) -> dict[str, Any]:
@@ -226,18 +221,16 @@ def _settings(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _begin(given: dict[str, Any], output: Path | None, place: dict[str, Any]) -> Run:
+def _opened(context: typer.Context, place: dict[str, Any]) -> Run:
+    """The run, new or resumed."""
+    output: Path | None = context.params["output"]
     with _advised():
-        options = _options(given)
-        return training.begin(options, output or new_folder(options), say=_say, **place)
-
-
-def _resume(output: Path | None, said: dict[str, Any], place: dict[str, Any]) -> Run:
-    if output is None:
-        raise CommandError("--resume needs a folder", "say which with --output")
-
-    with _advised():
-        return training.resume(output, said, say=_say, **place)
+        if not context.params["resume"]:
+            options = _options(context.params)
+            return training.begin(options, output or new_folder(options), say=_say, **place)
+        if output is None:
+            raise CommandError("--resume needs a folder", "say which with --output")
+        return training.resume(output, _explicit(context), say=_say, **place)
 
 
 def _say(sentence: str) -> None:
@@ -314,18 +307,12 @@ def _go(run: Run, stop: Callable[[], bool], out: Console) -> Summary:
                     "lower --lr, or add --warmup or --clip, in another --output",
                 )
             if "test_loss" in figures:
-                out.print(_line(figures))
+                accuracy = f"accuracy {figures['accuracy']:.4f}"
+                out.print(f"step {figures['step']:6.0f}  test loss {lost:.4f}  {accuracy}")
             else:
                 stage = f"loss {lost:.4f}"
 
         return run.go(record=record, stepped=lambda _: bar.advance(1, stage), stop=stop)
-
-
-def _line(figures: Record) -> str:
-    return (
-        f"step {figures['step']:6.0f}  test loss {figures['test_loss']:.4f}  "
-        f"accuracy {figures['accuracy']:.4f}"
-    )
 
 
 def _opening(run: Run) -> str:

@@ -171,12 +171,6 @@ def _grouped(parent: Any, rows: int, columns: int) -> str:
     return _cut(rows - 2 * size, size, size)
 
 
-def _in_groups(parent: Any, rows: int, columns: int) -> str:
-    """(kv heads, queries per kv head + 2, head dim): q, k and v each a matrix, as if apart."""
-    queries = _heads(parent) // _number(parent, *_KV_HEADS)
-    return _repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
-
-
 def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
     size = parent.head_dim
     return _repeated(parent.heads_per_kv * size, size, size)
@@ -192,9 +186,11 @@ def _of_flux(parent: Any, rows: int, columns: int) -> str:
 
 
 def _of_falcon(parent: Any, rows: int, columns: int) -> str:
-    if parent.new_decoder_architecture:
-        return _in_groups(parent, rows, columns)
-    return _of_big_code(parent, rows, columns)
+    """(kv heads, queries per kv head + 2, head dim): q, k and v each a matrix, as if apart."""
+    if not parent.new_decoder_architecture:
+        return _of_big_code(parent, rows, columns)
+    queries = _heads(parent) // _number(parent, *_KV_HEADS)
+    return _repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
 
 
 def _of_big_code(parent: Any, rows: int, columns: int) -> str:
