@@ -74,6 +74,7 @@ def search(
         sizes = [_wide(*matrix_shape(words)) for words in shape or ["2x4"]]
         lengths = dict.fromkeys(rounds or [100])
         points = list(product(dict.fromkeys(learners), dict.fromkeys(sizes), lengths))
+        ascent = {"starts": starts, "steps": steps, "seed": seed}
         rows = list[tuple[WorstCase, Path, bool]]()
         with progress("search") as bar:
             bar.begin(len(points) * max(steps, 1), "steps")
@@ -83,14 +84,9 @@ def search(
                 def tell(step: int, ratio: float, stage: str = stage) -> None:
                     bar.advance(1, f"{stage}: {ratio:.4f}")
 
-                ascent: dict[str, Any] = {
-                    "starts": starts,
-                    "steps": steps,
-                    "seed": seed,
-                    "on_step": tell,
-                }
+                learner = _learner(name)
                 with hinting("see `nucleon list learners`", before=f"{name}: "):
-                    case = search_worst(_learner(name), size, length, name=name, **ascent)
+                    case = search_worst(learner, size, length, name=name, on_step=tell, **ascent)
                 rows.append((case, *_keep(case, output)))
         if as_json:
             print_json({"streams": [_plain(*row) for row in rows]})
