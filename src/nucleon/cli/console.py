@@ -36,6 +36,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nucleon._files import to_json
+from nucleon.training.folder import RunError
 
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0
@@ -189,6 +190,8 @@ def explain(error: BaseException) -> tuple[str, str]:
     """A sentence on an error, and a hint."""
     if isinstance(error, CommandError):
         return str(error), error.hint
+    if isinstance(error, RunError):
+        return str(error), error.remedy
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         hint = HINTS.get(error.errno or 0, "choose a folder you may write to, with room on it")

@@ -33,7 +33,7 @@ from nucleon.cli.console import (
 )
 from nucleon.cli.trained import Diary, command, field_of, new_folder
 from nucleon.optim.routing.routing import AUX_LR
-from nucleon.training import Options, Recipe, Run, RunError, Summary, optimizer_names
+from nucleon.training import Options, Recipe, Run, Summary, optimizer_names
 from nucleon.training.data import Tokens
 from nucleon.training.loop import Precision, Record, Schedule
 from nucleon.training.run import Task
@@ -171,7 +171,7 @@ def train(
 
 def _train(run: Run, diary: Diary, again: str, out: Console) -> Summary:
     """Train to the end or until stopped; the diary says how it went."""
-    with _stoppable() as stop, _kept(run, again), training.hold(run.folder):
+    with _stoppable() as stop, training.hold(run.folder), _kept(run, again):
         diary.begin()
         try:
             summary = _go(run, stop, out)
@@ -224,7 +224,7 @@ def _settings(words: list[str]) -> dict[str, Any]:
 def _opened(context: typer.Context, place: dict[str, Any]) -> Run:
     """The run, new or resumed."""
     output: Path | None = context.params["output"]
-    with _advised():
+    with hinting("see `nucleon train --help`", (ValueError, TypeError, ModuleNotFoundError)):
         if not context.params["resume"]:
             options = _options(context.params)
             return training.begin(options, output or new_folder(options), say=_say, **place)
@@ -235,16 +235,6 @@ def _opened(context: typer.Context, place: dict[str, Any]) -> Run:
 
 def _say(sentence: str) -> None:
     console(stderr=True).print(escape(sentence), soft_wrap=True)
-
-
-@contextmanager
-def _advised() -> Iterator[None]:
-    """Errors in what was asked for, as sentences with a hint."""
-    with hinting("see `nucleon train --help`", (ValueError, TypeError, ModuleNotFoundError)):
-        try:
-            yield
-        except RunError as error:
-            raise CommandError(str(error), error.remedy) from error
 
 
 def _resuming(run: Run, device: str, compiled: bool | None) -> str:
@@ -258,11 +248,9 @@ def _resuming(run: Run, device: str, compiled: bool | None) -> str:
 
 @contextmanager
 def _kept(run: Run, again: str) -> Iterator[None]:
-    """A folder that takes no more, or is not ours any more, ends the run, not what it has saved."""
+    """A folder that takes no more ends the run, not what it has saved."""
     try:
         yield
-    except RunError as error:
-        raise CommandError(str(error), error.remedy) from error
     except OSError as error:
         error.filename = error.filename or str(run.folder)  # a full disk does not name itself
         raise CommandError(
