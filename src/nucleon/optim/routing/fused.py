@@ -186,7 +186,7 @@ def _of_flux(parent: Any, rows: int, columns: int) -> str:
 
 
 def _of_falcon(parent: Any, rows: int, columns: int) -> str:
-    """(kv heads, queries per kv head + 2, head dim): q, k and v each a matrix, as if apart."""
+    """Later: (kv heads, queries per kv head + 2, head dim), q, k, v each a matrix, as if apart."""
     if not parent.new_decoder_architecture:
         return _of_big_code(parent, rows, columns)
     queries = _heads(parent) // _number(parent, *_KV_HEADS)

@@ -276,13 +276,14 @@ def _bilinear(place: Place) -> Role | None:
 
 
 def _conv(place: Place) -> Role | None:
-    """Stored (out, in, taps), a transposed one (in, out, taps); of groups the second is a part."""
+    """Stored (out, in, taps), a transposed one (in, out, taps); the second is that of a group."""
     if place.key != "weight":
         return None
     groups: Any = place.module.groups
     transposed = isinstance(place.module, nn.modules.conv._ConvTransposeNd)
     first, second = place.param.shape[:2]
-    axes, taps = "cr" if transposed else "rc", " c" * (place.param.ndim - 2)
+    axes = ("c", "r") if transposed else ("r", "c")
+    taps = " c" * (place.param.ndim - 2)
     if groups > 1 and (first, second) == (groups, 1):
         return Role("adamw", f"depthwise {place.kind}: a vector a channel")
     if groups > 1:
