@@ -11,69 +11,51 @@ import nucleon
 MARKUP = "markdown"
 
 
-class Verb(NamedTuple):
-    """A verb: the function of its module, what `nucleon --help` says of it, settings for typer."""
-
-    function: str
-    summary: str
-    settings: dict[str, Any]
-
-
 # What stands behind the first argument goes on to another command, its options too.
 PASS_ON = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 ASKED = {"no_args_is_help": True}
+
+
+class Verb(NamedTuple):
+    """What `nucleon --help` says of a verb, and settings for typer."""
+
+    summary: str
+    settings: dict[str, Any] = ASKED
+    place: str = "{0}:{0}"
+    """Module and function, by default of the name of the verb."""
+
+
 VERBS = {
     "reproduce": Verb(
-        "reproduce:reproduce",
-        "Check claims of the paper: each against its tolerance, with a figure and a report.",
-        ASKED,
+        "Check claims of the paper: each against its tolerance, with a figure and a report."
     ),
-    "play": Verb(
-        "play:play",
-        "Play every learner against every stream: round, regret, bound and slack, live.",
-        ASKED,
-    ),
-    "search": Verb(
-        "search:search",
-        "Search for the worst stream of each learner, shape and T, by gradient ascent.",
-        ASKED,
-    ),
+    "play": Verb("Play every learner against every stream: round, regret, bound and slack, live."),
+    "search": Verb("Search for the worst stream of each learner, shape and T, by gradient ascent."),
     "plan": Verb(
-        "plan:plan",
-        "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.",
-        ASKED,
+        "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point."
     ),
-    "train": Verb(
-        "train:train",
-        "Train a small network: hidden matrices by the optimizer, the rest by AdamW.",
-        ASKED,
-    ),
+    "train": Verb("Train a small network: hidden matrices by the optimizer, the rest by AdamW."),
     "bench": Verb(
-        "bench:bench",
         "Time nucleon beside torch on this machine; what follows NAME goes to the benchmark.",
         PASS_ON,
     ),
     "convert": Verb(
-        "convert:convert",
-        "Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion.",
-        ASKED,
+        "Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion."
     ),
     "report": Verb(
-        "report:report",
-        "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
-        {},
+        "Write one self-contained page over runs: claims, marks, charts, tables, commands.", {}
     ),
     "list": Verb(
-        "listing:list_names",
         "List learners, potentials, streams and optimizers with their equations, and the claims.",
         {},
+        "listing:list_names",
     ),
 }
 
 
 def command(name: str) -> Any:
     """The verb itself, with its options."""
-    module, _, function = VERBS[name].function.partition(":")
+    module, _, function = VERBS[name].place.format(name).partition(":")
     alone = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP
     )

@@ -14,8 +14,6 @@ from threading import Thread
 from typing import IO, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table as Grid
 
 import nucleon
 from nucleon.cli.console import (
@@ -23,6 +21,7 @@ from nucleon.cli.console import (
     CommandError,
     Config,
     Debug,
+    columns,
     complain,
     console,
     plain_errors,
@@ -90,10 +89,7 @@ def _list(scripts: dict[str, Path], as_json: bool) -> None:
     if as_json:
         print_json({"benchmarks": lines})
         return
-    grid = Grid(show_header=False, box=None)
-    for name, summary in lines.items():
-        grid.add_row(name, escape(summary))
-    console().print(grid)
+    console().print(columns(lines.items()))
 
 
 def _summary(script: Path) -> str:

@@ -21,6 +21,7 @@ from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -31,9 +32,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from nucleon._files import to_json
+from nucleon.training.folder import RunError
 
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0
@@ -148,6 +151,14 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     return found
 
 
+def columns(rows: Iterable[Iterable[str]], **looks: Any) -> Table:
+    """Rows of words in columns, without headings or lines."""
+    table = Table(show_header=False, box=None, **looks)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
 def print_json(value: object) -> None:
     """Print `value` as JSON; numbers that JSON lacks become the words "nan", "inf" and "-inf"."""
     typer.echo(to_json(value, indent=1))
@@ -179,6 +190,8 @@ def explain(error: BaseException) -> tuple[str, str]:
     """A sentence on an error, and a hint."""
     if isinstance(error, CommandError):
         return str(error), error.hint
+    if isinstance(error, RunError):
+        return str(error), error.remedy
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         hint = HINTS.get(error.errno or 0, "choose a folder you may write to, with room on it")

@@ -10,7 +10,6 @@ from typing import Annotated, Any, cast
 import torch
 import typer
 from rich.markup import escape
-from rich.table import Table as Grid
 from torch import nn
 from torch.optim import Optimizer
 
@@ -21,6 +20,7 @@ from nucleon.cli.console import (
     CommandError,
     Config,
     Debug,
+    columns,
     console,
     hinting,
     plain_errors,
@@ -94,8 +94,12 @@ def convert(
     with plain_errors(debug):
         options = dict(_option(text) for text in option or ())
         states, built = _states(source, key or ()), _built(model)
-        olds = _old(old, built, states) if old else ()
-        done = _converted(states, built, olds, cast(Momentum, momentum), to, options)
+        saved = _old(old, built, states) if old else states
+        known = f"the optimizers are {', '.join(list_optimizers())}"
+        hint = f"{known}; see --option, --key, --old and --momentum"
+        with hinting(hint, (TypeError, ValueError, AttributeError)):
+            make: Any = named(to).for_model if is_address(to) else partial(create, to)
+            done = converted(saved, built, make, momentum=cast(Momentum, momentum), **options)
         with replacing(target) as temporary:
             torch.save(done.optimizer.state_dict(), temporary)
         if as_json:
@@ -108,10 +112,8 @@ def convert(
 
 def _print(done: Conversion, target: Path) -> None:
     """What became of each parameter, of each hyperparameter, and the call to load it with."""
-    out, grid = console(), Grid(show_header=False, box=None)
-    for row in done.parameters.items():
-        grid.add_row(*map(escape, row))
-    out.print(grid)
+    out = console()
+    out.print(columns(done.parameters.items()))
     for group in done.groups:
         out.print(escape("\n".join(group.lines())))
     words = ", ".join(f"{name}={value!r}" for name, value in done.options.items())
@@ -119,21 +121,6 @@ def _print(done: Conversion, target: Path) -> None:
     out.print(
         escape(f"{target} is the state of {call}; load it with .load_state_dict(torch.load(…))")
     )
-
-
-def _converted(
-    states: Sequence[Mapping[str, Any]],
-    model: nn.Module,
-    olds: Sequence[Optimizer],
-    momentum: Momentum,
-    to: str,
-    options: dict[str, Any],
-) -> Conversion:
-    known = f"the optimizers are {', '.join(list_optimizers())}"
-    hint = f"{known}; see --option, --key, --old and --momentum"
-    with hinting(hint, (TypeError, ValueError, AttributeError)):
-        make: Any = named(to).for_model if is_address(to) else partial(create, to)
-        return converted(olds or states, model, make, momentum=momentum, **options)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import typer
-from rich.markup import escape
-from rich.table import Table as Grid
 
-from nucleon.cli.console import AsJson, Config, Debug, console, plain_errors, print_json
+from nucleon.cli.console import AsJson, Config, Debug, columns, console, plain_errors, print_json
 from nucleon.cli.play import PLAYERS
 from nucleon.experiments import CLAIMS
 from nucleon.optim import Leon, Muon, Pion
@@ -43,10 +41,7 @@ def list_names(
             return
         out = console()
         for name, rows in tables.items():
-            grid = Grid(title=f"\n{name}", title_justify="left", show_header=False, box=None)
-            for row in rows.items():
-                grid.add_row(*map(escape, row))
-            out.print(grid)
+            out.print(columns(rows.items(), title=f"\n{name}", title_justify="left"))
 
 
 def _tables() -> Mapping[Kind, Mapping[str, str]]:
@@ -54,9 +49,7 @@ def _tables() -> Mapping[Kind, Mapping[str, str]]:
         "learners": {name: _first_line(learner) for name, learner in PLAYERS.items()},
         "potentials": {name: _first_line(cls) for name, cls in POTENTIALS.items()},
         "streams": {name: entry.summary for name, entry in STREAMS.items()},
-        "optimizers": {
-            optimizer.__name__: _first_line(optimizer) for optimizer in (Muon, Pion, Leon)
-        },
+        "optimizers": {cls.__name__: _first_line(cls) for cls in (Muon, Pion, Leon)},
         "claims": {claim.id: f"{claim.statement} ({claim.place})" for claim in CLAIMS.values()},
     }
 

@@ -1,5 +1,6 @@
 """`nucleon search`: the stream that brings a learner closest to its bound, kept as a small file."""
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -71,12 +72,9 @@ def search(
     """
     with plain_errors(debug), one_thread():
         sizes = [_wide(*matrix_shape(words)) for words in shape or ["2x4"]]
-        points = [
-            (words, size, length)
-            for words in dict.fromkeys(learners)
-            for size in dict.fromkeys(sizes)
-            for length in dict.fromkeys(rounds or [100])
-        ]
+        lengths = dict.fromkeys(rounds or [100])
+        points = list(product(dict.fromkeys(learners), dict.fromkeys(sizes), lengths))
+        ascent = {"starts": starts, "steps": steps, "seed": seed}
         rows = list[tuple[WorstCase, Path, bool]]()
         with progress("search") as bar:
             bar.begin(len(points) * max(steps, 1), "steps")
@@ -86,9 +84,9 @@ def search(
                 def tell(step: int, ratio: float, stage: str = stage) -> None:
                     bar.advance(1, f"{stage}: {ratio:.4f}")
 
-                case = _search(
-                    name, size, length, starts=starts, steps=steps, seed=seed, on_step=tell
-                )
+                learner = _learner(name)
+                with hinting("see `nucleon list learners`", before=f"{name}: "):
+                    case = search_worst(learner, size, length, name=name, on_step=tell, **ascent)
                 rows.append((case, *_keep(case, output)))
         if as_json:
             print_json({"streams": [_plain(*row) for row in rows]})
@@ -99,12 +97,6 @@ def search(
 def _wide(rows: int, columns: int) -> tuple[int, int]:
     """The shape with its short side first: learners transpose tall matrices."""
     return min(rows, columns), max(rows, columns)
-
-
-def _search(words: str, shape: tuple[int, int], rounds: int, **options: Any) -> WorstCase:
-    """The search against the learner that the words name."""
-    with hinting("see `nucleon list learners`", before=f"{words}: "):
-        return search_worst(_learner(words), shape, rounds, name=words, **options)
 
 
 def _learner(words: str) -> Searched | Build:

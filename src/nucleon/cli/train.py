@@ -5,7 +5,7 @@ import shlex
 import signal
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 
 from nucleon import training
 from nucleon._naming import is_address
@@ -22,6 +21,7 @@ from nucleon.cli.console import (
     CommandError,
     Config,
     Debug,
+    columns,
     complain,
     console,
     explain,
@@ -33,7 +33,7 @@ from nucleon.cli.console import (
 )
 from nucleon.cli.trained import Diary, command, field_of, new_folder
 from nucleon.optim.routing.routing import AUX_LR
-from nucleon.training import Options, Recipe, Run, RunError, Summary, optimizer_names
+from nucleon.training import Options, Recipe, Run, Summary, optimizer_names
 from nucleon.training.data import Tokens
 from nucleon.training.loop import Precision, Record, Schedule
 from nucleon.training.run import Task
@@ -143,18 +143,13 @@ def train(
         nucleon train --resume --output runs/novel
         nucleon report runs/novel
     """
-    given = dict(context.params)
     with plain_errors(debug):
         place: dict[str, Any] = {
             "device": usable_device(device),
             "compiled": compiled,
             "keep": keep,
         }
-        run = (
-            _resume(output, _explicit(context, given), place)
-            if resume
-            else _begin(given, output, place)
-        )
+        run = _opened(context, place)
         out = console(quiet=as_json)
         out.print(_opening(run), soft_wrap=True)
         again = _resuming(run, device, compiled)
@@ -176,7 +171,7 @@ def train(
 
 def _train(run: Run, diary: Diary, again: str, out: Console) -> Summary:
     """Train to the end or until stopped; the diary says how it went."""
-    with _stoppable() as stop, _held(run), _kept(run, again):
+    with _stoppable() as stop, training.hold(run.folder), _kept(run, again):
         diary.begin()
         try:
             summary = _go(run, stop, out)
@@ -189,34 +184,27 @@ def _train(run: Run, diary: Diary, again: str, out: Console) -> Summary:
 
 def _options(given: dict[str, Any]) -> Options:
     """The options of a run from the parameters of the command."""
-    values = {field_of(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    values = _of_the_run(given)
     if values["task"] == "digits" and values["data"] is not None:
         raise CommandError("--data is a text, the task is digits", "add --task text")
-    values["set"] = _settings(values["set"] or [])
-    values["data"] = None if values["data"] is None else _absolute(values["data"])
     recipe = {k: values.pop(k) for k in Recipe.__dataclass_fields__}
     return Options(recipe=Recipe(**recipe), **values)
 
 
-def _absolute(path: Path | str) -> str:
-    """A path that means the same when the run is resumed from another folder."""
-    return str(Path(path).resolve())
-
-
-def _explicit(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+def _explicit(context: typer.Context) -> dict[str, Any]:
     """What the user said of a run that is resumed, on the command line or in a file."""
-    said = {
-        field_of(k): v
-        for k, v in given.items()
-        if k not in _NOT_OF_THE_RUN
-        and (source := context.get_parameter_source(k)) is not None
-        and source.name != "DEFAULT"
-    }
-    if "set" in said:
-        said["set"] = _settings(said["set"])
-    if "data" in said:
-        said["data"] = _absolute(said["data"])
-    return said
+    sources = [(field_of(k), context.get_parameter_source(k)) for k in context.params]
+    said = {name for name, source in sources if source is not None and source.name != "DEFAULT"}
+    return {name: value for name, value in _of_the_run(context.params).items() if name in said}
+
+
+def _of_the_run(given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the command that determine a run, as `Options` and `Recipe` call them."""
+    values = {field_of(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
+    values["set"] = _settings(values["set"] or [])
+    if values["data"] is not None:  # to mean the same when it is resumed from another folder
+        values["data"] = str(values["data"].resolve())
+    return values
 
 
 def _settings(words: list[str]) -> dict[str, Any]:
@@ -233,32 +221,20 @@ def _settings(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _begin(given: dict[str, Any], output: Path | None, place: dict[str, Any]) -> Run:
-    with _advised():
-        options = _options(given)
-        return training.begin(options, output or new_folder(options), say=_say, **place)
-
-
-def _resume(output: Path | None, said: dict[str, Any], place: dict[str, Any]) -> Run:
-    if output is None:
-        raise CommandError("--resume needs a folder", "say which with --output")
-
-    with _advised():
-        return training.resume(output, said, say=_say, **place)
+def _opened(context: typer.Context, place: dict[str, Any]) -> Run:
+    """The run, new or resumed."""
+    output: Path | None = context.params["output"]
+    with hinting("see `nucleon train --help`", (ValueError, TypeError, ModuleNotFoundError)):
+        if not context.params["resume"]:
+            options = _options(context.params)
+            return training.begin(options, output or new_folder(options), say=_say, **place)
+        if output is None:
+            raise CommandError("--resume needs a folder", "say which with --output")
+        return training.resume(output, _explicit(context), say=_say, **place)
 
 
 def _say(sentence: str) -> None:
     console(stderr=True).print(escape(sentence), soft_wrap=True)
-
-
-@contextmanager
-def _advised() -> Iterator[None]:
-    """Errors in what was asked for, as sentences with a hint."""
-    with hinting("see `nucleon train --help`", (ValueError, TypeError, ModuleNotFoundError)):
-        try:
-            yield
-        except RunError as error:
-            raise CommandError(str(error), error.remedy) from error
 
 
 def _resuming(run: Run, device: str, compiled: bool | None) -> str:
@@ -271,21 +247,10 @@ def _resuming(run: Run, device: str, compiled: bool | None) -> str:
 
 
 @contextmanager
-def _held(run: Run) -> Iterator[None]:
-    """No other process writes the folder until this one is done with it."""
-    with ExitStack() as stack:
-        with _advised():
-            stack.enter_context(training.hold(run.folder))
-        yield
-
-
-@contextmanager
 def _kept(run: Run, again: str) -> Iterator[None]:
-    """A folder that takes no more, or is not ours any more, ends the run, not what it has saved."""
+    """A folder that takes no more ends the run, not what it has saved."""
     try:
         yield
-    except RunError as error:
-        raise CommandError(str(error), error.remedy) from error
     except OSError as error:
         error.filename = error.filename or str(run.folder)  # a full disk does not name itself
         raise CommandError(
@@ -330,18 +295,12 @@ def _go(run: Run, stop: Callable[[], bool], out: Console) -> Summary:
                     "lower --lr, or add --warmup or --clip, in another --output",
                 )
             if "test_loss" in figures:
-                out.print(_line(figures))
+                accuracy = f"accuracy {figures['accuracy']:.4f}"
+                out.print(f"step {figures['step']:6.0f}  test loss {lost:.4f}  {accuracy}")
             else:
                 stage = f"loss {lost:.4f}"
 
         return run.go(record=record, stepped=lambda _: bar.advance(1, stage), stop=stop)
-
-
-def _line(figures: Record) -> str:
-    return (
-        f"step {figures['step']:6.0f}  test loss {figures['test_loss']:.4f}  "
-        f"accuracy {figures['accuracy']:.4f}"
-    )
 
 
 def _opening(run: Run) -> str:
@@ -355,13 +314,12 @@ def _opening(run: Run) -> str:
 
 
 def _conclude(run: Run, summary: Summary, out: Console) -> None:
-    grid = Grid(show_header=False, box=None)
-    grid.add_row("steps", str(summary.steps))
+    rows = {"steps": str(summary.steps)}
     for name in ("loss", "test_loss", "accuracy"):
         if name in summary.figures:
-            grid.add_row(name.replace("_", " "), f"{summary.figures[name]:.4f}")
-    grid.add_row("seconds", f"{summary.seconds:.1f}")
+            rows[name.replace("_", " ")] = f"{summary.figures[name]:.4f}"
+    rows["seconds"] = f"{summary.seconds:.1f}"
     if summary.optimizer_share is not None:
-        grid.add_row("optimizer", f"{summary.optimizer_share:.1%} of a step")
-    grid.add_row("folder", escape(str(run.folder)))
-    out.print(grid)
+        rows["optimizer"] = f"{summary.optimizer_share:.1%} of a step"
+    rows["folder"] = str(run.folder)
+    out.print(columns(rows.items()))

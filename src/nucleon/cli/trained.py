@@ -65,10 +65,12 @@ class Diary:
         seal(self._entry(state, done, result), self.run.folder)
 
     def _entry(self, state: State, done: int, result: Result) -> Run:
+        options = self.run.options
+        rate = self.run.optimizer.defaults.get("lr") if options.lr is None else options.lr
         return Run(
-            _about(self.run.options, state, done),
+            _about(options, state, done),
             self.repeat if state == "finished" else self.again,
-            {**flat(self.run.options), "lr": rate_of(self.run), **self.place},
+            {**flat(options), "lr": rate, **self.place},
             result,
             self.started,
             self.before + time.perf_counter() - self.clock,
@@ -140,11 +142,6 @@ def flat(options: Options) -> dict[str, Any]:
     values = {**asdict(options), **asdict(options.recipe)}
     del values["recipe"]
     return {**values, "set": values["set"] or None}
-
-
-def rate_of(run: training.Run) -> float | None:
-    """The learning rate of a run, said or the default of its optimizer, if that has one."""
-    return run.optimizer.defaults.get("lr") if run.options.lr is None else run.options.lr
 
 
 def field_of(parameter: str) -> str:

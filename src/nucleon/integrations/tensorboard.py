@@ -1,6 +1,5 @@
 """TensorBoard: what an optimizer does, every N steps, without a line in the training loop."""
 
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from torch.optim import Optimizer
@@ -64,10 +63,5 @@ class DiagnosticsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -143,23 +143,19 @@ def _of(name: str, patterns: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     return found or {}
 
 
-def _config(config: OptimizersContainer.Config, method: str, options: dict[str, Any]) -> Any:
-    return derive(config, MatrixOptimizers.Config, method=method, options=options)
-
-
 @override(target=OptimizersContainer.Config, description="matrices by Leon, the rest by AdamW")
 def leon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
     """`nucleon.Leon` in the place of the run's optimizer."""
-    return _config(config, "leon", options)
+    return derive(config, MatrixOptimizers.Config, method="leon", options=options)
 
 
 @override(target=OptimizersContainer.Config, description="matrices by Muon, the rest by AdamW")
 def muon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
     """`nucleon.Muon` in the place of the run's optimizer."""
-    return _config(config, "muon", options)
+    return derive(config, MatrixOptimizers.Config, method="muon", options=options)
 
 
 @override(target=OptimizersContainer.Config, description="matrices by Pion, the rest by AdamW")
 def pion(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
     """`nucleon.Pion` in the place of the run's optimizer."""
-    return _config(config, "pion", options)
+    return derive(config, MatrixOptimizers.Config, method="pion", options=options)

@@ -47,18 +47,15 @@ def _curves(run: Saved) -> dict[str, Series]:
 def _panel(title: str, which: str, runs: Sequence[Saved], names: Sequence[str]) -> Panel:
     curves = (_curves(run).get(which) for run in runs)
     series = tuple(
-        Series(name, *_drawable(found), style=style)
+        Series(name, _drawable(found.x), _drawable(found.y), style=style)
         for style, (found, name) in enumerate(zip(curves, names, strict=True))
         if found is not None
     )
     return Panel(title, "step", "cross-entropy, nats", series)
 
 
-def _drawable(series: Series) -> tuple[list[float], list[float]]:
-    def kept(values: Sequence[float]) -> list[float]:
-        return [value if abs(value) < LARGEST else math.nan for value in values]
-
-    return kept(series.x), kept(series.y)
+def _drawable(values: Sequence[float]) -> list[float]:
+    return [value if abs(value) < LARGEST else math.nan for value in values]
 
 
 def _row(run: Saved, name: str) -> tuple[Cell, ...]:

@@ -7,8 +7,8 @@ script run but the one that ships with the package and nothing be loaded from an
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -43,7 +43,7 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
     environment.filters["number"] = number
     style, script = _resource("page.css") + _series_rules(), _resource("page.js")
     return environment.get_template("page.html").render(
-        runs=[_View.of(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
+        runs=[_view(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
         overview=_overview(runs),
         damaged=damaged,
         heading=_heading(runs),
@@ -63,33 +63,18 @@ def _overview(runs: Sequence[Saved]) -> dict[str, Any] | None:
     return {"figure": (figure, _image(drawing(figure)), _chart(figure)), "table": table}
 
 
-@dataclass(frozen=True)
-class _View:
+def _view(run: Saved, label: str) -> dict[str, Any]:
     """A run as the template wants it."""
-
-    about: Mapping[str, Any]
-    label: str
-    mark: str
-    result: Any
-    figures: list[tuple[Figure, str, dict[str, Any]]]
-    facts: dict[str, str]
-
-    @classmethod
-    def of(cls, run: Saved, label: str) -> "_View":
-        drawings = map(_image, run.drawings)
-        charts = map(_chart, run.result.figures)
-        return cls(
-            run.manifest,
-            label,
-            {True: "PASS", False: "FAIL", None: _unfinished(run)}[run.passed],
-            run.result,
-            list(zip(run.result.figures, drawings, charts, strict=True)),
-            _facts(run),
-        )
-
-
-def _unfinished(run: Saved) -> str:
-    return "" if run.state == "finished" else run.state
+    figures = run.result.figures
+    unfinished = "" if run.state == "finished" else run.state
+    return {
+        "about": run.manifest,
+        "label": label,
+        "mark": {True: "PASS", False: "FAIL", None: unfinished}[run.passed],
+        "result": run.result,
+        "figures": list(zip(figures, map(_image, run.drawings), map(_chart, figures), strict=True)),
+        "facts": _facts(run),
+    }
 
 
 def _labels(runs: Sequence[Saved]) -> list[str]:
@@ -119,9 +104,11 @@ def _heading(runs: Sequence[Saved]) -> str:
 
 def _facts(run: Saved) -> dict[str, str]:
     about, machine = run.manifest, run.manifest["machine"]
+    seconds = about["expected"]
+    expected = "" if seconds is None else f", about {seconds:.0f} s expected"
     facts = {
         "started": f"{datetime.fromisoformat(about['started']):%Y-%m-%d %H:%M:%S %z}",
-        "took": f"{about['seconds']:.1f} s{_expected(about)}",
+        "took": f"{about['seconds']:.1f} s{expected}",
         "options": ", ".join(f"{k} = {v}" for k, v in about["options"].items() if v is not None),
         "commit": str(about["commit"] or "not known"),
         **{f"version of {name}": value for name, value in about["versions"].items()},
@@ -132,17 +119,10 @@ def _facts(run: Saved) -> dict[str, str]:
     return {**facts, "GPU": machine["gpu"]} if machine["gpu"] else facts
 
 
-def _expected(about: Mapping[str, Any]) -> str:
-    seconds = about.get("expected")
-    return "" if seconds is None else f", about {seconds:.0f} s expected"
-
-
 def _chart(figure: Figure) -> dict[str, Any]:
     """What the script draws: the figure's numbers, null where there is none."""
-    plain = asdict(figure)
-    for panel, source in zip(plain["panels"], figure.panels, strict=True):
-        panel["series"] = [_points(series) for series in source.series]
-    return {"shared": figure.shared_axes, "panels": plain["panels"]}
+    panels = [{**asdict(p), "series": [_points(s) for s in p.series]} for p in figure.panels]
+    return {"shared": figure.shared_axes, "panels": panels}
 
 
 def _points(series: Series) -> dict[str, Any]:

@@ -148,8 +148,22 @@ def seal(run: Run, folder: Path) -> None:
 
 
 def _write_manifest(run: Run, folder: Path, files: Iterable[Path]) -> None:
-    manifest = _manifest(run)
-    manifest["files"] = {path.name: digest(path.read_bytes()) for path in sorted(files)}
+    about = ("id", "title", "statement", "place", "tolerance")
+    manifest: dict[str, object] = {
+        "schema": SCHEMA,
+        **{name: getattr(run.subject, name) for name in about},
+        "passed": run.result.passed if run.result.checks else None,
+        "state": run.state,
+        "command": run.command,
+        "options": dict(run.options),
+        "started": run.started.isoformat(timespec="seconds"),
+        "seconds": round(run.seconds, 3),
+        "expected": run.expected,
+        **identity(),
+        "commit": commit(),
+        "machine": _machine(),
+        "files": {path.name: digest(path.read_bytes()) for path in sorted(files)},
+    }
     manifest["digest"] = own_digest(manifest)
     write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
 
@@ -187,32 +201,13 @@ def _rename(folder: Path, name: str) -> Path:
         return _rename(folder, name)  # another process took it in between
 
 
-def _manifest(run: Run) -> dict[str, object]:
-    about = ("id", "title", "statement", "place", "tolerance")
-    return {
-        "schema": SCHEMA,
-        **{name: getattr(run.subject, name) for name in about},
-        "passed": run.result.passed if run.result.checks else None,
-        "state": run.state,
-        "command": run.command,
-        "options": dict(run.options),
-        "started": run.started.isoformat(timespec="seconds"),
-        "seconds": round(run.seconds, 3),
-        "expected": run.expected,
-        **identity(),
-        "commit": commit(),
-        "machine": _machine(),
-    }
-
-
 def _machine() -> dict[str, object]:
-    cuda = torch.cuda.is_available()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

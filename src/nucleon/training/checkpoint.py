@@ -72,7 +72,7 @@ class Checkpoints:
             flush(self.folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        self._point_to(step)
+        write_whole(self.folder / LATEST, f"{self.path(step).name}\n")  # for scripts
         # Later ones are damaged, else the run would have gone on from them: they do not count.
         for old in [s for s in self.steps() if s <= step][: -self.keep]:
             shutil.rmtree(self.path(old), ignore_errors=True)
@@ -108,10 +108,6 @@ class Checkpoints:
             except DamagedError as error:
                 say(f"the checkpoint of step {step} is damaged ({error}); trying the one before it")
         return None
-
-    def _point_to(self, step: int) -> None:
-        """Name the newest checkpoint in the file `latest`, for scripts; loading needs it not."""
-        write_whole(self.folder / LATEST, f"{self.path(step).name}\n")
 
 
 def tidy(folder: Path) -> None:

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from nucleon.training.tokens import BytePairs, Characters, Tokenizer
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 Tokens = Literal["char", "bpe"]
-TOKENS: tuple[Tokens, ...] = ("char", "bpe")
 
 HELD_OUT = 0.1
 """The share of a text that is held out, its end; of the digits a fifth is."""
@@ -169,7 +168,7 @@ def text(content: str, *, tokens: Tokens = "char", vocabulary: int = 512, contex
         vocabulary: most tokens of "bpe" (512); "char" has as many as there are characters.
         context: length of a window.
     """
-    _checks.choice("tokens", tokens, TOKENS)
+    _checks.choice("tokens", tokens, get_args(Tokens))
     cut = len(content) - int(HELD_OUT * len(content))
     if tokens == "char":
         tokenizer: Tokenizer = Characters.of(content)

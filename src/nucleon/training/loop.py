@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,7 @@ from nucleon.training.data import Batch
 from nucleon.training.feed import feed
 
 Schedule = Literal["constant", "cosine", "linear"]
-SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "linear")
 Precision = Literal["float32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
 
 Record = Mapping[str, float]
 
@@ -64,8 +62,8 @@ class Recipe:
             _checks.count(name, getattr(self, name))
         for name in ("warmup", "evaluate_every", "save_every"):
             _checks.count(name, getattr(self, name), minimum=0)
-        _checks.choice("schedule", self.schedule, SCHEDULES)
-        _checks.choice("precision", self.precision, PRECISIONS)
+        _checks.choice("schedule", self.schedule, get_args(Schedule))
+        _checks.choice("precision", self.precision, get_args(Precision))
         _checks.nonnegative("clip", self.clip)
         if self.warmup > self.steps:
             raise ValueError(f"warmup must be at most steps = {self.steps}, got {self.warmup}")

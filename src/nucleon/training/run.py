@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -34,7 +34,6 @@ from nucleon.training.models import GPT, MLP, GPTConfig
 from nucleon.training.optimizers import make_optimizer, routes
 
 Task = Literal["digits", "text"]
-TASKS: tuple[Task, ...] = ("digits", "text")
 OPTIONS, LOG, CHECKPOINTS = "run.json", "trace.jsonl", "checkpoints"
 SCHEMA = 1
 _KINDS = (
@@ -90,7 +89,7 @@ class Options:
     vocabulary: int = 512
 
     def __post_init__(self) -> None:
-        _checks.choice("task", self.task, TASKS)
+        _checks.choice("task", self.task, get_args(Task))
         _checks.count("batch", self.batch)
         _checks.positive("megabytes", self.megabytes)
         for name, kinds, words in _KINDS:  # which a file may have, if not the command line

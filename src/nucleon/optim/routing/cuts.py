@@ -9,6 +9,7 @@ rotary embedding, is one map. Where there is no source, nothing is found.
 import ast
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType
 from weakref import WeakKeyDictionary, ref
@@ -67,21 +68,15 @@ def _channels(module: nn.Module) -> tuple[int | None, ...]:
 
 def word(cut: Cut, parent: nn.Module, rows: int) -> str:
     """The word of the output axis if the parts lie one after the other, in all or in each head."""
-    try:
-        return _word(cut, parent, rows)
-    except Exception:  # as above
-        return "r{SIZES}"
-
-
-def _word(cut: Cut, parent: nn.Module, rows: int) -> str:
-    if cut.sizes is not None:
-        sizes = [flows.number(node, parent) or 0 for node in cut.sizes]
-        if min(sizes) > 0 and rows % sum(sizes) == 0:
-            return fused.in_sections(sizes, rows)
-    elif cut.parts and rows % cut.parts == 0 and not cut.is_sliced:
-        return f"(b={cut.parts} r)"
-    elif cut.seen == {"::2", "1::2"} or cut.seen == {"0::2", "1::2"}:
-        return "(r b=2)"
+    with suppress(Exception):  # as above
+        if cut.sizes is not None:
+            sizes = [flows.number(node, parent) or 0 for node in cut.sizes]
+            if min(sizes) > 0 and rows % sum(sizes) == 0:
+                return fused.in_sections(sizes, rows)
+        elif cut.parts and rows % cut.parts == 0 and not cut.is_sliced:
+            return f"(b={cut.parts} r)"
+        elif cut.seen == {"::2", "1::2"} or cut.seen == {"0::2", "1::2"}:
+            return "(r b=2)"
     return "r{SIZES}"
 
 
@@ -93,11 +88,10 @@ def read(module: nn.Module) -> Reading:
         reader.follow(method, [Child("")], {})
     found = [cut for cut in reader.cuts.values() if cut.holds and _is_sure(cut, reader)]
     cuts = {name: cut for cut in reversed(found) for name in cut.source.names}
-    if (
-        isinstance(given, Flow) and given.loose and given.axes[-1] != flows.OTHER
-    ):  # features at the end, where its user takes them
-        return Reading(cuts, given.names, (*reader.numbers,))
-    return Reading(cuts, rests_on=(*reader.numbers,))
+    gives = frozenset[str]()
+    if isinstance(given, Flow) and given.loose and given.axes[-1] != flows.OTHER:
+        gives = given.names  # features at the end, where its user takes them
+    return Reading(cuts, gives, (*reader.numbers,))
 
 
 def _is_sure(cut: Cut, reader: Reader) -> bool:

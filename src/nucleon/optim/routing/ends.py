@@ -20,7 +20,6 @@ from nucleon.optim.routing import fused
 
 MAPS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 """What may end a network."""
-Kinds = tuple[type[nn.Module], ...]
 ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.|\w*modulation|adaln)", re.I)
 """What stands beside a weight, makes it up, or shifts and scales what goes in, as in DiT."""
 _ROUTERS = re.compile(r"rout(er|ing)$|^gat(e|ing)$", re.IGNORECASE)
@@ -46,7 +45,7 @@ def gives(module: nn.Module) -> int | None:
     return _widths(module)[1]
 
 
-def ends(module: nn.Module, kinds: Kinds = MAPS) -> list[nn.Module]:
+def ends(module: nn.Module, kinds: tuple[type[nn.Module], ...] = MAPS) -> list[nn.Module]:
     """The maps that end a network: those of its last child, and of the children beside it.
 
     A child stands beside the later ones where it takes what they take and none takes what it gives.
@@ -56,8 +55,8 @@ def ends(module: nn.Module, kinds: Kinds = MAPS) -> list[nn.Module]:
     inside = [
         child
         for name, child in module.named_children()
-        if not (ADAPTERS.search(name) or _ROUTERS.search(name))
-        if fused.parts(name) == 1 and trained_maps(child, kinds)
+        if not (ADAPTERS.search(name) or _ROUTERS.search(name)) and fused.parts(name) == 1
+        if any(isinstance(m, kinds) and trains(m) and fused.is_map(m) for m in weighted(child))
     ]
     if isinstance(module, nn.Sequential):
         inside = inside[-1:]
@@ -96,15 +95,6 @@ def trains(module: nn.Module) -> bool:
     """Whether a weight that a module holds, or one that makes it up, has a gradient."""
     own = module.parameters(recurse=is_parametrized(module))
     return any(p.ndim >= 2 and p.requires_grad for p in own)
-
-
-def trained_maps(module: nn.Module, kinds: Kinds = MAPS) -> list[nn.Module]:
-    """The maps within whose weights train."""
-    return [
-        inner
-        for inner in weighted(module)
-        if isinstance(inner, kinds) and trains(inner) and fused.is_map(inner)
-    ]
 
 
 def _beside(child: nn.Module, others: Sequence[nn.Module]) -> bool:

@@ -278,15 +278,12 @@ def viewed(flow: Flow, sizes: Sequence[ast.expr]) -> Flow:
         return inner.shaped([*inner.axes, OTHER]) if inner.axes else inner
     if labels[0] == flow.axes[0] > 0:  # of maps that stand first already
         return flow.shaped([labels[0], *[OTHER] * (len(labels) - 2), FEATURES])
-    if _is_divided(given[0], labels[1]) or _are_apart(flow.axes):  # pairs in a batch; tokens
+    divided = isinstance(given[0], ast.BinOp) and literal(given[0].right) == labels[1]
+    if divided or _are_apart(flow.axes):  # pairs in a batch; tokens
         return flow.shaped([*[OTHER] * (len(labels) - 1), FEATURES])
     maps = next((place for place, label in enumerate(labels) if label > 0 and place), len(labels))
     leading = min(2, maps, len(labels) - 1)  # batch and tokens
     return flow.shaped([OTHER] * leading + labels[leading:])
-
-
-def _is_divided(size: ast.expr, by: int) -> bool:
-    return isinstance(size, ast.BinOp) and literal(size.right) == by
 
 
 def _are_apart(axes: Sequence[int]) -> bool:

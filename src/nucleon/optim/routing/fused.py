@@ -149,8 +149,9 @@ def _as_wide(parent: Any, rows: int, columns: int) -> str:
     return f"(b={rows // columns} r)"
 
 
-def _alternating(parent: Any, rows: int, columns: int) -> str:
-    return "(r b=2)"
+def _always(word: str) -> Layout:
+    """The same whatever the sizes."""
+    return lambda parent, rows, columns: word
 
 
 @cache
@@ -170,12 +171,6 @@ def _grouped(parent: Any, rows: int, columns: int) -> str:
     return _cut(rows - 2 * size, size, size)
 
 
-def _in_groups(parent: Any, rows: int, columns: int) -> str:
-    """(kv heads, queries per kv head + 2, head dim): q, k and v each a matrix, as if apart."""
-    queries = _heads(parent) // _number(parent, *_KV_HEADS)
-    return _repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
-
-
 def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
     size = parent.head_dim
     return _repeated(parent.heads_per_kv * size, size, size)
@@ -190,14 +185,12 @@ def _of_flux(parent: Any, rows: int, columns: int) -> str:
     return _cut(*3 * [columns], rows - 3 * columns)
 
 
-def _of_codegen(parent: Any, rows: int, columns: int) -> str:
-    return "(r=4 b=3 r)"
-
-
 def _of_falcon(parent: Any, rows: int, columns: int) -> str:
-    if parent.new_decoder_architecture:
-        return _in_groups(parent, rows, columns)
-    return _of_big_code(parent, rows, columns)
+    """Later: (kv heads, queries per kv head + 2, head dim), q, k, v each a matrix, as if apart."""
+    if not parent.new_decoder_architecture:
+        return _of_big_code(parent, rows, columns)
+    queries = _heads(parent) // _number(parent, *_KV_HEADS)
+    return _repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
 
 
 def _of_big_code(parent: Any, rows: int, columns: int) -> str:
@@ -318,7 +311,7 @@ KNOWN: Mapping[str, _Table] = {
         (_grouped, _QKV, "qkv_proj", "Phi3Attention Phi4MultimodalAttention"),
         (_grouped, _QKV, "qkv", "Exaone4_5_VisionAttention"),
         (_per_head(3), _QKV, "qkv_proj", "MiniMaxLightningAttention"),
-        (_of_codegen, "q, v, k, in four parts", "qkv_proj", "CodeGenAttention"),
+        (_always("(r=4 b=3 r)"), "q, v, k, in four parts", "qkv_proj", "CodeGenAttention"),
         (_per_head(3), _QKV, "query_key_value", "BloomAttention PersimmonAttention"),
         (_per_head(3), _QKV, "query_key_value", "GPTNeoXAttention GPTNeoXJapaneseAttention"),
         (_of_falcon, _QKV, "query_key_value", "FalconAttention"),
@@ -372,7 +365,7 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(2), "q, k", "dense", "PPDocLayoutV2GlobalPointer PPDocLayoutV3GlobalPointer"),
         (_per_head(3), _QKV, "proj", "EsmFoldSelfAttention"),
         (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
-        (_alternating, "x, z, row by row", "in_proj", "ZambaMambaMixer"),
+        (_always("(r b=2)"), "x, z, row by row", "in_proj", "ZambaMambaMixer"),
         (_sections("time_step_rank", "ssm_state_size", "ssm_state_size"), "dt, B, C", "x_proj",
          "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_of_mamba2, "z, x, B, C, dt", "in_proj",
@@ -407,8 +400,8 @@ KNOWN: Mapping[str, _Table] = {
         (_equal(2), _GATED, "fc1", "GluMlp"),
     ),
     "torchvision": _table(
-        (_equal(3), _QKV, "qkv", "ShiftedWindowAttention ShiftedWindowAttentionV2"),
-        (_equal(3), _QKV, "qkv", "MultiscaleAttention"),
+        (_equal(3), _QKV, "qkv",
+         "ShiftedWindowAttention ShiftedWindowAttentionV2 MultiscaleAttention"),
     ),
     "torchtitan": _table(
         (_of_torchtitan, _QKV, "wqkv", "FusedQKVLinear"),

@@ -269,11 +269,12 @@ def _named(model: nn.Module, depth: int) -> Mapping[nn.Module, str]:
     heads: dict[nn.Module, str] = {}
     for each in found:
         ended = inside | _ended(each, inside)
+        alike = [x for x in found if x is not each and begin_alike(each.module, x.module)]
+        twins = {m for twin in alike for m in weighted(twin.module)}  # as actor and critic
         for head in each.heads:
             later = order[order.index(head) + 1 :]
             only_such = depth > 1 and inside.issuperset(later)
             ends_part = depth == 1 or ended.issuperset(later)
-            twins = {m for other in found if _twins(each, other) for m in weighted(other.module)}
             later = [m for m in later if m not in twins]
             if only_such or (ends_part and not _is_taken(each, head, later, sure)):
                 heads[head] = f"output head, by its name {each.path!r}"
@@ -349,11 +350,6 @@ def _is_taken(
     together = sum(gives(m) or 0 for m in own.heads)
     outside = set(later) - set(weighted(own.module))
     return len(own.heads) > 1 and any(together in takes(m) for m in outside)
-
-
-def _twins(one: _Candidate, other: _Candidate) -> bool:
-    """Whether both are networks of several layers that take the same, as actor and critic do."""
-    return one is not other and begin_alike(one.module, other.module)
 
 
 def _unflattened(linear: nn.Linear, later: nn.Module) -> bool:

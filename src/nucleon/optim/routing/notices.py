@@ -1,6 +1,6 @@
 """What routing tells its user: short lists of names, and one override that serves all of each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from nucleon.optim.routing.fused import parts
@@ -10,20 +10,19 @@ MOST = 4
 """Names that a list shows."""
 
 
-def unknown(names: Sequence[str], kinds: Iterable[str], others: Sequence[str]) -> str:
+def unknown(kinds: Mapping[str, str], others: Sequence[str]) -> str:
     """Of parameters whose modules nobody knows.
 
     Args:
-        names: of the parameters.
-        kinds: a shape and the name of a module for each.
+        kinds: of each parameter, by its name, the shape and the name of its module.
         others: the names of all other parameters, which the override is not to touch.
     """
-    said = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
+    said = [f"{name} ({kind})" for name, kind in kinds.items()]
+    serves = dict.fromkeys(globs([*kinds], others), "adamw")
     return (
         f"the modules of these parameters are not known here: {_short(said)}; pass "
-        f"overrides={_overrides(names, others, 'adamw')}, with {{'axes': 'r c'}} or the like in "
-        f"place of 'adamw' for a matrix that multiplies, or teach the module once with "
-        f"nucleon.optim.register_module"
+        f"overrides={serves}, with {{'axes': 'r c'}} or the like in place of 'adamw' for a matrix "
+        f"that multiplies, or teach the module once with nucleon.optim.register_module"
     )
 
 
@@ -123,10 +122,6 @@ def _glob(name: str, others: Sequence[str]) -> str:
         if not any(fnmatchcase(other, glob) for other in others):
             return glob
     return name
-
-
-def _overrides(names: Sequence[str], others: Sequence[str], wish: object) -> str:
-    return repr(dict.fromkeys(globs(names, others), wish))
 
 
 def _short(said: Sequence[str]) -> str:

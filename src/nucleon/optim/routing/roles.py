@@ -7,6 +7,7 @@ is not guessed: it has no role, and routing asks for one.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -275,32 +276,24 @@ def _bilinear(place: Place) -> Role | None:
 
 
 def _conv(place: Place) -> Role | None:
-    groups: Any = place.module.groups
+    """Stored (out, in, taps), a transposed one (in, out, taps); the second is that of a group."""
     if place.key != "weight":
         return None
+    groups: Any = place.module.groups
+    transposed = isinstance(place.module, nn.modules.conv._ConvTransposeNd)
+    first, second = place.param.shape[:2]
+    axes = ("c", "r") if transposed else ("r", "c")
     taps = " c" * (place.param.ndim - 2)
-    if groups == 1:
-        rows, columns = place.param.shape[:2]
-        if rows == 1:
-            return Role("matrix", f"{place.kind}: {_ONE_ROW}", f"r c{taps}")
-        return _linear_map(place, f"{{}} c{taps}", rows, columns, place.kind)
-    if place.param.shape[0] == groups and place.param.shape[1] == 1:
+    if groups > 1 and (first, second) == (groups, 1):
         return Role("adamw", f"depthwise {place.kind}: a vector a channel")
-    return Role("matrix", f"{place.kind} in {groups} groups", f"(b={groups} r) c{taps}")
-
-
-def _conv_transpose(place: Place) -> Role | None:
-    groups: Any = place.module.groups
-    if place.key != "weight":
-        return None
-    taps = " c" * (place.param.ndim - 2)
-    if groups == 1:
-        if place.param.shape[1] == 1:
-            return Role("matrix", f"{place.kind}: {_ONE_ROW}", f"c r{taps}")
+    if groups > 1:
+        spec = f"(b={groups} {axes[0]}) {axes[1]}{taps}"
+        return Role("matrix", f"{place.kind} in {groups} groups", spec)
+    if (second if transposed else first) == 1:
+        return Role("matrix", f"{place.kind}: {_ONE_ROW}", f"{axes[0]} {axes[1]}{taps}")
+    if transposed:
         return Role("matrix", place.kind, f"c r{taps}")
-    if place.param.shape[0] == groups and place.param.shape[1] == 1:
-        return Role("adamw", f"depthwise {place.kind}: a vector a channel")
-    return Role("matrix", f"{place.kind} in {groups} groups", f"(b={groups} c) r{taps}")
+    return _linear_map(place, f"{{}} c{taps}", first, second, place.kind)
 
 
 def _attention(place: Place) -> Role | None:
@@ -311,31 +304,27 @@ def _attention(place: Place) -> Role | None:
     return Role("adamw", "bias") if place.key in ("bias_k", "bias_v") else None
 
 
-def _recurrent(gates: int) -> RoleOf:
-    def role_of(place: Place) -> Role | None:
-        if place.key.startswith("weight_hr"):
-            return Role("matrix", f"{place.kind}: projection", "r c")
-        word = f"(b={gates} r)" if gates > 1 else "r"
-        return Role("matrix", f"{place.kind}: {gates} gates", f"{word} c")
-
-    return role_of
+def _recurrent(gates: int, place: Place) -> Role:
+    if place.key.startswith("weight_hr"):
+        return Role("matrix", f"{place.kind}: projection", "r c")
+    word = f"(b={gates} r)" if gates > 1 else "r"
+    return Role("matrix", f"{place.kind}: {gates} gates", f"{word} c")
 
 
-for _type in (nn.Embedding, nn.EmbeddingBag):
-    register_module(_type, _embedding)
-for _type in (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase):
-    register_module(_type, _norm)
-register_module(nn.Linear, _linear)
-register_module(nn.Bilinear, _bilinear)
-for _type in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-    register_module(_type, _conv)
-for _type in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-    register_module(_type, _conv_transpose)
-register_module(nn.MultiheadAttention, _attention)
-for _type, _gates in ((nn.RNN, 1), (nn.RNNCell, 1), (nn.GRU, 3), (nn.GRUCell, 3)):
-    register_module(_type, _recurrent(_gates))
-for _type in (nn.LSTM, nn.LSTMCell):
-    register_module(_type, _recurrent(4))
+for _role_of, *_types in (
+    (_embedding, nn.Embedding, nn.EmbeddingBag),
+    (_norm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase),
+    (_linear, nn.Linear),
+    (_bilinear, nn.Bilinear),
+    (_conv, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    (_conv, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    (_attention, nn.MultiheadAttention),
+    (partial(_recurrent, 1), nn.RNN, nn.RNNCell),
+    (partial(_recurrent, 3), nn.GRU, nn.GRUCell),
+    (partial(_recurrent, 4), nn.LSTM, nn.LSTMCell),
+):
+    for _type in _types:
+        register_module(_type, _role_of)
 
 # --------------------------------------------------------------- several maps in one weight
 

@@ -132,7 +132,10 @@ def routed(
     found = [p for p in every if only is None or p.param in only]
     problems = [said for p in found if (said := _decide(p, heads)) is not None]
     if unknown := [p for p in found if p.route == "unknown"]:
-        problems.append(_refusal(unknown, _others(unknown, every)))
+        kinds = {
+            p.name: f"{'×'.join(map(str, p.param.shape))}, {p.places[0].kind}" for p in unknown
+        }
+        problems.append(notices.unknown(kinds, _others(unknown, every)))
     if problems:
         raise ValueError("\n".join(problems))
     check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
@@ -185,13 +188,6 @@ def param_groups(
     known = options.of_matrices(options.OF_SOME_METHOD)
     found = routed(model, aux=aux, head=head, overrides=overrides, known=known)
     return found.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
-
-
-def _refusal(unknown: Sequence[_Parameter], others: Sequence[str]) -> str:
-    places = [p.places[0] for p in unknown]
-    shapes = ["×".join(map(str, place.param.shape)) for place in places]
-    kinds = [f"{shape}, {place.kind}" for shape, place in zip(shapes, places, strict=True)]
-    return notices.unknown([p.name for p in unknown], kinds, others)
 
 
 def _in_turn(parameter: _Parameter) -> tuple[str, str, str]:
