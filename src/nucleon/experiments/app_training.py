@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -217,10 +218,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     curves: list[Curve] = []
     for name, method in METHODS.items():
-
-        def tick(stage: str = name) -> None:
-            progress.advance(1, stage)
-
+        tick = partial(progress.advance, 1, name)
         rates = [2.0 ** (k + method.shift) for k in OCTAVES]
         curves.append(Curve(name, rates, *fit(data, method.make, rates, seeds, steps, tick)))
     found = {c.method: c for c in curves}
