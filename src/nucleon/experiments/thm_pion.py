@@ -4,6 +4,7 @@ from nucleon.experiments import agreement, optimizers
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings
 from nucleon.experiments.conversions import FEW, SHAPE, Measured, conduct
 from nucleon.experiments.o2nc import MOST_ERRORS
+from nucleon.experiments.reference import bounds, conversion
 from nucleon.experiments.thm_leon import (
     NOTES,
     Target,
@@ -11,7 +12,6 @@ from nucleon.experiments.thm_leon import (
     figure,
     gaps,
     kinks,
-    pion_factor,
     planned,
     plans,
     premises,
@@ -44,7 +44,8 @@ def run(settings: Settings, progress: Progress) -> Result:
                 lambda stage=f"k={k}, {target.name}": progress.advance(1, stage),
                 samples=k,
             )
-    single, c = found["resistance", _name(1)].gap, pion_factor()
+    single = found["resistance", _name(1)].gap
+    c = conversion.pion_factor(SHAPE[0], bounds.padded(*SHAPE))
     return Result(
         checks=(
             *premises(ground),
