@@ -27,9 +27,8 @@ ASPECTS, QUICK_ASPECTS = (1, 2, 4, 8), (1, 4)
 STEPS = (4, 12)
 SAMPLES = 4  # of FTPL: so many that the Cholesky factor, whose flops are dear, hardly counts
 REPEATS, QUICK_REPEATS = 5, 7  # the fewer sizes, the more one of them decides
-TINY = (
-    8  # rows of a matrix whose flops cost nothing: its time is what starting the operations takes
-)
+TINY = 8
+"""Rows of a matrix whose flops cost nothing: its time is what starting the operations takes."""
 
 # Settled before the times on this grid were measured. The formulas are leading terms. Let what they
 # leave out, as good as proportional to m² and mn beside the m³ and m²n they count, take as long as
