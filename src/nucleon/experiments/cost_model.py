@@ -194,9 +194,7 @@ class Fit:
         return slopes[:, 0].tolist(), slopes[:, 1].tolist()
 
 
-def measure(
-    methods: dict[str, Method], settings: Settings, progress: Progress
-) -> dict[str, tuple[Timing, ...]]:
+def measure(settings: Settings, progress: Progress) -> dict[str, tuple[Timing, ...]]:
     """The least of a few CPU times each, as whatever else runs only adds to one.
 
     The repeats go over all points in turn, so that a slow spell hits few.
@@ -206,10 +204,10 @@ def measure(
     repeats = QUICK_REPEATS if settings.quick else REPEATS
     points = [
         (name, Problem(m, aspect * m, k, settings.first_seed))
-        for name, method in methods.items()
+        for name, method in METHODS.items()
         for m, aspect, k in itertools.product((TINY, *rows), aspects, method.steps)
     ]
-    rounds = [methods[name].round(problem) for name, problem in points]
+    rounds = [METHODS[name].round(problem) for name, problem in points]
     seconds: list[list[float]] = [[] for _ in points]
     progress.begin(len(points) * (repeats + 1), "timings")
     for repeat in range(repeats + 1):
@@ -226,7 +224,7 @@ def measure(
             for (other, p), s in least.items()
             if other == name and p.m != TINY
         )
-        for name in methods
+        for name in METHODS
     }
 
 
@@ -258,7 +256,7 @@ def nonnegative(a: Tensor, b: Tensor) -> Tensor:
 @one_thread()
 def run(settings: Settings, progress: Progress) -> Result:
     """Time the four rounds over m, n and K, and fit; `quick` takes fewer sizes and repeats."""
-    timings = measure(METHODS, settings, progress)
+    timings = measure(settings, progress)
     fits = {name: fit(METHODS[name], t) for name, t in timings.items()}
     fixed = METHODS["FAML's round"].steps[0]
     agreed = agreement.checks([_coupled_game(settings.first_seed)])

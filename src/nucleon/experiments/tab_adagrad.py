@@ -97,22 +97,14 @@ Games = Mapping[tuple[str, Ball, str], Trace]
 
 def _learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, Learner]]:
     shape = tuple(stream.shape[1:])
+    common: dict[str, Any] = {"radius": RADIUS, "dtype": torch.float64}
     for preconditioner in get_args(Preconditioner):
-        options: dict[str, Any] = {
-            "preconditioner": preconditioner,
-            "ball": ball,
-            "radius": RADIUS,
-            "dtype": torch.float64,
-        }
+        options = {"preconditioner": preconditioner, "ball": ball, **common}
         delta = offset(stream, preconditioner)
         yield f"OGD, {preconditioner}", AdaGradOGD(shape, **options)
         yield f"FTRL, {preconditioner}", AdaGradFTRL(shape, delta=delta, **options)
     if ball == "l2":
-        level = offset(stream, "scalar")
-        yield (
-            GAUSSIAN,
-            GaussianFTPL(shape, gradient_bound=level, radius=RADIUS, dtype=torch.float64),
-        )
+        yield GAUSSIAN, GaussianFTPL(shape, gradient_bound=offset(stream, "scalar"), **common)
 
 
 @one_thread()
