@@ -99,7 +99,7 @@ def _learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, Learner]]:
     shape = tuple(stream.shape[1:])
     common: dict[str, Any] = {"radius": RADIUS, "dtype": torch.float64}
     for preconditioner in get_args(Preconditioner):
-        options = {"preconditioner": preconditioner, "ball": ball, **common}
+        options: dict[str, Any] = {"preconditioner": preconditioner, "ball": ball, **common}
         delta = offset(stream, preconditioner)
         yield f"OGD, {preconditioner}", AdaGradOGD(shape, **options)
         yield f"FTRL, {preconditioner}", AdaGradFTRL(shape, delta=delta, **options)
@@ -238,7 +238,9 @@ def _departures(known: dict[str, Tensor], games: Games) -> tuple[Check, ...]:
 
 
 def _regrets(games: Games) -> Table:
-    rows = {f"{stream}, {BALLS[ball]}": (stream, ball) for stream, ball, _ in games}
+    rows: dict[str, tuple[str, Ball]] = {
+        f"{stream}, {BALLS[ball]}": (stream, ball) for stream, ball, _ in games
+    }
 
     def cell(row: tuple[str, Ball], label: str) -> str:
         if (*row, label) not in games:  # Gaussian FTPL on the ℓ∞ ball
