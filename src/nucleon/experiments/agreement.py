@@ -9,20 +9,12 @@ import torch
 from torch import Tensor
 
 from nucleon import streams
+from nucleon.experiments import twins
 from nucleon.experiments.base import Check, worst
 from nucleon.experiments.games import gradients_of, text
 from nucleon.experiments.reference import bounds, learners
 from nucleon.experiments.reference.algebra import Array, nuclear
 from nucleon.experiments.shown import Table
-from nucleon.experiments.twins import (
-    Twin,
-    adagrad_twin,
-    ftpl_draws,
-    gaussian_twin,
-    gbpa_constants,
-    gbpa_twin,
-    shampoo_twin,
-)
 from nucleon.learners import (
     FAML,
     FTL,
@@ -71,7 +63,7 @@ class Agreement:
         return worst([self.actions, self.regret, self.bound])
 
 
-def compare(name: str, learner: Learner, gradients: Tensor, twin: Twin) -> Agreement:
+def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Agreement:
     """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin."""
     played = list[Tensor]()
     ledger = learner.ledger()
@@ -171,14 +163,16 @@ def gbpa_games(
     for m, n in shapes:
         shape = (2, m, n)
         given = leaning(shape, bound=bound, seed=seed)
-        draws = ftpl_draws(shape, samples=samples, seed=seed)
+        draws = twins.ftpl_draws(shape, samples=samples, seed=seed)
         for name in names:
             own = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}.get(name, {})
             for discount, factor in settings:
                 game = {"radius": radius, "discount": discount}
                 # A factor on η is given as a number, which the reference knows by itself.
-                twin = gbpa_twin(name, shape, **game, bound=bound, factor=factor, draws=draws)
-                eta = None if factor == 1.0 else factor * bounds.eta(gbpa_constants(name, shape))
+                twin = twins.gbpa_twin(name, shape, **game, bound=bound, factor=factor, draws=draws)
+                eta = None
+                if factor != 1.0:
+                    eta = factor * bounds.eta(twins.gbpa_constants(name, shape))
                 learner = GBPAS[name](
                     shape, **game, gradient_bound=bound, eta=eta, dtype=torch.float64, **own
                 )
@@ -200,7 +194,7 @@ def projected_games(
             f"{name}, {text(shape)}",
             PROJECTED[name](shape, radius=radius, dtype=torch.float64, **SOLVER),
             given,
-            shampoo_twin(name, radius=radius),
+            twins.shampoo_twin(name, radius=radius),
         )
         for name in names
     ]
@@ -210,7 +204,7 @@ def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -
     """Scalar GBPA with G = √m, since ‖G‖_F ≤ √m‖G‖_op."""
     bound = float(np.sqrt(min(shape)))
     learner = ScalarGBPA((2, *shape), gradient_bound=bound, radius=radius, dtype=torch.float64)
-    twin = shampoo_twin("Scalar GBPA", radius=radius, bound=bound)
+    twin = twins.shampoo_twin("Scalar GBPA", radius=radius, bound=bound)
     return compare("Scalar GBPA", learner, leaning((2, *shape), seed=seed), twin)
 
 
@@ -231,7 +225,7 @@ def vector_games(
             "Gaussian FTPL",
             GaussianFTPL(shape, **common),
             given,
-            gaussian_twin(dimension, radius=radius, bound=1.0),
+            twins.gaussian_twin(dimension, radius=radius, bound=1.0),
         )
     ]
     for p in preconditioners:
@@ -239,11 +233,8 @@ def vector_games(
             own: dict[str, Any] = {"preconditioner": p, "ball": ball, "tolerance": TIGHT, **common}
             delta = 1.0 if p == "full" else 0.0
             ogd, ftrl = AdaGradOGD(shape, delta=delta, **own), AdaGradFTRL(shape, delta=1.0, **own)
-            label = f"{p}, {ball}"
-            twins = (
-                adagrad_twin("ogd", p, ball, radius=radius, delta=delta),
-                adagrad_twin("ftrl", p, ball, radius=radius, delta=1.0),
-            )
-            found.append(compare(f"OGD, {label}", ogd, given, twins[0]))
-            found.append(compare(f"FTRL, {label}", ftrl, given, twins[1]))
+            twin = twins.adagrad_twin("ogd", p, ball, radius=radius, delta=delta)
+            found.append(compare(f"OGD, {p}, {ball}", ogd, given, twin))
+            twin = twins.adagrad_twin("ftrl", p, ball, radius=radius, delta=1.0)
+            found.append(compare(f"FTRL, {p}, {ball}", ftrl, given, twin))
     return found

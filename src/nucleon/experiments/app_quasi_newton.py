@@ -1,9 +1,9 @@
 """app-quasi-newton: curvature learned online, in an optimizer (Appendix A)."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -136,14 +136,14 @@ def online(objective: Objective, name: str) -> Run:
 
 def descent(objective: Objective) -> Run:
     """Gradient descent with the best fixed step: x ← x − 2/(μ+L)·∇f(x)."""
-    step, x, begun = 2 / (objective.mu + objective.L), objective.start, _now()
+    step, x, begun = 2 / (objective.mu + objective.L), objective.start, perf_counter()
     slope = objective.gradient(x)
     history = [torch.linalg.vector_norm(slope).item()]
     while history[-1] > TOLERANCE and len(history) <= MOST_ITERATIONS:
         x = x - step * slope
         slope = objective.gradient(x)
         history.append(torch.linalg.vector_norm(slope).item())
-    return Run("gradient descent", tuple(history), len(history), _now() - begun)
+    return Run("gradient descent", tuple(history), len(history), perf_counter() - begun)
 
 
 def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Run:
@@ -165,20 +165,16 @@ def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Run:
     def look(intermediate_result: Any) -> None:
         history.append(norms[intermediate_result.x.tobytes()])
         if history[-1] <= TOLERANCE:
-            stopped.append(_now())
+            stopped.append(perf_counter())
             raise StopIteration
 
-    start, begun = objective.start.numpy(), _now()
+    start, begun = objective.start.numpy(), perf_counter()
     options: dict[str, Any] = {"gtol": 0.0, "maxiter": MOST_ITERATIONS}
     if method == "L-BFGS-B":
         options.update(ftol=0.0, maxfun=MOST_ITERATIONS)
     minimize(both, start, jac=True, method=method, callback=look, options=options)
-    seconds = (stopped or [_now()])[0] - begun
+    seconds = (stopped or [perf_counter()])[0] - begun
     return Run(f"SciPy {method}", (norms[start.tobytes()], *history), len(norms), seconds)
-
-
-def _now() -> float:
-    return time.perf_counter()
 
 
 @one_thread()
@@ -300,13 +296,12 @@ def _learned_checks(label: str, objective: Objective, found: Minimum) -> list[Ch
     return checks
 
 
-def _least(learned: CurvatureLearner) -> float:
-    return torch.linalg.eigvalsh(learned.matrix())[0].item()
-
-
 def _table(objective: Objective, runs: list[Run]) -> Table:
     def learned(r: Run, value: Callable[[CurvatureLearner], float]) -> str | float:
         return "—" if r.found is None else value(r.found.curvature)
+
+    def least(c: CurvatureLearner) -> float:
+        return torch.linalg.eigvalsh(c.matrix())[0].item() / objective.mu
 
     return Table.listing(
         f"{objective.name}: to ‖∇f‖₂ ≤ {TOLERANCE:g}",
@@ -318,7 +313,7 @@ def _table(objective: Objective, runs: list[Run]) -> Table:
             "fallbacks": lambda r: "—" if r.found is None else r.found.fallbacks,
             "seconds": lambda r: r.seconds,
             "‖∇f‖": lambda r: r.history[-1],
-            "λ_min(B_T)/μ": lambda r: learned(r, lambda c: _least(c) / objective.mu),
+            "λ_min(B_T)/μ": lambda r: learned(r, least),
             "regret": lambda r: learned(r, lambda c: c.regret().item()),
             "bound": lambda r: learned(r, lambda c: c.certificate().bound.item()),
         },

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -217,10 +218,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     curves: list[Curve] = []
     for name, method in METHODS.items():
-
-        def tick(stage: str = name) -> None:
-            progress.advance(1, stage)
-
+        tick = partial(progress.advance, 1, name)
         rates = [2.0 ** (k + method.shift) for k in OCTAVES]
         curves.append(Curve(name, rates, *fit(data, method.make, rates, seeds, steps, tick)))
     found = {c.method: c for c in curves}
@@ -244,7 +242,7 @@ def run(settings: Settings, progress: Progress) -> Result:
                 "accuracy": lambda at: at[0].accuracies[at[1:]].item(),
             },
         ),
-        notes=_notes(curves, steps, seeds, data),
+        notes=_notes(found, steps, seeds, data),
     )
 
 
@@ -334,13 +332,12 @@ def _figure(curves: list[Curve], examples: int) -> Figure:
 
 
 def _notes(
-    curves: list[Curve], steps: int, seeds: Sequence[int], data: Examples
+    curves: Mapping[str, Curve], steps: int, seeds: Sequence[int], data: Examples
 ) -> tuple[str, ...]:
-    found = {c.method: c for c in curves}
-    ratio, error = _ratio(found["Leon"], found["Muon"])
-    by_width = sorted(curves, key=lambda c: -c.width)
+    ratio, error = _ratio(curves["Leon"], curves["Muon"])
+    by_width = sorted(curves.values(), key=lambda c: -c.width)
     widths = ", ".join(f"{c.method} {c.width:.1f}" for c in by_width)
-    by_loss = sorted(curves, key=lambda c: c.mean.min().item())
+    by_loss = sorted(curves.values(), key=lambda c: c.mean.min().item())
     losses = ", ".join(f"{c.method} {c.mean.min().item():.3f}" for c in by_loss)
     return (
         "The paper trains no network: this is no claim of it, but the question its method raises. "

@@ -1,8 +1,8 @@
 """Runs of the conversion, measured and held to the reference: what three claims share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,7 @@ class Process:
     loss_gap: float
 
 
-@dataclass(frozen=True)
-class History:
+class History(NamedTuple):
     """What a run saw and did, (T, b, m, n) each: W_t, ∇L(W_t), G_t and X_t."""
 
     weights: Tensor
@@ -196,9 +195,7 @@ def agrees(
     short = replace(process, rounds=FEW)
     found = convert(short, oracle, lambda: None, fall=fall, keep=True, **options)
     assert found.history is not None
-    weights, truths, gradients, actions = (
-        getattr(found.history, part.name).numpy() for part in fields(History)
-    )
+    weights, truths, gradients, actions = (part.numpy() for part in found.history)
     radius = conversion.radius(process.rho, process.discount)
     twin = twins.gbpa_twin(
         TWINS[process.learner],

@@ -27,9 +27,8 @@ ASPECTS, QUICK_ASPECTS = (1, 2, 4, 8), (1, 4)
 STEPS = (4, 12)
 SAMPLES = 4  # of FTPL: so many that the Cholesky factor, whose flops are dear, hardly counts
 REPEATS, QUICK_REPEATS = 5, 7  # the fewer sizes, the more one of them decides
-TINY = (
-    8  # rows of a matrix whose flops cost nothing: its time is what starting the operations takes
-)
+TINY = 8
+"""Rows of a matrix whose flops cost nothing: its time is what starting the operations takes."""
 
 # Settled before the times on this grid were measured. The formulas are leading terms. Let what they
 # leave out, as good as proportional to m² and mn beside the m³ and m²n they count, take as long as
@@ -195,9 +194,7 @@ class Fit:
         return slopes[:, 0].tolist(), slopes[:, 1].tolist()
 
 
-def measure(
-    methods: dict[str, Method], settings: Settings, progress: Progress
-) -> dict[str, tuple[Timing, ...]]:
+def measure(settings: Settings, progress: Progress) -> dict[str, tuple[Timing, ...]]:
     """The least of a few CPU times each, as whatever else runs only adds to one.
 
     The repeats go over all points in turn, so that a slow spell hits few.
@@ -207,10 +204,10 @@ def measure(
     repeats = QUICK_REPEATS if settings.quick else REPEATS
     points = [
         (name, Problem(m, aspect * m, k, settings.first_seed))
-        for name, method in methods.items()
+        for name, method in METHODS.items()
         for m, aspect, k in itertools.product((TINY, *rows), aspects, method.steps)
     ]
-    rounds = [methods[name].round(problem) for name, problem in points]
+    rounds = [METHODS[name].round(problem) for name, problem in points]
     seconds: list[list[float]] = [[] for _ in points]
     progress.begin(len(points) * (repeats + 1), "timings")
     for repeat in range(repeats + 1):
@@ -227,7 +224,7 @@ def measure(
             for (other, p), s in least.items()
             if other == name and p.m != TINY
         )
-        for name in methods
+        for name in METHODS
     }
 
 
@@ -259,7 +256,7 @@ def nonnegative(a: Tensor, b: Tensor) -> Tensor:
 @one_thread()
 def run(settings: Settings, progress: Progress) -> Result:
     """Time the four rounds over m, n and K, and fit; `quick` takes fewer sizes and repeats."""
-    timings = measure(METHODS, settings, progress)
+    timings = measure(settings, progress)
     fits = {name: fit(METHODS[name], t) for name, t in timings.items()}
     fixed = METHODS["FAML's round"].steps[0]
     agreed = agreement.checks([_coupled_game(settings.first_seed)])

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -38,13 +39,9 @@ class Method:
     samples: int = 1
 
 
-def _muon(params: list[Tensor], rate: float, seed: int) -> Optimizer:
-    return Muon(params, rate, BETA, method="svd", scale="none")
-
-
 def _pion(smoothing_scale: Literal["theory", "literal"], samples: int) -> Method:
-    def make(params: list[Tensor], rate: float, seed: int) -> Optimizer:
-        return Pion(
+    return Method(
+        lambda params, rate, seed: Pion(
             params,
             rate,
             BETA,
@@ -54,25 +51,28 @@ def _pion(smoothing_scale: Literal["theory", "literal"], samples: int) -> Method
             method="svd",
             scale="none",
             seed=seed,
-        )
-
-    def twin(shape: tuple[int, ...], seed: int) -> optimizers.Twin:
-        literal = smoothing_scale == "literal"
-        return optimizers.pion(shape, literal=literal, samples=samples, seed=seed)
-
-    return Method(make, twin, samples)
-
-
-def _leon(params: list[Tensor], rate: float, seed: int) -> Optimizer:
-    return Leon(params, rate, BETA, beta2=BETA, method="eigh", scale="none")
+        ),
+        lambda shape, seed: optimizers.pion(
+            shape, literal=smoothing_scale == "literal", samples=samples, seed=seed
+        ),
+        samples,
+    )
 
 
 METHODS: Mapping[str, Method] = {
-    "Muon": Method(_muon, lambda shape, seed: optimizers.muon()),
+    "Muon": Method(
+        lambda params, rate, seed: Muon(params, rate, BETA, method="svd", scale="none"),
+        lambda shape, seed: optimizers.MUON,
+    ),
     "Pion, literal, k=1": _pion("literal", 1),
     "Pion, literal, k=10": _pion("literal", 10),
     "Pion, theory, k=10": _pion("theory", 10),
-    "Leon": Method(_leon, lambda shape, seed: optimizers.leon()),
+    "Leon": Method(
+        lambda params, rate, seed: Leon(
+            params, rate, BETA, beta2=BETA, method="eigh", scale="none"
+        ),
+        lambda shape, seed: optimizers.LEON,
+    ),
 }
 
 
@@ -136,10 +136,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     paths: list[Path] = []
     for name, method in methods.items():
-
-        def tick(amount: int = method.samples, stage: str = name) -> None:
-            progress.advance(amount, stage)
-
+        tick = partial(progress.advance, method.samples, name)
         losses = descend(problem, start, method.make, RATES, settings.first_seed, tick)
         paths += [Path(name, rate, losses[..., i]) for i, rate in enumerate(RATES)]
     return Result(

@@ -82,12 +82,7 @@ def swung(learner: Learner, bound: float = 1.0, rounds: int = SWING_ROUNDS) -> f
     signs[0] = 0.5
     identity = bound * torch.eye(*learner.shape[-2:], dtype=torch.float64)
     gradients = signs.reshape(-1, *(1 for _ in learner.shape)) * identity.expand(learner.shape)
-    return share(learner, gradients)
-
-
-def share(learner: Learner, gradients: Tensor) -> float:
-    """Regret over bound after the last of some gradients, (T, …, m, n), in the mean over games."""
-    trace = play(learner, replay(gradients), len(gradients), record=len(gradients))
+    trace = play(learner, replay(gradients), rounds, record=rounds)
     return (trace.regret[-1] / trace.bound[-1]).mean().item()
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from nucleon import noise, streams
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, PRINTED, gradients_of, growth, played, text
+from nucleon.experiments.games import BOUND, PRINTED, curve, gradients_of, growth, played, text
 from nucleon.experiments.reference import deviations
-from nucleon.experiments.shown import Figure, Panel, Series, Table, records
+from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, records
 from nucleon.game import Trace, play
 from nucleon.learners import FTPL
 
@@ -375,11 +375,9 @@ def _figure(fixed: list[Oblivious], answered: list[Adaptive]) -> Figure:
     hoeffding = [DELTA ** (level**2) for level in levels]
     tails.append(Series("Hoeffding", levels, hoeffding, style=BOUND))
     one = answered[1]
-    late = [i for i, t in enumerate(one.trace.rounds) if t >= 5]
-    t = [float(one.trace.rounds[i]) for i in late]
 
     def line(name: str, values: Tensor, style: int) -> Series:
-        return Series(name, t, values[late].tolist(), style=style)
+        return curve(name, one.trace, style, lambda _: values[:, None])
 
     lines = (
         line("regret", one.regret, 3),
@@ -393,8 +391,7 @@ def _figure(fixed: list[Oblivious], answered: list[Adaptive]) -> Figure:
         tuple(tails),
         y_scale="log",
     )
-    title = f"adversary, k = {one.samples}"
-    second = Panel(title, "T", "regret", lines, x_scale="log", y_scale="log")
+    second = log_panel(f"adversary, k = {one.samples}", ("T", "regret"), lines)
     caption = (
         "Left, how often the regret exceeds its mean by more than a share of the term at δ = "
         f"{DELTA:g}; right, only the linear term holds against gradients that know the draw."

@@ -1,5 +1,6 @@
 """lemma-decomposition: the regret term by term, and each term within its bound (Lemma 3.1)."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,8 +118,8 @@ def run(settings: Settings, progress: Progress) -> Result:
     """Decompose games of every learner on three streams, plain and discounted."""
     rounds = QUICK_ROUNDS if settings.quick else ROUNDS
     draws = len(settings.seed_range(DRAWS, QUICK_DRAWS))
-    games = len(LEARNERS) * len(STREAMS) * len(DISCOUNTS) + 1
-    progress.begin(games * rounds, "rounds")
+    points = list(itertools.product(LEARNERS, STREAMS, DISCOUNTS))
+    progress.begin((len(points) + 1) * rounds, "rounds")
 
     def game(
         name: str, stream_name: str, discount: float, potential: Potential | None = None
@@ -134,12 +135,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         terms = decompose(potential or learner.potential, *recorded, **common)
         return Game(name, stream_name, discount, terms)
 
-    found = [
-        game(name, stream, discount)
-        for name in LEARNERS
-        for stream in STREAMS
-        for discount in DISCOUNTS
-    ]
+    found = [game(*point) for point in points]
     wrong = game("FAML", "alternating", 1.0, Regularized())
     agreed = agreement.gbpa_games(
         tuple(LEARNERS),

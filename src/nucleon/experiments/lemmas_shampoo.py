@@ -124,14 +124,7 @@ class Descent(NamedTuple):
 
 def _descended(name: str, d: Descent, eta: float) -> Inequality:
     """Proposition C.2 on a descent."""
-    again = gradient_sums.mirror_descent(
-        d.gradients.numpy(),
-        d.actions.numpy(),
-        d.comparator.numpy(),
-        d.left.numpy(),
-        d.right.numpy(),
-        eta=eta,
-    )
+    again = gradient_sums.mirror_descent(*(part.numpy() for part in d), eta=eta)
     return _compared(name, theory.mirror_descent_regret(*d, eta=eta), again)
 
 

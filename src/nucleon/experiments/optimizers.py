@@ -35,14 +35,10 @@ class Twin:
     smoothing_scale: float = 1.0
 
 
-def muon() -> Twin:
-    """P = polar(Ĝ)."""
-    return Twin(learners.leader)
-
-
-def leon() -> Twin:
-    """P = (ĜĜᵀ + M̂)^{-1/2}Ĝ."""
-    return Twin(learners.augmented)
+MUON = Twin(learners.leader)
+"""P = polar(Ĝ)."""
+LEON = Twin(learners.augmented)
+"""P = (ĜĜᵀ + M̂)^{-1/2}Ĝ."""
 
 
 def pion(shape: tuple[int, ...], *, literal: bool, samples: int, seed: int) -> Twin:
@@ -135,9 +131,9 @@ def _synthetic(
     start, gradient, _ = _smooth_loss(shape, seed)
     samples = SAMPLES if dtype == torch.float64 else 1
     twins = {
-        "Muon": muon(),
+        "Muon": MUON,
         "Pion": pion((2, m, n), literal=False, samples=samples, seed=seed),
-        "Leon": leon(),
+        "Leon": LEON,
     }
     own = {"samples": samples, "seed": seed} if name == "Pion" else {}
     weight = torch.nn.Parameter(start.to(dtype))
@@ -163,7 +159,7 @@ def certified_checks(shape: tuple[int, int], *, seed: int = 0) -> tuple[Check, .
     setting: dict[str, Any] = {**game, "method": "eigh", "scale": "none", "gradient_bound": bound}
     weight, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
     plain = Leon([weight], **setting)
-    error = difference(plain, weight, gradient, leon(), **game, gradient_bound=bound)
+    error = difference(plain, weight, gradient, LEON, **game, gradient_bound=bound)
     optimizer = Leon([other], **setting, steps="exponential", certify=True, seed=seed)
     moves, given = _run(optimizer, other, gradient)
     # X_{t+1} = −P_t: the reference plays one round more than it is given gradients.

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -221,26 +221,18 @@ class _Costs:
     faml: dict[str, float]
     captured: int
 
-    def of(self, learner: str, stream: str, solver: str, tolerance: float) -> list[Solved]:
-        """The solutions that reached the gap."""
-        key = (learner, stream, solver, tolerance)
-        return [
-            s
-            for s in self.solved
-            if (s.learner, s.stream, s.solver, s.tolerance) == key and s.converged
-        ]
-
     def ratio(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """Time over a round of FAML on the same stream; infinite unless every round reached it."""
-        found = self.of(learner, stream, solver, tolerance)
-        return self._median(s.seconds for s in found) / self.faml[stream]
+        seconds = self._median(lambda s: s.seconds, learner, stream, solver, tolerance)
+        return seconds / self.faml[stream]
 
     def iterations(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """The median number, infinite unless every round reached the gap."""
-        return self._median(s.iterations for s in self.of(learner, stream, solver, tolerance))
+        return self._median(lambda s: s.iterations, learner, stream, solver, tolerance)
 
-    def _median(self, values: Iterable[float]) -> float:
-        found = list(values)
+    def _median(self, value: Callable[[Solved], float], *key: str | float) -> float:
+        own = (s for s in self.solved if (s.learner, s.stream, s.solver, s.tolerance) == key)
+        found = [value(s) for s in own if s.converged]
         return statistics.median(found) if len(found) == self.captured else math.inf
 
     def cheapest(self, learner: str, stream: str) -> float:
@@ -291,11 +283,11 @@ def _checks(costs: _Costs) -> tuple[Check, ...]:
 
 
 def _table(costs: _Costs, shape: tuple[int, int]) -> Table:
-    def cell(learner: str, stream: str, solver: str, tolerance: float) -> str:
-        time_ratio = costs.ratio(learner, stream, solver, tolerance)
+    def cell(row: tuple[str, str, str], gap: float) -> str:
+        time_ratio = costs.ratio(*row, gap)
         if math.isinf(time_ratio):
             return "—"
-        return f"{time_ratio:.1f} ({costs.iterations(learner, stream, solver, tolerance):g})"
+        return f"{time_ratio:.1f} ({costs.iterations(*row, gap):g})"
 
     return Table.grid(
         f"Time of a projection over a round of FAML (steps), {text(shape)}; —: not within "
@@ -308,7 +300,7 @@ def _table(costs: _Costs, shape: tuple[int, int]) -> Table:
             for solver in (*get_args(Solver), TEXTBOOK)
         },
         {f"gap {g:g}": g for g in GAPS},
-        lambda row, gap: cell(*row, gap),
+        cell,
     )
 
 

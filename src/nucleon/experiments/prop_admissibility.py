@@ -259,8 +259,7 @@ def _figure(curves: list[Curve]) -> Figure:
             Series("αc + β/(2c)", SCALES, curve.upper.tolist(), style=5),
             Series("1, the nuclear norm", SCALES, [1.0] * len(SCALES), style=6),
         )
-        product = curve.stated.alpha * curve.stated.beta
-        title = f"{curve.potential}, αβ = {product:.3g}"
+        title = f"{curve.potential}, αβ = {curve.stated.product:.3g}"
         return log_panel(title, ("c·√(2α/β)", "ratio"), lines)
 
     caption = "The potential lies between the nuclear norm and the most its constants allow."

@@ -21,12 +21,8 @@ from nucleon.streams import replay
 
 F64 = torch.float64
 OFFSETS: dict[str, Offset] = {"δ = 0": "scale-free", "clipping": "clip", "proximal": "proximal"}
-SIDES: tuple[tuple[Preconditioner, Ball], ...] = (
-    ("scalar", "l2"),
-    ("scalar", "linf"),
-    ("diagonal", "l2"),
-    ("diagonal", "linf"),
-)
+PRECONDITIONERS: tuple[Preconditioner, ...] = ("scalar", "diagonal")
+BALLS: tuple[Ball, ...] = ("l2", "linf")
 DIMENSION, GAMES, QUICK_GAMES = 4, 64, 16
 ROUNDS, QUICK_ROUNDS = 200, 60
 LENGTHS, QUICK_LENGTHS = (10, 30, 100, 300), (10, 30)
@@ -40,13 +36,8 @@ MATRICES: dict[str, tuple[type[GBPA], dict[str, Any]]] = {
 }
 SIZES = (1.0, 3.0, 0.2, 5.0, 0.5, 9.0, 1.0, 2.0)
 """Of the gradients that the reference plays too: above the largest so far three times."""
-EXCESS: tuple[tuple[OnExcess, float | None], ...] = (
-    ("clip", None),
-    ("clip", 2.0),
-    ("grow", None),
-    ("grow", 2.0),
-)
-"""What a matrix learner does with gradients above the bound, and the bound it was told."""
+EXCESS: tuple[OnExcess, ...] = ("clip", "grow")
+"""What a matrix learner does with gradients above the bound."""
 
 # Regression lines: what the swing of 30 rounds costs each variant, and that of 200 rounds each
 # matrix learner without a stated bound, rounded down.
@@ -79,7 +70,7 @@ class Swung(NamedTuple):
 def run(settings: Settings, progress: Progress) -> Result:
     """Wild streams and swings for every variant, and a few rounds of all beside the reference."""
     lengths = QUICK_LENGTHS if settings.quick else LENGTHS
-    points = [(name, *side) for name, side in itertools.product(OFFSETS, SIDES)]
+    points = list(itertools.product(OFFSETS, PRECONDITIONERS, BALLS))
     progress.begin(len(points) * (1 + len(lengths)) + len(MATRICES), "games")
     gradients = wild_streams(settings)
     wild, swings, agreed = list[Wild](), list[Swung](), list[agreement.Agreement]()
@@ -182,7 +173,7 @@ def matrices_agree(name: str, seed: int) -> list[agreement.Agreement]:
     given = _given(shape, seed)
     draws = twins.ftpl_draws(shape, samples=4)
     found = list[agreement.Agreement]()
-    for (on_excess, bound), discount in itertools.product(EXCESS, (1.0, 0.9)):
+    for on_excess, bound, discount in itertools.product(EXCESS, (None, 2.0), (1.0, 0.9)):
         learner = make(
             shape,
             gradient_bound=bound,
@@ -239,7 +230,7 @@ def checks(wild: list[Wild], swings: list[Swung]) -> tuple[Check, ...]:
             Check(
                 f"{n}, {kind}, swing: regret/bound", matrix_share(n, kind), "≥", MATRIX_REACHED[n]
             )
-            for n, kind in itertools.product(MATRICES, ("clip", "grow"))
+            for n, kind in itertools.product(MATRICES, EXCESS)
         ),
         Check("FTRL with δ too small: regret/bound", too_small_a_delta(), ">", 1.0),
     )
@@ -264,7 +255,7 @@ def _wild_table(wild: list[Wild], swings: list[Swung]) -> Table:
 def _figure(swings: list[Swung]) -> Figure:
     lines = list[Series]()
     for name, style in zip(OFFSETS, (0, 2, 4), strict=True):
-        points = [s for s in swings if s[:3] == (name, *SIDES[0])]
+        points = [s for s in swings if s[:3] == (name, "scalar", "l2")]
         x, y = [float(s.rounds) for s in points], [s.share for s in points]
         lines.append(Series(name, x, y, style=style))
     x = sorted({float(s.rounds) for s in swings})

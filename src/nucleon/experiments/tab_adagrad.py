@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -27,9 +26,8 @@ ROUNDING = 1e-9
 GAUSSIAN_FACTOR = 2.0  # "the same bound" of the paper, as an order: √(2αβ) ≤ √π of the leading term
 
 BALLS: Mapping[Ball, str] = {"l2": "ℓ2", "linf": "ℓ∞"}
-UPDATES: Mapping[Update, str] = {"ogd": "OGD", "ftrl": "FTRL"}
 GAUSSIAN = "Gaussian FTPL"
-LEAST = {"OGD": 0.6, "FTRL": 0.6, GAUSSIAN: 0.6}
+LEAST = {"OGD, scalar": 0.6, "FTRL, scalar": 0.6, GAUSSIAN: 0.6}
 """Share of its bound that each loses on the swing, where one coordinate plays the scalar game; what
 the d−1 others pay δ for in FTRL's diagonal and full bounds is left out of it."""
 _COMPARED: tuple[Preconditioner, ...] = ("scalar", "diagonal")
@@ -92,34 +90,20 @@ def against_scalar(
     return bound(stream, update, preconditioner, ball) / bound(stream, update, "scalar", ball)
 
 
-@dataclass(frozen=True)
-class Game:
-    """What one learner did on one ball."""
-
-    stream: str
-    ball: Ball
-    learner: str
-    trace: Trace
+Games = Mapping[tuple[str, Ball, str], Trace]
+"""By stream, ball and learner."""
 
 
 def _learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, Learner]]:
     shape = tuple(stream.shape[1:])
+    common: dict[str, Any] = {"radius": RADIUS, "dtype": torch.float64}
     for preconditioner in get_args(Preconditioner):
-        options: dict[str, Any] = {
-            "preconditioner": preconditioner,
-            "ball": ball,
-            "radius": RADIUS,
-            "dtype": torch.float64,
-        }
+        options: dict[str, Any] = {"preconditioner": preconditioner, "ball": ball, **common}
         delta = offset(stream, preconditioner)
         yield f"OGD, {preconditioner}", AdaGradOGD(shape, **options)
         yield f"FTRL, {preconditioner}", AdaGradFTRL(shape, delta=delta, **options)
     if ball == "l2":
-        level = offset(stream, "scalar")
-        yield (
-            GAUSSIAN,
-            GaussianFTPL(shape, gradient_bound=level, radius=RADIUS, dtype=torch.float64),
-        )
+        yield GAUSSIAN, GaussianFTPL(shape, gradient_bound=offset(stream, "scalar"), **common)
 
 
 @one_thread()
@@ -130,17 +114,14 @@ def run(settings: Settings, progress: Progress) -> Result:
     seeds = settings.seed_range(SEEDS, QUICK_SEEDS)
     known = gradients(dimension, len(seeds), rounds, settings.first_seed)
     progress.begin(rounds * len(known) * 13, "rounds")
-    games = [
-        Game(
-            name,
-            ball,
-            label,
-            played(learner, streams.replay(stream), rounds, progress, f"{name}, {BALLS[ball]}"),
+    games: Games = {
+        (name, ball, label): played(
+            learner, streams.replay(stream), rounds, progress, f"{name}, {BALLS[ball]}"
         )
         for name, stream in known.items()
         for ball in BALLS
         for label, learner in _learners(stream, ball)
-    ]
+    }
     agreed = agreement.vector_games(dimension, radius=RADIUS, seed=settings.first_seed)
     return Result(
         checks=(
@@ -153,88 +134,85 @@ def run(settings: Settings, progress: Progress) -> Result:
         tables=(_regrets(games), _ratios(known), agreement.table(agreed)),
         figures=(_figure(known, games),),
         records=records(
-            games,
+            games.items(),
             {
-                "stream": lambda g: g.stream,
-                "ball": lambda g: g.ball,
-                "learner": lambda g: g.learner,
-                "regret": lambda g: g.trace.regret[-1].tolist(),
-                "bound": lambda g: g.trace.bound[-1].tolist(),
+                "stream": lambda item: item[0][0],
+                "ball": lambda item: item[0][1],
+                "learner": lambda item: item[0][2],
+                "regret": lambda item: item[1].regret[-1].tolist(),
+                "bound": lambda item: item[1].bound[-1].tolist(),
             },
         ),
-        notes=_notes(known, games, dimension, len(seeds)),
+        notes=_notes(games, dimension, len(seeds)),
     )
 
 
-def _guarantees(games: list[Game]) -> tuple[Check, ...]:
+def _guarantees(games: Games) -> tuple[Check, ...]:
     """Regret within the bound."""
-    pairs: list[tuple[str, Ball]] = [(u, ball) for ball in BALLS for u in UPDATES.values()]
+    pairs: list[tuple[str, Ball]] = [(u, ball) for ball in BALLS for u in ("OGD", "FTRL")]
     pairs.append((GAUSSIAN, "l2"))
     return tuple(
         Check.at_most(
             f"{learner} on {BALLS[ball]}: largest regret/bound",
-            (ratio(g.trace) for g in games if g.ball == ball and g.learner.startswith(learner)),
+            (ratio(t) for (_, on, label), t in games.items() if on == ball and learner in label),
             1.0,
         )
         for learner, ball in pairs
     )
 
 
-def _lower_sides(games: list[Game]) -> tuple[Check, ...]:
+def _lower_sides(games: Games) -> tuple[Check, ...]:
     """A stream on which the scalar learners lose a share of their bounds."""
-
-    def share(learner: str) -> float:
-        trace = _final(games, "swing", "l2", learner)
-        return (trace.regret[-1] / trace.bound[-1]).min().item()
-
-    labels = {"OGD": "OGD, scalar", "FTRL": "FTRL, scalar", GAUSSIAN: GAUSSIAN}
+    traces = {label: games["swing", "l2", label] for label in LEAST}
     return tuple(
-        Check(f"swing on ℓ2: {label}, regret/bound", share(label), "≥", LEAST[name])
-        for name, label in labels.items()
+        Check.at_least(
+            f"swing on ℓ2: {label}, regret/bound",
+            (t.regret[-1] / t.bound[-1]).tolist(),
+            LEAST[label],
+        )
+        for label, t in traces.items()
     )
 
 
-def _rankings(known: dict[str, Tensor], games: list[Game]) -> tuple[Check, ...]:
+def _rankings(known: dict[str, Tensor], games: Games) -> tuple[Check, ...]:
     """Which bound is the smaller on which ball, and the regrets where they follow it."""
 
-    def ratios(preconditioner: Preconditioner, ball: Ball) -> Tensor:
-        return torch.cat([against_scalar(s, preconditioner, ball) for s in known.values()])
+    def ratios(preconditioner: Preconditioner, ball: Ball) -> list[float]:
+        return torch.cat([against_scalar(s, preconditioner, ball) for s in known.values()]).tolist()
 
-    bounds = (
-        Check(
-            "diagonal/scalar bound on ℓ2, smallest",
-            ratios("diagonal", "l2").min().item(),
-            "≥",
-            1 - ROUNDING,
+    def flip(ball: Ball) -> float:
+        diagonal, scalar = (
+            games["alternating", ball, f"OGD, {p}"].regret[-1, MIDDLE]
+            for p in ("diagonal", "scalar")
+        )
+        return (diagonal / scalar).item()
+
+    name = "alternating, OGD: diagonal/scalar regret on"
+    return (
+        Check.at_least(
+            "diagonal/scalar bound on ℓ2, smallest", ratios("diagonal", "l2"), 1 - ROUNDING
         ),
-        Check(
-            "diagonal/scalar bound on ℓ∞, largest",
-            ratios("diagonal", "linf").max().item(),
-            "≤",
-            1 + ROUNDING,
+        Check.at_most(
+            "diagonal/scalar bound on ℓ∞, largest", ratios("diagonal", "linf"), 1 + ROUNDING
         ),
         *(
-            Check(
-                f"full/scalar bound on {BALLS[ball]}, smallest",
-                ratios("full", ball).min().item(),
-                "≥",
-                1 - ROUNDING,
+            Check.at_least(
+                f"full/scalar bound on {label}, smallest", ratios("full", ball), 1 - ROUNDING
             )
-            for ball in BALLS
+            for ball, label in BALLS.items()
         ),
+        Check(f"{name} ℓ2", flip("l2"), ">", 1.0),
+        Check(f"{name} ℓ∞", flip("linf"), "<", 1.0),
     )
-    on_l2, on_linf = (_flip(games, ball)[MIDDLE].item() for ball in BALLS)
-    name = "alternating, OGD: diagonal/scalar regret on"
-    return (*bounds, Check(f"{name} ℓ2", on_l2, ">", 1.0), Check(f"{name} ℓ∞", on_linf, "<", 1.0))
 
 
-def _departures(known: dict[str, Tensor], games: list[Game]) -> tuple[Check, ...]:
+def _departures(known: dict[str, Tensor], games: Games) -> tuple[Check, ...]:
     """What is not as printed: the diameter, δ on ℓ∞, the constant of the Gaussian method."""
-    regret = _final(games, "swing", "l2", "OGD, scalar").regret[-1]
+    regret = games["swing", "l2", "OGD, scalar"].regret[-1]
     printed = math.sqrt(2) * RADIUS * known["swing"].square().sum((0, 2, 3)).sqrt()
     with_offset = [against_scalar(s, "diagonal", "linf", "ftrl").max() for s in known.values()]
     gaussian = [
-        _final(games, name, "l2", GAUSSIAN).bound[-1] / bound(stream, "ftrl", "scalar", "l2")
+        games[name, "l2", GAUSSIAN].bound[-1] / bound(stream, "ftrl", "scalar", "l2")
         for name, stream in known.items()
     ]
     return (
@@ -250,46 +228,27 @@ def _departures(known: dict[str, Tensor], games: list[Game]) -> tuple[Check, ...
             ">",
             1.0,
         ),
-        Check(
+        Check.at_most(
             "Gaussian FTPL's bound over scalar FTRL's, largest",
-            torch.cat(gaussian).max().item(),
-            "≤",
+            torch.cat(gaussian).tolist(),
             GAUSSIAN_FACTOR,
         ),
     )
 
 
-def _final(games: list[Game], stream: str, ball: Ball, learner: str) -> Trace:
-    key = (stream, ball, learner)
-    return next(g.trace for g in games if (g.stream, g.ball, g.learner) == key)
+def _regrets(games: Games) -> Table:
+    rows: dict[str, tuple[str, Ball]] = {
+        f"{stream}, {BALLS[ball]}": (stream, ball) for stream, ball, _ in games
+    }
 
-
-def _flip(games: list[Game], ball: Ball) -> Tensor:
-    """Diagonal over scalar regret of OGD on the alternating stream, for every direction."""
-    diagonal, scalar = (
-        _final(games, "alternating", ball, f"OGD, {p}").regret[-1] for p in ("diagonal", "scalar")
-    )
-    return diagonal / scalar
-
-
-def _regrets(games: list[Game]) -> Table:
-    labels = list(dict.fromkeys(g.learner for g in games))
-
-    def cell(stream: str, ball: Ball, label: str) -> str:
-        if label == GAUSSIAN and ball == "linf":
+    def cell(row: tuple[str, Ball], label: str) -> str:
+        if (*row, label) not in games:  # Gaussian FTPL on the ℓ∞ ball
             return "—"
-        trace = _final(games, stream, ball, label)
+        trace = games[*row, label]
         return f"{trace.regret[-1].mean():.1f} / {trace.bound[-1].mean():.1f}"
 
-    rows: dict[str, tuple[str, Ball]] = {
-        f"{name}, {BALLS[ball]}": (name, ball)
-        for name in dict.fromkeys(g.stream for g in games)
-        for ball in BALLS
-    }
     title = f"Regret / bound, means over the games, D = {RADIUS:g}"
-    return Table.grid(
-        title, "stream, ball", rows, named(labels), lambda row, label: cell(*row, label)
-    )
+    return Table.grid(title, "stream, ball", rows, named(label for _, _, label in games), cell)
 
 
 def _ratios(known: dict[str, Tensor]) -> Table:
@@ -310,13 +269,13 @@ def _ratios(known: dict[str, Tensor]) -> Table:
     return Table.grid(title, "stream", known, columns, cell)
 
 
-def _figure(known: dict[str, Tensor], games: list[Game]) -> Figure:
+def _figure(known: dict[str, Tensor], games: Games) -> Figure:
     stream = known["alternating"]
     spread = directions(stream.shape[-1]).sum(-1).flatten().tolist()  # ‖v‖₁, where ‖v‖₂ = 1
 
     def series(ball: Ball) -> Iterator[Series]:
         for i, p in enumerate(_COMPARED):
-            regret = _final(games, "alternating", ball, f"OGD, {p}").regret[-1]
+            regret = games["alternating", ball, f"OGD, {p}"].regret[-1]
             yield Series(f"{p}, regret", spread, regret.tolist(), style=2 * i)
             yield Series(
                 f"{p}, bound", spread, bound(stream, "ogd", p, ball).tolist(), style=2 * i + 1
@@ -344,17 +303,12 @@ def _figure(known: dict[str, Tensor], games: list[Game]) -> Figure:
     )
 
 
-def _notes(
-    known: dict[str, Tensor], games: list[Game], dimension: int, seeds: int
-) -> tuple[str, ...]:
+def _notes(games: Games, dimension: int, seeds: int) -> tuple[str, ...]:
+    means = {key: trace.regret[-1].mean().item() for key, trace in games.items()}
     pairs = [
-        (
-            _final(games, name, ball, f"{update}, full").regret[-1].mean().item(),
-            _final(games, name, ball, f"{update}, scalar").regret[-1].mean().item(),
-        )
-        for name in known
-        for ball in BALLS
-        for update in UPDATES.values()
+        (mean, means[stream, ball, label.replace("full", "scalar")])
+        for (stream, ball, label), mean in means.items()
+        if label.endswith("full")
     ]
     below = sum(full < scalar * (1 - 1e-6) for full, scalar in pairs)
     alpha, beta = theory.gaussian_ftpl_constants(dimension)

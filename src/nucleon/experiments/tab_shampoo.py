@@ -38,28 +38,18 @@ TOLERANCE = 1e-6
 COARSE, QUICK_COARSE = (1e-1, 1e-2, 1e-3, 1e-6), (1e-1, 1e-6)
 ROUNDING = 1e-9
 
+CLOSED: dict[str, Any] = {"radius": RADIUS, "dtype": torch.float64}
+PROJECTED: dict[str, Any] = {**CLOSED, "solver": "douglas-rachford", "tolerance": TOLERANCE}
 LEARNERS: Mapping[str, Callable[[tuple[int, ...]], Learner]] = {
-    "Shampoo": lambda shape: Shampoo(shape, **_projected()),
-    "one-sided": lambda shape: OneSidedShampoo(shape, **_projected()),
-    "Kronecker FTRL": lambda shape: KroneckerFTRL(shape, **_projected()),
-    "FTRL": lambda shape: FTRL(shape, **_projected()),
-    "FAML": lambda shape: FAML(shape, radius=RADIUS, dtype=torch.float64),
-    "scalar GBPA": lambda shape: ScalarGBPA(
-        shape,
-        gradient_bound=math.sqrt(min(shape[-2:])),  # ‖G‖_F ≤ √m·‖G‖_op
-        radius=RADIUS,
-        dtype=torch.float64,
+    "Shampoo": lambda shape: Shampoo(shape, **PROJECTED),
+    "one-sided": lambda shape: OneSidedShampoo(shape, **PROJECTED),
+    "Kronecker FTRL": lambda shape: KroneckerFTRL(shape, **PROJECTED),
+    "FTRL": lambda shape: FTRL(shape, **PROJECTED),
+    "FAML": lambda shape: FAML(shape, **CLOSED),
+    "scalar GBPA": lambda shape: ScalarGBPA(  # ‖G‖_F ≤ √m·‖G‖_op
+        shape, gradient_bound=math.sqrt(min(shape[-2:])), **CLOSED
     ),
 }
-
-
-def _projected(tolerance: float = TOLERANCE) -> dict[str, Any]:
-    return {
-        "radius": RADIUS,
-        "dtype": torch.float64,
-        "solver": "douglas-rachford",
-        "tolerance": tolerance,
-    }
 
 
 def known(shape: tuple[int, ...], rounds: int, seed: int) -> dict[str, streams.Stream]:
@@ -167,19 +157,13 @@ def run(settings: Settings, progress: Progress) -> Result:
                 games.append(Game(name, shape, label, learner, trace))
     batch = (count, *shapes[-1])
     hard = known(batch, rounds, seed)["ill-conditioned"]
-    inexact = {
-        gap: played(
-            OneSidedShampoo(batch, **_projected(gap)),
-            hard,
-            rounds,
-            progress,
-            f"to a gap of {gap:g}",
-        )
-        for gap in coarse
-    }
+    inexact = dict[float, Trace]()
+    for gap in coarse:
+        learner = OneSidedShampoo(batch, **(PROJECTED | {"tolerance": gap}))
+        inexact[gap] = played(learner, hard, rounds, progress, f"to a gap of {gap:g}")
     small = (len(horizons), 2, 3)
-    free = turn(Shampoo(small, projection="none", **_projected()), horizons, progress)
-    kept = turn(Shampoo(small, **_projected()), horizons, progress)
+    free = turn(Shampoo(small, projection="none", **PROJECTED), horizons, progress)
+    kept = turn(Shampoo(small, **PROJECTED), horizons, progress)
     gains = gains_by_side(QUICK_SIDES if quick else SIDES, rounds, seed)
     agreed = _agreed(shapes[-1], seed)
     return Result(

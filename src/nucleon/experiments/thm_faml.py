@@ -27,11 +27,12 @@ from nucleon.experiments.games import (
 from nucleon.experiments.reference import bounds
 from nucleon.experiments.shown import Cell, Figure, Panel, Table, log_panel, named, records
 from nucleon.experiments.thm_gbpa import STREAMS
-from nucleon.game import Row, Trace
+from nucleon.game import Trace
 from nucleon.learners import FAML
 
 SHAPES = ((4, 8), (4, 4), (8, 3), (1, 6))  # wide, square, tall, a row
 RADIUS, GRADIENT_BOUND = 2.0, 0.5
+GAME: dict[str, Any] = {"radius": RADIUS, "gradient_bound": GRADIENT_BOUND}
 GAMES, QUICK_GAMES = 8, 4
 ROUNDS, QUICK_ROUNDS = 1500, 60
 
@@ -76,18 +77,15 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     def game(shape: tuple[int, int], name: str) -> Game:
         stream = STREAMS[name]((games, *shape), **source)
-        learner = FAML(
-            (games, *shape), radius=RADIUS, gradient_bound=GRADIENT_BOUND, dtype=torch.float64
+        learner, printed = FAML((games, *shape), **GAME, dtype=torch.float64), list[Tensor]()
+        trace = played(
+            learner,
+            stream,
+            rounds,
+            progress,
+            f"{name}, {text(shape)}",
+            lambda row: printed.append(theory.faml_bound(learner.gram, **GAME)),
         )
-        printed = list[Tensor]()
-
-        def watch(row: Row) -> None:
-            printed.append(
-                theory.faml_bound(learner.gram, radius=RADIUS, gradient_bound=GRADIENT_BOUND)
-            )
-
-        stage = f"{name}, {text(shape)}"
-        trace = played(learner, stream, rounds, progress, stage, watch)
         return Game(name, trace, torch.stack(printed))
 
     found = [game(*point) for point in points]
@@ -147,11 +145,8 @@ def row_regret(gradients: Tensor) -> Tensor:
 def _printed(seed: int) -> Check:
     """The printed bound against the reference's."""
     given = agreement.leaning(SHAPES[0], bound=GRADIENT_BOUND, seed=seed)
-    game: dict[str, Any] = {"radius": RADIUS}
-    mine = theory.faml_bound(
-        (given @ given.mT).sum(0), gradient_bound=GRADIENT_BOUND, **game
-    ).item()
-    wanted = bounds.faml(given.numpy(), bound=GRADIENT_BOUND, **game)
+    mine = theory.faml_bound((given @ given.mT).sum(0), **GAME).item()
+    wanted = bounds.faml(given.numpy(), radius=RADIUS, bound=GRADIENT_BOUND)
     return agreement.close("printed bound against the reference's", mine / wanted - 1)
 
 
@@ -198,8 +193,7 @@ def _figure(found: list[Game]) -> Figure:
     chosen = {g.stream: g for g in found if g.shape == SHAPES[0] and g.stream in DRAWN}
     caption = "Means over the games on 4×8 matrices; each panel has its own scale."
     panels = tuple(panel(chosen[name]) for name in DRAWN)
-    title = "Regret of FAML and its bounds"
-    return Figure("regret", title, caption, panels, shared_axes=False)
+    return Figure("regret", "Regret of FAML and its bounds", caption, panels)
 
 
 CLAIM = Claim(

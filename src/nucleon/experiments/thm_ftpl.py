@@ -173,10 +173,8 @@ def checks(
     oblivious: list[Game], adaptive: list[Game], distances: list[tuple[int, float, float]]
 ) -> tuple[Check, ...]:
     """Within the bounds on fixed streams, linear against the adversary, FAML in the limit."""
-    sharp, printed = (
-        [g.over(bound(g)).high for g in oblivious]
-        for bound in (lambda g: g.trace.bound[-1], lambda g: g.printed)
-    )
+    printed = [g.over(g.printed).high for g in oblivious]
+    sharp = [g.over(g.trace.bound[-1]).high for g in oblivious]
     unpadded = FTPL((4, 4), width=4).bound().isfinite()
     exponents = {g.samples: growth(g.trace) for g in adaptive}
     distance = {width: d for width, _, d in distances}

@@ -136,17 +136,10 @@ def run(settings: Settings, progress: Progress) -> Result:
     )
 
 
-def _lower_sides(settings: Settings) -> tuple[Check, ...]:
-    makers: dict[str, tuple[Callable[..., GBPA], tuple[int, ...]]] = {
-        "FTRL": (FTRL, SHAPE),
-        "FTPL": (FTPL, (DRAWS, *SHAPE)),
-        "FAML": (FAML, SHAPE),
-    }
-    return tuple(
-        check
-        for name, (make, shape) in makers.items()
-        for check in lower_side(name, make, shape, settings, GRADIENT_BOUND)
-    )
+def _lower_sides(settings: Settings) -> Iterator[Check]:
+    for name, make in LEARNERS.items():
+        shape = (DRAWS, *SHAPE) if name == "FTPL" else SHAPE
+        yield from lower_side(name, make, shape, settings, GRADIENT_BOUND)
 
 
 def random_signs(seed: int) -> Interval:

@@ -23,7 +23,7 @@ from nucleon.experiments.conversions import (
     sampling,
 )
 from nucleon.experiments.o2nc import ESTIMATE, MOST_ERRORS
-from nucleon.experiments.reference import bounds, conversion
+from nucleon.experiments.reference import conversion
 from nucleon.experiments.shown import Figure, Panel, Table, records
 from nucleon.learners import FAML, FTL, Learner
 from nucleon.o2nc.plans import Plan, Planned, plan
@@ -48,38 +48,39 @@ NOTES = (
 )
 
 
+Answers = tuple[Oracle, Callable[[Tensor], Tensor]]
+"""The gradients of a run, and what the loss fell by up to W_T."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A problem with its constants, and the plan for it."""
 
     name: str
+    start: Tensor
+    seed: int
+    answers: Callable[[int], Answers]
+    """Those of a new run of so many rounds."""
+    first_gradient: float
+    """‖∇L(W_1)‖_*."""
     plan: Plan
     rho: float
     epsilon: float
+    q_nuclear: float
+    """‖Q‖_*."""
     loss_gap: float
     gradient_bound: float
-    start: Tensor
-    seed: int
-    first_gradient: float
-    """‖∇L(W_1)‖_*."""
-
-    @property
-    def q_nuclear(self) -> float:
-        """‖Q‖_*."""
-        if self.name == "kinks":
-            return random_kinks(self.seed, shape=SHAPE, dtype=torch.float64).q_nuclear
-        return Resistance(self.start, height=self.loss_gap).q_nuclear
 
     def run(
         self, learner: Callable[..., Learner], tick: Callable[[], None], **options: Any
     ) -> Measured:
         """Run the conversion with a learner on the planned γ, D and T."""
-        oracle, fall = self._oracle(self.plan.rounds)
+        oracle, fall = self.answers(self.plan.rounds)
         return convert(self._process(learner), oracle, tick, fall=fall, **options)
 
     def agrees(self, name: str, learner: Callable[..., Learner], **options: Any) -> Check:
         """The first rounds of such a run beside the reference's."""
-        oracle, fall = self._oracle(FEW)
+        oracle, fall = self.answers(FEW)
         return agrees(f"{name}, {self.name}", self._process(learner), oracle, fall, **options)
 
     def _process(self, learner: Callable[..., Learner]) -> Process:
@@ -94,56 +95,51 @@ class Target:
             loss_gap=self.loss_gap,
         )
 
-    def _oracle(self, rounds: int) -> tuple[Oracle, Callable[[Tensor], Tensor]]:
-        """The gradients of a run, and what the loss fell by up to W_T."""
-        if self.name == "kinks":
-            problem = random_kinks(self.seed, shape=SHAPE, dtype=torch.float64)
-            first = problem.value(self.start)
-            samples = sampling(problem, rounds, len(self.start), self.seed)
-            return samples, lambda w: first - problem.value(w)
-        walk = Resistance(self.start, height=self.loss_gap)
-
-        def oracle(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
-            gradient = walk.gradient(w)
-            return gradient, gradient
-
-        return oracle, lambda w: self.loss_gap - walk.height  # after the last answer, that to W_T
-
 
 def kinks(optimizer: Planned, rho: float, runs: int, seed: int) -> Target:
     """The finite sum with kinks, from a multiple of I."""
     problem = random_kinks(seed, shape=SHAPE, dtype=torch.float64)
     start = identity_start(START, runs)
-    gap, norm = problem.value(start[0]).item(), problem.q_nuclear
+    value = problem.value(start)
     first = torch.linalg.matrix_norm(problem.gradient(start[0]), "nuc").item()
-    found = plan(
-        optimizer,
-        rho=rho,
-        epsilon=RELATIVE * norm,
-        q_nuclear=norm,
-        loss_gap=gap,
-        gradient_bound=problem.gradient_bound,
-        shape=SHAPE,
-    )
-    bound = problem.gradient_bound
-    return Target("kinks", found, rho, RELATIVE * norm, gap, bound, start, seed, first)
+    known: dict[str, Any] = {
+        "rho": rho,
+        "epsilon": RELATIVE * problem.q_nuclear,
+        "q_nuclear": problem.q_nuclear,
+        "loss_gap": problem.value(start[0]).item(),
+        "gradient_bound": problem.gradient_bound,
+    }
+
+    def answers(rounds: int) -> Answers:
+        return sampling(problem, rounds, runs, seed), lambda w: value - problem.value(w)
+
+    found = plan(optimizer, shape=SHAPE, **known)
+    return Target("kinks", start, seed, answers, first, found, **known)
 
 
 def resistance(optimizer: Planned, height: float, runs: int, seed: int) -> Target:
     """The oracle that resists a bold second row, ρ = 1."""
     start = identity_start(0.0, runs)
-    walk = Resistance(start, height=height)
-    found = plan(
-        optimizer,
-        rho=1.0,
-        epsilon=RESISTED,
-        q_nuclear=walk.q_nuclear,
-        loss_gap=height,
-        gradient_bound=walk.gradient_bound,
-        shape=SHAPE,
-    )
-    bound, first = walk.gradient_bound, walk.slope
-    return Target("resistance", found, 1.0, RESISTED, height, bound, start, seed, first)
+    still = Resistance(start, height=height)
+    known: dict[str, Any] = {
+        "rho": 1.0,
+        "epsilon": RESISTED,
+        "q_nuclear": still.q_nuclear,
+        "loss_gap": height,
+        "gradient_bound": still.gradient_bound,
+    }
+
+    def answers(rounds: int) -> Answers:
+        walk = Resistance(start, height=height)
+
+        def oracle(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
+            gradient = walk.gradient(w)
+            return gradient, gradient
+
+        return oracle, lambda w: height - walk.height  # after the last answer, that to W_T
+
+    found = plan(optimizer, shape=SHAPE, **known)
+    return Target("resistance", start, seed, answers, still.slope, found, **known)
 
 
 def run(settings: Settings, progress: Progress) -> Result:
@@ -235,12 +231,6 @@ def planned(target: Target, factor: float, constant: float) -> tuple[Check, Chec
         agreement.close(f"{target.name}: γ, D and T {name}", *errors),
         agreement.close(f"{target.name}: what is promised, term by term, {name}", mine / terms - 1),
     )
-
-
-def pion_factor() -> float:
-    """C of Pion in the shape of the targets."""
-    m, n = SHAPE
-    return conversion.pion_factor(m, bounds.padded(m, n))
 
 
 def arrival(target: Target, name: str, found: dict[tuple[str, str], Measured]) -> Check:

@@ -1,24 +1,10 @@
 """thm-pion: Pion with the theorem's γ, D and T, and what a finite number of draws costs (5.2)."""
 
-from nucleon.experiments import agreement, optimizers
+from nucleon.experiments import agreement, optimizers, thm_leon
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings
 from nucleon.experiments.conversions import FEW, SHAPE, Measured, conduct
 from nucleon.experiments.o2nc import MOST_ERRORS
-from nucleon.experiments.thm_leon import (
-    NOTES,
-    Target,
-    arrival,
-    figure,
-    gaps,
-    kinks,
-    pion_factor,
-    planned,
-    plans,
-    premises,
-    proposition,
-    resistance,
-    traced,
-)
+from nucleon.experiments.reference import bounds, conversion
 from nucleon.learners import FTPL
 
 RUNS, QUICK_RUNS = 16, 8
@@ -31,8 +17,8 @@ def run(settings: Settings, progress: Progress) -> Result:
     """Plan, run and measure Pion with several k; `quick` takes a larger ρ, fewer k and runs."""
     runs, seed = len(settings.seed_range(RUNS, QUICK_RUNS)), settings.first_seed
     samples = QUICK_SAMPLES if settings.quick else SAMPLES
-    ground = kinks("pion", QUICK_RHO if settings.quick else RHO, runs, seed)
-    rough = resistance("pion", HEIGHT, runs, seed)
+    ground = thm_leon.kinks("pion", QUICK_RHO if settings.quick else RHO, runs, seed)
+    rough = thm_leon.resistance("pion", HEIGHT, runs, seed)
     used = {ground.name: samples[-1:] if settings.quick else samples, rough.name: samples}
     rounds = (len(used[target.name]) * target.plan.rounds for target in (ground, rough))
     progress.begin(sum(rounds), "rounds")
@@ -44,24 +30,29 @@ def run(settings: Settings, progress: Progress) -> Result:
                 lambda stage=f"k={k}, {target.name}": progress.advance(1, stage),
                 samples=k,
             )
-    single, c = found["resistance", _name(1)].gap, pion_factor()
+    single = found["resistance", _name(1)].gap
+    c = conversion.pion_factor(SHAPE[0], bounds.padded(*SHAPE))
     return Result(
         checks=(
-            *premises(ground),
-            *premises(rough),
-            *(arrival(ground, _name(k), found) for k in used[ground.name]),
-            arrival(rough, _name(samples[-1]), found),
+            *thm_leon.premises(ground),
+            *thm_leon.premises(rough),
+            *(thm_leon.arrival(ground, _name(k), found) for k in used[ground.name]),
+            thm_leon.arrival(rough, _name(samples[-1]), found),
             Check("k = 1 under resistance: gap, lower end", single.low, ">", rough.epsilon),
-            *proposition(found),
-            *(check for target in (ground, rough) for check in planned(target, c, 2 * 2**0.5 * c)),
+            *thm_leon.proposition(found),
+            *(
+                check
+                for target in (ground, rough)
+                for check in thm_leon.planned(target, c, 2 * 2**0.5 * c)
+            ),
             *conduct(seed),
             *(target.agrees(_name(4), FTPL, samples=4) for target in (ground, rough)),
             *optimizers.checks(SHAPE, names=("Pion",), seed=seed),
         ),
-        tables=(plans(ground, rough), gaps(found, (ground, rough))),
-        figures=(figure(found, (ground, rough)),),
-        records=traced(found),
-        notes=(*NOTES, _finite(rough, found, samples)),
+        tables=(thm_leon.plans(ground, rough), thm_leon.gaps(found, (ground, rough))),
+        figures=(thm_leon.figure(found, (ground, rough)),),
+        records=thm_leon.traced(found),
+        notes=(*thm_leon.NOTES, _finite(rough, found, samples)),
     )
 
 
@@ -70,7 +61,7 @@ def _name(samples: int) -> str:
 
 
 def _finite(
-    target: Target, found: dict[tuple[str, str], Measured], samples: tuple[int, ...]
+    target: thm_leon.Target, found: dict[tuple[str, str], Measured], samples: tuple[int, ...]
 ) -> str:
     figures = ", ".join(f"k={k}: {found[target.name, _name(k)].gap}" for k in samples)
     return (

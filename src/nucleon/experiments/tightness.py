@@ -1,23 +1,15 @@
 """tightness: how much of its bound a learner can be made to lose (Theorems 3.2, 4.1 and 4.2)."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 import torch
 
 from nucleon import noise
-from nucleon.adversary import Searched, build
+from nucleon.adversary import Ratio, Searched, build
 from nucleon.experiments import agreement
-from nucleon.experiments.base import (
-    Check,
-    Claim,
-    Progress,
-    Result,
-    Settings,
-    least,
-    one_thread,
-    worst,
-)
+from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, least, one_thread
 from nucleon.experiments.games import STYLES, Replayed, kept, replayed, text
 from nucleon.experiments.reference import scalar
 from nucleon.experiments.shown import Figure, Panel, Series, Table, records
@@ -51,27 +43,28 @@ class Signs(NamedTuple):
     """(mean regret − D·mean‖Σε_tG_t‖_*)/(3 standard errors), as played."""
 
 
+Pair = tuple[Replayed, Signs]
+"""A kept stream, and random signs of its learner, shape and length."""
+
+
 @one_thread()
 def run(settings: Settings, progress: Progress) -> Result:
     """Replay every kept stream, and play random signs; `quick` takes T ≤ 30 and fewer signs."""
     cases = [case for key in LEARNERS.values() for case in kept(key, settings)]
-    points = [_key(case) for case in cases]
-    progress.begin(len(cases) + len(points), "streams")
-    reached, agreed = list[Replayed](), list[agreement.Agreement]()
+    progress.begin(2 * len(cases), "streams")
+    found, agreed = list[Pair](), list[agreement.Agreement]()
     for case in cases:
-        reached.append(replayed(case, settings))
+        reached, name = replayed(case, settings), NAMES[case.learner]
         if case.rounds <= COMPARED:
             agreed.append(compared(case))
         progress.advance(1, _title(case))
-    signs = list[Signs]()
-    for name, shape, length in points:
-        signs.append(random_signs(name, shape, length, settings))
-        progress.advance(1, f"{name}, {text(shape)}, random signs")
+        found.append((reached, random_signs(name, case.shape, case.rounds, settings)))
+        progress.advance(1, f"{name}, {text(case.shape)}, random signs")
     return Result(
-        checks=(*checks(reached, signs), *agreement.checks(agreed)),
-        tables=(_table(reached, signs), agreement.table(agreed)),
-        figures=(_figure(reached, signs),),
-        records=(*_records(reached), *(s._asdict() for s in signs)),
+        checks=(*checks(found), *agreement.checks(agreed)),
+        tables=(_table(found), agreement.table(agreed)),
+        figures=(_figure(found),),
+        records=(*_records(found), *(s._asdict() for _, s in found)),
         notes=(
             "The streams were found by gradient ascent over all gradients at once, projected onto "
             "‖G_t‖_op ≤ 1 (`nucleon search`), and come with the package; here the learner plays "
@@ -122,92 +115,80 @@ def random_signs(name: str, shape: tuple[int, int], rounds: int, settings: Setti
     return Signs(name, shape, rounds, ratio, difference.mean().item() / error)
 
 
-def checks(reached: list[Replayed], signs: list[Signs]) -> tuple[Check, ...]:
+def checks(found: list[Pair]) -> tuple[Check, ...]:
     """Within the bound, as on file, as by hand, far enough, and no better than random signs."""
 
-    def share(key: str) -> float:
-        return least(r.ratio.value for r in reached if (r.case.learner, r.case.rounds) == (key, 30))
+    def shares(name: str) -> Iterator[float]:
+        return (r.ratio.value for r, s in found if (s.learner, s.rounds) == (name, 30))
 
-    def closed(key: str) -> float:
-        found = [r for r in reached if (r.case.learner, r.case.shape) == (key, (1, 1))]
-        return worst([_from_closed_form(r) for r in found])
+    def from_closed_form(name: str) -> Iterator[float]:
+        for r, s in found:
+            if (s.learner, s.shape) == (name, (1, 1)):
+                exact = scalar.ratio(name, r.case.gradients.flatten().tolist())
+                yield abs(exact - r.ratio.value) / max(CLOSED, 5 / 3 * r.ratio.margin)
 
-    below = {(s.learner, s.shape, s.rounds): s.ratio for s in signs}
-    unbiased = [abs(s.played) for s in signs]
-    larger = [r.ratio.value - below[_key(r.case)] for r in reached]
+    unbiased = [abs(s.played) for _, s in found]
+    larger = least(r.ratio.value - s.ratio for r, s in found)
     return (
-        Check.at_most("largest regret/bound", (r.ratio.value for r in reached), 1.0),
+        Check.at_most("largest regret/bound", (r.ratio.value for r, _ in found), 1.0),
+        *(Check.at_least(f"{n}, T = 30: smallest share", shares(n), REACHED[n]) for n in REACHED),
+        Check.at_most("distance to the file/margin", (r.apart for r, _ in found), 1.0),
         *(
-            Check(f"{n}, T = 30: smallest share", share(LEARNERS[n]), "≥", REACHED[n])
-            for n in REACHED
-        ),
-        Check.at_most("distance to the file/margin", (r.apart for r in reached), 1.0),
-        *(
-            Check(f"{name}, 1×1: distance to the closed form/margin", closed(key), "≤", 1.0)
-            for name, key in LEARNERS.items()
+            Check.at_most(f"{n}, 1×1: distance to the closed form/margin", from_closed_form(n), 1.0)
+            for n in LEARNERS
         ),
         Check.at_most("random signs: |mean regret − D·E‖Σε_tG_t‖_*|/margin", unbiased, 5 / 3),
-        Check("smallest share reached − that of random signs", least(larger), ">", 0.0),
+        Check("smallest share reached − that of random signs", larger, ">", 0.0),
     )
-
-
-def _from_closed_form(r: Replayed) -> float:
-    exact = scalar.ratio(NAMES[r.case.learner], r.case.gradients.flatten().tolist())
-    return abs(exact - r.ratio.value) / max(CLOSED, 5 / 3 * r.ratio.margin)
-
-
-def _key(case: WorstCase) -> tuple[str, tuple[int, int], int]:
-    return NAMES[case.learner], case.shape, case.rounds
 
 
 def _title(case: WorstCase) -> str:
     return f"{NAMES[case.learner]}, {text(case.shape)}, T = {case.rounds}"
 
 
-def _table(reached: list[Replayed], signs: list[Signs]) -> Table:
-    below = {(s.learner, s.shape, s.rounds): s.ratio for s in signs}
+def _table(found: list[Pair]) -> Table:
+    def share(ratio: Ratio) -> str:
+        return f"{ratio.value:.4f}" + (f" ± {ratio.margin:.2g}" if ratio.margin else "")
+
     return Table.listing(
         "The worst streams found",
-        reached,
+        found,
         {
-            "learner": lambda r: NAMES[r.case.learner],
-            "shape": lambda r: text(r.case.shape),
-            "T": lambda r: r.case.rounds,
-            "regret/bound": lambda r: (
-                f"{r.ratio.value:.4f}" + (f" ± {r.ratio.margin:.2g}" if r.ratio.margin else "")
-            ),
-            "random signs/bound": lambda r: below[_key(r.case)],
+            "learner": lambda pair: pair[1].learner,
+            "shape": lambda pair: text(pair[1].shape),
+            "T": lambda pair: pair[1].rounds,
+            "regret/bound": lambda pair: share(pair[0].ratio),
+            "random signs/bound": lambda pair: pair[1].ratio,
         },
     )
 
 
-def _figure(reached: list[Replayed], signs: list[Signs]) -> Figure:
+def _figure(found: list[Pair]) -> Figure:
     styles = {(1, 1): 0, (2, 2): 2, (2, 4): 4}
 
     def panel(name: str) -> Panel:
         lines = list[Series]()
         for shape, style in styles.items():
-            found = [r for r in reached if _key(r.case)[:2] == (name, shape)]
-            x, y = [float(r.case.rounds) for r in found], [r.ratio.value for r in found]
-            lines.append(Series(f"{text(shape)}, worst found", x, y, style=style))
-            below = [s for s in signs if (s.learner, s.shape) == (name, shape)]
-            x, y = [float(s.rounds) for s in below], [s.ratio for s in below]
-            lines.append(Series(f"{text(shape)}, random signs", x, y, style=style + 1))
-        ends = [float(f(r.case.rounds for r in reached)) for f in (min, max)]
+            own = [(r, s) for r, s in found if (s.learner, s.shape) == (name, shape)]
+            x = [float(s.rounds) for _, s in own]
+            worst, signs = [r.ratio.value for r, _ in own], [s.ratio for _, s in own]
+            lines.append(Series(f"{text(shape)}, worst found", x, worst, style=style))
+            lines.append(Series(f"{text(shape)}, random signs", x, signs, style=style + 1))
+        ends = [float(f(s.rounds for _, s in found)) for f in (min, max)]
         lines.append(Series("the bound", ends, [1.0, 1.0], style=6))
         title = f"{name}: regret over its bound"
         return Panel(title, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
-    longest = max(r.case.rounds for r in reached if r.case.rounds <= 100)
+    longest = max(s.rounds for _, s in found if s.rounds <= 100)
     totals = tuple(
         Series(
-            f"against {NAMES[r.case.learner]}",
-            list(range(1, r.case.rounds + 1)),
+            f"against {s.learner}",
+            list(range(1, s.rounds + 1)),
             r.case.gradients.flatten().cumsum(0).abs().tolist(),
-            style=STYLES[NAMES[r.case.learner]],
+            style=STYLES[s.learner],
         )
-        for r in reached
-        if (r.case.shape, r.case.rounds) == ((1, 1), longest)
+        for r, s in found
+        if (s.shape, s.rounds) == ((1, 1), longest)
     )
     last = Panel(f"The streams alternate, then drift: 1×1, T = {longest}", "t", "|S_t|", totals)
     caption = (
@@ -218,16 +199,16 @@ def _figure(reached: list[Replayed], signs: list[Signs]) -> Figure:
     return Figure("tightness", "How tight the bounds are", caption, panels)
 
 
-def _records(reached: list[Replayed]) -> tuple[dict[str, object], ...]:
+def _records(found: list[Pair]) -> tuple[dict[str, object], ...]:
     return records(
-        reached,
+        found,
         {
-            "learner": lambda r: NAMES[r.case.learner],
-            "shape": lambda r: list(r.case.shape),
-            "rounds": lambda r: r.case.rounds,
-            "ratio": lambda r: r.ratio.value,
-            "margin": lambda r: r.ratio.margin,
-            "on_file": lambda r: r.case.ratio,
+            "learner": lambda pair: pair[1].learner,
+            "shape": lambda pair: list(pair[1].shape),
+            "rounds": lambda pair: pair[1].rounds,
+            "ratio": lambda pair: pair[0].ratio.value,
+            "margin": lambda pair: pair[0].ratio.margin,
+            "on_file": lambda pair: pair[0].case.ratio,
         },
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -59,20 +60,14 @@ def gbpa_twin(
     draws: Callable[[int], Array] | None = None,
 ) -> Twin:
     """The twin of FTL, FTRL, FTPL with the noise `draws`, or FAML, η = factor·√(α/β)."""
-    constants = None if name == "FTL" else gbpa_constants(name, shape)
-    eta = 1.0 if constants is None else factor * bounds.eta(constants)
     game: dict[str, Any] = {"radius": radius, "bound": bound, "discount": discount}
-    theorem = None
-    if constants is not None:
-        theorem = _bound(bounds.gbpa, constants, **game, factor=factor)
-    direction = _direction(name, draws)
-    return Twin(
-        lambda g: learners.gbpa(direction, g, **game, eta=eta),
-        theorem,
-        radius,
-        discount,
-        exact=name != "FTRL",
-    )
+    eta, theorem = 1.0, None
+    if name != "FTL":
+        constants = gbpa_constants(name, shape)
+        eta = factor * bounds.eta(constants)
+        theorem = partial(bounds.gbpa, constants=constants, factor=factor, **game)
+    actions = partial(learners.gbpa, _direction(name, draws), eta=eta, **game)
+    return Twin(actions, theorem, radius, discount, exact=name != "FTRL")
 
 
 def excess_twin(
@@ -87,10 +82,9 @@ def excess_twin(
     """The twin of a GBPA learner that clips what exceeds the bound, or lets the bound grow."""
     constants = gbpa_constants(name, shape)
     game: dict[str, Any] = {"clip": clip, "bound": bound, "discount": discount}
-    direction = _direction(name, draws)
     return Twin(
-        lambda g: unknown.gbpa(direction, g, **game, eta=bounds.eta(constants)),
-        _bound(unknown.gbpa_bound, constants, **game),
+        partial(unknown.gbpa, _direction(name, draws), eta=bounds.eta(constants), **game),
+        partial(unknown.gbpa_bound, constants=constants, **game),
         discount=discount,
         exact=name != "FTRL",
     )
@@ -111,10 +105,6 @@ def _direction(name: str, draws: Callable[[int], Array] | None) -> learners.Dire
         "FAML": learners.augmented,
     }
     return directions[name]
-
-
-def _bound(function: Callable[..., Array], *fixed: Any, **options: Any) -> Actions:
-    return lambda gradients: function(gradients, *fixed, **options)
 
 
 def _none(t: int) -> Array:
@@ -156,26 +146,19 @@ def shampoo_twin(name: str, *, radius: float, bound: float = 1.0) -> Twin:
     """The twin of Shampoo, one-sided Shampoo, Kronecker FTRL or scalar GBPA."""
     own = {"radius": radius}
     both = {**own, "bound": bound}
-    return {
-        "Shampoo": Twin(
-            _bound(learners.shampoo, **own), _bound(bounds.shampoo, **own), radius, exact=False
+    known: dict[str, tuple[Actions, Actions]] = {
+        "Shampoo": (partial(learners.shampoo, **own), partial(bounds.shampoo, **own)),
+        "One-sided Shampoo": (
+            partial(learners.shampoo, **own, exponents=(0.5, 0.0)),
+            partial(bounds.one_sided_shampoo, **own),
         ),
-        "One-sided Shampoo": Twin(
-            _bound(learners.shampoo, **own, exponents=(0.5, 0.0)),
-            _bound(bounds.one_sided_shampoo, **own),
-            radius,
-            exact=False,
+        "Kronecker FTRL": (
+            partial(learners.kronecker_ftrl, **both),
+            partial(bounds.kronecker_ftrl, **both),
         ),
-        "Kronecker FTRL": Twin(
-            _bound(learners.kronecker_ftrl, **both),
-            _bound(bounds.kronecker_ftrl, **both),
-            radius,
-            exact=False,
-        ),
-        "Scalar GBPA": Twin(
-            _bound(learners.scalar_gbpa, **both), _bound(bounds.scalar_gbpa, **both), radius
-        ),
-    }[name]
+        "Scalar GBPA": (partial(learners.scalar_gbpa, **both), partial(bounds.scalar_gbpa, **both)),
+    }
+    return Twin(*known[name], radius, exact=name == "Scalar GBPA")
 
 
 def adagrad_twin(
@@ -195,10 +178,9 @@ def gaussian_twin(dimension: int, *, radius: float, bound: float) -> Twin:
     """The twin of Gaussian FTPL on rows, which plays the mean; the reference sums it on a grid."""
     constants = bounds.spherical(dimension)
     game: dict[str, Any] = {"radius": radius, "bound": bound}
-    eta = bounds.eta(constants)
     return Twin(
-        lambda g: learners.gbpa(learners.spherical, g, **game, eta=eta),
-        _bound(bounds.gbpa, constants, **game),
+        partial(learners.gbpa, learners.spherical, eta=bounds.eta(constants), **game),
+        partial(bounds.gbpa, constants=constants, **game),
         radius,
         exact=False,
     )
@@ -226,4 +208,4 @@ def _on_rows(
     """A twin of vectors that are given as rows, whose ℓ₂ norm is the operator norm."""
     own |= {"ball": ball, "radius": radius}
     norm: Literal["op", "linf"] = "op" if ball == "l2" else "linf"
-    return Twin(_bound(actions, **own), _bound(bound, **own), radius, ball=norm, exact=False)
+    return Twin(partial(actions, **own), partial(bound, **own), radius, ball=norm, exact=False)
