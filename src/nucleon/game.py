@@ -166,7 +166,7 @@ def play(
     if record != "log":
         _checks.count("record", record)
     _check_pair(learner, stream, rounds, ledger)
-    learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
+    certificate = learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
     rows: list[Row] = []
     for t in range(first, last + 1):
@@ -181,7 +181,6 @@ def play(
                 on_record(row)
     kept, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
-    certificate = learner.certificate(ledger, delta=delta)
     return Trace(
         learner=learner.name,
         options=learner.options(),

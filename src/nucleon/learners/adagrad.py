@@ -15,7 +15,7 @@ all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all 
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, final, get_args
+from typing import Any, ClassVar, Literal, Unpack, final, get_args
 
 import torch
 from torch import Tensor
@@ -179,15 +179,6 @@ class AdaGradOGD(_AdaGrad):
         return {"moment": moment, **self._solve(linear, metric)}
 
 
-class _Fed(NamedTuple):
-    """What a round feeds the learner."""
-
-    gradient: Tensor
-    """g_t, or what is left of it."""
-    excess: Tensor
-    """‖e_t‖ of what lay above the bound in force, (…)."""
-
-
 @final
 class AdaGradFTRL(_AdaGrad):
     """x_{t+1} = argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η), with δ or a way around it.
@@ -303,20 +294,20 @@ class AdaGradFTRL(_AdaGrad):
             **self._solve(self.eta * total - pull, metric),
         }
 
-    def _fed(self, gradient: Tensor, size: Tensor) -> _Fed:
-        """g_t, clipped if so asked, and what of it lay above the δ of the rounds before."""
+    def _fed(self, gradient: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        """g_t, clipped if so asked, and ‖e_t‖ of what lay above the δ of the rounds before."""
         if self.offset == "stated" and self.validate:
             self._refuse_above(size)
-            return _Fed(gradient, (size - self.delta).clamp(min=0).sum(-1))
+            return gradient, (size - self.delta).clamp(min=0).sum(-1)
         if self.offset not in ("running", "clip"):
-            return _Fed(gradient, torch.zeros_like(self.excess))
+            return gradient, torch.zeros_like(self.excess)
         level = self.peak.amax(-1, keepdim=True)
         # Until the first gradient that is not zero x = 0 whatever H, so it may be weighed by its
         # own norm in the analysis, and costs nothing more.
         over = torch.where(level > 0, (size - level).clamp(min=0), 0.0)
-        if self.offset == "running":
-            return _Fed(gradient, over.sum(-1))
-        return _Fed(torch.where(over > 0, gradient * (level / size), gradient), over.sum(-1))
+        if self.offset == "clip":
+            gradient = torch.where(over > 0, gradient * (level / size), gradient)
+        return gradient, over.sum(-1)
 
     def _refuse_above(self, size: Tensor) -> None:
         """Raise on a norm above δ by more than entries rounded to the dtype explain."""

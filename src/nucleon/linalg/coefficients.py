@@ -14,7 +14,6 @@ Halley's iteration for computing the matrix polar decomposition" (ibid. 31, 2010
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from itertools import count
 
 from nucleon import _checks
 
@@ -192,13 +191,10 @@ def qdwh_steps(lower_bound: float, tolerance: float) -> int:
 
 def _steps(reached: Callable[[int], float], tolerance: float) -> int:
     """The least k ≥ 1 with 1 − reached(k) ≤ tolerance, or where rounding ends the progress."""
-    previous = 0.0
-    for k in count(1):
-        value = reached(k)
-        if 1 - value <= tolerance or value <= previous:
-            return k
-        previous = value
-    raise AssertionError("count() does not end")
+    k, previous, value = 1, 0.0, reached(1)
+    while 1 - value > tolerance and value > previous:
+        k, previous, value = k + 1, value, reached(k + 1)
+    return k
 
 
 def _minimax_quintic(lower: float, upper: float) -> Quintic:
