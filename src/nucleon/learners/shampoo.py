@@ -94,7 +94,9 @@ class _Descent(ProjectedLearner):
                 _checks.finite("the Gram matrix of the gradients", gram)
         left, right = self._roots(grams)
         if self.projection == "none":
-            center, gap = self.center - self.eta * _unconstrained(gradient, left, right), 0.0
+            step = left.solve(gradient)
+            step = step if right is None else right.solve(step.mT).mT  # L⁺GR⁺
+            center, gap = self.center - self.eta * step, 0.0
         else:
             rows, columns = left.matrix, None if right is None else right.matrix
             bent = rows @ self.center if columns is None else rows @ self.center @ columns
@@ -162,9 +164,3 @@ class Shampoo(_Descent):
 
     def _theorem_bound(self, **options: Any) -> Tensor:
         return theory.shampoo_bound(self.gram, self.column_gram, **options)
-
-
-def _unconstrained(gradient: Tensor, left: Root, right: Root | None) -> Tensor:
-    """L⁺GR⁺."""
-    step = left.solve(gradient)
-    return step if right is None else right.solve(step.mT).mT
