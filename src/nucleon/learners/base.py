@@ -3,7 +3,8 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
@@ -425,3 +426,19 @@ class Learner(ABC):
             **own,
             "options": self.options(),
         }
+
+
+@contextmanager
+def undone_on_error(*learners: Learner) -> Iterator[None]:
+    """Whatever stops the block, the learners are as before.
+
+    Learners replace their tensors and never write into them: references undo a round.
+    """
+    before = [dict(vars(learner)) for learner in learners]
+    try:
+        yield
+    except BaseException:
+        for learner, old in zip(learners, before, strict=True):
+            vars(learner).clear()
+            vars(learner).update(old)
+        raise
