@@ -435,8 +435,8 @@ MUTANTS = [
         ),
         (
             "missing half of the trace",
-            "+ _trace(root) / 2",
-            "+ _trace(root)",
+            "+ trace / 2",
+            "+ trace",
             "test_regularized_reports_its_gap_and_starts_warm",
         ),
         (

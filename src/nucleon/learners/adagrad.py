@@ -54,6 +54,9 @@ class _AdaGrad(VectorLearner):
         *VectorLearner.covered,
         *("_accumulated", "_metric", "_solve", "_delta", "_fed"),
     )
+    option_names: ClassVar[tuple[str, ...]] = (
+        *("preconditioner", "ball", "eta", "tolerance", "max_iterations"),
+    )
     plays_discounted: ClassVar[bool] = False
 
     def __init__(
@@ -76,11 +79,6 @@ class _AdaGrad(VectorLearner):
         side = (self.dimension,) * (2 if preconditioner == "full" else 1)
         self.moment = self.center.new_zeros(*self.center.shape[:-1], *side)
         """Σg_{s,i}², or Σg_sg_sᵀ for the full preconditioner."""
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        names = ("preconditioner", "ball", "eta", "tolerance", "max_iterations")
-        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def _default_eta(self) -> float:
@@ -141,6 +139,7 @@ class AdaGradOGD(_AdaGrad):
 
     name: ClassVar[str] = "adagrad-ogd"
     theorem: ClassVar[str] = "Table 2, AdaGrad-OGD, and the projection's gaps"
+    option_names: ClassVar[tuple[str, ...]] = (*_AdaGrad.option_names, "delta")
 
     def __init__(
         self,
@@ -151,10 +150,6 @@ class AdaGradOGD(_AdaGrad):
     ) -> None:
         self.delta = _checks.nonnegative("delta", delta)
         super().__init__(shape, **options)
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "delta": self.delta}
 
     def bound(self) -> Tensor:
         """(R²/(2η) + η)·Tr H + δR₂²/(2η) + gaps, with the diameter R = 2D_p (Table 2)."""

@@ -53,7 +53,8 @@ class Learner(ABC):
     """Plays X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` gives X_t, `observe` takes its answer G_t.
 
     A final class says how to absorb a gradient (`_absorb`), how to act on what was absorbed
-    (`_act`), which tensors hold it (`state_names`) and what its theorem promises (`bound`).
+    (`_act`), which tensors hold it (`state_names`), what decides what is played (`option_names`)
+    and what its theorem promises (`bound`).
     """
 
     name: ClassVar[str]
@@ -67,6 +68,8 @@ class Learner(ABC):
     that it names itself."""
     state_names: ClassVar[tuple[str, ...]]
     """Attributes that hold the state, all tensors."""
+    option_names: ClassVar[tuple[str, ...]]
+    """Attributes that hold the options, all plain values."""
     plays_discounted: ClassVar[bool] = True
     """Whether its sums forget with the discount; a learner of the plain game refuses one."""
 
@@ -129,9 +132,9 @@ class Learner(ABC):
 
     # ------------------------------------------------------------------ what a final class says
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""
+        return {name: getattr(self, name) for name in self.option_names}
 
     @abstractmethod
     def bound(self) -> Tensor:

@@ -77,6 +77,8 @@ class GBPA(Learner):
         *("total", "gram", "level", "excess"),
         *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
     )
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """Beside those of every GBPA learner and of its potential."""
 
     def __init__(
         self,
@@ -143,7 +145,8 @@ class GBPA(Learner):
         """The options that decide what is played, as plain values."""
         bound = None if self.stated_bound is None else self.stated_bound.tolist()
         own = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
-        return {**own, "potential": type(self.potential).__name__, **self.potential.options()}
+        kind = {"potential": type(self.potential).__name__, **self.potential.options()}
+        return {**own, **kind, **super().options()}
 
     def _game(self) -> dict[str, Any]:
         return {**super()._game(), "constants": self.constants}

@@ -42,6 +42,10 @@ class _Descent(ProjectedLearner):
         *ProjectedLearner.covered,
         *("_grams", "_roots", "_theorem_bound"),
     )
+    option_names: ClassVar[tuple[str, ...]] = (
+        *ProjectedLearner.option_names,
+        *("epsilon", "projection"),
+    )
     default_eta: ClassVar[float] = math.sqrt(2)
 
     def __init__(
@@ -68,10 +72,6 @@ class _Descent(ProjectedLearner):
     @abstractmethod
     def _theorem_bound(self, **options: Any) -> Tensor:
         """The bound of the learner with the projection."""
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "epsilon": self.epsilon, "projection": self.projection}
 
     def bound(self) -> Tensor:
         """The theorem's bound with the gaps; infinite without the projection."""

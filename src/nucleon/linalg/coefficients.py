@@ -165,13 +165,11 @@ def newton_schulz_steps(lower_bound: float, tolerance: float) -> int:
 
 
 @lru_cache
-def polar_express_steps(
-    lower_bound: float, tolerance: float, *, safety: float = SAFETY, cushion: float = CUSHION
-) -> int:
+def polar_express_steps(lower_bound: float, tolerance: float) -> int:
     """How many quintics, contracted, take [lower_bound, 1] into [1 − tolerance, 1]."""
 
     def reached(steps: int) -> float:
-        sequence = contracted(polar_express(lower_bound, steps, safety=safety, cushion=cushion))
+        sequence = contracted(polar_express(lower_bound, steps))
         return image(sequence, lower_bound, 1.0)[0]
 
     return _steps(reached, tolerance)
