@@ -51,7 +51,7 @@ def normal(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> 
     """
     words, dtype = _words(_NORMAL, shape, seed, **options)
     pairs = words.shape[-1] // 2
-    values = words.to(_checks.work_dtype(dtype))
+    values = words.to(_working(dtype))
     radius = _unit(values[..., :pairs]).log_().mul_(-2).sqrt_()
     angle = values[..., pairs:].mul_(math.pi * 2.0**-31)
     noise = torch.cat((angle.cos().mul_(radius), angle.sin().mul_(radius)), dim=-1)
@@ -61,13 +61,13 @@ def normal(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> 
 def exponential(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
     """Exponential noise of mean one: −ln u. Arguments as for `normal`."""
     words, dtype = _words(_EXPONENTIAL, shape, seed, **options)
-    return _shaped(_unit(words.to(_checks.work_dtype(dtype))).log_().neg_(), shape).to(dtype)
+    return _shaped(_unit(words.to(_working(dtype))).log_().neg_(), shape).to(dtype)
 
 
 def uniform(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
     """Uniform noise on (0, 1]: multiples of 2⁻³¹ plus 2⁻³². Arguments as for `normal`."""
     words, dtype = _words(_UNIFORM, shape, seed, **options)
-    return _shaped(_unit(words.to(_checks.work_dtype(dtype))), shape).to(dtype)
+    return _shaped(_unit(words.to(_working(dtype))), shape).to(dtype)
 
 
 def signs(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
@@ -195,3 +195,7 @@ def _integer(name: str, word: int | Tensor) -> int | Tensor:
     if isinstance(word, bool) or not isinstance(word, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer or an integer tensor, got {word!r}")
     return _signed(word)
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
