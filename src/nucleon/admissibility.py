@@ -192,9 +192,6 @@ class _Stability(NamedTuple):
         below, its_error = _value(potential, self.s, self.root)
         return value - below, error + its_error
 
-    def at(self, index: int) -> Self:
-        return type(self)(*(part[index] for part in self))
-
 
 class _Smoothness(NamedTuple):
     """Points (X, L) and directions D with Tr DᵀL⁻¹D = 1: D = AE for L = AAᵀ and ‖E‖_F = 1."""
@@ -232,9 +229,6 @@ class _Smoothness(NamedTuple):
     def both_signs(self) -> Self:
         both = torch.cat([self.direction, -self.direction])
         return type(self)(self.s.repeat(2, 1, 1), self.root.repeat(2, 1, 1), both)
-
-    def at(self, index: int) -> Self:
-        return type(self)(*(part[index] for part in self))
 
 
 _Points = _Stability | _Smoothness
@@ -292,7 +286,8 @@ def _ascend(
 def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate:
     """Choose the best point on some fresh samples, then measure it on others."""
     ratio, margin = measure(points.measured, share=0.25)
-    best = points.at(int((ratio - margin).argmax()))
+    index = int((ratio - margin).argmax())
+    best = type(points)(*(part[index] for part in points))
     found, margin = measure(best.measured)
     return Estimate(stated, found.item(), margin.item(), tuple(best))
 

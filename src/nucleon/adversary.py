@@ -21,6 +21,7 @@ from torch import Tensor
 from nucleon import _checks, noise, theory
 from nucleon.game import play
 from nucleon.learners import FAML, FTPL, FTRL, GBPA
+from nucleon.linalg.projections import truncated
 from nucleon.potentials import Admissibility, Gaussian, Potential, Regularized
 from nucleon.streams import replay
 from nucleon.streams.worst_case import WorstCase, to_units
@@ -82,24 +83,25 @@ def search(
     _checks.count("rounds", rounds, minimum=2)
     _checks.count("starts", starts)
     _checks.count("steps", steps, minimum=0)
-    potentials = _Draws(player.potential, _checks.count("seed", seed, minimum=0))
+    _checks.count("seed", seed, minimum=0)
     known: dict[str, Any] = {"eta": player.eta, "constants": player.constants}
     gradients = _starts(starts, rounds, shape, seed).requires_grad_()
     optimizer = torch.optim.Adam([gradients], lr=_RATE, betas=(0.9, 0.99), maximize=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
         optimizer.zero_grad()
-        ratios = regret_ratio(potentials.at(step), gradients, **known)
+        ratios = regret_ratio(_drawn(player.potential, seed, step), gradients, **known)
         ratios.sum().backward()
         optimizer.step()
         schedule.step()
         with torch.no_grad():
-            gradients.copy_(_projected(gradients))
+            gradients.copy_(truncated(gradients, 1.0))
         if on_step is not None:
             on_step(step + 1, ratios.max().item())
     with torch.no_grad():
         found = to_units(gradients)
-        best = regret_ratio(potentials.at(steps, 16), found, **known).argmax()
+        potential = _drawn(player.potential, seed, steps, 16 * _ASCENT_SAMPLES)
+        best = regret_ratio(potential, found, **known).argmax()
     ratio = measure(learner, found[best], first_seed=seed)
     options = {"starts": starts, "steps": steps, "seed": seed}
     return WorstCase(name or player.name, found[best], ratio.value, ratio.margin, options)
@@ -118,13 +120,12 @@ def measure(
     """
     shape = tuple(gradients.shape[-2:])
     player = _player(learner, shape, first_seed)
+    if player.is_random:
+        player = _player(learner, (games, *shape), first_seed)
+        gradients = gradients.unsqueeze(1).expand(-1, games, -1, -1)
+    ratios = play(player, replay(gradients), len(gradients)).certificate.tightness
     if not player.is_random:
-        trace = play(player, replay(gradients), len(gradients))
-        return Ratio((trace.regret[-1] / trace.bound[-1]).item(), 0.0)
-    player = _player(learner, (games, *shape), first_seed)
-    stream = replay(gradients.unsqueeze(1).expand(-1, games, -1, -1))
-    trace = play(player, stream, len(gradients))
-    ratios = trace.regret[-1] / trace.bound[-1]
+        return Ratio(ratios.item(), 0.0)
     return Ratio(ratios.mean().item(), 3 * ratios.std().item() / math.sqrt(games))
 
 
@@ -226,22 +227,14 @@ class _SquareRoot(torch.autograd.Function):
         return vectors @ (inner / (roots.unsqueeze(-1) + roots.unsqueeze(-2))) @ vectors.mT
 
 
-class _Draws(NamedTuple):
-    """The potential of each step of the ascent: a random one with new samples, others exact."""
-
-    potential: Potential
-    seed: int
-
-    def at(self, step: int, more: int = 1) -> Potential:
-        if isinstance(self.potential, Gaussian):
-            key = _NOISE ^ (self.seed << 32) ^ step
-            return replace(
-                self.potential, samples=more * _ASCENT_SAMPLES, antithetic=True, seed=key
-            )
-        if isinstance(self.potential, Regularized):
-            # A value off by its gap is off by gap/h in the slope.
-            return Regularized(tolerance=1e-11)
-        return self.potential.redrawn(noise.derived_seed(self.seed, step))
+def _drawn(potential: Potential, seed: int, step: int, samples: int = _ASCENT_SAMPLES) -> Potential:
+    """The potential of a step of the ascent: a random one with new samples, others exact."""
+    if isinstance(potential, Gaussian):
+        key = _NOISE ^ (seed << 32) ^ step
+        return replace(potential, samples=samples, antithetic=True, seed=key)
+    if isinstance(potential, Regularized):
+        return Regularized(tolerance=1e-11)  # a value off by its gap is off by gap/h in the slope
+    return potential.redrawn(noise.derived_seed(seed, step))
 
 
 def _starts(count: int, rounds: int, shape: tuple[int, int], seed: int) -> Tensor:
@@ -257,10 +250,4 @@ def _starts(count: int, rounds: int, shape: tuple[int, int], seed: int) -> Tenso
     eye = torch.eye(*shape, dtype=torch.float64)
     streams = normal / 2
     streams[::2] = signs[..., None, None] * eye + _JITTER * normal[::2]
-    return _projected(streams)
-
-
-def _projected(gradients: Tensor) -> Tensor:
-    """The nearest matrices of operator norm ≤ 1."""
-    u, sigma, vt = torch.linalg.svd(gradients, full_matrices=False)
-    return (u * sigma.clamp(max=1).unsqueeze(-2)) @ vt
+    return truncated(streams, 1.0)

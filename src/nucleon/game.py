@@ -13,6 +13,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon._files import digest, to_json, write_whole
 from nucleon.learners import Learner
+from nucleon.learners.base import undone_on_error
 from nucleon.regret import Certificate, Ledger, Shape
 from nucleon.streams import Stream
 
@@ -166,13 +167,16 @@ def play(
     if record != "log":
         _checks.count("record", record)
     _check_pair(learner, stream, rounds, ledger)
-    learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
+    certificate = learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
     first, last = learner.rounds + 1, learner.rounds + rounds
     rows: list[Row] = []
     for t in range(first, last + 1):
         action = learner.play()
         gradient = stream.gradient(t, None if stream.oblivious else action)
-        _enter(learner, ledger, gradient, action, oblivious=stream.oblivious)
+        with undone_on_error(learner):
+            learner.observe(gradient, oblivious=stream.oblivious)
+            if ledger is not None:
+                ledger.record(gradient, action)
         if t == last or _is_due(t, record):
             certificate = learner.certificate(ledger, delta=delta)
             row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
@@ -181,7 +185,6 @@ def play(
                 on_record(row)
     kept, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
-    certificate = learner.certificate(ledger, delta=delta)
     return Trace(
         learner=learner.name,
         options=learner.options(),
@@ -220,21 +223,6 @@ def _check_pair(learner: Learner, stream: Stream, rounds: int, ledger: Ledger | 
             f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
             f"rounds={rounds} from round {learner.rounds + 1} on"
         )
-
-
-def _enter(
-    learner: Learner, ledger: Ledger | None, gradient: Tensor, action: Tensor, *, oblivious: bool
-) -> None:
-    """One round into both; whatever stops it, the learner is as before."""
-    # Learners replace their tensors and never write into them: a shallow copy is enough.
-    before = vars(learner).copy()
-    try:
-        learner.observe(gradient, oblivious=oblivious)
-        if ledger is not None:
-            ledger.record(gradient, action)
-    except BaseException:
-        vars(learner).update(before)
-        raise
 
 
 def _is_due(t: int, record: Literal["log"] | int) -> bool:

@@ -199,7 +199,8 @@ class Regularized(Potential):
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
         """The maximum; by the envelope theorem its maximizer is a constant in every derivative."""
         x = self._solve(s.detach(), root.detach(), None).x
-        return ((s - root @ x / 2) * x).sum((-2, -1)) + _trace(root) / 2
+        trace = root.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return ((s - root @ x / 2) * x).sum((-2, -1)) + trace / 2
 
     def conditions(self) -> tuple[str, ...]:
         """That the solver's gap does not matter; FTRL has it in its bound instead."""
@@ -424,7 +425,3 @@ def _check(s: Tensor, smoothing: Tensor) -> None:
 def _check_shape(m: int, n: int) -> None:
     _checks.count("m", m)
     _checks.count("n", n)
-
-
-def _trace(a: Tensor) -> Tensor:
-    return a.diagonal(dim1=-2, dim2=-1).sum(dim=-1)

@@ -308,14 +308,16 @@ def decompose(
     total = gradients[0].double()
     gram = total @ total.mT
     level = smoothing(gram)
-    first, first_bound = terms.first_round(total, level)
+    first = terms.value(total, level)
+    first_bound = nuclear_norm(total) + terms.stability_bound(torch.zeros_like(level), level)
     rounds: list[tuple[Tensor, ...]] = []
     for gradient in gradients[1:].double():
         bregman = terms.bregman(total, gradient / discount, level)
         total = moments.accumulate_total(total, gradient, discount)
         gram = moments.accumulate_gram(gram, gradient, discount)
         before, level = discount**2 * level, smoothing(gram)
-        stability = terms.stability(total, before, level)
+        change = terms.value(total, level) - terms.value(total, before)
+        stability = change, terms.stability_bound(before, level)
         rounds.append((discount * bregman[0], discount * bregman[1], *stability))
     ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=device)
     weights = radius * discount ** ages.reshape(-1, *(1 for _ in total.shape[:-2]))
@@ -411,10 +413,6 @@ class _Terms:
             return self.potential.value(s, smoothing, stream=self.stream)
         return self.potential.value(s, smoothing)
 
-    def first_round(self, gradient: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
-        bound = self._stability_bound(torch.zeros_like(smoothing), smoothing)
-        return self.value(gradient, smoothing), nuclear_norm(gradient) + bound
-
     def bregman(self, s: Tensor, step: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             leaf = s.detach().requires_grad_()
@@ -425,11 +423,7 @@ class _Terms:
             return divergence, torch.full_like(divergence, torch.inf)
         return divergence, theory.bregman_bound(step, smoothing, beta=self.constants.beta)
 
-    def stability(self, s: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        change = self.value(s, after) - self.value(s, before)
-        return change, self._stability_bound(before, after)
-
-    def _stability_bound(self, before: Tensor, after: Tensor) -> Tensor:
+    def stability_bound(self, before: Tensor, after: Tensor) -> Tensor:
         if self.constants is None:
             return torch.full(after.shape[:-2], torch.inf, dtype=after.dtype, device=after.device)
         return theory.stability_bound(before, after, alpha=self.constants.alpha)

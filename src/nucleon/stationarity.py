@@ -29,6 +29,7 @@ from torch import Tensor
 from nucleon import _checks, noise
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import polar
+from nucleon.linalg.projections import truncated
 
 Gradient = Callable[[Tensor], Tensor]
 """∇L, or a stochastic gradient, of a stack of points: (k, m, n) → (k, m, n)."""
@@ -164,12 +165,12 @@ def minimal_average(
 
     q = torch.zeros_like(lengths) if start is None else start / unit
     best, least = feasible(q)
-    dual = torch.cat([here.new_zeros(here.numel()), here.new_zeros(2)])
+    dual = here.new_zeros(here.numel() + 2)
     sums, count = [torch.zeros_like(q), torch.zeros_like(dual)], 0
     for iteration in range(iterations):
         moved = (q - step * (matrix @ dual)).clamp(min=0)
         dual = dual + step * ((2 * moved - q) @ matrix)
-        x = _contraction(dual[:-2].reshape(here.shape) + step * here)
+        x = truncated(dual[:-2].reshape(here.shape) + step * here, 1.0)
         dual = torch.cat([x.flatten(), (dual[-2:] - step * size).clamp(min=0)])
         q = moved
         sums, count = [sums[0] + q, sums[1] + dual], count + 1
@@ -286,16 +287,9 @@ def _proposals(
     moved = stretch[:, None, None] * parent.offsets + turn
     ratios = parent.ratios * (1 + (2 * uniform[3] - 1) * spread)
     ratios[::3] = (parent.ratios / stretch)[::3]  # the other end stays where it is
-    mutant = _Pairs(moved, ratios)
     near = torch.arange(pairs, device=w.device) % 2 == 1
-    offsets = torch.where(near[:, None, None], mutant.offsets, proposed.offsets)
-    return _Pairs(offsets, torch.where(near, mutant.ratios, proposed.ratios))
-
-
-def _contraction(x: Tensor) -> Tensor:
-    """The nearest matrix of operator norm ≤ 1."""
-    u, sigma, vt = torch.linalg.svd(x, full_matrices=False)
-    return (u * sigma.clamp(max=1)) @ vt
+    offsets = torch.where(near[:, None, None], moved, proposed.offsets)
+    return _Pairs(offsets, torch.where(near, ratios, proposed.ratios))
 
 
 def _within(rho: float, offsets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -158,7 +158,7 @@ def delta_of_each():
 @fault("AdaGrad clips nothing", "remark-unknown-bound", internal=True)
 def unclipped():
     def whole(fed):
-        return lambda self, gradient, size: fed(self, gradient, size)._replace(gradient=gradient)
+        return lambda self, gradient, size: (gradient, fed(self, gradient, size)[1])
 
     replace(adagrad.AdaGradFTRL, "_fed", whole)
 

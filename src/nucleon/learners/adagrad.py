@@ -15,7 +15,7 @@ all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all 
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, final, get_args
+from typing import Any, ClassVar, Literal, Unpack, final, get_args
 
 import torch
 from torch import Tensor
@@ -54,6 +54,9 @@ class _AdaGrad(VectorLearner):
         *VectorLearner.covered,
         *("_accumulated", "_metric", "_solve", "_delta", "_fed"),
     )
+    option_names: ClassVar[tuple[str, ...]] = (
+        *("preconditioner", "ball", "eta", "tolerance", "max_iterations"),
+    )
     plays_discounted: ClassVar[bool] = False
 
     def __init__(
@@ -76,11 +79,6 @@ class _AdaGrad(VectorLearner):
         side = (self.dimension,) * (2 if preconditioner == "full" else 1)
         self.moment = self.center.new_zeros(*self.center.shape[:-1], *side)
         """Σg_{s,i}², or Σg_sg_sᵀ for the full preconditioner."""
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        names = ("preconditioner", "ball", "eta", "tolerance", "max_iterations")
-        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def _default_eta(self) -> float:
@@ -141,6 +139,7 @@ class AdaGradOGD(_AdaGrad):
 
     name: ClassVar[str] = "adagrad-ogd"
     theorem: ClassVar[str] = "Table 2, AdaGrad-OGD, and the projection's gaps"
+    option_names: ClassVar[tuple[str, ...]] = (*_AdaGrad.option_names, "delta")
 
     def __init__(
         self,
@@ -151,10 +150,6 @@ class AdaGradOGD(_AdaGrad):
     ) -> None:
         self.delta = _checks.nonnegative("delta", delta)
         super().__init__(shape, **options)
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "delta": self.delta}
 
     def bound(self) -> Tensor:
         """(R²/(2η) + η)·Tr H + δR₂²/(2η) + gaps, with the diameter R = 2D_p (Table 2)."""
@@ -177,15 +172,6 @@ class AdaGradOGD(_AdaGrad):
         metric = self._metric(moment, torch.full_like(self.gaps, self.delta))
         linear = self.eta * gradient - metric.apply(self.center)
         return {"moment": moment, **self._solve(linear, metric)}
-
-
-class _Fed(NamedTuple):
-    """What a round feeds the learner."""
-
-    gradient: Tensor
-    """g_t, or what is left of it."""
-    excess: Tensor
-    """‖e_t‖ of what lay above the bound in force, (…)."""
 
 
 @final
@@ -303,20 +289,20 @@ class AdaGradFTRL(_AdaGrad):
             **self._solve(self.eta * total - pull, metric),
         }
 
-    def _fed(self, gradient: Tensor, size: Tensor) -> _Fed:
-        """g_t, clipped if so asked, and what of it lay above the δ of the rounds before."""
+    def _fed(self, gradient: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        """g_t, clipped if so asked, and ‖e_t‖ of what lay above the δ of the rounds before."""
         if self.offset == "stated" and self.validate:
             self._refuse_above(size)
-            return _Fed(gradient, (size - self.delta).clamp(min=0).sum(-1))
+            return gradient, (size - self.delta).clamp(min=0).sum(-1)
         if self.offset not in ("running", "clip"):
-            return _Fed(gradient, torch.zeros_like(self.excess))
+            return gradient, torch.zeros_like(self.excess)
         level = self.peak.amax(-1, keepdim=True)
         # Until the first gradient that is not zero x = 0 whatever H, so it may be weighed by its
         # own norm in the analysis, and costs nothing more.
         over = torch.where(level > 0, (size - level).clamp(min=0), 0.0)
-        if self.offset == "running":
-            return _Fed(gradient, over.sum(-1))
-        return _Fed(torch.where(over > 0, gradient * (level / size), gradient), over.sum(-1))
+        if self.offset == "clip":
+            gradient = torch.where(over > 0, gradient * (level / size), gradient)
+        return gradient, over.sum(-1)
 
     def _refuse_above(self, size: Tensor) -> None:
         """Raise on a norm above δ by more than entries rounded to the dtype explain."""

@@ -3,7 +3,8 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
@@ -52,7 +53,8 @@ class Learner(ABC):
     """Plays X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` gives X_t, `observe` takes its answer G_t.
 
     A final class says how to absorb a gradient (`_absorb`), how to act on what was absorbed
-    (`_act`), which tensors hold it (`state_names`) and what its theorem promises (`bound`).
+    (`_act`), which tensors hold it (`state_names`), what decides what is played (`option_names`)
+    and what its theorem promises (`bound`).
     """
 
     name: ClassVar[str]
@@ -66,6 +68,8 @@ class Learner(ABC):
     that it names itself."""
     state_names: ClassVar[tuple[str, ...]]
     """Attributes that hold the state, all tensors."""
+    option_names: ClassVar[tuple[str, ...]]
+    """Attributes that hold the options, all plain values."""
     plays_discounted: ClassVar[bool] = True
     """Whether its sums forget with the discount; a learner of the plain game refuses one."""
 
@@ -128,9 +132,9 @@ class Learner(ABC):
 
     # ------------------------------------------------------------------ what a final class says
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
         """The options that decide what is played, as plain values."""
+        return {name: getattr(self, name) for name in self.option_names}
 
     @abstractmethod
     def bound(self) -> Tensor:
@@ -425,3 +429,19 @@ class Learner(ABC):
             **own,
             "options": self.options(),
         }
+
+
+@contextmanager
+def undone_on_error(*learners: Learner) -> Iterator[None]:
+    """Whatever stops the block, the learners are as before.
+
+    Learners replace their tensors and never write into them: references undo a round.
+    """
+    before = [dict(vars(learner)) for learner in learners]
+    try:
+        yield
+    except BaseException:
+        for learner, old in zip(learners, before, strict=True):
+            vars(learner).clear()
+            vars(learner).update(old)
+        raise

@@ -1,6 +1,6 @@
 """Follow the perturbed leader: GBPA with Gaussian smoothing, sampled (Theorem 4.1)."""
 
-from typing import Any, ClassVar, Unpack, final
+from typing import ClassVar, Unpack, final
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class FTPL(GBPA):
 
     name: ClassVar[str] = "ftpl"
     theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1"
+    option_names: ClassVar[tuple[str, ...]] = ("stream", "redraw")
     potential: Gaussian
 
     def __init__(
@@ -53,10 +54,6 @@ class FTPL(GBPA):
         if not isinstance(redraw, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"redraw must be True or False, got {redraw!r}")
         self.redraw = redraw
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "stream": self.stream, "redraw": self.redraw}
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
         step = self.rounds if self.redraw else 0

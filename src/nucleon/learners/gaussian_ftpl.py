@@ -12,7 +12,7 @@ plays it is deterministic, and its bound holds against every stream.
 
 import math
 from functools import cache
-from typing import Any, ClassVar, Unpack, final
+from typing import ClassVar, Unpack, final
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class GaussianFTPL(GBPA):
 
     name: ClassVar[str] = "gaussian-ftpl"
     theorem: ClassVar[str] = "Theorem 3.2 with m = 1 and Gaussian smoothing of the ℓ2 norm"
+    option_names: ClassVar[tuple[str, ...]] = ("samples", "stream")
     potential: Gaussian
 
     def __init__(
@@ -68,10 +69,6 @@ class GaussianFTPL(GBPA):
         self.constants = constants
         self.samples = samples
         self.stream = _checks.count("stream", stream, minimum=0)
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "samples": self.samples, "stream": self.stream}
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
         if self.samples is not None:

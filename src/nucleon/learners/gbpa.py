@@ -22,6 +22,7 @@ from nucleon.linalg.augmented import AugmentedMethod, augmented_definite
 from nucleon.linalg.kernels import add_to_diagonal
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import Method as PolarMethod
+from nucleon.linalg.projections import truncated
 from nucleon.linalg.quadratic import Solver
 from nucleon.potentials import Hyperbolic, Nuclear, Potential, Regularized
 from nucleon.regret import Shape
@@ -76,6 +77,8 @@ class GBPA(Learner):
         *("total", "gram", "level", "excess"),
         *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
     )
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """Beside those of every GBPA learner and of its potential."""
 
     def __init__(
         self,
@@ -142,7 +145,8 @@ class GBPA(Learner):
         """The options that decide what is played, as plain values."""
         bound = None if self.stated_bound is None else self.stated_bound.tolist()
         own = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
-        return {**own, "potential": type(self.potential).__name__, **self.potential.options()}
+        kind = {"potential": type(self.potential).__name__, **self.potential.options()}
+        return {**own, **kind, **super().options()}
 
     def _game(self) -> dict[str, Any]:
         return {**super()._game(), "constants": self.constants}
@@ -232,7 +236,7 @@ class GBPA(Learner):
         # The first gradient of a game answers X_1 = 0: it enters L_1 whole and costs nothing more.
         limit = torch.where(self.first_round > 0, self.level, self.level if fixed else norm)
         excess = theory.spectral_excess(gradient, limit)
-        fed = _clipped(gradient, limit) if self.on_excess == "clip" else gradient
+        fed = truncated(gradient, limit.unsqueeze(-1)) if self.on_excess == "clip" else gradient
         return fed, self.level if fixed else torch.maximum(self.level, norm), excess
 
     def _refuse_above(self, norm: Tensor) -> None:
@@ -440,9 +444,3 @@ class FAML(GBPA):
         if self.potential.method != "eigh":
             return self.potential.gradient(total, smoothing)
         return augmented_definite(total, smoothing, self._least(self.level))
-
-
-def _clipped(gradient: Tensor, limit: Tensor) -> Tensor:
-    """The nearest matrix of operator norm ≤ limit, one limit for each matrix."""
-    u, sigma, vt = torch.linalg.svd(gradient, full_matrices=False)
-    return (u * torch.minimum(sigma, limit.unsqueeze(-1)).unsqueeze(-2)) @ vt

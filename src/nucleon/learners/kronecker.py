@@ -20,7 +20,7 @@ pairs (op, *) in place of these.
 """
 
 import math
-from typing import Any, ClassVar, Unpack, final
+from typing import ClassVar, Unpack, final
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class KroneckerFTRL(ProjectedLearner):
         "column_gram",
         "excess",
     )
+    option_names: ClassVar[tuple[str, ...]] = (*ProjectedLearner.option_names, "gradient_bound")
     default_eta: ClassVar[float] = math.sqrt(0.5)
 
     def __init__(
@@ -63,10 +64,6 @@ class KroneckerFTRL(ProjectedLearner):
         """N_t."""
         self.excess = torch.zeros_like(self.gaps)
         """Σ‖E_t‖_* of what lay above G."""
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "gradient_bound": self.gradient_bound}
 
     def bound(self) -> Tensor:
         """D²/(2η)·Σλ_i(L)λ_i(R) + η√(Tr M^{1/2}·Tr N^{1/2}) + gaps + 2D·excess."""

@@ -30,6 +30,7 @@ class ProjectedLearner(Learner):
     """Keeps X_{t+1} as the state `center`, float64, on the short side: tall ones are transposed."""
 
     state_names: ClassVar[tuple[str, ...]] = ("center", "gram", "gaps")
+    option_names: ClassVar[tuple[str, ...]] = ("eta", "solver", "tolerance", "max_iterations")
     covered: ClassVar[tuple[str, ...]] = (*Learner.covered, "_entered", "_minimize")
     plays_discounted: ClassVar[bool] = False
     default_eta: ClassVar[float]
@@ -60,11 +61,6 @@ class ProjectedLearner(Learner):
         """M_t."""
         self.gaps = self.center.new_zeros(batch)
         """Σ of the gaps to which X_2, …, X_{t+1} solve their problems."""
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        names = ("eta", "solver", "tolerance", "max_iterations")
-        return {name: getattr(self, name) for name in names}
 
     def _act(self) -> Tensor:
         action = self.center.to(self.dtype)

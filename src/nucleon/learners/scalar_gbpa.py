@@ -1,7 +1,7 @@
 """GBPA with a scalar parameter, the baseline of Section 3 (after Abernethy et al. 2016)."""
 
 import math
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class ScalarGBPA(Learner):
     name: ClassVar[str] = "scalar-gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with L_t a multiple of the identity"
     state_names: ClassVar[tuple[str, ...]] = ("total", "square_sum", "first_frobenius", "excess")
+    option_names: ClassVar[tuple[str, ...]] = ("gradient_bound", "eta")
 
     def __init__(
         self,
@@ -61,10 +62,6 @@ class ScalarGBPA(Learner):
     def short(self) -> int:
         """m, the shorter side."""
         return min(self.shape[-2:])
-
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {"gradient_bound": self.gradient_bound, "eta": self.eta}
 
     def bound(self) -> Tensor:
         """D((η + m/η)ℓ_T + (√m − η)‖G_1‖_F + 2√m·excess), with FAML's constants α = β = 1.

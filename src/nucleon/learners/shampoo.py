@@ -42,6 +42,10 @@ class _Descent(ProjectedLearner):
         *ProjectedLearner.covered,
         *("_grams", "_roots", "_theorem_bound"),
     )
+    option_names: ClassVar[tuple[str, ...]] = (
+        *ProjectedLearner.option_names,
+        *("epsilon", "projection"),
+    )
     default_eta: ClassVar[float] = math.sqrt(2)
 
     def __init__(
@@ -69,10 +73,6 @@ class _Descent(ProjectedLearner):
     def _theorem_bound(self, **options: Any) -> Tensor:
         """The bound of the learner with the projection."""
 
-    def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
-        return {**super().options(), "epsilon": self.epsilon, "projection": self.projection}
-
     def bound(self) -> Tensor:
         """The theorem's bound with the gaps; infinite without the projection."""
         if self.projection == "none":
@@ -94,7 +94,9 @@ class _Descent(ProjectedLearner):
                 _checks.finite("the Gram matrix of the gradients", gram)
         left, right = self._roots(grams)
         if self.projection == "none":
-            center, gap = self.center - self.eta * _unconstrained(gradient, left, right), 0.0
+            step = left.solve(gradient)
+            step = step if right is None else right.solve(step.mT).mT  # L⁺GR⁺
+            center, gap = self.center - self.eta * step, 0.0
         else:
             rows, columns = left.matrix, None if right is None else right.matrix
             bent = rows @ self.center if columns is None else rows @ self.center @ columns
@@ -162,9 +164,3 @@ class Shampoo(_Descent):
 
     def _theorem_bound(self, **options: Any) -> Tensor:
         return theory.shampoo_bound(self.gram, self.column_gram, **options)
-
-
-def _unconstrained(gradient: Tensor, left: Root, right: Root | None) -> Tensor:
-    """L⁺GR⁺."""
-    step = left.solve(gradient)
-    return step if right is None else right.solve(step.mT).mT

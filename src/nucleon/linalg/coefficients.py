@@ -14,7 +14,6 @@ Halley's iteration for computing the matrix polar decomposition" (ibid. 31, 2010
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from itertools import count
 
 from nucleon import _checks
 
@@ -166,13 +165,11 @@ def newton_schulz_steps(lower_bound: float, tolerance: float) -> int:
 
 
 @lru_cache
-def polar_express_steps(
-    lower_bound: float, tolerance: float, *, safety: float = SAFETY, cushion: float = CUSHION
-) -> int:
+def polar_express_steps(lower_bound: float, tolerance: float) -> int:
     """How many quintics, contracted, take [lower_bound, 1] into [1 − tolerance, 1]."""
 
     def reached(steps: int) -> float:
-        sequence = contracted(polar_express(lower_bound, steps, safety=safety, cushion=cushion))
+        sequence = contracted(polar_express(lower_bound, steps))
         return image(sequence, lower_bound, 1.0)[0]
 
     return _steps(reached, tolerance)
@@ -192,13 +189,10 @@ def qdwh_steps(lower_bound: float, tolerance: float) -> int:
 
 def _steps(reached: Callable[[int], float], tolerance: float) -> int:
     """The least k ≥ 1 with 1 − reached(k) ≤ tolerance, or where rounding ends the progress."""
-    previous = 0.0
-    for k in count(1):
-        value = reached(k)
-        if 1 - value <= tolerance or value <= previous:
-            return k
-        previous = value
-    raise AssertionError("count() does not end")
+    k, previous, value = 1, 0.0, reached(1)
+    while 1 - value > tolerance and value > previous:
+        k, previous, value = k + 1, value, reached(k + 1)
+    return k
 
 
 def _minimax_quintic(lower: float, upper: float) -> Quintic:

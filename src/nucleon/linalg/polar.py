@@ -114,7 +114,7 @@ def polar(
 
 
 def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
-    """U Vᵀ over the singular values above rank_tolerance·σ_max, default max(m, n)·eps.
+    """U Vᵀ over the singular values above rank_tolerance·σ_max, default √min(m, n)·eps.
 
     GPU solvers return U and V orthogonal to 1e-11 only (float64, side 1024); one Newton–Schulz step
     squares that error.

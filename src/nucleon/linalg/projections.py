@@ -34,6 +34,12 @@ def clip_singular_values(x: Tensor, radius: float) -> Tensor:
     return torch.where(inside, x, clipped.to(x.dtype))
 
 
+def truncated(x: Tensor, limit: float | Tensor) -> Tensor:
+    """U min(Σ, limit) Vᵀ for x = UΣVᵀ without checks; a tensor has a limit per matrix, (…, 1)."""
+    u, sigma, vt = torch.linalg.svd(x, full_matrices=False)
+    return (u * sigma.clamp(max=limit).unsqueeze(-2)) @ vt
+
+
 def clip(x: Tensor, radius: float = 1.0) -> Tensor:
     """`clip_singular_values` by the Gram matrix, X − U(1 − radius/Σ)₊UᵀX, where that is exact."""
     if not 2.0**-400 <= radius <= 2.0**400:  # its square must be far from the ends of the range

@@ -17,6 +17,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg._scaling import exponent, shift, unit_scale
 from nucleon.linalg.projections import clip
+from nucleon.linalg.roots import psd_eigh
 
 Solver = Literal["projected-gradient", "frank-wolfe", "douglas-rachford"]
 
@@ -127,12 +128,6 @@ def _acting_on(name: str, value: object, s: Tensor, axis: int) -> Tensor:
     return _checks.positive_semidefinite(name, tensor)
 
 
-def _spectrum(a: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues ≥ 0 and eigenvectors of `a`, brought to unit scale."""
-    eigenvalues, vectors = torch.linalg.eigh(unit_scale(a))
-    return eigenvalues.clamp(min=0), vectors
-
-
 class _Problem(NamedTuple):
     """f(X) = ⟨linear, X⟩ + ½⟨X, weight∘X⟩ on a stack (b, m, n)."""
 
@@ -190,11 +185,11 @@ class _Frame(NamedTuple):
     def of(cls, s: Tensor, left: Tensor, right: Tensor | None) -> Self:
         batch = s.shape[:-2]
         s, left, right = s.double(), left.double(), None if right is None else right.double()
-        rows, u = _spectrum(left)
+        rows, u = psd_eigh(unit_scale(left))
         linear, weight = u.mT @ unit_scale(s), rows.unsqueeze(-1)
         power, v = exponent(left) - exponent(s), None
         if right is not None:
-            columns, v = _spectrum(right)
+            columns, v = psd_eigh(unit_scale(right))
             weight, power = weight * columns.unsqueeze(-2), power + exponent(right)
         elif s.shape[-1] > s.shape[-2]:
             v = torch.linalg.qr(linear.mT).Q  # the row space of S

@@ -79,7 +79,8 @@ def inverse_sqrt(
     if method == "eigh":
         values, vectors = psd_eigh(shift(a.to(wide), -even))
         least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
-        inverse = _inverse_sqrt_values(values, tolerance, least)
+        cut = torch.maximum(tolerance * values[..., -1:], least)
+        inverse = torch.where(values > cut, values, torch.inf).rsqrt()
         root, taken = (vectors * inverse.unsqueeze(-2)) @ vectors.mT, 0
     else:
         taken = coupled_steps(wide) if steps is None else steps
@@ -164,11 +165,6 @@ def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, those that rounding made negative set to 0, and eigenvectors; unchecked."""
     values, vectors = torch.linalg.eigh(a)
     return values.clamp_min(0), vectors
-
-
-def _inverse_sqrt_values(values: Tensor, tolerance: float, least: Tensor) -> Tensor:
-    cut = tolerance * values.amax(-1, keepdim=True) if values.shape[-1] else values
-    return torch.where(values > torch.maximum(cut, least), values, torch.inf).rsqrt()
 
 
 def _residual(a: Tensor, z: Tensor, tolerance: float) -> Tensor:

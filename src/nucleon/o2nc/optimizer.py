@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from nucleon import _checks, noise
 from nucleon.learners import Learner
+from nucleon.learners.base import undone_on_error
 from nucleon.optim.engines.work import EXPONENTIAL_STREAM
 from nucleon.optim.state import SLICES
 from nucleon.theory import o2nc_radius
@@ -137,7 +138,7 @@ class O2NC(Optimizer):
                     f"parameter {index} of shape {tuple(param.shape)} has no gradient; the process "
                     f"needs all of them in every round: call backward(), or set zeros"
                 )
-        with self._undone_on_error():
+        with undone_on_error(*self.learners):
             for param, learner in zip(self.params, self.learners, strict=True):
                 learner.play()
                 learner.observe(self._loss_of(cast(Tensor, param.grad), learner))
@@ -162,18 +163,6 @@ class O2NC(Optimizer):
                 f"FAML, which plays the discounted game itself"
             )
         return weighted
-
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Learners replace their tensors and never write into them: references undo a round."""
-        before = [dict(vars(learner)) for learner in self.learners]
-        try:
-            yield
-        except BaseException:
-            for learner, old in zip(self.learners, before, strict=True):
-                vars(learner).clear()
-                vars(learner).update(old)
-            raise
 
     def _average(self) -> None:
         """W̄_t = W̄_{t-1} + (1−γ)/(1−γ^t)·(W_t − W̄_{t-1}), and W̄_τ when its time has come."""
@@ -273,7 +262,7 @@ class O2NC(Optimizer):
         states: Sequence[Mapping[str, Any]] = state_dict.get("learners", ())
         if len(states) != len(self.learners):
             raise ValueError(f"the state has {len(states)} learners, expected {len(self.learners)}")
-        with self._undone_on_error():
+        with undone_on_error(*self.learners):
             for learner, state in zip(self.learners, states, strict=True):
                 learner.load_state_dict(state)
                 if learner.rounds != count:

@@ -167,87 +167,62 @@ def _plan(
     gradient_bound: float,
 ) -> Plan:
     rows, columns = sorted(_checks.count("every side of shape", side) for side in shape)
-    width = Gaussian().padded_width(rows, columns)
-    factor = theory.ftpl_factor(rows, width) if optimizer == "pion" else 1.0
-    target = _Target(rho, epsilon, q_nuclear, loss_gap, gradient_bound, rows, factor)
+    target = {"rho": rho, "epsilon": epsilon, "q_nuclear": q_nuclear}
+    for name, value in target.items():
+        _checks.positive(name, value)
+    bounds = {"loss_gap": loss_gap, "gradient_bound": gradient_bound}
+    for name, value in bounds.items():
+        _checks.nonnegative(name, value)
     if epsilon >= q_nuclear:
         verdict = (
             f"ε = {epsilon:.6g} is trivial: no mean gradient exceeds ‖Q‖_* = {q_nuclear:.6g} in "
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict, None, None)
+    width = Gaussian().padded_width(rows, columns)
+    factor = theory.ftpl_factor(rows, width) if optimizer == "pion" else 1.0
     try:
-        found = target.complexity(width)
+        if optimizer == "pion":
+            found = theory.pion_complexity(**target, **bounds, rows=rows, width=width)
+        else:
+            found = theory.leon_complexity(**target, **bounds, rows=rows)
     except OutOfReachError as error:
         return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
-    bound = target.bound(found)
-    kind, verdict = target.verdict(found, bound)
+    bound = theory.stationarity_bound(
+        **bounds,
+        rho=rho,
+        q_nuclear=q_nuclear,
+        discount=found.discount,
+        rounds=found.rounds,
+        rows=rows,
+        regret_constant=2 * math.sqrt(2) * factor if optimizer == "pion" else 2.0,
+    )
+    covered = q_nuclear / rows / gradient_bound if gradient_bound else math.inf
+    kind, verdict = _verdict(
+        found, bound, epsilon, 10 * math.sqrt(2) * (factor * q_nuclear * covered)
+    )
     return Plan(optimizer, kind, verdict, found, bound)
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What was asked for, checked, with the theorem's factor C."""
-
-    rho: float
-    epsilon: float
-    q_nuclear: float
-    loss_gap: float
-    gradient_bound: float
-    rows: int
-    factor: float
-
-    def __post_init__(self) -> None:
-        for name in ("rho", "epsilon", "q_nuclear"):
-            _checks.positive(name, getattr(self, name))
-        for name in ("loss_gap", "gradient_bound"):
-            _checks.nonnegative(name, getattr(self, name))
-
-    def complexity(self, width: int) -> theory.Complexity:
-        """Theorem 5.2 at the padded width, or 5.3."""
-        shared = {
-            "rho": self.rho,
-            "epsilon": self.epsilon,
-            "q_nuclear": self.q_nuclear,
-            "loss_gap": self.loss_gap,
-            "gradient_bound": self.gradient_bound,
-        }
-        if self.factor == 1.0:  # above 1 for every width of Pion
-            return theory.leon_complexity(**shared, rows=self.rows)
-        return theory.pion_complexity(**shared, rows=self.rows, width=width)
-
-    def bound(self, found: theory.Complexity) -> theory.ConversionBound:
-        """What the proof gives at the planned γ and T."""
-        return theory.stationarity_bound(
-            loss_gap=self.loss_gap,
-            rho=self.rho,
-            discount=found.discount,
-            rounds=found.rounds,
-            q_nuclear=self.q_nuclear,
-            gradient_bound=self.gradient_bound,
-            rows=self.rows,
-            regret_constant=2.0 if self.factor == 1.0 else 2 * math.sqrt(2) * self.factor,
+def _verdict(
+    found: theory.Complexity, bound: theory.ConversionBound, epsilon: float, covered: float
+) -> tuple[Kind, str]:
+    """Whether the plan can be followed, and why not; `covered` is the largest ε of the theorem."""
+    if not found.valid:
+        return "not covered", (
+            f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
+            f"{covered:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
         )
-
-    def verdict(self, found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
-        """Whether the plan can be followed, and why not."""
-        if not found.valid:
-            most = self.factor * self.q_nuclear * (self.q_nuclear / self.rows / self.gradient_bound)
-            return "not covered", (
-                f"The theorem does not cover ε = {self.epsilon:.6g}: it needs ε ≤ "
-                f"10√2·C‖Q‖_*²/(mG) = {10 * math.sqrt(2) * most:.6g}. What the proof gives at "
-                f"these parameters is {bound.total:.6g}."
-            )
-        if found.rounds > MOST_ROUNDS:
-            return "out of reach", (
-                f"{found.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
-                f"needs about an eighth of them."
-            )
-        name = max(found.terms, key=lambda term: found.terms[term]).replace("_", " ")
-        return "reachable", (
-            f"{found.rounds} rounds, set by the {name} term, promise a gap of at most "
-            f"{bound.total:.6g} ≤ ε in the mean over the random time, the lengths and the noise."
+    if found.rounds > MOST_ROUNDS:
+        return "out of reach", (
+            f"{found.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
+            f"needs about an eighth of them."
         )
+    name = max(found.terms, key=lambda term: found.terms[term]).replace("_", " ")
+    return "reachable", (
+        f"{found.rounds} rounds, set by the {name} term, promise a gap of at most "
+        f"{bound.total:.6g} ≤ ε in the mean over the random time, the lengths and the noise."
+    )
 
 
 @dataclass(frozen=True)

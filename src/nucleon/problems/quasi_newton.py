@@ -252,14 +252,13 @@ class OnlineQuasiNewton:
         norm = torch.linalg.vector_norm(slope).item()
         history, evaluations, fallbacks = [norm], 1, 0
         noise = 1e4 * torch.finfo(x.dtype).eps  # of gradients: sums of terms far larger than they
-        first = norm
 
         def look(step: Tensor) -> tuple[Tensor, float]:
             """∇f(x + step), entered as a pair unless the step went where f overflows."""
             found = _like(gradient(x + step), x)
             size = torch.linalg.vector_norm(found).item()
             if math.isfinite(size):
-                scale = first + self.L * torch.linalg.vector_norm(x).item()
+                scale = history[0] + self.L * torch.linalg.vector_norm(x).item()
                 learned.observe(step, found - slope, rounding=noise * scale)
             return found, size
 

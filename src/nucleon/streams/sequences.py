@@ -197,7 +197,8 @@ def replay(
             f"{getattr(gradients, 'shape', type(gradients).__name__)}; stack the recorded rounds"
         )
     recording, kept = gradients, gradients.dtype if dtype is None else dtype
-    largest = max(float(_recorded_norm(g, kept)) for g in recording)
+    rounded = (_checks.matrix("gradients", g).to(kept).double() for g in recording)
+    largest = max(float(operator_norm(g).max()) for g in rounded)
     if largest == 0:
         raise ValueError("gradients must not all be zero: their norm sets the scale of the game")
     largest *= 1 + max(recording.shape[-2:]) * ROUNDING  # upwards, so that it is a bound
@@ -235,7 +236,3 @@ def _rank(rank: int, s: Setting) -> int:
     if _checks.count("rank", rank) > s.short:
         raise ValueError(f"rank must be at most min(m, n) = {s.short}, got {rank}")
     return rank
-
-
-def _recorded_norm(recorded: Tensor, dtype: torch.dtype) -> Tensor:
-    return operator_norm(_checks.matrix("gradients", recorded).to(dtype).double()).max()

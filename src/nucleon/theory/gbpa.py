@@ -60,7 +60,11 @@ def gbpa_bound(
     radius = _checks.positive("radius", radius)
     eta = _eta(eta, alpha, beta)
     root = preconditioner_trace(gram, gradient_bound=gradient_bound, discount=discount)
-    first = real("first_nuclear", first_nuclear, root) * _first_weight(discount, rounds)
+    first = real("first_nuclear", first_nuclear, root)
+    if rounds is not None:
+        first = first * discount ** (_checks.count("rounds", rounds) - 1)
+    elif discount != 1.0:
+        raise ValueError(f"rounds is needed to discount the first gradient by {discount!r}")
     regret = (beta * eta + alpha / eta) * root + (1 - beta * eta) * first
     return radius * (regret + 2 * real("excess", excess, root))
 
@@ -244,14 +248,6 @@ def _eta(eta: float | None, alpha: float, beta: float, dimension: int = 1) -> fl
             f"no smoothing of the nuclear norm does better (Proposition 3.3)"
         )
     return math.sqrt(alpha * dimension / beta) if eta is None else _checks.positive("eta", eta)
-
-
-def _first_weight(discount: float, rounds: int | None) -> float:
-    if rounds is None:
-        if discount != 1.0:
-            raise ValueError(f"rounds is needed to discount the first gradient by {discount!r}")
-        return 1.0
-    return discount ** (_checks.count("rounds", rounds) - 1)
 
 
 def _loose_trace(gram: Tensor, gradient_bound: Real, discount: float) -> Tensor:
