@@ -26,8 +26,9 @@ N = 400_000
 SIGMAS = 5.0
 
 
-def words(shape, *, seed=0, **key):
-    return noise._words(1, shape, seed, **key)[0]
+def words(shape, **key):
+    names = ("seed", "stream", "step", "sample")
+    return noise._words(1, shape, *(key.get(name, 0) for name in names), None)
 
 
 def correlation(x, y):

@@ -11,7 +11,6 @@ on every device; logarithms and cosines differ between devices by a few units in
 """
 
 import math
-from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -24,17 +23,16 @@ _NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN = 1, 2, 3, 4  # first word of a key: neve
 _SEED = 5  # likewise
 
 
-class Options(TypedDict, total=False):
-    """What every distribution takes by keyword, beside `seed`."""
-
-    stream: int | Tensor  # identity of the parameter or game (default 0)
-    step: int | Tensor  # round or optimizer step (default 0)
-    sample: int | Tensor  # which of several draws (default 0)
-    dtype: torch.dtype | None  # float16, bfloat16, float32 or float64 (default: torch's)
-    device: torch.device | str | None  # of the result (default: torch's)
-
-
-def normal(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
+def normal(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """Standard normal noise: √(−2 ln u)·(cos θ, sin θ), u and θ uniform.
 
     Integer tensors among `stream`, `step` and `sample` broadcast to a batch shape that must be the
@@ -47,9 +45,14 @@ def normal(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> 
     Args:
         shape: shape of the result.
         seed: any integer (modulo 2⁶⁴).
-        options: see `Options`; tensors among them must be on the device of the result, or 0-d.
+        stream: identity of the parameter or game (default 0).
+        step: round or optimizer step (default 0).
+        sample: which of several draws (default 0).
+        dtype: float16, bfloat16, float32 or float64 (default: torch's).
+        device: of the result (default: torch's); the tensors above must be on it, or 0-d.
     """
-    words, dtype = _words(_NORMAL, shape, seed, **options)
+    dtype = _real(dtype)
+    words = _words(_NORMAL, shape, seed, stream, step, sample, device)
     pairs = words.shape[-1] // 2
     values = words.to(_working(dtype))
     radius = _unit(values[..., :pairs]).log_().mul_(-2).sqrt_()
@@ -58,21 +61,51 @@ def normal(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> 
     return _shaped(noise, shape).to(dtype)
 
 
-def exponential(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
+def exponential(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """Exponential noise of mean one: −ln u. Arguments as for `normal`."""
-    words, dtype = _words(_EXPONENTIAL, shape, seed, **options)
+    dtype = _real(dtype)
+    words = _words(_EXPONENTIAL, shape, seed, stream, step, sample, device)
     return _shaped(_unit(words.to(_working(dtype))).log_().neg_(), shape).to(dtype)
 
 
-def uniform(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
+def uniform(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """Uniform noise on (0, 1]: multiples of 2⁻³¹ plus 2⁻³². Arguments as for `normal`."""
-    words, dtype = _words(_UNIFORM, shape, seed, **options)
+    dtype = _real(dtype)
+    words = _words(_UNIFORM, shape, seed, stream, step, sample, device)
     return _shaped(_unit(words.to(_working(dtype))), shape).to(dtype)
 
 
-def signs(shape: tuple[int, ...], *, seed: int, **options: Unpack[Options]) -> Tensor:
+def signs(
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    stream: int | Tensor = 0,
+    step: int | Tensor = 0,
+    sample: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """Fair signs ±1. Arguments as for `normal`."""
-    words, dtype = _words(_SIGN, shape, seed, **options)
+    dtype = _real(dtype)
+    words = _words(_SIGN, shape, seed, stream, step, sample, device)
     return _shaped((words >> 31).bitwise_or_(1).to(dtype), shape)  # −1 or 0, then −1 or 1
 
 
@@ -99,19 +132,12 @@ def _words(
     distribution: int,
     shape: tuple[int, ...],
     seed: int,
-    *,
-    stream: int | Tensor = 0,
-    step: int | Tensor = 0,
-    sample: int | Tensor = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> tuple[Tensor, torch.dtype]:
-    """Random int32 words (*batch, 2·pairs), one or more per entry of a block, and the dtype."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if dtype not in _checks.REAL_DTYPES:
-        raise TypeError(
-            f"dtype must be one of {', '.join(map(str, _checks.REAL_DTYPES))}, got {dtype}"
-        )
+    stream: int | Tensor,
+    step: int | Tensor,
+    sample: int | Tensor,
+    device: torch.device | str | None,
+) -> Tensor:
+    """Random int32 words (*batch, 2·pairs), at least one for each entry of a block of `shape`."""
     key: int | Tensor = distribution
     # Plain integers first: they are hashed on the host, and only what follows a tensor on device.
     for name, word in (("seed", seed), ("step", step), ("sample", sample), ("stream", stream)):
@@ -126,9 +152,8 @@ def _words(
     words = _sequence(key, pairs, device)
     if torch.compiler.is_compiling():  # some compilers give the new dimension a stride of 0
         low, high = words.to(torch.int32), (words >> 32).to(torch.int32)
-        return torch.stack((low, high), dim=-1).flatten(-2), dtype
-    # An empty stack may have stride 0.
-    return words.unsqueeze(-1).view(torch.int32).flatten(-2), dtype
+        return torch.stack((low, high), dim=-1).flatten(-2)
+    return words.unsqueeze(-1).view(torch.int32).flatten(-2)  # an empty stack may have stride 0
 
 
 def _sequence(key: int | Tensor, length: int, device: torch.device | str | None) -> Tensor:
@@ -195,6 +220,15 @@ def _integer(name: str, word: int | Tensor) -> int | Tensor:
     if isinstance(word, bool) or not isinstance(word, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer or an integer tensor, got {word!r}")
     return _signed(word)
+
+
+def _real(dtype: torch.dtype | None) -> torch.dtype:
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in _checks.REAL_DTYPES:
+        raise TypeError(
+            f"dtype must be one of {', '.join(map(str, _checks.REAL_DTYPES))}, got {dtype}"
+        )
+    return dtype
 
 
 def _working(dtype: torch.dtype) -> torch.dtype:

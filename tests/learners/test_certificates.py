@@ -324,9 +324,6 @@ def test_a_learner_without_a_bound_is_refused_in_words():
     class Unbounded(learners.Learner):
         name, theorem, state_names = "unbounded", "a conjecture", ()
 
-        def options(self):
-            return {}
-
         def bound(self):
             return torch.full(self.shape[:-2], torch.inf, dtype=F64)
 
@@ -336,6 +333,9 @@ def test_a_learner_without_a_bound_is_refused_in_words():
         def _absorb(self, gradient):
             pass
 
+    with pytest.raises(TypeError, match="Unbounded .* option_names"):
+        Unbounded(SHAPE)
+    Unbounded.option_names = ()
     certificate = played(Unbounded(SHAPE, dtype=F64))
     assert not certificate.holds and "finite bound" in certificate.refusal
     assert "no constants" in played(GBPA(SHAPE, Nuclear(), dtype=F64)).refusal

@@ -89,6 +89,11 @@ class Learner(ABC):
         device: torch.device | str | None = None,
         validate: bool = True,
     ) -> None:
+        if type(self).options is Learner.options and not hasattr(self, "option_names"):
+            raise TypeError(
+                f"{type(self).__name__} does not say which options it has; give the class "
+                f"option_names, the attributes that decide what is played, or () for none"
+            )
         self.shape = game_shape(shape)
         self.radius = _checks.positive("radius", radius)
         self.discount = _checks.fraction("discount", discount, closed="1")
