@@ -333,7 +333,7 @@ def test_a_learner_without_a_bound_is_refused_in_words():
         def _absorb(self, gradient):
             pass
 
-    with pytest.raises(TypeError, match="Unbounded .* option_names"):
+    with pytest.raises(TypeError, match=r"Unbounded .* option_names"):
         Unbounded(SHAPE)
     Unbounded.option_names = ()
     certificate = played(Unbounded(SHAPE, dtype=F64))
