@@ -1,11 +1,13 @@
 """Axis specs: a parameter of any layout equals its matrices given one by one."""
 
+import ast
 import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import nucleon
 from nucleon.optim.matrices import axes
@@ -242,3 +244,24 @@ def test_a_state_of_other_axes_is_refused():
     across = nucleon.Leon([torch.zeros(4, 4, requires_grad=True)], axes="c r")  # of equal shapes
     with pytest.raises(ValueError, match="has axes='c r'"):
         across.load_state_dict(nucleon.Leon([torch.zeros(4, 4, requires_grad=True)]).state_dict())
+
+
+def test_one_override_takes_a_state_of_other_axes_in_many_layers():
+    def layer():
+        return nn.ModuleDict({name: nn.Linear(4, 4) for name in ("up", "gate", "out")})
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer() for _ in range(3)))
+    former = {"*.up.weight": {"axes": "(b=2 r) c"}, "1.gate.weight": {"axes": "c r"}}
+    saved = nucleon.Leon.for_model(model, head=None, overrides=former)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    saved.step()
+    with pytest.raises(ValueError, match=r"parameter 0\.up\.weight, .*, and 3 more") as refused:
+        nucleon.Leon.for_model(model, head=None).load_state_dict(saved.state_dict())
+    told = ast.literal_eval(str(refused.value).partition("overrides=")[2])
+    assert len(told) == 2
+    loaded = nucleon.Leon.for_model(model, head=None, overrides=told)
+    loaded.load_state_dict(saved.state_dict())
+    axes_of = {row.name: row.axes for row in saved.explain()}
+    assert {row.name: row.axes for row in loaded.explain()} == axes_of

@@ -16,7 +16,7 @@ from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
 import nucleon
-from nucleon.optim.routing import notices
+from nucleon.optim.matrices.parameters import globs
 
 
 def rows_of(model, **options):
@@ -292,7 +292,7 @@ def test_a_refusal_is_one_short_list_with_one_override_that_serves_all_of_it():
     ],
 )
 def test_globs_match_what_they_should_and_nothing_else(names, others, expected):
-    assert notices.globs(names, others) == expected
+    assert globs(names, others) == expected
 
 
 def own_module():

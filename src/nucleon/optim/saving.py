@@ -17,7 +17,7 @@ from nucleon.linalg._precision import widest
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import axes, shards
-from nucleon.optim.matrices.parameters import Infos, canonical
+from nucleon.optim.matrices.parameters import Infos, canonical, globs
 from nucleon.optim.state import VERSION, encoded
 
 
@@ -115,10 +115,40 @@ def check_state_dict(
                     f"state_dict was saved with {option}={saved[option]!r}, this optimizer has "
                     f"{option}={group[option]!r}; construct it alike"
                 )
-        for key, param in zip(saved["params"], group["params"], strict=True):
-            found = given["state"].get(key, {})
-            if found:  # a parameter that was frozen has none
-                _check_saved(infos[param].name, param, found, templates[param])
+    kept = [
+        (param, found)
+        for saved, group in zip(given["param_groups"], groups, strict=True)
+        for key, param in zip(saved["params"], group["params"], strict=True)
+        if (found := given["state"].get(key))  # a parameter that was frozen has none
+    ]
+    _check_axes([(infos[param].name, found, templates[param]) for param, found in kept], infos)
+    for param, found in kept:
+        _check_saved(infos[param].name, param, found, templates[param])
+
+
+def _check_axes(
+    kept: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]], infos: Infos
+) -> None:
+    """Raise where axes differ, with the overrides that make all of them what they were."""
+    differ: dict[str, tuple[str, str]] = {}
+    for name, found, own in kept:
+        then, now = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, own))
+        if then not in ("", now):
+            differ[name] = then, now
+    if not differ:
+        return
+    overrides: dict[str, dict[str, str]] = {}
+    for spec in dict.fromkeys(then for then, _ in differ.values()):
+        alike = [name for name, (then, _) in differ.items() if then == spec]
+        others = [info.name for info in infos.values() if info.name not in alike]
+        chosen = globs(alike, others) if len(alike) > 1 else alike
+        overrides |= {glob: {"axes": spec} for glob in chosen}
+    name, (then, now) = next(iter(differ.items()))
+    more = f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
+    raise ValueError(
+        f"state_dict was saved with axes={then!r} for parameter {name}, this optimizer has "
+        f"axes={now!r}{more}; construct it alike, overrides={overrides}"
+    )
 
 
 def _damaged(note: object) -> ValueError:
@@ -132,12 +162,6 @@ def _check_saved(
     name: str, param: Tensor, found: Mapping[str, Any], expected: Mapping[str, Tensor]
 ) -> None:
     """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
-    given, wanted = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, expected))
-    if given != wanted:
-        raise ValueError(
-            f"state_dict was saved with axes={given!r} for parameter {name}, this optimizer has "
-            f"axes={wanted!r}; construct it alike, overrides={{{name!r}: {{'axes': {given!r}}}}}"
-        )
     name = f"parameter {name}"
     strange = set(found) ^ set(expected)
     if "total" not in expected and "stream" in expected:  # another rank owns it, here or when saved

@@ -1,8 +1,9 @@
 """What an optimizer knows of a parameter beside its values: name, axes, and why it is there."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from torch import Tensor
 
@@ -44,6 +45,25 @@ def canonical(name: str, root: str = "module.") -> str:
 def root_of(names: Iterable[str]) -> str:
     """`module.` where all names begin with it; where others do not, it is the model's own."""
     return "module." if all(canonical(n, "").startswith("module.") for n in names) else ""
+
+
+def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Few globs that match all of `names` and none of `others`."""
+    found: list[str] = []
+    for name in names:
+        if not any(fnmatchcase(name, glob) for glob in found):
+            found.append(_glob(name, others))
+    return found
+
+
+def _glob(name: str, others: Sequence[str]) -> str:
+    """The shortest end of a name that no other has, layers by any number."""
+    parts = ["*" if part.isdigit() else part for part in name.split(".")]
+    for count in range(1, len(parts) + 1):
+        glob = "*" + ".".join(parts[-count:]).removeprefix("*")
+        if not any(fnmatchcase(other, glob) for other in others):
+            return glob
+    return name
 
 
 def blocks(param: Tensor, spec: str | None) -> tuple[Block, ...]:

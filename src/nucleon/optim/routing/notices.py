@@ -1,8 +1,8 @@
 """What routing tells its user: short lists of names, and one override that serves all of each."""
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
+from nucleon.optim.matrices.parameters import globs
 from nucleon.optim.routing.fused import parts
 from nucleon.optim.routing.heads import Missed
 
@@ -103,25 +103,6 @@ def doubtful_heads(names: Sequence[str]) -> str:
         f"{_short(names)} {said}, but a later layer takes as many numbers as it {rest}; pass "
         f"overrides={head} if it is one, or {matrix} if not"
     )
-
-
-def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Few globs that match all of `names` and none of `others`."""
-    found: list[str] = []
-    for name in names:
-        if not any(fnmatchcase(name, glob) for glob in found):
-            found.append(_glob(name, others))
-    return found
-
-
-def _glob(name: str, others: Sequence[str]) -> str:
-    """The shortest end of a name that no other has, layers by any number."""
-    parts = ["*" if part.isdigit() else part for part in name.split(".")]
-    for count in range(1, len(parts) + 1):
-        glob = "*" + ".".join(parts[-count:]).removeprefix("*")
-        if not any(fnmatchcase(other, glob) for other in others):
-            return glob
-    return name
 
 
 def _short(said: Sequence[str]) -> str:
