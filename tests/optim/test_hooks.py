@@ -35,7 +35,9 @@ SHAPES = {
     "transposed": (lambda s: s.mT, r"\(3, 6, 4\)"),
     "of one matrix": (lambda s: s[0], r"\(4, 6\)"),
     "of one entry": (lambda s: s[:, :1, :1], r"\(3, 1, 1\)"),
+    "turned": (lambda s: s.transpose_(1, 2), r"\(3, 6, 4\)"),
     "none": (lambda s: None, "NoneType"),
+    "of NumPy": (lambda s: s.numpy(), "ndarray"),
 }
 
 

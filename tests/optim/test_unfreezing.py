@@ -154,6 +154,21 @@ def test_what_an_older_checkpoint_lacks_has_noise_of_its_own():
     assert len(set(streams)) == 3
 
 
+def test_no_two_parameters_draw_the_same_noise_once_a_group_was_taken_out():
+    """Without names they are told apart by the order in which they were added."""
+    params = [nn.Parameter(torch.zeros(3, 4), requires_grad=i != 3) for i in range(5)]
+    optimizer = nucleon.Pion([{"params": [p]} for p in params[:4]])
+    del optimizer.param_groups[0]
+    params[3].requires_grad_(True)
+    optimizer.add_param_group({"params": [params[4]]})
+    for param in params[1:]:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    streams = [optimizer.state[param]["stream"].item() >> 20 for param in params[1:]]
+    assert streams == [1, 2, 3, 4]
+    assert len({param.sum().item() for param in params[1:]}) == 4
+
+
 def test_a_checkpoint_of_others_frozen_says_what_to_do():
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)

@@ -79,7 +79,7 @@ def inverse_sqrt(
     if method == "eigh":
         values, vectors = psd_eigh(shift(a.to(wide), -even))
         least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
-        cut = torch.maximum(tolerance * values[..., -1:], least)
+        cut = torch.maximum(tolerance * values[..., -1:], least)  # ascending: of the largest
         inverse = torch.where(values > cut, values, torch.inf).rsqrt()
         root, taken = (vectors * inverse.unsqueeze(-2)) @ vectors.mT, 0
     else:

@@ -219,7 +219,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def _add(self, param_group: dict[str, Any]) -> None:
         group = options.filled(param_group, self.defaults, self.name)
         self._check_group(group)
-        first = sum(len(g["params"]) for g in self.param_groups)
+        first = len(self._runtime.infos)  # also of groups that were taken out since
         named, with_names = groups.named(group, first)
         if named and self.param_groups and with_names != self._runtime.with_names:
             remedy = "without names" if with_names else 'with names, as in [("extra.weight", p)]'
@@ -229,7 +229,7 @@ class MatrixOptimizer(Optimizer, ABC):
         specs = groups.specs(group.pop("axes", None), len(named))
         reasons = param_group.get("reasons") or ["as given"] * len(named)
         infos = {
-            param: ParameterInfo(name, spec, reason, index)
+            param: ParameterInfo(name, index, spec, reason)
             for index, ((name, param), spec, reason) in enumerate(
                 zip(named, specs, reasons, strict=True), start=first
             )

@@ -285,11 +285,12 @@ def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, s
     for group in new.param_groups:
         for param in group["params"]:
             info, moments, state = new.infos[param], found.get(param), new.state.get(param)
-            if state is not None and group["rule"] == "matrix":
-                state["step"].fill_(steps)
             if state is None:
-                said = "frozen: its state is made with its first gradient"
-            elif moments is None:
+                report[info.name] = "frozen: its state is made with its first gradient"
+                continue
+            if group["rule"] == "matrix":
+                state["step"].fill_(steps)
+            if moments is None:
                 said = "begins at zero: no old state"
             elif "stream" in state and "total" not in state:
                 said = "kept by the rank that owns it"

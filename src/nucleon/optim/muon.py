@@ -74,5 +74,9 @@ def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:
     method = chosen_method(group, m, n, total.device, total.dtype)
     if method == "svd":
         return polar_svd(total)
-    iterate = {"half": half_polar, "bfloat16": polar_bfloat16}.get(method, polar_polynomial)
-    return iterate(total, polynomials(method, group["iterations"]))
+    quintics = polynomials(method, group["iterations"])
+    if method == "half":
+        return half_polar(total, quintics)
+    if method == "bfloat16":
+        return polar_bfloat16(total, quintics)
+    return polar_polynomial(total, quintics)

@@ -107,12 +107,12 @@ def _direction(work: Matrices, total: Tensor, smoothing: Tensor) -> Tensor:
     """P of the method's hook; raises where it has not the shape of S."""
     shape = total.shape  # before the hook: it may work in place
     found = work.method.direction(total, smoothing, work.context)
-    if getattr(found, "shape", None) != shape:
-        tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_tensor or found.shape != shape:
+        returned = tuple(found.shape) if is_tensor else type(found).__name__
         raise ValueError(
-            f"{work.method.__class__.__name__}.direction returned "
-            f"{tuple(found.shape) if tensor else type(found).__name__} for S of the shape "
-            f"{tuple(shape)}; return P in the shape of S"
+            f"{work.method.__class__.__name__}.direction returned {returned} for S of the shape "
+            f"{tuple(shape)}; return P, a tensor in the shape of S"
         )
     return found
 

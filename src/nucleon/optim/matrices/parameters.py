@@ -20,12 +20,12 @@ class ParameterInfo:
 
     name: str
     """As given, without what wrappers put into it, or its index."""
+    index: int
+    """Over all groups, at the time when it was added."""
     axes: str | None = None
     """Which axes are rows, columns and batch; None is the default of its dimension."""
     reason: str = "as given"
     """Why it is routed as it is."""
-    index: int = 0
-    """Over all groups."""
 
 
 Infos = Mapping[Tensor, ParameterInfo]

@@ -23,7 +23,8 @@ class Shards:
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
     replicas: tuple[tuple[int, ...], ...]
-    """The place of each along the axes that replicate: those of one place hold all together."""
+    """Of each rank, its place along the axes that replicate. Those with the same place hold a whole
+    parameter together."""
 
     def replica_of(self, rank: int) -> list[int]:
         """The ranks that hold a whole parameter together with `rank`."""

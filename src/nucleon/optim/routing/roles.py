@@ -276,24 +276,25 @@ def _bilinear(place: Place) -> Role | None:
 
 
 def _conv(place: Place) -> Role | None:
-    """Stored (out, in, taps), a transposed one (in, out, taps); the second is that of a group."""
+    """Stored (out, in, taps); a transposed one (in, out, taps)."""
     if place.key != "weight":
         return None
     groups: Any = place.module.groups
     transposed = isinstance(place.module, nn.modules.conv._ConvTransposeNd)
-    first, second = place.param.shape[:2]
-    axes = ("c", "r") if transposed else ("r", "c")
+    first, second = ("c", "r") if transposed else ("r", "c")
+    sizes = place.param.shape[:2]
     taps = " c" * (place.param.ndim - 2)
-    if groups > 1 and (first, second) == (groups, 1):
+    if groups > 1 and sizes == (groups, 1):
         return Role("adamw", f"depthwise {place.kind}: a vector a channel")
     if groups > 1:
-        spec = f"(b={groups} {axes[0]}) {axes[1]}{taps}"
+        spec = f"(b={groups} {first}) {second}{taps}"
         return Role("matrix", f"{place.kind} in {groups} groups", spec)
-    if (second if transposed else first) == 1:
-        return Role("matrix", f"{place.kind}: {_ONE_ROW}", f"{axes[0]} {axes[1]}{taps}")
+    spec, rows = f"{first} {second}{taps}", sizes[1 if transposed else 0]
+    if rows == 1:
+        return Role("matrix", f"{place.kind}: {_ONE_ROW}", spec)
     if transposed:
-        return Role("matrix", place.kind, f"c r{taps}")
-    return _linear_map(place, f"{{}} c{taps}", first, second, place.kind)
+        return Role("matrix", place.kind, spec)
+    return _linear_map(place, f"{{}} c{taps}", sizes[0], sizes[1], place.kind)
 
 
 def _attention(place: Place) -> Role | None:

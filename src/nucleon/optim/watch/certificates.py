@@ -104,19 +104,19 @@ def _certificate(
     bound = torch.cat([_bound(method, state, group, block) for block in found])
     if refusal is None and not bound.isfinite().all():
         refusal = "no theorem has a finite bound on this game"
+    place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
     lower = None
     if method.has_gram:  # √(Tr M̂/2)
         grams = [exact(state[gram_key(block)]) for block in found]
         squares = torch.cat([gram.diagonal(dim1=-2, dim2=-1).sum(-1) for gram in grams])
-        lower = (squares / 2).sqrt()
-    place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
+        lower = (squares / 2).sqrt().to(place)
     return Certificate(
         regret=regret.to(place),
         bound=bound.to(place),
         theorem=method.theorem,
         conditional_on=_conditions(method, group, state["loss"].dtype),
         refusal=refusal,
-        lower=None if lower is None else lower.to(place),
+        lower=lower,
     )
 
 

@@ -95,8 +95,7 @@ def _held_gradients(stack: Stack) -> Tensor:
         for p in stack.params
     ]
     boxes, dtype = _boxes(stack, dist.get_rank()), _gradient_dtype(stack)
-    each = zip(stack.pieces, boxes, parts, strict=True)
-    flat = [part[_section(piece, box)].reshape(-1).to(dtype) for piece, box, part in each]
+    flat = [_packed(*each).to(dtype) for each in zip(stack.pieces, boxes, parts, strict=True)]
     return torch.cat([*flat, torch.tensor(there).to(flat[0])])
 
 
@@ -116,7 +115,7 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
         *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
         each = zip(whole, stack.pieces, _boxes(stack, rank), parts, strict=True)
         for target, piece, box, part in each:
-            target[box][_section(piece, box)] = part.view(_shape(piece, box))
+            _unpack_into(target[box], piece, box, part)
         there = torch.maximum(there, flags.float())
     direction, taken = work.computer.advance(work, whole, stack.per_matrix(there > 0))
     direction = direction.to(stack.work_dtype)
@@ -145,8 +144,7 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callabl
             whole = stack.whole(direction)
             for rank in held.ranks:
                 both = zip(stack.pieces, _boxes(stack, rank), whole, strict=True)
-                parts = [w[box][_section(piece, box)].reshape(-1) for piece, box, w in both]
-                flat = torch.cat([*parts, taken])
+                flat = torch.cat([*(_packed(piece, box, w[box]) for piece, box, w in both), taken])
                 if rank == me:
                     task.outcome = flat
                 else:
@@ -166,7 +164,7 @@ def _finish(tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
             parts = [flat[0].new_zeros(shards.local(p).shape) for p in stack.params]
             boxes = _boxes(stack, dist.get_rank())
             for part, piece, box, x in zip(parts, stack.pieces, boxes, flat, strict=True):
-                part[_section(piece, box)] = x.view(_shape(piece, box))
+                _unpack_into(part, piece, box, x)
             reference.move_boxes(task.work, parts, taken)
         else:
             direction, taken = _unpack(task)
@@ -193,15 +191,31 @@ def _sizes(stack: Stack, rank: int) -> list[int]:
 
 
 def _shape(piece: Piece, box: Box) -> list[int]:
-    places = zip(_section(piece, box), box, strict=True)
-    return [len(at) if isinstance(at, Tensor) else s.stop - s.start for at, s in places]
-
-
-def _section(piece: Piece, box: Box) -> tuple[slice | Tensor, ...]:
-    """Where, in what a rank holds of a parameter, the section of the piece is."""
-    places: list[slice | Tensor] = [slice(None)] * len(box)
+    sizes = [s.stop - s.start for s in box]
     if piece.block.section is not None:
-        held = tuple((s.start, s.stop) for s in box)
-        axis, lines = axes.lines(piece.block, held, piece.param.device)
-        places[axis] = lines
-    return tuple(places)
+        axis, lines = _lines(piece, box)
+        sizes[axis] = len(lines)
+    return sizes
+
+
+def _lines(piece: Piece, box: Box) -> tuple[int, Tensor]:
+    held = tuple((s.start, s.stop) for s in box)
+    return axes.lines(piece.block, held, piece.param.device)
+
+
+def _packed(piece: Piece, box: Box, part: Tensor) -> Tensor:
+    """Flat: of what a rank holds of a parameter, the section of the piece."""
+    if piece.block.section is not None:
+        axis, lines = _lines(piece, box)
+        part = part.index_select(axis, lines)
+    return part.reshape(-1)
+
+
+def _unpack_into(part: Tensor, piece: Piece, box: Box, flat: Tensor) -> None:
+    """Write what `_packed` has made to its place in what a rank holds of the parameter."""
+    flat = flat.view(_shape(piece, box))
+    if piece.block.section is None:
+        part.copy_(flat)
+    else:
+        axis, lines = _lines(piece, box)
+        part.index_copy_(axis, lines, flat.to(part.dtype))
