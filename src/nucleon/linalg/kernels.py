@@ -107,13 +107,11 @@ def symmetric_pair(
     second_shift: float | None = None,
     scale: Tensor | None = None,
     powers: tuple[int, int] = (0, 0),
-    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`symmetric_product` and what its rounding lost, times 2048; or it and itself + shift·I."""
     kind = "remainder" if second_shift is None else "shifted"
     factors = [alpha, beta, 0.0, second_shift or 0.0]
-    dtype = dtype or a.dtype
-    return _symmetric(a, b, addend, scale, factors, list(powers), dtype, "tf32", kind)
+    return _symmetric(a, b, addend, scale, factors, list(powers), a.dtype, "tf32", kind)
 
 
 def squares(x: Tensor) -> Tensor:

@@ -28,18 +28,18 @@ def nuclear_norm(x: Tensor) -> Tensor:
     return shift(values.sum(dim=-1), e).to(x)
 
 
-def operator_norm_bound(x: Tensor, squarings: int = 12) -> Tensor:
-    """An upper bound of ‖X‖_op without a decomposition: ‖(XXᵀ)^N‖_F^(1/2N), N = 2^`squarings`.
+def operator_norm_bound(x: Tensor) -> Tensor:
+    """An upper bound of ‖X‖_op without a decomposition: ‖(XXᵀ)^N‖_F^(1/2N), N = 2¹².
 
     Unchecked and free of host synchronization, for float32 or wider. It exceeds the norm by a
-    factor of at most m^(1/4N), 1 + 4e-4 for m = 1000 at the default, and by rounding.
+    factor of at most m^(1/4N), 1 + 4e-4 for m = 1000, and by rounding.
     """
     x = x if x.shape[-2] <= x.shape[-1] else x.mT
     e = exponent(x)
     x = shift(x, -e)
     power, logarithm, weight = x @ x.mT, torch.zeros((), dtype=x.dtype, device=x.device), 0.5
     tiny = torch.finfo(x.dtype).tiny
-    for _ in range(squarings + 1):
+    for _ in range(13):
         norm = torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
         logarithm = logarithm + weight * norm.log()
         power, weight = power / norm, weight / 2

@@ -39,7 +39,7 @@ class Option:
     fixed: bool = False
     """Settled when a group is made: a state that was saved with another value is refused."""
     run: bool = False
-    """Of the run, not of the state: a state is loaded under that of the optimizer at hand."""
+    """Of the run, not of the state: loading a state leaves it as the optimizer has it."""
     structure: bool = False
     """It decides which engine steps a stack, or how large a stack is."""
     game: bool = False

@@ -32,8 +32,8 @@ class Rest:
     longest: int
     """Steps with a zero gradient up to which it moves: β₁ᵏ ≥ 1/e for k up to it."""
     settled: float
-    """Below β₁ᵏ times this ‖Ĝ‖_F, after k such steps, nothing rests: its direction falls by itself.
-    −1 where it does not."""
+    """A matrix with ‖Ĝ‖_F below β₁ᵏ times this after k such steps does not rest: there P falls with
+    Ĝ, and the matrix stops by itself. −1 where P does not fall."""
     momentum: float
     """β₁."""
 

@@ -39,7 +39,7 @@ _HALVED_FOR = {
 }
 """The same, where the second may take half, as a gate is multiplied with the other half."""
 GLU = re.compile(r"glu$", re.IGNORECASE)
-"""Ends of names of what multiplies one half of its input with a gate made of the other."""
+"""How activations are called that multiply one half of their input by a gate, the other half."""
 
 
 def parts(name: str) -> int:

@@ -155,8 +155,9 @@ def _conditions(method: Certified, group: Mapping[str, Any], kept: torch.dtype) 
         conditions.append("rounding Ĝ to bfloat16 does not matter")
     if kept != torch.float64:  # the device has no wider type
         conditions.append("rounding the losses to float32 does not matter")
-    if method.kernel is None:  # a hook of the user's own, whose word is taken
-        conditions.append(f"the theorem of {type(method).__name__} is true of its direction")
+    if method.kernel is None:  # a hook of the user's own
+        if method.uncertified is None:  # and with it a theorem, which is taken on trust
+            conditions.append(f"the theorem of {type(method).__name__} is true of its direction")
     elif (chosen := group.get("method", "auto")) not in ("eigh", "svd"):
         conditions.append(f"the iterations of method={chosen!r} have converged")
     return tuple(conditions)
