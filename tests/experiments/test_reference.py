@@ -32,7 +32,8 @@ from nucleon.experiments.reference import (
     wishart,
 )
 from nucleon.learners import FAML, FTRL
-from nucleon.optim import O2NC, Leon
+from nucleon.o2nc import O2NC
+from nucleon.optim import Leon
 
 F64 = torch.float64
 FOLDER = Path(learners.__file__).parent
