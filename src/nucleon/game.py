@@ -177,7 +177,7 @@ def play(
             learner.observe(gradient, oblivious=stream.oblivious)
             if ledger is not None:
                 ledger.record(gradient, action)
-        if t == last or _is_due(t, record):
+        if t == last or _is_due(t, record):  # the last one's certificate is the trace's
             certificate = learner.certificate(ledger, delta=delta)
             row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
             rows.append(row)

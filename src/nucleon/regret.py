@@ -317,8 +317,8 @@ def decompose(
         gram = moments.accumulate_gram(gram, gradient, discount)
         before, level = discount**2 * level, smoothing(gram)
         change = terms.value(total, level) - terms.value(total, before)
-        stability = change, terms.stability_bound(before, level)
-        rounds.append((discount * bregman[0], discount * bregman[1], *stability))
+        change_bound = terms.stability_bound(before, level)
+        rounds.append((discount * bregman[0], discount * bregman[1], change, change_bound))
     ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=device)
     weights = radius * discount ** ages.reshape(-1, *(1 for _ in total.shape[:-2]))
     bregman, bregman_bound, stability, stability_bound = (

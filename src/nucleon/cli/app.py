@@ -13,6 +13,7 @@ MARKUP = "markdown"
 
 # What stands behind the first argument goes on to another command, its options too.
 PASS_ON = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+# Without arguments a verb says how it is called; one that needs none takes settings={}.
 ASKED = {"no_args_is_help": True}
 
 
@@ -21,8 +22,8 @@ class Verb(NamedTuple):
 
     summary: str
     settings: dict[str, Any] = ASKED
-    place: str = "{0}:{0}"
-    """Module and function, by default of the name of the verb."""
+    place: str | None = None
+    """Module:function; None where both have the name of the verb."""
 
 
 VERBS = {
@@ -37,30 +38,32 @@ VERBS = {
     "train": Verb("Train a small network: hidden matrices by the optimizer, the rest by AdamW."),
     "bench": Verb(
         "Time nucleon beside torch on this machine; what follows NAME goes to the benchmark.",
-        PASS_ON,
+        settings=PASS_ON,
     ),
     "convert": Verb(
         "Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion."
     ),
     "report": Verb(
-        "Write one self-contained page over runs: claims, marks, charts, tables, commands.", {}
+        "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
+        settings={},
     ),
     "list": Verb(
         "List learners, potentials, streams and optimizers with their equations, and the claims.",
-        {},
-        "listing:list_names",
+        settings={},
+        place="listing:list_names",
     ),
 }
 
 
 def command(name: str) -> Any:
     """The verb itself, with its options."""
-    module, _, function = VERBS[name].place.format(name).partition(":")
+    verb = VERBS[name]
+    module, _, function = (verb.place or f"{name}:{name}").partition(":")
     alone = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP
     )
     found = getattr(import_module(f"nucleon.cli.{module}"), function)
-    alone.command(name, **VERBS[name].settings)(found)
+    alone.command(name, **verb.settings)(found)
     return typer.main.get_command(alone)
 
 

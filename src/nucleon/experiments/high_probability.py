@@ -12,7 +12,7 @@ from torch import Tensor
 from nucleon import noise, streams
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, PRINTED, curve, gradients_of, growth, played, text
+from nucleon.experiments.games import BOUND, PRINTED, gradients_of, growth, played, text
 from nucleon.experiments.reference import deviations
 from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, records
 from nucleon.game import Trace, play
@@ -375,9 +375,11 @@ def _figure(fixed: list[Oblivious], answered: list[Adaptive]) -> Figure:
     hoeffding = [DELTA ** (level**2) for level in levels]
     tails.append(Series("Hoeffding", levels, hoeffding, style=BOUND))
     one = answered[1]
+    late = [i for i, t in enumerate(one.trace.rounds) if t >= 5]
+    t = [float(one.trace.rounds[i]) for i in late]
 
     def line(name: str, values: Tensor, style: int) -> Series:
-        return curve(name, one.trace, style, lambda _: values[:, None])
+        return Series(name, t, values[late].tolist(), style=style)
 
     lines = (
         line("regret", one.regret, 3),

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -223,17 +223,21 @@ class _Costs:
 
     def ratio(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """Time over a round of FAML on the same stream; infinite unless every round reached it."""
-        seconds = self._median(lambda s: s.seconds, learner, stream, solver, tolerance)
-        return seconds / self.faml[stream]
+        found = self._reached(learner, stream, solver, tolerance)
+        return self._median([s.seconds for s in found]) / self.faml[stream]
 
     def iterations(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """The median number, infinite unless every round reached the gap."""
-        return self._median(lambda s: s.iterations, learner, stream, solver, tolerance)
+        found = self._reached(learner, stream, solver, tolerance)
+        return self._median([s.iterations for s in found])
 
-    def _median(self, value: Callable[[Solved], float], *key: str | float) -> float:
+    def _reached(self, learner: str, stream: str, solver: str, tolerance: float) -> list[Solved]:
+        key = (learner, stream, solver, tolerance)
         own = (s for s in self.solved if (s.learner, s.stream, s.solver, s.tolerance) == key)
-        found = [value(s) for s in own if s.converged]
-        return statistics.median(found) if len(found) == self.captured else math.inf
+        return [s for s in own if s.converged]
+
+    def _median(self, values: Sequence[float]) -> float:
+        return statistics.median(values) if len(values) == self.captured else math.inf
 
     def cheapest(self, learner: str, stream: str) -> float:
         """The least time over a round of FAML of any solver of the library."""

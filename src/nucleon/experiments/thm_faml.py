@@ -27,7 +27,7 @@ from nucleon.experiments.games import (
 from nucleon.experiments.reference import bounds
 from nucleon.experiments.shown import Cell, Figure, Panel, Table, log_panel, named, records
 from nucleon.experiments.thm_gbpa import STREAMS
-from nucleon.game import Trace
+from nucleon.game import Row, Trace
 from nucleon.learners import FAML
 
 SHAPES = ((4, 8), (4, 4), (8, 3), (1, 6))  # wide, square, tall, a row
@@ -77,15 +77,13 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     def game(shape: tuple[int, int], name: str) -> Game:
         stream = STREAMS[name]((games, *shape), **source)
-        learner, printed = FAML((games, *shape), **GAME, dtype=torch.float64), list[Tensor]()
-        trace = played(
-            learner,
-            stream,
-            rounds,
-            progress,
-            f"{name}, {text(shape)}",
-            lambda row: printed.append(theory.faml_bound(learner.gram, **GAME)),
-        )
+        learner = FAML((games, *shape), **GAME, dtype=torch.float64)
+        printed = list[Tensor]()
+
+        def watch(row: Row) -> None:
+            printed.append(theory.faml_bound(learner.gram, **GAME))
+
+        trace = played(learner, stream, rounds, progress, f"{name}, {text(shape)}", watch)
         return Game(name, trace, torch.stack(printed))
 
     found = [game(*point) for point in points]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,19 +58,32 @@ class Target:
     """A problem with its constants, and the plan for it."""
 
     name: str
+    optimizer: Planned
     start: Tensor
     seed: int
     answers: Callable[[int], Answers]
     """Those of a new run of so many rounds."""
     first_gradient: float
     """‖∇L(W_1)‖_*."""
-    plan: Plan
     rho: float
     epsilon: float
     q_nuclear: float
     """‖Q‖_*."""
     loss_gap: float
     gradient_bound: float
+
+    @cached_property
+    def plan(self) -> Plan:
+        """γ, D and T of the theorem."""
+        return plan(
+            self.optimizer,
+            rho=self.rho,
+            epsilon=self.epsilon,
+            q_nuclear=self.q_nuclear,
+            loss_gap=self.loss_gap,
+            gradient_bound=self.gradient_bound,
+            shape=SHAPE,
+        )
 
     def run(
         self, learner: Callable[..., Learner], tick: Callable[[], None], **options: Any
@@ -101,45 +115,53 @@ def kinks(optimizer: Planned, rho: float, runs: int, seed: int) -> Target:
     problem = random_kinks(seed, shape=SHAPE, dtype=torch.float64)
     start = identity_start(START, runs)
     value = problem.value(start)
-    first = torch.linalg.matrix_norm(problem.gradient(start[0]), "nuc").item()
-    known: dict[str, Any] = {
-        "rho": rho,
-        "epsilon": RELATIVE * problem.q_nuclear,
-        "q_nuclear": problem.q_nuclear,
-        "loss_gap": problem.value(start[0]).item(),
-        "gradient_bound": problem.gradient_bound,
-    }
 
     def answers(rounds: int) -> Answers:
         return sampling(problem, rounds, runs, seed), lambda w: value - problem.value(w)
 
-    found = plan(optimizer, shape=SHAPE, **known)
-    return Target("kinks", start, seed, answers, first, found, **known)
+    return Target(
+        name="kinks",
+        optimizer=optimizer,
+        start=start,
+        seed=seed,
+        answers=answers,
+        first_gradient=torch.linalg.matrix_norm(problem.gradient(start[0]), "nuc").item(),
+        rho=rho,
+        epsilon=RELATIVE * problem.q_nuclear,
+        q_nuclear=problem.q_nuclear,
+        loss_gap=problem.value(start[0]).item(),
+        gradient_bound=problem.gradient_bound,
+    )
 
 
 def resistance(optimizer: Planned, height: float, runs: int, seed: int) -> Target:
     """The oracle that resists a bold second row, ρ = 1."""
     start = identity_start(0.0, runs)
     still = Resistance(start, height=height)
-    known: dict[str, Any] = {
-        "rho": 1.0,
-        "epsilon": RESISTED,
-        "q_nuclear": still.q_nuclear,
-        "loss_gap": height,
-        "gradient_bound": still.gradient_bound,
-    }
+    return Target(
+        name="resistance",
+        optimizer=optimizer,
+        start=start,
+        seed=seed,
+        answers=lambda rounds: _resisting(Resistance(start, height=height)),
+        first_gradient=still.slope,
+        rho=1.0,
+        epsilon=RESISTED,
+        q_nuclear=still.q_nuclear,
+        loss_gap=height,
+        gradient_bound=still.gradient_bound,
+    )
 
-    def answers(rounds: int) -> Answers:
-        walk = Resistance(start, height=height)
 
-        def oracle(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
-            gradient = walk.gradient(w)
-            return gradient, gradient
+def _resisting(walk: Resistance) -> Answers:
+    """The answers of one walk, and what it fell by: after the last answer, the one at W_T."""
+    height = walk.height
 
-        return oracle, lambda w: height - walk.height  # after the last answer, that to W_T
+    def oracle(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        gradient = walk.gradient(w)
+        return gradient, gradient
 
-    found = plan(optimizer, shape=SHAPE, **known)
-    return Target("resistance", start, seed, answers, still.slope, found, **known)
+    return oracle, lambda w: height - walk.height
 
 
 def run(settings: Settings, progress: Progress) -> Result:

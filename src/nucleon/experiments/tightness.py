@@ -43,8 +43,11 @@ class Signs(NamedTuple):
     """(mean regret − D·mean‖Σε_tG_t‖_*)/(3 standard errors), as played."""
 
 
-Pair = tuple[Replayed, Signs]
-"""A kept stream, and random signs of its learner, shape and length."""
+class Pair(NamedTuple):
+    """A kept stream, and random signs of its learner, shape and length."""
+
+    reached: Replayed
+    signs: Signs
 
 
 @one_thread()
@@ -54,17 +57,18 @@ def run(settings: Settings, progress: Progress) -> Result:
     progress.begin(2 * len(cases), "streams")
     found, agreed = list[Pair](), list[agreement.Agreement]()
     for case in cases:
-        reached, name = replayed(case, settings), NAMES[case.learner]
+        reached = replayed(case, settings)
         if case.rounds <= COMPARED:
             agreed.append(compared(case))
         progress.advance(1, _title(case))
-        found.append((reached, random_signs(name, case.shape, case.rounds, settings)))
+        name = NAMES[case.learner]
+        found.append(Pair(reached, random_signs(name, case.shape, case.rounds, settings)))
         progress.advance(1, f"{name}, {text(case.shape)}, random signs")
     return Result(
         checks=(*checks(found), *agreement.checks(agreed)),
         tables=(_table(found), agreement.table(agreed)),
         figures=(_figure(found),),
-        records=(*_records(found), *(s._asdict() for _, s in found)),
+        records=(*_records(found), *(pair.signs._asdict() for pair in found)),
         notes=(
             "The streams were found by gradient ascent over all gradients at once, projected onto "
             "‖G_t‖_op ≤ 1 (`nucleon search`), and come with the package; here the learner plays "
@@ -119,11 +123,13 @@ def checks(found: list[Pair]) -> tuple[Check, ...]:
     """Within the bound, as on file, as by hand, far enough, and no better than random signs."""
 
     def shares(name: str) -> Iterator[float]:
-        return (r.ratio.value for r, s in found if (s.learner, s.rounds) == (name, 30))
+        for r, _ in found:
+            if (NAMES[r.case.learner], r.case.rounds) == (name, 30):
+                yield r.ratio.value
 
     def from_closed_form(name: str) -> Iterator[float]:
-        for r, s in found:
-            if (s.learner, s.shape) == (name, (1, 1)):
+        for r, _ in found:
+            if (NAMES[r.case.learner], r.case.shape) == (name, (1, 1)):
                 exact = scalar.ratio(name, r.case.gradients.flatten().tolist())
                 yield abs(exact - r.ratio.value) / max(CLOSED, 5 / 3 * r.ratio.margin)
 
@@ -154,11 +160,11 @@ def _table(found: list[Pair]) -> Table:
         "The worst streams found",
         found,
         {
-            "learner": lambda pair: pair[1].learner,
-            "shape": lambda pair: text(pair[1].shape),
-            "T": lambda pair: pair[1].rounds,
-            "regret/bound": lambda pair: share(pair[0].ratio),
-            "random signs/bound": lambda pair: pair[1].ratio,
+            "learner": lambda pair: NAMES[pair.reached.case.learner],
+            "shape": lambda pair: text(pair.reached.case.shape),
+            "T": lambda pair: pair.reached.case.rounds,
+            "regret/bound": lambda pair: share(pair.reached.ratio),
+            "random signs/bound": lambda pair: pair.signs.ratio,
         },
     )
 
@@ -169,26 +175,27 @@ def _figure(found: list[Pair]) -> Figure:
     def panel(name: str) -> Panel:
         lines = list[Series]()
         for shape, style in styles.items():
-            own = [(r, s) for r, s in found if (s.learner, s.shape) == (name, shape)]
-            x = [float(s.rounds) for _, s in own]
+            key = (LEARNERS[name], shape)
+            own = [(r, s) for r, s in found if (r.case.learner, r.case.shape) == key]
+            x = [float(r.case.rounds) for r, _ in own]
             worst, signs = [r.ratio.value for r, _ in own], [s.ratio for _, s in own]
             lines.append(Series(f"{text(shape)}, worst found", x, worst, style=style))
             lines.append(Series(f"{text(shape)}, random signs", x, signs, style=style + 1))
-        ends = [float(f(s.rounds for _, s in found)) for f in (min, max)]
+        ends = [float(f(r.case.rounds for r, _ in found)) for f in (min, max)]
         lines.append(Series("the bound", ends, [1.0, 1.0], style=6))
         title = f"{name}: regret over its bound"
         return Panel(title, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
-    longest = max(s.rounds for _, s in found if s.rounds <= 100)
+    longest = max(r.case.rounds for r, _ in found if r.case.rounds <= 100)
     totals = tuple(
         Series(
-            f"against {s.learner}",
-            list(range(1, s.rounds + 1)),
-            r.case.gradients.flatten().cumsum(0).abs().tolist(),
-            style=STYLES[s.learner],
+            f"against {NAMES[case.learner]}",
+            list(range(1, case.rounds + 1)),
+            case.gradients.flatten().cumsum(0).abs().tolist(),
+            style=STYLES[NAMES[case.learner]],
         )
-        for r, s in found
-        if (s.shape, s.rounds) == ((1, 1), longest)
+        for case in (pair.reached.case for pair in found)
+        if (case.shape, case.rounds) == ((1, 1), longest)
     )
     last = Panel(f"The streams alternate, then drift: 1×1, T = {longest}", "t", "|S_t|", totals)
     caption = (
@@ -201,14 +208,14 @@ def _figure(found: list[Pair]) -> Figure:
 
 def _records(found: list[Pair]) -> tuple[dict[str, object], ...]:
     return records(
-        found,
+        [pair.reached for pair in found],
         {
-            "learner": lambda pair: pair[1].learner,
-            "shape": lambda pair: list(pair[1].shape),
-            "rounds": lambda pair: pair[1].rounds,
-            "ratio": lambda pair: pair[0].ratio.value,
-            "margin": lambda pair: pair[0].ratio.margin,
-            "on_file": lambda pair: pair[0].case.ratio,
+            "learner": lambda r: NAMES[r.case.learner],
+            "shape": lambda r: list(r.case.shape),
+            "rounds": lambda r: r.case.rounds,
+            "ratio": lambda r: r.ratio.value,
+            "margin": lambda r: r.ratio.margin,
+            "on_file": lambda r: r.case.ratio,
         },
     )
 

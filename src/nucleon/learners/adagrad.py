@@ -55,7 +55,11 @@ class _AdaGrad(VectorLearner):
         *("_accumulated", "_metric", "_solve", "_delta", "_fed"),
     )
     option_names: ClassVar[tuple[str, ...]] = (
-        *("preconditioner", "ball", "eta", "tolerance", "max_iterations"),
+        "preconditioner",
+        "ball",
+        "eta",
+        "tolerance",
+        "max_iterations",
     )
     plays_discounted: ClassVar[bool] = False
 

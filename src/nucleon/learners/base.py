@@ -69,7 +69,7 @@ class Learner(ABC):
     state_names: ClassVar[tuple[str, ...]]
     """Attributes that hold the state, all tensors."""
     option_names: ClassVar[tuple[str, ...]]
-    """Attributes that hold the options, all plain values."""
+    """Attributes that hold the options, all plain values; `options` may add others."""
     plays_discounted: ClassVar[bool] = True
     """Whether its sums forget with the discount; a learner of the plain game refuses one."""
 

@@ -78,7 +78,7 @@ class GBPA(Learner):
         *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
     )
     option_names: ClassVar[tuple[str, ...]] = ()
-    """Beside those of every GBPA learner and of its potential."""
+    """Those of a final class: `options` adds what every GBPA learner has, and its potential's."""
 
     def __init__(
         self,

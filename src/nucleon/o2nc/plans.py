@@ -167,11 +167,11 @@ def _plan(
     gradient_bound: float,
 ) -> Plan:
     rows, columns = sorted(_checks.count("every side of shape", side) for side in shape)
-    target = {"rho": rho, "epsilon": epsilon, "q_nuclear": q_nuclear}
-    for name, value in target.items():
+    positive = {"rho": rho, "epsilon": epsilon, "q_nuclear": q_nuclear}
+    for name, value in positive.items():
         _checks.positive(name, value)
-    bounds = {"loss_gap": loss_gap, "gradient_bound": gradient_bound}
-    for name, value in bounds.items():
+    nonnegative = {"loss_gap": loss_gap, "gradient_bound": gradient_bound}
+    for name, value in nonnegative.items():
         _checks.nonnegative(name, value)
     if epsilon >= q_nuclear:
         verdict = (
@@ -179,40 +179,39 @@ def _plan(
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict, None, None)
-    width = Gaussian().padded_width(rows, columns)
-    factor = theory.ftpl_factor(rows, width) if optimizer == "pion" else 1.0
     try:
         if optimizer == "pion":
-            found = theory.pion_complexity(**target, **bounds, rows=rows, width=width)
+            width = Gaussian().padded_width(rows, columns)
+            factor = theory.ftpl_factor(rows, width)
+            regret_constant = 2 * math.sqrt(2) * factor
+            found = theory.pion_complexity(**positive, **nonnegative, rows=rows, width=width)
         else:
-            found = theory.leon_complexity(**target, **bounds, rows=rows)
+            factor, regret_constant = 1.0, 2.0
+            found = theory.leon_complexity(**positive, **nonnegative, rows=rows)
     except OutOfReachError as error:
         return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
     bound = theory.stationarity_bound(
-        **bounds,
+        **nonnegative,
         rho=rho,
         q_nuclear=q_nuclear,
         discount=found.discount,
         rounds=found.rounds,
         rows=rows,
-        regret_constant=2 * math.sqrt(2) * factor if optimizer == "pion" else 2.0,
+        regret_constant=regret_constant,
     )
-    covered = q_nuclear / rows / gradient_bound if gradient_bound else math.inf
-    kind, verdict = _verdict(
-        found, bound, epsilon, 10 * math.sqrt(2) * (factor * q_nuclear * covered)
-    )
+    if not found.valid:  # the condition on G fails: that on γ follows from ε < ‖Q‖_*
+        largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / rows / gradient_bound))
+        verdict = (
+            f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
+            f"{largest:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
+        )
+        return Plan(optimizer, "not covered", verdict, found, bound)
+    kind, verdict = _verdict(found, bound)
     return Plan(optimizer, kind, verdict, found, bound)
 
 
-def _verdict(
-    found: theory.Complexity, bound: theory.ConversionBound, epsilon: float, covered: float
-) -> tuple[Kind, str]:
-    """Whether the plan can be followed, and why not; `covered` is the largest ε of the theorem."""
-    if not found.valid:
-        return "not covered", (
-            f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
-            f"{covered:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
-        )
+def _verdict(found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
+    """Whether a plan that the theorem covers can be followed, and why not."""
     if found.rounds > MOST_ROUNDS:
         return "out of reach", (
             f"{found.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
