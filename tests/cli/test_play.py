@@ -74,7 +74,7 @@ def test_vector_learners_and_a_recording(play, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fmal"], ["no learner 'fmal'", "did you mean faml?"]),
+        (["fmal"], ["no learner 'fmal'", "did you mean faml?", "module:Class"]),
         (["faml", "--stream", "altern"], ["no stream 'altern'", "hint:"]),
         (["faml:bogus=1"], ["bogus", "nucleon list learners"]),
         (["faml:bogus"], ["are not clear", "faml:option=value"]),

@@ -312,7 +312,7 @@ def test_a_lengthened_run_that_is_broken_off_goes_on_to_its_new_end(command, tmp
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
-        (["--optimizer", "lean"], "there is no optimizer 'lean'; take leon", "--help"),
+        (["--optimizer", "lean"], "there is no optimizer 'lean'; did you mean leon?", "--help"),
         (["--resume"], "--resume needs a folder", "--output"),
         (["--set", "momentum"], "--set is 'momentum'", "NAME=VALUE"),
         (["--set", "nothing=1"], "'nothing'", "--help"),

@@ -8,13 +8,12 @@ it wants of `Config`, `AsJson` and `Debug`, prints words through `console(quiet=
 `--json`, one value through `print_json`.
 """
 
-import difflib
 import errno
 import re
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -54,13 +53,6 @@ class CommandError(Exception):
     def __init__(self, sentence: str, hint: str) -> None:
         super().__init__(sentence)
         self.hint = hint
-
-
-def unknown(what: str, name: str, known: Collection[str], more: str = "") -> CommandError:
-    """That no `what` has this name: the nearest that one has, or all of them, for a hint."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
-    return CommandError(f"there is no {what} {name!r}", hint + more)
 
 
 @contextmanager

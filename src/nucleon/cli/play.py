@@ -17,7 +17,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon._naming import is_address, named
+from nucleon._naming import is_address, named, unknown
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -29,7 +29,6 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
     progress,
-    unknown,
     usable_device,
 )
 from nucleon.experiments import Check, Figure, Panel, Progress, Result, Series, Table
@@ -228,7 +227,8 @@ def _parse(
         place, attribute, *options = words.split(":", 2)
         name, rest = f"{place}:{attribute}", "".join(options)
     if name not in known and not is_address(name):
-        raise unknown(what, name, known, ", or write module:Class")
+        sentence, hint = unknown(what, name, known)
+        raise CommandError(sentence, f"{hint}, or write module:Class")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     if not all(option and equals for option, equals, _ in pairs):
         raise CommandError(f"the options in {words!r} are not clear", f"write {name}:option=value")
