@@ -1,15 +1,24 @@
-"""Python objects by name: `package.module:name`, or `file.py:name`."""
+"""Python objects by name, `package.module:name` or `file.py:name`; names that nothing has."""
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _PATTERN = re.compile(r"[^:=,]+:[^\W\d]\w*")
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> tuple[str, str]:
+    """That no `what` has this name, and for a hint the nearest that one has, or all of them."""
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
+    return f"there is no {what} {name!r}", hint
 
 
 def is_address(words: str) -> bool:

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import nucleon
 from nucleon import cli
 from nucleon.cli import bench as bench_verb
 from nucleon.cli.app import app
-from nucleon.cli.console import _rate
+from nucleon.cli.console import CommandError, _rate, setting
 from nucleon.experiments import CLAIMS
 from nucleon.learners import LEARNERS
 from nucleon.streams import STREAMS
@@ -267,3 +268,26 @@ def test_the_library_does_not_import_the_command_lines_packages():
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *(("1e-3", 1e-3), ("-4", -4), ("1_000", 1000), ("0x1F", 31), (" 2 ", 2), ("1.", 1.0)),
+        *(("True", True), ("true", True), ("None", None), ("null", None), ("-inf", -math.inf)),
+        *(("eigh", "eigh"), ('"eigh"', "eigh"), ("'1'", "1"), ("", ""), ("a.pt", "a.pt")),
+        *(("0.9,0.95", (0.9, 0.95)), ("[1, inf, true]", [1, math.inf, True]), ("[1", "[1")),
+        ('{"*.w": {"route": "adamw", "axes": null}}', {"*.w": {"route": "adamw", "axes": None}}),
+        *(("{[]: 1}", "{[]: 1}"), ("(" * 500, "(" * 500), ("-true", "-true"), ("a=b", "a=b")),
+        *(("open('x')", "open('x')"), ("2**9", "2**9"), ("\0", "\0"), ("\udcff", "\udcff")),
+    ],
+)
+def test_a_value_is_a_python_literal_or_text(word, value):
+    assert repr(setting("--set", f"some-name={word}")) == repr(("some_name", value))
+
+
+@pytest.mark.parametrize("text", ["lr", "=1", "1r=1", "a b=1", ""])
+def test_what_sets_nothing_is_refused(text):
+    with pytest.raises(CommandError, match=f"--set is '{text}'") as refused:
+        setting("--set", text)
+    assert "NAME=VALUE" in refused.value.hint

@@ -2,7 +2,6 @@ import errno
 import hashlib
 import html
 import json
-import math
 import os
 import shlex
 import signal
@@ -13,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import nucleon
@@ -22,6 +23,8 @@ from nucleon._files import to_json
 from nucleon.cli import train as train_verb
 from nucleon.cli import trained
 from nucleon.cli.app import app
+from nucleon.cli.app import command as verb
+from nucleon.cli.console import setting, word_of
 from nucleon.report import find, load
 from nucleon.training import Checkpoints
 from nucleon.training.run import read_log
@@ -119,9 +122,36 @@ def test_a_run_is_where_runs_are_and_its_command_repeats_it(command, tmp_path, m
     assert first.name.endswith(words.hexdigest()[:8])
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e-05, 0.5, 3, True, "eigh", "1", [1, 2]])
+AS_IT_IS = verb("train").make_context("train", ["--task", "digits"])
+LEAVES = (
+    *(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    st.sampled_from(
+        ["true", "null", "None", "1e-3", "nan", "-inf", "[1]", "'a'", " 1", "x=1", "..."]
+    ),
+)
+VALUES = st.recursive(
+    st.one_of(*LEAVES),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(VALUES)
 def test_what_was_set_is_written_as_it_is_read(value):
-    assert train_verb._settings([f"x={trained.as_toml(value)}"]) == {"x": value}
+    options = training.Options("digits", training.Recipe(steps=1), set={"x": value})
+    words = shlex.split(trained.command(AS_IT_IS, options, {}))
+    said = setting("--set", words[words.index("--set") + 1])
+    assert repr(said) == repr(("x", value))  # as nan is not itself, and 1 is True
+
+
+def test_text_is_written_without_quotes_where_it_is_plain():
+    assert [word_of(value) for value in ("eigh", "1", "true", "a\nb")] == [
+        *("eigh", "'1'", "'true'", r"'a\nb'")
+    ]
 
 
 def test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended(command, tmp_path):
@@ -259,6 +289,16 @@ def test_a_run_is_resumed_with_its_own_options(command, tmp_path):
     assert Checkpoints(folder / "checkpoints").steps() == [3, 5]
 
 
+def test_a_pair_that_is_said_again_is_that_of_the_run(command, tmp_path):
+    """In the folder it is a list."""
+    folder, said = tmp_path / "run", ("--optimizer", "adamw", "--set", "betas=0.8,0.9")
+    assert command(*TINY, *said, "--steps", 3, "--output", folder).exit_code == 0
+    done = command("--resume", *said, "--output", folder, "--steps", 5)
+    assert done.exit_code == 0, done.output
+    other = command("--resume", *said[:3], "betas=0.7,0.9", "--output", folder)
+    assert other.exit_code == 2 and "the run was begun with set" in other.stderr
+
+
 MINE = """
 from pathlib import Path
 import nucleon
@@ -312,7 +352,7 @@ def test_a_lengthened_run_that_is_broken_off_goes_on_to_its_new_end(command, tmp
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
-        (["--optimizer", "lean"], "there is no optimizer 'lean'; take leon", "--help"),
+        (["--optimizer", "lean"], "there is no optimizer 'lean'; did you mean leon?", "--help"),
         (["--resume"], "--resume needs a folder", "--output"),
         (["--set", "momentum"], "--set is 'momentum'", "NAME=VALUE"),
         (["--set", "nothing=1"], "'nothing'", "--help"),

@@ -1532,6 +1532,12 @@ MUTANTS = [
             "None",
             "test_a_run_is_in_the_report_whether_it_runs_stopped_or_ended",
         ),
+        (
+            "the name of a published run is lost in a crash",
+            "    flush(free.parent)\n",
+            "",
+            "tests/test_files.py::test_after_a_rename_the_disk_holds_the_new_name[publish_a_run]",
+        ),
     ),
     *mutants(
         "cli/trained.py",

@@ -669,9 +669,9 @@ def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
     registry.register("SGD", lambda model, **o: torch.optim.SGD(model.parameters(), **o))
     assert "sgd" in registry.list_optimizers()
     assert isinstance(registry.create("sgd", small(), lr=0.1), torch.optim.SGD)
-    with pytest.raises(ValueError, match="did you mean 'leon'"):
-        registry.create("leonn", small())
-    with pytest.raises(ValueError, match="no optimizer 'nope'; the names are leon, muon"):
+    with pytest.raises(ValueError, match="did you mean leon"):
+        registry.create("LEONN", small())
+    with pytest.raises(ValueError, match="no optimizer 'nope'; the optimizers are leon, muon"):
         registry.create("nope", small())
     with pytest.raises(ValueError, match="already"):
         registry.register("Leon", lambda model: None)

@@ -169,6 +169,7 @@ def test_a_child_is_a_second_process(tmp_path):
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
 def test_a_lock_that_is_no_plain_file_is_refused(tmp_path, kind):
     folder, victim = tmp_path / "run", tmp_path / "victim"
+    said = "a link" if kind.startswith("link") else "not a plain file"
     folder.mkdir()
     if kind == "pipe":
         os.mkfifo(folder / ".lock")
@@ -178,7 +179,7 @@ def test_a_lock_that_is_no_plain_file_is_refused(tmp_path, kind):
         (folder / ".lock").symlink_to(victim)
         if kind == "link":
             victim.write_text("precious")
-    with pytest.raises(RunError, match=r"\.lock is not a plain file") as refused, hold(folder):
+    with pytest.raises(RunError, match=rf"\.lock is {said}") as refused, hold(folder):
         pytest.fail("it was locked")
     assert "delete it" in refused.value.remedy
     assert victim.exists() == (kind == "link")

@@ -264,7 +264,7 @@ def test_hidden_matrices_go_to_the_method_and_all_else_to_adamw():
 
 def test_an_unknown_optimizer_or_a_second_rate_is_refused():
     model = MLP()
-    with pytest.raises(ValueError, match=r"no optimizer 'lean'; take leon"):
+    with pytest.raises(ValueError, match=r"no optimizer 'lean'; did you mean leon"):
         make_optimizer("lean", model)
     with pytest.raises(ValueError, match="one rate for all"):
         make_optimizer("adamw", model, aux_lr=0.1)

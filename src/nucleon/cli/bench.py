@@ -16,6 +16,7 @@ from typing import IO, Annotated
 import typer
 
 import nucleon
+from nucleon._naming import unknown
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -26,7 +27,6 @@ from nucleon.cli.console import (
     console,
     plain_errors,
     print_json,
-    unknown,
     waiting,
 )
 
@@ -67,7 +67,7 @@ def bench(
             _list(scripts, as_json)
             return
         if name not in scripts:
-            raise unknown("benchmark", name, scripts)
+            raise CommandError(*unknown("benchmark", name, scripts))
         words = [str(scripts[name]), *(arguments or ())]
         raise typer.Exit(_run(name, words, as_json, debug))
 

@@ -8,13 +8,14 @@ it wants of `Config`, `AsJson` and `Debug`, prints words through `console(quiet=
 `--json`, one value through `print_json`.
 """
 
-import difflib
+import ast
 import errno
+import math
 import re
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -41,6 +42,8 @@ from nucleon.training.folder import RunError
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0
 """Seconds between two lines of progress that do not go to a terminal."""
+VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "nan": math.nan}
+"""Words for what Python has others, or none."""
 HINTS = {
     errno.ENOSPC: "free some room there, or choose another folder with --output",
     errno.EDQUOT: "free some of your quota, or choose another folder with --output",
@@ -54,13 +57,6 @@ class CommandError(Exception):
     def __init__(self, sentence: str, hint: str) -> None:
         super().__init__(sentence)
         self.hint = hint
-
-
-def unknown(what: str, name: str, known: Collection[str], more: str = "") -> CommandError:
-    """That no `what` has this name: the nearest that one has, or all of them, for a hint."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
-    return CommandError(f"there is no {what} {name!r}", hint + more)
 
 
 @contextmanager
@@ -138,6 +134,37 @@ def matrix_shape(words: str) -> tuple[int, int]:
     if sides is None:
         raise CommandError(f"--shape is {words!r}", "write rows x columns, as 8x16")
     return int(sides[1]), int(sides[2])
+
+
+# ------------------------------------------------------------------ NAME=VALUE
+
+
+def setting(option: str, text: str, form: str = "NAME=VALUE, as momentum=0.9") -> tuple[str, Any]:
+    """The name and the value of `text`; a dash of the name is an underscore."""
+    name, equals, word = text.partition("=")
+    name = name.replace("-", "_")
+    if not equals or not name.isidentifier():
+        raise CommandError(f"{option} is {text!r}", f"write {form}")
+    return name, value_of(word)
+
+
+def value_of(word: str) -> Any:
+    """A Python literal, where `VALUES` may stand too; any other word is text."""
+    try:
+        return ast.literal_eval(_Values().visit(ast.parse(word.strip(), mode="eval")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return word
+
+
+def word_of(value: object) -> str:
+    """How `value_of` reads a value: text as it is, unless it would be taken for something else."""
+    plain = isinstance(value, str) and value.isprintable() and value_of(value) == value
+    return str(value) if plain else repr(value)
+
+
+class _Values(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(VALUES[node.id]) if node.id in VALUES else node
 
 
 # ------------------------------------------------------------------ printing and failing

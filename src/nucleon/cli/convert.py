@@ -1,6 +1,5 @@
 """`nucleon convert`: the checkpoint of another optimizer as one of Muon, Pion or Leon."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -25,6 +24,7 @@ from nucleon.cli.console import (
     hinting,
     plain_errors,
     print_json,
+    setting,
 )
 from nucleon.optim.migrate import Conversion, Momentum, converted
 from nucleon.optim.registry import create, list_optimizers
@@ -92,7 +92,7 @@ def convert(
         --key adamw
     """
     with plain_errors(debug):
-        options = dict(_option(text) for text in option or ())
+        options = dict(setting("--option", text) for text in option or ())
         states, built = _states(source, key or ()), _built(model)
         saved = _old(old, built, states) if old else states
         known = f"the optimizers are {', '.join(list_optimizers())}"
@@ -121,16 +121,6 @@ def _print(done: Conversion, target: Path) -> None:
     out.print(
         escape(f"{target} is the state of {call}; load it with .load_state_dict(torch.load(…))")
     )
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise CommandError(f"--option is {text!r}", "write NAME=VALUE, as lr=4e-3")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, {"None": None, "True": True, "False": False}.get(value, value)
 
 
 def _states(source: Path, keys: Sequence[str]) -> list[Mapping[str, Any]]:

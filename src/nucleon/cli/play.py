@@ -1,6 +1,5 @@
 """`nucleon play`: learners against streams, regret beside bound, live."""
 
-import ast
 import inspect
 import math
 import shlex
@@ -17,7 +16,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from nucleon._naming import is_address, named
+from nucleon._naming import is_address, named, unknown
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -29,7 +28,7 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
     progress,
-    unknown,
+    setting,
     usable_device,
 )
 from nucleon.experiments import Check, Figure, Panel, Progress, Result, Series, Table
@@ -222,26 +221,18 @@ def _potential(words: str) -> Any:
 def _parse(
     what: str, words: str, known: Mapping[str, Callable[..., Made]]
 ) -> tuple[Callable[..., Made], dict[str, Any]]:
-    """`name:option=value,…`, values as in Python or plain words; the name may be an address."""
+    """`name:option=value,…`, options as by `setting`; the name may be an address."""
     name, _, rest = words.partition(":")
     if name not in known and is_address(":".join(words.split(":")[:2])):
         place, attribute, *options = words.split(":", 2)
         name, rest = f"{place}:{attribute}", "".join(options)
     if name not in known and not is_address(name):
-        raise unknown(what, name, known, ", or write module:Class")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    if not all(option and equals for option, equals, _ in pairs):
-        raise CommandError(f"the options in {words!r} are not clear", f"write {name}:option=value")
+        sentence, hint = unknown(what, name, known)
+        raise CommandError(sentence, f"{hint}, or write module:Class")
+    pairs = [pair for pair in rest.split(",") if pair]
+    own = dict(setting(f"an option of {name}", p, f"{name}:option=value") for p in pairs)
     with hinting(f"the {what}s by name are {', '.join(known)}"):
-        found = known[name] if name in known else named(name)
-    return found, {option.replace("-", "_"): _value(value) for option, _, value in pairs}
-
-
-def _value(word: str) -> Any:
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word
+        return known[name] if name in known else named(name), own
 
 
 def _made(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from nucleon._naming import unknown
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -22,7 +23,6 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
     progress,
-    unknown,
     usable_device,
 )
 from nucleon.cli.jobs import Outcome, check, check_in_parallel
@@ -120,7 +120,7 @@ def reproduce(
 
 def _find(name: str) -> Claim:
     if name not in CLAIMS:
-        raise unknown("claim", name, CLAIMS)
+        raise CommandError(*unknown("claim", name, CLAIMS))
     return CLAIMS[name]
 
 

@@ -3,7 +3,6 @@
 import math
 import shlex
 import signal
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
     progress,
+    setting,
     usable_device,
 )
 from nucleon.cli.trained import Diary, command, field_of, new_folder
@@ -201,24 +201,10 @@ def _explicit(context: typer.Context) -> dict[str, Any]:
 def _of_the_run(given: dict[str, Any]) -> dict[str, Any]:
     """The parameters of the command that determine a run, as `Options` and `Recipe` call them."""
     values = {field_of(k): v for k, v in given.items() if k not in _NOT_OF_THE_RUN}
-    values["set"] = _settings(values["set"] or [])
+    values["set"] = dict(setting("--set", text) for text in values["set"] or ())
     if values["data"] is not None:  # to mean the same when it is resumed from another folder
         values["data"] = str(values["data"].resolve())
     return values
-
-
-def _settings(words: list[str]) -> dict[str, Any]:
-    """NAME=VALUE, with values as in TOML, or plain words."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise CommandError(f"--set is {word!r}", "write NAME=VALUE, as momentum=0.9")
-        try:
-            found[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name] = value
-    return found
 
 
 def _opened(context: typer.Context, place: dict[str, Any]) -> Run:

@@ -12,7 +12,7 @@ import typer
 
 from nucleon import training
 from nucleon._files import to_json
-from nucleon.cli.console import complain
+from nucleon.cli.console import complain, word_of
 from nucleon.experiments import Figure, Panel, Result, Series, Table
 from nucleon.report import (
     MANIFEST,
@@ -149,11 +149,6 @@ def field_of(parameter: str) -> str:
     return {"set_": "set", "context_length": "context"}.get(parameter, parameter)
 
 
-def as_toml(value: object) -> str:
-    """A value as `--set` reads it."""
-    return str(value) if isinstance(value, float) else to_json(value)
-
-
 def command(context: typer.Context, options: Options, place: dict[str, Any]) -> str:
     """What repeats a run: what is not as it is by default, the task and the optimizer."""
     words, values = ["nucleon", "train"], flat(options) | place
@@ -163,7 +158,7 @@ def command(context: typer.Context, options: Options, place: dict[str, Any]) -> 
         if value is None or (value == parameter.default and name not in _ALWAYS):
             continue
         if name == "set":
-            pairs = (f"{option}={as_toml(chosen)}" for option, chosen in value.items())
+            pairs = (f"{option}={word_of(chosen)}" for option, chosen in value.items())
             words += [word for pair in pairs for word in (parameter.opts[0], pair)]
         elif isinstance(value, bool):
             words += (parameter.opts if value else parameter.secondary_opts)[:1]

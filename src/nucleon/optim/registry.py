@@ -1,12 +1,12 @@
 """Optimizers by name, for configuration files and factories; others may add their own."""
 
-import difflib
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nucleon._naming import unknown
 from nucleon.optim.leon import Leon, LeonModelOptions
 from nucleon.optim.muon import Muon, MuonModelOptions
 from nucleon.optim.options import LR
@@ -85,12 +85,7 @@ def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be one of {', '.join(list_optimizers())}, got {name!r}")
     if name.lower() not in _FACTORIES:
-        near = difflib.get_close_matches(name.lower(), _FACTORIES, n=1)
-        raise ValueError(
-            f"there is no optimizer {name!r}; "
-            + (f"did you mean {near[0]!r}? The" if near else "the")
-            + f" names are {', '.join(list_optimizers())}"
-        )
+        raise ValueError("; ".join(unknown("optimizer", name, list_optimizers())))
     return _FACTORIES[name.lower()](model, **options)
 
 

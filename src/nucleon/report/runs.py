@@ -11,7 +11,6 @@ manifest that seals all other files takes its place. Whenever it is killed, one 
 
 import os
 import platform
-import shutil
 import subprocess
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +25,7 @@ from typing import Literal, Protocol
 import torch
 
 import nucleon
-from nucleon._files import digest, flush, to_json, write_whole
+from nucleon._files import digest, drafted, flush, to_json, write_whole
 from nucleon.experiments.base import Result
 from nucleon.report.plots import draw
 
@@ -102,17 +101,12 @@ class Run:
 @contextmanager
 def draft(root: Path, name: str) -> Iterator[Path]:
     """A hidden folder to prepare a run of `name` in; gone afterwards unless it was published."""
-    parent = root / name
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / f".{uuid.uuid4().hex[:12]}.tmp"
-    folder.mkdir()
     try:
-        yield folder
+        with drafted(root / name / f".{uuid.uuid4().hex[:12]}.tmp") as folder:
+            yield folder
     except OSError as error:
         error.filename = error.filename or str(root)  # a full disk does not name itself
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(run: Run, folder: Path) -> Path:
@@ -194,11 +188,13 @@ def _rename(folder: Path, name: str) -> Path:
     names = chain((name,), (f"{name}-{n}" for n in count(2)))
     free = next(p for p in map(folder.with_name, names) if not p.exists())
     try:
-        return folder.rename(free)
+        folder.rename(free)
     except OSError:
         if not free.exists():
             raise
         return _rename(folder, name)  # another process took it in between
+    flush(free.parent)
+    return free
 
 
 def _machine() -> dict[str, object]:

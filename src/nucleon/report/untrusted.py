@@ -5,11 +5,9 @@ a plain file of a bounded size, and is not used before its fields are known to b
 kinds.
 """
 
-import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
@@ -17,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, cast
 
-from nucleon._files import to_json
+from nucleon._files import NotPlainError, digest, open_plain, to_json
 
 LARGEST = 1 << 28
 """Bytes of a file of which the digest is taken; the longest trace of a claim has a few million."""
@@ -29,7 +27,6 @@ DEEPEST = 32
 """Lists and objects within each other."""
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """How `to_json` writes numbers that JSON lacks."""
-_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"} | {
     dict: "an object",
     list: "a list",
@@ -57,29 +54,20 @@ def read(folder: Path, name: str) -> bytes:
 def digest_of(folder: Path, name: str) -> str:
     """The SHA-256 of such a file, which is never in memory as a whole."""
     with _plain_file(folder / name, LARGEST) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return digest(opened)
 
 
 @contextmanager
 def _plain_file(path: Path, most: int) -> Iterator[BufferedReader]:
     """A file of at most so many bytes, open to be read: no link, no pipe, no device."""
-    flags = os.O_RDONLY
-    for flag in _FLAGS:  # a pipe without a writer is opened at once, a link not at all
-        flags |= getattr(os, flag, 0)
     try:
-        if path.is_symlink():
-            raise FormError("is a link, which may lead anywhere")
-        descriptor = os.open(path, flags)
-        try:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
-                raise FormError("is not a plain file")
-            if about.st_size > most:
-                raise FormError(f"has {about.st_size} bytes, more than the {most} that are read")
-            with open(descriptor, "rb", closefd=False) as opened:
-                yield opened
-        finally:
-            os.close(descriptor)
+        with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size > most:
+                raise FormError(f"has {size} bytes, more than the {most} that are read")
+            yield opened
+    except NotPlainError as error:
+        raise FormError(str(error)) from error
     except OSError as error:
         raise FormError(f"cannot be read: {error.strerror}") from error
 

@@ -6,7 +6,6 @@ once or not at all. Older ones are deleted after that, so there is always a comp
 disk damage it, the hashes tell, and the one before it is taken.
 """
 
-import hashlib
 import io
 import json
 import re
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from nucleon import _checks
-from nucleon._files import flush, to_json, write_whole
+from nucleon._files import digest, drafted, flush, to_json, write_whole
 
 STATE, MANIFEST, LATEST = "state.pt", "manifest.json", "latest"
 Read = TypeVar("Read")
@@ -59,20 +58,16 @@ class Checkpoints:
 
         `save` writes one file into it; a distributed run may have every rank write its own.
         """
-        draft = self.folder / f".{self.path(step).name}.tmp"
+        final = self.path(step)
         tidy(self.folder)
-        draft.mkdir(parents=True)
-        try:
+        with drafted(self.folder / f".{final.name}.tmp") as draft:
             yield draft
             _seal(draft)
-            final = self.path(step)
             if final.exists():  # a damaged one: a complete one would have been resumed from
                 shutil.rmtree(final)
             draft.rename(final)
             flush(self.folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        write_whole(self.folder / LATEST, f"{self.path(step).name}\n")  # for scripts
+        write_whole(self.folder / LATEST, f"{final.name}\n")  # for scripts
         # Later ones are damaged, else the run would have gone on from them: they do not count.
         for old in [s for s in self.steps() if s <= step][: -self.keep]:
             shutil.rmtree(self.path(old), ignore_errors=True)
@@ -145,4 +140,4 @@ def _seal(folder: Path) -> None:
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return digest(opened)

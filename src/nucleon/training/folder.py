@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import socket
-import stat
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from nucleon._files import to_json
+from nucleon._files import NotPlainError, open_plain, to_json
 
 LOCK = ".lock"
 
@@ -138,23 +137,13 @@ def _locked(folder: Path) -> tuple[int, bytes | None]:
 
 def _opened(path: Path) -> int:
     """A plain file, made where there is none: what a link leads to is not to be written over."""
-    flags = os.O_RDWR | os.O_CREAT
-    for flag in ("O_NOFOLLOW", "O_NONBLOCK"):  # Windows has neither
-        flags |= getattr(os, flag, 0)
     try:
-        opened = None if path.is_symlink() else os.open(path, flags, 0o644)
-    except OSError:
-        if path.is_file() or not os.path.lexists(path):
-            raise  # of the folder, or of the disk
-        opened = None
-    if opened is not None and stat.S_ISREG(os.fstat(opened).st_mode):
-        return opened
-    if opened is not None:
-        os.close(opened)
-    raise RunError(
-        f"{path} is not a plain file, so {path.parent} cannot be locked",
-        "delete it if you know where the folder comes from, or choose another --output",
-    )
+        return open_plain(path, os.O_RDWR | os.O_CREAT)
+    except NotPlainError as error:
+        raise RunError(
+            f"{path} {error}, so {path.parent} cannot be locked",
+            "delete it if you know where the folder comes from, or choose another --output",
+        ) from error
 
 
 def _holder(opened: int) -> str:

@@ -1,6 +1,5 @@
 """One optimizer for a whole model, by name: nucleon's, or one of torch's."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from nucleon._naming import is_address, named
+from nucleon._naming import is_address, named, unknown
 from nucleon.optim.registry import create, list_optimizers
 
 _UNFIT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}  # a closure; sparse; matrices only; abstract
@@ -51,10 +50,7 @@ def make_optimizer(
         options: the optimizer's own.
     """
     if not is_address(name) and name not in optimizer_names():
-        near = difflib.get_close_matches(name, optimizer_names(), n=1)
-        raise ValueError(
-            f"there is no optimizer {name!r}; take {(near or [', '.join(optimizer_names())])[0]}"
-        )
+        raise ValueError("; ".join(unknown("optimizer", name, optimizer_names())))
     if routes(name):
         make = named(name).for_model if is_address(name) else partial(create, name)
         rates = {"lr": lr, "aux_lr": aux_lr}

@@ -407,7 +407,7 @@ def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
         )
     flat = {**asdict(options), **asdict(options.recipe), "steps": steps}
     for name, value in changes.items():
-        if flat[name] != value:
+        if flat[name] != json.loads(to_json(value)):  # which may be a pair
             raise RunError(
                 f"the run was begun with {name} = {flat[name]}, not {value}",
                 "leave the option out, or begin a new run with another --output",
