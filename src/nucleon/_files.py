@@ -13,6 +13,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
+WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""How `to_json` writes numbers that JSON lacks."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -96,7 +99,7 @@ def digest(content: bytes | BufferedReader) -> str:
 def to_json(
     value: object, indent: int | None = None, default: Callable[[object], object] | None = None
 ) -> str:
-    """`value` as JSON, with "nan", "inf" and "-inf" as words where JSON has no numbers.
+    """`value` as JSON, with `WORDS` where JSON has no numbers.
 
     Args:
         value: of plain types, unless `default` makes one of any other.

@@ -299,6 +299,13 @@ def test_a_pair_that_is_said_again_is_that_of_the_run(command, tmp_path):
     assert other.exit_code == 2 and "the run was begun with set" in other.stderr
 
 
+def test_a_number_that_json_lacks_is_a_number_again_when_a_run_goes_on(tmp_path):
+    chosen = {"limit": float("inf"), "least": float("-inf"), "method": "eigh"}
+    options = training.Options("digits", training.Recipe(steps=1), set=chosen)
+    (tmp_path / "run.json").write_text(to_json({"options": asdict(options), "data": "digits"}))
+    assert training.run.read_options(tmp_path)[0] == options
+
+
 MINE = """
 from pathlib import Path
 import nucleon

@@ -6,7 +6,6 @@ kinds.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, cast
 
-from nucleon._files import NotPlainError, digest, open_plain, to_json
+from nucleon._files import WORDS, NotPlainError, digest, open_plain, to_json
 
 LARGEST = 1 << 28
 """Bytes of a file of which the digest is taken; the longest trace of a claim has a few million."""
@@ -25,8 +24,6 @@ LONGEST_NAME = 255
 """Bytes of the name of a file, the most that file systems take."""
 DEEPEST = 32
 """Lists and objects within each other."""
-WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""How `to_json` writes numbers that JSON lacks."""
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"} | {
     dict: "an object",
     list: "a list",

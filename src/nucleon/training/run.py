@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nucleon import _checks
-from nucleon._files import to_json, write_whole
+from nucleon._files import WORDS, to_json, write_whole
 from nucleon._naming import is_address
 from nucleon.training import data, loop
 from nucleon.training.checkpoint import Checkpoints, tidy
@@ -336,7 +336,11 @@ def read_options(folder: Path) -> tuple[Options, str]:
         facts = json.loads(path.read_text("utf-8"))
         options = dict(facts["options"])
         recipe = Recipe(**options.pop("recipe"))
-        return Options(recipe=recipe, **options), cast(str, facts["data"])
+        chosen = dict(options.pop("set"))
+        chosen |= {
+            name: WORDS[x] for name, x in chosen.items() if isinstance(x, str) and x in WORDS
+        }
+        return Options(recipe=recipe, set=chosen, **options), cast(str, facts["data"])
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}", "begin one without --resume") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -407,7 +411,8 @@ def _agreed(options: Options, changes: Mapping[str, Any]) -> Options:
         )
     flat = {**asdict(options), **asdict(options.recipe), "steps": steps}
     for name, value in changes.items():
-        if flat[name] != json.loads(to_json(value)):  # which may be a pair
+        said, known = (json.loads(to_json(x)) for x in (value, flat[name]))
+        if said != known:  # where a pair is a list
             raise RunError(
                 f"the run was begun with {name} = {flat[name]}, not {value}",
                 "leave the option out, or begin a new run with another --output",
