@@ -336,11 +336,10 @@ def read_options(folder: Path) -> tuple[Options, str]:
         facts = json.loads(path.read_text("utf-8"))
         options = dict(facts["options"])
         recipe = Recipe(**options.pop("recipe"))
-        chosen = dict(options.pop("set"))
-        chosen |= {
-            name: WORDS[x] for name, x in chosen.items() if isinstance(x, str) and x in WORDS
-        }
-        return Options(recipe=recipe, set=chosen, **options), cast(str, facts["data"])
+        found = Options(recipe=recipe, **options)
+        words = {name: word for name, word in found.set.items() if word in (*WORDS,)}
+        numbers = {name: WORDS[word] for name, word in words.items()}
+        return replace(found, set={**found.set, **numbers}), cast(str, facts["data"])
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}", "begin one without --resume") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
