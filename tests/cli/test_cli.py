@@ -280,6 +280,7 @@ def test_the_library_does_not_import_the_command_lines_packages():
         ('{"*.w": {"route": "adamw", "axes": null}}', {"*.w": {"route": "adamw", "axes": None}}),
         *(("{[]: 1}", "{[]: 1}"), ("(" * 500, "(" * 500), ("-true", "-true"), ("a=b", "a=b")),
         *(("open('x')", "open('x')"), ("2**9", "2**9"), ("\0", "\0"), ("\udcff", "\udcff")),
+        *((x, x) for x in ("...", "{1, 2}", "1+2j", "b'x'", "{1: 2}", "[{1: 2}]", r"a\d")),
     ],
 )
 def test_a_value_is_a_python_literal_or_text(word, value):

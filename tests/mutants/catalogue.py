@@ -822,8 +822,8 @@ MUTANTS = [
         ),
         (
             "axes are not compared",
-            'if then not in ("", now):',
-            "if False:",
+            "if spec != now[name]]",
+            "if False]",
             "tests/optim/test_axes.py::test_a_state_of_other_axes_is_refused",
         ),
         (

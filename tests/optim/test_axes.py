@@ -246,21 +246,26 @@ def test_a_state_of_other_axes_is_refused():
         across.load_state_dict(nucleon.Leon([torch.zeros(4, 4, requires_grad=True)]).state_dict())
 
 
-def test_one_override_takes_a_state_of_other_axes_in_many_layers():
+@pytest.mark.parametrize("frozen", [False, True])
+def test_one_override_takes_a_state_of_other_axes_in_many_layers(frozen):
+    """A layer without a saved state has the axes of its like."""
+
     def layer():
         return nn.ModuleDict({name: nn.Linear(4, 4) for name in ("up", "gate", "out")})
 
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer() for _ in range(3)))
+    model = nn.Sequential(*(layer() for _ in range(4)))
+    model[2].requires_grad_(not frozen)
     former = {"*.up.weight": {"axes": "(b=2 r) c"}, "1.gate.weight": {"axes": "c r"}}
     saved = nucleon.Leon.for_model(model, head=None, overrides=former)
     for p in model.parameters():
-        p.grad = torch.randn_like(p)
+        p.grad = torch.randn_like(p) if p.requires_grad else None
     saved.step()
-    with pytest.raises(ValueError, match=r"parameter 0\.up\.weight, .*, and 3 more") as refused:
+    more = rf"parameter 0\.up\.weight, .*, and {3 if frozen else 4} more differ"
+    with pytest.raises(ValueError, match=more) as refused:
         nucleon.Leon.for_model(model, head=None).load_state_dict(saved.state_dict())
     told = ast.literal_eval(str(refused.value).partition("overrides=")[2])
-    assert len(told) == 2
+    assert told == {"*up.weight": {"axes": "(b=2 r) c"}, "1.gate.weight": {"axes": "c r"}}
     loaded = nucleon.Leon.for_model(model, head=None, overrides=told)
     loaded.load_state_dict(saved.state_dict())
     axes_of = {row.name: row.axes for row in saved.explain()}

@@ -15,6 +15,7 @@ import re
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,11 +150,22 @@ def setting(option: str, text: str, form: str = "NAME=VALUE, as momentum=0.9") -
 
 
 def value_of(word: str) -> Any:
-    """A Python literal, where `VALUES` may stand too; any other word is text."""
+    """A Python literal that JSON can hold, where `VALUES` may stand too; any other word is text."""
     try:
-        return ast.literal_eval(_Values().visit(ast.parse(word.strip(), mode="eval")))
+        with warnings.catch_warnings(action="ignore"):  # of a backslash
+            tree = ast.parse(word.strip(), mode="eval")
+        value = ast.literal_eval(_Values().visit(tree))
+        return value if _is_plain(value) else word
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return word
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(x) for key, x in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def word_of(value: object) -> str:

@@ -228,7 +228,7 @@ def _parse(
         name, rest = f"{place}:{attribute}", "".join(options)
     if name not in known and not is_address(name):
         sentence, hint = unknown(what, name, known)
-        raise CommandError(sentence, f"{hint}, or write module:Class")
+        raise CommandError(sentence, f"{hint} (or write module:Class)")
     pairs = [pair for pair in rest.split(",") if pair]
     own = dict(setting(f"an option of {name}", p, f"{name}:option=value") for p in pairs)
     with hinting(f"the {what}s by name are {', '.join(known)}"):

@@ -180,6 +180,15 @@ def ratio(trace: Trace) -> float:
     return torch.where(nothing, 0.0, trace.regret / trace.bound).max().item()
 
 
+def late(trace: Trace) -> tuple[list[int], list[float]]:
+    """Where the recorded rounds from the fifth on are, and which they are.
+
+    A log-log plot would give the earlier ones most of its width.
+    """
+    places = [i for i, t in enumerate(trace.rounds) if t >= 5]
+    return places, [float(trace.rounds[i]) for i in places]
+
+
 def curve(
     name: str,
     trace: Trace,
@@ -188,11 +197,7 @@ def curve(
     *,
     band: bool = False,
 ) -> Series:
-    """The mean over the games of a trace after each recorded round, with their range as a band.
-
-    Rounds before the fifth are left out: a log-log plot would give them most of its width.
-    """
-    late = [i for i, t in enumerate(trace.rounds) if t >= 5]
-    x = [float(trace.rounds[i]) for i in late]
-    series = Series.spanning(name, x, values(trace)[late], style)
+    """The mean over the games of a trace after each `late` round, with their range as a band."""
+    places, x = late(trace)
+    series = Series.spanning(name, x, values(trace)[places], style)
     return series if band else replace(series, low=None, high=None)

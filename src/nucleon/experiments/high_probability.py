@@ -12,7 +12,7 @@ from torch import Tensor
 from nucleon import noise, streams
 from nucleon.experiments import agreement
 from nucleon.experiments.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.experiments.games import BOUND, PRINTED, gradients_of, growth, played, text
+from nucleon.experiments.games import BOUND, PRINTED, gradients_of, growth, late, played, text
 from nucleon.experiments.reference import deviations
 from nucleon.experiments.shown import Figure, Panel, Series, Table, log_panel, records
 from nucleon.game import Trace, play
@@ -375,11 +375,10 @@ def _figure(fixed: list[Oblivious], answered: list[Adaptive]) -> Figure:
     hoeffding = [DELTA ** (level**2) for level in levels]
     tails.append(Series("Hoeffding", levels, hoeffding, style=BOUND))
     one = answered[1]
-    late = [i for i, t in enumerate(one.trace.rounds) if t >= 5]
-    t = [float(one.trace.rounds[i]) for i in late]
+    places, t = late(one.trace)
 
     def line(name: str, values: Tensor, style: int) -> Series:
-        return Series(name, t, values[late].tolist(), style=style)
+        return Series(name, t, values[places].tolist(), style=style)
 
     lines = (
         line("regret", one.regret, 3),

@@ -219,7 +219,8 @@ class MatrixOptimizer(Optimizer, ABC):
     def _add(self, param_group: dict[str, Any]) -> None:
         group = options.filled(param_group, self.defaults, self.name)
         self._check_group(group)
-        first = len(self._runtime.infos)  # also of groups that were taken out since
+        indices = (info.index for info in self._runtime.infos.values())
+        first = 1 + max(indices, default=-1)  # after those of groups that were taken out since, too
         named, with_names = groups.named(group, first)
         if named and self.param_groups and with_names != self._runtime.with_names:
             remedy = "without names" if with_names else 'with names, as in [("extra.weight", p)]'
@@ -268,7 +269,7 @@ class MatrixOptimizer(Optimizer, ABC):
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._runtime.infos[param]
         number = state.number(info)
-        if number in self._runtime.numbers:  # of another parameter, whose noise it must not share
+        while number in self._runtime.numbers:  # of another one, whose noise it must not share
             number += len(self._runtime.infos)
         return state.new_matrix_state(
             param, info, number, step, group, has_gram=self.has_gram, owned=owned

@@ -121,33 +121,35 @@ def check_state_dict(
         for key, param in zip(saved["params"], group["params"], strict=True)
         if (found := given["state"].get(key))  # a parameter that was frozen has none
     ]
-    _check_axes([(infos[param].name, found, templates[param]) for param, found in kept], infos)
+    then = {infos[p].name: _decoded(found["axes"]) for p, found in kept if "axes" in found}
+    now = {info.name: info.axes or axes.default(p.ndim) or "" for p, info in infos.items()}
+    of_adamw = [p for group in groups if group["rule"] == "adamw" for p in group["params"]]
+    _check_axes(then, now | {infos[p].name: "" for p in of_adamw})
     for param, found in kept:
         _check_saved(infos[param].name, param, found, templates[param])
 
 
-def _check_axes(
-    kept: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]], infos: Infos
-) -> None:
-    """Raise where axes differ, with the overrides that make all of them what they were."""
-    differ: dict[str, tuple[str, str]] = {}
-    for name, found, own in kept:
-        then, now = (_decoded(x["axes"]) if "axes" in x else "" for x in (found, own))
-        if then not in ("", now):
-            differ[name] = then, now
+def _check_axes(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise where the axes of a name differ, with what makes all of them what they were.
+
+    What has no saved state goes with those that have its axes now: it may be a frozen layer.
+    """
+    differ = [name for name, spec in then.items() if spec != now[name]]
     if not differ:
         return
     overrides: dict[str, dict[str, str]] = {}
-    for spec in dict.fromkeys(then for then, _ in differ.values()):
-        alike = [name for name, (then, _) in differ.items() if then == spec]
-        others = [info.name for info in infos.values() if info.name not in alike]
+    for spec in dict.fromkeys(then[name] for name in differ):
+        alike = [name for name in differ if then[name] == spec]
+        changed = {now[name] for name in alike}
+        taken = [n for n in now if (then[n] == spec if n in then else now[n] in changed)]
+        others = [name for name in now if name not in taken]
         chosen = globs(alike, others) if len(alike) > 1 else alike
         overrides |= {glob: {"axes": spec} for glob in chosen}
-    name, (then, now) = next(iter(differ.items()))
-    more = f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
+    first, more = differ[0], f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
+    remedy = "with these axes" if first.isdigit() else f"overrides={overrides}"
     raise ValueError(
-        f"state_dict was saved with axes={then!r} for parameter {name}, this optimizer has "
-        f"axes={now!r}{more}; construct it alike, overrides={overrides}"
+        f"state_dict was saved with axes={then[first]!r} for parameter {first}, this optimizer has "
+        f"axes={now[first]!r}{more}; construct it alike, {remedy}"
     )
 
 
