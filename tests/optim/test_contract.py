@@ -354,6 +354,9 @@ def test_load_hooks_are_heard():
     "damage",
     [
         lambda s: s.clear(),
+        lambda s: s["state"].update({0: 3}),
+        lambda s: s["state"].update({1: torch.ones(2)}),
+        lambda s: s["state"][0].pop("axes"),
         lambda s: s["state"][0].update(extra=1),
         lambda s: s["state"][0].update(total=3),
         lambda s: s["state"][0].update(total=s["state"][0]["total"].long()),
@@ -375,7 +378,8 @@ def test_load_hooks_are_heard():
         lambda s: s["param_groups"].append(s["param_groups"][0]),
     ],
     ids=[
-        *("empty", "extra", "number", "integers", "missing", "negative gram", "asymmetric gram"),
+        *("empty", "number for a state", "tensor for a state", "no axes"),
+        *("extra", "number", "integers", "missing", "negative gram", "asymmetric gram"),
         *("gram beyond its diagonal", "quiet", "skipped", "step", "AdamW's step", "AdamW's v"),
         *("option", "certify", "lr", "note", "list for a note", "number for a note", "groups"),
     ],

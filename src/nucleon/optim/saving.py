@@ -281,6 +281,12 @@ def upgraded(
             f"into its groups: group['param_names'] = [...], in the order of group['params']"
         )
     states: dict[Any, Any] = dict(given["state"])
+    for key, found in states.items():
+        if not isinstance(found, Mapping):
+            raise ValueError(
+                f"state_dict holds {type(found).__name__} as the state of {key!r}, expected a "
+                f"dict; it is damaged: load an earlier one"
+            )
     for group, own in zip(saved, groups, strict=True):
         tag = str(group.get("nucleon"))
         if tag.endswith("/2"):
