@@ -24,7 +24,7 @@ def server():
     places = [*map(str, (source, *folders)), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
-    ranks = ("checkpointing", "agreement", "stages", "older_ranks", "kill_ranks")
+    ranks = ("checkpointing", "agreement", "stages", "kill_ranks")
     commands = ("torch._dynamo", "nucleon.cli.train", "nucleon.cli.reproduce", "nucleon.report")
     context.set_forkserver_preload([*ranks, *commands])
     return context

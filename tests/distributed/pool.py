@@ -26,10 +26,9 @@ def serve(rank, size, meeting, timeout, pipe):
     import agreement
     import cases
     import checkpointing
-    import older_ranks
     import stages
 
-    modules = (cases, checkpointing, agreement, stages, older_ranks)
+    modules = (cases, checkpointing, agreement, stages)
 
     while True:
         try:

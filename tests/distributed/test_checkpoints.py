@@ -85,16 +85,6 @@ def test_a_part_of_a_state_is_refused_with_the_remedy(ranks2, tmp_path):
         assert "consolidate" in message
 
 
-@pytest.mark.parametrize(
-    ("case", "largest"), [("muon", None), ("leon_certified", None), ("leon_certified", 20.5)]
-)
-def test_what_each_rank_saved_in_version_2_goes_on_on_the_same_ranks(ranks2, case, largest):
-    """Also where a gradient was above its bound on one of them, which no other knows of."""
-    for weights, expected, refusals in ranks2("older_state", case=case, largest=largest):
-        check_same([weights], expected)
-        assert [*refusals.values()] == [None] * (4 if case == "leon_certified" else 0)
-
-
 @pytest.mark.parametrize("certify", [False, True])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_full_state_dict(ranks2, kind, certify):

@@ -833,25 +833,6 @@ MUTANTS = [
             "tests/optim/test_certify.py::test_what_is_above_the_bound_survives_a_resume",
         ),
         (
-            "gradients above the bound of version 2 are forgotten",
-            'group.get("gradient_bound", math.inf)',
-            "math.inf",
-            "tests/optim/test_older_states.py::test_a_gradient_above_its_bound_is_not_forgotten",
-        ),
-        (
-            "the axes of version 2 are taken for those at hand",
-            "specs.get(key, infos[param].axes)",
-            "infos[param].axes",
-            "tests/optim/test_older_states.py"
-            "::test_axes_of_a_state_that_lacks_frozen_parameters_are_compared",
-        ),
-        (
-            "a flat state of version 2 keeps its certificate",
-            'elif "axes" not in group:',
-            "elif False:",
-            "tests/optim/test_older_states.py::test_a_flat_state_goes_on_bit_for_bit",
-        ),
-        (
             "what one rank owns is loaded as the whole",
             'if not rest and group.get("placement") == "owner":',
             "if False:",

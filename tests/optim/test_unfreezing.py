@@ -203,20 +203,30 @@ def test_a_checkpoint_of_others_frozen_says_what_to_do():
         nucleon.Leon.for_model(model, head=None).load_state_dict(old)
 
 
-def test_a_checkpoint_of_others_frozen_loads_by_the_names_written_into_it():
+@pytest.mark.parametrize("wrapped", ["", "module.", "module._orig_mod."])
+def test_a_checkpoint_of_others_frozen_loads_by_the_names_written_into_it(wrapped):
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)
     train(model, optimizer, 1)
     old = without_frozen(optimizer)
     names = {p: name for name, p in model.named_parameters()}
     for group, own in zip(old["param_groups"], optimizer.param_groups, strict=True):
-        group["param_names"] = [names[p] for p in own["params"] if p.requires_grad]
+        group["param_names"] = [wrapped + names[p] for p in own["params"] if p.requires_grad]
     model.requires_grad_(True)  # all of it: the order says nothing of what was frozen
     resumed = nucleon.Leon.for_model(model, head=None)
     resumed.load_state_dict(old)
     for p, state in optimizer.state.items():
         assert all(torch.equal(state[key], resumed.state[p][key]) for key in state)
     assert resumed.state[model[1].weight]["total"].eq(0).all()
+
+
+def test_a_checkpoint_without_frozen_parameters_of_other_axes_is_refused():
+    model = network()
+    optimizer = nucleon.Leon.for_model(model, head=None)
+    train(model, optimizer, 1)
+    other = nucleon.Leon.for_model(model, head=None, overrides={"3.weight": {"axes": "c r"}})
+    with pytest.raises(ValueError, match="saved with axes='r c' for parameter 3"):
+        other.load_state_dict(without_frozen(optimizer))
 
 
 def test_loading_makes_no_state_of_what_is_frozen():
