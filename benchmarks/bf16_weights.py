@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import nucleon
-from nucleon.training import GPT, GPTConfig, Text, loss, read, text
+from gpt import GPT, Text, characters, loss, read
 
 KINDS: dict[str, tuple[torch.dtype, bool]] = {
     "float32": (torch.float32, False),
@@ -34,11 +34,11 @@ PRODUCTS = torch.autocast("cpu", torch.bfloat16)
 
 
 def run(
-    data: Text, config: GPTConfig, kind: str, rate: float, seed: int, steps: int
+    data: Text, width: int, kind: str, rate: float, seed: int, steps: int
 ) -> tuple[float, float]:
     """(held-out loss, share of steps of an entry that round to a move) of one run."""
     torch.manual_seed(seed)
-    model = GPT(config)
+    model = GPT(data.vocabulary, context=data.context, layers=2, heads=2, width=width)
     dtype, stochastic = KINDS[kind]
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
@@ -72,7 +72,7 @@ def share_that_rounds(before: list[Tensor], after: list[Tensor]) -> float:
 @torch.no_grad()
 def held_out(model: nn.Module, data: Text) -> float:
     with PRODUCTS:
-        values = [loss(model, *batch).item() for batch in data.held_out(BATCH)]
+        values = [loss(model, *batch).item() for batch in data.judged(BATCH)]
     return statistics.fmean(values)
 
 
@@ -84,15 +84,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--width", type=int, default=64)
     options = parser.parse_args()
-    data = text(read(options.text, 1_000_000), context=64)
-    config = GPTConfig(data.tokenizer.size, context=64, layers=2, heads=2, width=options.width)
+    data = characters(read(options.text), context=64)
     print(f"torch {torch.__version__}, {options.steps} steps, {options.seeds} seeds")
     print(f"{'rate':>8} {'moves':>7} " + "".join(f"{kind:>20}" for kind in KINDS))
     for rate in options.rate or (0.02, 2e-3):
         cells, moves = list[str](), list[float]()
         for kind in KINDS:
             runs = [
-                run(data, config, kind, rate, seed, options.steps) for seed in range(options.seeds)
+                run(data, options.width, kind, rate, seed, options.steps)
+                for seed in range(options.seeds)
             ]
             values = [value for value, _ in runs]
             spread = statistics.stdev(values) if len(values) > 1 else float("nan")

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
+import gpt
 from evidence_corpus import load
 from evidence_plan import plan
 from evidence_queue import Log, Queue, restart
 from evidence_stages import LEON, MUON, STAGES, Part, Stage, Trial, parts, tiny, trial
 from evidence_training import Loss, Texts, Training, reason
-from nucleon.training import RunError, hold, models
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs/evidence"
@@ -50,23 +50,16 @@ def arguments() -> argparse.Namespace:
 
 
 def run(chosen: argparse.Namespace, todo: Sequence[Part], loss: Loss) -> int:
-    """Work through the queue; 2 where it cannot: another process writes, a corpus is missing."""
+    """Work through the queue."""
     began, seconds = time.monotonic(), 60 * chosen.budget
     chosen.logs.mkdir(parents=True, exist_ok=True)
-    try:
-        with hold(chosen.logs):
-            log, device = Log(chosen.logs), torch.device(chosen.device)
-            queue = Queue(
-                todo, log, chosen.data, device, jobs=chosen.jobs, seconds=seconds, loss=loss
-            )
-            whole = queue.work()
-            spent = time.monotonic() - began
-            if not whole and spent < seconds:
-                restart(seconds - spent)
-            print(f"{spent / 60:.1f} minutes; {queue.left()} runs are still wanted", flush=True)
-    except RunError as error:
-        print(f"{error}; {error.remedy}", file=sys.stderr)
-        return 2
+    log, device = Log(chosen.logs), torch.device(chosen.device)
+    queue = Queue(todo, log, chosen.data, device, jobs=chosen.jobs, seconds=seconds, loss=loss)
+    whole = queue.work()
+    spent = time.monotonic() - began
+    if not whole and spent < seconds:
+        restart(seconds - spent)
+    print(f"{spent / 60:.1f} minutes; {queue.left()} runs are still wanted", flush=True)
     return 0
 
 
@@ -132,7 +125,7 @@ def main() -> int:
         known = {name: tiny(s) if chosen.tiny else s for name, s in STAGES.items()}
         report(chosen.logs, known)
         return 0
-    loss = torch.compile(models.loss, dynamic=False) if chosen.compile else models.loss
+    loss = torch.compile(gpt.loss, dynamic=False) if chosen.compile else gpt.loss
     if chosen.probe is not None:
         stage = todo[0].stage
         probe(stage, chosen.data, torch.device(chosen.device), chosen.probe or (1, 4, 8), loss)

@@ -4,7 +4,7 @@
     python benchmarks/evidence_corpus.py --source site-packages/torch --vocabulary 8192 programs.pt
     python benchmarks/evidence_corpus.py --source input.txt --tokens-of novels.pt plays.pt
 
-Byte pairs are learned from the text that is trained on, `nucleon.training.BytePairs`, or taken from
+Byte pairs are learned from the text that is trained on, `gpt.BytePairs`, or taken from
 another file. What is held out: `val.txt.xz` of a folder with `train_*.txt.xz`; of any other folder
 every 25th of its Python files; of one file its last tenth.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpt import BytePairs, fingerprint
 from nucleon._files import replacing
-from nucleon.training import BytePairs, Text
 
 LIMIT = 12_000_000
 """Tokens to train on that are kept: two bytes each."""
@@ -48,8 +48,7 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """The first digits of a hash of the tokens."""
-        text = Text(self.tokens, self.held_out, BytePairs(self.merges), context=1)
-        return text.fingerprint[:12]
+        return fingerprint(self.tokens, self.held_out)
 
 
 def load(path: Path) -> Corpus:

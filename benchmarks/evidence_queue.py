@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import evidence_stages as stages
+import gpt
 import nucleon
 from evidence_corpus import load
 from evidence_plan import expected
@@ -29,7 +30,6 @@ from evidence_start import Start, trained
 from evidence_training import Loss, Texts, Training, reason
 from nucleon._files import to_json
 from nucleon.report.runs import commit
-from nucleon.training import RunError, models
 
 Record = Mapping[str, Any]
 MARGIN = 1.15
@@ -125,7 +125,7 @@ class Queue:
         device: where to run.
         jobs: runs side by side.
         seconds: that may be spent; no run begins that is not expected to end by then.
-        loss: of a model on a batch (`models.loss`); fine-tuning, whose runs are short, has the
+        loss: of a model on a batch (`gpt.loss`); fine-tuning, whose runs are short, has the
             plain one.
         say: is told of each run.
     """
@@ -139,7 +139,7 @@ class Queue:
         *,
         jobs: int,
         seconds: float,
-        loss: Loss = models.loss,
+        loss: Loss = gpt.loss,
         say: Callable[[str], None] = print,
     ) -> None:
         self.parts, self.log, self.data, self.device = parts, log, data, device
@@ -182,9 +182,9 @@ class Queue:
         needed = {stage.corpus for stage in self.stages.values()}
         needed |= {s.before.corpus for s in self.stages.values() if s.tunes and s.before}
         if missing := sorted(name for name in needed if not (self.data / name).exists()):
-            raise RunError(
-                f"the folder of the corpora, {self.data}, has no {', '.join(missing)}",
-                "make it by nucleon bench evidence_corpus, or name the folder by --data",
+            raise SystemExit(
+                f"the folder of the corpora, {self.data}, has no {', '.join(missing)}; "
+                "make it by nucleon bench evidence_corpus, or name the folder by --data"
             )
 
     def _texts(self, stage: Stage) -> Texts:
@@ -226,7 +226,7 @@ class Queue:
             trial,
             self._texts(stage),
             capture=self.log.failures[trial] == 0,
-            loss=models.loss if stage.tunes else self.loss,
+            loss=gpt.loss if stage.tunes else self.loss,
             weights=self.start.weights if stage.tunes and self.start else None,
             stream=next((stream for stream in self.streams if stream not in taken), None),
         )

@@ -29,7 +29,8 @@ from evidence_stages import (
     Trial,
     Variant,
 )
-from nucleon.training import GPT, GPTConfig, Recipe, models
+from gpt import GPT
+from gpt import loss as cross_entropy
 
 POINTS = 20
 """Evaluations in a run."""
@@ -110,7 +111,7 @@ class Training:
         trial: which.
         texts: to train on.
         capture: whether to replay a captured step where the device can (True).
-        loss: of a model on a batch, compiled or not (`models.loss`).
+        loss: of a model on a batch, compiled or not (`gpt.loss`).
         weights: to begin with (None: drawn from the seed).
         stream: on CUDA, that no other run uses at the time (None: a new one).
     """
@@ -122,7 +123,7 @@ class Training:
         texts: Texts,
         *,
         capture: bool = True,
-        loss: Loss = models.loss,
+        loss: Loss = cross_entropy,
         weights: Weights | None = None,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -207,8 +208,9 @@ class Training:
     def _put_on_device(self) -> None:
         trial = self.trial
         places = self.texts.places(trial.steps * trial.sequences, trial.seed)
-        recipe = Recipe(trial.steps, schedule="linear", warmup=math.ceil(WARMUP * trial.steps))
-        factors = [recipe.rate(step) for step in range(trial.steps)]
+        rising = math.ceil(WARMUP * trial.steps)
+        falling = max(1, trial.steps - rising)
+        factors = [min((s + 1) / rising, (trial.steps - s) / falling) for s in range(trial.steps)]
         self.places = places.view(trial.steps, trial.sequences)
         self.factors = torch.tensor(factors, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -262,7 +264,7 @@ class Training:
     @torch.no_grad()
     def _evaluate(self, index: int) -> None:
         with self._autocast():
-            parts = [models.loss(self.model, *batch) for batch in self.texts.held_out]
+            parts = [cross_entropy(self.model, *batch) for batch in self.texts.held_out]
         self.losses[index] = sum(s * part for s, part in zip(self.texts.shares, parts, strict=True))
 
 
@@ -272,11 +274,10 @@ def network(
     """The GPT of a stage, its weights drawn from the seed on the device, or given."""
     torch.manual_seed(trial.seed)
     heads = max(1, stage.width // HEAD)
-    config = GPTConfig(
-        vocabulary, context=stage.context, layers=stage.layers, heads=heads, width=stage.width
-    )
     with device:
-        model = GPT(config)
+        model = GPT(
+            vocabulary, context=stage.context, layers=stage.layers, heads=heads, width=stage.width
+        )
     if weights is not None:
         model.load_state_dict(weights)
     if trial.adapter:

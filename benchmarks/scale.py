@@ -90,7 +90,7 @@ WAYS = (
 
 
 def gpt(layers: int, width: int) -> list[Parameter]:
-    """Four square matrices and the two of the perceptron, as in `nucleon.training.GPT`."""
+    """Four square matrices and the two of the perceptron, as in `gpt.GPT`."""
     wide = [Parameter(4 * width, width), Parameter(width, 4 * width)]
     return ([Parameter(width, width)] * 4 + wide) * layers
 

@@ -14,13 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import evidence_queue
 import evidence_stages as stages
-import nucleon
 from evidence_corpus import Corpus, load, prepare, save, texts
 from evidence_queue import Log, Queue, read, trial_of
 from evidence_report import Results, interval, reached, report
 from evidence_stages import ADAMW, LEON, LEON3, MUON, Cell, Part
 from evidence_training import POINTS, Texts, Training, optimizer
-from nucleon.training import GPT, GPTConfig, Recipe, train
+from gpt import GPT, BytePairs, loss
 
 SMALL = replace(
     stages.tiny(stages.A), methods=(MUON, LEON), cells=(Cell("4k", 2, (0.9,)),), tokens=24 * 32,
@@ -153,7 +152,7 @@ def test_stage_d_varies_one_thing_at_a_time_around_the_best_of_a():
         assert {t.aux_lr for t in own} == {variant.aux_lr or 2e-3}
         assert {t.seed for t in own if t.rate == pytest.approx(0.016)} == {0, 1, 2, 3, 4}
         assert min(t.rate for t in own) < 0.016 < max(t.rate for t in own)
-    model = GPT(GPTConfig(256, context=16, layers=1, heads=1, width=32))
+    model = GPT(256, context=16, layers=1, heads=1, width=32)
 
     def options(method):
         made = stages.trial(stages.D, stages.D.cells[0], method, 1e-3, 2e-3, 0, "")
@@ -170,14 +169,14 @@ def test_stage_d_varies_one_thing_at_a_time_around_the_best_of_a():
 
 @pytest.mark.parametrize("method", [ADAMW, MUON, LEON3])
 def test_a_run_is_the_plain_loop(corpus, method):
-    """Rates and batches from tensors on the device, against `nucleon.training.train`."""
+    """Rates and batches from tensors on the device, against a loop written out."""
     stage, found = SMALL, Texts(corpus, 16, CPU)
     trial = stages.trial(stage, stage.cells[0], method, 4e-3, 2e-3, 1, "grid")
     run = Training(stage, trial, found)
     while not run.over:
         run.advance()
     torch.manual_seed(trial.seed)
-    model = GPT(GPTConfig(256, context=16, layers=1, heads=1, width=32))
+    model = GPT(256, context=16, layers=1, heads=1, width=32)
     other = optimizer(trial, model, 16)
     places = found.places(trial.steps * 2, trial.seed).view(-1, 2)
 
@@ -185,7 +184,14 @@ def test_a_run_is_the_plain_loop(corpus, method):
         windows = torch.stack([corpus.tokens[p : p + 17] for p in places[step]]).long()
         return windows[:, :-1], windows[:, 1:]
 
-    train(model, other, batch, Recipe(trial.steps, schedule="linear", warmup=2))
+    rates = [group["lr"] for group in other.param_groups]
+    for step in range(trial.steps):
+        factor = (step + 1) / 2 if step < 2 else 1 - (step - 2) / (trial.steps - 2)
+        for group, rate in zip(other.param_groups, rates, strict=True):
+            group["lr"] = factor * rate
+        loss(model, *batch(step)).backward()
+        other.step()
+        other.zero_grad()
     for mine, theirs in zip(run.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     results = run.results()
@@ -196,7 +202,7 @@ def test_a_run_is_the_plain_loop(corpus, method):
 
 
 def test_the_methods_have_the_options_of_the_protocol():
-    model = GPT(GPTConfig(256, context=16, layers=1, heads=1, width=32))
+    model = GPT(256, context=16, layers=1, heads=1, width=32)
     made = {
         m: optimizer(stages.trial(stages.A, stages.A.cells[0], m, 1e-3, 2e-3, 0, ""), model, 256)
         for m in stages.ALL
@@ -216,7 +222,7 @@ def test_adapters_leave_the_model_as_it_is_and_train_nothing_else(corpus):
     stage, found = stages.tiny(stages.C), Texts(corpus, 16, CPU)
     cell = stage.cell("LoRA, 4")
     trial = replace(stages.trial(stage, cell, LEON, 1e-2, None, 0, ""), steps=4)
-    start = GPT(GPTConfig(256, context=16, layers=1, heads=1, width=32)).state_dict()
+    start = GPT(256, context=16, layers=1, heads=1, width=32).state_dict()
     start = {name: value.clone() for name, value in start.items()}
     run = Training(stage, trial, found, weights=start)
     while not run.over:
@@ -358,8 +364,11 @@ def test_a_corpus_is_what_was_saved_and_holds_out_what_it_says(tmp_path):
     save(found, tmp_path / "corpus.pt")
     again = load(tmp_path / "corpus.pt")
     assert again.fingerprint == found.fingerprint and again.vocabulary <= 300
-    tokenizer = nucleon.training.BytePairs(again.merges)
-    both = tokenizer.decode(again.tokens.tolist()) + tokenizer.decode(again.held_out.tolist())
+    tokenizer = BytePairs(again.merges)
+    pieces = [bytes([byte]) for byte in range(256)]
+    for pair in tokenizer.merges:
+        pieces.append(b"".join(pieces[token] for token in pair))
+    both = b"".join(pieces[t] for t in (*again.tokens, *again.held_out)).decode()
     assert both == text
     for i in range(50):
         (tmp_path / f"{i:02d}.py").write_text(f"x = {i}\n")

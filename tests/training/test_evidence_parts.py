@@ -26,7 +26,6 @@ from evidence_report import Results, figure, occupied, report, text
 from evidence_stages import ADAMW, LEON, LEON3, MUON, PARTS, Cell, Part, parts
 from evidence_start import trained
 from evidence_training import Texts
-from nucleon.training import RunError
 
 MINUTE = timedelta(minutes=1)
 
@@ -193,7 +192,7 @@ def test_runs_that_began_with_another_model_are_still_to_be_done(tmp_path):
 def test_a_corpus_that_is_missing_is_named_before_anything_runs(tmp_path):
     data = corpora(tmp_path / "data")
     (data / "programs.pt").unlink()
-    with pytest.raises(RunError, match=r"has no programs\.pt"):
+    with pytest.raises(SystemExit, match=r"has no programs\.pt"):
         queue(Log(tmp_path), data, parts(small=True))
     queue(Log(tmp_path), data, parts("A", small=True))
 
