@@ -122,13 +122,13 @@ def waiting(what, patience):
             stepped(param, optimizer)
     if talking and what == "group":
         optimizer.add_param_group({"params": [("b", more)], "placement": "owner"})
-    if talking and what == "every":
-        optimizer.param_groups[0]["consistency_every"] = 1
     # From here on: that the ranks find each other may take longer on a busy machine.
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=patience))
     start = time.monotonic()
     try:
         stepped(param, optimizer)
+        if talking and what == "check":
+            nucleon.optim.check_ranks(optimizer)
     except RuntimeError as error:
         return str(error), time.monotonic() - start
     if not talking:
@@ -216,7 +216,7 @@ def pretend():
 
     for store in (FakeStore(), dist.HashStore()):
         dist.init_process_group("fake", rank=0, world_size=4, store=store)
-        for options in ({}, {"placement": "owner"}, {"consistency_every": 1}):
+        for options in ({}, {"placement": "owner"}):
             in_order(**options)
         dist.destroy_process_group()
 

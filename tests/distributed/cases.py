@@ -425,10 +425,11 @@ def stages(placement):
     mesh, name = mesh_of(2, 2)["inner"], "tall" if dist.get_rank() < 2 else "odd"
     start = torch.full(SHAPES[name], 0.5)
     param = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
-    optimizer = nucleon.Leon([param], placement=placement, consistency_every=1)
+    optimizer = nucleon.Leon([param], placement=placement)
     for step in range(2):
         param.grad = distribute_tensor(gradient_of(name, step, torch.float32), mesh, [Shard(0)])
         optimizer.step()
+        nucleon.optim.check_ranks(optimizer)
     alone = torch.full(SHAPES[name], 0.5).requires_grad_()
     optimizer = nucleon.Leon([alone])
     for step in range(2):
@@ -440,13 +441,12 @@ def stages(placement):
 def later(what):
     """One good step, then a rank goes its own way."""
     params = [torch.ones(4, 5, requires_grad=True)]
-    optimizer = nucleon.Leon(
-        params, placement="owner", consistency_every=1, certify=True, gradient_bound=9.0
-    )
+    optimizer = nucleon.Leon(params, placement="owner", certify=True, gradient_bound=9.0)
     for step in range(2):
         for p in params:
             p.grad = torch.ones_like(p)
         optimizer.step()
+        nucleon.optim.check_ranks(optimizer)
         if step == 0 and what == "lr":
             optimizer.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
         elif step == 0:
@@ -490,19 +490,20 @@ def unsupported(case):
     return nucleon.Leon([("w", param)], placement="owner")
 
 
-def diverge(every):
+def diverge():
     """Two shapes of plain tensors whose gradients differ from the third step on, as without DDP.
 
     Returns the number of steps that were taken, which is that before the error.
     """
     params = [torch.zeros(4, 5, requires_grad=True), torch.zeros(3, 7, requires_grad=True)]
-    optimizer = nucleon.Leon(params, consistency_every=every)
+    optimizer = nucleon.Leon(params)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(8):
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator) if step > 1 else torch.ones_like(p)
+        optimizer.step()
         try:
-            optimizer.step()
+            nucleon.optim.check_ranks(optimizer)
         except RuntimeError as error:
             raise RuntimeError(f"after {step} steps: {error}") from error
 

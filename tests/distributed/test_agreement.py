@@ -35,9 +35,8 @@ VALUES = {
     [
         {"kind": "plain", "placement": "owner"},
         {"kind": "rows", "placement": "local"},
-        {"kind": "plain", "placement": "local", "consistency_every": 1},
     ],
-    ids=["owner", "DTensor", "consistency_every"],
+    ids=["owner", "DTensor"],
 )
 @pytest.mark.parametrize("odd", [0, 1])
 def test_every_rank_says_what_differs_and_changes_nothing(ranks2, what, options, odd):
@@ -77,13 +76,13 @@ def test_pairs_of_ranks_are_compared_each_for_itself(ranks4):
 def test_what_was_refused_does_not_stand_against_what_follows(ranks2):
     for odd in (0, 1):
         ranks2("at_odds", what="lr", odd=odd, placement="owner")
-        for options in ({"placement": "owner"}, {}, {"consistency_every": 1}):
+        for options in ({"placement": "owner"}, {}):
             for weights in ranks2("in_order", **options):
                 assert torch.equal(weights, in_order())
 
 
 def test_placements_are_compared_where_every_rank_exchanges_something(ranks2):
-    options = {"placement": "owner", "consistency_every": 1}
+    options = {"kind": "rows", "placement": "owner"}
     for message, changed in ranks2("at_odds", what="placement", odd=1, **options):
         assert "placement of group 0: rank 0 has 'owner', rank 1 'local'" in message
         assert not changed
@@ -94,7 +93,7 @@ def test_placements_are_compared_where_every_rank_exchanges_something(ranks2):
     [
         ("placement", "parameters and options"),
         ("group", "parameters and options"),
-        ("every", "updates"),
+        ("check", "updates"),
     ],
 )
 def test_a_rank_that_exchanges_alone_ends_by_the_timeout(what, exchanged):

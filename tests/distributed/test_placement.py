@@ -274,9 +274,7 @@ def test_unsupported_placements_are_refused_by_name(ranks2):
 
 
 def test_a_divergence_is_noticed_on_every_rank(ranks2):
-    for every, step in ((1, 2), (3, 3), (5, 5)):
-        for ok, message in ranks2.try_all("diverge", every=every):
-            assert not ok
-            assert f"after {step} steps: updates of rank" in message
-            assert "differ" in message
-    assert all(ok for ok, _ in ranks2.try_all("diverge", every=0))
+    for ok, message in ranks2.try_all("diverge"):
+        assert not ok
+        assert "after 2 steps: updates of rank" in message
+        assert "differ" in message

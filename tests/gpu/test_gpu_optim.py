@@ -14,7 +14,7 @@ METHODS = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
     "leon": lambda p, **k: nucleon.Leon(p, **k),
     "pion": lambda p, **k: nucleon.Pion(p, **k),
-    "pion-antithetic": lambda p, **k: nucleon.Pion(p, samples=2, antithetic=True, **k),
+    "pion-samples": lambda p, **k: nucleon.Pion(p, samples=2, **k),
     "leon-exponential": lambda p, **k: nucleon.Leon(p, steps="exponential", **k),
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)

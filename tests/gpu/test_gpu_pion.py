@@ -14,7 +14,6 @@ from nucleon.optim.engines.work import Draws
 KINDS = {
     "one sample": {},
     "four": {"samples": 4},
-    "pairs": {"samples": 4, "antithetic": True},
     "literal": {"smoothing_scale": "literal"},
     "bounded": {"gradient_bound": 3.0, "nesterov": True},
 }
@@ -23,9 +22,7 @@ KINDS = {
 def drawn(m, width, samples, streams, step, seed):
     here = torch.device("cuda")
     tables = [pointers.table([x.data_ptr()], here) for x in (streams, step)]
-    return perturbed.drawn(
-        Draws(seed, samples, False, width), *tables, m, len(streams), 0, len(streams)
-    )
+    return perturbed.drawn(Draws(seed, samples, width), *tables, m, len(streams), 0, len(streams))
 
 
 @pytest.mark.parametrize(("m", "width"), [(64, 128), (65, 131), (896, 1792)])

@@ -897,12 +897,6 @@ MUTANTS = [
             "direction[..., -n:] /",
             "test_pion_follows_algorithm_2",
         ),
-        (
-            "antithetic pairs of one sign",
-            "(-1) ** sample",
-            "1",
-            "test_pion_follows_algorithm_2",
-        ),
     ),
     *mutants(
         "optim/engines/cuda/perturbed.py",

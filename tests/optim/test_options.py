@@ -193,10 +193,13 @@ def test_an_option_of_a_user_s_method_is_a_word_of_theirs_in_groups_of_ours():
     param = torch.zeros(3, 5, requires_grad=True)
     running = nucleon.Muon([{"params": [param], "label": "what a user writes beside"}])
     assert running.param_groups[0]["label"] == "what a user writes beside"
-    model = torch.nn.Linear(4, 6, bias=False)
-    given = {"*": {"label": 2.0}}
-    (group,) = optim.param_groups(model, head=None, overrides=given)
+    group = {"params": [param], "label": 2.0}
     assert Labelled([group]).param_groups[0]["label"] == 2.0
+
+
+def test_the_options_of_our_methods_are_all_known():
+    ours = (nucleon.Muon, nucleon.Pion, nucleon.Leon)
+    assert {name for make in ours for name in make.own_options} == options.OF_METHODS
 
 
 def test_what_another_method_means_otherwise_is_not_carried_over():

@@ -1,6 +1,7 @@
 """Errors that say what to write for a whole model and options of others; types that see them."""
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import nucleon
+from nucleon.optim import options
 
 
 def network():
@@ -47,8 +49,7 @@ def test_the_class_handed_to_a_trainer_is_sent_to_the_factory(tmp_path):
         ("wd", "write weight_decay"),
         ("ns_steps", "write iterations"),
         ("learning_rate", "write lr"),
-        ("adjust_lr_fn", "write scale"),
-        ("fused", "leave it out"),
+        ("adjust_lr_fn", 'write scale="spectral"'),
         ("nesterow", "did you mean 'nesterov'?"),
     ],
 )
@@ -65,14 +66,14 @@ def test_options_of_others_say_what_to_write(option, wanted):
         assert f"no option '{option}'" in str(error.value) and wanted in str(error.value)
 
 
-@pytest.mark.parametrize("option", ["beta", "beta1", "mu", "momentum"])
-def test_an_average_of_adamw_is_told_by_its_own_name(option):
-    for words in (
-        {"aux": {option: 0.9}},
-        {"overrides": {"0.weight": {"route": "adamw", option: 1}}},
-    ):
-        with pytest.raises(TypeError, match=f"'{option}': write betas, a pair"):
-            nucleon.Leon.for_model(network(), **words)
+def test_hints_are_few_and_name_what_exists():
+    assert len(options.HINTS) <= 12
+    known = options.of_matrices(options.OF_METHODS) | {
+        "rule",
+        *options.ModelOptions.__annotations__,
+    }
+    for name, remedy in options.HINTS.items():
+        assert re.match(r"\w+", remedy)[0] in known and name not in known
 
 
 def test_for_model_of_parameters_asks_for_the_model():

@@ -6,6 +6,7 @@ from typing import Any
 
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
+from nucleon.optim.engines.ranks.agreement import check_ranks
 from nucleon.optim.engines.work import Context, Draws
 from nucleon.optim.leon import Leon, LeonOptions
 from nucleon.optim.migrate import Conversion, convert, convert_checkpoint, converted
@@ -38,6 +39,7 @@ __all__ = [
     "Place",
     "QKClip",
     "Role",
+    "check_ranks",
     "consolidate",
     "convert",
     "convert_checkpoint",

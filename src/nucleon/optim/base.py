@@ -80,9 +80,6 @@ class MatrixOptimizer(Optimizer, ABC):
         for base in reversed(cls.__mro__):
             own |= vars(base).get("own_options", {})
         cls.declared = options.Declared(own)
-        options.OF_SOME_METHOD.update(own)
-        if cls.__module__.startswith("nucleon."):
-            options.OF_OUR_METHODS.update(own)
         for fact, hooks in _FACTS.items():
             said, default = getattr_static(cls, fact), vars(MatrixOptimizer)[fact]
             if said is default or isinstance(said, Said):
@@ -145,7 +142,9 @@ class MatrixOptimizer(Optimizer, ABC):
             given: options of the method.
         """
         known = options.of_matrices(cls.declared.all)
-        routing.check_names(f"{cls.__name__}.for_model", given, known | options.OF_MODELS)
+        routing.check_names(
+            f"{cls.__name__}.for_model", given, known | {*options.ModelOptions.__annotations__}
+        )
         found = routing.routed(model, aux=aux, head=head, overrides=overrides, known=known)
         optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
         words = {"aux": aux, "head": head, "overrides": overrides}
@@ -430,9 +429,6 @@ class MatrixOptimizer(Optimizer, ABC):
             for work in found.works:
                 with lane(work):
                     work.engine.step(work)
-        if compared := [g for g in self.param_groups if g["consistency_every"]]:
-            agreement.check_update(compared, self.state, self._runtime.steps)
-        self._runtime.steps += 1
         return loss
 
     def _worklist(self) -> Worklist:

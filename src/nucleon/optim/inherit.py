@@ -126,7 +126,7 @@ def _own(group: Mapping[str, Any], rule: str, new: MatrixOptimizer) -> tuple[Cha
     known = {
         name
         for name, option in new.declared.all.items()
-        if not (option.fixed or option.run or (option.private and not same))
+        if not (option.fixed or option.run or (name in ("method", "smoothing_scale") and not same))
     }
     known = OF_ADAMW if rule == "adamw" else known | {"lr", "momentum"}
     known = known | {"initial_lr"}

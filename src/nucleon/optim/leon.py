@@ -31,9 +31,9 @@ LeonMethod = Literal[
 class LeonOptions(GramOptions, total=False):
     """Options of `Leon`, each settable per parameter group."""
 
-    smoothing_scale: Annotated[float, Option(1.0, private=True)]
+    smoothing_scale: Annotated[float, Option(1.0)]
     """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); more smooths more, 0 is Muon (default 1.0: the theorem's)."""
-    method: Annotated[LeonMethod, Option("auto", structure=True, private=True)]
+    method: Annotated[LeonMethod, Option("auto", structure=True)]
     """"auto", the default, is "half" or "polar-express", see `nucleon.optim.methods`; "half", the
     float16 Gram recursion (measured: the fastest on CUDA), where M̂ too is made of gradients rounded
     to float16; "polar-express", the augmented recursion with optimal quintics (measured: the

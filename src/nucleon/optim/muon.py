@@ -18,7 +18,7 @@ PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schul
 class MuonOptions(Options, total=False):
     """Options of `Muon`, each settable per parameter group."""
 
-    method: Annotated[PolarMethod, Option("auto", structure=True, private=True)]
+    method: Annotated[PolarMethod, Option("auto", structure=True)]
     """Of the polar factor. "auto", the default, is "half" or "polar-express", see
     `nucleon.optim.methods`; "half", the float16 Gram recursion (measured: the fastest on CUDA);
     "polar-express", the optimal quintics (measured: the smallest error of a five-step method, both

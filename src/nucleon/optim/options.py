@@ -44,8 +44,6 @@ class Option:
     """It decides which engine steps a stack, or how large a stack is."""
     game: bool = False
     """A theorem's game is made of it: a certificate ends where it changes."""
-    private: bool = False
-    """Its values mean another thing, or nothing, in another method: they are not carried over."""
     adamw: bool = False
     """AdamW's groups heed it too."""
     choices: tuple[str, ...] = ()
@@ -104,9 +102,6 @@ class Options(TypedDict, total=False):
     wire_dtype: Annotated[torch.dtype | None, Option(None, run=True)]
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
-    consistency_every: Annotated[int, Option(0, run=True)]
-    """Compare the updates of the ranks every so many steps, and raise on all of them where they
-    differ; every rank must step, and waits for the device (default 0: never)."""
     seed: Annotated[int, Option(0, game=True)]
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: Annotated[int | None, Option(None, structure=True)]
@@ -168,10 +163,8 @@ SHARED = declared_in(Options)
 ADAMW_DEFAULTS = {name: option.default for name, option in declared_in(AdamWOptions).items()}
 OF_ADAMW = {*ADAMW_DEFAULTS, *(name for name, option in SHARED.items() if option.adamw)}
 """What a group with rule="adamw" heeds."""
-OF_SOME_METHOD: set[str] = set()
-"""The own options of every method."""
-OF_OUR_METHODS: set[str] = set()
-"""Those of Muon, Pion and Leon: in a group of a method that lacks one, a mistake."""
+OF_METHODS = frozenset({"beta2", "gradient_bound", "method", "samples", "smoothing_scale"})
+"""Own options of Muon, Pion and Leon: an error in a group of one of them that lacks it."""
 
 
 def added_by(options: type) -> dict[str, Option]:
@@ -218,7 +211,7 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -
 
     Other entries are the user's own, and stay.
     """
-    if foreign := sorted(OF_OUR_METHODS.difference(defaults, OF_ADAMW).intersection(group)):
+    if foreign := sorted(OF_METHODS.difference(defaults, OF_ADAMW).intersection(group)):
         raise TypeError(f"{method} has no option {', '.join(map(repr, foreign))}")
     own = ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
     return {**defaults, **own, **group}
@@ -256,7 +249,6 @@ def check(group: Mapping[str, Any], declared: Declared) -> None:
     _checks.nonnegative("weight_decay", group["weight_decay"])
     if group["wire_dtype"] not in (None, torch.bfloat16):
         raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
-    _checks.count("consistency_every", group["consistency_every"], minimum=0)
     _checks.count("iterations", group["iterations"])
     if group["largest_stack"] is not None:
         _checks.count("largest_stack", group["largest_stack"])
@@ -332,54 +324,43 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
-OF_MODELS = {*ModelOptions.__annotations__} - {"momentum"}
-"""Arguments of `for_model` beside the options of the method."""
-_TO_ADAMW = 'for AdamW aux={{"{0}": …}} of for_model'
-_OF_AVERAGES = ("beta1", "beta", "mu", "adam_beta1")
-_HINTS = {
-    **dict.fromkeys(("learning_rate", "eta"), "write lr"),
-    **dict.fromkeys(("wd", "decay", "weight_decay_rate", "l2"), "write weight_decay"),
-    "betas": f"write momentum, {_TO_ADAMW.format('betas')}",
-    **dict.fromkeys(_OF_AVERAGES, "write momentum"),
-    "adam_beta2": f"write {_TO_ADAMW.format('betas')}",
-    **dict.fromkeys(("eps", "epsilon", "adam_epsilon"), f"write {_TO_ADAMW.format('eps')}"),
-    **dict.fromkeys(("ns_steps", "backend_steps", "num_ns_steps"), "write iterations"),
-    **dict.fromkeys(("ns_coefficients", "backend"), "write method"),
-    **dict.fromkeys(("adjust_lr_fn", "adjust_lr"), 'write scale, "spectral" or "match-adamw"'),
-    **dict.fromkeys(("adamw_lr", "adam_lr"), "write aux_lr, an argument of for_model"),
-    **dict.fromkeys(
-        OF_MODELS,
-        "it is an argument of for_model, which takes a model",
-    ),
-    **{f"adamw_{name}": f"write {_TO_ADAMW.format(name)}" for name in ("betas", "eps")},
-    "adamw_wd": f"write {_TO_ADAMW.format('weight_decay')}",
-    **dict.fromkeys(("adamw_params", "muon_params"), "for_model takes the model and routes it"),
-    "use_muon": 'write rule="matrix" or "adamw"',
-    **dict.fromkeys(("rank", "world_size"), 'leave it out; see placement="owner"'),
-    **dict.fromkeys(("foreach", "fused", "capturable"), "leave it out: it is always so"),
-    **dict.fromkeys(("amsgrad", "dampening", "differentiable"), "leave it out: there is none"),
+HINTS = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "betas": 'momentum, and for AdamW aux={"betas": …} of for_model',
+    "beta1": "momentum",
+    "mu": "momentum",
+    "eps": 'aux={"eps": …} of for_model',
+    "ns_steps": "iterations",
+    "ns_coefficients": "method",
+    "adjust_lr_fn": 'scale="spectral" or scale="match-adamw"',
+    "adamw_lr": "aux_lr of for_model",
+    "adamw_betas": 'aux={"betas": …} of for_model',
+    "use_muon": 'rule="matrix" or rule="adamw"',
 }
-"""What to write for options of other optimizers."""
+"""What to write for options of AdamW and of other Muons."""
 
 
 def unknown(of: str, given: Collection[str], known: Collection[str], more: str = "") -> TypeError:
-    """The error on options that `of` does not have, with what to write for each."""
-    said: list[str] = []
+    """Return the error on options that `of` does not have, with what to write for each."""
+    remedies: list[str] = []
     for name in given:
         near = difflib.get_close_matches(name, known, n=1)
-        paired = "betas" in known and name in (*_OF_AVERAGES, "momentum")  # of AdamW
-        hint = "write betas, a pair" if paired else _HINTS.get(name)
-        hint = hint or (f"did you mean {near[0]!r}?" if near else "")
-        said += [f"{name!r}: {hint}"] if hint else []
+        if name in ModelOptions.__annotations__ and name != "momentum":
+            remedies.append(f"{name!r}: it is an argument of for_model, which takes a model")
+        elif name in HINTS:
+            remedies.append(f"{name!r}: write {HINTS[name]}")
+        elif near:
+            remedies.append(f"{name!r}: did you mean {near[0]!r}?")
     return TypeError(
         f"{of} has no option {', '.join(map(repr, given))}"
-        + (f" ({'; '.join(said)})" if said else "")
+        + (f" ({'; '.join(remedies)})" if remedies else "")
         + f"; its options are {', '.join(sorted(known))}{more}"
     )
 
 
 def of_matrices(own: Collection[str]) -> set[str]:
-    """The options that a matrix may have by `for_model`, with those of its method."""
+    """Return the options that `for_model` accepts for a matrix, with those of its method."""
     return {"lr", "momentum", *own, *SHARED} - {"rule", "axes"}
 
 

@@ -25,18 +25,14 @@ PionScale = float | Literal["theory", "literal"]
 class PionOptions(GramOptions, total=False):
     """Options of `Pion`, each settable per parameter group."""
 
-    smoothing_scale: Annotated[PionScale, Option("theory", private=True)]
+    smoothing_scale: Annotated[PionScale, Option("theory")]
     """c of Λ = c(G²β₁⁻²I + M̂). "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by
     zero columns to the width max(n, 2m, m+2) where that holds (default); "literal" is 1 without
     padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a number,
     with the padding."""
     samples: Annotated[int, Option(1)]
     """k (default 1, the cheapest; the theorem takes the mean over infinitely many)."""
-    antithetic: Annotated[bool, Option(False)]
-    """Draw Z in pairs Z, −Z, which needs an even k: the variance of P is a fifth of that of as many
-    independent draws (measured: `tests/optim/test_oracles.py::test_more_samples_average_the_noise`;
-    default False, as printed)."""
-    method: Annotated[PolarMethod, Option("auto", structure=True, private=True)]
+    method: Annotated[PolarMethod, Option("auto", structure=True)]
     """Of the polar factors, as for `Muon` (default "auto")."""
 
 
@@ -86,17 +82,16 @@ class Pion(MatrixOptimizer):
         mean = torch.zeros_like(total)
         for sample in range(draws.samples):
             # One draw at a time: k of them at once would need k times the memory.
-            draw, sign = (sample // 2, (-1) ** sample) if draws.antithetic else (sample, 1)
             z = noise.normal(
                 tuple(padded.shape),
                 seed=draws.seed,
                 stream=context.stream,
                 step=context.step,
-                sample=draw,
+                sample=sample,
                 dtype=total.dtype,
                 device=total.device,
             )
-            direction = polar_direction(padded + sign * (root @ z), context.options)
+            direction = polar_direction(padded + root @ z, context.options)
             mean += direction[..., :n] / draws.samples
         return mean
 
@@ -107,7 +102,7 @@ class Pion(MatrixOptimizer):
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws:
         """As many as `samples`, of the padded width."""
         width = perturbation(group["smoothing_scale"], m, n)[1]
-        return Draws(group["seed"], group["samples"], group["antithetic"], width)
+        return Draws(group["seed"], group["samples"], width)
 
     def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
         """Theorem 4.1 at the padded width; None as printed, where that is below m+2."""
@@ -121,7 +116,7 @@ class Pion(MatrixOptimizer):
             _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
         else:
             _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
-        Gaussian(samples=group["samples"], antithetic=group["antithetic"])  # checks the pair
+        _checks.count("samples", group["samples"])
 
 
 @lru_cache

@@ -28,8 +28,6 @@ class Runtime:
     """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
     checked: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
     """The values of watched options that were found good, by the identity of the group."""
-    steps: int = 0
-    """That were taken since it was made or copied."""
     agreed: bool = False
     """Whether the ranks have compared parameters and options."""
     later: Later | None = None

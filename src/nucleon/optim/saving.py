@@ -335,7 +335,6 @@ def _with_frozen(
 
 def _upgrade(group: dict[str, Any], game: Sequence[str]) -> None:
     """Give a group of version 2 the options of version 3, and its note on the game."""
-    group["consistency_every"] = group.get("consistency_every") or 0
     if group.get("placement") == "gram":  # its states are whole, as those of "local"
         group["placement"] = "local"
     if group.get("cautious"):

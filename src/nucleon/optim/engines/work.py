@@ -26,8 +26,6 @@ class Draws:
 
     seed: int
     samples: int
-    antithetic: bool
-    """Whether every second sample is the one before times −1."""
     width: int
     """n′ ≥ n: zero columns are put beside S."""
 

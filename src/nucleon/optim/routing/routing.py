@@ -185,7 +185,7 @@ def param_groups(
         head: the output head, as in `for_model` ("auto").
         overrides: {glob over parameter names: a route, or options of its own} (None).
     """
-    known = options.of_matrices(options.OF_SOME_METHOD)
+    known = options.of_matrices(options.OF_METHODS)
     found = routed(model, aux=aux, head=head, overrides=overrides, known=known)
     return found.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 

@@ -201,10 +201,9 @@ def diagonal_fallback(
 @triton.jit
 def perturb(
     root, z, x, y, m, n, width,
-    DRAWS: tl.constexpr, ANTITHETIC: tl.constexpr, COPY_ENGINE: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr,
+    DRAWS: tl.constexpr, COPY_ENGINE: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Y = [S 0] + LZ of each draw, and [S 0] − LZ where draws come in pairs, all in float16."""
+    """Y = [S 0] + LZ of each draw in float16."""
     across = tl.cdiv(width, TILE)
     # Rows with the most products first: those at the end fill what room is left.
     i = tl.cdiv(m, TILE) - 1 - tl.program_id(0) // across
@@ -233,12 +232,7 @@ def perturb(
     given = x + batch * m * n + at_i[:, None] * n + at_j[None, :]
     s = tl.load(given, mask=inside & (at_j < n)[None, :], other=0.0).to(tl.float32)
     here = at_i[:, None] * width + at_j[None, :]
-    if ANTITHETIC:
-        y += 2 * place * m * width
-        tl.store(y + m * width + here, (s - total).to(tl.float16), mask=inside)
-    else:
-        y += place * m * width
-    tl.store(y + here, (s + total).to(tl.float16), mask=inside)
+    tl.store(y + place * m * width + here, (s + total).to(tl.float16), mask=inside)
 
 
 # ---------------------------------------------------------------------- their launches
@@ -291,7 +285,7 @@ def drawn(
     draws: Draws, streams: Tensor, steps: Tensor, m: int, each: int, first: int, count: int
 ) -> Tensor:
     """Z of `count` matrices from number `first` on, (b·draws, m, n′) in float16."""
-    many = draws.samples // 2 if draws.antithetic else draws.samples
+    many = draws.samples
     entries = m * draws.width
     pairs = (entries + 1) // 2
     z = torch.empty((count * many, m, draws.width), dtype=torch.float16, device=streams.device)
@@ -304,16 +298,16 @@ def drawn(
 
 def perturbed(draws: Draws, root: Tensor, z: Tensor, x: Tensor) -> Tensor:
     """Y of all samples of each matrix in turn, (b·k, m, n′) in float16."""
-    count, m, n = x.shape
-    width, many = draws.width, len(z) // count
-    y = torch.empty((count * draws.samples, m, width), dtype=torch.float16, device=x.device)
+    m, n = x.shape[-2:]
+    width = draws.width
+    y = torch.empty((len(z), m, width), dtype=torch.float16, device=x.device)
     tile, warps = (128, 8) if m > 64 else (64, 4)
-    grid = (triton.cdiv(m, tile) * triton.cdiv(width, tile), count * many)
+    grid = (triton.cdiv(m, tile) * triton.cdiv(width, tile), len(z))
     engine = fits(root) and fits(z)
     perturb[grid](
         boxes(root, tile, DEPTH) if engine else root, boxes(z, DEPTH, tile) if engine else z,
-        x, y, m, n, width, DRAWS=many, ANTITHETIC=draws.antithetic, COPY_ENGINE=engine,
-        TILE=tile, DEPTH=DEPTH, num_warps=warps, num_stages=3,
+        x, y, m, n, width, DRAWS=draws.samples, COPY_ENGINE=engine, TILE=tile,
+        DEPTH=DEPTH, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y
 

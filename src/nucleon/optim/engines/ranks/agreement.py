@@ -1,4 +1,4 @@
-"""Whether all ranks train the same thing: parameters and options, and later their updates.
+"""Checks that all ranks train the same thing: parameters and options, and on demand their updates.
 
 Where a step exchanges something, the ranks compare parameters and options once, in one collective
 at the first step, and again after a group was added; each says what differs. A rank that exchanges
@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.ranks.placement import owned, world
@@ -28,7 +29,7 @@ def exchanges(group: Mapping[str, Any]) -> bool:
     if world(group["params"]) == (0,):
         return False
     sharded = any(map(shards.sharded, group["params"]))
-    return bool(owned(group) or group["consistency_every"] or sharded)
+    return bool(owned(group) or sharded)
 
 
 def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
@@ -51,13 +52,17 @@ def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
     )
 
 
-def check_update(groups: Groups, states: Mapping[Tensor, Mapping[str, Tensor]], step: int) -> None:
-    """Every `consistency_every` > 0 steps, raise on all ranks unless they have updated alike.
+def check_ranks(optimizer: Optimizer) -> None:
+    """Raise on every rank unless all have updated alike; every rank must call it.
 
-    Compared are the learning rates, and the new weights and moments that every rank has whole.
+    Compares hashes of the learning rates, of the weights that every rank has whole, and with
+    placement="local" of the momenta Ĝ. Waits for the device.
+
+    Args:
+        optimizer: of this library, after any of its steps.
     """
-    due = (group for group in groups if not step % group["consistency_every"])
-    chosen = [group for group in due if world(group["params"]) != (0,)]
+    states = optimizer.state
+    chosen = [group for group in optimizer.param_groups if world(group["params"]) != (0,)]
     if not chosen:
         return
     found: list[object] = []
