@@ -15,7 +15,7 @@ reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
 
 # While working: lint and types beside the quick tests of what all else stands on, at most 90 s on two idle cores. Without
-# games, ranks, mutants, claims, command lines, browser and Triton's interpreter, with a tenth of the random examples.
+# games, ranks, sabotage, claims, command lines, browser and Triton's interpreter, with a tenth of the random examples.
 CHECKED := tests/linalg tests/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
 LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
 	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices optim/test_triton_compiles))
@@ -41,7 +41,7 @@ test-timm: $(TRAINERS)/.timm
 	$(TESTED) $(TRAINERS)/bin/python tests/trainers/check_timm.py
 
 sabotage: $(VENV)/.dev
-	$(TESTED) $(PY) tests/mutants/sabotage.py
+	$(TESTED) $(PY) tests/sabotage/sabotage.py
 
 # For the night: long quiet runs, and far more examples of steps and of functions.
 soak: $(VENV)/.dev

@@ -1,7 +1,7 @@
 """The sabotage table: every fault of `faults.py`, and which check of which claim notices it.
 
-    python tests/mutants/sabotage.py             # all of them, on two processes
-    python tests/mutants/sabotage.py "η = 1" …   # these; --first: by the first claim of each
+    python tests/sabotage/sabotage.py             # all of them, on two processes
+    python tests/sabotage/sabotage.py "η = 1" …   # these; --first: by the first claim of each
 
 Each pair of a fault and a claim runs with `--quick` in a process of its own, forked from one that
 has imported everything. A claim notices by a check that fails with the fault; one that raises does

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import sabotage
 from fault import FAULTS, Fault
-from sabotage import Outcome
 
+import sabotage
 from nucleon.experiments import CLAIMS
+from sabotage import Outcome
 
 COMMAND = Path(__file__).parent / "sabotage.py"
 THREE = (
