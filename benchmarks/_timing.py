@@ -1,5 +1,6 @@
 """Timing shared by the benchmarks: one process, all sides in turn, the median of each."""
 
+import os
 import platform
 import statistics
 import time
@@ -7,13 +8,28 @@ from collections.abc import Callable
 
 import torch
 
+from nucleon.report.runs import processor
+
+RESTRICTIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+
+
+def instructions() -> str:
+    """Return the instruction set of torch's kernels, the units for bfloat16, and what is set."""
+    units = {
+        "AVX512_BF16": torch.cpu._is_avx512_bf16_supported(),
+        "AMX": torch.cpu._is_amx_tile_supported(),
+    }
+    present = [name for name, supported in units.items() if supported]
+    limits = [f"{name}={os.environ[name]}" for name in RESTRICTIONS if name in os.environ]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *present, *limits])
+
 
 def environment(device: torch.device) -> str:
     """Versions, threads and device: what a figure is worth nothing without."""
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+        else f"{processor()}, {instructions()}, {torch.get_num_threads()} threads"
     )
     return f"torch {torch.__version__}, Python {platform.python_version()}, {device}: {name}"
 

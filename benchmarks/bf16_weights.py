@@ -11,12 +11,8 @@ those above half the distance to the next bfloat16, in the middle of the float32
 """
 
 import argparse
-import os
 import statistics
 from pathlib import Path
-
-# As in step.py: before torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 from torch import Tensor, nn

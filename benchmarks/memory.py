@@ -9,12 +9,8 @@ so the workspace inside an operation is not seen.
 """
 
 import argparse
-import os
 import weakref
 from collections.abc import Callable, Iterable
-
-# As in step.py: before torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 from torch import Tensor

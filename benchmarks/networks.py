@@ -32,6 +32,8 @@ class Kind:
     batch: tuple[int, int]
     unit: str
     """What an example is."""
+    cpu: int = 2
+    """The most examples on a CPU: a whole batch of GPT-2 takes 20 GB."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def build(
     sizes = {**kind.sizes, **kind.tiny} if tiny else kind.sizes
     count, length = (2, kind.tiny["length"]) if tiny else kind.batch
     if device.type == "cpu":
-        count = min(count, 2)  # a whole batch of GPT-2 takes 20 GB
+        count = min(count, kind.cpu)
     torch.manual_seed(0)
     with device:
         model = kind.make(sizes).train().to(dtype)
@@ -180,7 +182,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """He et al. 2016, with the stride in the 3×3 convolutions as everyone has it now."""
+    """He et al. 2016, with the stride in the 3×3 convolutions; the standard sizes, or smaller."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -266,6 +268,8 @@ _WHISPER = {
     "max_target_positions": 448,
 }
 _RESNET = {"width": 64, "depths": (3, 4, 6, 3), "classes": CLASSES}
+_SMALL_GPT = {"vocab_size": 4096, "n_positions": 128, "n_embd": 256, "n_layer": 4, "n_head": 4}
+_SMALL_CNN = {"width": 32, "depths": (2, 2, 2), "classes": 10}
 
 _TINY = {
     "vocab_size": 32,
@@ -309,6 +313,7 @@ _TINY_WHISPER = {
 
 _TEXT = "sequences of {:,} tokens"
 _IMAGES = "images of {0}×{0}"
+_TINY_CNN = {"width": 4, "depths": (1, 1), "classes": 5, "length": 32}
 _TINY_MOE = {**_TINY, "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
 
 KINDS = {
@@ -349,9 +354,19 @@ KINDS = {
     "resnet50": Kind(
         ResNet50,
         _RESNET,
-        {"width": 4, "depths": (1, 1), "classes": 5, "length": 32},
+        _TINY_CNN,
         images,
         (128, 224),
         _IMAGES,
     ),
+    "small-gpt": Kind(
+        from_transformers("GPT2LMHeadModel"),
+        _SMALL_GPT,
+        {**_TINY_GPT2, "length": 8},
+        tokens,
+        (16, 128),
+        _TEXT,
+        cpu=16,
+    ),
+    "small-cnn": Kind(ResNet50, _SMALL_CNN, _TINY_CNN, images, (64, 32), _IMAGES, cpu=64),
 }

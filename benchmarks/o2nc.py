@@ -9,11 +9,7 @@ the checks out. The sides take turns, and the time is the median of a step.
 """
 
 import argparse
-import os
 from collections.abc import Callable
-
-# As in step.py: before torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 from torch import Tensor

@@ -3,6 +3,7 @@
     python benchmarks/step.py                                    # 2 layers of width 768, CPU
     python benchmarks/step.py --device cuda --set gpt2-small --set llama-1b --json step.json
     python benchmarks/step.py --device cuda --directions --peer dion=PATH  # bare directions
+    python benchmarks/step.py --directions --stack 1x64x128 --fall 0       # and max |PPᵀ − I|
     python benchmarks/step_report.py step.json --plot step.png   # tables and a picture of them
 
 The methods move the same weights, each with a state of its own, and take their steps in turn, so
@@ -17,7 +18,6 @@ against the exact polar factor.
 import argparse
 import gc
 import json
-import os
 import platform
 import random
 import statistics
@@ -28,14 +28,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Some virtual machines advertise AMX and then fault on it, and torch's Muon works in bfloat16.
-# oneDNN reads this once, so it must be set before torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-
 import torch
 from torch import Tensor
 
 import nucleon
+from _timing import instructions
 from nucleon._files import to_json, write_whole
 from nucleon.optim.leon import augmented_direction
 from nucleon.optim.methods import chosen_method
@@ -83,6 +80,7 @@ SETS = {
     "llama-1b": llama(16, 2048, 512, 8192),
     "qwen-0.5b": llama(24, 896, 128, 4864),
     "squares-256": [(256, 256)] * 16,
+    "small-16": [(256, n) for n in (256, 512, 768, 1024)] * 4,
     "squares-2048": [(2048, 2048)] * 8,
     "squares-4096": [(4096, 4096)] * 2,
     "resnet-50": resnet50(),
@@ -294,18 +292,17 @@ def run(
     found = time_steps(shapes, dtype, makes, options)
     times, graphs = found["milliseconds"], found.get("graph_milliseconds", {})
     print(
-        f"{'step of':36} {'ms':>9} {'/ Muon':>8} {'/ Leon':>8} {'/ torch Muon':>13} "
+        f"{'step of':36} {'ms':>9} {'/ AdamW':>8} {'/ torch Muon':>13} "
         f"{'graph ms':>9} {'MiB':>7} "
         f"{'error':>9}"
     )
     errors: dict[str, float] = {}
     if options.error and max(min(s) for s in distinct) <= options.error_rows:
         errors = errors_of(list(times), makes, shapes, dtype, options)
-    names = ("Muon", "Leon", "torch Muon")
-    ours, leons, torchs = (times.get(name, float("nan")) for name in names)
+    adamw, torchs = (times.get(name, float("nan")) for name in ("torch AdamW", "torch Muon"))
     for method, value in times.items():
         print(
-            f"{method:36} {value:9.3f} {value / ours:8.2f} {value / leons:8.2f} "
+            f"{method:36} {value:9.3f} {value / adamw:8.1f} "
             f"{value / torchs:13.2f} {graphs.get(method, float('nan')):9.3f} "
             f"{found.get('peak_mib', {}).get(method, float('nan')):7.0f} "
             f"{errors.get(method, float('nan')):9.1e}",
@@ -331,17 +328,24 @@ def directions(
     count, m, n = shape
     generator = torch.Generator(options.device).manual_seed(0)
     total = torch.randn(shape, generator=generator, device=options.device)
-    total *= torch.arange(1, m + 1, device=options.device).rsqrt()[:, None]
+    fall = torch.arange(1, m + 1, device=options.device)[:, None] ** -options.fall
+    total *= fall
     # Of other gradients as large: a multiple of SSᵀ would be as near to singular as S itself, and
     # its float32 rounding would decide on the exact direction.
     other = torch.randn(shape, generator=generator, device=options.device)
-    other *= torch.arange(1, m + 1, device=options.device).rsqrt()[:, None]
+    other *= fall
     smoothing = other @ other.mT / 2
     group: dict[str, Any] = {"method": "auto", "iterations": 5}
     chosen = chosen_method(group, m, n, total.device, total.dtype)
+    half = {**group, "method": "bfloat16"}
+    bfloat16: dict[str, Callable[[], Tensor]] = {
+        "Muon bfloat16": lambda: polar_direction(total, half),
+        "Leon bfloat16": lambda: augmented_direction(total, smoothing, half, 0.95**2),
+    }
     calls: dict[str, Callable[[], Tensor]] = {
         "Muon": lambda: polar_direction(total, group),
         "Leon": lambda: augmented_direction(total, smoothing, group, 0.95**2),
+        **(bfloat16 if options.device == "cpu" else {}),
         "torch Muon": lambda: torch.stack(
             [
                 torch.optim._muon._zeropower_via_newtonschulz(s, (3.4445, -4.7750, 2.0315), 5, 1e-7)
@@ -354,6 +358,7 @@ def directions(
     if options.device == "cuda":
         calls = {name: call for name, call in calls.items() if works(name, call)}
     times, errors, norms = medians(calls, options), dict[str, float](), dict[str, float]()
+    orthogonality: dict[str, float] = {}
     graphs: dict[str, float] = {}
     if options.device == "cuda":
         replays = {name: captured(call) for name, call in calls.items()}
@@ -361,15 +366,18 @@ def directions(
     if options.error and m <= options.error_rows:
         exact = {True: exact_direction(total, smoothing), False: exact_direction(total, None)}
         for name, call in calls.items():
-            p, against = call().double(), exact[name == "Leon"]
+            p, against = call().double(), exact[name.startswith("Leon")]
             errors[name] = ((p - against).norm() / against.norm()).item()
-            norms[name] = torch.linalg.eigvalsh(p @ p.mT)[..., -1].max().sqrt().item()
+            gram = p @ p.mT
+            norms[name] = torch.linalg.eigvalsh(gram)[..., -1].max().sqrt().item()
+            orthogonality[name] = (gram - torch.eye(m).to(gram)).abs().max().item()
     print(f"\n{count} of {m}×{n}, method {chosen}")
-    print(f"{'direction of':36} {'ms':>9} {'graph ms':>9} {'error':>9} {'norm':>7}")
+    print(f"{'direction of':36} {'ms':>9} {'graph ms':>9} {'error':>9} {'norm':>7} {'|PPᵀ−I|':>8}")
     for name, value in times.items():
         print(
             f"{name:36} {value:9.3f} {graphs.get(name, float('nan')):9.3f} "
-            f"{errors.get(name, float('nan')):9.1e} {norms.get(name, float('nan')):7.4f}",
+            f"{errors.get(name, float('nan')):9.1e} {norms.get(name, float('nan')):7.4f} "
+            f"{orthogonality.get(name, float('nan')):8.4f}",
             flush=True,
         )
     return {
@@ -379,6 +387,7 @@ def directions(
         "graph_milliseconds": graphs,
         "error": errors,
         "norm": norms,
+        "orthogonality": orthogonality,
     }
 
 
@@ -390,7 +399,7 @@ def environment(options: argparse.Namespace, peers: dict[str, str]) -> dict[str,
         "triton": triton_version(),
         "nucleon": f"{nucleon.__version__}, {commit() or version('nucleon', source)}",
         "device": torch.cuda.get_device_name() if cuda else processor(),
-        **({} if cuda else {"oneDNN": os.environ["ONEDNN_MAX_CPU_ISA"]}),
+        **({} if cuda else {"instructions": instructions()}),
         "threads": torch.get_num_threads(),
         "dtype": options.dtype,
         "rounds": options.rounds,
@@ -426,6 +435,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leave-out", action="append", default=[], metavar="METHOD")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PATH]")
     parser.add_argument("--directions", action="store_true", help="bare directions, stack by stack")
+    parser.add_argument("--stack", action="append", metavar="KxMxN", help="with --directions")
+    parser.add_argument(
+        "--fall", type=float, default=0.5, help="rows fall off with this power, with --directions"
+    )
     parser.add_argument(
         "--cpu-time",
         action="store_true",
@@ -455,7 +468,8 @@ def main() -> None:
             write_whole(options.json, to_json({"environment": facts, "results": results}, indent=1))
 
     with torch.no_grad():
-        for shape in DIRECTIONS if options.directions else ():
+        stacks = [(k, m, n) for k, m, n in (map(int, s.split("x")) for s in options.stack or ())]
+        for shape in (stacks or DIRECTIONS) if options.directions else ():
             keep(directions(shape, bare, options))
     for name in options.set or ([] if options.directions else ["2x768"]):
         shapes = shapes_of(name)

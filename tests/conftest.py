@@ -1,11 +1,7 @@
-"""Set-up of the whole suite: a safe instruction set, repeatable examples, fixed seeds."""
+"""Set-up of the whole suite: repeatable examples and fixed seeds."""
 
 import gc
 import os
-
-# Some virtual machines advertise AMX and then fault on it: bfloat16 products would die with an
-# illegal instruction. oneDNN reads this once, so it must be set before torch is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch

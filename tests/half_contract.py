@@ -14,15 +14,11 @@ a promise is broken.
 
 import argparse
 import math
-import os
 import statistics
 import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
-
-# Some virtual machines advertise AMX and then fault on it; oneDNN reads this at import.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 

@@ -9,14 +9,10 @@ float64 oracle of the equations, see `soundness/oracle.py`.
 """
 
 import argparse
-import os
 import sys
 import time
 import traceback
 from pathlib import Path
-
-# Some virtual machines advertise AMX and then fault on it; oneDNN reads this at import.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 

@@ -47,9 +47,11 @@ def test_bare_directions(monkeypatch, capsys):
     """`--directions` has shapes of its own, which a processor does not finish soon."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     step = importlib.import_module("step")
-    numbers = {"rounds": 3, "warmup": 1, "error": True, "error_rows": 64, "cpu_time": False}
-    found = step.directions((2, 8, 12), {}, argparse.Namespace(device="cpu", **numbers))
+    numbers = {"rounds": 3, "warmup": 1, "error": True, "error_rows": 64}
+    chosen = argparse.Namespace(device="cpu", cpu_time=False, fall=0.0, **numbers)
+    found = step.directions((2, 8, 12), {}, chosen)
     assert all(found["error"][name] < 0.1 for name in ("Muon", "Leon")), found
+    assert found["orthogonality"]["Muon"] < found["orthogonality"]["torch Muon"]
     assert "Leon" in capsys.readouterr().out
 
 
