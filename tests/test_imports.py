@@ -61,12 +61,6 @@ def test_no_module_imports_itself_through_others():
     assert {*graphlib.TopologicalSorter(found).static_order()} == {*found}  # or CycleError
 
 
-def test_a_benchmark_is_said_to_run_before_torch_is_loaded():
-    """Its own process loads torch, which takes seconds."""
-    loaded, seconds = after("import nucleon.cli.app, nucleon.cli.bench", "torch")
-    assert loaded == [] and seconds < 1
-
-
 USED = {
     "nucleon.Leon, nucleon.Muon, nucleon.Pion, nucleon.O2NC": [],
     "nucleon.play, nucleon.learners.FAML, nucleon.streams.gaussian, nucleon.theory": [],

@@ -262,24 +262,6 @@ def test_json_is_all_there_is_on_stdout(command, tmp_path):
     assert found["folder"] == str(tmp_path / "run")
 
 
-def test_options_come_from_a_file_and_flags_go_before_it(command, tmp_path):
-    source = tmp_path / "novel.txt"
-    source.write_text("it was the best of times, it was the worst of times. " * 10)
-    config = tmp_path / "run.toml"
-    config.write_text(
-        f'task = "text"\ndata = "{source}"\ntokens = "bpe"\nvocab = 270\ncontext = 8\nheads = 2\n'
-        'width = 16\nlayers = 1\nsteps = 9\noptimizer = "muon"\nset = ["momentum=0.5"]\n'
-    )
-    done = command("--config", config, "--steps", 2, "--output", tmp_path / "run")
-    assert done.exit_code == 0, done.output
-    options = json.loads((tmp_path / "run" / "run.json").read_text())["options"]
-    assert options["recipe"]["steps"] == 2
-    assert options["set"] == {"momentum": 0.5}
-    assert (options["optimizer"], options["vocabulary"]) == ("muon", 270)
-    state = Checkpoints(tmp_path / "run" / "checkpoints").load(2)
-    assert state["optimizer"]["param_groups"][0]["momentum"] == 0.5
-
-
 def test_a_run_is_resumed_with_its_own_options(command, tmp_path):
     folder = tmp_path / "run"
     assert command(*TINY, "--steps", 3, "--output", folder).exit_code == 0

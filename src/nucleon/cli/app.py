@@ -11,8 +11,6 @@ import nucleon
 MARKUP = "markdown"
 
 
-# What stands behind the first argument goes on to another command, its options too.
-PASS_ON = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 # Without arguments a verb says how it is called; one that needs none takes settings={}.
 ASKED = {"no_args_is_help": True}
 
@@ -31,18 +29,10 @@ VERBS = {
         "Check claims of the paper: each against its tolerance, with a figure and a report."
     ),
     "play": Verb("Play every learner against every stream: round, regret, bound and slack, live."),
-    "search": Verb("Search for the worst stream of each learner, shape and T, by gradient ascent."),
     "plan": Verb(
         "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point."
     ),
     "train": Verb("Train a small network: hidden matrices by the optimizer, the rest by AdamW."),
-    "bench": Verb(
-        "Time nucleon beside torch on this machine; what follows NAME goes to the benchmark.",
-        settings=PASS_ON,
-    ),
-    "convert": Verb(
-        "Turn the checkpoint of a `torch.optim.Muon` or AdamW run into one of Leon, Muon or Pion."
-    ),
     "report": Verb(
         "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
         settings={},

@@ -4,7 +4,7 @@ Exit codes: 0, all is well; 1, a claim did not hold; 2, the command could not do
 130, interrupted.
 
 A verb is a plain function whose body stands under `with plain_errors(debug)`. It takes the options
-it wants of `Config`, `AsJson` and `Debug`, prints words through `console(quiet=as_json)` and, with
+it wants of `AsJson` and `Debug`, prints words through `console(quiet=as_json)` and, with
 `--json`, one value through `print_json`.
 """
 
@@ -14,12 +14,10 @@ import math
 import re
 import sys
 import time
-import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -28,10 +26,8 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     Task,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -74,45 +70,8 @@ def hinting(
 # ------------------------------------------------------------------ options that verbs share
 
 
-def _from_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the entries of a TOML file the defaults of the options that come after."""
-    if path is None:
-        return None
-    try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
-    names = {word: p.name for p in context.command.params for word in _words(p.name, p.opts)}
-    for unknown in sorted(entries.keys() - names.keys()):
-        known = ", ".join(sorted(names.keys() - {"config", "help"}))
-        raise typer.BadParameter(f"{path} sets {unknown!r}, which is none of {known}")
-    # As text, so that they are read as strictly as on the command line: 1.5 is no whole number.
-    context.default_map = {str(names[key]): _as_text(value) for key, value in entries.items()}
-    return path
-
-
-def _words(name: str | None, spellings: Iterable[str]) -> list[str]:
-    """How a file calls a parameter: an option without its dashes, an argument by its name."""
-    return [word[2:] for word in spellings if word.startswith("--")] or [str(name)]
-
-
-def _as_text(value: object) -> str | list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else str(value)
-
-
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="TOML file of options by their long names; what is given here goes before it.",
-        callback=_from_file,
-        is_eager=True,
-        show_default=False,
-    ),
-]
 
 
 def usable_device(name: str) -> str:
@@ -282,30 +241,6 @@ def several_progresses(
     with _Shown(*columns, console=out, transient=True, redirect_stdout=both) as shown:
         shown.above = above
         yield lambda what: Bar(what, shown)
-
-
-@contextmanager
-def waiting(what: str) -> Iterator[Callable[[str, IO[str]], None]]:
-    """For work that does not say how far it is: a clock on a terminal, elsewhere a line at first.
-
-    Yields what prints a line of it, above the clock.
-    """
-    out = console(stderr=True)
-    if not out.is_terminal:
-        print(f"{what}  started", file=sys.stderr, flush=True)
-        yield lambda line, stream: print(line, end="", file=stream, flush=True)
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=out, transient=True) as shown:
-        shown.add_task(what, total=None)
-
-        def say(line: str, stream: IO[str]) -> None:
-            if stream.isatty():
-                out.print(Text(line.rstrip("\n")), soft_wrap=True)
-            else:
-                print(line, end="", file=stream, flush=True)
-
-        yield say
 
 
 class Bar:

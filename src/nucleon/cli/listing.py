@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nucleon.cli.console import AsJson, Config, Debug, columns, console, plain_errors, print_json
+from nucleon.cli.console import AsJson, Debug, columns, console, plain_errors, print_json
 from nucleon.cli.play import PLAYERS
 from nucleon.experiments import CLAIMS
 from nucleon.optim import Leon, Muon, Pion
@@ -20,7 +20,6 @@ def list_names(
     kind: Annotated[
         Kind | None, typer.Argument(help="Only these; default: everything.", show_default=False)
     ] = None,
-    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -10,7 +10,6 @@ from rich.table import Table as Grid
 from nucleon.cli.console import (
     AsJson,
     CommandError,
-    Config,
     Debug,
     console,
     hinting,
@@ -37,7 +36,6 @@ def plan(
     gradient_bound: Annotated[
         float | None, typer.Option(help="G, at least every ‖G_t‖_op; needed.", show_default=False)
     ] = None,
-    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -20,7 +20,6 @@ from nucleon._naming import is_address, named, unknown
 from nucleon.cli.console import (
     AsJson,
     CommandError,
-    Config,
     Debug,
     console,
     hinting,
@@ -85,7 +84,6 @@ def play(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
-    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -14,7 +14,6 @@ from nucleon._files import write_whole
 from nucleon.cli.console import (
     AsJson,
     CommandError,
-    Config,
     Debug,
     complain,
     console,
@@ -46,7 +45,6 @@ def report(
             show_default=False,
         ),
     ] = None,
-    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -16,7 +16,6 @@ from nucleon._naming import unknown
 from nucleon.cli.console import (
     AsJson,
     CommandError,
-    Config,
     Debug,
     complain,
     console,
@@ -68,7 +67,6 @@ def reproduce(
         bool,
         typer.Option("--resume", help="Keep what this code already checked with these options."),
     ] = False,
-    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

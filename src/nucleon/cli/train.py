@@ -18,7 +18,6 @@ from nucleon._naming import is_address
 from nucleon.cli.console import (
     AsJson,
     CommandError,
-    Config,
     Debug,
     columns,
     complain,
@@ -39,7 +38,7 @@ from nucleon.training.loop import Precision, Record, Schedule
 from nucleon.training.run import Task
 
 INTERRUPTED = 130
-_NOT_OF_THE_RUN = {"output", "resume", "device", "compiled", "keep", "config", "as_json", "debug"}
+_NOT_OF_THE_RUN = {"output", "resume", "device", "compiled", "keep", "as_json", "debug"}
 _FOR_TEXT = "for text"
 
 
@@ -126,7 +125,6 @@ def train(
             show_default=False,
         ),
     ] = None,
-    config: Config = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -71,9 +71,9 @@ def run(settings: Settings, progress: Progress) -> Result:
         records=(*_records(found), *(pair.signs._asdict() for pair in found)),
         notes=(
             "The streams were found by gradient ascent over all gradients at once, projected onto "
-            "‖G_t‖_op ≤ 1 (`nucleon search`), and come with the package; here the learner plays "
-            "them, and regret and bound are those of the game. A search gives lower bounds: a "
-            "worse stream may exist.",
+            "‖G_t‖_op ≤ 1 (`nucleon.adversary.search`), and come with the package. Here the "
+            "learner plays them, and regret and bound are those of the game. A search gives lower "
+            "bounds: a worse stream may exist.",
             "All of them first alternate, which the bound charges through M_T while the total "
             "stays near zero, and then drift with ever smaller steps, which moves the comparator "
             "while M_T hardly grows. The share of FAML's and FTRL's bounds grows with T, at 2×2 "

@@ -194,8 +194,7 @@ def _saved_names(
     raise ValueError(
         f"the saved state has groups of {[len(g['params']) for g in groups]} parameters without "
         f"names, the model has {len(order)}: which is which cannot be told; build the old "
-        f"optimizer as it was, load its state, and call nucleon.optim.convert(old, new), or name "
-        f"what builds it with `nucleon convert --old`"
+        f"optimizer as it was, load its state, and call nucleon.optim.convert(old, new)"
     )
 
 

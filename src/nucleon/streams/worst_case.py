@@ -2,7 +2,7 @@
 
 Each is a small JSON file: the learner, the shape, the share reached, and the gradients of norm ≤ 1
 as integers, in units of 1/10⁴. Those that come with the package are in the folder `worst_cases`;
-`nucleon search` writes others.
+`nucleon.adversary.search` finds others.
 """
 
 import json
@@ -120,7 +120,7 @@ def worst(
 
     It comes with the package for faml (default), ftrl and ftpl at 1×1, 2×2 and 2×4 and a few
     numbers of `rounds` (default: the most there are); `file` names another one, that
-    `nucleon search` wrote. When a seed is given it is turned into random bases, which leaves every
+    `WorstCase.save` wrote. When a seed is given it is turned into random bases, which leaves every
     regret and every bound of a GBPA learner as it is.
     """
     s = Setting.of(shape, **options)
@@ -152,6 +152,7 @@ def _kept(learner: str, setting: Setting, rounds: int | None) -> WorstCase:
         names = ", ".join(sorted(path.stem for path in FOLDER.glob("*.json")))
         raise ValueError(
             f"there is no worst stream for learner={learner!r}, shape={setting.shape}, "
-            f"rounds={rounds!r}; those kept are {names}, and `nucleon search` finds others"
+            f"rounds={rounds!r}; those kept are {names}; "
+            f"`nucleon.adversary.search` finds others"
         )
     return WorstCase.load(FOLDER / f"{stem}{length}.json")
