@@ -13,6 +13,7 @@ Triton's interpreter would run: they are counted and left out. Times are ratios 
 import argparse
 import collections
 import importlib
+import inspect
 import json
 import os
 import re
@@ -50,11 +51,12 @@ def families():
     for module in timm.list_modules():
         for name in timm.list_models(module=module)[:1]:
             yield f"timm {name}", lambda name=name: timm.create_model(name)
-    for name in {models.get_model_builder(n).__module__: n for n in models.list_models()}.values():
+    builders = {name: models.get_model_builder(name) for name in models.list_models()}
+    for name in {builder.__module__: name for name, builder in builders.items()}.values():
         options = {"weights": None}
-        if "detection" in name or "rcnn" in name or "retinanet" in name or "ssd" in name:
+        if "weights_backbone" in inspect.signature(builders[name]).parameters:
             options["weights_backbone"] = None
-        yield f"torchvision {name}", lambda n=name, o=options: models.get_model(n, **o)
+        yield f"torchvision {name}", lambda n=name, o=options: builders[n](**o)
 
 
 def routes():
