@@ -63,51 +63,6 @@ def clipped_by_numpy(x, radius):
     return torch.from_numpy((u * np.minimum(sigma, radius)[..., None, :]) @ vt)
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    shape=st.sampled_from(SHAPES),
-    condition=st.sampled_from([1.0, 1e3, 1e8]),
-    deficient=st.booleans(),
-    ratio=st.floats(-3, 12),
-    scale=st.integers(-60, 60),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-    seed=st.integers(0, 50),
-)
-def test_the_ball_projection_is_the_clipped_svd(
-    shape, condition, deficient, ratio, scale, dtype, seed
-):
-    rank = max(1, min(shape) - 1) if deficient else None
-    radius = 2.0**scale
-    x = (spectral(shape, condition, rank, seed) * 10.0**ratio * radius).to(dtype)
-    projected = project_operator_ball(x, radius)
-    assert projected.dtype == dtype
-    assert operator_norm(projected) <= radius * (1 + FEASIBLE[dtype])
-    # An SVD moves σ by about eps·‖x‖, and so does the clipped part; ten of them for these sizes.
-    # The Gram matrix serves up to ‖x‖_F = 100·radius, where σ = radius is off by 100² eps/2.
-    size = float(torch.linalg.matrix_norm(x.double(), 2))
-    error = torch.linalg.matrix_norm(projected.double() - clipped_by_numpy(x, radius))
-    gram = 1e4 * radius * 2.3e-16
-    assert error <= 10 * (2.3e-16 * size + gram + torch.finfo(dtype).eps * radius)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("factor", [1.5, 300.0])
-def test_every_dtype_lands_in_the_ball(dtype, factor):
-    x = (factor * gaussian(3, 12, 20)).to(dtype)
-    assert (operator_norm(project_operator_ball(x, 0.5)) <= 0.5 * (1 + FEASIBLE[dtype])).all()
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-199, 1e-20, 1.0, 1e151, 1e300])
-@pytest.mark.parametrize("radius", [1e-290, 1e-200, 1.0, 1e150, 1e200, 1e300])
-def test_any_representable_scale_and_radius(scale, radius):
-    x = scale * spectral((3, 4), 1e2)
-    projected = project_operator_ball(x, radius)
-    if scale <= radius:
-        assert torch.equal(projected, x)
-    else:
-        assert operator_norm(projected / radius) == pytest.approx(1.0, abs=1e-9)
-
-
 def test_a_matrix_inside_comes_back_unchanged_and_unaliased():
     x = spectral((6, 4), 1e5)
     projected = project_operator_ball(x, 1.0 + 1e-12)
@@ -145,10 +100,6 @@ def test_empty_matrices(shape):
     assert solution.x.shape == shape
     assert solution.gap.shape == shape[:-2]
     assert solution.converged.all()
-
-
-def test_radius_zero_is_the_origin():
-    assert torch.equal(project_operator_ball(gaussian(2, 3), 0.0), torch.zeros(2, 3).double())
 
 
 @pytest.mark.parametrize(
