@@ -1,4 +1,4 @@
-"""The optimizers against exact decompositions, torch's Muon, closed forms and limits."""
+"""The optimizers against exact decompositions and torch's Muon."""
 
 import math
 
@@ -230,7 +230,7 @@ FEASIBLE = {
     [
         (name, iterations, shape)
         for name, (_, _, tolerance) in FEASIBLE.items()
-        for iterations in ((5,) if tolerance < 1e-3 else range(3, 9))
+        for iterations in ((5,) if tolerance < 1e-3 else (3, 5, 8))
         for shape in [(12, 30), (12, 12), (30, 12), (48, 64)]
         if shape[0] < 48 or iterations in (5, 8)
     ],
@@ -275,68 +275,6 @@ def test_a_power_of_two_on_the_gradients_changes_no_bit(name, k):
     plain = direction(make, *gradients, momentum=0.5, **options)
     scaled = direction(make, *(g * 2.0**k for g in gradients), momentum=0.5, **options)
     assert torch.equal(plain, scaled)
-
-
-# ---------------------------------------------------------------- limits and closed forms
-
-
-def test_little_smoothing_is_muon():
-    """‖P − polar(S)‖ ≤ c·λ_max(Λ)/(2σ_min²): each σ/√(σ²+cλ) is within that of 1."""
-    s, g = (with_spectrum(6, 10, torch.linspace(1, 2, 6), seed) for seed in (0, 7))
-    total, smoothing = 0.5 * g + s, 0.25 * g @ g.mT + s @ s.mT
-    bound = torch.linalg.matrix_norm(smoothing, 2) / torch.linalg.svdvals(total)[-1] ** 2 / 2
-    for c in (1e-3, 1e-5, 1e-7):
-        p = direction(nucleon.Leon, g, s, momentum=0.5, method="eigh", smoothing_scale=c)
-        # Λ does not commute with SSᵀ: the first order is the bound, the second c² of it.
-        assert distance(p, polar(total)) <= 2 * c * bound.item()
-
-
-def test_much_smoothing_is_unconstrained():
-    """√c·P → Λ^(-1/2)S with a relative error of ‖Λ^(-1/2)SSᵀΛ^(-1/2)‖/2c."""
-    s, g = (with_spectrum(6, 10, torch.linspace(1, 2, 6), seed) for seed in (0, 7))
-    total, smoothing = 0.5 * g + s, 0.25 * g @ g.mT + s @ s.mT
-    values, vectors = torch.linalg.eigh(smoothing)
-    limit = (vectors * values.rsqrt()) @ vectors.mT @ total
-    ratio = torch.linalg.matrix_norm(limit, 2).item() ** 2
-    for c in (1e3, 1e5, 1e7):
-        p = direction(nucleon.Leon, g, s, momentum=0.5, method="eigh", smoothing_scale=c)
-        assert distance(math.sqrt(c) * p, limit) <= 2 * ratio / c * math.sqrt(ratio)
-
-
-@pytest.mark.parametrize("method", ["eigh", "coupled"])
-def test_a_huge_gradient_bound_is_gradient_descent(method):
-    """(G/β₁)P → S with a relative error of (‖S‖² + ‖M̂‖)β₁²/2G²."""
-    s, g = (with_spectrum(6, 10, torch.linspace(1, 2, 6), seed) for seed in (0, 7))
-    total = 0.5 * g + s
-    for bound in (1e2, 1e4):
-        p = direction(nucleon.Leon, g, s, momentum=0.5, method=method, gradient_bound=bound)
-        assert distance(bound / 0.5 * p, total) <= 3 * 10 * 0.25 / bound**2 + 1e-12
-
-
-METHOD_ACCURACY = [("eigh", 1e-13), ("coupled", 1e-13), ("polar-express", 0.01), ("bfloat16", 0.02)]
-
-
-@pytest.mark.parametrize("method,tolerance", METHOD_ACCURACY)
-@pytest.mark.parametrize("shape", [(1, 7), (7, 1), (1, 1)])
-def test_a_row_has_a_closed_form(shape, method, tolerance):
-    """x = −s/√(‖s‖² + Σβ₁^2k‖g‖²) for 1×n, with G² in the root where a bound is given."""
-    gradients = [draw(*shape, seed=i) for i in range(4)]
-    total = sum(0.9 ** (3 - i) * g for i, g in enumerate(gradients))
-    gram = sum(0.81 ** (3 - i) * g.square().sum() for i, g in enumerate(gradients))
-    for bound in (0.0, 2.0):
-        root = (total.square().sum() + gram + bound**2 / 0.81).sqrt()
-        p = direction(nucleon.Leon, *gradients, momentum=0.9, method=method, gradient_bound=bound)
-        assert distance(p, total / root) <= tolerance
-
-
-@pytest.mark.parametrize("method,tolerance", METHOD_ACCURACY)
-def test_diagonal_matrices_are_coordinatewise(method, tolerance):
-    """Pᵢ = sᵢ/√(sᵢ² + Σβ₁^2k gᵢ²): AdaGrad's cousin on the ℓ∞ ball."""
-    rows = [draw(5, seed=i).abs() + 0.5 for i in range(4)]
-    total = sum(0.9 ** (3 - i) * g for i, g in enumerate(rows))
-    gram = sum(0.81 ** (3 - i) * g.square() for i, g in enumerate(rows))
-    p = direction(nucleon.Leon, *map(torch.diag, rows), momentum=0.9, method=method)
-    assert distance(p, torch.diag(total / (total.square() + gram).sqrt())) <= tolerance
 
 
 # ---------------------------------------------------------------- Pion's noise
