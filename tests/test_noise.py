@@ -5,6 +5,10 @@ Statistical limits are five standard deviations of the statistic under the null 
 """
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -232,16 +236,25 @@ def test_noise_compiles_into_one_graph():
 
 
 @pytest.mark.slow
-def test_generated_code_wraps_its_products():
+def test_generated_code_wraps_its_products(tmp_path):
     """Signed overflow is undefined in the C++ that torch.compile writes: the words must survive it.
 
-    36 values leave a remainder after every vector width, the loop where it went wrong.
+    36 values leave a remainder after every vector width, the loop where it went wrong. The folder
+    of torch goes to the compiler unquoted, so it is named by a link without spaces.
     """
-
-    def draw(step):
-        return words((36,), step=step)
-
-    assert torch.equal(torch.compile(draw, fullgraph=True)(torch.tensor(4)), draw(4))
+    code = """
+import torch
+from nucleon.noise import words
+def draw(step):
+    return words((36,), step=step)
+assert torch.equal(torch.compile(draw, fullgraph=True)(torch.tensor(4)), draw(4))
+"""
+    sources = Path(noise.__file__).parents[1]
+    for name, folder in (("torch", Path(torch.__file__).parents[1]), ("nucleon", sources)):
+        (tmp_path / name).symlink_to(folder)
+    paths = os.pathsep.join(str(tmp_path / name) for name in ("torch", "nucleon"))
+    environment = os.environ | {"PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
 def test_bad_input():
