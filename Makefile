@@ -22,7 +22,7 @@ reproduce: $(VENV)/.run
 
 # While working: lint and types beside the quick tests of what all else stands on, at most 90 s on two idle cores. Without
 # games, ranks, sabotage, claims, command lines, browser and Triton's interpreter, with a tenth of the random examples.
-CHECKED := tests/linalg tests/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
+CHECKED := tests/linalg tests/online/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
 LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
 	optim/test_benchmarks_smoke optim/test_fused optim/test_other_devices optim/test_triton_compiles))
 check: $(VENV)/.dev
@@ -38,8 +38,7 @@ test: $(VENV)/.dev
 
 # The numerical tests as other processors would run them: with no more than SSE4, with AVX2, and with a mixture, for which
 # hypothesis explores anew. A failure is a bound that was measured on one machine: derive it; an example becomes an @example.
-NUMERICAL := $(addprefix tests/,optim linalg learners theory problems soundness \
-	$(addprefix test_,$(addsuffix .py,admissibility adversary game moments noise potentials regret stationarity streams)))
+NUMERICAL := $(addprefix tests/,optim linalg online soundness test_moments.py test_noise.py)
 SSE4  := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
 AVX2  := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 MIXED := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 HYPOTHESIS_PROFILE=explore

@@ -26,7 +26,7 @@ from evidence_stages import (
     Trial,
 )
 from nucleon._files import write_whole
-from nucleon.experiments.shown import Figure, Panel, Series
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.report.plots import draw
 from step_report import table
 

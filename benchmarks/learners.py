@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nucleon import moments, streams, theory
-from nucleon.learners import FAML, FTL, FTPL, FTRL, Learner, OneSidedShampoo, Shampoo
+from nucleon import moments
 from nucleon.linalg import augmented_polar, nuclear_norm
 from nucleon.linalg.augmented import augmented_definite, augmented_eigh
-from nucleon.regret import Ledger
+from nucleon.online import streams, theory
+from nucleon.online.learners import FAML, FTL, FTPL, FTRL, Learner, OneSidedShampoo, Shampoo
+from nucleon.online.regret import Ledger
 
 GAP = 1e-6
 EASY = 5

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from _timing import environment, medians, seconds
-from nucleon import linalg, theory
+from nucleon import linalg
 from nucleon.linalg import augmented, coefficients, quadratic, roots
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
 from nucleon.linalg.polar import _steps as polar_steps
+from nucleon.online import theory
 
 SHAPES = ((128, 128), (256, 1024), (512, 512), (1024, 1024), (2048, 2048))
 QUICK = 512

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from _timing import environment, medians
 from memory import MIB, peak_extra
-from nucleon.learners import FAML, FTL, FTPL
-from nucleon.o2nc.optimizer import O2NC
+from nucleon.online.learners import FAML, FTL, FTPL
+from nucleon.online.o2nc.optimizer import O2NC
 from nucleon.optim import Leon, Muon, Pion
 
 RHO, DISCOUNT, ROUNDS, BOUND = 1.0, 0.99, 10**6, 100.0

@@ -14,9 +14,9 @@ import time
 
 import torch
 
-from nucleon import learners, play
-from nucleon.game import Row
-from nucleon.streams import STREAMS
+from nucleon.online import learners, play
+from nucleon.online.game import Row
+from nucleon.online.streams import STREAMS
 
 LEARNERS = {kind.name: kind for kind in (learners.FTL, learners.FTPL, learners.FAML)}
 LAZY = {name: entry.constructor for name, entry in STREAMS.items() if name != "replay"}

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nucleon import streams
-from nucleon.learners import FAML, FTL, FTPL, FTRL, GBPA
-from nucleon.regret import Ledger
-from nucleon.streams import Stream
+from nucleon.online import streams
+from nucleon.online.learners import FAML, FTL, FTPL, FTRL, GBPA
+from nucleon.online.regret import Ledger
+from nucleon.online.streams import Stream
 
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleon import _checks, theory
+from nucleon import _checks
+from nucleon.online import theory
 from strategies import FULL, HALF, eps, gram, normal, seeds
 
 ONES = torch.ones(2, 3)

@@ -46,11 +46,11 @@ def test_names_and_files_on_a_page_exist(page):
 
 
 def test_every_function_of_the_theory_is_on_its_page():
-    from nucleon import theory
+    from nucleon.online import theory
 
     text = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
     functions = [n for n in theory.__all__ if not isinstance(getattr(theory, n), type)]
-    assert not [n for n in functions if f"`nucleon.theory.{n}`" not in text]
+    assert not [n for n in functions if f"`nucleon.online.theory.{n}`" not in text]
     rows = [line for line in text.splitlines() if line.startswith("|") and "`nucleon." in line]
     assert all("`tests/" in row for row in rows)
 

@@ -14,7 +14,7 @@ import pytest
 
 import nucleon
 from nucleon._files import NotPlainError, digest, open_plain, replacing, to_json, write_whole
-from nucleon.experiments import Settings, Silent
+from nucleon.claims import Settings, Silent
 from nucleon.report import Run, draft, publish
 from nucleon.training import Checkpoints
 from toys import toy

@@ -10,7 +10,7 @@ import grimp
 import pytest
 
 import nucleon
-from nucleon import cli, experiments, report, training
+from nucleon import claims, cli, report, training
 from nucleon.cli.app import VERBS, command
 
 OPTIONAL = (
@@ -62,10 +62,10 @@ def test_no_module_imports_itself_through_others():
 
 
 USED = {
-    "nucleon.Leon, nucleon.Muon, nucleon.Pion, nucleon.O2NC": [],
-    "nucleon.play, nucleon.learners.FAML, nucleon.streams.gaussian, nucleon.theory": [],
+    "nucleon.Leon, nucleon.Muon, nucleon.Pion, nucleon.online.O2NC": [],
+    "nucleon.online.play, nucleon.online.FAML, nucleon.online.streams, nucleon.online.theory": [],
     "nucleon.training.train, nucleon.training.Run": [],
-    "nucleon.experiments.CLAIMS": [],
+    "nucleon.claims.CLAIMS": [],
     "nucleon.report.find, nucleon.report.load": ["matplotlib"],
 }
 """What is used, and the packages that come with it; the last may need what the others must not."""
@@ -109,7 +109,7 @@ def test_the_list_of_verbs_says_what_they_say_themselves(name):
     assert command(name).help.partition("\n\n")[0].replace("\n", " ") == VERBS[name].summary
 
 
-@pytest.mark.parametrize("package", [nucleon, experiments, report, training])
+@pytest.mark.parametrize("package", [nucleon, nucleon.online, claims, report, training])
 def test_every_name_is_there_and_listed(package):
     for name in package.__all__:
         assert getattr(package, name) is not None
@@ -120,7 +120,8 @@ def test_every_name_is_there_and_listed(package):
 
 
 def test_modules_of_the_package_are_its_attributes():
-    assert after("import nucleon\nnucleon.game.play, nucleon.moments, nucleon.problems")[0] == []
+    names = "nucleon.online.game.play, nucleon.moments, nucleon.online.problems"
+    assert after(f"import nucleon\n{names}")[0] == []
     assert cli is nucleon.cli
 
 

@@ -2,7 +2,7 @@
 
 import functools
 
-from nucleon.experiments import Check, Claim, Figure, Panel, Result, Series, Table
+from nucleon.claims import Check, Claim, Figure, Panel, Result, Series, Table
 
 EVIL = '<script>alert("x")</script> & [bold]é'
 

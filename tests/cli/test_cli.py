@@ -7,11 +7,11 @@ import pytest
 
 import nucleon
 from nucleon import cli
+from nucleon.claims import CLAIMS
 from nucleon.cli.app import app
 from nucleon.cli.console import CommandError, _rate, setting
-from nucleon.experiments import CLAIMS
-from nucleon.learners import LEARNERS
-from nucleon.streams import STREAMS
+from nucleon.online.learners import LEARNERS
+from nucleon.online.streams import STREAMS
 
 
 def test_version(command):
@@ -75,7 +75,7 @@ def test_a_missing_extra_is_named_in_one_sentence(monkeypatch, capsys):
 
 def test_the_library_does_not_import_the_command_lines_packages():
     code = (
-        "import sys, nucleon, nucleon.experiments, nucleon.problems;"
+        "import sys, nucleon, nucleon.claims, nucleon.online.problems;"
         "print([m for m in ('typer', 'rich', 'matplotlib', 'jinja2') if m in sys.modules])"
     )
     words = [sys.executable, "-c", code]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from helpers_forks import Forked
+from nucleon.claims import Settings, Silent
 from nucleon.cli import jobs
 from nucleon.cli.jobs import check
-from nucleon.experiments import Settings, Silent
 from nucleon.report import load
 from toys import toy
 

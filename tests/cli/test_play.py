@@ -3,10 +3,10 @@ import json
 import pytest
 import torch
 
-from nucleon import streams
-from nucleon.game import Trace
-from nucleon.game import play as play_game
-from nucleon.learners import FAML
+from nucleon.online import streams
+from nucleon.online.game import Trace
+from nucleon.online.game import play as play_game
+from nucleon.online.learners import FAML
 from nucleon.report import load
 
 
@@ -94,8 +94,8 @@ def test_usage_errors(play, tmp_path, words, said):
 
 MINE = """
 import torch
-from nucleon.learners import GBPA
-from nucleon.potentials import Admissibility, Hyperbolic, Potential
+from nucleon.online.learners import GBPA
+from nucleon.online.potentials import Admissibility, Hyperbolic, Potential
 
 
 class Plain(Potential):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import nucleon
+from nucleon.claims import Settings, Silent
+from nucleon.claims.processes import fig_ripples
 from nucleon.cli import jobs
-from nucleon.experiments import Settings, Silent, fig_ripples
 from nucleon.report import load
 from toys import EVIL, fail, toy
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from nucleon import streams
-from nucleon.game import play
-from nucleon.learners import FAML, FTPL, LEARNERS
-from nucleon.regret import decompose
+from nucleon.online import streams
+from nucleon.online.game import play
+from nucleon.online.learners import FAML, FTPL, LEARNERS
+from nucleon.online.regret import decompose
 
 F64 = torch.float64
 ROUNDS = 12

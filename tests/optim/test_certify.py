@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.learners import FAML
+from nucleon.online.learners import FAML
+from nucleon.online.potentials import Admissibility
+from nucleon.online.regret import Ledger
 from nucleon.optim import CertificateLog
-from nucleon.potentials import Admissibility
-from nucleon.regret import Ledger
 
 
 def bounded_gradients(shape, rounds, seed=0):

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nucleon.experiments import Figure, Panel, Result, Series, Settings, Silent
+from nucleon.claims import Figure, Panel, Result, Series, Settings, Silent
 from nucleon.report import Run, draft, load, publish
 from toys import EVIL, toy
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nucleon import training
+from nucleon.claims import Panel, Series
 from nucleon.cli.app import app
 from nucleon.cli.trained import Diary
-from nucleon.experiments import Panel, Series
 from nucleon.report import render
 from toys import EVIL
 

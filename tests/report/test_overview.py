@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from nucleon.experiments import Figure, Panel, Result, Series
+from nucleon.claims import Figure, Panel, Result, Series
 from nucleon.report import render
 from nucleon.report.overview import overview
 from nucleon.report.plots import drawing

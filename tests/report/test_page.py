@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 
-from nucleon.experiments import Settings, Silent
+from nucleon.claims import Settings, Silent
 from nucleon.report import DamagedRunError, completed, find, load, number, render
 from toys import EVIL, toy
 

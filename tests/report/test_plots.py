@@ -1,4 +1,4 @@
-from nucleon.experiments import Figure, Panel, Series
+from nucleon.claims import Figure, Panel, Series
 from nucleon.report import draw
 from nucleon.report.plots import STYLES, _canvas
 

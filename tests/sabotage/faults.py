@@ -7,14 +7,15 @@ import torch
 from fault import fault, replace
 
 import nucleon
-from nucleon import moments, noise, potentials, theory
-from nucleon.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
-from nucleon.o2nc import meter as conversion
-from nucleon.o2nc import optimizer as o2nc
+from nucleon import moments, noise
+from nucleon.online import potentials, theory
+from nucleon.online.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
+from nucleon.online.o2nc import meter as conversion
+from nucleon.online.o2nc import optimizer as o2nc
+from nucleon.online.problems import quasi_newton, rotations
+from nucleon.online.theory import gbpa as gbpa_theory
 from nucleon.optim.engines import reference, work
 from nucleon.optim.watch import certificates
-from nucleon.problems import quasi_newton, rotations
-from nucleon.theory import gbpa as gbpa_theory
 
 # ---- optimizers
 
@@ -255,7 +256,7 @@ def half_comparator():
 
         return counted
 
-    replace(nucleon.regret.Ledger, "regret", halved)
+    replace(nucleon.online.regret.Ledger, "regret", halved)
 
 
 # ---- the conversion

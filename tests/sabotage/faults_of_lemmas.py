@@ -5,9 +5,10 @@ import dataclasses
 import torch
 from fault import fault, replace
 
-from nucleon import admissibility, noise, potentials, theory
-from nucleon.learners import adagrad, ftpl, gbpa, projected
-from nucleon.theory import Sides
+from nucleon import noise
+from nucleon.online import admissibility, potentials, theory
+from nucleon.online.learners import adagrad, ftpl, gbpa, projected
+from nucleon.online.theory import Sides
 
 
 def scale_right(name: str, factor: float) -> None:

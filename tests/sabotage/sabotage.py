@@ -26,7 +26,7 @@ import faults  # noqa: F401  (enters its rows)
 import faults_of_lemmas  # noqa: F401
 from fault import FAULTS, Fault
 
-from nucleon.experiments import CLAIMS, Settings, Silent
+from nucleon.claims import CLAIMS, Settings, Silent
 
 SECONDS = 900  # of a run, at most
 

@@ -9,7 +9,7 @@ import pytest
 from fault import FAULTS, Fault
 
 import sabotage
-from nucleon.experiments import CLAIMS
+from nucleon.claims import CLAIMS
 from sabotage import Outcome
 
 COMMAND = Path(__file__).parent / "sabotage.py"

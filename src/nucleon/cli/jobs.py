@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from nucleon.claims import Claim, Progress, Result, Settings
 from nucleon.cli.console import CommandError, explain, several_progresses
-from nucleon.experiments import Claim, Progress, Result, Settings
 from nucleon.report import Run, draft, publish
 
 START = "spawn"  # a fork of a process with threads may hang

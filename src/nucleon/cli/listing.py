@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from nucleon.claims import CLAIMS
 from nucleon.cli.console import AsJson, Debug, columns, console, plain_errors, print_json
 from nucleon.cli.play import PLAYERS
-from nucleon.experiments import CLAIMS
+from nucleon.online.potentials import POTENTIALS
+from nucleon.online.streams import STREAMS
 from nucleon.optim import Leon, Muon, Pion
-from nucleon.potentials import POTENTIALS
-from nucleon.streams import STREAMS
 
 Kind = Literal["learners", "potentials", "streams", "optimizers", "claims"]
 

@@ -17,8 +17,8 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
 )
-from nucleon.o2nc.plans import Plan, Planned
-from nucleon.o2nc.plans import plan as make_plan
+from nucleon.online.o2nc.plans import Plan, Planned
+from nucleon.online.o2nc.plans import plan as make_plan
 
 
 def plan(
@@ -53,8 +53,8 @@ def plan(
         if q_nuclear is None or delta is None or gradient_bound is None:
             raise CommandError(
                 "the plan needs all of --q-nuclear, --delta and --gradient-bound",
-                "estimate them from batches of a model in Python: nucleon.o2nc.estimate, then "
-                "nucleon.o2nc.plan(..., estimates=...)",
+                "estimate them from batches of a model in Python: nucleon.online.estimate, then "
+                "nucleon.online.plan(..., estimates=...)",
             )
         with hinting("see `nucleon plan --help`"):
             found = make_plan(

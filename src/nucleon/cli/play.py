@@ -17,6 +17,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon._naming import is_address, named, unknown
+from nucleon.claims import Check, Figure, Panel, Progress, Result, Series, Table
+from nucleon.claims.base import one_thread
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -30,15 +32,13 @@ from nucleon.cli.console import (
     setting,
     usable_device,
 )
-from nucleon.experiments import Check, Figure, Panel, Progress, Result, Series, Table
-from nucleon.experiments.base import one_thread
-from nucleon.game import Row, Trace
-from nucleon.game import play as play_game
-from nucleon.learners import GBPA, LEARNERS, Learner, ScalarGBPA
-from nucleon.potentials import POTENTIALS
+from nucleon.online.game import Row, Trace
+from nucleon.online.game import play as play_game
+from nucleon.online.learners import GBPA, LEARNERS, Learner, ScalarGBPA
+from nucleon.online.potentials import POTENTIALS
+from nucleon.online.streams import STREAMS, Stream
 from nucleon.report import Run, draft, number, publish
 from nucleon.report.runs import About
-from nucleon.streams import STREAMS, Stream
 
 RECORDS = 400
 """Rounds recorded of a game, evenly spaced."""
@@ -177,7 +177,8 @@ def _game(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
     missing = [name for name in _STREAM if not hasattr(opponent, name)]
     if missing:
         raise CommandError(
-            f"{stream} is no stream, it has no {', '.join(missing)}", "see nucleon.streams.Stream"
+            f"{stream} is no stream, it has no {', '.join(missing)}",
+            "see nucleon.online.streams.Stream",
         )
     given = {"shape": opponent.shape, "radius": shared["radius"], **place, **seeded}
     player = learner_of(learner, {**given, "gradient_bound": opponent.gradient_bound})

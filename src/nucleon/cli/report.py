@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from nucleon._files import write_whole
+from nucleon.claims import CLAIMS
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -20,7 +21,6 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
 )
-from nucleon.experiments import CLAIMS
 from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render
 from nucleon.training.run import OPTIONS
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon._naming import unknown
+from nucleon.claims import CLAIMS, Claim, Result, Settings, Table
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -26,7 +27,6 @@ from nucleon.cli.console import (
 )
 from nucleon.cli.jobs import Outcome, check, check_in_parallel
 from nucleon.cli.report import REPORT, make_page
-from nucleon.experiments import CLAIMS, Claim, Result, Settings, Table
 from nucleon.report import completed, number
 
 MOST_JOBS = 4  # unless asked: each holds its own torch

@@ -12,8 +12,8 @@ import typer
 
 from nucleon import training
 from nucleon._files import to_json
+from nucleon.claims import Figure, Panel, Result, Series, Table
 from nucleon.cli.console import complain, word_of
-from nucleon.experiments import Figure, Panel, Result, Series, Table
 from nucleon.report import (
     MANIFEST,
     DamagedRunError,

@@ -1,9 +1,5 @@
 """Muon, Pion and Leon: torch optimizers from online learning over the operator-norm ball."""
 
-import importlib
-import warnings
-from typing import Any
-
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
 from nucleon.optim.engines.ranks.agreement import check_ranks
@@ -51,20 +47,3 @@ __all__ = [
     "register_module",
     "scale_factor",
 ]
-
-_MOVED = (
-    *("O2NC", "ConversionMeter", "ConversionTerms"),
-    *("Estimates", "Interval", "Plan", "estimate", "plan"),
-)
-
-
-def __getattr__(name: str) -> Any:
-    """Names that live in `nucleon.o2nc`, under their old address."""
-    if name in _MOVED:
-        warnings.warn(
-            f"nucleon.optim.{name} is deprecated, use nucleon.o2nc.{name}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(importlib.import_module("nucleon.o2nc"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 
 from nucleon import _checks
 from nucleon._inheritance import Said
+from nucleon.online.potentials import Admissibility
+from nucleon.online.regret import Certificate
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
@@ -34,8 +36,6 @@ from nucleon.optim.routing.later import Later
 from nucleon.optim.runtime import COPIED, Runtime
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
-from nucleon.potentials import Admissibility
-from nucleon.regret import Certificate
 
 _HOOKS = ("direction", "smoothing_scale", "admissibility")
 _FACTS = {"kernel": _HOOKS[:1], "settles": _HOOKS[:1], "theorem": _HOOKS, "uncertified": _HOOKS}
@@ -48,7 +48,7 @@ class MatrixOptimizer(Optimizer, ABC):
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
         lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
-            is its radius D, see `nucleon.o2nc.plan`).
+            is its radius D, see `nucleon.online.o2nc.plan`).
         momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
         given: `own_options` of the method, and those of `Options`.
     """

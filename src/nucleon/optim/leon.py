@@ -17,11 +17,11 @@ from nucleon.linalg.augmented import (
     augmented_svd,
 )
 from nucleon.linalg.half import half_augmented
+from nucleon.online.potentials import Admissibility, Hyperbolic
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context
 from nucleon.optim.methods import check_iterations, chosen_method, polynomials
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
-from nucleon.potentials import Admissibility, Hyperbolic
 
 LeonMethod = Literal[
     "auto", "half", "polar-express", "bfloat16", "newton-schulz", "coupled", "eigh"

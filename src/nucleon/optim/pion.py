@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from nucleon import _checks, noise
 from nucleon.linalg.roots import cholesky_root
+from nucleon.online.potentials import Admissibility, Gaussian
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws
 from nucleon.optim.methods import check_iterations
 from nucleon.optim.muon import PolarMethod, polar_direction
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
-from nucleon.potentials import Admissibility, Gaussian
 
 PionScale = float | Literal["theory", "literal"]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nucleon.experiments.shown import Cell, Figure, Panel, Series, Table
+from nucleon.claims.shown import Cell, Figure, Panel, Series, Table
 from nucleon.report.saved import TRAIN, Saved
 
 CURVES, TRAINING, HELD_OUT = "loss", "training", "held out"

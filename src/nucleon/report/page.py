@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import nucleon
-from nucleon.experiments.shown import Cell, Figure, Series
+from nucleon.claims.shown import Cell, Figure, Series
 from nucleon.report.overview import overview, told_apart
 from nucleon.report.plots import STYLES, drawing
 from nucleon.report.saved import TRAIN, DamagedRunError, Saved

@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from nucleon.experiments.shown import Figure, Panel, Series
+from nucleon.claims.shown import Figure, Panel, Series
 
 
 class Look(NamedTuple):

@@ -26,7 +26,7 @@ import torch
 
 import nucleon
 from nucleon._files import digest, drafted, flush, to_json, write_whole
-from nucleon.experiments.base import Result
+from nucleon.claims.base import Result
 from nucleon.report.plots import draw
 
 SCHEMA = 2

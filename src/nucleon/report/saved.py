@@ -12,8 +12,8 @@ from types import NoneType
 from typing import Any, get_args
 
 from nucleon._files import digest, to_json
-from nucleon.experiments.base import Check, Relation, Result
-from nucleon.experiments.shown import Cell, Figure, Panel, Scale, Series, Table
+from nucleon.claims.base import Check, Relation, Result
+from nucleon.claims.shown import Cell, Figure, Panel, Scale, Series, Table
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
 from nucleon.report.untrusted import (
     FormError,

@@ -18,9 +18,9 @@ from torch import Tensor
 from nucleon._files import to_json
 from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
+from nucleon.online.regret import PROMISE
 from nucleon.optim.engines.work import Matrices
 from nucleon.optim.matrices import shards
-from nucleon.regret import PROMISE
 
 
 def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Tensor]:

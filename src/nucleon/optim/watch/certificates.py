@@ -6,17 +6,18 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from nucleon import _checks, theory
+from nucleon import _checks
 from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
+from nucleon.online import theory
+from nucleon.online.potentials import Admissibility
+from nucleon.online.regret import Certificate
 from nucleon.optim.engines.ledger import changes_of, tolerance
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import Method, State, gram_discount
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
-from nucleon.potentials import Admissibility
-from nucleon.regret import Certificate
 
 
 def collect(

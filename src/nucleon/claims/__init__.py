@@ -1,0 +1,35 @@
+"""The claims of the paper, one file each, named like its id."""
+
+from typing import TYPE_CHECKING
+
+from nucleon import _lazy
+
+if TYPE_CHECKING:
+    from nucleon.claims.base import Check, Claim, Progress, Result, Settings, Silent
+    from nucleon.claims.claims import CLAIMS
+    from nucleon.claims.shown import Cell, Figure, Panel, Series, Table
+
+__all__ = [
+    "CLAIMS",
+    "Cell",
+    "Check",
+    "Claim",
+    "Figure",
+    "Panel",
+    "Progress",
+    "Result",
+    "Series",
+    "Settings",
+    "Silent",
+    "Table",
+]
+
+__getattr__, __dir__ = _lazy.attach(
+    __name__,
+    __all__,
+    {
+        "base": "Check Claim Progress Result Settings Silent",
+        "claims": "CLAIMS",
+        "shown": "Cell Figure Panel Series Table",
+    },
+)

@@ -1,0 +1,1 @@
+"""Claims of Appendix A: rotations, quasi-Newton, training."""

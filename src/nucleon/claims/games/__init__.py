@@ -1,0 +1,1 @@
+"""Claims that are played: learners on streams, beside their bounds."""

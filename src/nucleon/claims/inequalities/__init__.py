@@ -1,0 +1,1 @@
+"""Claims that are inequalities between matrices."""

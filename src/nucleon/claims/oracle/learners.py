@@ -1,0 +1,241 @@
+"""The actions X_1 … X_T of every learner on a history of gradients.
+
+X_1 = 0, and X_{t+1} is computed from G_1 … G_t as the paper writes it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from nucleon.claims.oracle.algebra import (
+    Array,
+    box,
+    discounted,
+    inner,
+    minimize,
+    moments,
+    nuclear,
+    operator,
+    operator_ball,
+    polar,
+    power,
+    transposed,
+    wide,
+)
+
+Direction = Callable[[Array, Array, int], Array]
+"""(S, Λ, t) → ∇Ψ(S; Λ) after t rounds."""
+Noise = Callable[[int], Array]
+"""t → Z of that round, (k, …, m, n′)."""
+
+
+# ---------------------------------------------------------------------- Sections 3 and 4
+
+
+def leader(s: Array, smoothing: Array, t: int = 0) -> Array:
+    """Ψ = ‖S‖_*: polar(S)."""
+    return polar(s)
+
+
+def augmented(s: Array, smoothing: Array, t: int = 0) -> Array:
+    """Ψ = Tr √(SSᵀ + Λ): (SSᵀ + Λ)^{-1/2}S."""
+    return power(s @ transposed(s) + smoothing, -0.5) @ s
+
+
+def regularized(s: Array, smoothing: Array, t: int = 0) -> Array:
+    """Ψ = max ⟨S, X⟩ − ½Tr XᵀLX + ½Tr L over the unit ball, L = Λ^{1/2}: its maximizer."""
+    root = power(smoothing, 0.5)
+    largest = np.linalg.eigvalsh(root)[..., -1]
+    return minimize(-s, lambda x: root @ x, largest, operator_ball(1.0))
+
+
+def perturbed(noise: Noise) -> Direction:
+    """Ψ = E‖[S 0] + LZ‖_*, LLᵀ = Λ: the mean of polar's leading block over the given Z."""
+
+    def direction(s: Array, smoothing: Array, t: int) -> Array:
+        shifted = np.linalg.cholesky(smoothing) @ noise(t)
+        shifted[..., : s.shape[-1]] += s
+        return polar(shifted)[..., : s.shape[-1]].mean(0)
+
+    return direction
+
+
+def spherical(s: Array, smoothing: Array, t: int = 0) -> Array:
+    """Ψ = E‖s + ℓu‖₂ on rows, ℓ = √Λ: E (s + ℓu)/‖s + ℓu‖ over u ~ N(0, I_d).
+
+    It points along s. With κ = ‖s‖/ℓ its length is the mean of (κ + a)/√((κ + a)² + b²) over a
+    standard normal a and a b of density ∝ b^{d-2}e^{-b²/2}, summed on a grid: for
+    even d, where the density is smooth at 0, to rounding, for others to 1e-5.
+    """
+    a, b = np.linspace(-9.0, 9.0, 451)[:, None], np.linspace(0.0, 12.0, 452)[None, 1:]
+    density = np.exp(-(a**2 + b**2) / 2) * b ** (s.shape[-1] - 2)
+    density /= density.sum()
+    norm = np.linalg.norm(s, axis=-1, keepdims=True)
+    along = (norm / np.sqrt(smoothing))[..., None] + a[None, None, :, :]
+    along = along.reshape(-1, *density.shape[:1], 1)
+    length = (along / np.sqrt(along**2 + b**2) * density).sum((-2, -1)).reshape(norm.shape)
+    return s / np.where(norm > 0, norm, 1.0) * length
+
+
+def gbpa(
+    direction: Direction,
+    gradients: Array,
+    *,
+    radius: float = 1.0,
+    bound: float | Array | None = 1.0,
+    eta: float = 1.0,
+    discount: float = 1.0,
+) -> Array:
+    """X_{t+1} = −D∇Ψ(Ĝ_t; (G²γ^{-2}I + M̂_t)/η²); no `bound` is the largest ‖G_s‖_op so far.
+
+    A `bound` of each round, (T, …), is the one in force after it.
+    """
+    fed = wide(gradients)
+    largest = np.maximum.accumulate(operator(fed), 0) if bound is None else bound
+    levels = np.broadcast_to(largest, fed.shape[:-2]) / discount
+    actions = [np.zeros_like(fed[0])]
+    for t in range(1, len(fed)):
+        total, gram = moments(fed[:t], discount)
+        level = levels[t - 1][..., None, None]
+        smoothing = (level**2 * np.eye(gram.shape[-1]) + gram) / eta**2
+        actions.append(-radius * direction(total, smoothing, t))
+    return _as_given(actions, gradients)
+
+
+def scalar_gbpa(gradients: Array, *, radius: float, bound: float) -> Array:
+    """X_{t+1} = −D(S_tS_tᵀ + (G² + Σ‖G_s‖_F²)/m·I)^{-1/2}S_t, η = √m."""
+    fed = wide(gradients)
+    eye = np.eye(fed.shape[-2])
+    actions = [np.zeros_like(fed[0])]
+    for t in range(1, len(fed)):
+        level = (bound**2 + inner(fed[:t], fed[:t]).sum(0)) / len(eye)
+        total = fed[:t].sum(0)
+        actions.append(-radius * augmented(total, level[..., None, None] * eye))
+    return _as_given(actions, gradients)
+
+
+def _as_given(actions: list[Array], gradients: Array) -> Array:
+    found = np.stack(actions)
+    return found if found.shape == gradients.shape else transposed(found)
+
+
+# ---------------------------------------------------------------------- Section 2, Appendix C
+
+
+def shampoo(
+    gradients: Array, *, radius: float, exponents: tuple[float, float] = (0.25, 0.25)
+) -> Array:
+    """X_{t+1} = argmin ⟨G_t, X⟩ + Tr((X−X_t)ᵀL_t(X−X_t)R_t)/(2η), L = M^p, R = N^q, η = √2·D.
+
+    (¼, ¼) is Shampoo, (½, 0) the one-sided one. Unique where M_t and N_t are definite.
+    """
+    fed, eta = wide(gradients), math.sqrt(2) * radius
+    actions = [np.zeros_like(fed[0])]
+    for t in range(1, len(fed)):
+        left, right = _roots(fed[:t], exponents, 0.0)
+        linear = fed[t - 1] - left @ actions[-1] @ right / eta
+        actions.append(_solved(linear, left, right, eta, radius))
+    return _as_given(actions, gradients)
+
+
+def kronecker_ftrl(gradients: Array, *, radius: float, bound: float) -> Array:
+    """X_{t+1} = argmin ⟨S_t, X⟩ + Tr(XᵀL_tXR_t)/(2η), fourth roots of G²I + M and N, η = D/√2."""
+    fed, eta = wide(gradients), radius / math.sqrt(2)
+    actions = [np.zeros_like(fed[0])]
+    for t in range(1, len(fed)):
+        left, right = _roots(fed[:t], (0.25, 0.25), bound**2)
+        actions.append(_solved(fed[:t].sum(0), left, right, eta, radius))
+    return _as_given(actions, gradients)
+
+
+def _roots(history: Array, exponents: tuple[float, float], offset: float) -> tuple[Array, Array]:
+    grams = (moments(history)[1], moments(transposed(history))[1])
+    left, right = (
+        power(gram + offset * np.eye(gram.shape[-1]), p) if p else np.eye(gram.shape[-1])
+        for gram, p in zip(grams, exponents, strict=True)
+    )
+    return left, right
+
+
+def _solved(linear: Array, left: Array, right: Array, eta: float, radius: float) -> Array:
+    largest = np.linalg.eigvalsh(left)[..., -1] * np.linalg.eigvalsh(right)[..., -1] / eta
+    return minimize(linear, lambda x: left @ x @ right / eta, largest, operator_ball(radius))
+
+
+def projected_descent(gradients: Array, *, radius: float = 1.0) -> Array:
+    """X_{t+1} = Π(X_t − η_tG_t), η_t = D√(2m)/√Σ‖G_s‖_F²: online gradient descent."""
+    reach = radius * math.sqrt(2 * min(gradients.shape[-2:]))
+    actions = [np.zeros_like(gradients[0])]
+    for t in range(1, len(gradients)):
+        length = reach / np.sqrt(inner(gradients[:t], gradients[:t]).sum(0))[..., None, None]
+        actions.append(operator_ball(radius)(actions[-1] - length * gradients[t - 1]))
+    return np.stack(actions)
+
+
+# ---------------------------------------------------------------------- Appendix B
+
+Update = Literal["ogd", "ftrl"]
+Preconditioner = Literal["scalar", "diagonal", "full"]
+Ball = Literal["l2", "linf"]
+
+
+def adagrad(
+    gradients: Array,
+    *,
+    update: Update,
+    preconditioner: Preconditioner,
+    ball: Ball,
+    radius: float,
+    delta: float = 0.0,
+) -> Array:
+    """AdaGrad on rows, H_t = δI + the root of Σg_sᵀg_s, its diagonal or its trace (Table 2).
+
+    OGD minimizes ⟨g_t, x⟩ + ‖x − x_t‖²_{H_t}/(2η), η = √2·D_p, FTRL ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η),
+    η = D_p/√2. D_p is the ball's radius in ℓ∞ for the diagonal preconditioner, else in ℓ2.
+    """
+    dimension = gradients.shape[-1]
+    far = ball == "linf" and preconditioner != "diagonal"
+    reach = radius * (math.sqrt(dimension) if far else 1.0)
+    eta = reach * (math.sqrt(2) if update == "ogd" else math.sqrt(0.5))
+    project = operator_ball(radius) if ball == "l2" else box(radius)
+    actions = [np.zeros_like(gradients[0])]
+    for t in range(1, len(gradients)):
+        second = (transposed(gradients[:t]) @ gradients[:t]).sum(0)
+        metric = metric_of(second, preconditioner) + delta * np.eye(dimension)
+        linear = gradients[:t].sum(0)
+        if update == "ogd":
+            linear = gradients[t - 1] - actions[-1] @ metric / eta
+        largest = np.linalg.eigvalsh(metric)[..., -1] / eta
+        bent = metric / eta
+        actions.append(minimize(linear, lambda x, h=bent: x @ h, largest, project))
+    return np.stack(actions)
+
+
+def metric_of(second: Array, preconditioner: str) -> Array:
+    """√Tr A·I, √diag A or √A."""
+    eye = np.eye(second.shape[-1])
+    if preconditioner == "full":
+        return power(second, 0.5)
+    squares = np.diagonal(second, axis1=-2, axis2=-1)
+    if preconditioner == "scalar":
+        return np.sqrt(squares.sum(-1))[..., None, None] * eye
+    return np.sqrt(squares)[..., None, :] * eye
+
+
+# ---------------------------------------------------------------------- the game
+
+
+def regret(
+    gradients: Array,
+    actions: Array,
+    *,
+    radius: float,
+    discount: float = 1.0,
+    ball: Literal["op", "linf"] = "op",
+) -> Array:
+    """Σγ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖, in the norm dual to the ball's."""
+    total = discounted(gradients, discount)
+    best = nuclear(total) if ball == "op" else np.abs(total).sum((-2, -1))
+    return discounted(inner(gradients, actions), discount) + radius * best

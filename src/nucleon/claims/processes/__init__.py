@@ -1,0 +1,1 @@
+"""Claims of a running process: the conversion, its plans, the ripples."""

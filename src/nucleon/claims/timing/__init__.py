@@ -1,0 +1,1 @@
+"""Claims on what a round costs."""

@@ -1,0 +1,88 @@
+"""Online learning over the operator-norm ball: learners, streams, regret and its bounds.
+
+A gradient flows gradient → moments → potential → direction → action: `play` a learner of
+`learners` against a stream of `streams`, and the trace has its regret beside the bound. `theory`
+has every bound and lemma as a function, `O2NC` plugs a learner into training, and `plan` turns
+what is known of a problem into its settings.
+"""
+
+from typing import TYPE_CHECKING
+
+from nucleon import _lazy
+
+if TYPE_CHECKING:
+    from nucleon.online import (
+        admissibility,
+        adversary,
+        learners,
+        o2nc,
+        potentials,
+        problems,
+        regret,
+        stationarity,
+        streams,
+        theory,
+    )
+    from nucleon.online.game import Trace, play
+    from nucleon.online.learners import (
+        FAML,
+        FTL,
+        FTPL,
+        FTRL,
+        GBPA,
+        AdaGradFTRL,
+        AdaGradOGD,
+        GaussianFTPL,
+        KroneckerFTRL,
+        Learner,
+        OneSidedShampoo,
+        ScalarGBPA,
+        Shampoo,
+    )
+    from nucleon.online.o2nc import O2NC, estimate, plan
+    from nucleon.online.regret import Certificate, Ledger
+
+__all__ = [
+    "FAML",
+    "FTL",
+    "FTPL",
+    "FTRL",
+    "GBPA",
+    "O2NC",
+    "AdaGradFTRL",
+    "AdaGradOGD",
+    "Certificate",
+    "GaussianFTPL",
+    "KroneckerFTRL",
+    "Learner",
+    "Ledger",
+    "OneSidedShampoo",
+    "ScalarGBPA",
+    "Shampoo",
+    "Trace",
+    "admissibility",
+    "adversary",
+    "estimate",
+    "learners",
+    "o2nc",
+    "plan",
+    "play",
+    "potentials",
+    "problems",
+    "regret",
+    "stationarity",
+    "streams",
+    "theory",
+]
+
+__getattr__, __dir__ = _lazy.attach(
+    __name__,
+    __all__,
+    {
+        "game": "play Trace",
+        "learners": "FAML FTL FTPL FTRL GBPA AdaGradFTRL AdaGradOGD GaussianFTPL KroneckerFTRL"
+        " Learner OneSidedShampoo ScalarGBPA Shampoo",
+        "o2nc": "O2NC estimate plan",
+        "regret": "Certificate Ledger",
+    },
+)

@@ -1,0 +1,321 @@
+"""Admissibility by search: how large the two ratios of Definition 3.1 can be made.
+
+Every potential is homogeneous, Ψ(cS; cL) = cΨ(S; L), so each ratio is searched where its
+denominator is 1; its infinitesimal form (the derivative in L, the Hessian in S) is then the limit
+of large S and L. Gradient ascent from random starts looks for large ratios; the points it finds are
+measured again through `value` and `gradient`, on samples that the search has not seen, because the
+largest of many noisy numbers overstates itself.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg.norms import nuclear_norm, operator_norm
+from nucleon.online.potentials import Potential, Regularized
+
+_LARGEST = math.log(1e4)  # of the log-scale of L: 1e-4 from the infinitesimal, 12 digits left
+_RATE = 0.1  # Adam's, on parameters of order one
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A constant of Definition 3.1: what the theory states and what the search found."""
+
+    stated: float
+    """The theory's constant, an upper bound of the ratio at every point."""
+    found: float
+    """The ratio at the best point found, measured on fresh samples."""
+    margin: float
+    """Half the confidence interval, plus what the solver's gap and rounding can add."""
+    point: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
+    """Where: (S, L₁, L₂) of an α, (X, L, Y − X) of a β."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval found ± margin."""
+        return self.found - self.margin, self.found + self.margin
+
+    @property
+    def closeness(self) -> float:
+        """found/stated: 1 where the theory's constant is attained."""
+        return self.found / self.stated
+
+    @property
+    def holds(self) -> bool:
+        """False where the whole interval lies above the stated constant: a refutation."""
+        return self.interval[0] <= self.stated
+
+
+@dataclass(frozen=True)
+class AdmissibilitySearch:
+    """What a search found against each of the four properties of Definition 3.1."""
+
+    alpha: Estimate
+    """Upper stability."""
+    beta: Estimate
+    """Smoothness."""
+    feasibility: float
+    """The largest ‖∇Ψ‖_op over the points of the search; at most 1 up to rounding."""
+    dominance: float
+    """The smallest (Ψ − ‖S‖_* + margin)/Ψ over those points; at least 0."""
+
+    @property
+    def holds(self) -> bool:
+        """No point of the search refutes any of the four properties."""
+        ball = self.feasibility <= 1 + 1e-9
+        return self.alpha.holds and self.beta.holds and ball and self.dominance >= 0
+
+
+def search_admissibility(
+    potential: Potential,
+    m: int,
+    n: int,
+    *,
+    starts: int = 8,
+    steps: int = 100,
+    replicates: int = 128,
+    confidence: float = 0.999,
+    seed: int = 0,
+) -> AdmissibilitySearch:
+    """Maximize the ratios of Definition 3.1 over m×n totals and their smoothings, in float64.
+
+    Args:
+        potential: any but one without constants, such as `Nuclear`. One that is random says so
+            (`is_random`), and `redrawn` gives it other samples.
+        m: rows.
+        n: columns.
+        starts: random starting points, of many scales, for each of the two ratios (default 8).
+        steps: of gradient ascent (default 100); each draws new samples.
+        replicates: independent draws of the potential's samples in the final measurement, a quarter
+            of them to choose among the points (default 128; one if nothing is random).
+        confidence: of the interval, which takes the mean over replicates for normal (0.999).
+        seed: of the starting points.
+    """
+    stated = potential.admissibility(m, n)
+    if stated is None:
+        raise ValueError(
+            f"{potential} states no admissibility constants for {m}×{n} matrices, there is nothing "
+            f"to search; pass a smooth potential, for Gaussian of width at least m+2"
+        )
+    _checks.count("starts", starts)
+    _checks.count("steps", steps, minimum=0)
+    _checks.count("replicates", replicates, minimum=8)
+    quantile = NormalDist().inv_cdf((1 + _checks.fraction("confidence", confidence)) / 2)
+
+    generator = torch.Generator().manual_seed(seed)
+    stability, smoothness = _Parameters.random(2 * starts, m, n, generator).halves()
+    _check_randomness(potential, _Stability.of(stability))
+    draws = map(potential.redrawn, itertools.count(1))
+    measure = _Measurement(draws, replicates if potential.is_random else 1, quantile)
+    found_stability = _ascend(_Stability.of, stability, draws, steps)
+    found_smoothness = _ascend(_Smoothness.of, smoothness, draws, steps)
+    visited = [_Stability.of(stability), found_stability, _Smoothness.of(smoothness)]
+    feasibility, dominance = _inequalities([*visited, found_smoothness], measure)
+    return AdmissibilitySearch(
+        alpha=_estimate(found_stability, stated.alpha, measure),
+        beta=_estimate(found_smoothness.both_signs(), stated.beta, measure),
+        feasibility=feasibility,
+        dominance=dominance,
+    )
+
+
+class _Parameters(NamedTuple):
+    """Free parameters of a batch of points: three matrices and the log-scales of S and L."""
+
+    total: Tensor
+    """(b, m, n)."""
+    factor: Tensor
+    """(b, m, m): L is its Gram, up to scale."""
+    other: Tensor
+    """(b, m, max(m, n)): the increment of L, or the direction in S."""
+    scales: Tensor
+    """(2, b, 1, 1)."""
+
+    @classmethod
+    def random(cls, batch: int, m: int, n: int, generator: torch.Generator) -> Self:
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+        return cls(
+            normal(batch, m, n),
+            normal(batch, m, m),
+            normal(batch, m, max(m, n)),
+            2 * normal(2, batch, 1, 1),
+        )
+
+    def halves(self) -> tuple["_Parameters", "_Parameters"]:
+        first, second = zip(*(p.chunk(2, -3) for p in self), strict=True)
+        return _Parameters(*first), _Parameters(*second)
+
+    def root(self) -> Tensor:
+        """L = e^scale AAᵀ."""
+        factor = self.scaled_factor()
+        return factor @ factor.mT
+
+    def scaled_factor(self) -> Tensor:
+        return (self.scales[0].clamp(max=_LARGEST) / 2).exp() * self.factor
+
+    def s(self, *, relative: bool) -> Tensor:
+        """S = e^scale T, with the scale of L on top of its own where `relative`."""
+        scale = self.scales.sum(0) if relative else self.scales[1]
+        return scale.clamp(max=_LARGEST).exp() * self.total
+
+
+class _Stability(NamedTuple):
+    """Points (S, L₁, L₂) with 0 ⪯ L₁ ⪯ L₂ and Tr L₂ − Tr L₁ = 1."""
+
+    s: Tensor
+    root: Tensor
+    larger: Tensor
+
+    @classmethod
+    def of(cls, p: _Parameters) -> Self:
+        b = p.other / torch.linalg.matrix_norm(p.other, keepdim=True)
+        return cls(p.s(relative=False), p.root(), p.root() + b @ b.mT)
+
+    def ratio(self, potential: Potential) -> Tensor:
+        """Ψ(S; L₂) − Ψ(S; L₁), differentiable."""
+        larger = potential.value_at_root(self.s, self.larger)
+        return larger - potential.value_at_root(self.s, self.root)
+
+    def measured(self, potential: Potential) -> tuple[Tensor, Tensor]:
+        """The ratio through the public functions, and a bound on its numerical error."""
+        value, error = _value(potential, self.s, self.larger)
+        below, its_error = _value(potential, self.s, self.root)
+        return value - below, error + its_error
+
+
+class _Smoothness(NamedTuple):
+    """Points (X, L) and directions D with Tr DᵀL⁻¹D = 1: D = AE for L = AAᵀ and ‖E‖_F = 1."""
+
+    s: Tensor
+    root: Tensor
+    direction: Tensor
+
+    @classmethod
+    def of(cls, p: _Parameters) -> Self:
+        e = p.other[..., : p.total.shape[-1]]
+        e = e / torch.linalg.matrix_norm(e, keepdim=True)
+        return cls(p.s(relative=True), p.root(), p.scaled_factor() @ e)
+
+    def ratio(self, potential: Potential) -> Tensor:
+        """Ψ(X+D) − 2Ψ(X) + Ψ(X−D), differentiable.
+
+        It is the mean of the ratio 2·Bregman(Y‖X) over Y = X ± D and tends to the Hessian form, so
+        it has the same supremum; and its derivatives need no second derivative of Ψ.
+        """
+        ahead = potential.value_at_root(self.s + self.direction, self.root)
+        behind = potential.value_at_root(self.s - self.direction, self.root)
+        return ahead + behind - 2 * potential.value_at_root(self.s, self.root)
+
+    def measured(self, potential: Potential) -> tuple[Tensor, Tensor]:
+        """2·Bregman(X+D‖X) through the public functions, and a bound on its numerical error."""
+        ahead, error = _value(potential, self.s + self.direction, self.root)
+        here, its_error = _value(potential, self.s, self.root)
+        gradient = potential.gradient(self.s, _square(self.root))
+        slope = (gradient * self.direction).sum((-2, -1))
+        # ½‖X̂ − X‖²_L ≤ gap, and |⟨X̂ − X, D⟩| ≤ ‖X̂ − X‖_L for a direction of unit length.
+        drift = (2 * _gap(potential, self.s, self.root)).sqrt()
+        return 2 * (ahead - here - slope), 2 * (error + its_error + drift)
+
+    def both_signs(self) -> Self:
+        both = torch.cat([self.direction, -self.direction])
+        return type(self)(self.s.repeat(2, 1, 1), self.root.repeat(2, 1, 1), both)
+
+
+_Points = _Stability | _Smoothness
+_P = TypeVar("_P", _Stability, _Smoothness)
+
+
+class _Measurement(NamedTuple):
+    """Means over independent draws of a potential, with the half-width of their interval."""
+
+    draws: Iterator[Potential]
+    replicates: int
+    quantile: float
+
+    def __call__(
+        self, of: Callable[[Potential], tuple[Tensor, Tensor]], share: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The mean of `of` and its margin: sampling error and the numerical error `of` returns."""
+        count = max(1, round(share * self.replicates))
+        results = [of(next(self.draws)) for _ in range(count)]
+        values = torch.stack([value for value, _ in results])
+        error = torch.stack([error for _, error in results]).amax(0)
+        if count == 1:
+            return values[0], error
+        return values.mean(0), error + self.quantile * values.std(0) / math.sqrt(count)
+
+
+def _check_randomness(potential: Potential, points: "_Stability") -> None:
+    """Raise unless two draws differ exactly where the potential says that it is random."""
+    one, two = (potential.redrawn(draw).value(points.s, _square(points.root)) for draw in (-1, -2))
+    if torch.equal(one, two) == potential.is_random:
+        says = "equal" if potential.is_random else "different"
+        raise ValueError(
+            f"{type(potential).__name__} says is_random={potential.is_random} but two draws of it "
+            f"have {says} values; correct is_random, or let redrawn() return other samples"
+        )
+
+
+def _ascend(
+    points: Callable[[_Parameters], _P], start: _Parameters, draws: Iterator[Potential], steps: int
+) -> _P:
+    """The points that `steps` of Adam reach, with a rate that falls to zero as a cosine."""
+    parameters = _Parameters(*(p.clone().requires_grad_() for p in start))
+    optimizer = torch.optim.Adam(parameters, lr=_RATE, maximize=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        points(parameters).ratio(next(draws)).sum().backward()
+        for p in parameters:  # where a decomposition has no derivative, this step stays
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.nan_to_num(0.0, 0.0, 0.0)
+        optimizer.step()
+        schedule.step()
+    return points(_Parameters(*(p.detach() for p in parameters)))
+
+
+def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate:
+    """Choose the best point on some fresh samples, then measure it on others."""
+    ratio, margin = measure(points.measured, share=0.25)
+    index = int((ratio - margin).argmax())
+    best = type(points)(*(part[index] for part in points))
+    found, margin = measure(best.measured)
+    return Estimate(stated, found.item(), margin.item(), tuple(best))
+
+
+def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float, float]:
+    """The largest ‖∇Ψ‖_op and the smallest (Ψ − ‖S‖_* + margin)/Ψ over the points."""
+    s = torch.cat([points.s for points in visited])
+    root = torch.cat([points.root for points in visited])
+    gradient = next(measure.draws).gradient(s, _square(root))
+    value, margin = measure(lambda potential: _value(potential, s, root), share=0.25)
+    dominance = (value - nuclear_norm(s) + margin) / value
+    return operator_norm(gradient).max().item(), dominance.min().item()
+
+
+def _value(potential: Potential, s: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Ψ(S; L²), and what the solver's gap and rounding can take from it or add to it."""
+    value = potential.value(s, _square(root))
+    rounding = 32 * sum(s.shape[-2:]) * torch.finfo(s.dtype).eps * value
+    return value, rounding + _gap(potential, s, root)
+
+
+def _gap(potential: Potential, s: Tensor, root: Tensor) -> Tensor:
+    if isinstance(potential, Regularized):
+        return potential.solve(s, _square(root)).gap
+    return s.new_zeros(s.shape[:-2])
+
+
+def _square(root: Tensor) -> Tensor:
+    """Λ = L², symmetric to the last bit."""
+    square = root @ root
+    return (square + square.mT) / 2

@@ -1,0 +1,258 @@
+"""The online game: a learner against a stream of gradients, its regret beside its bound."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon._files import digest, to_json, write_whole
+from nucleon.online.learners import Learner
+from nucleon.online.learners.base import undone_on_error
+from nucleon.online.regret import Certificate, Ledger, Shape
+from nucleon.online.streams import Stream
+
+FORMAT, VERSION = "nucleon-trace", 1
+_SERIES = ("regret", "bound", "norm")
+_PER_DECADE = 20
+
+
+class Row(NamedTuple):
+    """A recorded round, as it happens."""
+
+    round: int
+    """t."""
+    regret: Tensor
+    """Reg_t, () or (b,), float64."""
+    bound: Tensor
+    """The theorem's bound, infinite without one."""
+    norm: Tensor
+    """‖X_t‖ in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
+
+    @property
+    def slack(self) -> Tensor:
+        """Bound − regret."""
+        return self.bound - self.regret
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a game was, and what was recorded of it; series have one row per recorded round."""
+
+    learner: str
+    """The learner's name."""
+    options: dict[str, Any]
+    """Its options, as plain values."""
+    stream: str
+    """The stream's name."""
+    oblivious: bool
+    """Whether all gradients were fixed before the game, also those of an earlier part of it."""
+    shape: Shape
+    """(m, n), or (b, m, n) for b games."""
+    dtype: str
+    """Of gradients and actions."""
+    radius: float
+    """D."""
+    discount: float
+    """γ."""
+    theorem: str
+    """Whose bound it is."""
+    conditional_on: tuple[str, ...]
+    """What the certificate is conditional on."""
+    refusal: str | None
+    """Why there is none, if so."""
+    rounds: tuple[int, ...]
+    """The rounds recorded, (R,), the last one included."""
+    regret: Tensor
+    """Reg_t after these rounds, (R,) or (R, b), float64."""
+    bound: Tensor
+    """The theorem's bound after them, infinite without one."""
+    norm: Tensor
+    """‖X_t‖ in them, in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
+    lower: Tensor | None = None
+    """What the same gradients with some other signs cost every learner, () or (b,)."""
+    delta: float | None = None
+    """With which probability the bound may fail, where the learner draws noise; None: its mean."""
+
+    @property
+    def certificate(self) -> Certificate:
+        """The regret after the last round beside its bound."""
+        words = self.theorem, self.conditional_on, self.refusal
+        return Certificate(self.regret[-1], self.bound[-1], *words, self.lower)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        numbers = [name for name in (*_SERIES, "lower") if plain[name] is not None]
+        series = {name: _plain(plain[name].tolist()) for name in numbers}
+        lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
+        return {**plain, **lists, **series}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The trace that `to_dict` came from."""
+        typed = dict(values)
+        for name in ("shape", "conditional_on", "rounds"):
+            typed[name] = tuple(values[name])
+        for name in (*_SERIES, "lower"):
+            if values.get(name) is not None:
+                typed[name] = _tensor(values[name])
+        return cls(**typed)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON lines: a header, one per recorded round, a last one with their SHA-256.
+
+        The file appears whole or not at all: it is written under a temporary name and renamed.
+        """
+        path, values = Path(path), self.to_dict()
+        columns = {name: values.pop(name) for name in ("rounds", *_SERIES)}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        header = {"format": FORMAT, "version": VERSION, **values}
+        lines = [to_json(line) for line in [header, *rows]]
+        lines.append(to_json({"rows": len(rows), "sha256": _digest(lines)}))
+        write_whole(path, "\n".join(lines) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; a file that is cut off, altered or of another kind is refused."""
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            header, *rows, last = (json.loads(line) for line in lines)
+            found = header.pop("format"), header.pop("version")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a whole trace: {error}; play the game again"
+            ) from error
+        if found != (FORMAT, VERSION):
+            raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {found}")
+        if last != {"rows": len(rows), "sha256": _digest(lines[:-1])}:
+            raise ValueError(f"{path} is cut off or was altered: its checksum does not agree")
+        columns = {name: [row[name] for row in rows] for name in ("rounds", *_SERIES)}
+        return cls.from_dict({**header, **columns})
+
+
+def play(
+    learner: Learner,
+    stream: Stream,
+    rounds: int,
+    *,
+    record: Literal["log"] | int = "log",
+    ledger: Ledger | None = None,
+    on_record: Callable[[Row], object] | None = None,
+    delta: float | None = None,
+) -> Trace:
+    """Play `rounds` rounds: X_t from the learner, G_t from the stream, both into the ledger.
+
+    A round enters learner and ledger both or, on an error, neither. A stream that says it is
+    oblivious is not shown the actions.
+
+    Args:
+        learner: of the stream's shape, dtype and device. One that has played before goes on with
+            the stream's next round, and then needs the ledger of its game so far.
+        stream: of gradients.
+        rounds: how many, ≥ 1.
+        record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
+            decade (default), or every so many; the last one always.
+        ledger: of the game so far, which is continued in place (default: the learner's own).
+        on_record: called with each recorded `Row` as it happens, to watch the game live.
+        delta: δ, with which probability the bound of a learner that draws noise may fail at the
+            last round; None bounds the mean over the noise (default).
+    """
+    _checks.count("rounds", rounds)
+    if record != "log":
+        _checks.count("record", record)
+    _check_pair(learner, stream, rounds, ledger)
+    certificate = learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
+    first, last = learner.rounds + 1, learner.rounds + rounds
+    rows: list[Row] = []
+    for t in range(first, last + 1):
+        action = learner.play()
+        gradient = stream.gradient(t, None if stream.oblivious else action)
+        with undone_on_error(learner):
+            learner.observe(gradient, oblivious=stream.oblivious)
+            if ledger is not None:
+                ledger.record(gradient, action)
+        if t == last or _is_due(t, record):  # the last one's certificate is the trace's
+            certificate = learner.certificate(ledger, delta=delta)
+            row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
+            rows.append(row)
+            if on_record is not None:
+                on_record(row)
+    kept, *series = zip(*rows, strict=True)
+    regret, bound, norm = (torch.stack(column).cpu() for column in series)
+    return Trace(
+        learner=learner.name,
+        options=learner.options(),
+        stream=stream.name,
+        oblivious=learner.fixed == learner.rounds,
+        shape=learner.shape,
+        dtype=str(learner.dtype),
+        radius=learner.radius,
+        discount=learner.discount,
+        theorem=certificate.theorem,
+        conditional_on=certificate.conditional_on,
+        refusal=certificate.refusal,
+        rounds=kept,
+        regret=regret,
+        bound=bound,
+        norm=norm,
+        lower=None if certificate.lower is None else certificate.lower.cpu(),
+        delta=delta,
+    )
+
+
+def _check_pair(learner: Learner, stream: Stream, rounds: int, ledger: Ledger | None) -> None:
+    """Raise unless the learner can go on for so many rounds of the stream."""
+    if tuple(stream.shape) != learner.shape:
+        raise ValueError(
+            f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
+            f"build both alike"
+        )
+    if ledger is None and learner.rounds:
+        raise ValueError(
+            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
+            f"game, or a new learner"
+        )
+    if stream.rounds is not None and learner.rounds + rounds > stream.rounds:
+        raise ValueError(
+            f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
+            f"rounds={rounds} from round {learner.rounds + 1} on"
+        )
+
+
+def _is_due(t: int, record: Literal["log"] | int) -> bool:
+    """Whether round t is recorded: every so many, or where ⌊20·log₁₀ t⌋ steps up."""
+    if record != "log":
+        return t % record == 0
+    return t == 1 or _decade(t) > _decade(t - 1)
+
+
+def _decade(t: int) -> int:
+    return math.floor(_PER_DECADE * math.log10(t) + 1e-9)
+
+
+def _plain(values: Any) -> Any:
+    """Nested lists without what JSON cannot hold: None for infinity, "nan" or "-inf" as text."""
+    if isinstance(values, list):
+        return [_plain(value) for value in values]  # pyright: ignore[reportUnknownVariableType]
+    if values == math.inf:
+        return None
+    return values if math.isfinite(values) else str(values)
+
+
+def _tensor(values: Any) -> Tensor:
+    def numbers(value: Any) -> Any:
+        if isinstance(value, list):
+            return [numbers(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+        return math.inf if value is None else float(value)
+
+    return torch.tensor(numbers(values), dtype=torch.float64)
+
+
+def _digest(lines: list[str]) -> str:
+    return digest("\n".join(lines).encode())

@@ -1,0 +1,58 @@
+"""Learners over the operator-norm ball: play an action, observe its gradient, know the bound."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from nucleon.online.learners.adagrad import AdaGradFTRL, AdaGradOGD, AdaGradOptions
+from nucleon.online.learners.base import Learner, LearnerOptions
+from nucleon.online.learners.ftpl import FTPL
+from nucleon.online.learners.gaussian_ftpl import GaussianFTPL
+from nucleon.online.learners.gbpa import FAML, FTL, FTRL, GBPA, GameOptions
+from nucleon.online.learners.kronecker import KroneckerFTRL
+from nucleon.online.learners.projected import ProjectionOptions
+from nucleon.online.learners.scalar_gbpa import ScalarGBPA
+from nucleon.online.learners.shampoo import OneSidedShampoo, Shampoo, ShampooOptions
+from nucleon.online.learners.vectors import BoxLedger
+
+LEARNERS: Mapping[str, type[Learner]] = MappingProxyType(
+    {
+        learner.name: learner
+        for learner in (
+            FTL,
+            FTRL,
+            FTPL,
+            FAML,
+            Shampoo,
+            OneSidedShampoo,
+            KroneckerFTRL,
+            ScalarGBPA,
+            AdaGradOGD,
+            AdaGradFTRL,
+            GaussianFTPL,
+        )
+    }
+)
+"""Every learner by the name that traces and the command line use."""
+
+__all__ = [
+    "FAML",
+    "FTL",
+    "FTPL",
+    "FTRL",
+    "GBPA",
+    "LEARNERS",
+    "AdaGradFTRL",
+    "AdaGradOGD",
+    "AdaGradOptions",
+    "BoxLedger",
+    "GameOptions",
+    "GaussianFTPL",
+    "KroneckerFTRL",
+    "Learner",
+    "LearnerOptions",
+    "OneSidedShampoo",
+    "ProjectionOptions",
+    "ScalarGBPA",
+    "Shampoo",
+    "ShampooOptions",
+]

@@ -1,0 +1,320 @@
+"""AdaGrad on vectors: OGD and FTRL, scalar, diagonal and full (Appendix B, Table 2).
+
+    OGD       x_{t+1} = argmin ⟨g_t, x⟩ + ‖x − x_t‖²_{H_t}/(2η)
+    FTRL      x_{t+1} = argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η)
+    proximal  x_{t+1} = argmin ⟨s_t, x⟩ + Σ_s ‖x − x_s‖²_{H_s − H_{s-1}}/(2η)
+
+over the ball, s_t = Σg_s, H_t = δI + √Σ‖g_s‖²·I, √diag Σg_sg_sᵀ or √Σg_sg_sᵀ. Each minimizes
+⟨c, x⟩ + ½xᵀH_tx: c = ηg_t − H_tx_t, ηs_t, or ηs_t − p_t with p_t = Σ(H_s − H_{s-1})x_s. That is
+the projection of −H_t⁺c in the metric of H_t. The pseudo-inverse of a singular H_t loses nothing:
+its range holds every g_s, s ≤ t, and so c.
+
+An action that solves its problem up to the gap g = max_x ⟨∇F(x_t), x_t − x⟩ adds g to the regret in
+all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all that their proofs use of it.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, Unpack, final, get_args
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg.metric import Ball, Metric, dual_norm
+from nucleon.linalg.roots import psd_eigh
+from nucleon.online import theory
+from nucleon.online.learners.base import LearnerOptions
+from nucleon.online.learners.vectors import VectorLearner
+from nucleon.online.regret import Shape
+from nucleon.online.theory.adagrad import Preconditioner
+
+Offset = Literal["stated", "running", "clip", "scale-free", "proximal"]
+
+
+class AdaGradOptions(LearnerOptions, total=False):
+    """Keyword options of both AdaGrad learners."""
+
+    preconditioner: Preconditioner
+    """"scalar", "diagonal" (default) or "full"."""
+    ball: Ball
+    """"l2" or "linf" (default "linf")."""
+    eta: float | None
+    """η; None is what makes the bound smallest (default None)."""
+    tolerance: float
+    """Relative gap of the box program, which "full" on "linf" needs (default 1e-8)."""
+    max_iterations: int
+    """Of the same (default 1000)."""
+
+
+class _AdaGrad(VectorLearner):
+    """What the two have in common: the moment and its root."""
+
+    state_names: ClassVar[tuple[str, ...]] = (*VectorLearner.state_names, "moment")
+    covered: ClassVar[tuple[str, ...]] = (
+        *VectorLearner.covered,
+        *("_accumulated", "_metric", "_solve", "_delta", "_fed"),
+    )
+    option_names: ClassVar[tuple[str, ...]] = (
+        "preconditioner",
+        "ball",
+        "eta",
+        "tolerance",
+        "max_iterations",
+    )
+    plays_discounted: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        preconditioner: Preconditioner = "diagonal",
+        ball: Ball = "linf",
+        eta: float | None = None,
+        tolerance: float = 1e-8,
+        max_iterations: int = 1000,
+        **options: Any,
+    ) -> None:
+        super().__init__(shape, ball=ball, **options)
+        _checks.choice("preconditioner", preconditioner, get_args(Preconditioner))
+        self.preconditioner: Preconditioner = preconditioner
+        self.eta = self._default_eta() if eta is None else _checks.positive("eta", eta)
+        self.tolerance = _checks.positive("tolerance", tolerance)
+        self.max_iterations = _checks.count("max_iterations", max_iterations)
+        side = (self.dimension,) * (2 if preconditioner == "full" else 1)
+        self.moment = self.center.new_zeros(*self.center.shape[:-1], *side)
+        """Σg_{s,i}², or Σg_sg_sᵀ for the full preconditioner."""
+
+    @abstractmethod
+    def _default_eta(self) -> float:
+        """The η of the smallest bound."""
+
+    @property
+    def _reach(self) -> float:
+        """D_p: the radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
+        wide = self.ball == "linf" and self.preconditioner != "diagonal"
+        return self.radius * (math.sqrt(self.dimension) if wide else 1.0)
+
+    def _accumulated(self, gradient: Tensor) -> Tensor:
+        """The moment with one more gradient."""
+        square = gradient.square()
+        if self.preconditioner == "full":
+            square = gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
+        moment = self.moment + square
+        return (
+            _checks.finite("the sum of the squared gradients", moment) if self.validate else moment
+        )
+
+    def _metric(self, moment: Tensor, delta: Tensor) -> Metric:
+        """H = δI + the root of the moment, δ of every game (…)."""
+        offset = delta.unsqueeze(-1)
+        if self.preconditioner == "scalar":
+            return Metric(offset + moment.sum(-1, keepdim=True).sqrt().expand_as(moment))
+        if self.preconditioner == "diagonal":
+            return Metric(offset + moment.sqrt())
+        values, basis = psd_eigh(moment)
+        # What rounding leaves of a zero eigenvalue is no direction that was ever seen.
+        cut = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
+        return Metric(offset + torch.where(values > cut, values, 0.0).sqrt(), basis)
+
+    def _solve(self, linear: Tensor, metric: Metric) -> dict[str, Tensor]:
+        """The next action, which minimizes ⟨linear, x⟩ + ½xᵀHx, and the gaps with its own."""
+        x = metric.minimize(
+            linear,
+            self.ball,
+            self.radius,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+        )
+        slope = (linear + metric.apply(x)) / self.eta
+        gap = (slope * x).sum(-1) + self.radius * dual_norm(slope, self.ball)
+        return {"center": x, "gaps": self.gaps + gap.clamp(min=0)}
+
+
+@final
+class AdaGradOGD(_AdaGrad):
+    """x_{t+1} = argmin ⟨g_t, x⟩ + ‖x − x_t‖²_{H_t}/(2η); it needs no bound on the gradients.
+
+    Args:
+        shape: (1, d) or (d, 1), or (b, 1, d) for b games at once.
+        delta: δ ≥ 0 in H_t (default 0.0, the pseudo-inverse).
+        options: see `AdaGradOptions`; η is √2·D_p by default, D_p the radius of the ball in ℓ∞ for
+            "diagonal", else in ℓ2.
+    """
+
+    name: ClassVar[str] = "adagrad-ogd"
+    theorem: ClassVar[str] = "Table 2, AdaGrad-OGD, and the projection's gaps"
+    option_names: ClassVar[tuple[str, ...]] = (*_AdaGrad.option_names, "delta")
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        delta: float = 0.0,
+        **options: Unpack[AdaGradOptions],
+    ) -> None:
+        self.delta = _checks.nonnegative("delta", delta)
+        super().__init__(shape, **options)
+
+    def bound(self) -> Tensor:
+        """(R²/(2η) + η)·Tr H + δR₂²/(2η) + gaps, with the diameter R = 2D_p (Table 2)."""
+        exact = theory.adagrad_bound(
+            self.moment,
+            preconditioner=self.preconditioner,
+            update="ogd",
+            ball=self.ball,
+            radius=self.radius,
+            eta=self.eta,
+            delta=self.delta,
+        )
+        return exact + self.gaps
+
+    def _default_eta(self) -> float:
+        return math.sqrt(2) * self._reach
+
+    def _update(self, gradient: Tensor) -> dict[str, Tensor]:
+        moment = self._accumulated(gradient)
+        metric = self._metric(moment, torch.full_like(self.gaps, self.delta))
+        linear = self.eta * gradient - metric.apply(self.center)
+        return {"moment": moment, **self._solve(linear, metric)}
+
+
+@final
+class AdaGradFTRL(_AdaGrad):
+    """x_{t+1} = argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η), with δ or a way around it.
+
+    FTRL needs δ ≥ max‖g_t‖ (ℓ2; for "diagonal" ℓ∞), since H_t weighs g_{t+1} before seeing it.
+    `offset` says where δ comes from (Remark B.1):
+
+    - "stated": `delta`; a gradient above it by more than rounding is refused.
+    - "running": the largest norm so far. What exceeds the δ in force is in the bound: 2D_p‖e_t‖.
+    - "clip": the same, and only the part below the largest norm of the earlier rounds is fed.
+    - "scale-free": δ = 0, for "scalar" and "diagonal"; the largest norm is in the bound.
+    - "proximal": δ = 0 and a regularizer centered at the actions played, for twice the constant.
+
+    Args:
+        shape: (1, d) or (d, 1), or (b, 1, d) for b games at once.
+        offset: see above (default "stated").
+        delta: δ > 0 of "stated" (default 1.0).
+        options: see `AdaGradOptions`; η is D_p/√2 by default, √2·D_p if proximal and D_p/2^{3/4} if
+            scale-free, D_p the radius of the ball in ℓ∞ for "diagonal", else in ℓ2.
+    """
+
+    name: ClassVar[str] = "adagrad-ftrl"
+    theorem: ClassVar[str] = "Table 2, AdaGrad-FTRL, with Remark B.1 and the projection's gaps"
+    state_names: ClassVar[tuple[str, ...]] = (
+        *_AdaGrad.state_names,
+        "total",
+        "pull",
+        "peak",
+        "excess",
+    )
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        offset: Offset = "stated",
+        delta: float | None = None,
+        **options: Unpack[AdaGradOptions],
+    ) -> None:
+        _checks.choice("offset", offset, get_args(Offset))
+        if offset != "stated" and delta is not None:
+            raise ValueError(f"offset={offset!r} sets its own delta, got {delta!r}; leave it out")
+        if (offset, options.get("preconditioner")) == ("scale-free", "full"):
+            raise ValueError(
+                "offset='scale-free' has a bound for the scalar and the diagonal preconditioner "
+                "only, got 'full'; take another offset, e.g. 'proximal'"
+            )
+        self.offset: Offset = offset
+        self.delta = _checks.positive("delta", 1.0 if delta is None else delta)
+        super().__init__(shape, **options)
+        self.total = torch.zeros_like(self.center)
+        """s_t, of what was fed."""
+        self.pull = torch.zeros_like(self.center)
+        """p_t = Σ(H_s − H_{s-1})x_s, of the proximal form only."""
+        each = self.dimension if self.preconditioner == "diagonal" else 1
+        self.peak = self.center.new_zeros(*self.center.shape[:-1], each)
+        """max_t |g_{t,i}| for "diagonal", else max_t ‖g_t‖₂."""
+        self.excess = torch.zeros_like(self.gaps)
+        """Σ‖e_t‖ of what lay above the bound in force, in ℓ1 for "diagonal", else in ℓ2."""
+
+    def options(self) -> dict[str, Any]:
+        """The options that decide what is played, as plain values."""
+        stated = {"delta": self.delta} if self.offset == "stated" else {}
+        return {**super().options(), "offset": self.offset, **stated}
+
+    def bound(self) -> Tensor:
+        """Table 2 with the δ in force and what exceeded it, or Remark B.1; plus the gaps."""
+        shared: dict[str, Any] = {
+            "preconditioner": self.preconditioner,
+            "ball": self.ball,
+            "radius": self.radius,
+            "eta": self.eta,
+        }
+        if self.offset == "scale-free":
+            peak = self.peak.sum(-1)
+            return theory.scale_free_adagrad_bound(self.moment, peak=peak, **shared) + self.gaps
+        exact = theory.adagrad_bound(
+            self.moment,
+            update="proximal" if self.offset == "proximal" else "ftrl",
+            delta=self._delta(self.peak),
+            excess=self.excess,
+            **shared,
+        )
+        return exact + self.gaps
+
+    def _default_eta(self) -> float:
+        factor = {"scale-free": 2**-0.75, "proximal": math.sqrt(2)}
+        return self._reach * factor.get(self.offset, math.sqrt(0.5))
+
+    def _delta(self, peak: Tensor) -> Tensor:
+        """δ of every game, given the largest gradients so far."""
+        if self.offset == "stated":
+            return torch.full_like(self.gaps, self.delta)
+        return peak.amax(-1) * (self.offset in ("running", "clip"))
+
+    def _update(self, gradient: Tensor) -> dict[str, Tensor]:
+        size = gradient.abs()
+        if self.preconditioner != "diagonal":
+            size = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        fed, excess = self._fed(gradient, size)
+        peak = torch.maximum(self.peak, size)
+        moment, total = self._accumulated(fed), self.total + fed
+        metric, pull = self._metric(moment, self._delta(peak)), self.pull
+        if self.offset == "proximal":
+            before = self._metric(self.moment, self._delta(self.peak))
+            pull = pull + metric.apply(self.center) - before.apply(self.center)
+        return {
+            "moment": moment,
+            "total": total,
+            "pull": pull,
+            "peak": peak,
+            "excess": self.excess + excess,
+            **self._solve(self.eta * total - pull, metric),
+        }
+
+    def _fed(self, gradient: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        """g_t, clipped if so asked, and ‖e_t‖ of what lay above the δ of the rounds before."""
+        if self.offset == "stated" and self.validate:
+            self._refuse_above(size)
+            return gradient, (size - self.delta).clamp(min=0).sum(-1)
+        if self.offset not in ("running", "clip"):
+            return gradient, torch.zeros_like(self.excess)
+        level = self.peak.amax(-1, keepdim=True)
+        # Until the first gradient that is not zero x = 0 whatever H, so it may be weighed by its
+        # own norm in the analysis, and costs nothing more.
+        over = torch.where(level > 0, (size - level).clamp(min=0), 0.0)
+        if self.offset == "clip":
+            gradient = torch.where(over > 0, gradient * (level / size), gradient)
+        return gradient, over.sum(-1)
+
+    def _refuse_above(self, size: Tensor) -> None:
+        """Raise on a norm above δ by more than entries rounded to the dtype explain."""
+        largest = float(size.max())
+        if largest > self.delta * (1 + 8 * torch.finfo(self.dtype).eps):
+            norm = "ℓ∞" if self.preconditioner == "diagonal" else "ℓ2"
+            raise ValueError(
+                f"gradient has {norm} norm {largest:.9g}, above delta={self.delta:.9g}; state a "
+                f"larger delta, or pass offset='running', 'clip', 'scale-free' or 'proximal'"
+            )

@@ -1,0 +1,421 @@
+"""The online-to-nonconvex conversion: any learner as an optimizer (Section 5.1, Appendix G).
+
+    G_t = ∇ℓ(W_t; ζ_t),  X_{t+1} = learner(G_1 … G_t),  W_{t+1} = W_t + s_{t+1}X_{t+1},  s ~ Exp(1)
+
+The learner plays the discounted game over ‖X‖_op ≤ D = (1−γ)ρ/(2γ). What the theorems speak of is
+the average W̄_τ of the iterates at a random time τ ≤ T,
+
+    W̄_t = (1−γ)/(1−γ^t)·Σ_{s≤t} γ^{t-s}W_s,   Pr(τ = t) = (1−γ^t)/T for t < T, else the rest.
+
+Every learner begins with X_1 = 0, so W_1 is the initial weight. Several matrices at once are one
+block-diagonal matrix: they share the lengths s and τ, their nuclear norms add.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nucleon import _checks, noise
+from nucleon.online.learners import Learner
+from nucleon.online.learners.base import undone_on_error
+from nucleon.online.theory import o2nc_radius
+from nucleon.optim.engines.work import EXPONENTIAL_STREAM
+from nucleon.optim.state import SLICES
+
+TAG = "o2nc/1"
+
+
+class O2NC(Optimizer):
+    """Runs a learner on the gradients of a loss for T rounds: the process of Theorems 5.2 and 5.3.
+
+    Args:
+        params: 2-D parameters and 3-D stacks of matrices, float32 or float64.
+        learner: a class of `online.learners` or any callable that makes one: called once for each
+            parameter with its shape and the keywords `radius`, `discount` (but for a class of the
+            plain game, which is fed γ^{-t}G_t instead), `dtype` and `device`,
+            with `seed` and `stream` where it takes them and `functools.partial` has not set them
+            (a function with `**kwargs` takes them, a class where it names them), and with
+            `options`. Or a learner itself, fresh and of that shape, radius and discount, for one
+            parameter. Its ball is ‖X‖_op ≤ D and its first action 0.
+        rho: ρ of the (ρ, ε)-stationary point.
+        discount: γ.
+        rounds: T.
+        seed: of the lengths s and of τ, and of the learners' noise (default 0).
+        independent: False (default): one process. True: each parameter is (b, m, n) and its slices
+            are b processes, each with its own lengths and τ.
+        options: of the learners, for example `gradient_bound`.
+    """
+
+    def __init__(
+        self,
+        params: Tensor | Iterable[Tensor],
+        learner: Callable[..., Learner] | Learner,
+        *,
+        rho: float,
+        discount: float,
+        rounds: int,
+        seed: int = 0,
+        independent: bool = False,
+        **options: Any,
+    ) -> None:
+        self.radius = o2nc_radius(rho=rho, discount=discount)
+        self.discount, self.rounds = float(discount), _checks.count("rounds", rounds)
+        self.round = 0
+        """Gradients taken so far, t."""
+        self.swapped = False
+        """Whether the parameters hold an average now."""
+        own = {"rho": float(rho), "discount": self.discount, "rounds": rounds}
+        given = [params] if isinstance(params, Tensor) else list(params)
+        _check_params(given, independent)
+        super().__init__(given, {**own, "seed": seed, "independent": independent, "nucleon": TAG})
+        self.params: list[Tensor] = self.param_groups[0]["params"]
+        self.learners = self._make_learners(learner, options)
+        first = self.params[0]
+        runs = torch.arange(len(first) if independent else 1, device=first.device)
+        # −1, −2, …: the first process has the lengths of the optimizers' steps="exponential".
+        self._streams = EXPONENTIAL_STREAM - (runs if independent else runs.squeeze())
+        self.tau = self._draw_tau()
+        """τ, an int64 tensor: () or, for independent processes, (b,)."""
+        for param in self.params:
+            start = param.detach().to(torch.float64, copy=True)
+            self.state[param] = {"average": start, "output": start.clone()}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only the first: all matrices share one process."""
+        if self.param_groups:
+            raise ValueError("O2NC runs one process; pass all parameters when it is made")
+        super().add_param_group(param_group)
+
+    # ------------------------------------------------------------------ the process
+
+    @property
+    def actions(self) -> list[Tensor]:
+        """X_t of each parameter, which led to the weights of now: the next gradient answers it."""
+        return [learner.play() for learner in self.learners]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Enter W_t into the average, hand G_t to the learners, and move; on an error, nothing."""
+        loss = None
+        if self.swapped:
+            raise RuntimeError("the parameters hold an average now; step after leaving the swap")
+        if self.round >= self.rounds:
+            raise RuntimeError(f"the {self.rounds} rounds are over; pass a larger rounds=")
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        length = noise.exponential(
+            tuple(self._streams.shape),
+            seed=self.param_groups[0]["seed"],
+            stream=self._streams,
+            step=self.round + 1,
+            dtype=self.params[0].dtype,
+            device=self.params[0].device,
+        )
+        length = length[:, None, None] if length.ndim else length
+        actions = self._answer()  # all that can fail comes before the first change
+        self.round += 1
+        self._average()
+        for param, action in zip(self.params, actions, strict=True):
+            param.add_(action * length)
+        return loss
+
+    def _answer(self) -> list[Tensor]:
+        """X_{t+1} of each parameter after G_t; the learners as they were when one of them fails."""
+        for index, param in enumerate(self.params):
+            if param.grad is None:
+                raise RuntimeError(
+                    f"parameter {index} of shape {tuple(param.shape)} has no gradient; the process "
+                    f"needs all of them in every round: call backward(), or set zeros"
+                )
+        with undone_on_error(*self.learners):
+            for param, learner in zip(self.params, self.learners, strict=True):
+                learner.play()
+                learner.observe(self._loss_of(cast(Tensor, param.grad), learner))
+            actions = self.actions
+            for param, action in zip(self.params, actions, strict=True):
+                if action.shape != param.shape:
+                    raise ValueError(
+                        f"the learner played an action of shape {tuple(action.shape)} for a "
+                        f"parameter of shape {tuple(param.shape)}; mend its _act()"
+                    )
+        return actions
+
+    def _loss_of(self, gradient: Tensor, learner: Learner) -> Tensor:
+        """G_t, or γ^{-t}G_t for a learner of the plain game: the paper's reduction to it."""
+        if learner.plays_discounted:
+            return gradient
+        weighted = gradient * self.discount ** -(self.round + 1)
+        if gradient.isfinite().all() and not weighted.square().sum().isfinite():
+            raise OverflowError(
+                f"{learner.name} plays the plain game on γ^(-t)G_t, which {gradient.dtype} cannot "
+                f"hold in round {self.round + 1}; use float64, fewer rounds, or a learner such as "
+                f"FAML, which plays the discounted game itself"
+            )
+        return weighted
+
+    def _average(self) -> None:
+        """W̄_t = W̄_{t-1} + (1−γ)/(1−γ^t)·(W_t − W̄_{t-1}), and W̄_τ when its time has come."""
+        share = (1 - self.discount) / (1 - self.discount**self.round)
+        chosen = self.tau == self.round
+        chosen = chosen[:, None, None] if chosen.ndim else chosen
+        for param in self.params:
+            state = self.state[param]
+            state["average"] += share * (param - state["average"])
+            state["output"] = torch.where(chosen, state["average"], state["output"])
+
+    # ------------------------------------------------------------------ the averages
+
+    @property
+    def average(self) -> list[Tensor]:
+        """W̄_t of each parameter, float64; before the first round the initial weights."""
+        return [self.state[param]["average"].clone() for param in self.params]
+
+    @property
+    def output(self) -> list[Tensor]:
+        """W̄_τ of each parameter, float64, once round τ is over; before, the initial weights."""
+        return [self.state[param]["output"].clone() for param in self.params]
+
+    @contextmanager
+    def swap_in_average(self) -> Iterator[None]:
+        """Within the block the parameters are W̄_t; afterwards, whatever happens, W again."""
+        with self._swapped("average"):
+            yield
+
+    @contextmanager
+    def swap_in_output(self) -> Iterator[None]:
+        """Within the block the parameters are W̄_τ; refused before round τ is over."""
+        if bool((self.tau > self.round).any()):
+            raise RuntimeError(
+                f"τ = {int(self.tau.max())} has not come, this is round {self.round}; run on, or "
+                f"use swap_in_average()"
+            )
+        with self._swapped("output"):
+            yield
+
+    @contextmanager
+    def _swapped(self, name: str) -> Iterator[None]:
+        if self.swapped:
+            raise RuntimeError("the parameters hold an average already; leave that block first")
+        kept = [param.detach().clone() for param in self.params]
+        self.swapped = True
+        try:
+            with torch.no_grad():
+                for param in self.params:
+                    param.copy_(self.state[param][name])
+            yield
+        finally:
+            with torch.no_grad():
+                for param, weight in zip(self.params, kept, strict=True):
+                    param.copy_(weight)
+            self.swapped = False
+
+    # ------------------------------------------------------------------ the state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold torch's part, which names its own attributes only, and ours."""
+        if self.swapped:  # the weights of now are with the open block, which a copy would not have
+            raise RuntimeError("the parameters hold an average now; copy after leaving the swap")
+        names = ("radius", "discount", "rounds", "round", "swapped", "params", "learners", "tau")
+        own = {name: getattr(self, name) for name in (*names, "_streams")}
+        return {**super().__getstate__(), **own}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the rest of the process depends on, the weights excepted, as copies."""
+        found = super().state_dict()
+        found["state"] = {
+            key: {name: value.clone() for name, value in state.items()}
+            for key, state in found["state"].items()
+        }
+        learners = [learner.state_dict() for learner in self.learners]
+        return {**found, "round": self.round, "learners": learners}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state of the same process; refuse any other, changing nothing."""
+        if self.swapped:
+            raise RuntimeError("the parameters hold an average now; load after leaving the swap")
+        own = {k: v for k, v in self.param_groups[0].items() if k not in ("params", "param_names")}
+        saved: Mapping[str, Any] = (state_dict.get("param_groups") or [{}])[0]
+        for name in ("nucleon", *own):
+            if saved.get(name) != own[name]:
+                raise ValueError(
+                    f"the state has {name}={saved.get(name)!r}, this process {own[name]!r}; load "
+                    f"it into an O2NC built like the one that saved it"
+                )
+        averages = [self._saved(state_dict, i, param) for i, param in enumerate(self.params)]
+        count = _checks.count("round", cast(int, state_dict.get("round")), minimum=0)
+        if count > self.rounds:
+            raise ValueError(
+                f"the state is damaged: round={count} exceeds rounds={self.rounds}; load one that "
+                f"state_dict() returned"
+            )
+        states: Sequence[Mapping[str, Any]] = state_dict.get("learners", ())
+        if len(states) != len(self.learners):
+            raise ValueError(f"the state has {len(states)} learners, expected {len(self.learners)}")
+        with undone_on_error(*self.learners):
+            for learner, state in zip(self.learners, states, strict=True):
+                learner.load_state_dict(state)
+                if learner.rounds != count:
+                    raise ValueError(
+                        f"the state is damaged: round={count}, but a learner has "
+                        f"rounds={learner.rounds}; load one that state_dict() returned"
+                    )
+        self.round = count
+        for param, tensors in zip(self.params, averages, strict=True):
+            self.state[param] = tensors
+
+    def _saved(self, state_dict: Mapping[str, Any], index: int, param: Tensor) -> dict[str, Tensor]:
+        saved = state_dict.get("state", {}).get(index, {})
+        for name in ("average", "output"):
+            value = saved.get(name)
+            if not isinstance(value, Tensor) or value.shape != param.shape:
+                raise ValueError(
+                    f"the state's {name} of parameter {index} must have the shape "
+                    f"{tuple(param.shape)}, got {getattr(value, 'shape', value)!r}"
+                )
+            _checks.finite(f"the state's {name} of parameter {index}", value)
+        device = param.device
+        return {n: saved[n].to(device, torch.float64, copy=True) for n in ("average", "output")}
+
+    # ------------------------------------------------------------------ making it
+
+    def _make_learners(
+        self, learner: Callable[..., Learner] | Learner, options: dict[str, Any]
+    ) -> list[Learner]:
+        if isinstance(learner, Learner):
+            if options or len(self.params) != 1:
+                raise TypeError(
+                    "a learner that is made already takes no options and serves one parameter; "
+                    "pass its class instead"
+                )
+            made = [learner]
+        else:
+            taken = _noise_keywords(learner)
+            made: list[Learner] = []
+            for index, param in enumerate(self.params):
+                # The identity that the optimizers give their noise, so that Pion's is FTPL's.
+                own = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
+                game = {"radius": self.radius}
+                if not _plays_the_plain_game(learner):
+                    game["discount"] = self.discount
+                place = {"dtype": param.dtype, "device": param.device}
+                noisy = {name: value for name, value in own.items() if name in taken}
+                made.append(learner(tuple(param.shape), **{**game, **place, **noisy, **options}))
+        for param, one in zip(self.params, made, strict=True):
+            self._check_learner(one, param)
+        if len({id(one) for one in made}) < len(made):
+            raise ValueError("learner made one learner for two parameters; make a new one each")
+        return made
+
+    def _check_learner(self, learner: object, param: Tensor) -> None:
+        if not isinstance(learner, Learner):
+            raise TypeError(
+                f"learner must make a nucleon.online.Learner, it made {learner!r}; pass a class "
+                f"such as FAML, or a function that returns one of its learners"
+            )
+        wanted = {
+            "shape": tuple(param.shape),
+            "radius": self.radius,
+            "discount": self.discount if learner.plays_discounted else 1.0,
+            "dtype": param.dtype,
+            "device": param.device,
+            "rounds": 0,
+        }
+        for name, value in wanted.items():
+            if getattr(learner, name) != value:
+                raise ValueError(
+                    f"learner has {name}={getattr(learner, name)!r}, the process needs {value!r}; "
+                    f"pass the class {type(learner).__name__} and let O2NC make it"
+                )
+        # Vector learners name their ball; ‖x‖₂ is the operator norm of a row or a column.
+        ball = getattr(learner, "ball", "l2")
+        if ball != "l2" and param.shape[-2:].numel() > 1:
+            raise ValueError(
+                f"learner has ball={ball!r}, the process needs the operator-norm ball, which for "
+                f"vectors is ℓ2; pass ball='l2'"
+            )
+        if learner.play().any():
+            raise ValueError(
+                f"the first action of {type(learner).__name__} is not 0, but the process begins at "
+                f"the given weights; pass a learner that plays X_1 = 0"
+            )
+
+    def _draw_tau(self) -> Tensor:
+        """τ = T with probability γ^t, else t, for t uniform on 1 … T: the law, without a table."""
+        u = noise.uniform(
+            (*self._streams.shape, 2),
+            seed=self.param_groups[0]["seed"],
+            stream=self._streams,
+            dtype=torch.float64,
+            device=self._streams.device,
+        )
+        t = (u[..., 0] * self.rounds).ceil()
+        last = u[..., 1] <= self.discount**t
+        return torch.where(last, self.rounds, t.long())
+
+
+def _unwrapped(learner: Callable[..., Learner]) -> tuple[Callable[..., Learner], set[str]]:
+    """What partial functions are of, and the keywords that they set."""
+    fixed = set[str]()
+    while isinstance(learner, functools.partial):
+        fixed |= learner.keywords.keys()
+        learner = cast(Callable[..., Learner], learner.func)
+    return learner, fixed
+
+
+def _plays_the_plain_game(learner: Callable[..., Learner]) -> bool:
+    inner, _ = _unwrapped(learner)
+    return isinstance(inner, type) and not getattr(inner, "plays_discounted", True)
+
+
+def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
+    """Which of `seed` and `stream` a factory is to be given; refuse one that cannot be called."""
+    try:
+        named = inspect.signature(learner).parameters
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"learner must be a class of nucleon.online, a function that makes a learner, or a "
+            f"learner, got {learner!r}"
+        ) from None
+    inner, fixed = _unwrapped(learner)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in named.values())
+    if "discount" not in named and not takes_any:
+        raise TypeError(
+            f"learner {getattr(inner, '__name__', inner)} takes no discount, but the process plays "
+            f"the discounted game; pass a learner that does, such as FAML"
+        )
+    # The options of a class are a closed list, even where it passes them on as **options.
+    takes_any = takes_any and not isinstance(inner, type)
+    return {name for name in ("seed", "stream") if takes_any or name in named} - fixed
+
+
+def _check_params(params: Sequence[object], independent: bool) -> None:
+    if not params:
+        raise ValueError("params is empty; pass at least one matrix")
+    for index, param in enumerate(params):
+        if not isinstance(param, Tensor) or param.dtype not in _checks.FULL_DTYPES:
+            found = param.dtype if isinstance(param, Tensor) else type(param).__name__
+            raise TypeError(f"params[{index}] must be a float32 or float64 tensor, got {found}")
+        if param.ndim not in ((3,) if independent else (2, 3)) or not param.numel():
+            wanted = "(b, m, n), one slice a process" if independent else "(m, n) or (b, m, n)"
+            raise ValueError(f"params[{index}] must be {wanted}, got shape {tuple(param.shape)}")
+    if len({id(param) for param in params}) < len(params):
+        raise ValueError("params names a parameter twice; name each once")
+    found = {
+        (p.dtype, p.device, len(p) if independent else 0) for p in params if isinstance(p, Tensor)
+    }
+    if len(found) > 1:
+        raise ValueError(
+            f"the parameters of one process share dtype and device, and independent ones their "
+            f"number of slices; got {sorted(map(str, found))}"
+        )

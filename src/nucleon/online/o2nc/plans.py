@@ -1,0 +1,313 @@
+"""The parameters with which Theorems 5.2 and 5.3 promise a (ρ, ε)-stationary point."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg.norms import operator_norm
+from nucleon.online import theory
+from nucleon.online.potentials import Gaussian
+from nucleon.online.theory.nonconvex import OutOfReachError
+
+Planned = Literal["leon", "pion"]
+Kind = Literal["reachable", "trivial", "not covered", "out of reach"]
+PLANNED: tuple[Planned, ...] = get_args(Planned)
+
+MOST_ROUNDS = 10**12
+"""More rounds than this are said to be out of reach: eleven days at a million a second."""
+STANDARD_ERRORS = 3.0
+"""Half the width of an `Interval`; for 16 runs or more it covers the mean 99 times of 100."""
+
+MARGIN = 2.0
+"""What `plan` multiplies the largest gradient seen by, for want of an upper end."""
+TINY = 1e-300
+"""For a ‖Q‖_* whose lower end is not positive: every target is trivial there."""
+
+End = Literal["low", "value", "high"]
+ENDS: tuple[End, ...] = get_args(End)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measured value and the interval it is believed in."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_mean(cls, samples: Tensor) -> "Interval":
+        """The mean of independent samples (r,) ± 3 standard errors; infinite for a single one."""
+        mean = samples.double().mean().item()
+        count = _checks.count("the number of samples", samples.numel())
+        error = samples.double().std().item() / math.sqrt(count) if count > 1 else math.inf
+        return cls(mean, mean - STANDARD_ERRORS * error, mean + STANDARD_ERRORS * error)
+
+    def __str__(self) -> str:
+        """The value with its interval."""
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` found: a verdict in words and, unless the target is trivial, the parameters."""
+
+    optimizer: Planned
+    kind: Kind
+    verdict: str
+    """What to make of it, in a sentence or two."""
+    complexity: theory.Complexity | None
+    """γ, D and T with the terms and conditions they come from; None for a trivial target, and for
+    one so far out of reach that float64 cannot hold them."""
+    bound: theory.ConversionBound | None
+    """What the proof promises at these γ and T, term by term, at most ε where it applies."""
+    low: "Plan | None" = None
+    """The plan at the lower ends of the estimates; None where all was given."""
+    high: "Plan | None" = None
+    """The plan at their upper ends, and G at `MARGIN` times the largest gradient seen."""
+
+    @property
+    def discount(self) -> float:
+        """γ, the optimizer's `momentum`."""
+        return self._found.discount
+
+    @property
+    def radius(self) -> float:
+        """D, the optimizer's `lr`."""
+        return self._found.radius
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return self._found.rounds
+
+    @property
+    def _found(self) -> theory.Complexity:
+        if self.complexity is None:
+            raise ValueError(f"there is nothing to plan: {self.verdict}")
+        return self.complexity
+
+
+def plan(
+    optimizer: Planned,
+    *,
+    rho: float,
+    epsilon: float,
+    q_nuclear: float | None = None,
+    loss_gap: float | None = None,
+    gradient_bound: float | None = None,
+    shape: tuple[int, int],
+    estimates: "Estimates | None" = None,
+) -> Plan:
+    """γ, D and T of Theorem 5.2 (Pion) or 5.3 (Leon), and whether they mean anything.
+
+    γ = 1 − (ε/(20C‖Q‖_*))²,  D = (1−γ)ρ/(2γ),
+    T = max{4000C²‖Q‖_*²ΔL/(ρε³), 400C²‖Q‖_*²/ε², 10√2·C·mG/ε}
+
+    C is 1 for Leon and (n′/(n′−m−1))^¼ at the padded width n′ for Pion, whose theorem takes the
+    mean over its noise as exact. What is not given is taken from `estimates`: the plan is that at
+    the estimated values, its `low` and `high` those at the ends of their intervals. No sample
+    bounds G above: `high` takes `MARGIN` times the largest gradient seen.
+
+    Args:
+        optimizer: "leon" or "pion".
+        rho: ρ, the radius of the (ρ, ε)-stationary point.
+        epsilon: ε, its accuracy in the nuclear norm.
+        q_nuclear: ‖Q‖_* of a Q with E[GGᵀ] ⪯ Q² wherever the run may come (default: estimated).
+        loss_gap: ΔL = L(W_0) − inf L (default: estimated).
+        gradient_bound: G ≥ ‖G_t‖_op (default: estimated).
+        shape: (m, n) of the matrix, tall or wide.
+        estimates: what `estimate` found, for those of the three that are not given (default None).
+    """
+    if optimizer not in PLANNED:
+        raise ValueError(
+            f"optimizer must be 'leon' or 'pion', got {optimizer!r}; Muon has no theorem to plan "
+            f"with, since the regret of following the leader can be linear"
+        )
+    if len(shape) != 2:
+        raise ValueError(f"shape must be (m, n), got {shape!r}; plan for one matrix")
+    given = {"q_nuclear": q_nuclear, "loss_gap": loss_gap, "gradient_bound": gradient_bound}
+    known = {name: value for name, value in given.items() if value is not None}
+    missing = tuple(name for name in given if name not in known)
+    if not missing:
+        return _plan(optimizer, shape, rho=rho, epsilon=epsilon, **known)
+    if estimates is None:
+        raise ValueError(
+            f"{', '.join(missing)} must be given or estimated; pass estimates=estimate(params, "
+            f"closure, batches)"
+        )
+    at = {
+        end: _plan(optimizer, shape, rho=rho, epsilon=epsilon, **{**estimates.at(end), **known})
+        for end in ENDS
+    }
+    ends = " to ".join(
+        str(at[end].rounds) if at[end].complexity else at[end].kind for end in ENDS[::2]
+    )
+    verdict = (
+        f"{at['value'].verdict} Here {', '.join(missing)} are estimates at the present weights; at "
+        f"the ends of their intervals T is {ends}."
+    )
+    if "gradient_bound" in missing:
+        verdict += f" The upper end of G is {MARGIN:g} times the largest gradient seen."
+    return replace(at["value"], verdict=verdict, low=at["low"], high=at["high"])
+
+
+def _plan(
+    optimizer: Planned,
+    shape: tuple[int, int],
+    *,
+    rho: float,
+    epsilon: float,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float,
+) -> Plan:
+    rows, columns = sorted(_checks.count("every side of shape", side) for side in shape)
+    positive = {"rho": rho, "epsilon": epsilon, "q_nuclear": q_nuclear}
+    for name, value in positive.items():
+        _checks.positive(name, value)
+    nonnegative = {"loss_gap": loss_gap, "gradient_bound": gradient_bound}
+    for name, value in nonnegative.items():
+        _checks.nonnegative(name, value)
+    if epsilon >= q_nuclear:
+        verdict = (
+            f"ε = {epsilon:.6g} is trivial: no mean gradient exceeds ‖Q‖_* = {q_nuclear:.6g} in "
+            f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
+        )
+        return Plan(optimizer, "trivial", verdict, None, None)
+    try:
+        if optimizer == "pion":
+            width = Gaussian().padded_width(rows, columns)
+            factor = theory.ftpl_factor(rows, width)
+            regret_constant = 2 * math.sqrt(2) * factor
+            found = theory.pion_complexity(**positive, **nonnegative, rows=rows, width=width)
+        else:
+            factor, regret_constant = 1.0, 2.0
+            found = theory.leon_complexity(**positive, **nonnegative, rows=rows)
+    except OutOfReachError as error:
+        return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
+    bound = theory.stationarity_bound(
+        **nonnegative,
+        rho=rho,
+        q_nuclear=q_nuclear,
+        discount=found.discount,
+        rounds=found.rounds,
+        rows=rows,
+        regret_constant=regret_constant,
+    )
+    if not found.valid:  # the condition on G fails: that on γ follows from ε < ‖Q‖_*
+        largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / rows / gradient_bound))
+        verdict = (
+            f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
+            f"{largest:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
+        )
+        return Plan(optimizer, "not covered", verdict, found, bound)
+    kind, verdict = _verdict(found, bound)
+    return Plan(optimizer, kind, verdict, found, bound)
+
+
+def _verdict(found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
+    """Whether a plan that the theorem covers can be followed, and why not."""
+    if found.rounds > MOST_ROUNDS:
+        return "out of reach", (
+            f"{found.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
+            f"needs about an eighth of them."
+        )
+    name = max(found.terms, key=lambda term: found.terms[term]).replace("_", " ")
+    return "reachable", (
+        f"{found.rounds} rounds, set by the {name} term, promise a gap of at most "
+        f"{bound.total:.6g} ≤ ε in the mean over the random time, the lengths and the noise."
+    )
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What `plan` needs to know of a model, from a few of its batches."""
+
+    q_nuclear: Interval
+    """Σ over the parameters of Tr√(mean GGᵀ), corrected for its bias by the jackknife."""
+    gradient_bound: Interval
+    """The largest ‖G‖_op seen. A sample bounds no maximum: the interval is open above."""
+    loss_gap: Interval
+    """The mean loss less `lower`."""
+
+    def at(self, end: "End") -> dict[str, float]:
+        """The three numbers at an end of their intervals, or at their values."""
+        bound = (MARGIN if end == "high" else 1.0) * self.gradient_bound.value
+        q_nuclear, loss_gap = getattr(self.q_nuclear, end), getattr(self.loss_gap, end)
+        # A lower end below what the quantity can be says as much as the least it can be.
+        q_nuclear = max(q_nuclear, TINY) if end == "low" else q_nuclear
+        return {
+            "q_nuclear": q_nuclear,
+            "loss_gap": max(loss_gap, 0.0) if end == "low" else loss_gap,
+            "gradient_bound": bound,
+        }
+
+
+def estimate(
+    params: Tensor | Sequence[Tensor],
+    closure: Callable[[Any], Tensor],
+    batches: Iterable[Any],
+    *,
+    lower: float = 0.0,
+) -> Estimates:
+    """‖Q‖_*, G and ΔL of a model at its present weights, for `plan(..., estimates=…)`.
+
+    ‖Q‖_* and ΔL have intervals of ±3 standard errors over the batches; G is the largest ‖G‖_op
+    seen, with no upper end. The theorems need ‖Q‖_* and G along the whole run, of which the first
+    weights show only the beginning, so a plan from them is a guess. Weights and their gradients are
+    left as they were.
+
+    Args:
+        params: the matrices, 2-D, whose gradients count.
+        closure: the loss of a batch, a scalar tensor with a graph.
+        batches: at least two, independent.
+        lower: a lower bound of the mean loss (default 0.0).
+    """
+    if not math.isfinite(lower):
+        raise ValueError(f"lower must be finite, got {lower!r}; pass a lower bound of the loss")
+    matrices = [params] if isinstance(params, Tensor) else list(params)
+    if not matrices or any(p.ndim != 2 for p in matrices):
+        raise ValueError("params must hold 2-D matrices, at least one; leave the others out")
+    losses: list[float] = []
+    gradients: list[list[Tensor]] = []
+    for batch in batches:
+        with torch.enable_grad():
+            loss = closure(batch)
+            losses.append(_checks.finite("the loss", loss.detach()).item())
+            found = torch.autograd.grad(loss, matrices)
+        gradients.append([_checks.finite("the gradient", g.double()) for g in found])
+    if len(losses) < 2:
+        raise ValueError(f"batches must hold at least two for an interval, got {len(losses)}")
+    gap = Interval.of_mean(torch.tensor(losses, dtype=torch.float64) - lower)
+    if gap.value < 0:
+        raise ValueError(
+            f"lower={lower!r} is above the mean loss {gap.value + lower:.6g}; pass a lower bound"
+        )
+    stacks = [torch.stack(each) for each in zip(*gradients, strict=True)]
+    largest = max(operator_norm(stack).max().item() for stack in stacks)
+    return Estimates(_q_nuclear(stacks), Interval(largest, largest, math.inf), gap)
+
+
+def _q_nuclear(stacks: Sequence[Tensor]) -> Interval:
+    """The jackknife of Σ Tr√(mean GGᵀ), whose concavity makes the plain figure too small."""
+    count = len(stacks[0])
+    whole, without = 0.0, torch.zeros(count, dtype=torch.float64)
+    for stack in stacks:
+        wide = stack if stack.shape[-2] <= stack.shape[-1] else stack.mT
+        squares = wide @ wide.mT
+        total = squares.sum(0)
+        whole += _trace_root(total / count).item()
+        without += _trace_root((total - squares) / (count - 1)).cpu()
+    value = count * whole - (count - 1) * without.mean().item()
+    error = math.sqrt((count - 1) * without.var(correction=0).item())
+    return Interval(value, value - STANDARD_ERRORS * error, value + STANDARD_ERRORS * error)
+
+
+def _trace_root(gram: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().sum(-1)

@@ -1,0 +1,22 @@
+"""Objectives that the paper motivates or tests its methods with."""
+
+from nucleon.online.problems.kinks import Kinks, random_kinks
+from nucleon.online.problems.quasi_newton import CurvatureLearner, Minimum, OnlineQuasiNewton
+from nucleon.online.problems.resistance import Resistance
+from nucleon.online.problems.ripples import Ripples, random_ripples, random_start
+from nucleon.online.problems.rotations import OnlineRotations, Registration, SignRounding
+
+__all__ = [
+    "CurvatureLearner",
+    "Kinks",
+    "Minimum",
+    "OnlineQuasiNewton",
+    "OnlineRotations",
+    "Registration",
+    "Resistance",
+    "Ripples",
+    "SignRounding",
+    "random_kinks",
+    "random_ripples",
+    "random_start",
+]

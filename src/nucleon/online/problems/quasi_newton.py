@@ -1,0 +1,327 @@
+"""Online learning for quasi-Newton methods (Appendix A; after Jiang, Jin and Mokhtari 2023).
+
+A learner of the unit ball plays X_t, and with c = (μ+L)/2 and r = (L−μ)/2
+
+    B_t = cI + r·(X_t + X_tᵀ)/2,   μI ⪯ B_t ⪯ LI,   ℓ_t(B) = ‖y − Bs‖²/(2‖s‖²)
+
+for the pairs s = x⁺ − x and y = ∇f(x⁺) − ∇f(x). The symmetric part of X_t stays in the ball, and
+against a symmetric gradient it costs what X_t costs. ∇ℓ_t in X is r times the symmetric part of
+−(y − Bs)sᵀ/‖s‖²; y = Hs for some H in the set, so its norm is at most 2r², by which it is divided
+before it is fed: the gradient bound of every learner is 1, its default.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.online.learners import FAML, Learner
+from nucleon.online.regret import Certificate
+
+RUNNING_FAML = partial(FAML, gradient_bound=None)
+"""FAML with the largest gradient so far for its bound: early on 1 is far too large."""
+
+_TOLERATED = 1e-6  # relative violation of the constants that a pair may show
+
+
+class CurvatureLearner:
+    """Learns B_t, μI ⪯ B_t ⪯ LI, from pairs (s, y) by any learner of the unit ball.
+
+    Args:
+        dimension: n.
+        mu: μ > 0.
+        L: above μ.
+        learner: builds the learner from the shape (n, n) (default FAML, with the running maximum of
+            the gradients for its bound).
+        options: of the learner, such as `discount` or `dtype`.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        *,
+        mu: float,
+        L: float,
+        learner: Callable[..., Learner] = RUNNING_FAML,
+        **options: Any,
+    ) -> None:
+        _checks.count("dimension", dimension)
+        self.mu, self.L = _interval(mu, L)
+        self.center, self.half = (self.mu + self.L) / 2, (self.L - self.mu) / 2
+        self.learner = learner((dimension, dimension), **options)
+        if self.learner.radius != 1:
+            raise ValueError(
+                f"radius must be 1, mu and L scale the ball, got {self.learner.radius!r}; leave it "
+                f"out"
+            )
+        most = 1 / (8 * dimension * torch.finfo(self.learner.dtype).eps)
+        if self.L / self.mu > most:
+            raise ValueError(
+                f"L/mu must be at most {most:.3g}, where {self.learner.dtype} tells B from a "
+                f"singular matrix, got {self.L / self.mu:.3g}; take dtype=torch.float64 or a "
+                f"larger mu"
+            )
+        self.ledger = self.learner.ledger()
+        """Of the game on X_t, with losses in units of (L−μ)²/2."""
+        self._losses = self.ledger.loss.clone()
+        self._outer, self._cross = (torch.zeros_like(self.ledger.total) for _ in range(2))
+        self._square = torch.zeros_like(self._losses)
+
+    @torch.no_grad()
+    def matrix(self) -> Tensor:
+        """B_t; B_1 = (μ+L)/2·I."""
+        x = self._action()
+        return self.half * x + self.center * torch.eye(len(x), dtype=x.dtype, device=x.device)
+
+    @torch.no_grad()
+    def observe(self, s: Tensor, y: Tensor, *, rounding: float = 0.0) -> Tensor:
+        """Take a pair y ≈ Hs and return ℓ_t(B_t), float64; on an error nothing changes.
+
+        μI ⪯ H ⪯ LI exists exactly where ‖y − cs‖ ≤ r‖s‖. A pair that misses this by rounding is
+        drawn back to it; one that misses it by more refutes μ or L.
+
+        Args:
+            s: difference of two points, (n,), not zero.
+            y: difference of their gradients, of the same shape.
+            rounding: absolute error that y may have, ≥ 0 (default 0.0).
+        """
+        rounding = _checks.nonnegative("rounding", rounding)
+        s, y = self._vector("s", s), self._vector("y", y)
+        length = torch.linalg.vector_norm(s)
+        if length == 0:
+            raise ValueError("s must not be zero: a pair needs two points; skip it")
+        direction = s / length
+        slope = y / length - self.center * direction
+        size = torch.linalg.vector_norm(slope).item()
+        if size > self.half + _TOLERATED * self.L + rounding / length.item():
+            raise ValueError(
+                f"y contradicts mu={self.mu:.6g} and L={self.L:.6g}: ‖y − (mu+L)/2·s‖/‖s‖ is "
+                f"{size:.6g}, above (L−mu)/2 = {self.half:.6g}; state a smaller mu or a larger L"
+            )
+        slope = slope * min(1.0, self.half / size) if size > 0 else slope
+        return self._enter(direction, slope)
+
+    def loss_of(self, matrix: Tensor) -> Tensor:
+        """Σγ^{T-t}ℓ_t(B) of one symmetric `matrix` B in hindsight, float64."""
+        n = self.learner.shape[-1]
+        matrix = _checks.symmetric("matrix", matrix, size=n).to(self.ledger.total)
+        bent = matrix @ self._outer - 2 * self._cross
+        return ((matrix * bent).sum() + self._square).clamp(min=0) / 2
+
+    @property
+    def loss(self) -> Tensor:
+        """Σγ^{T-t}ℓ_t(B_t), float64; `loss` − `loss_of` any B of the set is at most `regret`."""
+        return self._losses
+
+    def regret(self) -> Tensor:
+        """Σγ^{T-t}⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set."""
+        return self._unit * self.ledger.regret()
+
+    def certificate(self) -> Certificate:
+        """`regret` beside the learner's bound, in the units of the losses ℓ_t.
+
+        The gradients depend on the actions, so no learner that needs an oblivious stream has one.
+        """
+        found, unit = self.learner.certificate(self.ledger), self._unit
+        lower = None if found.lower is None else unit * found.lower
+        return replace(found, regret=unit * found.regret, bound=unit * found.bound, lower=lower)
+
+    @property
+    def _unit(self) -> float:
+        return 2 * self.half**2
+
+    def _action(self) -> Tensor:
+        x = self.learner.play()
+        return (x + x.mT) / 2
+
+    def _enter(self, direction: Tensor, slope: Tensor) -> Tensor:
+        """The round of the pair (u, cu + slope), u a unit vector."""
+        x = self._action()
+        residual = slope - self.half * (x @ direction)  # y − Bs for ‖s‖ = 1
+        gradient = -torch.outer(residual, direction) / (2 * self.half)
+        gradient = (gradient + gradient.mT) / 2
+        self.learner.observe(gradient)
+        self.ledger.record(gradient, x)
+        loss, discount = residual.double().square().sum() / 2, self.learner.discount
+        u, target = direction.double(), (self.center * direction + slope).double()
+        self._losses = discount * self._losses + loss
+        self._outer = discount * self._outer + torch.outer(u, u)
+        self._cross = discount * self._cross + torch.outer(target, u)
+        self._square = discount * self._square + target.square().sum()
+        return loss
+
+    def _vector(self, name: str, vector: Tensor) -> Tensor:
+        like = self.learner.play()
+        row = vector.unsqueeze(0) if isinstance(vector, Tensor) else vector  # pyright: ignore[reportUnnecessaryIsInstance]
+        _checks.matrix(name, row)
+        _checks.same(name, vector, "the learner", like)
+        if vector.shape != like.shape[-1:]:
+            raise ValueError(
+                f"{name} must have the learner's dimension ({len(like)},), got shape "
+                f"{tuple(vector.shape)}"
+            )
+        return vector
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """What a minimization found."""
+
+    x: Tensor
+    """The last point."""
+    gradient_norm: float
+    """‖∇f(x)‖₂."""
+    converged: bool
+    """Whether it is within the tolerance."""
+    iterations: int
+    """Steps taken."""
+    evaluations: int
+    """Gradients computed."""
+    fallbacks: int
+    """Steps that were gradient descent's, after a trial that failed."""
+    seconds: float
+    """Wall time."""
+    history: tuple[float, ...]
+    """‖∇f‖₂ at the start and after every step."""
+    curvature: CurvatureLearner
+    """The learner with its whole game."""
+
+
+class OnlineQuasiNewton:
+    """Minimizes f with μI ⪯ ∇²f ⪯ LI by trial steps x⁺ = x − B_t^{-1}∇f(x), B_t learned online.
+
+    For the trial's pair y − B_ts = ∇f(x⁺), so ‖∇f(x⁺)‖ = √(2ℓ_t(B_t))·‖s‖ ≤ √(2ℓ_t)/μ·‖∇f(x)‖:
+    the learner's losses are the rates of convergence, and a sum of T of them that stays below C
+    makes the product of those rates at most (2C/(μ²T))^{T/2}. A trial whose gradient norm does not
+    shrink by ρ = (L−μ)/(L+μ) is not taken; the step 2/(μ+L)·∇f(x) is, which always does. So it is
+    never slower than gradient descent's guarantee, at twice the gradients, and needs no values of
+    f, whose differences drown in rounding long before the gradients do. Every pair, taken or not,
+    is fed.
+
+    Args:
+        mu: μ > 0.
+        L: above μ.
+        learner: builds the learner of B_t (default as for `CurvatureLearner`).
+        options: of the learner.
+    """
+
+    def __init__(
+        self,
+        mu: float,
+        L: float,
+        learner: Callable[..., Learner] = RUNNING_FAML,
+        **options: Any,
+    ) -> None:
+        self.mu, self.L = _interval(mu, L)
+        self.learner, self.options = learner, options
+
+    @torch.no_grad()
+    def minimize(
+        self,
+        gradient: Callable[[Tensor], Tensor],
+        start: Tensor,
+        *,
+        tolerance: float = 1e-8,
+        max_iterations: int = 10_000,
+    ) -> Minimum:
+        """Go from `start` until ‖∇f(x)‖₂ ≤ `tolerance`, or until rounding stops the descent.
+
+        Args:
+            gradient: x ↦ ∇f(x), vectors (n,).
+            start: (n,), float32 or float64.
+            tolerance: (default 1e-8).
+            max_iterations: (default 10 000).
+        """
+        tolerance = _checks.positive("tolerance", tolerance)
+        _checks.count("max_iterations", max_iterations)
+        x, begun = _point(start), time.perf_counter()
+        learned = CurvatureLearner(
+            len(x),
+            mu=self.mu,
+            L=self.L,
+            learner=self.learner,
+            **{"dtype": x.dtype, "device": x.device, **self.options},
+        )
+        slope = _checks.finite("gradient(start)", _like(gradient(x), x))
+        norm = torch.linalg.vector_norm(slope).item()
+        history, evaluations, fallbacks = [norm], 1, 0
+        noise = 1e4 * torch.finfo(x.dtype).eps  # of gradients: sums of terms far larger than they
+
+        def look(step: Tensor) -> tuple[Tensor, float]:
+            """∇f(x + step), entered as a pair unless the step went where f overflows."""
+            found = _like(gradient(x + step), x)
+            size = torch.linalg.vector_norm(found).item()
+            if math.isfinite(size):
+                scale = history[0] + self.L * torch.linalg.vector_norm(x).item()
+                learned.observe(step, found - slope, rounding=noise * scale)
+            return found, size
+
+        while norm > tolerance and len(history) <= max_iterations:
+            step = -_solve(learned.matrix(), slope)
+            found, size = look(step)
+            evaluations += 1
+            if not size <= norm * (self.L - self.mu) / (self.L + self.mu):
+                step = -slope / learned.center
+                found, size = look(step)
+                evaluations, fallbacks = evaluations + 1, fallbacks + 1
+                if not size < norm:  # what exact gradients cannot do
+                    break
+            x, slope, norm = x + step, found, size
+            history.append(norm)
+        return Minimum(
+            x=x,
+            gradient_norm=norm,
+            converged=norm <= tolerance,
+            iterations=len(history) - 1,
+            evaluations=evaluations,
+            fallbacks=fallbacks,
+            seconds=time.perf_counter() - begun,
+            history=tuple(history),
+            curvature=learned,
+        )
+
+
+def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
+    """B^{-1}g of B ⪰ μI, which a learner that leaves the ball does not keep."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        raise ValueError(
+            "learner must play in the unit ball, but its B_t is not positive definite; take one "
+            "that stays there, such as FAML"
+        )
+    return torch.cholesky_solve(vector[:, None], factor).squeeze(-1)
+
+
+def _interval(mu: float, L: float) -> tuple[float, float]:
+    least, largest = _checks.positive("mu", mu), _checks.positive("L", L)
+    if least >= largest:
+        raise ValueError(
+            f"mu must be below L, got mu={mu!r} and L={L!r}; they are the least and the largest "
+            f"eigenvalue of the Hessian"
+        )
+    return least, largest
+
+
+def _point(start: Tensor) -> Tensor:
+    if not isinstance(start, Tensor) or start.ndim != 1 or not len(start):  # pyright: ignore[reportUnnecessaryIsInstance]
+        shape = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"start must be a tensor (n,) with n ≥ 1, got {shape}; flatten the parameters"
+        )
+    return _checks.matrix("start", start[None], dtypes=_checks.FULL_DTYPES)[0].clone()
+
+
+def _like(gradient: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(gradient, Tensor) or gradient.shape != x.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"gradient must return a tensor like its argument, {tuple(x.shape)}, got "
+            f"{tuple(getattr(gradient, 'shape', ())) or type(gradient).__name__}"
+        )
+    _checks.same("the gradient", gradient, "start", x)
+    return gradient.detach()

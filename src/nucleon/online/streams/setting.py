@@ -1,0 +1,232 @@
+"""What all streams share: the protocol, the options, the noise, and gradients of norm ≤ G.
+
+‖G_t‖_op ≤ G holds exactly, rounding to `dtype` included: a gradient is formed in float64 with norm
+at most one, then multiplied by G·(1 − slack), where the slack pays for the worst rounding of the
+entries (eps·√m, m the shorter side: 7e-7 in float32 at 32×64). Where a norm has to be computed, it
+is the root of the largest eigenvalue of the Gram matrix on the shorter side.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypedDict
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks, noise
+from nucleon.online.regret import Shape, game_shape
+
+TAIL = 3.0
+"""A Gaussian matrix exceeds its expected norm by more with probability ≤ e^(−9/2)."""
+ROUNDING = 2.0**-46
+"""Per column: far above what a float64 product, QR or SVD loses."""
+_NOISE_SEED = 0x73747265616D73  # apart from the learners' noise, which users also seed from 0 up
+
+
+class Options(TypedDict, total=False):
+    """What every stream but `replay` takes, by keyword."""
+
+    bound: float  # the gradient bound G (default 1)
+    seed: int  # of the sequence (default 0)
+    dtype: torch.dtype | None  # of the gradients (default: torch's)
+    device: torch.device | str | None  # of the gradients (default: torch's)
+
+
+class Stream(Protocol):
+    """A sequence of gradients G_1, G_2, … with ‖G_t‖_op ≤ `gradient_bound`.
+
+    `oblivious` says that the sequence is fixed in advance, whatever the learner plays; `rounds` is
+    its length, None when it never ends. Any object with these members can be played.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> Shape: ...  # noqa: D102
+    @property
+    def gradient_bound(self) -> float: ...  # noqa: D102
+    @property
+    def oblivious(self) -> bool: ...  # noqa: D102
+    @property
+    def rounds(self) -> int | None: ...  # noqa: D102
+    def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
+        """G_t for t ≥ 1; `action` is X_t, which an oblivious stream ignores."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """The stream of gradients unit(t, X_t)·scale, where `unit` is a float64 stack of norm ≤ 1."""
+
+    name: str
+    shape: Shape
+    gradient_bound: float
+    dtype: torch.dtype
+    device: torch.device
+    oblivious: bool
+    rounds: int | None
+    scale: float = field(repr=False)
+    unit: Callable[[int, Tensor | None], Tensor] = field(repr=False)
+
+    def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
+        """G_t for t ≥ 1."""
+        _checks.count("t", t)
+        if self.rounds is not None and t > self.rounds:
+            raise IndexError(
+                f"t = {t} is past the end of the stream {self.name!r}, which has {self.rounds} "
+                f"rounds; play at most that many"
+            )
+        scaled = (self.unit(t, action) * self.scale).to(self.dtype)
+        return oriented(scaled, self.shape).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all streams share: checked options, noise, and matrices (b, short, long) in float64."""
+
+    shape: Shape
+    bound: float
+    seed: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(
+        shape: Shape,
+        *,
+        bound: float = 1.0,
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> "Setting":
+        """The options, checked; a seed of None is that no seed was given."""
+        shape = game_shape(shape)
+        if seed is not None:
+            _checks.count("seed", seed, minimum=0)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        _checks.choice("dtype", str(dtype), [str(d) for d in _checks.REAL_DTYPES])
+        limits = torch.finfo(dtype)
+        lowest = limits.tiny * math.sqrt(max(shape[-2:]))
+        if not lowest <= _checks.positive("bound", bound) <= limits.max:
+            raise ValueError(
+                f"bound must lie between {lowest:.3g} and {limits.max:.3g} in {dtype}, "
+                f"got {bound!r}; choose a wider dtype"
+            )
+        device = torch.get_default_device() if device is None else torch.device(device)
+        return Setting(shape, float(bound), seed, dtype, device)
+
+    @property
+    def short(self) -> int:
+        """m, the shorter side."""
+        return min(self.shape[-2:])
+
+    @property
+    def long(self) -> int:
+        """n, the longer side."""
+        return max(self.shape[-2:])
+
+    def stream(
+        self,
+        name: str,
+        unit: Callable[[int, Tensor | None], Tensor],
+        *,
+        exact: bool = False,
+        oblivious: bool = True,
+        rounds: int | None = None,
+    ) -> Generated:
+        """The stream of gradients `unit` of norm ≤ 1; `exact` if the dtype holds their entries."""
+        # Rounding moves each entry by eps/2 of itself, the norm by eps·√short/2, and as much again
+        # covers entries that become subnormal.
+        slack = torch.finfo(self.dtype).eps * math.sqrt(self.short) + self.long * ROUNDING
+        scale = _rounded_down(self.bound, self.dtype) * (1 if exact else 1 - slack)
+        setting = (self.shape, self.bound, self.dtype, self.device)
+        return Generated(name, *setting, oblivious, rounds, scale, unit)
+
+    def draw(
+        self,
+        distribution: Callable[..., Tensor],
+        t: int,
+        *,
+        rows: int | None = None,
+        columns: int | None = None,
+        sample: int = 0,
+    ) -> Tensor:
+        """Noise of round t; what is fixed over the rounds is drawn at t = 0."""
+        seed = self.seed or 0
+        batched = len(self.shape) == 3
+        return distribution(
+            (self._games, rows or self.short, columns or self.long),
+            seed=_NOISE_SEED,
+            stream=torch.arange(seed, seed + self._games, device=self.device) if batched else seed,
+            step=t,
+            sample=sample,
+            dtype=torch.float64,
+            device=self.device,
+        )
+
+    def gaussian(self, t: int, rows: int | None = None, columns: int | None = None) -> Tensor:
+        """A Gaussian matrix of norm ≤ 1."""
+        z = self.draw(noise.normal, t, rows=rows, columns=columns)
+        return clipped(z * gaussian_scale(*z.shape[-2:]))
+
+    def orthonormal(self, rows: int, columns: int, sample: int) -> Tensor:
+        """Haar-distributed orthonormal columns, fixed over the rounds, the same on all devices."""
+        cpu = replace(self, device=torch.device("cpu"))
+        z = cpu.draw(noise.normal, 0, rows=rows, columns=columns, sample=sample)
+        q, r = torch.linalg.qr(z)
+        return (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).to(self.device)
+
+    def isometry(self, rank: int) -> Tensor:
+        """The leading `rank` rows of the identity, turned at random if there is a seed."""
+        if self.seed is not None:
+            return self.orthonormal(self.short, rank, 0) @ self.orthonormal(self.long, rank, 1).mT
+        leading = torch.arange(self.short, device=self.device) < rank
+        return (self.identity() * leading[:, None]).expand(self._games, -1, -1)
+
+    def identity(self) -> Tensor:
+        """[I 0], (short, long)."""
+        return torch.eye(self.short, self.long, dtype=torch.float64, device=self.device)
+
+    def quarter_turn(self) -> Tensor:
+        """[I 0]J, J = −Jᵀ: coordinate i of the longer side goes to i + ⌊n/2⌋, that one to −i."""
+        half = self.long // 2
+        ones = torch.ones(self.long - half, dtype=torch.float64, device=self.device)
+        j = ones.diag(half)
+        j[:, 2 * half :] = 0  # the coordinate without a partner
+        return (j - j.mT)[: self.short]
+
+    @property
+    def _games(self) -> int:
+        return math.prod(self.shape[:-2])
+
+
+def gaussian_scale(rows: int, columns: int) -> float:
+    """1/(√m + √n + 3), which brings nearly all Gaussian matrices under norm 1."""
+    return 1 / (math.sqrt(rows) + math.sqrt(columns) + TAIL)
+
+
+def operator_norm(x: Tensor) -> Tensor:
+    """‖x‖_op as (…, 1, 1), for any scale."""
+    top = x.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    y = x / top
+    gram = y @ y.mT if y.shape[-2] <= y.shape[-1] else y.mT @ y
+    return top * torch.linalg.eigvalsh(gram)[..., -1:, None].clamp(min=0).sqrt()
+
+
+def clipped(x: Tensor) -> Tensor:
+    """The matrices x / max(1, ‖x‖_op)."""
+    return x / operator_norm(x).clamp(min=1)
+
+
+def oriented(x: Tensor, shape: Shape) -> Tensor:
+    """Wide to tall, or tall to wide, when `shape` is tall."""
+    return x.mT if shape[-2] > shape[-1] else x
+
+
+def _rounded_down(value: float, dtype: torch.dtype) -> float:
+    """The largest number of `dtype` that is at most `value`."""
+    nearest = torch.tensor(value, dtype=dtype, device="cpu")
+    if float(nearest) > value:
+        nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
+    return float(nearest)

@@ -1,0 +1,158 @@
+"""Streams found by a search to make a learner's regret as large a share of its bound as it can.
+
+Each is a small JSON file: the learner, the shape, the share reached, and the gradients of norm ≤ 1
+as integers, in units of 1/10⁴. Those that come with the package are in the folder `worst_cases`;
+`nucleon.online.adversary.search` finds others.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from nucleon._files import to_json, write_whole
+from nucleon.online.streams.setting import Options, Setting, Shape, Stream
+
+FORMAT, VERSION = "nucleon-worst-case", 1
+FOLDER = Path(__file__).parent / "worst_cases"
+UNITS = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class WorstCase:
+    """Gradients that a search found, and the share of its bound to which they bring a learner."""
+
+    learner: str
+    """The learner's name, as `online.learners.LEARNERS` has it, or other words that name one."""
+    gradients: Tensor
+    """(T, m, n), m ≤ n, float64, ‖G_t‖_op ≤ 1, every entry a multiple of 1/10⁴."""
+    ratio: float
+    """Regret/bound after the last round with radius and gradient bound 1; for FTPL in the mean."""
+    margin: float
+    """Half the width of its interval: 0 where nothing is random."""
+    search: dict[str, Any]
+    """The options of the search."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n)."""
+        rows, columns = self.gradients.shape[1:]
+        return rows, columns
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return len(self.gradients)
+
+    @property
+    def file_name(self) -> str:
+        """As faml-2x4-100.json; of other words, what a file name can hold."""
+        rows, columns = self.shape
+        words = re.sub(r"[^\w.=-]+", "-", self.learner)
+        return f"{words}-{rows}x{columns}-{self.rounds}.json"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the file into `folder`, whole or not at all, and return its path."""
+        path = Path(folder) / self.file_name
+        header = {"format": FORMAT, "version": VERSION, "learner": self.learner}
+        header |= {"ratio": self.ratio, "margin": self.margin, "search": self.search}
+        units = (self.gradients * UNITS).round().to(torch.int64).tolist()
+        write_whole(path, to_json({**header, "gradients": units}) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> "WorstCase":
+        """Read what `save` wrote; any other file is refused."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = values.pop("format"), values.pop("version")
+            gradients = torch.tensor(values.pop("gradients"), dtype=torch.float64) / UNITS
+            case = cls(gradients=gradients, **values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a whole worst-case stream: {error}; search for it again"
+            ) from error
+        if found != (FORMAT, VERSION) or gradients.ndim != 3 or 0 in gradients.shape:
+            raise ValueError(
+                f"{path} must be of format {(FORMAT, VERSION)} with gradients (T, m, n), got "
+                f"{found} with {tuple(gradients.shape)}; search for it again"
+            )
+        largest = torch.linalg.matrix_norm(gradients, 2).max().item()
+        if not largest <= 1:
+            raise ValueError(f"{path} has a gradient of norm {largest:.6g}, above 1; it is damaged")
+        return case
+
+
+def to_units(gradients: Tensor) -> Tensor:
+    """Streams (…, T, m, n) of norm ≤ 1 in multiples of 1/10⁴, shrunk so that the norm stays ≤ 1.
+
+    Rounding moves a matrix by at most √(mn)/2 units in the Frobenius norm. A first gradient that
+    vanishes becomes one unit: the learners' bounds count from the first that is not zero.
+    """
+    shrink = 1 - math.sqrt(math.prod(gradients.shape[-2:])) / UNITS
+    units = (gradients * (shrink * UNITS)).round()
+    first = units[..., 0, :, :]
+    first[..., 0, 0] += (first == 0).all(-1).all(-1)
+    return units / UNITS
+
+
+def worst_cases(folder: str | Path = FOLDER) -> Sequence[WorstCase]:
+    """The streams kept in `folder` (default: those of the package), by learner, shape and T."""
+    cases = (WorstCase.load(path) for path in sorted(Path(folder).glob("*.json")))
+    return sorted(cases, key=lambda case: (case.learner, case.shape, case.rounds))
+
+
+def worst(
+    shape: Shape,
+    *,
+    learner: str = "faml",
+    rounds: int | None = None,
+    file: str | Path | None = None,
+    **options: Unpack[Options],
+) -> Stream:
+    """The stream that a search found worst for `learner`: alternation first, then a drift.
+
+    It comes with the package for faml (default), ftrl and ftpl at 1×1, 2×2 and 2×4 and a few
+    numbers of `rounds` (default: the most there are); `file` names another one, that
+    `WorstCase.save` wrote. When a seed is given it is turned into random bases, which leaves every
+    regret and every bound of a GBPA learner as it is.
+    """
+    s = Setting.of(shape, **options)
+    case = _kept(learner, s, rounds) if file is None else WorstCase.load(file)
+    if case.shape != (s.short, s.long):
+        raise ValueError(
+            f"{file} holds matrices of shape {case.shape}, got shape={tuple(shape)}; pass its own"
+        )
+    gradients = case.gradients.to(s.device)
+    left = right = None
+    if s.seed is not None:
+        left, right = s.orthonormal(s.short, s.short, 0), s.orthonormal(s.long, s.long, 1)
+
+    def unit(t: int, action: Tensor | None) -> Tensor:
+        gradient = gradients[t - 1]
+        if left is not None and right is not None:
+            return left @ gradient @ right.mT
+        return gradient.expand(math.prod(s.shape[:-2]), -1, -1)
+
+    return s.stream("worst", unit, rounds=case.rounds)
+
+
+def _kept(learner: str, setting: Setting, rounds: int | None) -> WorstCase:
+    """The package's stream for a learner and shape, with the most rounds if none are named."""
+    stem = f"{learner}-{setting.short}x{setting.long}-"
+    lengths = [int(path.stem.removeprefix(stem)) for path in FOLDER.glob(f"{stem}*.json")]
+    length = max(lengths, default=None) if rounds is None else rounds
+    if length not in lengths:
+        names = ", ".join(sorted(path.stem for path in FOLDER.glob("*.json")))
+        raise ValueError(
+            f"there is no worst stream for learner={learner!r}, shape={setting.shape}, "
+            f"rounds={rounds!r}; those kept are {names}; "
+            f"`nucleon.online.adversary.search` finds others"
+        )
+    return WorstCase.load(FOLDER / f"{stem}{length}.json")

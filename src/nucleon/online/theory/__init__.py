@@ -1,0 +1,107 @@
+"""Every bound, complexity and lemma of the paper that a run can be held to, as plain functions.
+
+gbpa: Theorems 3.2, 4.1, 4.2, Proposition 3.3 · shampoo: Table 1, Theorem C.1, Propositions and
+Lemmas C.2–C.5 · adagrad: Table 2, Remarks B.1, B.2 · smoothing: Lemmas E.1–E.3 · nonconvex:
+Proposition 5.1, Theorems 5.2, 5.3, Appendix G · costs: Appendix F · concentration: what FTPL's
+samples add with high probability, which the paper leaves out.
+"""
+
+from nucleon.online.theory._statistics import Sides
+from nucleon.online.theory.adagrad import (
+    adagrad_bound,
+    adagrad_trace,
+    full_against_scalar,
+    gaussian_ftpl_bound,
+    gaussian_ftpl_constants,
+    scale_free_adagrad_bound,
+)
+from nucleon.online.theory.concentration import ftpl_adaptive_deviation, ftpl_oblivious_deviation
+from nucleon.online.theory.costs import augmented_flops, coupled_flops, ftpl_flops, polar_flops
+from nucleon.online.theory.gbpa import (
+    admissibility_tradeoff,
+    bregman_bound,
+    faml_bound,
+    ftpl_bound,
+    ftpl_constants,
+    ftpl_factor,
+    ftrl_bound,
+    gbpa_bound,
+    preconditioner_trace,
+    running_excess_bound,
+    scalar_gbpa_bound,
+    spectral_excess,
+    stability_bound,
+)
+from nucleon.online.theory.nonconvex import (
+    Complexity,
+    ConversionBound,
+    ewa_distance_bound,
+    ewa_weights,
+    leon_complexity,
+    loss_decomposition,
+    o2nc_bound,
+    o2nc_radius,
+    pion_complexity,
+    stationarity_bound,
+    tau_law,
+)
+from nucleon.online.theory.shampoo import (
+    matrix_potential,
+    mirror_descent_regret,
+    one_sided_shampoo_bound,
+    original_shampoo_bound,
+    shampoo_bound,
+    shampoo_distance_term,
+    shampoo_gradient_term,
+)
+from nucleon.online.theory.smoothing import inverse_chi_square, inverse_wishart, nuclear_hessian
+
+__all__ = [
+    "Complexity",
+    "ConversionBound",
+    "Sides",
+    "adagrad_bound",
+    "adagrad_trace",
+    "admissibility_tradeoff",
+    "augmented_flops",
+    "bregman_bound",
+    "coupled_flops",
+    "ewa_distance_bound",
+    "ewa_weights",
+    "faml_bound",
+    "ftpl_adaptive_deviation",
+    "ftpl_bound",
+    "ftpl_constants",
+    "ftpl_factor",
+    "ftpl_flops",
+    "ftpl_oblivious_deviation",
+    "ftrl_bound",
+    "full_against_scalar",
+    "gaussian_ftpl_bound",
+    "gaussian_ftpl_constants",
+    "gbpa_bound",
+    "inverse_chi_square",
+    "inverse_wishart",
+    "leon_complexity",
+    "loss_decomposition",
+    "matrix_potential",
+    "mirror_descent_regret",
+    "nuclear_hessian",
+    "o2nc_bound",
+    "o2nc_radius",
+    "one_sided_shampoo_bound",
+    "original_shampoo_bound",
+    "pion_complexity",
+    "polar_flops",
+    "preconditioner_trace",
+    "running_excess_bound",
+    "scalar_gbpa_bound",
+    "scale_free_adagrad_bound",
+    "shampoo_bound",
+    "shampoo_distance_term",
+    "shampoo_gradient_term",
+    "spectral_excess",
+    "stability_bound",
+    "stationarity_bound",
+    "tau_law",
+]

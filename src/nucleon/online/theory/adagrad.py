@@ -1,0 +1,144 @@
+"""Regret of the vector methods of Appendix B on the ℓ2 and the ℓ∞ ball of radius D.
+
+`moment` is Σ g_{t,i}², (…, d), for the scalar and the diagonal preconditioner, and Σ g_tg_tᵀ,
+(…, d, d), for the full one. Distances are measured in ℓ2 for scalar and full, in ℓ∞ for diagonal.
+The paper calls the diameter of the ball D; by its own definition it is 2D, which matters to OGD and
+proximal FTRL. FTRL regularizes around the center x_1 = 0, from which every point is within D.
+"""
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.linalg.metric import Ball
+from nucleon.online.theory._statistics import Real, Sides, real, root_trace
+from nucleon.online.theory.gbpa import gbpa_bound
+
+Preconditioner = Literal["scalar", "diagonal", "full"]
+Update = Literal["ogd", "ftrl", "proximal"]
+
+
+def adagrad_bound(
+    moment: Tensor,
+    *,
+    preconditioner: Preconditioner,
+    update: Update,
+    ball: Ball,
+    radius: float,
+    eta: float | None = None,
+    delta: Real = 0.0,
+    excess: Real = 0.0,
+) -> Tensor:
+    """Regret of AdaGrad, H_t = δI + the scalar, diagonal or full root of the moment (Table 2).
+
+    Reg_T ≤ (R²/(2η) + η)·Tr H + δR₂²/(2η) + 2D_p·excess
+
+    Tr H is √Σ‖g_t‖², Σ_i√Σg_{t,i}² or Tr√Σg_tg_tᵀ, D_p the radius of the ball in the
+    preconditioner's norm, R = D_p for FTRL and 2D_p for OGD and proximal FTRL, R₂ the same in ℓ2.
+    η = R/√2 by default, which makes the leading term √2·R·Tr H. FTRL needs δ ≥ max‖g_t‖ (ℓ2 for
+    scalar and full, ℓ∞ for diagonal); if δ grows as the running maximum, `excess` = Σ‖e_t‖ of what
+    lay above it (ℓ2, or ℓ1 for diagonal) makes the bound unconditional, clipped or not (Remark
+    B.1). Proximal FTRL needs no δ (McMahan 2017).
+    """
+    _checks.choice("update", update, ("ogd", "ftrl", "proximal"))
+    trace = adagrad_trace(moment, preconditioner)
+    reach = 1 if update == "ftrl" else 2
+    norm = _ball_radius(preconditioner, ball, radius, moment.shape[-1])
+    euclidean = _ball_radius("scalar", ball, radius, moment.shape[-1])
+    eta = reach * norm / math.sqrt(2) if eta is None else _checks.positive("eta", eta)
+    leading = ((reach * norm) ** 2 / (2 * eta) + eta) * trace
+    offset = real("delta", delta, trace) * (reach * euclidean) ** 2 / (2 * eta)
+    return leading + offset + 2 * norm * real("excess", excess, trace)
+
+
+def scale_free_adagrad_bound(
+    moment: Tensor,
+    *,
+    peak: Real,
+    preconditioner: Literal["scalar", "diagonal"],
+    ball: Ball,
+    radius: float,
+    eta: float | None = None,
+) -> Tensor:
+    """Regret of scalar or diagonal AdaGrad-FTRL with δ = 0 (Remark B.1).
+
+    Reg_T ≤ (D_p²/(2η) + √2·η)·Tr H + (2+√2)·2D_p·peak,  peak = max‖g_t‖₂ or Σ_i max_t|g_{t,i}|
+
+    In the manner of Orabona and Pál (2018): a round costs at most ηg_t²/(2h_{t-1}) and at most
+    2D_p|g_t|. Where |g_t| ≤ h_{t-1} the first is ≤ ηg_t²/(√2·h_t), and these sum to √2·η·h_T; the
+    other rounds double h², so their |g_t| sum to at most (2+√2)·max|g_t|. The default
+    η = D_p/2^{3/4} minimizes the leading term.
+    """
+    _checks.choice("preconditioner", preconditioner, ("scalar", "diagonal"))
+    trace = adagrad_trace(moment, preconditioner)
+    norm = _ball_radius(preconditioner, ball, radius, moment.shape[-1])
+    eta = norm / 2**0.75 if eta is None else _checks.positive("eta", eta)
+    leading = (norm**2 / (2 * eta) + math.sqrt(2) * eta) * trace
+    return leading + (2 + math.sqrt(2)) * 2 * norm * real("peak", peak, trace)
+
+
+def gaussian_ftpl_bound(
+    square_sum: Tensor,
+    *,
+    dimension: int,
+    radius: float,
+    gradient_bound: Real,
+    first_norm: Real,
+    eta: float | None = None,
+) -> Tensor:
+    """Regret of vector FTPL with Gaussian noise on the ℓ2 ball (after Abernethy et al. 2016).
+
+    Reg_T ≤ 2√(αβ)·D·√(G² + Σ‖g_t‖²) + (1 − √(αβ))·D·‖g_1‖
+
+    Theorem 3.2 with m = 1 and the constants of `gaussian_ftpl_constants`; `square_sum` is Σ‖g_t‖².
+    """
+    alpha, beta = gaussian_ftpl_constants(dimension)
+    return gbpa_bound(
+        square_sum[..., None, None],
+        radius=radius,
+        gradient_bound=gradient_bound,
+        alpha=alpha,
+        beta=beta,
+        first_nuclear=first_norm,
+        eta=eta,
+    )
+
+
+def gaussian_ftpl_constants(dimension: int) -> tuple[float, float]:
+    """(α, β) = (E‖u‖, E‖u‖^{-1}) of s ↦ E‖s + ℓu‖₂, u ~ N(0, I_d), d ≥ 2; αβ falls from π/2 to 1.
+
+    The Hessian of the norm is at most I/‖x‖, and E‖s + ℓu‖^{-1} is largest at s = 0 (the Poisson
+    mixture of Lemma E.2). Sharper than Theorem 4.1 with m = 1.
+    """
+    half = _checks.count("dimension", dimension, minimum=2) / 2
+    mean = math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
+    inverse = math.exp(math.lgamma(half - 0.5) - math.lgamma(half)) / math.sqrt(2)
+    return mean, inverse
+
+
+def full_against_scalar(gram: Tensor) -> Sides:
+    """√Σ‖g_t‖² ≤ Tr√Σg_tg_tᵀ: full-matrix AdaGrad's bound is never below scalar's (Remark B.2)."""
+    full = root_trace("gram", gram)
+    return Sides(gram.double().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt(), full)
+
+
+def adagrad_trace(moment: Tensor, preconditioner: Preconditioner) -> Tensor:
+    """√Σ‖g_t‖², Σ_i√Σ_t g_{t,i}² or Tr√Σg_tg_tᵀ: what the regret grows with (Table 2)."""
+    _checks.choice("preconditioner", preconditioner, ("scalar", "diagonal", "full"))
+    if preconditioner == "full":
+        return root_trace("moment", moment)
+    squares = real("moment", moment, moment)
+    if squares.ndim == 0:
+        raise ValueError("moment must hold one sum of squares per coordinate, (…, d), got a scalar")
+    return squares.sum(-1).sqrt() if preconditioner == "scalar" else squares.sqrt().sum(-1)
+
+
+def _ball_radius(
+    preconditioner: Preconditioner, ball: Ball, radius: float, dimension: int
+) -> float:
+    """The radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
+    _checks.choice("ball", ball, ("l2", "linf"))
+    wide = ball == "linf" and preconditioner != "diagonal"
+    return _checks.positive("radius", radius) * (math.sqrt(dimension) if wide else 1.0)

@@ -1,0 +1,264 @@
+"""Regret bounds of the gradient-based prediction algorithm and its instances (Sections 3 and 4).
+
+Throughout, `gram` is M_T = Σ G_tG_tᵀ on the short side, (…, m, m), and a bound has the batch's
+shape. In the discounted game `gram` is M̂_T = Σ γ^{2(T-t)} G_tG_tᵀ and the bound is one on
+Σ γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*: it is γ^T times the plain bound on the stream γ^{-t}G_t, whose
+gradient bound grows as Gγ^{-(t+1)}.
+
+The proof of Theorem 3.2 uses G only through L_{t+1} ⪰ L_t and L_t² = G²I + M_t ⪰ M_{t+1}, t ≥ 1.
+So G may grow, as long as G_t ≥ ‖G_{t+1}‖_op; the bound then holds with the last one.
+
+A gradient above the bound in force, ‖G_{t+1}‖_op > G_t, split as Ḡ + E with ‖Ḡ‖_op ≤ G_t, costs at
+most 2D‖E‖_* more. Clipped (the learner is fed Ḡ): ⟨E, X_t − X⟩ ≤ 2D‖E‖_*. Not clipped (the bound
+grows a round late): Ψ is 1-Lipschitz in the nuclear norm, so its Bregman divergence satisfies
+B(S+Ḡ+E‖S) ≤ B(S+Ḡ‖S) + 2‖E‖_*, and L_t² ⪰ M_t + ḠḠᵀ still bounds the first part. Either way
+`excess` = Σ γ^{T-t}‖E_t‖_* makes the bound unconditional, and for a running maximum it telescopes.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.online.theory._statistics import Real, Sides, real, root_trace, spectrum
+
+
+def gbpa_bound(
+    gram: Tensor,
+    *,
+    radius: float,
+    gradient_bound: Real,
+    alpha: float,
+    beta: float,
+    first_nuclear: Real,
+    discount: float = 1.0,
+    rounds: int | None = None,
+    eta: float | None = None,
+    excess: Real = 0.0,
+) -> Tensor:
+    """Regret of GBPA with an (α, β)-admissible smoothing (Theorem 3.2).
+
+    Reg_T ≤ D((βη + α/η) Tr√(G²γ^{-2}I + M̂_T) + (1 − βη) γ^{T-1}‖G_1‖_* + 2·excess)
+
+    With η = √(α/β), the default, βη + α/η = 2√(αβ). For βη > 1 the first gradient's term is
+    negative and still valid: the Bregman terms start at the second round and so sum to at most
+    βη(Tr√M_T − ‖G_1‖_*). `first_nuclear` must then not exceed ‖G_1‖_* (0 is safe).
+
+    Args:
+        gram: M̂_T, (…, m, m).
+        radius: D.
+        gradient_bound: G, or the last one where it grew.
+        alpha: upper stability constant.
+        beta: smoothness constant.
+        first_nuclear: ‖G_1‖_* of the first gradient, undiscounted.
+        discount: γ in (0, 1], 1.0 for plain regret.
+        rounds: T, counted from the first gradient; needed when γ < 1.
+        eta: η, None for √(α/β).
+        excess: Σ γ^{T-t}‖E_t‖_*, what lay above the bound in force, 0.0 when nothing did.
+    """
+    radius = _checks.positive("radius", radius)
+    eta = _eta(eta, alpha, beta)
+    root = preconditioner_trace(gram, gradient_bound=gradient_bound, discount=discount)
+    first = real("first_nuclear", first_nuclear, root)
+    if rounds is not None:
+        first = first * discount ** (_checks.count("rounds", rounds) - 1)
+    elif discount != 1.0:
+        raise ValueError(f"rounds is needed to discount the first gradient by {discount!r}")
+    regret = (beta * eta + alpha / eta) * root + (1 - beta * eta) * first
+    return radius * (regret + 2 * real("excess", excess, root))
+
+
+def ftrl_bound(
+    gram: Tensor,
+    *,
+    radius: float,
+    gradient_bound: Real,
+    first_nuclear: Real,
+    discount: float = 1.0,
+    rounds: int | None = None,
+    eta: float | None = None,
+    excess: Real = 0.0,
+    gaps: Real = 0.0,
+) -> Tensor:
+    """Regret of matrix FTRL solved up to a gap (Theorem 3.2 with α = ½, β = 1, Proposition 3.3).
+
+    Reg_T ≤ √2·D·Tr√(G²I + M_T) + (1 − 1/√2)·D·‖G_1‖_* + D·gaps
+
+    The paper drops D before ‖G_1‖_*. `gaps` = Σ γ^{T-t}g_t over the unit-ball problems
+    max ⟨S, X⟩ − ½Tr XᵀAX, A = L/η, each solved to the duality (Frank–Wolfe) gap
+    g = ‖S − AX̃‖_* − ⟨S − AX̃, X̃⟩; mere suboptimality is not enough. Proof: f(X) = ⟨S, X⟩ − ½Tr XᵀAX
+    has f(X) ≤ f(X̃) + g − ½‖X − X̃‖²_A on the ball, so the round's term
+    max_X {f(X) + ⟨G, X − X̃⟩} − max f is at most g + ½‖G‖²_{A^{-1}}: g more than with the exact X.
+    """
+    exact = gbpa_bound(
+        gram,
+        radius=radius,
+        gradient_bound=gradient_bound,
+        alpha=0.5,
+        beta=1.0,
+        first_nuclear=first_nuclear,
+        discount=discount,
+        rounds=rounds,
+        eta=eta,
+        excess=excess,
+    )
+    return exact + radius * real("gaps", gaps, exact)
+
+
+def faml_bound(
+    gram: Tensor, *, radius: float, gradient_bound: Real, discount: float = 1.0
+) -> Tensor:
+    """Regret of FAML as printed: Reg_T ≤ 2D(Tr M̂_T^{1/2} + mG/γ) (Theorem 4.2, η = 1).
+
+    `gbpa_bound` with α = β = 1 is never larger.
+    """
+    return 2 * _checks.positive("radius", radius) * _loose_trace(gram, gradient_bound, discount)
+
+
+def ftpl_bound(
+    gram: Tensor, *, width: int, radius: float, gradient_bound: Real, discount: float = 1.0
+) -> Tensor:
+    """Regret of FTPL as printed: 2√2·D·(n'/(n'−m−1))^{1/4}(Tr M̂_T^{1/2} + mG/γ) (Theorem 4.1).
+
+    `width` is n' ≥ m+2, the number of columns after padding with zeros, which leaves the nuclear
+    norm as it is; without padding it is n. `gbpa_bound` with `ftpl_constants` is never larger. The
+    bound is on the expected action against a stream fixed before the noise is drawn.
+    """
+    constant = 2 * math.sqrt(2) * ftpl_factor(gram.shape[-1], width)
+    return (
+        constant * _checks.positive("radius", radius) * _loose_trace(gram, gradient_bound, discount)
+    )
+
+
+def ftpl_constants(rows: int, width: int) -> tuple[float, float]:
+    """(α, β) = (√m + √n', 1/√(n'−m−1)) of the stochastic smoothing (Theorem 4.1)."""
+    _check_width(rows, width)
+    return math.sqrt(rows) + math.sqrt(width), 1 / math.sqrt(width - rows - 1)
+
+
+def ftpl_factor(rows: int, width: int) -> float:
+    """C = (n'/(n'−m−1))^{1/4}, the dimensional factor of FTPL and Pion (Theorems 4.1 and 5.2)."""
+    _check_width(rows, width)
+    return (width / (width - rows - 1)) ** 0.25
+
+
+def scalar_gbpa_bound(
+    square_sum: Tensor,
+    *,
+    rows: int,
+    radius: float,
+    gradient_bound: Real,
+    alpha: float,
+    beta: float,
+    first_frobenius: Real,
+    eta: float | None = None,
+) -> Tensor:
+    """Regret of GBPA with a scalar preconditioner L_t = ℓ_tI, the baseline of Section 3.
+
+    ℓ_t = √(G² + Σ‖G_s‖_F²),  Reg_T ≤ D((βη + mα/η) ℓ_T + (√m − βη)‖G_1‖_F)
+
+    With η = √(mα/β), the default, the leading term is 2√(αβ)·√m·D·√Σ‖G_t‖_F². The √m is missing in
+    the paper and cannot be: on T independent random signs times I every learner's expected regret
+    is Dm·E|Σ±1| ≈ 0.8·Dm√T, above D√(mT). Here G bounds ‖G_t‖_F, `square_sum` is Σ‖G_t‖_F², (…).
+    """
+    rows = _checks.count("rows", rows)
+    eta = _eta(eta, alpha, beta, rows)
+    total = real("square_sum", square_sum, square_sum)
+    level = (real("gradient_bound", gradient_bound, total) ** 2 + total).sqrt()
+    first = (math.sqrt(rows) - beta * eta) * real("first_frobenius", first_frobenius, total)
+    return _checks.positive("radius", radius) * ((beta * eta + alpha * rows / eta) * level + first)
+
+
+def preconditioner_trace(gram: Tensor, *, gradient_bound: Real, discount: float = 1.0) -> Tensor:
+    """Tr L_T = Tr √(G²γ^{-2}I + M̂_T), what every bound of this family grows with (Theorem 3.2)."""
+    discount = _checks.fraction("discount", discount, closed="1")
+    eigenvalues = spectrum("gram", gram)
+    bound = real("gradient_bound", gradient_bound, eigenvalues.sum(-1)) / discount
+    return (bound.square().unsqueeze(-1) + eigenvalues).sqrt().sum(-1)
+
+
+def bregman_bound(gradient: Tensor, smoothing: Tensor, *, beta: float) -> Tensor:
+    """B(S+G‖S) ≤ β/2·Tr(GᵀΛ^{-1/2}G), one Bregman term of Lemma 3.1 (Definition 3.1, smoothness).
+
+    `smoothing` is Λ = L_tL_tᵀ/η² ≻ 0 before the gradient `gradient`, (…, m, n).
+    """
+    gradient = _checks.matrix("gradient", gradient).double()
+    values, vectors = torch.linalg.eigh(
+        _checks.symmetric("smoothing", smoothing, size=gradient.shape[-2]).double()
+    )
+    if values.numel() and (values <= 0).any():
+        raise ValueError(
+            f"smoothing must be positive definite, its smallest eigenvalue is "
+            f"{values.min().item():.3g}; add gradient_bound² to the diagonal"
+        )
+    energy = (vectors.mT @ gradient).square().sum(-1)
+    return _checks.positive("beta", beta) / 2 * (energy / values.sqrt()).sum(-1)
+
+
+def stability_bound(before: Tensor, after: Tensor, *, alpha: float) -> Tensor:
+    """Ψ(S; Λ') − Ψ(S; Λ) ≤ α(Tr√Λ' − Tr√Λ), a stability term of Lemma 3.1 (Definition 3.1).
+
+    With Λ = 0 it bounds the first round: Ψ(G_1; Λ') ≤ ‖G_1‖_* + α Tr√Λ'.
+    """
+    growth = root_trace("after", after) - root_trace("before", before)
+    return _checks.positive("alpha", alpha) * growth
+
+
+def spectral_excess(gradient: Tensor, gradient_bound: Real) -> Tensor:
+    """Σ_i (σ_i − h)_+ = min ‖G − Ḡ‖_* over ‖Ḡ‖_op ≤ h, the part of a gradient above the bound h."""
+    values = torch.linalg.svdvals(_checks.matrix("gradient", gradient).double())
+    level = real("gradient_bound", gradient_bound, values.sum(-1)).unsqueeze(-1)
+    return (values - level).clamp(min=0).sum(-1)
+
+
+def running_excess_bound(*, rows: int, first_operator: Real, largest_operator: Real) -> Tensor:
+    """Σ‖E_t‖_* ≤ m(max_t‖G_t‖_op − ‖G_1‖_op) when the bound in force is the running maximum.
+
+    Each ‖E_t‖_* ≤ m(h_t − h_{t-1}), and the sum telescopes (after Cutkosky 2019, Remark B.1). G_1
+    is the first nonzero gradient: until then the action is 0 and nothing is lost.
+    """
+    largest = torch.as_tensor(largest_operator, dtype=torch.float64)
+    growth = largest - real("first_operator", first_operator, largest)
+    if (growth < 0).any():
+        raise ValueError(
+            f"largest_operator must be at least first_operator, got {largest_operator!r} < "
+            f"{first_operator!r}; pass the maximum over all rounds"
+        )
+    return _checks.count("rows", rows) * growth
+
+
+def admissibility_tradeoff(x: Tensor, root: Tensor, *, alpha: float, beta: float) -> Sides:
+    """‖X‖_* ≤ α Tr L + β/2·Tr(XᵀL^{-1}X) for L ≻ 0, true of every admissible pair (Prop. 3.3).
+
+    At L = √(β/2α)·√(XXᵀ) the right side is √(2αβ)‖X‖_*, which is why αβ ≥ ½. `root` is L.
+    """
+    x = _checks.matrix("x", x).double()
+    root = _checks.symmetric("root", root, size=x.shape[-2]).double()
+    quadratic = (x * torch.linalg.solve(root, x)).sum((-2, -1))
+    right = alpha * root.diagonal(dim1=-2, dim2=-1).sum(-1) + beta / 2 * quadratic
+    return Sides(torch.linalg.svdvals(x).sum(-1), right)
+
+
+def _eta(eta: float | None, alpha: float, beta: float, dimension: int = 1) -> float:
+    alpha, beta = _checks.positive("alpha", alpha), _checks.positive("beta", beta)
+    if alpha * beta < 0.5 * (1 - 1e-12):  # room for the rounding of a product that is exactly ½
+        raise ValueError(
+            f"alpha * beta must be at least 1/2, got {alpha!r} * {beta!r} = {alpha * beta:.6g}; "
+            f"no smoothing of the nuclear norm does better (Proposition 3.3)"
+        )
+    return math.sqrt(alpha * dimension / beta) if eta is None else _checks.positive("eta", eta)
+
+
+def _loose_trace(gram: Tensor, gradient_bound: Real, discount: float) -> Tensor:
+    """Tr M̂_T^{1/2} + mG/γ ≥ Tr √(G²γ^{-2}I + M̂_T)."""
+    discount = _checks.fraction("discount", discount, closed="1")
+    root = root_trace("gram", gram)
+    return root + gram.shape[-1] * real("gradient_bound", gradient_bound, root) / discount
+
+
+def _check_width(rows: int, width: int) -> None:
+    if _checks.count("width", width) < _checks.count("rows", rows) + 2:
+        raise ValueError(
+            f"width must be at least rows + 2 = {rows + 2}, got {width}; pad with zero columns"
+        )

@@ -1,0 +1,253 @@
+"""The online-to-nonconvex conversion and the complexity of Pion and Leon (Section 5, Appendix G).
+
+The paper's β is the discount γ here. Regrets are those of the unit ball, Reg_t^{[γ]}(1): a learner
+of radius D has D times as much.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nucleon import _checks
+from nucleon.online.theory._statistics import Sides
+from nucleon.online.theory.gbpa import ftpl_factor
+
+
+@dataclass(frozen=True)
+class ConversionBound:
+    """The right side of Proposition G.1, term by term."""
+
+    descent: float
+    """2γΔL/((1−γ)ρT)."""
+    regret: float
+    """The discounted regrets' share."""
+    noise: float
+    """The stochastic noise's share."""
+
+    @property
+    def total(self) -> float:
+        """The bound on E‖∇L(W̄_τ)‖^{[ρ]}."""
+        return self.descent + self.regret + self.noise
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """The parameters with which a theorem reaches a (ρ, ε)-stationary point, and its conditions."""
+
+    discount: float
+    """γ = 1 − (ε/(20C‖Q‖_*))²."""
+    radius: float
+    """D = (1−γ)ρ/(2γ)."""
+    rounds: int
+    """T, the smallest integer that is at least each of `terms`."""
+    terms: dict[str, float]
+    """The three lower bounds on T: descent, regret and gradient_bound."""
+    conditions: dict[str, bool]
+    """What the proof assumes of ε, by name."""
+    trivial: bool
+    """ε ≥ ‖Q‖_*: every point is stationary to that accuracy."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the theorem applies."""
+        return all(self.conditions.values())
+
+
+class OutOfReachError(ValueError):
+    """A target whose γ or T float64 cannot hold."""
+
+
+def o2nc_radius(*, rho: float, discount: float) -> float:
+    """D = (1−γ)ρ/(2γ), the learner's radius (Proposition 5.1)."""
+    discount = _checks.fraction("discount", discount)
+    return (1 - discount) * _checks.positive("rho", rho) / (2 * discount)
+
+
+def ewa_distance_bound(*, radius: float, discount: float) -> float:
+    """E‖Y_t − W̄_t‖ ≤ 2γD/(1−γ), in expectation over the Exp(1) steps (Lemma G.3)."""
+    discount = _checks.fraction("discount", discount)
+    return 2 * discount * _checks.positive("radius", radius) / (1 - discount)
+
+
+def ewa_weights(rounds: int, discount: float) -> Tensor:
+    """Pr(Y_t = W_s) = (1−γ)γ^{t-s}/(1−γ^t), s ≤ t = `rounds`: the weights of W̄_t (Prop. G.1)."""
+    discount = _checks.fraction("discount", discount)
+    powers = discount ** torch.arange(_checks.count("rounds", rounds), dtype=torch.float64).flip(0)
+    return powers / powers.sum()
+
+
+def tau_law(rounds: int, discount: float) -> Tensor:
+    """Pr(τ = t) = (1−γ^t)/T for t < T and (1−γ^T)/((1−γ)T) for t = T, shape (T,) (Prop. G.1)."""
+    discount = _checks.fraction("discount", discount)
+    t = torch.arange(1, _checks.count("rounds", rounds) + 1, dtype=torch.float64)
+    law = -torch.expm1(t * math.log(discount)) / rounds
+    law[-1] /= 1 - discount
+    return law
+
+
+def o2nc_bound(
+    *, loss_gap: float, rho: float, discount: float, regrets: Tensor, noises: Tensor
+) -> ConversionBound:
+    """E‖∇L(W̄_τ)‖^{[ρ]} ≤ 2γΔL/((1−γ)ρT) + mean of Reg_t(1) + mean of noise (Proposition G.1).
+
+    The mean of v_1…v_T is (v_T + (1−γ)Σ_{t<T} v_t)/T. The proof divides ΔL by DT with
+    D = (1−γ)ρ/(2γ), which gives the first term; the printed one lacks its factor 2γ and fails.
+
+    Args:
+        loss_gap: ΔL = L(W_0) − inf L.
+        rho: ρ.
+        discount: γ.
+        regrets: (T,), E Reg_t^{[γ]}(1).
+        noises: (T,), E‖Σ_s γ^{t-s}(G_s − ∇L(W_s))‖_*.
+    """
+    if regrets.ndim != 1 or regrets.shape != noises.shape or not len(regrets):
+        raise ValueError(
+            f"regrets and noises must both have shape (T,), got {tuple(regrets.shape)} and "
+            f"{tuple(noises.shape)}; pass one number per round"
+        )
+    return ConversionBound(
+        _descent_term(loss_gap, rho, discount, len(regrets)),
+        _discounted_mean(_checks.finite("regrets", regrets), discount),
+        _discounted_mean(_checks.finite("noises", noises), discount),
+    )
+
+
+def stationarity_bound(
+    *,
+    loss_gap: float,
+    rho: float,
+    discount: float,
+    rounds: int,
+    q_nuclear: float,
+    gradient_bound: float,
+    rows: int,
+    regret_constant: float,
+) -> ConversionBound:
+    """Proposition G.1 under E[GGᵀ] ⪯ Q² and Reg_t(1) ≤ c(Tr M̂_t^{1/2} + mG/γ) (Appendix G.2).
+
+    2γΔL/((1−γ)ρT) + (1+(1−γ)(T−1))/T · [c(q + mG/γ) + q],  q = ‖Q‖_*/√(1−γ²)
+
+    `regret_constant` c is 2 for Leon and 2√2·C for Pion. Unlike `pion_complexity` it holds for any
+    T and γ.
+    """
+    descent = _descent_term(loss_gap, rho, discount, rounds)
+    q = _checks.positive("q_nuclear", q_nuclear) / math.sqrt(1 - discount**2)
+    bound = _checks.nonnegative("gradient_bound", gradient_bound)
+    share = (1 + (1 - discount) * (rounds - 1)) / rounds
+    regret = _checks.positive("regret_constant", regret_constant) * (
+        q + _checks.count("rows", rows) * bound / discount
+    )
+    return ConversionBound(descent, share * regret, share * q)
+
+
+def pion_complexity(
+    *,
+    rho: float,
+    epsilon: float,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float,
+    rows: int,
+    width: int,
+) -> Complexity:
+    """Iterations of Pion to a (ρ, ε)-stationary point (Theorem 5.2), expectation over Z exact.
+
+    T ≥ max{4000C²‖Q‖_*²ΔL/(ρε³), 400C²‖Q‖_*²/ε², 10√2·C·mG/ε},  C = (n'/(n'−m−1))^{1/4}
+
+    with `width` n' the padded number of columns. Valid for ε ≤ 10√2·C‖Q‖_* (so that γ ≥ ½) and
+    ε ≤ 10√2·C‖Q‖_*²/(mG).
+    """
+    factor = ftpl_factor(rows, width)
+    return _complexity(factor, rho, epsilon, q_nuclear, loss_gap, gradient_bound, rows)
+
+
+def leon_complexity(
+    *,
+    rho: float,
+    epsilon: float,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float,
+    rows: int,
+) -> Complexity:
+    """Iterations of Leon to a (ρ, ε)-stationary point (Theorem 5.3): Theorem 5.2 with C = 1."""
+    return _complexity(1.0, rho, epsilon, q_nuclear, loss_gap, gradient_bound, rows)
+
+
+def loss_decomposition(losses: Tensor, *, discount: float) -> Sides:
+    """L(W_T) − L(W_0) as discounted sums of the differences, an identity (Lemma G.2).
+
+    The right side is Σ_t γ^{T-t}δ_t + (1−γ)Σ_{t<T} Σ_{s≤t} γ^{t-s}δ_s, δ_t = L(W_t) − L(W_{t-1});
+    `losses` is L(W_0)…L(W_T), (T+1,).
+    """
+    discount = _checks.fraction("discount", discount)
+    if losses.ndim != 1 or len(losses) < 2:
+        raise ValueError(f"losses must have shape (T+1,), T ≥ 1, got {tuple(losses.shape)}")
+    steps = losses.double().diff()
+    sums = [torch.zeros((), dtype=torch.float64)]
+    for step in steps:
+        sums.append(discount * sums[-1] + step)
+    inner = torch.stack(sums)
+    right = inner[-1] + (1 - discount) * inner[:-1].sum()
+    return Sides(losses[-1].double() - losses[0].double(), right)
+
+
+def _descent_term(loss_gap: float, rho: float, discount: float, rounds: int) -> float:
+    radius = o2nc_radius(rho=rho, discount=discount)
+    return _checks.nonnegative("loss_gap", loss_gap) / (radius * _checks.count("rounds", rounds))
+
+
+def _discounted_mean(values: Tensor, discount: float) -> float:
+    values = values.double()
+    return ((values[-1] + (1 - discount) * values[:-1].sum()) / len(values)).item()
+
+
+def _complexity(
+    factor: float,
+    rho: float,
+    epsilon: float,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float,
+    rows: int,
+) -> Complexity:
+    rho, epsilon = _checks.positive("rho", rho), _checks.positive("epsilon", epsilon)
+    q_nuclear = _checks.positive("q_nuclear", q_nuclear)
+    loss_gap = _checks.nonnegative("loss_gap", loss_gap)
+    total_bound = _checks.count("rows", rows) * _checks.nonnegative(
+        "gradient_bound", gradient_bound
+    )
+    scale = factor * q_nuclear
+    if epsilon >= 20 * scale:
+        raise ValueError(
+            f"epsilon must be below 20·C·q_nuclear = {20 * scale:.6g} for a discount to exist, got "
+            f"{epsilon!r}; any point is already stationary to ε = q_nuclear = {q_nuclear:.6g}"
+        )
+    ratio = scale / epsilon  # products of ratios, so that only a T beyond float64 overflows
+    discount = 1 - 1 / (20 * ratio) ** 2 if ratio < 1e150 else 1.0
+    terms = {
+        "descent": 4000 * ratio * ratio * (loss_gap / rho) / epsilon,
+        "regret": 400 * ratio * ratio,
+        "gradient_bound": 10 * math.sqrt(2) * factor * total_bound / epsilon,
+    }
+    radius = (1 - discount) * rho / (2 * discount)
+    held = 1 - discount >= 2.0**-52 and radius > 0
+    if not (held and all(map(math.isfinite, terms.values()))):
+        raise OutOfReachError(
+            f"epsilon={epsilon!r} is so small, or rho={rho!r} so small or a bound so large, that "
+            f"float64 cannot hold the discount or the rounds; pass a larger epsilon"
+        )
+    conditions = {
+        "discount_at_least_half": epsilon <= 10 * math.sqrt(2) * scale,
+        "gradient_bound_small": total_bound / q_nuclear <= 10 * math.sqrt(2) * ratio,
+    }
+    return Complexity(
+        discount=discount,
+        radius=radius,
+        rounds=max(1, math.ceil(max(terms.values()))),
+        terms=terms,
+        conditions=conditions,
+        trivial=epsilon >= q_nuclear,
+    )

@@ -1,0 +1,167 @@
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+
+from nucleon.claims import CLAIMS, Check, Result, Settings, Silent
+from nucleon.claims.processes import fig_ripples
+from nucleon.optim import Leon
+
+CLAIM = CLAIMS["fig-ripples"]
+
+
+class Counter:
+    def begin(self, total, unit):
+        self.total, self.done = total, 0
+
+    def advance(self, amount, stage):
+        self.done += amount
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(fig_ripples, "STEPS", 6)
+
+
+@pytest.mark.parametrize(
+    ("measured", "relation", "threshold", "passed"),
+    [
+        (1, "<", 2, True),
+        (2, "<", 2, False),
+        (2, "≤", 2, True),
+        (3, "≤", 2, False),
+        (2, "≥", 2, True),
+        (1, "≥", 2, False),
+        (3, ">", 2, True),
+        (2, ">", 2, False),
+        (math.nan, "<", 2, False),
+        (math.nan, "≥", 2, False),
+    ],
+)
+def test_a_check_is_its_relation(measured, relation, threshold, passed):
+    assert Check("", measured, relation, threshold).passed is passed
+
+
+@pytest.mark.parametrize("values", [(1.0, math.nan), (math.nan, 1.0)])
+def test_a_nan_among_many_never_holds_whatever_its_place(values):
+    assert not Check.at_most("", values, 2).passed
+    assert not Check.at_least("", values, 0).passed
+    assert Check.at_most("", (1.0, 2.0), 2).passed
+    assert not Check.at_least("", (1.0, 2.0), 2).passed
+
+
+def test_a_result_passes_when_all_checks_do():
+    good, bad = Check("", 1, "<", 2), Check("", 3, "<", 2)
+    assert Result((good, good)).passed
+    assert not Result((good, bad)).passed
+    assert not Result(()).passed
+
+
+def test_upward_movement_counts_the_increases_only():
+    losses = torch.tensor([[5.0, 1.0], [3.0, 2.0], [4.0, 4.0], [1.0, 7.0]])
+    path = fig_ripples.Path("Muon", 0.1, losses)
+    assert path.upward.tolist() == [1.0, 6.0]
+    assert path.final.tolist() == [1.0, 7.0]
+
+
+def test_descend_is_the_optimizer_at_each_rate_on_each_instance(short):
+    """Against a loop of its own with autograd, one matrix and one rate at a time."""
+    seeds, rates = range(2), (0.003, 0.02)
+    problem = fig_ripples.random_ripples(seeds, dtype=torch.float64)
+    start = fig_ripples.random_start(seeds, dtype=torch.float64)
+    make = fig_ripples.METHODS["Leon"].make
+    losses = fig_ripples.descend(problem, start, make, rates, 0, lambda: None)
+    assert losses.shape == (7, 2, 2)
+    for i, (r, rate) in itertools.product(seeds, enumerate(rates)):
+        x = torch.nn.Parameter(start[i].clone())
+        optimizer = Leon([x], rate, 0.9, beta2=0.9, method="eigh", scale="none")
+        single = fig_ripples.Ripples(problem.measurements[i])
+        for t in range(7):
+            optimizer.zero_grad()
+            loss = single.value(x)
+            loss.backward()
+            # Six steps hardly amplify the rounding of the first: a Lipschitz constant of about
+            # 3·|r| ≈ 100 for the slope leaves 1e-15·100 a step.
+            assert loss.item() == pytest.approx(losses[t, i, r].item(), rel=1e-8)
+            optimizer.step()
+
+
+def test_a_run_is_determined_by_its_settings(short):
+    first, again = (CLAIM.run(Settings(seeds=2), Silent()) for _ in range(2))
+    assert repr(first) == repr(again)  # not ==: six steps may rise nowhere, 0/0 is not itself
+    other = CLAIM.run(Settings(seeds=2, first_seed=5), Silent())
+    assert other.records != first.records
+
+
+def test_instances_do_not_depend_on_their_number(short):
+    two, three = (CLAIM.run(Settings(seeds=n, quick=True), Silent()) for n in (2, 3))
+    found = {(r["method"], r["rate"], r["seed"]): r["final"] for r in three.records}
+    for record in two.records:
+        same = found[record["method"], record["rate"], record["seed"]]
+        assert record["final"] == pytest.approx(same, rel=1e-8)
+
+
+def test_a_full_run_holds_all_methods_and_all_rates(short):
+    counter = Counter()
+    result = CLAIM.run(Settings(seeds=1), counter)
+    assert counter.done == counter.total == (3 + 10 + 10) * 6
+    pairs = {(r["method"], r["rate"]) for r in result.records}
+    assert pairs == {(m, r) for m in fig_ripples.METHODS for r in (0.003, 0.01, 0.03, 0.1)}
+    assert [len(figure.panels) for figure in result.figures] == [4, 2]
+    for record in result.records:
+        assert len(record["loss"]) == 7
+        assert record["final"] == record["loss"][-1]
+        rises = (max(0, b - a) for a, b in zip(record["loss"], record["loss"][1:], strict=False))
+        assert record["upward"] == pytest.approx(sum(rises))
+    for panel in (p for figure in result.figures for p in figure.panels):
+        for series in panel.series:
+            assert len(series.x) == len(series.y) == len(series.low) == len(series.high)
+
+
+def test_pion_uses_the_settings_it_is_named_after():
+    x = torch.nn.Parameter(torch.zeros(1, 20, 20))
+    for name, method in fig_ripples.METHODS.items():
+        group = method.make([x], 0.5, 7).param_groups[0]
+        assert (group["lr"], group["momentum"], group["scale"]) == (0.5, 0.9, "none")
+        if name.startswith("Pion"):
+            words = ("Pion", group["smoothing_scale"], f"k={group['samples']}")
+            assert name == ", ".join(words)
+            assert group["seed"] == 7
+        if name != "Muon":
+            assert group["beta2"] == 0.9
+
+
+def test_the_tolerance_says_what_is_checked(short):
+    assert "0.01" in CLAIM.tolerance
+    assert "10 times" in CLAIM.tolerance
+    checks = CLAIM.run(Settings(seeds=1, quick=True), Silent()).checks
+    assert [(c.relation, c.threshold) for c in checks[:2]] == [("≥", 10.0), ("≥", 3.0)]
+    assert "3 times as much with one draw" in CLAIM.tolerance
+    assert len(checks) == 2 + 4 + 3
+    assert all(check.passed for check in checks[-3:])  # the steps of Muon, Pion and Leon
+
+
+def test_a_run_leaves_the_number_of_threads_as_it_was(short):
+    seen = []
+
+    class Watch(Silent):
+        def advance(self, amount, stage):
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        CLAIM.run(Settings(seeds=1, quick=True), Watch())
+        assert torch.get_num_threads() == 2
+        assert set(seen) == {1}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_every_claim_is_filed_under_its_id():
+    for name, claim in CLAIMS.items():
+        assert claim.id == name
+        said = [f.name for f in dataclasses.fields(claim) if f.name != "alone"]
+        assert all(getattr(claim, name) for name in said)

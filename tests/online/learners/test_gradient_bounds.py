@@ -1,0 +1,285 @@
+"""Gradients above the bound: refused, clipped or followed, and what that adds to the regret."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import LEARNERS, ledger_of, root
+from nucleon.online import streams, theory
+from nucleon.online.learners import FAML, FTPL, FTRL
+from nucleon.online.regret import Ledger
+
+F64 = torch.float64
+SHAPE = (3, 5)
+
+
+def growing(rounds=30, seed=0, rate=1.15):
+    """Gradients whose norm grows by `rate` a round, with some at random far above the others."""
+    rng = np.random.default_rng(seed)
+    g = rng.standard_normal((rounds, *SHAPE)) * rate ** np.arange(rounds)[:, None, None]
+    return torch.from_numpy(g * rng.lognormal(0, 1.5, (rounds, 1, 1)))
+
+
+def game(learner, gradients):
+    ledger = Ledger(learner.shape, radius=learner.radius, discount=learner.discount)
+    for gradient in gradients:
+        ledger.record(gradient, learner.play())
+        learner.observe(gradient)
+    return learner.certificate(ledger, oblivious=True)
+
+
+def reference(gradients, *, clip, stated, discount, radius):
+    """The bound of Theorem 3.2 with its excess, for α = β = 1, from NumPy's SVD alone."""
+    level, excess, begun = stated or 0.0, 0.0, False
+    gram = np.zeros((3, 3))
+    for g in gradients.numpy():
+        u, sigma, vt = np.linalg.svd(g, full_matrices=False)
+        fixed = clip and stated is not None
+        limit = level if begun or fixed else max(level, sigma[0])
+        excess = discount * excess + np.maximum(sigma - limit, 0).sum()
+        fed = (u * np.minimum(sigma, limit)) @ vt if clip else g
+        level = level if fixed else max(level, sigma[0])
+        gram = discount**2 * gram + fed @ fed.T
+        begun = True
+    trace = root(gram + (level / discount) ** 2 * np.eye(3)).trace()
+    return radius * (2 * trace + 2 * excess), excess, gram
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+@pytest.mark.parametrize("stated", [None, 2.0])
+@pytest.mark.parametrize("on_excess", ["clip", "grow"])
+def test_excess_is_in_the_bound(on_excess, stated, discount):
+    gradients = growing()
+    learner = FAML(
+        SHAPE,
+        radius=1.5,
+        gradient_bound=stated,
+        on_excess=on_excess,
+        discount=discount,
+        dtype=F64,
+    )
+    certificate = game(learner, gradients)
+    bound, excess, gram = reference(
+        gradients, clip=on_excess == "clip", stated=stated, discount=discount, radius=1.5
+    )
+    assert excess > 0
+    assert certificate.bound.item() == pytest.approx(bound, rel=1e-10)
+    np.testing.assert_allclose(learner.gram, gram, rtol=1e-9, atol=1e-9 * gram.max())
+    assert certificate.holds
+    assert bool(certificate.conditional_on) == (on_excess == "grow")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("on_excess", ["clip", "grow"])
+@pytest.mark.parametrize("name", ["ftrl", "faml"])
+def test_unknown_bounds_are_certified_after_the_fact(name, on_excess, seed):
+    learner = LEARNERS[name](SHAPE, gradient_bound=None, on_excess=on_excess, dtype=F64)
+    gradients = growing(seed=seed, rate=1.3)
+    gradients[:2] = 0  # the game begins with the first gradient that is not zero
+    certificate = game(learner, gradients)
+    assert certificate.holds
+    norms = np.linalg.norm(gradients.numpy(), ord=2, axis=(1, 2))
+    assert learner.level.item() == pytest.approx(norms.max(), rel=1e-12)
+    assert learner.first_round.item() == 3
+    a_priori = theory.running_excess_bound(
+        rows=3, first_operator=norms[2], largest_operator=norms.max()
+    )
+    assert learner.excess <= a_priori * (1 + 1e-12)
+
+
+def test_none_tracks_by_default_and_its_certificate_is_conditional():
+    learner = FAML(SHAPE, gradient_bound=None, dtype=F64)
+    assert learner.on_excess == "grow"
+    (condition,) = game(learner, growing()).conditional_on
+    assert "not known beforehand" in condition
+    unconditional = FAML(SHAPE, gradient_bound=None, on_excess="clip", dtype=F64)
+    assert game(unconditional, growing()).conditional_on == ()
+
+
+def test_a_stated_bound_that_was_never_exceeded_is_unconditional():
+    learner = FAML(SHAPE, gradient_bound=1e9, on_excess="grow", dtype=F64)
+    assert game(learner, growing()).conditional_on == ()
+    assert learner.excess == 0
+
+
+def test_a_gradient_above_a_stated_bound_is_refused_by_default():
+    learner = FAML(SHAPE, gradient_bound=1.0, dtype=F64)
+    gradient = torch.zeros(SHAPE, dtype=F64)
+    gradient[0, 0], gradient[1, 1] = 1.0, 1.0  # Frobenius norm √2, operator norm 1: within
+    learner.play()
+    learner.observe(gradient)
+    learner.play()
+    with pytest.raises(
+        ValueError, match=r"operator norm 1\.5, above gradient_bound=1; .*on_excess"
+    ):
+        learner.observe(1.5 * gradient)
+    assert learner.rounds == 1
+
+
+def test_rounding_of_a_normalized_gradient_is_accepted_and_counted():
+    generator = torch.Generator().manual_seed(0)
+    learner = FAML((16, 24), dtype=torch.float32)
+    excess = 0.0
+    for _ in range(20):
+        g = torch.randn(16, 24, generator=generator)
+        g /= torch.linalg.matrix_norm(g, ord=2)
+        excess += np.maximum(np.linalg.svd(g.double().numpy(), compute_uv=False) - 1, 0).sum()
+        learner.play()
+        learner.observe(g)
+    assert 0 < excess < 1e-5
+    # Each singular value of a matrix of norm 1 is computed up to a few float64 roundings.
+    assert learner.excess.item() == pytest.approx(excess, abs=20 * 16 * 2.0**-50)
+
+
+@pytest.mark.parametrize("on_excess", ["grow", "clip"])
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(1e-24, torch.float32), (1e25, torch.float32), (1e-140, F64), (1e140, F64)],
+    ids=str,
+)
+def test_the_scale_of_the_gradients_does_not_matter(name, scale, dtype, on_excess):
+    # A power of two, so that the same game is played: only over- and underflow could tell.
+    scale = 2.0 ** round(math.log2(scale))
+    kinds = {"gradient_bound": None, "on_excess": on_excess, "dtype": dtype}
+    unit, scaled = LEARNERS[name]((3, 7), **kinds), LEARNERS[name]((3, 7), **kinds)
+    first, second = Ledger((3, 7)), Ledger((3, 7))
+    stream = streams.adversary((3, 7), kind="orthogonal", dtype=dtype)
+    for t in range(1, 31):
+        action, same = unit.play(), scaled.play()
+        gradient = stream.gradient(t, action)
+        first.record(gradient, action)
+        second.record(scale * gradient, same)
+        unit.observe(gradient)
+        scaled.observe(scale * gradient)
+    # Rounding in eigenvalues and in iterates of a relative gap of 1e-8 is all that may differ.
+    assert torch.dist(action, same) <= 1e-4
+    assert (second.regret() / scale).item() == pytest.approx(first.regret().item(), rel=1e-5)
+    if name in ("ftrl", "faml"):
+        assert scaled.certificate(second).holds
+        assert (scaled.bound() / scale).item() == pytest.approx(unit.bound().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e-160, 1e160, 1e200])
+@pytest.mark.parametrize("on_excess", ["grow", "clip"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_gradient_whose_square_float64_cannot_hold_is_refused(name, on_excess, scale):
+    learner = LEARNERS[name]((2, 3), gradient_bound=None, on_excess=on_excess, dtype=F64)
+    learner.play()
+    before = learner.state_dict()
+    with pytest.raises(ValueError, match=r"square.*rescale"):
+        learner.observe(torch.full((2, 3), scale, dtype=F64))
+    after = learner.state_dict()
+    for name in learner.state_names:
+        assert torch.equal(before[name], after[name]), name
+    assert learner.rounds == 0
+
+
+def test_games_of_a_batch_have_their_own_bounds():
+    bounds = torch.tensor([1.0, 100.0], dtype=F64)
+    gradients = torch.stack([growing(10), growing(10, seed=1)], dim=1)
+    learner = FAML((2, *SHAPE), gradient_bound=bounds, on_excess="clip", dtype=F64)
+    certificate = game(learner, gradients)
+    for i, bound in enumerate(bounds.tolist()):
+        alone = FAML(SHAPE, gradient_bound=bound, on_excess="clip", dtype=F64)
+        single = game(alone, gradients[:, i])
+        torch.testing.assert_close(certificate.bound[i], single.bound)
+        torch.testing.assert_close(certificate.regret[i], single.regret)
+
+
+def test_an_understated_bound_breaks_the_theorem():
+    # With validate=False nothing stops a bound that is far too small. On g_t = (−1000)^t FTRL plays
+    # x = −s/(√2·√Σg²) → ∓1/√2 before each jump, loses |g_T|/√2 on it and |s_T| → |g_T| in
+    # hindsight: 1 + 1/√2 against the bound's √2.
+    gradients = (-1000.0) ** torch.arange(12, dtype=F64)[:, None, None]
+    broken = game(FTRL((1, 1), gradient_bound=1e-6, validate=False, dtype=F64), gradients)
+    last = gradients.abs().max().item()
+    assert broken.regret.item() / last == pytest.approx(1 + math.sqrt(0.5), abs=0.01)
+    assert broken.bound.item() / last == pytest.approx(math.sqrt(2), abs=0.01)
+    assert not broken.holds
+    # The certificate names the condition that failed; a bound that grows is kept.
+    assert any("validate=False" in condition for condition in broken.conditional_on)
+    assert game(FTRL((1, 1), gradient_bound=None, dtype=F64), gradients).holds
+
+
+def test_zero_gradients_cost_nothing():
+    for name, factory in LEARNERS.items():
+        learner = factory(SHAPE, gradient_bound=None, dtype=F64)
+        certificate = game(learner, torch.zeros(5, *SHAPE, dtype=F64))
+        assert not learner.play().any()
+        assert certificate.regret == 0
+        assert certificate.bound == 0 or name == "ftl"
+
+
+def test_validation_changes_no_number():
+    stream = streams.gaussian(SHAPE, dtype=F64)
+    for factory in LEARNERS.values():
+        checked, trusting = factory(SHAPE, dtype=F64), factory(SHAPE, dtype=F64, validate=False)
+        first, second = ledger_of(checked, stream, 12), ledger_of(trusting, stream, 12)
+        assert torch.equal(checked.play(), trusting.play())
+        assert torch.equal(first.regret(), second.regret())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"gradient_bound": 0.0}, ValueError, "gradient_bound"),
+        ({"gradient_bound": -1.0}, ValueError, "gradient_bound"),
+        ({"gradient_bound": float("nan")}, ValueError, "gradient_bound"),
+        ({"gradient_bound": torch.tensor([1.0, 2.0])}, ValueError, "gradient_bound"),
+        ({"gradient_bound": torch.tensor(-1.0)}, ValueError, "gradient_bound"),
+        ({"gradient_bound": torch.tensor(0.0)}, ValueError, "gradient_bound"),
+        ({"gradient_bound": torch.tensor(math.inf)}, ValueError, "gradient_bound"),
+        ({"gradient_bound": 1e-170}, ValueError, "float64"),
+        ({"gradient_bound": 1e170}, ValueError, "float64"),
+        ({"discount": 1e-200}, ValueError, "larger discount"),
+        ({"radius": 1e39, "dtype": torch.float32}, ValueError, "radius.*wider dtype"),
+        ({"radius": 1e-39, "dtype": torch.float32}, ValueError, "radius.*wider dtype"),
+        ({"gradient_bound": None, "on_excess": "raise"}, ValueError, "on_excess"),
+        ({"on_excess": "ignore"}, ValueError, "on_excess"),
+        ({"eta": 0.0}, ValueError, "eta"),
+        ({"radius": -1.0}, ValueError, "radius"),
+        ({"discount": 1.5}, ValueError, "discount"),
+        ({"dtype": torch.bfloat16}, TypeError, "dtype"),
+        ({"surprise": 1}, TypeError, "surprise"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        FTRL((2, 3), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"stream": -1}, ValueError),
+        ({"stream": 0.5}, TypeError),
+        ({"stream": True}, TypeError),
+        ({"redraw": "no"}, TypeError),
+        ({"redraw": None}, TypeError),
+        ({"samples": 0}, ValueError),
+        ({"seed": 0.5}, TypeError),
+    ],
+    ids=str,
+)
+def test_bad_options_of_the_noise_are_refused(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        FTPL((2, 3), **options)
+
+
+def test_a_bound_that_is_trained_is_taken_without_its_graph():
+    bound = torch.tensor(2.0, requires_grad=True)
+    learner = FAML((2, 3), gradient_bound=bound)
+    assert not learner.level.requires_grad and learner.level == 2
+    with torch.no_grad():
+        bound.fill_(1e-3)
+    assert learner.level == 2
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2, 2, 2), (0, 3), (2.0, 3), "ab"], ids=str)
+def test_bad_shapes_are_refused(shape):
+    with pytest.raises((ValueError, TypeError), match="shape"):
+        FAML(shape)

@@ -1,0 +1,274 @@
+"""Rotations: the rounding's mean by enumeration, the game against SciPy's Procrustes and NumPy."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import orthogonal_procrustes
+
+from nucleon.online.learners import FAML, FTL, FTPL, AdaGradOGD, OneSidedShampoo
+from nucleon.online.problems import OnlineRotations, Registration, SignRounding
+from strategies import F64, FULL, eps, normal, orthogonal, seeds
+
+
+def unit(vectors):
+    return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+
+
+def pairs(n, k, seed=0, dtype=F64):
+    u, v = unit(normal(2, k, n, seed=seed))
+    return u.to(dtype), v.to(dtype)
+
+
+def inside_ball(n, seed, edge):
+    """A matrix of the unit ball; `edge` puts some singular values at 1, others at 0."""
+    sigma = torch.rand(n, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    sigma = (3 * sigma - 1).clamp(0, 1) if edge else sigma
+    return (orthogonal(n, n, seed) * sigma) @ orthogonal(n, n, seed + 1).mT
+
+
+def enumerate_mean(rounding, special=False):
+    """Σ over all signs, one matrix at a time, with NumPy's determinants for SO(n)."""
+    n, mean = len(rounding.sigma), 0.0
+    for signs in itertools.product((1.0, -1.0), repeat=n):
+        chance = math.prod(
+            (1 + s * sigma) / 2 for s, sigma in zip(signs, rounding.sigma.tolist(), strict=True)
+        )
+        matrix = rounding.matrix(torch.tensor(signs, dtype=F64))
+        if special and np.linalg.det(matrix.numpy()) < 0:
+            matrix = rounding.matrix(torch.tensor([*signs[:-1], -signs[-1]], dtype=F64))
+        mean = mean + chance * matrix
+    return mean
+
+
+# ---------------------------------------------------------------------- rounding
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 5), seed=seeds, edge=st.booleans())
+def test_the_mean_of_the_rounding_is_the_matrix(n, seed, edge):
+    """Every signed matrix is orthogonal and their mean is X, both to a few rounding errors."""
+    x = inside_ball(n, seed, edge)
+    rounding = SignRounding.of(x)
+    torch.testing.assert_close(enumerate_mean(rounding), x, rtol=0, atol=1e-13)
+    drawn = rounding.draw(torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(drawn @ drawn.mT, torch.eye(n, dtype=F64), rtol=0, atol=1e-13)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 5), seed=seeds, edge=st.booleans())
+def test_the_heuristic_for_rotations_has_the_stated_bias(n, seed, edge):
+    """The mean is that of the draws whose last sign was flipped where the determinant was −1."""
+    x = inside_ball(n, seed, edge)
+    rounding = SignRounding.of(x)
+    mean = enumerate_mean(rounding, special=True)
+    stated = rounding.matrix(rounding.special_signs(rounding.sigma))
+    torch.testing.assert_close(mean, stated, rtol=0, atol=1e-13)
+    off = np.linalg.svd((mean - x).numpy(), compute_uv=False)
+    assert off[0] == pytest.approx(rounding.special_bias.item(), abs=1e-13)
+    assert off[1:].max(initial=0) < 1e-13
+    for k in range(4):
+        drawn = rounding.draw(torch.Generator().manual_seed(seed + k), special=True)
+        assert np.linalg.det(drawn.numpy()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_the_signs_have_their_probabilities():
+    """20 000 draws of three signs: each mean within 4.5 standard errors √((1−σ²)/N)."""
+    sigma = torch.tensor([0.9, 0.5, 0.0], dtype=F64)
+    rounding, generator = SignRounding.of(sigma.diag()), torch.Generator().manual_seed(0)
+    mean = sum(rounding.draw(generator) for _ in range(20_000)) / 20_000
+    error = (mean.diagonal() - sigma).abs() / ((1 - sigma**2) / 20_000).sqrt()
+    assert error.max() < 4.5 and mean.fill_diagonal_(0).abs().max() < 1e-12
+
+
+def test_a_rotation_is_drawn_as_it_is():
+    q = orthogonal(3, 3, seed=3)
+    q = q * torch.linalg.det(q)  # of determinant d⁴ = 1
+    for special in (False, True):
+        drawn = SignRounding.of(q).draw(special=special)
+        torch.testing.assert_close(drawn, q, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.eye(3, 4), "square"),
+        (torch.eye(3).expand(2, 3, 3), "one square"),
+        (1.001 * torch.eye(3), "unit ball.*project_operator_ball"),
+        (torch.full((2, 2), math.nan), "finite"),
+    ],
+)
+def test_a_rounding_needs_one_square_matrix_of_the_ball(x, message):
+    with pytest.raises(ValueError, match=message):
+        SignRounding.of(x)
+
+
+# ---------------------------------------------------------------------- the game
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 6),
+    k=st.integers(1, 4),
+    rounds=st.integers(1, 12),
+    discount=st.sampled_from([1.0, 0.8]),
+    dtype=st.sampled_from(FULL),
+    seed=seeds,
+)
+def test_losses_and_regret_are_those_of_the_pairs(n, k, rounds, discount, dtype, seed):
+    """Against sums over the pairs in NumPy, float64, and SciPy's Procrustes for the best matrix."""
+    learner = OnlineRotations(n, discount=discount, dtype=dtype)
+    u, v = (x.reshape(rounds, k, n) for x in pairs(n, k * rounds, seed, dtype))
+    mean_squares = 0.0
+    for t in range(rounds):
+        x = learner.matrix()
+        loss = learner.observe(u[t], v[t])
+        # For orthogonal R the loss is ½‖v − Ru‖²; for X it is 1 − vᵀXu.
+        expected = 1 - np.einsum("ki,ij,kj", *(a.double().numpy() for a in (v[t], x, u[t]))) / k
+        assert loss.item() == pytest.approx(expected, abs=16 * math.sqrt(n) * eps(dtype))
+        mean_squares = discount * mean_squares + expected
+    ages = discount ** np.arange(rounds - 1, -1, -1.0)
+    tolerance = 16 * math.sqrt(n) * rounds * eps(dtype)
+    assert learner.loss.item() == pytest.approx(mean_squares, abs=tolerance)
+    weight = np.sqrt(np.repeat(ages, k) / k)[:, None]
+    a, b = (weight * x.double().reshape(-1, n).numpy() for x in (u, v))
+    found, _ = orthogonal_procrustes(a, b)
+    best = 0.5 * np.square(b - a @ found).sum()
+    assert learner.best_loss.item() == pytest.approx(best, abs=tolerance)
+    by_best = 0.5 * np.square(b - a @ learner.best().numpy().T).sum()
+    assert by_best == pytest.approx(best, abs=tolerance)
+    assert learner.regret().item() == pytest.approx(mean_squares - best, abs=2 * tolerance)
+    assert learner.certificate().holds
+
+
+@pytest.mark.parametrize("make", [FAML, FTL, FTPL, OneSidedShampoo])
+def test_any_learner_of_the_ball_plays(make):
+    learner, stream = OnlineRotations(3, make, dtype=F64), Registration(seed=1)
+    for t in range(1, 40):
+        learner.observe(*stream.pairs(t))
+    certificate = learner.certificate(oblivious=True)
+    assert certificate.holds == (make is not FTL)
+    rotation = learner.rotation(torch.Generator().manual_seed(0), special=True)
+    assert torch.linalg.det(rotation).item() == pytest.approx(1.0)
+    # Steady scans with 10 % outliers and errors of 0.2: all of them soon beat the blind loss 1.
+    assert learner.loss < 0.5 * 39 and rotation.dtype == F64
+
+
+def test_one_pair_is_a_batch_of_one():
+    single, batch = (OnlineRotations(4, dtype=F64) for _ in range(2))
+    u, v = pairs(4, 1)
+    assert single.observe(u[0], v[0]) == batch.observe(u, v) == 1.0  # X_1 = 0
+    assert torch.equal(single.matrix(), batch.matrix())
+
+
+def test_learner_and_ledger_are_the_whole_state():
+    first, second, stream = *(OnlineRotations(3, dtype=F64) for _ in range(2)), Registration()
+    for t in range(1, 6):
+        first.observe(*stream.pairs(t))
+    second.learner.load_state_dict(first.learner.state_dict())
+    second.ledger.load_state_dict(first.ledger.state_dict())
+    for rotations in (first, second):
+        rotations.observe(*stream.pairs(6))
+    assert torch.equal(first.matrix(), second.matrix())
+    assert first.loss == second.loss and first.best_loss == second.best_loss
+
+
+U, V = pairs(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "error", "message"),
+    [
+        (2 * U, V, ValueError, "u must hold unit vectors, number 0 has length 2.*divide u"),
+        (U, torch.stack([V[0], 0 * V[1]]), ValueError, "v .* number 1 has length 0; drop"),
+        (U, V[:1], ValueError, "pairs, got 2 and 1"),
+        (U[:, :2], V[:, :2], ValueError, r"u must be a vector \(3,\)"),
+        (U[:0], V[:0], ValueError, "k ≥ 1"),
+        (U[None], V[None], ValueError, r"got shape \(1, 2, 3\)"),
+        (U.float(), V, TypeError, "u has dtype torch.float32"),
+        (U, [1.0, 0, 0], TypeError, "v must be a torch.Tensor"),
+        (U, V * math.nan, ValueError, "v must be finite"),
+    ],
+)
+def test_bad_pairs_are_refused_before_anything_changes(u, v, error, message):
+    learner = OnlineRotations(3, dtype=F64)
+    learner.observe(U, V)
+    before = learner.learner.state_dict()["total"], learner.loss, learner.learner.rounds
+    with pytest.raises(error, match=message):
+        learner.observe(u, v)
+    after = learner.learner.state_dict()["total"], learner.loss, learner.learner.rounds
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def test_bad_learners_are_refused():
+    with pytest.raises(ValueError, match="radius must be 1"):
+        OnlineRotations(3, radius=2.0)
+    with pytest.raises(ValueError, match="dimension"):
+        OnlineRotations(0)
+    with pytest.raises(ValueError, match="row"):
+        OnlineRotations(3, AdaGradOGD)
+
+
+# ---------------------------------------------------------------------- the stream
+
+
+def test_scans_are_what_their_options_say():
+    plain = Registration(noise=0.0, outliers=0.0, points=50, drift=0.01, seed=4)
+    for t in (1, 30):
+        u, v = plain.pairs(t)
+        torch.testing.assert_close(v, u @ plain.rotation(t).mT, rtol=0, atol=1e-14)
+        assert torch.equal(plain.pairs(t)[1], v)
+    # tr(Q_1ᵀQ_31) of a turn by 0.3 about an axis: 1 + 2cos 0.3.
+    turned = (plain.rotation(1).mT @ plain.rotation(31)).trace().item()
+    assert turned == pytest.approx(1 + 2 * math.cos(0.3), abs=1e-12)
+    assert not torch.equal(plain.pairs(1)[0], plain.pairs(2)[0])
+    marked = Registration(markers=True, symmetric=True, noise=0.0, outliers=0.0)
+    u, v = marked.pairs(1)
+    assert torch.equal(u, marked.pairs(2)[0])
+    half = marked.rotation(1).mT @ marked.rotation(2)
+    expected = torch.tensor([-1.0, -1, 1], dtype=F64).diag()
+    torch.testing.assert_close(half, expected, rtol=0, atol=1e-14)
+
+
+def test_errors_and_outliers_have_their_size():
+    """20 000 pairs; standard errors of a mean of squares 0.04 and of a share 0.25 are 1 %."""
+    noisy = Registration(points=20_000, noise=0.2, outliers=0.0, dimension=10)
+    u, v = noisy.pairs(1)
+    length = torch.linalg.vector_norm
+    # v = (Qu + e)/‖Qu + e‖: across Qu remain 9 of e's 10 entries, over ‖Qu + e‖² ≈ 1 + 0.04.
+    across = v - (v * (u @ noisy.rotation(1).mT)).sum(-1, keepdim=True) * (u @ noisy.rotation(1).mT)
+    assert across.square().sum(-1).mean().item() == pytest.approx(0.04 * 0.9 / 1.04, rel=0.03)
+    wrong = Registration(points=20_000, noise=0.0, outliers=0.25)
+    u, v = wrong.pairs(1)
+    share = (length(v - u @ wrong.rotation(1).mT, dim=-1) > 1e-9).double().mean().item()
+    assert abs(share - 0.25) < 4.5 * math.sqrt(0.25 * 0.75 / 20_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"dimension": 1}, ValueError),
+        ({"points": 0}, ValueError),
+        ({"noise": -1.0}, ValueError),
+        ({"outliers": 1.5}, ValueError),
+        ({"drift": math.inf}, ValueError),
+        ({"drift": "slow"}, TypeError),
+        ({"seed": 0.5}, TypeError),
+        ({"dtype": torch.int32}, TypeError),
+    ],
+    ids=str,
+)
+def test_bad_streams_are_refused(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        Registration(**options)
+
+
+@pytest.mark.parametrize(("t", "error"), [(0, ValueError), (1.5, TypeError)])
+def test_rounds_are_counted_from_one(t, error):
+    for of in (Registration().rotation, Registration().pairs):
+        with pytest.raises(error, match="t must be an integer ≥ 1"):
+            of(t)

@@ -1,0 +1,298 @@
+"""Games played to traces, and traces kept in files."""
+
+import gc
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import LEARNERS, STREAMS, ledger_of
+from nucleon.online import streams
+from nucleon.online.game import Trace, _is_due, play
+from nucleon.online.learners import FAML, FTL, FTPL, AdaGradOGD
+from nucleon.online.regret import Ledger
+
+F64 = torch.float64
+
+
+def gaussian(shape=(3, 5), **options):
+    return streams.gaussian(shape, dtype=F64, **options)
+
+
+def same(a: Trace, b: Trace):
+    first, second = a.to_dict(), b.to_dict()
+    assert first == second
+    for name in ("regret", "bound", "norm"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+# ---- playing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_trace_is_the_game_by_hand(name, stream, shape):
+    source = STREAMS[stream](shape, dtype=F64)
+    trace = play(LEARNERS[name](shape, dtype=F64), source, 7, record=3)
+    assert trace.rounds == (3, 6, 7)
+    assert (trace.learner, trace.stream, trace.oblivious) == (name, source.name, source.oblivious)
+    for row, rounds in enumerate(trace.rounds):
+        learner = LEARNERS[name](shape, dtype=F64)
+        ledger = ledger_of(learner, source, rounds)
+        assert torch.equal(trace.regret[row], ledger.regret())
+        assert torch.equal(trace.bound[row], learner.bound())
+        certificate = learner.certificate(ledger, oblivious=source.oblivious)
+    assert (trace.norm <= 1 + 1e-9).all() and trace.norm.shape == trace.regret.shape
+    assert trace.certificate.holds == certificate.holds
+    assert trace.refusal == certificate.refusal
+    assert trace.conditional_on == certificate.conditional_on
+    assert torch.equal(trace.certificate.slack, certificate.slack)
+
+
+def test_ftpl_against_an_adaptive_stream_is_not_certified():
+    trace = play(FTPL((3, 5), dtype=F64), streams.adversary((3, 5), dtype=F64), 10)
+    assert not trace.certificate.holds and "fixed before" in str(trace.certificate)
+    assert play(FTPL((3, 5), dtype=F64), gaussian(), 10).certificate.holds
+
+
+def test_log_spaced_rounds():
+    trace = play(FAML((1, 1), dtype=F64), gaussian((1, 1)), 1000)
+    assert trace.rounds[:4] == (1, 2, 3, 4) and {10, 100, 1000} <= set(trace.rounds)
+    gaps = [b / a for a, b in zip(trace.rounds, trace.rounds[1:], strict=False) if a >= 20]
+    assert len(trace.rounds) <= 61 and max(gaps) <= 1.2
+    assert play(FAML((1, 1), dtype=F64), gaussian((1, 1)), 137).rounds[-1] == 137
+
+
+def test_a_million_rounds_leave_a_hundred_rows():
+    assert sum(_is_due(t, "log") for t in range(1, 10**6 + 1)) <= 6 * 20 + 1
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (6, 1), (2, 1, 6)], ids=str)
+@pytest.mark.parametrize("ball", ["l2", "linf"])
+def test_norms_are_those_of_the_ball_that_is_played_in(ball, shape):
+    learner, stream = AdaGradOGD(shape, ball=ball, dtype=F64), gaussian(shape)
+    trace, by_hand = play(learner, stream, 60, record=1), AdaGradOGD(shape, ball=ball, dtype=F64)
+    for t in trace.rounds:
+        x = by_hand.play().numpy().reshape(*shape[:-2], 6)
+        expected = np.linalg.norm(x, axis=-1) if ball == "l2" else np.abs(x).max(-1)
+        np.testing.assert_allclose(trace.norm[t - 1].numpy(), expected, rtol=1e-12)
+        by_hand.observe(stream.gradient(t))
+    assert (trace.norm <= 1 + 1e-9).all() and trace.norm.max() > 0.5
+
+
+@pytest.mark.parametrize("rounds", [400, 4000])
+def test_memory_does_not_grow_with_the_rounds(rounds):
+    tensors, bytes_held = [], []
+
+    class Counting:
+        """A stream of another kind: anything with these members can be played."""
+
+        name, shape, gradient_bound, oblivious, rounds = "counting", (32, 64), 1.0, True, None
+        source = streams.alternating((32, 64), dtype=F64)
+
+        def gradient(self, t, action=None):
+            if t in (100, rounds):
+                gc.collect()
+                alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+                tensors.append(len(alive))
+                bytes_held.append(sum(o.numel() * o.element_size() for o in alive))
+            return self.source.gradient(t)
+
+    trace = play(FAML((32, 64), validate=False, dtype=F64), Counting(), rounds + 1)
+    kept = sum(100 <= t < rounds for t in trace.rounds)  # three numbers each, and nothing else
+    assert tensors[1] - tensors[0] == 3 * kept
+    assert bytes_held[1] - bytes_held[0] == 3 * 8 * kept
+
+
+def test_a_game_can_be_watched():
+    rows = []
+    trace = play(
+        FAML((2, 3, 5), dtype=F64), gaussian((2, 3, 5)), 10, record=4, on_record=rows.append
+    )
+    assert tuple(row.round for row in rows) == trace.rounds == (4, 8, 10)
+    for i, row in enumerate(rows):
+        assert torch.equal(row.regret, trace.regret[i]) and torch.equal(row.bound, trace.bound[i])
+        assert torch.equal(row.slack, trace.bound[i] - trace.regret[i])
+        assert torch.equal(row.norm, trace.norm[i])
+
+
+def test_rows_come_as_they_happen():
+    class HaltError(Exception):
+        pass
+
+    def stop_at_six(row):
+        if row.round == 6:
+            raise HaltError
+
+    learner = FAML((3, 5), dtype=F64)
+    ledger = learner.ledger()
+    with pytest.raises(HaltError):
+        play(learner, gaussian(), 10, record=1, ledger=ledger, on_record=stop_at_six)
+    assert learner.rounds == ledger.rounds == 6
+    rest = play(learner, gaussian(), 4, ledger=ledger)
+    assert torch.equal(rest.regret[-1], play(FAML((3, 5), dtype=F64), gaussian(), 10).regret[-1])
+
+
+class Failing:
+    """The Gaussian stream with another answer in round 4."""
+
+    name, shape, gradient_bound, oblivious, rounds = "failing", (3, 5), 1.0, True, None
+
+    def __init__(self, answer):
+        self.answer, self.source = answer, gaussian()
+
+    def gradient(self, t, action=None):
+        return self.answer if t == 4 else self.source.gradient(t)
+
+
+@pytest.mark.parametrize(
+    ("answer", "validate"),
+    [
+        (torch.full((3, 5), 2.0, dtype=F64), True),  # above the bound: the learner refuses
+        (torch.full((3, 5), math.nan, dtype=F64), True),
+        (torch.full((3, 5), math.nan, dtype=F64), False),  # the ledger refuses
+        (torch.full((3, 5), 1e308, dtype=F64), False),
+        (torch.zeros(5, 3, dtype=F64), True),
+        (torch.zeros(5, 3, dtype=F64), False),
+    ],
+    ids=["above", "nan", "nan-trusted", "huge-trusted", "shape", "shape-trusted"],
+)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learner_and_ledger_stay_in_step_on_an_error(name, answer, validate):
+    learner = LEARNERS[name]((3, 5), validate=validate, dtype=F64)
+    ledger = learner.ledger()
+    with pytest.raises(ValueError, match=r"gradient|finite"):
+        play(learner, Failing(answer), 10, ledger=ledger)
+    assert learner.rounds == ledger.rounds == 3
+    rest = play(learner, gaussian(), 7, ledger=ledger)
+    whole = play(LEARNERS[name]((3, 5), validate=validate, dtype=F64), gaussian(), 10)
+    assert torch.equal(rest.regret[-1], whole.regret[-1])
+    assert torch.equal(rest.bound[-1], whole.bound[-1])
+
+
+def test_a_game_goes_on_with_its_ledger():
+    whole = play(FTPL((3, 5), dtype=F64), gaussian(), 20, record=5)
+    learner, ledger = FTPL((3, 5), dtype=F64), Ledger((3, 5))
+    play(learner, gaussian(), 10, record=5, ledger=ledger)
+    rest = play(learner, gaussian(), 10, record=5, ledger=ledger)
+    assert rest.rounds == (15, 20) and torch.equal(rest.regret, whole.regret[2:])
+    with pytest.raises(ValueError, match="ledger"):
+        play(learner, gaussian(), 1)
+    with pytest.raises(ValueError, match="another game"):
+        play(learner, gaussian(), 1, ledger=Ledger((3, 5)))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: play(FAML((3, 5), dtype=F64), gaussian((5, 3)), 2), "shape"),
+        (lambda: play(FAML((3, 5), dtype=torch.float32), gaussian(), 2), "dtype"),
+        (lambda: play(FAML((3, 5), dtype=F64), gaussian(), 0), "rounds"),
+        (lambda: play(FAML((3, 5), dtype=F64), gaussian(), 2, record=0), "record"),
+        (lambda: play(FAML((3, 5), dtype=F64), STREAMS["replay"]((3, 5)), 61), "end of the stream"),
+        (lambda: play(FAML((3, 5), gradient_bound=1e-3, dtype=F64), gaussian(), 2), "on_excess"),
+    ],
+)
+def test_games_that_cannot_be_played_are_refused(call, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        call()
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trace():
+    return play(FAML((2, 3, 5), discount=0.9, dtype=F64), gaussian((2, 3, 5)), 30)
+
+
+def test_a_saved_trace_comes_back(trace, tmp_path):
+    path = tmp_path / "game.jsonl"
+    trace.save(path)
+    same(Trace.load(path), trace)
+    assert Trace.load(path).certificate.holds
+    assert [p.name for p in tmp_path.iterdir()] == ["game.jsonl"]
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # strict JSON: no Infinity, no NaN
+
+
+def test_an_infinite_bound_comes_back(tmp_path):
+    trace = play(FTL((3, 5), dtype=F64), gaussian(), 5)
+    trace.save(tmp_path / "ftl.jsonl")
+    again = Trace.load(tmp_path / "ftl.jsonl")
+    same(again, trace)
+    assert again.bound.isinf().all() and not again.certificate.holds
+
+
+def test_what_is_not_a_number_comes_back_as_that(trace, tmp_path):
+    regret = trace.regret.clone()
+    regret[0, 0], regret[1, 1], regret[2, 0] = math.nan, -math.inf, math.inf
+    broken = replace(trace, regret=regret)
+    broken.save(tmp_path / "broken.jsonl")
+    again = Trace.load(tmp_path / "broken.jsonl")
+    assert torch.equal(again.regret.nan_to_num(7.0), regret.nan_to_num(7.0))
+    assert again.regret[0, 0].isnan()
+
+
+def test_a_dictionary_comes_back(trace):
+    again = Trace.from_dict(json.loads(json.dumps(trace.to_dict())))
+    same(again, trace)
+    assert again.to_dict() == trace.to_dict()
+
+
+def test_every_cut_is_noticed(trace, tmp_path):
+    path = tmp_path / "game.jsonl"
+    trace.save(path)
+    text = path.read_text()
+    for end in [*range(0, len(text) - 1, 97), len(text) - 2]:
+        path.write_text(text[:end])
+        with pytest.raises(ValueError, match=r"trace|cut off|altered"):
+            Trace.load(path)
+
+
+def test_every_alteration_is_noticed(trace, tmp_path):
+    path = tmp_path / "game.jsonl"
+    trace.save(path)
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[3])
+    row["regret"] = [0.0, 0.0]
+    for altered in (
+        [*lines[:3], json.dumps(row), *lines[4:]],
+        [lines[0].replace("0.9", "0.8"), *lines[1:]],
+        lines[:2] + lines[3:],
+        [lines[0], lines[2], lines[1], *lines[3:]],
+    ):
+        path.write_text("\n".join(altered) + "\n")
+        with pytest.raises(ValueError, match="cut off or was altered"):
+            Trace.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n[2]\n", b"\xff\xfe\x00", b"hello\n"])
+def test_another_file_is_refused(content, tmp_path):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="other"):
+        Trace.load(path)
+    path.write_text('{"format": "nucleon-trace", "version": 99}\n{}\n')
+    with pytest.raises(ValueError, match="99"):
+        Trace.load(path)
+
+
+def test_a_failed_save_leaves_the_old_file(trace, tmp_path, monkeypatch):
+    path = tmp_path / "game.jsonl"
+    trace.save(path)
+    before = path.read_bytes()
+
+    def fail(self, target):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="full"):
+        play(FAML((3, 5), dtype=F64), gaussian(), 3).save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["game.jsonl"]

@@ -1,0 +1,567 @@
+"""O2NC against a NumPy twin of the protocol, against the optimizers, and its contract."""
+
+import copy
+import functools
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import nuclear
+from nucleon import noise
+from nucleon.online import theory
+from nucleon.online.learners import (
+    FAML,
+    FTL,
+    FTPL,
+    FTRL,
+    AdaGradOGD,
+    GaussianFTPL,
+    OneSidedShampoo,
+    ScalarGBPA,
+    Shampoo,
+)
+from nucleon.online.o2nc import meter as conversion
+from nucleon.online.o2nc.meter import ConversionMeter
+from nucleon.online.o2nc.optimizer import O2NC
+from nucleon.optim import Leon, Muon, Pion
+
+F64 = torch.float64
+GAMMA, RHO, BOUND = 0.9, 0.7, 6.0
+D = (1 - GAMMA) * RHO / (2 * GAMMA)
+SHAPES = [(1, 1), (1, 6), (6, 1), (4, 4), (3, 7), (7, 3), (2, 3, 5)]
+
+
+def gradients(shape, rounds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=F64) / 2 for _ in range(rounds)]
+
+
+def parameters(shapes=SHAPES):
+    return [torch.nn.Parameter(gradients(s, 1, 50 + i)[0]) for i, s in enumerate(shapes)]
+
+
+def make(params, learner=FAML, **options):
+    given = {"rho": RHO, "discount": GAMMA, "rounds": 12, "seed": 3, "gradient_bound": BOUND}
+    return O2NC(params, learner, **{**given, **options})
+
+
+def run(optimizer, params, streams, start=0, stop=None):
+    for t in range(start, len(streams[0]) if stop is None else stop):
+        for param, stream in zip(params, streams, strict=True):
+            param.grad = stream[t].clone()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("learner", "options", "optimizer", "own"),
+    [
+        (FTL, {}, Muon, {"method": "svd"}),
+        (FTPL, {"samples": 3}, Pion, {"method": "svd", "samples": 3, "gradient_bound": BOUND}),
+        (FAML, {}, Leon, {"method": "eigh", "gradient_bound": BOUND}),
+    ],
+    ids=["muon", "pion", "leon"],
+)
+def test_the_conversion_of_a_learner_is_its_optimizer(learner, options, optimizer, own):
+    """Step for step with the same noise; FTPL's default width is Pion's."""
+    ours, theirs = parameters(), parameters()
+    streams = [gradients(s, 12, i) for i, s in enumerate(SHAPES)]
+    first = make(ours, learner, **options)
+    second = optimizer(theirs, D, GAMMA, scale="none", steps="exponential", seed=3, **own)
+    for t in range(12):
+        run(first, ours, streams, t, t + 1)
+        run(second, theirs, streams, t, t + 1)
+        for a, b in zip(ours, theirs, strict=True):
+            # Both are backward stable and D ≈ 0.04: rounding of at most 1e-15·cond a step, where
+            # the totals of Gaussian gradients have a condition number below 1e4. Pion's Cholesky
+            # adds 8m·eps of Λ.
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_the_protocol_by_hand():
+    """W, W̄_t and W̄_τ from the definitions, with FTL as a NumPy polar factor."""
+    (param,) = parameters([(3, 5)])
+    stream, rounds = gradients((3, 5), 12), 12
+    optimizer = make([param], FTL)
+    tau = int(optimizer.tau)
+    weight, total = param.detach().numpy().copy(), np.zeros((3, 5))
+    path = []
+    for t in range(1, rounds + 1):
+        path.append(weight.copy())
+        total = GAMMA * total + stream[t - 1].numpy()
+        u, _, vt = np.linalg.svd(total, full_matrices=False)
+        s = noise.exponential((), seed=3, stream=-1, step=t, dtype=F64).item()
+        weight = weight - s * D * u @ vt
+        run(optimizer, [param], [stream], t - 1, t)
+        np.testing.assert_allclose(param.detach().numpy(), weight, rtol=0, atol=1e-13)
+        q = np.array([GAMMA ** (t - i) for i in range(1, t + 1)])
+        average = np.tensordot(q / q.sum(), np.array(path), 1)
+        np.testing.assert_allclose(optimizer.average[0].numpy(), average, rtol=0, atol=1e-13)
+        if t == tau:
+            expected = average
+    np.testing.assert_allclose(optimizer.output[0].numpy(), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("rounds", "discount"), [(7, 0.6), (40, 0.95), (1, 0.5)])
+def test_tau_has_its_law(rounds, discount):
+    """20 000 independent processes: every frequency within 5 standard errors of the law."""
+    runs = 20_000
+    param = torch.zeros(runs, 1, 1, dtype=F64)
+    optimizer = O2NC(param, FTL, rho=1.0, discount=discount, rounds=rounds, independent=True)
+    counts = torch.bincount(optimizer.tau, minlength=rounds + 1)[1:].double()
+    law = theory.tau_law(rounds, discount)
+    error = (law * (1 - law) / runs).sqrt()
+    assert counts.sum() == runs
+    assert ((counts / runs - law).abs() <= 5 * error + 1e-12).all()
+
+
+def test_independent_processes_have_their_own_lengths_and_times():
+    stack = torch.nn.Parameter(torch.zeros(64, 2, 3, dtype=F64))
+    optimizer = make([stack], FTL, independent=True)
+    stream = [g.expand(64, 2, 3) for g in gradients((2, 3), 2)]
+    run(optimizer, [stack], [stream])
+    lengths = stack.detach()[:, 0, 0]
+    assert len(lengths.unique()) == 64 and len(optimizer.tau.unique()) > 5
+    alone = torch.nn.Parameter(torch.zeros(2, 3, dtype=F64))
+    single = make([alone], FTL)
+    run(single, [alone], [[g[0] for g in stream]])
+    torch.testing.assert_close(stack.detach()[0], alone.detach(), rtol=0, atol=1e-15)
+    assert optimizer.tau[0] == single.tau
+
+
+def test_any_learner_or_factory_or_a_learner_itself():
+    stream, ends = [gradients((3, 5), 6)], []
+    made = FAML((3, 5), radius=D, discount=GAMMA, dtype=F64, gradient_bound=BOUND)
+    for learner in (FTRL, functools.partial(FAML, method="newton-schulz"), made):
+        params = parameters([(3, 5)])
+        options = {} if learner is made else {"gradient_bound": BOUND}
+        optimizer = O2NC(params, learner, rho=RHO, discount=GAMMA, rounds=6, seed=3, **options)
+        run(optimizer, params, stream)
+        ends.append(params[0].detach())
+    # Newton–Schulz converges to about √eps of the polar factor, in steps of D·s.
+    torch.testing.assert_close(ends[1], ends[2], rtol=0, atol=1e-7)
+    assert not torch.allclose(ends[0], ends[2])
+
+
+# ---------------------------------------------------------------------- the averages
+
+
+def test_swapping_restores_exactly_also_after_an_exception():
+    params = parameters()
+    streams = [gradients(s, 12, i) for i, s in enumerate(SHAPES)]
+    optimizer = make(params)
+    run(optimizer, params, streams, 0, 5)
+    before = [p.detach().clone() for p in params]
+    with optimizer.swap_in_average():
+        for param, average in zip(params, optimizer.average, strict=True):
+            assert torch.equal(param.detach(), average)
+        assert not torch.equal(params[3].detach(), before[3])
+        with pytest.raises(RuntimeError, match="average now"):
+            optimizer.step()
+        with pytest.raises(RuntimeError, match="already"), optimizer.swap_in_average():
+            pass
+    assert all(torch.equal(p.detach(), b) for p, b in zip(params, before, strict=True))
+    with pytest.raises(KeyError), optimizer.swap_in_average():
+        raise KeyError
+    assert all(torch.equal(p.detach(), b) for p, b in zip(params, before, strict=True))
+    run(optimizer, params, streams, 5)
+    with optimizer.swap_in_output():
+        assert torch.equal(params[0].detach(), optimizer.output[0])
+
+
+def test_the_output_is_refused_before_its_time():
+    seed = next(s for s in range(50) if int(make(parameters([(2, 2)]), seed=s).tau) == 12)
+    optimizer = make(parameters([(2, 2)]), seed=seed)
+    with pytest.raises(RuntimeError, match="has not come"), optimizer.swap_in_output():
+        pass
+
+
+def test_averages_of_float32_weights_are_float64():
+    param = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = make([param])
+    param.grad = torch.full((2, 2), 1e-3)
+    optimizer.step()
+    assert optimizer.average[0].dtype == F64 and param.dtype == torch.float32
+
+
+# ---------------------------------------------------------------------- the state
+
+
+@pytest.mark.parametrize("learner", [FTL, FTRL, FTPL, FAML])
+@pytest.mark.parametrize("through", ["dict", "file"])
+def test_a_resumed_run_repeats_bit_for_bit(learner, through):
+    shapes = [(3, 5), (5, 3), (2, 2, 3)]
+    streams = [gradients(s, 12, i) for i, s in enumerate(shapes)]
+    params = parameters(shapes)
+    whole = make(params, learner)
+    run(whole, params, streams, 0, 5)
+    state, kept = whole.state_dict(), [p.detach().clone() for p in params]
+    if through == "file":
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        state = torch.load(buffer, weights_only=True)
+    run(whole, params, streams, 5)
+
+    again = [torch.nn.Parameter(p) for p in kept]
+    resumed = make(again, learner)
+    resumed.load_state_dict(state)
+    run(resumed, again, streams, 5)
+    for a, b in zip(params, again, strict=True):
+        assert torch.equal(a, b)
+    for name in ("average", "output"):
+        pairs = zip(getattr(whole, name), getattr(resumed, name), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_deep_copy_goes_on_alone():
+    params = parameters([(3, 5)])
+    stream = [gradients((3, 5), 12)]
+    optimizer = make(params)
+    run(optimizer, params, stream, 0, 4)
+    twin = copy.deepcopy(optimizer)
+    run(optimizer, params, stream, 4)
+    assert twin.round == 4 and not torch.equal(twin.params[0], params[0])
+    run(twin, twin.params, stream, 4)
+    assert torch.equal(twin.params[0], params[0])
+
+
+def test_states_of_another_process_are_refused_and_change_nothing():
+    shapes = [(2, 3), (3, 3)]
+    streams = [gradients(s, 12, i) for i, s in enumerate(shapes)]
+    params = parameters(shapes)
+    optimizer = make(params)
+    run(optimizer, params, streams, 0, 2)
+    damaged = optimizer.state_dict()
+    damaged["learners"][1]["total"] = torch.zeros(1)  # the first learner's part is right
+    run(optimizer, params, streams, 2, 3)
+    mine = optimizer.state_dict()
+    others = {
+        "learner": make(parameters(shapes), FTL).state_dict(),
+        "discount": make(parameters(shapes), discount=0.8).state_dict(),
+        "seed": make(parameters(shapes), seed=4).state_dict(),
+        "shape": make(parameters([(2, 4), (3, 3)])).state_dict(),
+        "nucleon": Muon(parameters(shapes)).state_dict(),
+    }
+    for word, state in {**others, "total": damaged}.items():
+        with pytest.raises(ValueError, match=word):
+            optimizer.load_state_dict(state)
+        after = optimizer.state_dict()
+        assert after["round"] == 3
+        for a, b in zip(after["learners"], mine["learners"], strict=True):
+            assert torch.equal(a["total"], b["total"])
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"rho": 0.0}, "rho"),
+        ({"rho": math.nan}, "rho"),
+        ({"discount": 1.0}, "discount"),
+        ({"discount": 0.0}, "discount"),
+        ({"rounds": 0}, "rounds"),
+        ({"rounds": 2.5}, "rounds"),
+        ({"seed": "1"}, "seed"),
+        ({"independent": True}, "one slice a process"),
+        ({"gradient_bound": -1.0}, "gradient_bound"),
+    ],
+)
+def test_bad_options_are_named(options, word):
+    with pytest.raises((ValueError, TypeError), match=word):
+        make(parameters([(2, 3)]), **options)
+
+
+@pytest.mark.parametrize(
+    "params", [[], [torch.zeros(3)], [torch.zeros(2, 2).bfloat16()], [torch.zeros(0, 2)], ["w"]]
+)
+def test_bad_parameters_are_refused(params):
+    with pytest.raises((ValueError, TypeError), match="params"):
+        make(params)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"shape": (3, 2)}, "shape"),
+        ({"radius": 1.0}, "radius"),
+        ({"discount": 0.5}, "discount"),
+        ({"dtype": torch.float32}, "dtype"),
+    ],
+)
+def test_a_learner_of_another_game_is_refused(change, word):
+    given = {"shape": (2, 3), "radius": D, "discount": GAMMA, "dtype": F64, **change}
+    shape = given.pop("shape")
+    with pytest.raises(ValueError, match=f"learner has {word}"):
+        O2NC(parameters([(2, 3)]), FAML(shape, **given), rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_a_learner_that_has_played_or_is_shared_is_refused():
+    learner = FAML((2, 3), radius=D, discount=GAMMA, dtype=F64)
+    with pytest.raises(TypeError, match="one parameter"):
+        O2NC(parameters([(2, 3)] * 2), learner, rho=RHO, discount=GAMMA, rounds=5)
+    learner.play()
+    learner.observe(torch.zeros(2, 3, dtype=F64))
+    with pytest.raises(ValueError, match="rounds"):
+        O2NC(parameters([(2, 3)]), learner, rho=RHO, discount=GAMMA, rounds=5)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 1, 4)])
+def test_a_learner_of_another_ball_is_refused(shape):
+    with pytest.raises(ValueError, match="operator-norm ball"):
+        O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5)
+    O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5, ball="l2")
+    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
+
+
+@pytest.mark.parametrize("make", [OneSidedShampoo, Shampoo, functools.partial(OneSidedShampoo)])
+def test_a_learner_of_the_plain_game_is_fed_the_papers_reduction(make):
+    """ℓ_t(X) = γ^{-t}⟨G_t, X⟩, played by hand beside the process."""
+    (param,) = parameters([(3, 4)])
+    optimizer = O2NC([param], make, rho=RHO, discount=GAMMA, rounds=20)
+    by_hand = make((3, 4), radius=optimizer.radius, dtype=param.dtype)
+    for t in range(1, 7):
+        assert torch.equal(optimizer.actions[0], by_hand.play())
+        gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(t)).to(param.dtype)
+        param.grad = gradient.clone()
+        optimizer.step()
+        by_hand.observe(gradient * GAMMA**-t)
+    assert optimizer.actions[0].any()
+
+
+def test_a_reduction_that_overflows_is_refused_and_changes_nothing():
+    param = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = O2NC([param], OneSidedShampoo, rho=RHO, discount=1e-9, rounds=20)
+    before = None
+    with pytest.raises(OverflowError, match="round 3"):
+        for _ in range(4):
+            before = param.detach().clone()
+            param.grad = torch.ones(2, 3)
+            optimizer.step()
+    assert optimizer.round == 2 and torch.equal(param, before)
+
+
+@pytest.mark.parametrize(
+    ("learner", "error", "word"),
+    [
+        (lambda shape, **k: 3, TypeError, "must make a nucleon.online.learners.Learner"),
+        ("faml", TypeError, "learner must be a class"),
+        (ScalarGBPA, TypeError, "ScalarGBPA takes no discount"),
+    ],
+    ids=["a number", "a name", "no discount"],
+)
+def test_what_makes_no_learner_of_the_game_is_refused(learner, error, word):
+    with pytest.raises(error, match=word):
+        O2NC(parameters([(2, 3)]), learner, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_a_first_action_that_is_not_zero_is_refused():
+    learner = FTL((2, 3), radius=D, discount=GAMMA, dtype=F64)
+    learner._act = lambda: torch.full((2, 3), 1e-3, dtype=F64)
+    with pytest.raises(ValueError, match="first action"):
+        O2NC(parameters([(2, 3)]), learner, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_a_parameter_or_a_learner_for_two_is_refused():
+    (param,) = parameters([(2, 3)])
+    with pytest.raises(ValueError, match="twice"):
+        make([param, param])
+    one = FAML((2, 3), radius=D, discount=GAMMA, dtype=F64)
+    with pytest.raises(ValueError, match="one learner for two"):
+        O2NC(parameters([(2, 3)] * 2), lambda shape, **k: one, rho=RHO, discount=GAMMA, rounds=5)
+
+
+def test_seed_and_stream_reach_the_factory_unless_it_has_its_own():
+    def noises(learner):
+        optimizer = make(parameters([(2, 3)] * 2), learner)
+        return [(x.potential.seed, x.stream) for x in optimizer.learners]
+
+    usual = noises(FTPL)
+    assert usual[0] == (3, 0) and usual[1][1] > 0
+    assert noises(lambda shape, **k: FTPL(shape, **k)) == usual
+    own = functools.partial(functools.partial(FTPL, samples=2), seed=7)
+    assert noises(own) == [(7, stream) for _, stream in usual]
+    assert noises(functools.partial(FTPL, stream=5)) == [(3, 5), (3, 5)]
+    assert noises(functools.partial(lambda shape, **k: FTPL(shape, **k), seed=7))[0] == (7, 0)
+
+
+def test_an_action_that_fails_changes_nothing():
+    shapes = [(2, 3), (3, 3)]
+    params = parameters(shapes)
+    streams = [gradients(s, 12, i) for i, s in enumerate(shapes)]
+    optimizer = make(params)
+    run(optimizer, params, streams, 0, 2)
+    before, weights = optimizer.state_dict(), [p.detach().clone() for p in params]
+    act = optimizer.learners[1]._act
+    bad = {
+        RuntimeError: lambda: (_ for _ in ()).throw(RuntimeError("no convergence")),
+        ValueError: lambda: torch.zeros(2, 2, dtype=F64),
+    }
+    for error, action in bad.items():
+        optimizer.learners[1]._act = action
+        with pytest.raises(error):
+            run(optimizer, params, streams, 2, 3)
+        optimizer.learners[1]._act = act
+        after = optimizer.state_dict()
+        assert optimizer.round == 2 and str(after) == str(before)  # to four digits, all of it
+        torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+        assert all(torch.equal(p.detach(), w) for p, w in zip(params, weights, strict=True))
+    run(optimizer, params, streams, 2)
+    clean = parameters(shapes)
+    run(make(clean), clean, streams)
+    assert all(torch.equal(a, b) for a, b in zip(params, clean, strict=True))
+
+
+def test_damaged_states_are_refused():
+    params = parameters([(2, 3)])
+    optimizer = make(params)
+    run(optimizer, params, [gradients((2, 3), 12)], 0, 4)
+    for word, damage in (
+        ("exceeds rounds=12", lambda s: s.update(round=13)),
+        ("a learner has rounds=4", lambda s: s.update(round=3)),
+        (
+            "average of parameter 0 must be finite",
+            lambda s: s["state"][0]["average"].fill_(torch.nan),
+        ),
+        (
+            "output of parameter 0 must be finite",
+            lambda s: s["state"][0]["output"].fill_(torch.inf),
+        ),
+    ):
+        state = optimizer.state_dict()
+        damage(state)
+        with pytest.raises(ValueError, match=word):
+            optimizer.load_state_dict(state)
+        assert optimizer.round == 4 and optimizer.learners[0].rounds == 4
+
+
+def test_within_a_swap_nothing_is_copied_or_loaded():
+    params = parameters([(2, 3)])
+    optimizer = make(params)
+    run(optimizer, params, [gradients((2, 3), 12)], 0, 4)
+    state = optimizer.state_dict()
+    with optimizer.swap_in_average():
+        with pytest.raises(RuntimeError, match="load after"):
+            optimizer.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="copy after"):
+            copy.deepcopy(optimizer)
+    optimizer.load_state_dict(state)
+    assert copy.deepcopy(optimizer).round == 4
+
+
+def test_the_meter_holds_a_block_of_bytes(monkeypatch):
+    """A budget below one round flushes every round; the terms are the same."""
+    stream, found = gradients((2, 3), 12), []
+    for budget, block in ((1, 1), (3 * 6 * 8 * 5, 5), (2**26, 256)):
+        monkeypatch.setattr(conversion, "_BLOCK_BYTES", budget)
+        params = parameters([(2, 3)])
+        optimizer = make(params)
+        meter, most = ConversionMeter(optimizer), 0
+        for gradient in stream:
+            params[0].grad = gradient
+            meter.record([gradient / 2])
+            most = max(most, len(meter._pending))
+            optimizer.step()
+        assert meter._block == block and most == max(0, min(block, 12) - 1)
+        found.append(meter.terms(1.0).bound.item())
+    assert found == pytest.approx([found[0]] * 3, rel=1e-13)
+
+
+def test_a_refused_gradient_changes_nothing():
+    shapes = [(2, 3), (3, 3)]
+    params = parameters(shapes)
+    streams = [gradients(s, 12, i) for i, s in enumerate(shapes)]
+    optimizer = make(params)
+    run(optimizer, params, streams, 0, 2)
+    weights = [p.detach().clone() for p in params]
+    for bad, error in (
+        (torch.full((3, 3), math.nan, dtype=F64), ValueError),
+        (100 * torch.eye(3, dtype=F64), ValueError),
+        (None, RuntimeError),
+    ):
+        params[0].grad, params[1].grad = streams[0][2], bad
+        with pytest.raises(error):
+            optimizer.step()
+        assert optimizer.round == 2 and [x.rounds for x in optimizer.learners] == [2, 2]
+        assert all(torch.equal(p.detach(), w) for p, w in zip(params, weights, strict=True))
+    run(optimizer, params, streams, 2)
+    clean = parameters(shapes)
+    run(make(clean), clean, streams)
+    assert all(torch.equal(a, b) for a, b in zip(params, clean, strict=True))
+    with pytest.raises(RuntimeError, match="12 rounds are over"):
+        optimizer.step()
+
+
+# ---------------------------------------------------------------------- Proposition G.1's terms
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_the_terms_are_those_of_the_proposition(independent):
+    """Against sums over the whole stored run and `theory.o2nc_bound`."""
+    rounds, shapes = 300, [(4, 2, 3), (4, 3, 2)] if independent else [(2, 3), (2, 3, 2)]
+    params = parameters(shapes)
+    truths = [gradients(s, rounds, 7 + i) for i, s in enumerate(shapes)]
+    noises = [gradients(s, rounds, 70 + i) for i, s in enumerate(shapes)]
+    optimizer = make(params, rounds=rounds, independent=independent, gradient_bound=9.0)
+    meter, actions = ConversionMeter(optimizer, points=30), []
+    for t in range(rounds):
+        actions.append([a.numpy() for a in optimizer.actions])
+        for param, truth, noisy in zip(params, truths, noises, strict=True):
+            param.grad = truth[t] + noisy[t]
+        meter.record([truth[t] for truth in truths])
+        optimizer.step()
+    terms = meter.terms(2.0)
+
+    def per_run(values):  # (t, …) of each parameter, summed over the matrices of a process
+        return sum(v if independent or v.ndim == 1 else v.sum(-1) for v in values)
+
+    def discounted(streams):
+        sums = [np.zeros_like(s) for s in streams]
+        for total, stream in zip(sums, streams, strict=True):
+            for t in range(rounds):
+                total[t] = GAMMA * total[t - 1] * (t > 0) + stream[t]
+        return sums
+
+    true = [np.stack([g.numpy() for g in stream]) for stream in truths]
+    bad = [np.stack([g.numpy() for g in stream]) for stream in noises]
+    given = [a + b for a, b in zip(true, bad, strict=True)]
+    played = [np.stack([a[i] for a in actions]) for i in range(len(params))]
+    losses = per_run([(g * x).sum((-2, -1)) for g, x in zip(given, played, strict=True)])
+    (loss,) = discounted([losses])
+    norms = [per_run([nuclear(s) for s in discounted(x)]) for x in (true, bad, given)]
+    regrets = loss / D + norms[2]
+    gap_at = (1 - GAMMA) / (1 - GAMMA ** np.arange(1, rounds + 1))
+    law = theory.tau_law(rounds, GAMMA).numpy()
+    runs = range(4) if independent else [...]
+    for r in runs:
+        at, true_at, bad_at = (
+            torch.tensor(v[:, r] if independent else v) for v in (regrets, norms[0], norms[1])
+        )
+        gaps = gap_at * true_at.numpy()
+        bound = theory.o2nc_bound(loss_gap=2.0, rho=RHO, discount=GAMMA, regrets=at, noises=bad_at)
+        assert terms.gap[r].item() == pytest.approx(law @ gaps, rel=1e-12)
+        assert terms.regret[r].item() == pytest.approx(bound.regret, rel=1e-12)
+        assert terms.noise[r].item() == pytest.approx(bound.noise, rel=1e-12)
+        assert terms.descent[r].item() == pytest.approx(bound.descent, rel=1e-12)
+        assert terms.bound[r].item() == pytest.approx(bound.total, rel=1e-12)
+        tau = int(optimizer.tau[r])
+        assert terms.gap_at_tau[r].item() == pytest.approx(gaps[tau - 1], rel=1e-12)
+        for t, gap in meter.curve:
+            assert gap[r].item() == pytest.approx(gaps[t - 1], rel=1e-12)
+    assert 30 <= len(meter.curve) <= 31
+
+
+def test_the_meter_wants_every_round():
+    params = parameters([(2, 2)])
+    optimizer = make(params, rounds=3)
+    meter = ConversionMeter(optimizer)
+    params[0].grad = torch.zeros(2, 2, dtype=F64)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="before each step"):
+        meter.record([params[0].grad])
+    with pytest.raises(RuntimeError, match="all 3 rounds"):
+        meter.terms(1.0)

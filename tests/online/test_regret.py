@@ -1,0 +1,283 @@
+"""The ledger against sums in NumPy, and Lemma 3.1 term by term."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import LEARNERS, nuclear
+from nucleon.online.learners import FTPL, FTRL
+from nucleon.online.potentials import Hyperbolic
+from nucleon.online.regret import Certificate, Ledger, decompose
+
+F64 = torch.float64
+
+
+def gradients_of(rounds, shape, seed=0):
+    g = np.random.default_rng(seed).standard_normal((rounds, *shape)) + 0.2
+    return torch.from_numpy(g / np.linalg.svd(g, compute_uv=False).max())
+
+
+# ---- the ledger --------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    shape=st.sampled_from([(1, 1), (1, 4), (4, 1), (3, 3), (2, 5), (5, 2), (3, 2, 4)]),
+    rounds=st.integers(1, 12),
+    discount=st.sampled_from([1.0, 0.9, 0.3]),
+    radius=st.sampled_from([1e-3, 1.0, 40.0]),
+    scale=st.sampled_from([1e-30, 1.0, 1e20]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 10**6),
+)
+def test_the_ledger_is_the_definition(shape, rounds, discount, radius, scale, dtype, seed):
+    rng = np.random.default_rng(seed)
+    gradients, actions = scale * rng.standard_normal((2, rounds, *shape))
+    gradients = torch.from_numpy(gradients).to(dtype)
+    actions = torch.from_numpy(actions / scale).to(dtype)
+    ledger = Ledger(shape, radius=radius, discount=discount)
+    for gradient, action in zip(gradients, actions, strict=True):
+        ledger.record(gradient, action)
+    g, x = gradients.double().numpy(), actions.double().numpy()
+    weights = discount ** np.arange(rounds)[::-1]
+    losses = np.einsum("t,t...ij,t...ij->...", weights, g, x)
+    total = np.einsum("t,t...->...", weights, g)
+    size = np.einsum("t,t...->...", weights, np.abs(g * x).sum((-2, -1))) + radius * nuclear(total)
+    assert ledger.regret().shape == shape[:-2] and ledger.regret().dtype == F64
+    # 12 rounds of 20 products: a hundred float64 roundings of the absolute sum at the very most.
+    error = np.abs(ledger.regret().numpy() - (losses + radius * nuclear(total)))
+    assert (error <= 100 * 2.0**-52 * size).all()
+
+
+def test_the_best_fixed_action_has_no_regret():
+    gradients = gradients_of(20, (3, 5))
+    u, _, vt = np.linalg.svd(gradients.sum(0).numpy(), full_matrices=False)
+    best = torch.from_numpy(-2.0 * u @ vt)
+    ledger = Ledger((3, 5), radius=2.0)
+    for gradient in gradients:
+        ledger.record(gradient, best)
+    assert abs(ledger.regret().item()) <= 1e-12
+
+
+def test_a_ledger_goes_on_from_its_state():
+    gradients, actions = gradients_of(10, (2, 3)), gradients_of(10, (2, 3), seed=1)
+    whole, half = Ledger((2, 3), discount=0.7), Ledger((2, 3), discount=0.7)
+    for t in range(10):
+        whole.record(gradients[t], actions[t])
+        if t < 5:
+            half.record(gradients[t], actions[t])
+    rest = Ledger((2, 3), discount=0.7)
+    rest.load_state_dict(half.state_dict())
+    for t in range(5, 10):
+        rest.record(gradients[t], actions[t])
+    assert torch.equal(rest.regret(), whole.regret()) and rest.rounds == 10
+    assert half.rounds == 5
+    for other in (Ledger((3, 2), discount=0.7), Ledger((2, 3)), Ledger((2, 3), radius=2.0)):
+        with pytest.raises(ValueError, match="the state has"):
+            other.load_state_dict(half.state_dict())
+
+
+def test_a_saved_ledger_is_a_copy():
+    ledger = Ledger((2, 3))
+    ledger.record(torch.ones(2, 3), torch.ones(2, 3))
+    state, before = ledger.state_dict(), ledger.regret()
+    state["total"].zero_()
+    state["loss"].zero_()
+    assert torch.equal(ledger.regret(), before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda s: s.pop("rounds"),
+        lambda s: s.pop("total"),
+        lambda s: s.pop("shape"),
+        lambda s: s.update(loss=None),
+        lambda s: s.update(rounds=-1),
+        lambda s: s["total"].fill_(math.nan),
+        lambda s: s["loss"].fill_(math.inf),
+    ],
+)
+def test_a_damaged_state_is_refused(damage):
+    ledger = Ledger((2, 3))
+    ledger.record(torch.ones(2, 3), torch.ones(2, 3))
+    before, state = ledger.regret(), ledger.state_dict()
+    damage(state)
+    with pytest.raises(ValueError, match="the state"):
+        ledger.load_state_dict(state)
+    assert ledger.rounds == 1 and torch.equal(ledger.regret(), before)
+
+
+@pytest.mark.parametrize(
+    ("radius", "gradient", "action"),
+    [(1.0, 1e308, 0.0), (1e300, 1e10, 0.0), (1.0, 1e200, 1e150)],
+)
+def test_a_round_that_would_overflow_is_not_entered(radius, gradient, action):
+    ledger = Ledger((2, 3), radius=radius)
+    ledger.record(torch.ones(2, 3, dtype=F64), torch.zeros(2, 3, dtype=F64))
+    before = ledger.regret()
+    with pytest.raises(ValueError, match="finite"):
+        ledger.record(
+            torch.full((2, 3), gradient, dtype=F64), torch.full((2, 3), action, dtype=F64)
+        )
+    assert ledger.rounds == 1 and torch.equal(ledger.regret(), before)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_round_is_not_entered(bad):
+    ledger = Ledger((2, 3))
+    ledger.record(torch.ones(2, 3), torch.ones(2, 3))
+    before = ledger.regret()
+    broken = torch.ones(2, 3)
+    broken[0, 0] = bad
+    for pair in ((broken, torch.zeros(2, 3)), (torch.zeros(2, 3), broken)):
+        with pytest.raises(ValueError, match="finite"):
+            ledger.record(*pair)
+    with pytest.raises(ValueError, match="shape"):
+        ledger.record(torch.ones(3, 2), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="shape"):
+        ledger.record(torch.ones(2, 3), torch.ones(3))
+    assert ledger.rounds == 1 and torch.equal(ledger.regret(), before)
+
+
+# ---- Lemma 3.1 ---------------------------------------------------------------------------------
+
+
+def game(name, rounds, shape, **options):
+    """A learner with one Z in all rounds, its gradients and its actions."""
+    fixed = {"samples": 3, "redraw": False} if name == "ftpl" else {}
+    learner = LEARNERS[name](shape, dtype=F64, **{**fixed, **options})
+    gradients = gradients_of(rounds, shape[-2:])
+    gradients = gradients.unsqueeze(1).expand(rounds, *shape) if len(shape) == 3 else gradients
+    actions = []
+    for gradient in gradients:
+        actions.append(learner.play())
+        learner.observe(gradient)
+    return learner, gradients, torch.stack(actions)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (5, 3), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("discount", [1.0, 0.85])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_regret_is_the_sum_of_its_terms_and_each_is_in_its_bound(name, discount, shape):
+    options = {"discount": discount, "radius": 2.0, "gradient_bound": 1.3}
+    learner, gradients, actions = game(name, 12, shape, **options)
+    terms = decompose(learner.potential, gradients, actions, **options)
+    # FTRL: |⟨G, X̃ − X̂⟩| ≤ ‖G‖_{A⁻¹}·2√(2·gap) a round, with A ⪰ √2·G·I and ‖G‖_F ≤ √3.
+    drift = 12 * 2.0 * math.sqrt(3) * 2 * (2 * terms.gap.item()) ** 0.5
+    assert terms.mismatch.abs().max() <= 1e-10 + drift
+    assert drift < 0.05 * terms.regret.min()
+    if name == "ftl":
+        assert terms.bregman_bound.isinf().all() and not terms.stability.any()
+    elif name != "ftpl":
+        for kind, excess in terms.excess.items():
+            assert excess <= 1e-10 + terms.gap, kind
+
+
+def test_wrong_actions_do_not_pass():
+    learner, gradients, actions = game("faml", 12, (3, 5))
+    assert decompose(learner.potential, gradients, actions).mismatch.abs() <= 1e-10
+    wrong = decompose(learner.potential, gradients, 0.99 * actions)
+    assert wrong.mismatch.abs() > 1e-3
+    other = decompose(learner.potential, gradients, actions, gradient_bound=1.5)
+    assert other.mismatch.abs() > 1e-3
+
+
+def test_a_wrong_constant_does_not_pass():
+    class Overstated(Hyperbolic):
+        def admissibility(self, m, n):
+            return type(super().admissibility(m, n))(0.9, 0.9)
+
+    # Small gradients against a small bound: B → ½Tr GᵀΛ^(-1/2)G, β = 1 attained.
+    gradients = 1e-3 * gradients_of(6, (2, 4))
+    gradients[0] = 0
+    _, _, actions = game("faml", 6, (2, 4))
+    terms = decompose(Overstated(), gradients, actions, eta=1.0)
+    assert terms.excess["bregman"] > 0
+    terms = decompose(Hyperbolic(), gradients, actions, eta=1.0)
+    assert terms.excess["bregman"] <= 1e-12
+
+
+@pytest.mark.slow
+def test_ftpl_terms_are_in_their_bounds_in_the_mean():
+    # Sums over the rounds, replicated over 30 draws of Z; the 99.9 % upper limit of each mean.
+    gradients = gradients_of(10, (3, 6))
+    ratios = {"bregman": [], "stability": [], "first_round": [], "underestimation": []}
+    for seed in range(30):
+        learner = FTPL((3, 6), samples=4, seed=seed, redraw=False, dtype=F64)
+        actions = []
+        for gradient in gradients:
+            actions.append(learner.play())
+            learner.observe(gradient)
+        terms = decompose(learner.potential, gradients, torch.stack(actions))
+        assert terms.mismatch.abs() <= 1e-10
+        ratios["bregman"].append((terms.bregman.sum() / terms.bregman_bound.sum()).item())
+        ratios["stability"].append((terms.stability.sum() / terms.stability_bound.sum()).item())
+        ratios["first_round"].append((terms.first_round / terms.first_round_bound).item())
+        ratios["underestimation"].append((1 + terms.underestimation / terms.regret).item())
+    for kind, values in ratios.items():
+        error = scipy.stats.t.ppf(0.999, 29) * np.std(values, ddof=1) / math.sqrt(30)
+        assert np.mean(values) + error <= 1, kind
+
+
+def test_ftpl_terms_take_the_noise_of_the_learner():
+    for shape in ((3, 5), (2, 3, 4)):
+        learner, gradients, actions = game("ftpl", 8, shape, stream=11)
+        terms = decompose(learner.potential, gradients, actions, stream=11)
+        assert terms.mismatch.abs().max() <= 1e-10
+        assert decompose(learner.potential, gradients, actions).mismatch.abs().min() > 1e-3
+
+
+def test_a_lazy_solver_shows_its_gap():
+    gradients = gradients_of(10, (3, 5))
+    learner = FTRL((3, 5), tolerance=0.2, max_iterations=1, dtype=F64)
+    actions = []
+    for gradient in gradients:
+        actions.append(learner.play())
+        learner.observe(gradient)
+    terms = decompose(learner.potential, gradients, torch.stack(actions))
+    exact = decompose(FTRL((3, 5)).potential, gradients, torch.stack(actions))
+    assert terms.gap > 1e-4 > 1e-6 > exact.gap
+    # Its actions are not the maximizers, which the lemma notices.
+    assert exact.mismatch.abs() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("gradients", "actions"),
+    [
+        (torch.zeros(3, 4), torch.zeros(3, 4)),
+        (torch.zeros(1, 3, 4), torch.zeros(1, 3, 4)),
+        (torch.zeros(5, 3, 4), torch.zeros(5, 4, 3)),
+    ],
+)
+def test_a_game_that_is_none_is_refused(gradients, actions):
+    with pytest.raises(ValueError, match="T ≥ 2"):
+        decompose(Hyperbolic(), gradients, actions)
+
+
+# ---- certificates ------------------------------------------------------------------------------
+
+
+def test_a_certificate_says_what_it_is():
+    regret, bound = torch.tensor([1.0, 4.0], dtype=F64), torch.tensor([2.0, 5.0], dtype=F64)
+    whole = Certificate(regret, bound, "Theorem 3.2")
+    assert whole.holds and whole.slack.tolist() == [1.0, 1.0]
+    assert str(whole) == "regret 1 ≤ bound 2 (50% of it), by Theorem 3.2"
+    known = Certificate(regret, bound, "Theorem 3.2", lower=regret / 8)
+    assert "no learner can guarantee less than 0.125 for these gradients" in str(known)
+    assert not Certificate(regret, bound - 2, "Theorem 3.2").holds
+    refused = Certificate(regret, bound, "Theorem 3.2", refusal="because")
+    assert not refused.holds and str(refused).endswith("not certified: because")
+    conditional = Certificate(regret, bound, "Theorem 3.2", ("this is so", "that too"))
+    assert conditional.holds
+    assert str(conditional).endswith("; provided that this is so, and that that too")
+
+
+def test_a_regret_that_is_not_a_number_is_not_certified():
+    nan = torch.tensor(math.nan, dtype=F64)
+    assert not Certificate(nan, torch.tensor(1.0, dtype=F64), "Theorem 3.2").holds

@@ -1,0 +1,229 @@
+"""‖∇L(W)‖^[ρ] where it is known: |x|, linear losses, kinks by a linear program."""
+
+import functools
+import itertools
+from collections import Counter
+
+import cvxpy
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import torch
+
+from nucleon import noise
+from nucleon.online.problems import random_kinks
+from nucleon.online.problems.kinks import Kinks
+from nucleon.online.stationarity import _GENERATIONS, _margin, minimal_average, stationarity_gap
+
+F64 = torch.float64
+# The search ends above the infimum by what eight generations of pairs leave: a few thousandths.
+CLOSE = 5e-3
+
+
+def nuclear(x):
+    return np.linalg.svd(x, compute_uv=False).sum(-1)
+
+
+def law_of(found, w):
+    """The points and probabilities of the law that a gap was reached by."""
+    left = 1 - found.weights.sum().reshape(1)
+    return torch.cat([w[None], w + found.offsets]), torch.cat([left, found.weights])
+
+
+@pytest.mark.parametrize("w", [1.0, -3.0, 0.2])
+@pytest.mark.parametrize("rho", [0.02, 0.5, 2.0])
+def test_absolute_value_in_closed_form(w, rho):
+    """E sign(Y) ≥ 1 − 2Pr(Y < 0), and Pr(Y < 0)·|w| ≤ E(w−Y)_+ = E|Y−w|/2 ≤ ρ/2."""
+    found = stationarity_gap(torch.sign, torch.tensor([[w]], dtype=F64), rho=rho)
+    closed = max(0.0, 1 - rho / abs(w))
+    assert closed - 1e-12 <= found.value <= closed + CLOSE
+    assert found.margin == 0 and found.at_the_point == 1
+    assert found.distance <= rho
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 2)])
+def test_a_linear_loss_has_one_gradient(shape):
+    slope = torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = stationarity_gap(lambda y: slope.expand_as(y), torch.zeros_like(slope), rho=3.0)
+    assert found.value == pytest.approx(nuclear(slope.numpy()), rel=1e-9)
+
+
+@pytest.mark.parametrize("rho", [0.3, 1.0, 5.0])
+def test_the_nuclear_norm_reaches_what_a_pair_through_zero_does(rho):
+    """W ± (1+0)W averages to 0 at the price ‖W‖_op, so 1 − ρ/‖W‖_op of the slope is left."""
+
+    def slope(y):
+        u, _, vt = torch.linalg.svd(y, full_matrices=False)
+        return u @ vt
+
+    found = stationarity_gap(slope, 2 * torch.eye(2, 3, dtype=F64), rho=rho)
+    assert found.value <= 2 * max(0.0, 1 - rho / 2) + CLOSE
+
+
+def linear_program(slopes, offsets, rho):
+    """min |Σp_i h'(y_i)| over all laws on a grid with mean w and mean distance ≤ ρ."""
+    k = len(slopes)
+    cost = np.append(np.zeros(k), 1.0)
+    upper = np.block(
+        [
+            [slopes[None], -np.ones((1, 1))],
+            [-slopes[None], -np.ones((1, 1))],
+            [np.abs(offsets)[None], np.zeros((1, 1))],
+        ]
+    )
+    equal = np.block([[np.ones((1, k)), np.zeros((1, 1))], [offsets[None], np.zeros((1, 1))]])
+    bounds = [(0, None)] * (k + 1)
+    solved = scipy.optimize.linprog(cost, upper, [0, 0, rho], equal, [1, 0], bounds=bounds)
+    assert solved.success
+    return solved.fun
+
+
+@pytest.mark.parametrize("w", [0.9, 2.3])
+@pytest.mark.parametrize("rho", [0.05, 0.4, 1.5])
+def test_kinks_against_a_linear_program(w, rho):
+    problem = Kinks(torch.tensor([[[1.0]]], dtype=F64))
+    point = torch.tensor([[w]], dtype=F64)
+    found = stationarity_gap(problem.gradient, point, rho=rho)
+    offsets = np.linspace(-12, 12, 24_001)
+    points = torch.from_numpy(w + offsets).reshape(-1, 1, 1)
+    least = linear_program(problem.gradient(points).flatten().numpy(), offsets, rho)
+    # A grid of 1e-3 misses the infimum by at most that of a slope ≤ 3.75 per unit.
+    assert least - 4e-3 <= found.value <= least + 4 * CLOSE
+    assert found.value < found.at_the_point
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.5])
+def test_the_law_is_what_it_says(rho):
+    problem = random_kinks(3, dtype=F64)
+    w = 0.4 * torch.eye(2, 8, dtype=F64)
+    found = stationarity_gap(problem.gradient, w, rho=rho, seed=1)
+    points, probabilities = law_of(found, w)
+    assert probabilities.min() >= 0 and probabilities.sum().item() == pytest.approx(1)
+    mean = (probabilities[:, None, None] * points).sum(0)
+    torch.testing.assert_close(mean, w, rtol=0, atol=1e-12)
+    distances = torch.linalg.matrix_norm(points - w, 2)
+    assert found.distance == pytest.approx((probabilities * distances).sum().item())
+    assert 0 < found.distance <= rho
+    average = (probabilities[:, None, None] * problem.gradient(points)).sum(0)
+    assert found.value == pytest.approx(nuclear(average.numpy()), rel=1e-9)
+    assert found.value < 0.98 * nuclear(problem.gradient(w).numpy())
+    again = stationarity_gap(problem.gradient, w, rho=rho, seed=1)
+    assert again.value == found.value
+
+
+def test_a_larger_radius_and_a_longer_search_never_cost_much():
+    problem = random_kinks(5, dtype=F64)
+    w = 0.4 * torch.eye(2, 8, dtype=F64)
+    values = [stationarity_gap(problem.gradient, w, rho=r).value for r in (0.01, 0.1, 0.3, 1.0)]
+    assert all(later <= earlier + CLOSE for earlier, later in itertools.pairwise(values))
+    assert values[-1] < 0.05 * values[0]  # 1.0 reaches across the minimum at 0
+
+
+def test_a_stochastic_gradient_comes_with_its_confidence():
+    """At 99 % the interval misses the exact average of the law in at most one of ten games."""
+    problem = random_kinks(0, measurements=8, spread=0.3, dtype=F64)
+    w, inside, generator = 0.4 * torch.eye(2, 8, dtype=F64), 0, torch.Generator().manual_seed(0)
+
+    def noisy(points):
+        drawn = torch.randint(8, (len(points),), generator=generator)
+        return problem.sample(points, drawn)
+
+    for seed in range(10):
+        found = stationarity_gap(noisy, w, rho=0.1, draws=40, pairs=8, seed=seed)
+        points, probabilities = law_of(found, w)
+        exact = nuclear((probabilities[:, None, None] * problem.gradient(points)).sum(0).numpy())
+        low, high = found.interval
+        assert found.margin > 0
+        inside += low <= exact <= high
+    assert inside >= 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_the_mean_distance_is_never_above_the_radius(dtype):
+    for seed in range(2):
+        for rho in (0.3, 0.5, 1.7):
+            w = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=dtype)
+            found = stationarity_gap(torch.sign, w, rho=rho, pairs=8, seed=seed)
+            assert 0 < found.distance <= rho
+            # The program's weights, divided by their sum over at most 8 pairs from each generation,
+            # then c/(1 + c) and 1/(1 + c) of each, summed here: relative errors of u, in any order.
+            count = 8 * _GENERATIONS + len(found.weights) + 4
+            rounding = count * torch.finfo(F64).eps / 2
+            assert found.weights.sum() <= 1 + rounding / (1 - rounding)
+
+
+SPREADS = {
+    "one entry": torch.ones(1, 1, 1, dtype=F64),
+    "one direction": torch.ones(1, 2, 3, dtype=F64),
+    "many": torch.eye(6, dtype=F64).reshape(6, 2, 3),
+    "of all sizes": (10.0 ** -torch.arange(6.0, dtype=F64)).diag().reshape(6, 2, 3),
+}
+
+
+@pytest.mark.parametrize("draws", [2, 3, 20])
+def test_the_margin_holds_at_its_confidence_for_few_draws(draws, monkeypatch):
+    """‖ḡ − E g‖_* of normal draws, in 400 trials: below the confidence by at most 3 deviations."""
+    # The margin's own noise depends on the trial alone.
+    monkeypatch.setattr(noise, "normal", functools.lru_cache(maxsize=1)(noise.normal))
+    generators = {name: torch.Generator().manual_seed(draws) for name in SPREADS}
+    trials, inside = 400, Counter()
+    for trial, (name, spread) in itertools.product(range(trials), SPREADS.items()):
+        z = torch.randn(draws, len(spread), dtype=F64, generator=generators[name])
+        samples = torch.einsum("ds,smn->dmn", z, spread)
+        mean = samples.mean(0)
+        for confidence in (0.5, 0.99):
+            margin = _margin(samples - mean, confidence, trial)
+            inside[name, confidence] += nuclear(mean.numpy()) <= margin
+    for (name, confidence), count in inside.items():
+        deviation = (confidence * (1 - confidence) / trials) ** 0.5
+        assert count / trials >= confidence - 3 * deviation, name
+        if name in ("one entry", "one direction"):  # exact there
+            assert count / trials <= confidence + 3 * deviation, name
+
+
+def test_of_one_entry_the_margin_is_student_s():
+    """The 990th of 999 draws of |t| has 0.99 below it in the mean, ± √(0.99·0.01/1001)."""
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(20, 1, 1, dtype=F64, generator=generator)
+    scale, centered = samples.std().item() / 20**0.5, samples - samples.mean(0)
+    margins = np.array([_margin(centered, 0.99, seed) for seed in range(40)])
+    below = 2 * scipy.stats.t.cdf(margins / scale, 19) - 1
+    assert below.mean() == pytest.approx(0.99, abs=3 * (0.99 * 0.01 / 1001 / 40) ** 0.5)
+
+
+def test_the_weights_are_those_of_a_conic_solver():
+    rng = np.random.default_rng(0)
+    here, means = rng.standard_normal((2, 3)), rng.standard_normal((12, 2, 3))
+    lengths = rng.uniform(0.2, 4.0, 12)
+    p = cvxpy.Variable(12, nonneg=True)
+    average = here + sum(p[i] * (means[i] - here) for i in range(12))
+    problem = cvxpy.Problem(
+        cvxpy.Minimize(cvxpy.normNuc(average)), [cvxpy.sum(p) <= 1, lengths @ p <= 1]
+    )
+    least = problem.solve(solver=cvxpy.CLARABEL)
+    tensors = [torch.from_numpy(a) for a in (here, means, lengths)]
+    found = minimal_average(*tensors, iterations=4000).numpy()
+    assert found.min() >= 0 and found.sum() <= 1 + 1e-9 and lengths @ found <= 1 + 1e-9
+    value = nuclear(here + np.einsum("k,kmn->mn", found, means - here))
+    assert least - 1e-6 <= value <= least * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"rho": 0.0}, "rho"),
+        ({"pairs": 0}, "pairs"),
+        ({"draws": 1}, "draws"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"confidence": 0.9995}, "from 0.5 to 0.999"),
+        ({"confidence": 0.4}, "from 0.5 to 0.999"),
+        ({"w": torch.zeros(2, 2, 2)}, "w must be one matrix"),
+        ({"gradient": lambda y: y[0]}, "gradient must map"),
+        ({"gradient": lambda y: y * torch.nan}, "gradient around w"),
+    ],
+)
+def test_bad_arguments_are_named(change, match):
+    good = {"gradient": torch.sign, "w": torch.ones(1, 2), "rho": 0.1}
+    with pytest.raises(ValueError, match=match):
+        stationarity_gap(**{**good, **change})

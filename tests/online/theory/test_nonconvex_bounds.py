@@ -1,0 +1,206 @@
+"""Section 5 and Appendix G: laws, identities, the corrected proposition and the complexities."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nucleon.online import theory
+
+
+@pytest.mark.parametrize(("rounds", "discount"), [(1, 0.5), (7, 0.9), (500, 0.999)])
+def test_law_of_tau_and_the_average_s_weights(rounds, discount):
+    law = theory.tau_law(rounds, discount)
+    assert law.sum().item() == pytest.approx(1, rel=1e-12)
+    t = np.arange(1, rounds)
+    np.testing.assert_allclose(law[:-1].numpy(), (1 - discount**t) / rounds, rtol=1e-11)
+    weights = theory.ewa_weights(rounds, discount)
+    s = np.arange(1, rounds + 1)
+    expected = (1 - discount) / (1 - discount**rounds) * discount ** (rounds - s)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-11)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    losses=st.lists(st.floats(-100, 100), min_size=2, max_size=12), discount=st.floats(0.05, 0.99)
+)
+def test_lemma_g2_is_an_identity(losses, discount):
+    left, right = theory.loss_decomposition(
+        torch.tensor(losses, dtype=torch.float64), discount=discount
+    )
+    assert left.item() == losses[-1] - losses[0]
+    assert right.item() == pytest.approx(left.item(), abs=1e-10)
+
+
+@pytest.mark.parametrize("discount", [0.5, 0.9, 0.99])
+def test_lemma_g3_by_monte_carlo(discount):
+    # the worst case moves by D·Exp(1) in one direction; 2,000 paths, five standard errors
+    radius, rounds, paths = 0.7, 300, 2000
+    rng = np.random.default_rng(0)
+    walk = np.cumsum(radius * rng.exponential(size=(paths, rounds)), 1)
+    weights = theory.ewa_weights(rounds, discount).numpy()
+    mean = walk @ weights
+    distance = np.abs(walk - mean[:, None]) @ weights
+    bound = theory.ewa_distance_bound(radius=radius, discount=discount)
+    assert bound == pytest.approx(2 * discount * radius / (1 - discount))
+    error = 5 * distance.std() / math.sqrt(paths)
+    # geometric ages of mean γ/(1−γ) deviate from it by at least half of that, up to discretization
+    assert bound / 4 < distance.mean() <= bound + error
+    reach = theory.ewa_distance_bound(
+        radius=theory.o2nc_radius(rho=2.5, discount=discount), discount=discount
+    )
+    assert reach == pytest.approx(2.5)  # the radius is chosen to make it ρ
+
+
+def test_the_first_term_needs_its_factor():
+    """On a clipped linear loss the printed first term fails and the corrected one holds.
+
+    L(w) = max(w, edge) in one dimension, X_t = −D always, no noise, regret 0. The smallest
+    P(Y > edge) over laws with mean w and E|Y − w| ≤ ρ is 1 − ρ/(2(w − edge)).
+    """
+    discount, rho, rounds, paths = 0.99, 1.0, 40_000, 20
+    radius = theory.o2nc_radius(rho=rho, discount=discount)
+    rng = np.random.default_rng(1)
+    walk = -np.cumsum(radius * rng.exponential(size=(paths, rounds)), 1)
+    edge = walk.min() - 10 * rho
+    averages, running = np.zeros_like(walk), np.zeros(paths)
+    for t in range(rounds):
+        running = discount * running + (1 - discount) * walk[:, t]
+        averages[:, t] = running / (1 - discount ** (t + 1))
+    gap = np.clip(1 - rho / (2 * (averages - edge)), 0, None)
+    left = float((gap @ theory.tau_law(rounds, discount).numpy()).mean())
+    zeros = torch.zeros(rounds)
+    bound = theory.o2nc_bound(
+        loss_gap=-edge, rho=rho, discount=discount, regrets=zeros, noises=zeros
+    )
+    printed = -edge / ((1 - discount) * rho * rounds)
+    assert bound.descent == pytest.approx(2 * discount * printed)
+    assert printed < 0.6 and left > 0.95
+    assert left <= bound.total == bound.descent
+
+
+def test_o2nc_terms_by_hand():
+    bound = theory.o2nc_bound(
+        loss_gap=3.0,
+        rho=2.0,
+        discount=0.5,
+        regrets=torch.tensor([1.0, 2.0, 4.0]),
+        noises=torch.tensor([0.5, 0.0, 1.0]),
+    )
+    assert bound.descent == pytest.approx(2 * 0.5 * 3 / (0.5 * 2 * 3))
+    assert bound.regret == pytest.approx((4 + 0.5 * 3) / 3)
+    assert bound.noise == pytest.approx((1 + 0.5 * 0.5) / 3)
+    assert bound.total == pytest.approx(bound.descent + bound.regret + bound.noise)
+
+
+GIVEN = {"rho": 0.5, "epsilon": 0.1, "q_nuclear": 3.0, "loss_gap": 2.0, "gradient_bound": 1.0}
+
+
+def test_leon_complexity_by_hand():
+    plan = theory.leon_complexity(rows=4, **GIVEN)
+    assert plan.discount == pytest.approx(1 - 1 / 360_000, rel=1e-15)  # (0.1/60)²
+    assert plan.radius == pytest.approx((1 / 360_000) * 0.5 / 2 / plan.discount)
+    assert plan.terms["descent"] == pytest.approx(4000 * 9 * 2 / (0.5 * 0.001))
+    assert plan.terms["regret"] == pytest.approx(400 * 9 / 0.01)
+    assert plan.terms["gradient_bound"] == pytest.approx(10 * math.sqrt(2) * 4 / 0.1)
+    assert plan.rounds == pytest.approx(144_000_000, abs=1)
+    assert plan.valid and not plan.trivial
+
+
+def test_pion_pays_its_factor():
+    leon = theory.leon_complexity(rows=4, **GIVEN)
+    pion = theory.pion_complexity(rows=4, width=10, **GIVEN)
+    factor = (10 / 5) ** 0.25
+    assert pion.terms["descent"] == pytest.approx(factor**2 * leon.terms["descent"])
+    assert pion.terms["gradient_bound"] == pytest.approx(factor * leon.terms["gradient_bound"])
+    assert 1 - pion.discount == pytest.approx((1 - leon.discount) / factor**2, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rho=st.floats(0.01, 10),
+    relative=st.floats(0.001, 10),
+    q_nuclear=st.floats(0.01, 100),
+    loss_gap=st.floats(0, 100),
+    gradient_bound=st.floats(0, 100),
+    rows=st.integers(1, 8),
+    extra=st.integers(2, 50),
+)
+def test_the_plan_reaches_epsilon(rho, relative, q_nuclear, loss_gap, gradient_bound, rows, extra):
+    epsilon = relative * q_nuclear
+    shared = {"rho": rho, "q_nuclear": q_nuclear, "loss_gap": loss_gap}
+    shared |= {"gradient_bound": gradient_bound, "rows": rows}
+    pion = theory.pion_complexity(epsilon=epsilon, width=rows + extra, **shared)
+    leon = theory.leon_complexity(epsilon=epsilon, **shared)
+    constants = 2 * math.sqrt(2) * theory.ftpl_factor(rows, rows + extra), 2.0
+    for plan, constant in zip((pion, leon), constants, strict=True):
+        reached = theory.stationarity_bound(
+            discount=plan.discount, rounds=plan.rounds, regret_constant=constant, **shared
+        )
+        if plan.valid:
+            assert reached.total <= epsilon * (1 + 1e-9)
+        assert plan.trivial == (relative >= 1)
+        assert plan.rounds >= max(plan.terms.values())
+
+
+def test_stationarity_bound_by_hand():
+    bound = theory.stationarity_bound(
+        loss_gap=2.0,
+        rho=1.0,
+        discount=0.6,
+        rounds=5,
+        q_nuclear=0.8,
+        gradient_bound=3.0,
+        rows=2,
+        regret_constant=2.0,
+    )
+    q, share = 0.8 / 0.8, (1 + 0.4 * 4) / 5  # √(1 − 0.36) = 0.8
+    assert bound.descent == pytest.approx(2 * 0.6 * 2 / (0.4 * 5))
+    assert bound.regret == pytest.approx(share * 2 * (q + 6 / 0.6))
+    assert bound.noise == pytest.approx(share * q)
+
+
+def test_conditions_are_named():
+    loud = theory.leon_complexity(rows=4, **{**GIVEN, "gradient_bound": 1000.0})
+    assert not loud.conditions["gradient_bound_small"] and loud.conditions["discount_at_least_half"]
+    large = theory.leon_complexity(rows=4, **{**GIVEN, "epsilon": 45.0, "gradient_bound": 0.01})
+    assert not large.conditions["discount_at_least_half"] and large.trivial and not large.valid
+    assert large.conditions["gradient_bound_small"]
+    edge = theory.leon_complexity(rows=4, **{**GIVEN, "epsilon": 30 * math.sqrt(2) * (1 - 1e-12)})
+    assert edge.conditions["discount_at_least_half"] and edge.discount == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 61.0}, "already stationary"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"rho": -1.0}, "rho"),
+        ({"q_nuclear": 0.0}, "q_nuclear"),
+        ({"loss_gap": -1.0}, "loss_gap"),
+        ({"gradient_bound": math.inf}, "gradient_bound"),
+        ({"rows": 0}, "rows"),
+    ],
+)
+def test_complexity_refuses(change, message):
+    with pytest.raises(ValueError, match=message):
+        theory.leon_complexity(**{"rows": 4, **GIVEN, **change})
+
+
+def test_other_refusals():
+    with pytest.raises(ValueError, match="pad with zero columns"):
+        theory.pion_complexity(rows=4, width=4, **GIVEN)
+    for discount in (0.0, 1.0, -0.5):
+        with pytest.raises(ValueError, match="discount"):
+            theory.tau_law(3, discount)
+        with pytest.raises(ValueError, match="discount"):
+            theory.o2nc_radius(rho=1.0, discount=discount)
+    with pytest.raises(ValueError, match="losses must have shape"):
+        theory.loss_decomposition(torch.ones(1), discount=0.5)
+    with pytest.raises(ValueError, match="one number per round"):
+        theory.o2nc_bound(
+            loss_gap=1.0, rho=1.0, discount=0.5, regrets=torch.ones(3), noises=torch.ones(2)
+        )
