@@ -104,32 +104,37 @@ def test_nothing_about_what_is_frozen_raises():
         nucleon.Leon.for_model(model)
 
 
-# --------------------------------------------------------------------------- older checkpoints
+# ------------------------------------------------------------------- states without the frozen
 
 
-def without_frozen(optimizer):
-    """The state as it was saved when frozen parameters were no part of an optimizer."""
+def without_frozen(optimizer, *, names=True):
+    """The state of an optimizer that was made of the parameters that train, and no others."""
     saved = optimizer.state_dict()
     kept = []
     for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        pairs = zip(group["params"], own["params"], strict=True)
-        group["params"] = [key for key, p in pairs if p.requires_grad]
+        trained = [p.requires_grad for p in own["params"]]
+        group["params"] = [key for key, keep in zip(group["params"], trained, strict=True) if keep]
+        written = group.pop("param_names")
+        if names:
+            pairs = zip(written, trained, strict=True)
+            group["param_names"] = [name for name, keep in pairs if keep]
         kept += [group] if group["params"] else []
     return {**saved, "param_groups": kept}
 
 
+@pytest.mark.parametrize("names", [True, False])
 @pytest.mark.parametrize("all_of_a_route", [False, True])
-def test_a_checkpoint_without_frozen_parameters_goes_on_bit_for_bit(all_of_a_route):
+def test_a_state_without_frozen_parameters_goes_on_bit_for_bit(all_of_a_route, names):
     model = network()
     if all_of_a_route:
         for p in (model[3].bias, model[4].bias):
             p.requires_grad_(False)
     optimizer = nucleon.Leon.for_model(model, lr=0.1, head=None)
     train(model, optimizer, 3)
-    old = without_frozen(optimizer)
-    assert len(old["param_groups"]) == (1 if all_of_a_route else 2)
+    saved = without_frozen(optimizer, names=names)
+    assert len(saved["param_groups"]) == (1 if all_of_a_route else 2)
     buffer = io.BytesIO()
-    torch.save(old, buffer)
+    torch.save(saved, buffer)
     buffer.seek(0)
     twin = copy.deepcopy(model)
     resumed = nucleon.Leon.for_model(twin, lr=0.7, head=None)
@@ -142,7 +147,7 @@ def test_a_checkpoint_without_frozen_parameters_goes_on_bit_for_bit(all_of_a_rou
         assert torch.equal(p, q)
 
 
-def test_what_an_older_checkpoint_lacks_has_noise_of_its_own():
+def test_what_a_state_lacks_has_noise_of_its_own():
     model = network()
     half = nucleon.Pion.for_model(model[3:], head=None)  # numbers 0 and 1, as without the frozen
     train(model, half, 1)
@@ -193,34 +198,33 @@ def test_noise_that_a_loaded_state_has_is_not_drawn_by_what_is_unfrozen_later():
     assert streams[:2] == [2, 5] and streams[2] not in (2, 5)
 
 
-def test_a_checkpoint_of_others_frozen_says_what_to_do():
+def test_a_state_of_others_frozen_says_what_to_do():
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)
     train(model, optimizer, 1)
-    old = without_frozen(optimizer)
+    saved = without_frozen(optimizer, names=False)
     model.requires_grad_(True)
     with pytest.raises(ValueError, match="while the same ones are frozen"):
-        nucleon.Leon.for_model(model, head=None).load_state_dict(old)
+        nucleon.Leon.for_model(model, head=None).load_state_dict(saved)
 
 
 @pytest.mark.parametrize("wrapped", ["", "module.", "module._orig_mod."])
-def test_a_checkpoint_of_others_frozen_loads_by_the_names_written_into_it(wrapped):
+def test_a_state_of_others_frozen_loads_by_its_names(wrapped):
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)
     train(model, optimizer, 1)
-    old = without_frozen(optimizer)
-    names = {p: name for name, p in model.named_parameters()}
-    for group, own in zip(old["param_groups"], optimizer.param_groups, strict=True):
-        group["param_names"] = [wrapped + names[p] for p in own["params"] if p.requires_grad]
+    saved = without_frozen(optimizer)
+    for group in saved["param_groups"]:
+        group["param_names"] = [wrapped + name for name in group["param_names"]]
     model.requires_grad_(True)  # all of it: the order says nothing of what was frozen
     resumed = nucleon.Leon.for_model(model, head=None)
-    resumed.load_state_dict(old)
+    resumed.load_state_dict(saved)
     for p, state in optimizer.state.items():
         assert all(torch.equal(state[key], resumed.state[p][key]) for key in state)
     assert resumed.state[model[1].weight]["total"].eq(0).all()
 
 
-def test_a_checkpoint_without_frozen_parameters_of_other_axes_is_refused():
+def test_a_state_without_frozen_parameters_of_other_axes_is_refused():
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)
     train(model, optimizer, 1)

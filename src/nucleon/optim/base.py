@@ -220,9 +220,9 @@ class MatrixOptimizer(Optimizer, ABC):
         self._check_group(group)
         indices = (info.index for info in self._runtime.infos.values())
         first = 1 + max(indices, default=-1)  # after those of groups that were taken out since, too
-        named, with_names = groups.named(group, first)
-        if named and self.param_groups and with_names != self._runtime.with_names:
-            remedy = "without names" if with_names else 'with names, as in [("extra.weight", p)]'
+        named, names = groups.named(group, first)
+        if self.param_groups and (names is None) is ("param_names" in self.param_groups[0]):
+            remedy = 'with names, as in [("extra.weight", p)]' if names is None else "without names"
             raise ValueError(
                 f"some groups have named parameters and some have not; pass these {remedy}"
             )
@@ -239,10 +239,11 @@ class MatrixOptimizer(Optimizer, ABC):
             groups.check_matrices(infos, type(self).__name__)
         placement.check(group, infos)
         facts = ("axes", "reasons", "param_names")
-        super().add_param_group({k: v for k, v in group.items() if k not in facts})
+        written = {} if names is None else {"param_names": names}
+        super().add_param_group({k: v for k, v in group.items() if k not in facts} | written)
         self._runtime.infos |= infos
         self._runtime.rates |= dict.fromkeys(infos, group["lr"])
-        self._runtime.with_names, self._runtime.agreed = with_names, False
+        self._runtime.agreed = False
         self.state.update(self._missing_states(self.param_groups[-1]))
 
     def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:
@@ -317,7 +318,7 @@ class MatrixOptimizer(Optimizer, ABC):
         ours, infos, known = self.param_groups, self._runtime.infos, self.declared
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            found = saving.upgraded(given, ours, infos, known.game)
+            found = saving.aligned(given, ours, infos, self.defaults["nucleon"])
             templates.update(self._templates(found))
             saving.check_state_dict(found, ours, templates, infos, self.defaults, known.fixed)
             for saved, group in zip(found["param_groups"], ours, strict=True):

@@ -37,8 +37,10 @@ def _whole_model(optimizer: str) -> str:
     )
 
 
-def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]], bool]:
-    """The parameters of a group with their names, or numbers, checked; whether they had names."""
+def named(
+    group: Mapping[str, Any], first: int
+) -> tuple[list[tuple[str, Tensor]], list[str] | None]:
+    """Return the parameters of a group with their names, or numbers, and the names as given."""
     params = group["params"]
     if isinstance(params, nn.Module):
         raise TypeError("params is a module, which only an optimizer made by for_model routes")
@@ -53,13 +55,14 @@ def named(group: Mapping[str, Any], first: int) -> tuple[list[tuple[str, Tensor]
         if not isinstance(param, Tensor):
             raise TypeError(f"{name} of params must be a tensor, got {type(param).__name__}")
         found.append((name, param))
+    names = [name for name, _ in found] if any(isinstance(x, tuple) for x in items) else None
     if "reasons" not in group:  # routing has seen all names of the model
         root = root_of(name for name, _ in found)
         found = [(canonical(name, root), param) for name, param in found]
     _check_params(found, group["lr"], complex_too=group["rule"] == "adamw")
     options.check_momentum_dtype(found, group)
     options.check_range(found, group)
-    return found, any(isinstance(item, tuple) for item in items)
+    return found, names
 
 
 def specs(given: object, count: int) -> list[str | None]:

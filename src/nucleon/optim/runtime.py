@@ -10,7 +10,7 @@ from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.later import Later
 from nucleon.optim.worklist import Worklist
 
-COPIED = ("infos", "with_names", "left_out", "note", "numbers")
+COPIED = ("infos", "left_out", "note", "numbers")
 """What of it a copy of the optimizer has."""
 
 
@@ -19,8 +19,6 @@ class Runtime:
     """What an optimizer keeps between steps beside its state."""
 
     infos: dict[Tensor, ParameterInfo] = field(default_factory=dict[Tensor, ParameterInfo])
-    with_names: bool = False
-    """Whether the parameters were given with names."""
     worklist: Worklist | None = None
     entered: set[Tensor] = field(default_factory=set[Tensor])
     """Parameters that have had a gradient: later, a missing one is a mask."""

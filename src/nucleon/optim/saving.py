@@ -3,11 +3,8 @@
 What is kept of each parameter is in `state`.
 """
 
-import json
-import math
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,34 +14,129 @@ from nucleon.linalg._precision import widest
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import axes, shards
-from nucleon.optim.matrices.parameters import Infos, canonical, globs
-from nucleon.optim.state import VERSION, encoded
+from nucleon.optim.matrices.parameters import Infos, canonical, globs, root_of
 
 
 def pack(_: Any, packed: dict[str, Any]) -> None:
-    """Make what torch packed fit to be saved.
+    """Mark the groups that `state_dict()` returns, so that `_check_tag` knows them.
 
-    `certified` becomes a pair with something empty in it, which full_state_dict=True drops.
+    The mark contains an empty tuple, which full_state_dict=True drops.
     """
     for group in packed["param_groups"]:
-        group["certified"] = (group["certified"], ())
+        group["nucleon"] = (group["nucleon"], ())
 
 
-def _unpack(group: dict[str, Any]) -> None:
-    """Put back what `pack` has put elsewhere.
+def aligned(
+    given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos, tag: str
+) -> dict[str, Any]:
+    """Return a saved state in the order of these groups; raise on another optimizer's.
 
-    full_state_dict=True fills in new state for what is missing: raise where another rank had some.
+    Parameters are matched by name where a state is numbered, and its names are names of these
+    parameters: all of them, or all but those that were frozen when it was saved. Otherwise they are
+    matched by position, as torch does; Distributed Checkpoint has sorted them by name before.
     """
-    match group.get("certified"):
-        case [str(told), *rest]:
-            if not rest and group.get("placement") == "owner":
+    missing = {"param_groups", "state"} - set(given)
+    if missing:
+        raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
+    saved: list[dict[str, Any]] = [dict(group) for group in given["param_groups"]]
+    for group in saved:
+        _check_tag(group, tag)
+        group["nucleon"] = tag
+    if any(isinstance(key, str) for group in saved for key in group["params"]):
+        for group in saved:
+            group.pop("param_names", None)  # in the order that they were saved in
+    names = _names_in(saved, groups, infos)
+    saved = saved if names is None else _by_name(saved, names, groups, infos)
+    sizes, ours = ([len(g["params"]) for g in each] for each in (saved, groups))
+    if sizes != ours:
+        raise ValueError(
+            f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
+            f"differ, or what is frozen: a state that lacks frozen parameters is loaded while the "
+            f"same ones are frozen, or by the names in its groups: group['param_names'] = [...], "
+            f"in the order of group['params']"
+        )
+    for key, state in given["state"].items():
+        if not isinstance(state, Mapping):
+            raise ValueError(
+                f"state_dict holds {type(state).__name__} as the state of {key!r}, expected a "
+                f"dict; it is damaged: load an earlier one"
+            )
+    return {**given, "param_groups": saved}
+
+
+def _check_tag(group: Mapping[str, Any], tag: str) -> None:
+    """Raise unless a group was saved by this method and version, with what its rank had."""
+    match group.get("nucleon"):
+        case [str(saved), _] if saved == tag:
+            return
+        case [str(saved)] if saved == tag:
+            # full_state_dict=True fills in new state where another rank had some.
+            if group.get("placement") == "owner":
                 raise ValueError(
                     "full_state_dict=True takes what one rank owns for the whole state; use "
                     "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
                 )
-            group["certified"] = told
+        case str(saved) | [str(saved), *_] if saved.partition("/")[0] == tag.partition("/")[0]:
+            raise ValueError(
+                f"state_dict is of {saved!r}, this version reads {tag!r}; load it with the version "
+                f"of nucleon that wrote it"
+            )
+        case str(saved) | [str(saved), *_]:
+            raise ValueError(
+                f"state_dict is of {saved!r}, this optimizer is {tag!r}; load it into the method "
+                f"that wrote it"
+            )
         case _:
-            pass
+            raise ValueError(
+                f"state_dict is of another optimizer, this is {tag!r}; nucleon.optim.converted "
+                f"makes an optimizer with the moments of torch's AdamW and of Muon"
+            )
+
+
+def _names_in(
+    saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], infos: Infos
+) -> list[list[str]] | None:
+    """Return the names to match saved groups by; None where they are matched by position."""
+    written: list[list[str]] = [list(group.get("param_names", ())) for group in saved]
+    if all(len(n) == len(g["params"]) for n, g in zip(written, saved, strict=True)):
+        root = root_of(name for names in written for name in names)
+        names = [[canonical(name, root) for name in names] for names in written]
+        every = [name for group in names for name in group]
+        ours = {infos[p].name for group in groups for p in group["params"]}
+        return names if len({*every}) == len(every) and ours.issuperset(every) else None
+    if [len(g["params"]) for g in saved] == [len(g["params"]) for g in groups]:
+        return None
+    unfrozen = ([infos[p].name for p in g["params"] if p.requires_grad] for g in groups)
+    names = [found for found in unfrozen if found]
+    return names if [*map(len, names)] == [len(g["params"]) for g in saved] else None
+
+
+def _by_name(
+    saved: Sequence[dict[str, Any]],
+    names: Sequence[list[str]],
+    groups: Sequence[Mapping[str, Any]],
+    infos: Infos,
+) -> list[dict[str, Any]]:
+    """Return saved groups in the order of these, with a key for each parameter.
+
+    A group without saved parameters is taken as it is; a parameter without has a key of no state.
+    """
+    rest, found = list(zip(names, saved, strict=True)), list[dict[str, Any]]()
+    for own in groups:
+        ours = [infos[p].name for p in own["params"]]
+        match = next((x for x in rest if {*x[0]} <= {*ours} and (x[0] or not ours)), None)
+        if match is not None:
+            rest.remove(match)
+        then, group = match or ([], {**own, "params": []})
+        keys = dict(zip(then, group["params"], strict=True))
+        group = {name: x for name, x in group.items() if name != "param_names"}
+        found.append({**group, "params": [keys.get(name, ("absent", name)) for name in ours]})
+    if left := [name for then, _ in rest for name in then]:
+        raise ValueError(
+            f"state_dict groups {', '.join(left[:3])} with parameters that this optimizer has in "
+            f"other groups; make the groups alike"
+        )
+    return found
 
 
 def loaded(
@@ -96,13 +188,7 @@ def check_state_dict(
     fixed: Sequence[str],
 ) -> None:
     """Raise unless a saved state fits these groups; of options only the `fixed` are compared."""
-    tag = defaults["nucleon"]
     for saved, group in zip(given["param_groups"], groups, strict=True):
-        if saved.get("nucleon") != tag:
-            raise ValueError(
-                f"state_dict is of {saved.get('nucleon', 'another optimizer')!r}, this is "
-                f"{tag!r}; load it into the optimizer that wrote it, or convert it"
-            )
         # torch itself adds "differentiable" to the defaults the first time a state is loaded.
         absent = sorted(set(defaults) - set(saved) - {"differentiable"})
         if absent:
@@ -246,146 +332,3 @@ def _like_a_gram(value: Tensor) -> bool:
     allowed = root[..., :, None] * root[..., None, :]
     apart = (value - value.mT).abs() <= 2.0**-7 * allowed
     return bool((apart & (value.abs() <= (1 + 2.0**-7) * allowed)).all())
-
-
-# ------------------------------------------------------------------ older versions
-
-_RETIRED = ("axes", "param_names", "reasons", "cautious")
-"""What groups of version 2 have and those of version 3 have not."""
-
-
-def upgraded(
-    given: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
-    infos: Infos,
-    game: Sequence[str],
-) -> dict[str, Any]:
-    """A saved state in the terms of this version; what is wrong with it is found later.
-
-    `game` are the options that a certificate depends on.
-    """
-    missing = {"param_groups", "state"} - set(given)
-    if missing:
-        raise ValueError(f"state_dict lacks {sorted(missing)}; pass what state_dict() returned")
-    saved: list[dict[str, Any]] = [dict(group) for group in given["param_groups"]]
-    for group in saved:
-        _unpack(group)
-    specs = _specs(saved)
-    saved = _with_frozen(saved, groups, infos)
-    sizes, ours = ([len(g["params"]) for g in found] for found in (saved, groups))
-    if sizes != ours:
-        raise ValueError(
-            f"state_dict has groups of {sizes} parameters, this optimizer of {ours}; the models "
-            f"differ, or what is frozen: a state that lacks frozen parameters is loaded while the "
-            f"same ones are frozen, which may be undone afterwards, or by the names that you write "
-            f"into its groups: group['param_names'] = [...], in the order of group['params']"
-        )
-    states: dict[Any, Any] = dict(given["state"])
-    for key, found in states.items():
-        if not isinstance(found, Mapping):
-            raise ValueError(
-                f"state_dict holds {type(found).__name__} as the state of {key!r}, expected a "
-                f"dict; it is damaged: load an earlier one"
-            )
-    for group, own in zip(saved, groups, strict=True):
-        tag = str(group.get("nucleon"))
-        if tag.endswith("/2"):
-            group["nucleon"] = f"{tag[:-1]}{VERSION}"
-            _upgrade(group, game)
-            for key, param in zip(group["params"], own["params"], strict=True):
-                found = states.get(key)
-                if isinstance(found, Mapping) and isinstance(found.get("stream"), Tensor):
-                    spec = specs.get(key, infos[param].axes) or axes.default(param.ndim)
-                    states[key] = _upgraded_state(found, param, spec or "", group)
-        for option in _RETIRED:
-            group.pop(option, None)
-    return {**given, "param_groups": saved, "state": states}
-
-
-def _specs(saved: Sequence[Mapping[str, Any]]) -> dict[Any, str | None]:
-    """What the groups of version 2 say of axes, by the keys of their parameters."""
-    pairs = (zip(g["params"], g.get("axes") or (), strict=False) for g in saved)
-    return {key: spec for group in pairs for key, spec in group}
-
-
-def _with_frozen(
-    saved: list[dict[str, Any]], groups: Sequence[Mapping[str, Any]], infos: Infos
-) -> list[dict[str, Any]]:
-    """Saved groups that lack frozen parameters, with a key for each of them, and no state.
-
-    Parameters are matched by name where the groups have names, which those of version 3 have not;
-    there the saved ones are those that are not frozen now, in order.
-    """
-    if [len(g["params"]) for g in saved] == [len(g["params"]) for g in groups]:
-        return saved
-    rest, found = list(saved), list[dict[str, Any]]()
-    for own in groups:
-        names = [infos[p].name for p in own["params"]]
-        if rest and "param_names" in rest[0]:
-            had = [canonical(name) for name in rest[0]["param_names"]]
-        else:
-            had = [infos[p].name for p in own["params"] if p.requires_grad]
-        fits = rest and had and {*had} <= {*names} and len(had) == len(rest[0]["params"])
-        group = dict(rest.pop(0)) if fits else {**own, "params": []}  # or frozen as a whole
-        keys = dict(zip(had, group["params"], strict=True)) if fits else {}
-        group["params"] = [keys.get(name, ("absent", name)) for name in names]
-        found.append(group)
-    return saved if rest else found
-
-
-def _upgrade(group: dict[str, Any], game: Sequence[str]) -> None:
-    """Give a group of version 2 the options of version 3, and its note on the game."""
-    if group.get("placement") == "gram":  # its states are whole, as those of "local"
-        group["placement"] = "local"
-    if group.get("cautious"):
-        warnings.warn(
-            "state_dict was saved with cautious=True, which is no option; the run goes on without",
-            stacklevel=2,
-        )
-    noted = _older_game(group.get("certified") or "[]")
-    names = ("momentum", "beta2", "nesterov", "smoothing_scale", "gradient_bound")
-    now = [group[name] for name in names if name in group]
-    if noted == []:
-        group["certified"] = ""
-    elif noted != now:
-        group["certified"] = f"{ledger.CHANGED}an option"
-    elif "axes" not in group:  # torch asked for what version 3 has: `largest` is not in the states
-        group["certified"] = f"{ledger.CHANGED}the version"
-    else:
-        group["certified"] = ledger.options_of(group, game)
-
-
-def _upgraded_state(
-    found: Mapping[str, Tensor], param: Tensor, spec: str, group: Mapping[str, Any]
-) -> State:
-    """The state of a matrix parameter of version 2 with the entries of version 3."""
-    state, stream = {**found, "axes": encoded(spec)}, found["stream"]
-    if "skipped" in state:
-        state["quiet"] = torch.zeros_like(stream)
-    if "largest" in state or "excess" in state:  # the one of version 2, the other of torch's asking
-        none = torch.zeros_like(stream, dtype=widest(stream.device))
-        state["excess"] = _excess(state.pop("largest", none), param, group)
-        state["outside"] = torch.zeros_like(stream)
-    return state
-
-
-def _excess(largest: Tensor, param: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """The most that gradients of these norms can have above their bound, see `ledger.new_state`.
-
-    Σγ^{t-s}‖E_s‖_* ≤ m(max‖G_s‖_op − bound)/(1 − γ), and m×n matrices have at least m² entries.
-    """
-    side, eps = math.sqrt(param.numel()), torch.finfo(_checks.work_dtype(param.dtype)).eps
-    above = largest * (1 + 64 * side * eps) - group.get("gradient_bound", math.inf)
-    most = side / (1 - group.get("momentum", 0.0)) * above
-    return most.clamp(0.0, torch.finfo(most.dtype).max)
-
-
-def _older_game(note: object) -> list[object] | None:
-    """The note of version 2 on a group: a list of the options, null once one of them changed."""
-    try:
-        game = json.loads(cast(str, note))
-    except (ValueError, TypeError) as error:
-        raise _damaged(note) from error
-    if game is not None and not isinstance(game, list):
-        raise _damaged(note)
-    return cast(list[object] | None, game)

@@ -27,7 +27,7 @@ from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import axes, shards, stacks
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks
 
-VERSION = 3
+VERSION = 4
 SLICES = 1 << 20  # streams are parameter·2²⁰ + matrix
 
 

@@ -1,0 +1,170 @@
+"""Names of parameters in a state: written as torch writes them, and matched when it is loaded."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import nucleon
+
+
+def weights(*names, shape=(3, 4)):
+    return [(name, nn.Parameter(torch.zeros(shape))) for name in names]
+
+
+def trained(params, **options):
+    """An optimizer after two steps; the gradients of a parameter are told by its name."""
+    optimizer = nucleon.Leon(params, **options)
+    for step in range(2):
+        for p, info in optimizer.infos.items():
+            noise = torch.Generator().manual_seed(100 * step + sum(info.name.encode()))
+            p.grad = torch.randn(p.shape, generator=noise)
+        optimizer.step()
+    return optimizer
+
+
+def totals(optimizer):
+    return {optimizer.infos[p].name: state["total"] for p, state in optimizer.state.items()}
+
+
+def loaded(saved, params, **options):
+    optimizer = nucleon.Leon(params, **options)
+    optimizer.load_state_dict(saved)
+    return optimizer
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("make", [nucleon.Leon, torch.optim.AdamW])
+def test_names_are_in_the_groups_as_torch_writes_them(make):
+    """Run for torch's AdamW too, whose names these are."""
+    a, b, c = weights("a", "module.b", "c")
+    optimizer = make([a, b])
+    optimizer.add_param_group({"params": [c]})
+    for groups in (optimizer.param_groups, optimizer.state_dict()["param_groups"]):
+        assert [group["param_names"] for group in groups] == [["a", "module.b"], ["c"]]
+    plain = make([a[1], b[1]])
+    assert all(
+        "param_names" not in g for g in (*plain.param_groups, *plain.state_dict()["param_groups"])
+    )
+    with pytest.raises(ValueError, match=r"with.*names"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
+
+
+def test_a_whole_model_has_its_names():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    optimizer = nucleon.Leon.for_model(model, head=None)
+    names = {n for group in optimizer.state_dict()["param_groups"] for n in group["param_names"]}
+    assert names == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("wrapper", ["", "module.", "_orig_mod."])
+def test_another_order_of_the_same_names_is_matched_by_name(wrapper):
+    optimizer = trained(weights("q", "k", "v"))
+    saved = optimizer.state_dict()
+    other = loaded(saved, weights(*(wrapper + name for name in ("v", "q", "k"))))
+    assert_same(totals(other), totals(optimizer))
+    assert other.param_groups[0]["param_names"] == [wrapper + name for name in ("v", "q", "k")]
+    again = loaded(other.state_dict(), weights("q", "k", "v"))
+    assert_same(totals(again), totals(optimizer))
+
+
+def test_another_order_of_groups_is_matched_with_their_options():
+    groups = [{"params": weights("a", "b"), "lr": 0.1}, {"params": weights("c", "d"), "lr": 0.3}]
+    optimizer = trained(groups)
+    swapped = [{"params": weights("d", "c")}, {"params": weights("b", "a")}]
+    other = loaded(optimizer.state_dict(), swapped)
+    assert_same(totals(other), totals(optimizer))
+    assert [group["lr"] for group in other.param_groups] == [0.3, 0.1]
+
+
+def test_groups_that_divide_the_names_otherwise_are_refused():
+    saved = trained([{"params": weights("a", "b")}, {"params": weights("c", "d")}]).state_dict()
+    optimizer = nucleon.Leon([{"params": weights("a", "c")}, {"params": weights("b", "d")}])
+    with pytest.raises(ValueError, match=r"a, b, c with parameters .* in other groups"):
+        optimizer.load_state_dict(saved)
+    assert all(total.eq(0).all() for total in totals(optimizer).values())
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_states_that_torch_has_sorted_by_name_are_not_sorted_again(flat):
+    """`get_optimizer_state_dict` keys by name, and leaves the list of names as it was."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    models = [nn.ParameterDict(weights(*names)) for names in ("qkv", "vqk")]
+    first, second = (trained(list(model.named_parameters())) for model in models)
+    expected = {name: total.clone() for name, total in totals(first).items()}
+    for total in totals(second).values():
+        total.zero_()
+    state = get_optimizer_state_dict(models[0], first, options=options)
+    set_optimizer_state_dict(models[1], second, state, options=options)
+    assert_same(totals(second), expected)
+    assert second.param_groups[0]["param_names"] == ["v", "q", "k"]
+
+
+@pytest.mark.parametrize("names", [("x.a", "x.b"), ("a", "x"), None])
+def test_other_names_load_by_position_as_torch_does(names):
+    optimizer = trained(weights("a", "b"))
+    pairs = weights(*(names or ("0", "1")))
+    other = loaded(optimizer.state_dict(), pairs if names else [p for _, p in pairs])
+    assert_same(
+        dict(enumerate(totals(other).values())), dict(enumerate(totals(optimizer).values()))
+    )
+
+
+def test_a_state_without_names_loads_by_position():
+    optimizer = trained([p for _, p in weights("a", "b")])
+    other = loaded(optimizer.state_dict(), weights("b", "a"))
+    assert torch.equal(totals(other)["b"], totals(optimizer)["0"])
+    assert other.param_groups[0]["param_names"] == ["b", "a"]
+
+
+def test_hooks_that_rename_are_heard():
+    """The way that torch's documentation shows: a hook that gives the names of another model."""
+    optimizer = trained(weights("old.a", "old.b"))
+    other = nucleon.Leon(weights("b", "a"))
+
+    def rename(_, state):
+        groups = [
+            group | {"param_names": [name.removeprefix("old.") for name in group["param_names"]]}
+            for group in state["param_groups"]
+        ]
+        return state | {"param_groups": groups}
+
+    other.register_load_state_dict_pre_hook(rename)
+    other.load_state_dict(optimizer.state_dict())
+    assert torch.equal(totals(other)["a"], totals(optimizer)["old.a"])
+    assert torch.equal(totals(other)["b"], totals(optimizer)["old.b"])
+
+
+def test_a_layer_that_moved_keeps_its_state():
+    """Reordered modules: the groups of a model are in another order, and of other shapes."""
+
+    class Layers(nn.Module):
+        def __init__(self, order):
+            super().__init__()
+            sizes = {"q": (4, 4), "k": (4, 2), "v": (4, 2)}
+            for name in order:
+                setattr(self, name, nn.Linear(*sizes[name]))
+
+    def made(order, seed):
+        model = Layers(order)
+        optimizer = nucleon.Leon.for_model(model, head=None)
+        for name, p in model.named_parameters():
+            noise = torch.Generator().manual_seed(seed + sum(name.encode()))
+            p.grad = torch.randn(p.shape, generator=noise)
+        optimizer.step()
+        return optimizer
+
+    first, second = made("qkv", 0), made("vkq", 1000)
+    second.load_state_dict(first.state_dict())
+    states = [{o.infos[p].name: s for p, s in o.state.items()} for o in (first, second)]
+    assert states[0].keys() == states[1].keys()
+    for name, state in states[0].items():
+        assert all(torch.equal(state[entry], states[1][name][entry]) for entry in state)
