@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim import MatrixOptimizer
+from nucleon.optim import MatrixOptimizer, of_potential
+from nucleon.optim.engines.work import Facts, facts_of
 from optim import hook_cases as cases
 
 CPU = torch.device("cpu")
@@ -82,30 +83,35 @@ def zero(self, total, smoothing, context):
 
 
 def test_what_a_class_must_say_is_asked_for():
-    with pytest.raises(ValueError, match=r"Odd.kernel must be one of .*got 'nonsense'"):
-        type("Odd", (MatrixOptimizer,), {"name": "odd", "kernel": "nonsense", "direction": zero})
-    for fact in ("kernel", "settles", "theorem", "uncertified"):
-        with pytest.raises(TypeError, match=f"Odd.{fact} must be a plain value, not a property"):
-            type("Odd", (nucleon.Leon,), {fact: property(lambda self: None)})
+    with pytest.raises(ValueError, match=r"kernel must be one of .*got 'nonsense'"):
+        of_potential(kernel="nonsense")
     with pytest.raises(TypeError, match="Odd has no name; write name ="):
         type("Odd", (MatrixOptimizer,), {"direction": zero})([torch.zeros(2, 3)])
-    between = type("Between", (MatrixOptimizer,), {})  # without a direction it needs no name
-    assert type("Named", (between,), {"name": "named", "direction": zero}).kernel is None
 
 
-def test_what_is_said_of_a_mixin_s_direction_is_not_said_of_a_nearer_one():
-    """Nor does a class between that says nothing take away what its other bases say."""
-    offering = type("Offering", (), {"direction": zero, "kernel": "polar", "name": "offered"})
-    nearer = type("Nearer", (), {"direction": lambda self, *given: zero(self, *given)})
-    between = type("Between", (MatrixOptimizer,), {})
-    assert type("Offered", (offering, MatrixOptimizer), {}).kernel == "polar"
-    assert type("Other", (nearer, offering, MatrixOptimizer), {}).kernel is None
-    assert type("Same", (between, nucleon.Leon), {}).kernel == "augmented"
+@pytest.mark.parametrize("to", ["body", "mixin", "class", "instance"])
+def test_facts_belong_to_the_function(to):
+    """A subclass keeps those of the direction that it inherits; any other function has none."""
+    param = torch.zeros(4, 6, requires_grad=True)
+    bases = (type("Mixin", (), {"direction": zero}), nucleon.Leon)
+    same = type("Same", (nucleon.Leon,), {"smoothing_scale": lambda *given: 2.0})
+    assert facts_of(same([param])) == facts_of(nucleon.Leon([param]))
+    assert facts_of(same([param])).theorem.endswith("of Theorem 4.2, discounted")
+    other = type("Other", bases if to == "mixin" else bases[1:], {})
+    if to == "body":
+        other = type("Other", bases[1:], {"direction": zero})
+    optimizer = other([param])
+    if to == "class":
+        other.direction = zero
+    if to == "instance":
+        optimizer.direction = zero.__get__(optimizer)
+    assert facts_of(optimizer) == Facts()
+    assert facts_of(optimizer).refusal == "the optimizer names no theorem"
 
 
 def test_a_direction_of_ones_own_is_explained_and_certified_as_what_it_is():
-    class Claimed(cases.Resolvent):
-        theorem, uncertified = "Theorem C", None
+    class Claimed(nucleon.Leon):
+        direction = of_potential(theorem="Theorem C")(lambda *given: cases.resolvent(*given[1:]))
 
     param = torch.zeros(4, 6, requires_grad=True)
     for make, how, condition in (

@@ -8,7 +8,8 @@ import torch
 
 import nucleon
 from nucleon import optim
-from nucleon.optim import Option, options
+from nucleon.optim import Option, of_potential, options
+from nucleon.optim.leon import hyperbolic
 
 
 class DampedOptions(nucleon.optim.LeonOptions, total=False):
@@ -151,9 +152,9 @@ def test_another_default_does_not_make_a_shared_option_one_of_the_game():
 
 def test_a_method_without_a_bound_is_refused_a_certificate_in_words():
     class Unbounded(nucleon.optim.MatrixOptimizer):
-        name, has_gram, theorem, uncertified = "unbounded", True, "one's own", None
-        admissibility = nucleon.Leon.admissibility
+        name, has_gram = "unbounded", True
 
+        @of_potential(theorem="one's own", constants=hyperbolic)
         def direction(self, total, smoothing, context):
             return torch.zeros_like(total)
 

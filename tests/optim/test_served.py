@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nucleon
-from nucleon.optim import MatrixOptimizer, methods
+from nucleon.optim import MatrixOptimizer, methods, of_potential
 from nucleon.optim.engines.cuda import engine
 from nucleon.optim.muon import polar_direction
 
@@ -25,8 +25,9 @@ class Hooked(nucleon.Leon):
 class Bare(MatrixOptimizer):
     """A kernel, and no option `method`."""
 
-    name, kernel = "bare", "polar"
+    name = "bare"
 
+    @of_potential(kernel="polar")
     def direction(self, total, smoothing, context):
         return polar_direction(total, context.options)
 

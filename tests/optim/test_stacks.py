@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import methods, worklist
+from nucleon.optim import methods, of_potential, worklist
 from nucleon.optim.engines.cuda import engine, graphs
+from nucleon.optim.engines.work import facts_of
 from nucleon.optim.matrices import axes, stacks
 
 ROWS, COLUMNS = 2, 3
@@ -99,15 +100,13 @@ def test_a_direction_of_ones_own_is_not_the_kernels():
     class Renamed(nucleon.Leon):
         name = "renamed"
 
-    class Offered(Own):
-        kernel = "augmented"
+    class Offered(nucleon.Leon):
+        direction = of_potential(kernel="augmented")(lambda *given: given[1])
 
-    assert [cls.kernel for cls in (nucleon.Leon, Own, Renamed, Offered)] == [
-        "augmented",
-        None,
-        "augmented",
-        "augmented",
+    kernels = [
+        facts_of(make([torch.zeros(2, 3)])).kernel for make in (nucleon.Leon, Own, Renamed, Offered)
     ]
+    assert kernels == ["augmented", None, "augmented", "augmented"]
 
 
 def test_the_engine_is_asked_once_for_all_parameters_alike(monkeypatch):

@@ -3,7 +3,7 @@
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
 from nucleon.optim.engines.ranks.agreement import check_ranks
-from nucleon.optim.engines.work import Context, Draws
+from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.leon import Leon, LeonOptions
 from nucleon.optim.migrate import Conversion, convert, convert_checkpoint, converted
 from nucleon.optim.muon import Muon, MuonOptions
@@ -42,6 +42,7 @@ __all__ = [
     "converted",
     "create",
     "list_optimizers",
+    "of_potential",
     "param_groups",
     "register",
     "register_module",

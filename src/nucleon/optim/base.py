@@ -11,7 +11,6 @@ rule="adamw" take AdamW's step.
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from inspect import getattr_static
 from operator import is_, itemgetter
 from typing import Any, ClassVar, Self, cast, overload
 
@@ -20,15 +19,12 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from nucleon import _checks
-from nucleon._inheritance import Said
-from nucleon.online.potentials import Admissibility
 from nucleon.online.regret import Certificate
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import KERNELS, Context, Draws, State
+from nucleon.optim.engines.work import Context, Draws, State
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation
@@ -36,10 +32,6 @@ from nucleon.optim.routing.later import Later
 from nucleon.optim.runtime import COPIED, Runtime
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
-
-_HOOKS = ("direction", "smoothing_scale", "admissibility")
-_FACTS = {"kernel": _HOOKS[:1], "settles": _HOOKS[:1], "theorem": _HOOKS, "uncertified": _HOOKS}
-"""What a class says of its method, and the hooks it is true of."""
 
 
 class MatrixOptimizer(Optimizer, ABC):
@@ -61,36 +53,14 @@ class MatrixOptimizer(Optimizer, ABC):
     """All options, and the lists that follow from what is known of them."""
     has_gram: ClassVar[bool] = False
     """Whether M̂ is kept; without it `direction` is given an empty Λ."""
-    kernel: ClassVar[str | None] = None
-    """What this `direction` is on the CUDA engine: "polar", "augmented" or "perturbed"."""
-    settles: ClassVar[bool] = False
-    """Whether P falls as Ĝ does once `gradient_bound` > 0, see `engines.rest`."""
-    theorem: ClassVar[str] = "none"
-    """That bounds the regret of the method."""
-    uncertified: ClassVar[str | None] = "the method names no theorem"
-    """Why no run of the method can be certified; None where it can."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check what the class says, and bind its kernel, rest and theorem to the hooks it has.
-
-        A hook that is overridden, or assigned to a class or an instance, has none of them.
-        """
+        """Collect the options of the class and its bases."""
         super().__init_subclass__(**kwargs)
         own: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             own |= vars(base).get("own_options", {})
         cls.declared = options.Declared(own)
-        for fact, hooks in _FACTS.items():
-            said, default = getattr_static(cls, fact), vars(MatrixOptimizer)[fact]
-            if said is default or isinstance(said, Said):
-                continue
-            if said is not None and not isinstance(said, str | bool):
-                raise TypeError(
-                    f"{cls.__name__}.{fact} must be a plain value, not a {type(said).__name__}"
-                )
-            setattr(cls, fact, Said(cls, fact, hooks, default))
-        if cls.kernel is not None:
-            _checks.choice(f"{cls.__name__}.kernel", cls.kernel, KERNELS)
 
     def __init__(
         self,
@@ -167,7 +137,9 @@ class MatrixOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
-        """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n: the hook, free of host syncs.
+        """Return P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n, without host syncs.
+
+        `of_potential` attaches a kernel, constants or a theorem to it.
 
         Args:
             total: S, in float32, or float64 for float64 parameters.
@@ -185,10 +157,6 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
         """The noise in the direction of m×n matrices, m ≤ n; None where there is none."""
-        return None
-
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """(α, β) of the method's potential for m×n matrices; None where it has none."""
         return None
 
     def check_options(self, group: Mapping[str, Any]) -> None:

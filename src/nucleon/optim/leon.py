@@ -19,7 +19,7 @@ from nucleon.linalg.augmented import (
 from nucleon.linalg.half import half_augmented
 from nucleon.online.potentials import Admissibility, Hyperbolic
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import Context
+from nucleon.optim.engines.work import Context, of_potential
 from nucleon.optim.methods import check_iterations, chosen_method, polynomials
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
 
@@ -47,6 +47,11 @@ class LeonModelOptions(LeonOptions, ModelOptions, total=False):
     """Keyword arguments of `Leon.for_model`."""
 
 
+def hyperbolic(_: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+    """Return (1, 1), Theorem 4.2."""
+    return Hyperbolic().admissibility(m, n)
+
+
 class Leon(MatrixOptimizer):
     """P = (ĜĜᵀ + Λ)^(-1/2) Ĝ with Λ = c(G²β₁⁻²I + M̂): FAML over the operator-norm ball.
 
@@ -57,10 +62,6 @@ class Leon(MatrixOptimizer):
     name: ClassVar[str] = "leon"
     own_options: ClassVar[Mapping[str, Any]] = added_by(LeonOptions)
     has_gram: ClassVar[bool] = True
-    kernel: ClassVar[str | None] = "augmented"
-    settles: ClassVar[bool] = True
-    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.2, discounted"
-    uncertified: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -78,14 +79,16 @@ class Leon(MatrixOptimizer):
         """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
         return super().for_model(model, lr, **given)
 
+    @of_potential(
+        kernel="augmented",
+        settles=True,
+        constants=hyperbolic,
+        theorem="Theorem 3.2 with the constants of Theorem 4.2, discounted",
+    )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """(SSᵀ + Λ)^(-1/2) S by the method of the group."""
         beta2 = context.hyperparameters.gram_decay
         return augmented_direction(total, smoothing, context.options, beta2)
-
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """(1, 1), Theorem 4.2."""
-        return Hyperbolic().admissibility(m, n)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise on a bad `smoothing_scale`."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import Context
+from nucleon.optim.engines.work import Context, of_potential
 from nucleon.optim.methods import check_iterations, chosen_method, polynomials
 from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Option, Options, added_by
 
@@ -40,8 +40,6 @@ class Muon(MatrixOptimizer):
 
     name: ClassVar[str] = "muon"
     own_options: ClassVar[Mapping[str, Any]] = added_by(MuonOptions)
-    kernel: ClassVar[str | None] = "polar"
-    uncertified: ClassVar[str | None] = "the nuclear norm is not smooth, the regret can be linear"
 
     def __init__(
         self,
@@ -59,6 +57,9 @@ class Muon(MatrixOptimizer):
         """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
         return super().for_model(model, lr, **given)
 
+    @of_potential(
+        kernel="polar", uncertified="the nuclear norm is not smooth, the regret can be linear"
+    )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """polar(S) by the method of the group."""
         return polar_direction(total, context.options)

@@ -14,7 +14,7 @@ from nucleon import _checks, noise
 from nucleon.linalg.roots import cholesky_root
 from nucleon.online.potentials import Admissibility, Gaussian
 from nucleon.optim.base import MatrixOptimizer
-from nucleon.optim.engines.work import Context, Draws
+from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.methods import check_iterations
 from nucleon.optim.muon import PolarMethod, polar_direction
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
@@ -40,6 +40,12 @@ class PionModelOptions(PionOptions, ModelOptions, total=False):
     """Keyword arguments of `Pion.for_model`."""
 
 
+def padded_gaussian(group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
+    """Return (α, β) of Theorem 4.1 at the padded width; None as printed, below m + 2."""
+    width = perturbation(group["smoothing_scale"], m, n)[1]
+    return Gaussian(width=width).admissibility(m, n)
+
+
 class Pion(MatrixOptimizer):
     """P = mean over k draws of polar([Ĝ 0] + LZ)'s leading block, LLᵀ = Λ = c(G²β₁⁻²I + M̂).
 
@@ -53,9 +59,6 @@ class Pion(MatrixOptimizer):
     name: ClassVar[str] = "pion"
     own_options: ClassVar[Mapping[str, Any]] = added_by(PionOptions)
     has_gram: ClassVar[bool] = True
-    kernel: ClassVar[str | None] = "perturbed"
-    theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1, discounted"
-    uncertified: ClassVar[str | None] = "the gradients of a run depend on the noise that was drawn"
 
     def __init__(
         self,
@@ -73,6 +76,12 @@ class Pion(MatrixOptimizer):
         """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
         return super().for_model(model, lr, **given)
 
+    @of_potential(
+        kernel="perturbed",
+        constants=padded_gaussian,
+        theorem="Theorem 3.2 with the constants of Theorem 4.1, discounted",
+        uncertified="the gradients of a run depend on the noise that was drawn",
+    )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """The mean of polar factors of perturbed matrices."""
         draws, n = context.hyperparameters.draws, total.shape[-1]
@@ -103,11 +112,6 @@ class Pion(MatrixOptimizer):
         """As many as `samples`, of the padded width."""
         width = perturbation(group["smoothing_scale"], m, n)[1]
         return Draws(group["seed"], group["samples"], width)
-
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """Theorem 4.1 at the padded width; None as printed, where that is below m+2."""
-        width = perturbation(group["smoothing_scale"], m, n)[1]
-        return Gaussian(width=width).admissibility(m, n)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise on a bad `smoothing_scale` or `samples`."""

@@ -22,7 +22,15 @@ from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.cuda.layout import layout_of, strides_of
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.owners import Owned, Task
-from nucleon.optim.engines.work import Computer, Engine, Matrices, Method, State, Work, sums_long
+from nucleon.optim.engines.work import (
+    Computer,
+    Engine,
+    HasDirection,
+    Matrices,
+    State,
+    Work,
+    sums_long,
+)
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos
@@ -56,7 +64,7 @@ class Worklist:
             self.signature = []
 
 
-def signature(method: Method, groups: Groups, states: States) -> list[object]:
+def signature(method: HasDirection, groups: Groups, states: States) -> list[object]:
     """The structure that a list of work was made for: cheap, since every step looks at it."""
     # A hook may be assigned at any time, to the instance or to its class.
     found: list[object] = [method.__dict__.get("direction"), method.__class__.direction]
@@ -74,7 +82,7 @@ _LOOK = attrgetter("dtype", "device", "shape")
 
 
 def build(
-    method: Method, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
+    method: HasDirection, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
 ) -> Worklist:
     """The work of parameters that have had a gradient, here or, for DTensors, on another rank."""
     works: list[Work] = []
@@ -104,7 +112,7 @@ def build(
     return Worklist(works, signature(method, groups, states), dict(counted), sharded, waiting, long)
 
 
-def present(method: Method, groups: Groups, states: States, infos: Infos) -> list[Matrices]:
+def present(method: HasDirection, groups: Groups, states: States, infos: Infos) -> list[Matrices]:
     """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
     found: list[Matrices] = []
     for group in (g for g in groups if g["rule"] == "matrix"):
@@ -114,7 +122,7 @@ def present(method: Method, groups: Groups, states: States, infos: Infos) -> lis
 
 
 def matrices(
-    method: Method,
+    method: HasDirection,
     group: dict[str, Any],
     params: Sequence[Tensor],
     states: States,
@@ -157,7 +165,7 @@ def _restrided(works: list[Matrices]) -> list[Matrices]:
     return works
 
 
-def _owned(method: Method, group: dict[str, Any], states: States, infos: Infos) -> Owned:
+def _owned(method: HasDirection, group: dict[str, Any], states: States, infos: Infos) -> Owned:
     """The rounds of a group, see `Owned`."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
     params = [p for p in group["params"] if p in states]  # what is frozen has none

@@ -1,16 +1,17 @@
 """A piece of work: parameters with their state and options, and the engine that steps them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
 from nucleon.linalg._rounding import roundings
+from nucleon.online.potentials import Admissibility
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import Declared, scale_factor
@@ -31,16 +32,72 @@ class Draws:
 
 
 KERNELS = {"polar": False, "augmented": True, "perturbed": True}
-"""What `kernel` may name, and whether M̂ is among its operands."""
+"""The recursions of the CUDA engine, and whether M̂ is among their operands."""
+Constants = Callable[[Mapping[str, Any], int, int], Admissibility | None]
+"""(group, m, n) → (α, β) of a potential for m×n matrices, m ≤ n; None where it has none."""
+F = TypeVar("F", bound=Callable[..., Tensor])
 
 
-class Method(Protocol):
-    """What a step asks of Muon, Pion, Leon or a method of the user's own."""
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a `direction`; they belong to the function, so another function has none."""
+
+    kernel: str | None = None
+    """The recursion of the CUDA engine that computes the same, one of `KERNELS`."""
+    settles: bool = False
+    """True if P falls as Ĝ does once `gradient_bound` > 0, see `engines.rest`."""
+    constants: Constants | None = None
+    """The constants of the potential whose gradient it is."""
+    theorem: str = "none"
+    """The theorem that bounds its regret."""
+    uncertified: str | None = None
+    """Why no run can be certified, where the reason is not that it names no theorem."""
+
+    def __post_init__(self) -> None:
+        if self.kernel is not None:
+            _checks.choice("kernel", self.kernel, KERNELS)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no run can be certified; None where one can."""
+        unnamed = "the optimizer names no theorem" if self.theorem == "none" else None
+        return self.uncertified or unnamed
+
+
+def of_potential(
+    *,
+    kernel: str | None = None,
+    settles: bool = False,
+    constants: Constants | None = None,
+    theorem: str = "none",
+    uncertified: str | None = None,
+) -> Callable[[F], F]:
+    """Return a decorator that attaches `Facts` to a `direction`.
+
+    A class that overrides `direction` starts without them, and decorates its own where they hold.
+    """
+    facts = Facts(kernel, settles, constants, theorem, uncertified)
+
+    def attach(function: F) -> F:
+        cast(Any, function).facts = facts
+        return function
+
+    return attach
+
+
+def facts_of(optimizer: "HasDirection") -> Facts:
+    """Return the facts of the `direction` that runs, which may be assigned to an instance."""
+    return getattr(optimizer.direction, "facts", _NO_FACTS)
+
+
+_NO_FACTS = Facts()
+
+
+class HasDirection(Protocol):
+    """The members of an optimizer that a step uses."""
 
     name: ClassVar[str]
     has_gram: ClassVar[bool]
-    kernel: ClassVar[str | None]
-    settles: ClassVar[bool]
     declared: ClassVar[Declared]
 
     def direction(self, total: Tensor, smoothing: Tensor, context: "Context") -> Tensor:
@@ -87,12 +144,13 @@ class Hyperparameters:
     """What the rounding of subnormal entries may have taken from M̂, where c > 1 enlarges it."""
 
     @classmethod
-    def of(cls, method: Method, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
+    def of(cls, method: HasDirection, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
         """Those of a stack under the present options of its group."""
         momentum = float(group["momentum"])
         bound = float(group.get("gradient_bound", 0.0))
         m, n = sorted(stack.shape)
         smooths = float(method.smoothing_scale(group, m, n)) if method.has_gram else 0.0
+        settles = smooths and facts_of(method).settles
         return cls(
             momentum=momentum,
             gram_discount=gram_discount(group),
@@ -102,7 +160,7 @@ class Hyperparameters:
             gradient_bound=bound,
             scale=scale_factor(group["scale"], *stack.shape),
             sign=-1.0 if group["maximize"] else 1.0,
-            rest=Rest.of(momentum, m, settling_bound=bound if method.settles and smooths else 0.0),
+            rest=Rest.of(momentum, m, settling_bound=bound if settles else 0.0),
             draws=method.draws(group, m, n),
             lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, stack.params[0].dtype),
         )
@@ -208,7 +266,7 @@ class Work:
 class Matrices(Work):
     """A stack of matrices of one shape; `params` and `states` have one entry per piece of it."""
 
-    method: Method
+    method: HasDirection
     stack: Stack
     computer: Computer
     """What computes its direction: the engine itself, unless ranks collect and distribute."""

@@ -22,7 +22,7 @@ from nucleon import _checks
 from nucleon.optim import options
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
-from nucleon.optim.engines.work import Method, State
+from nucleon.optim.engines.work import HasDirection, State, facts_of
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
@@ -214,7 +214,7 @@ def _warn(message: str) -> None:
 
 
 def rows(
-    method: Method,
+    method: HasDirection,
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
     infos: Mapping[Tensor, ParameterInfo],
@@ -240,7 +240,7 @@ def rows(
     return found
 
 
-def _method(method: Method, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
+def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
     """The name of an optimizer, with what "auto" is for the matrices of a parameter.
 
     A `direction` of the user's own has the name alone: whether it heeds `method` is not known.
@@ -254,9 +254,9 @@ def _method(method: Method, group: Mapping[str, Any], param: Tensor, spec: str |
     return ", ".join(found)
 
 
-def _how(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
+def _how(method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
     text = method.name
-    if method.kernel is not None:
+    if facts_of(method).kernel is not None:
         text += f"/{chosen_method(group, block.rows, block.columns, param.device, param.dtype)}"
     refusal = cuda.refusal(method, group, param, block) if param.is_cuda else None
     return f"{text} (torch: {refusal})" if refusal else text

@@ -10,18 +10,17 @@ from nucleon import _checks
 from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.online import theory
-from nucleon.online.potentials import Admissibility
 from nucleon.online.regret import Certificate
 from nucleon.optim.engines.ledger import changes_of, tolerance
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.engines.work import Method, State, gram_discount
+from nucleon.optim.engines.work import HasDirection, State, facts_of, gram_discount
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
 
 
 def collect(
-    method: "Certified",
+    method: HasDirection,
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
     infos: Infos,
@@ -36,17 +35,6 @@ def collect(
         for spec in [infos[param].axes]
     }
     return wire.merged(mine, "certificates") if placement.spread(groups) else mine
-
-
-class Certified(Method, Protocol):
-    """A method that says what is known of its regret."""
-
-    theorem: ClassVar[str]
-    uncertified: ClassVar[str | None]
-
-    def admissibility(self, group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-        """(α, β) of the method's potential for m×n matrices."""
-        ...
 
 
 class Recorded(Protocol):
@@ -97,11 +85,11 @@ class CertificateLog:
 
 
 def _certificate(
-    method: Certified, state: State, group: Mapping[str, Any], found: Sequence[Block]
+    method: HasDirection, state: State, group: Mapping[str, Any], found: Sequence[Block]
 ) -> Certificate:
     norms = [nuclear_norm(block.matrices(exact(state["total"]))) for block in found]
     regret = exact(state["loss"]) + torch.cat(norms)
-    refusal = method.uncertified or _refusal(group) or _outside(state, group)
+    refusal = facts_of(method).refusal or _refusal(group) or _outside(state, group)
     bound = torch.cat([_bound(method, state, group, block) for block in found])
     if refusal is None and not bound.isfinite().all():
         refusal = "no theorem has a finite bound on this game"
@@ -114,7 +102,7 @@ def _certificate(
     return Certificate(
         regret=regret.to(place),
         bound=bound.to(place),
-        theorem=method.theorem,
+        theorem=facts_of(method).theorem,
         conditional_on=_conditions(method, group, state["loss"].dtype),
         refusal=refusal,
         lower=lower,
@@ -122,27 +110,28 @@ def _certificate(
 
 
 def _bound(
-    method: Certified,
+    method: HasDirection,
     state: Mapping[str, Tensor],
     group: Mapping[str, Any],
     block: Block,
 ) -> Tensor:
     m, n = sorted((block.rows, block.columns))
-    constants = method.admissibility(group, m, n)
+    constants = facts_of(method).constants
+    admissible = constants and constants(group, m, n)
     mine = slice(block.first, block.first + block.count)
     first, excess = exact(state["first"])[mine], exact(state["excess"])[mine]
     bound, smooths = group.get("gradient_bound"), method.smoothing_scale(group, m, n)
-    if constants is None or not bound or not smooths:
+    if admissible is None or not bound or not smooths:
         return torch.full_like(first, torch.inf)
     eta = smooths**-0.5
     return theory.gbpa_bound(
         state[gram_key(block)],  # in its own dtype, whose rounding is allowed for
         radius=1.0,
         gradient_bound=bound,
-        alpha=constants.alpha,
-        beta=constants.beta,
+        alpha=admissible.alpha,
+        beta=admissible.beta,
         # √m‖G_1‖_F ≥ ‖G_1‖_*, discounted already; its factor 1 − βη is negative for larger η.
-        first_nuclear=first if constants.beta * eta < 1 else 0.0,
+        first_nuclear=first if admissible.beta * eta < 1 else 0.0,
         discount=group["momentum"],
         rounds=1,
         eta=eta,
@@ -150,14 +139,17 @@ def _bound(
     )
 
 
-def _conditions(method: Certified, group: Mapping[str, Any], kept: torch.dtype) -> tuple[str, ...]:
+def _conditions(
+    method: HasDirection, group: Mapping[str, Any], kept: torch.dtype
+) -> tuple[str, ...]:
     conditions = ["skipped steps do not count"]
     if group["momentum_dtype"] == torch.bfloat16:
         conditions.append("rounding Ĝ to bfloat16 does not matter")
     if kept != torch.float64:  # the device has no wider type
         conditions.append("rounding the losses to float32 does not matter")
-    if method.kernel is None:  # a hook of the user's own
-        if method.uncertified is None:  # and with it a theorem, which is taken on trust
+    facts = facts_of(method)
+    if facts.kernel is None:  # a direction of the user's own
+        if facts.refusal is None:  # and with it a theorem, which is taken on trust
             conditions.append(f"the theorem of {type(method).__name__} is true of its direction")
     elif (chosen := group.get("method", "auto")) not in ("eigh", "svd"):
         conditions.append(f"the iterations of method={chosen!r} have converged")

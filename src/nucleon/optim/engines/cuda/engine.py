@@ -25,7 +25,7 @@ from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import Side, dense, place_of, restrided
-from nucleon.optim.engines.work import KERNELS, Matrices, Method, State, sums_long
+from nucleon.optim.engines.work import KERNELS, HasDirection, Matrices, State, facts_of, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.methods import HALF_ROWS, chosen_method
@@ -43,14 +43,17 @@ def unreadable(param: Tensor) -> str | None:
     return None if param.dtype in pointers.DTYPES else f"{_name(param.dtype)} weights"
 
 
-def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Block) -> str | None:
+def refusal(
+    method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
+) -> str | None:
     """Why this engine does not step such matrices of a parameter; None where it does.
 
     Under "owner" the same is true of matrices that it computes for other ranks.
     """
     if (reason := unreadable(param)) is not None:
         return reason
-    if KERNELS.get(method.kernel or "") != method.has_gram:
+    kernel = facts_of(method).kernel
+    if KERNELS.get(kernel or "") != method.has_gram:
         return f"{method.name} has no kernel"
     if group["certify"]:
         return "certify=True"
@@ -61,14 +64,14 @@ def refusal(method: Method, group: Mapping[str, Any], param: Tensor, block: Bloc
     if place_of(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
-    draws = method.draws(group, m, n) if method.kernel == "perturbed" else None
-    if method.kernel == "perturbed" and draws is None:
+    draws = method.draws(group, m, n) if kernel == "perturbed" else None
+    if kernel == "perturbed" and draws is None:
         return f"{method.name} draws no noise"
     wide = n if draws is None else draws.width
     chosen = chosen_method(group, m, wide, param.device, param.dtype)
     if draws is not None and draws.samples * m * wide > MOST_NOISE:
         return f"{draws.samples} samples of {m}×{wide} at once"
-    if chosen == "half" and method.kernel == "augmented" and sums_long(group):
+    if chosen == "half" and kernel == "augmented" and sums_long(group):
         return "beta2 above 0.984"  # Λ needs what the kernels do not add
     if chosen == "half":
         return None
@@ -87,7 +90,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def kind(
-    method: Method, group: Mapping[str, Any], param: Tensor, block: Block
+    method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> tuple[Side, Side] | None:
     """What the matrices of a stack must share: how their sides lie; None where not served."""
     if refusal(method, group, param, block) is not None:

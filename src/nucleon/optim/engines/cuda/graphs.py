@@ -22,7 +22,7 @@ from nucleon.optim.engines.cuda import launch, pointers
 from nucleon.optim.engines.cuda.capture import captured
 from nucleon.optim.engines.cuda.job import Job, aligned
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
-from nucleon.optim.engines.work import Matrices
+from nucleon.optim.engines.work import Matrices, facts_of
 from nucleon.optim.methods import chosen_method
 
 LARGEST = 2**35
@@ -81,7 +81,7 @@ def cache_of(work: Matrices) -> Cache:
     """What is kept of a stack, from its first step on."""
     if not isinstance(work.cache, Cache):
         ordered, param = layout_of(work.stack), work.params[0]
-        drawn = work.method.kernel == "perturbed"
+        drawn = facts_of(work.method).kernel == "perturbed"
         stored = layout_of(work.stack, in_order=drawn)
         assert ordered is not None and stored is not None  # or it has another engine
         method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
@@ -100,12 +100,13 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
     decays = bool(work.group["weight_decay"])
     inputs = (gradient, total, masked, moves, decays, work.hyperparameters)
     if cache.job is None or cache.inputs != inputs:
-        assert work.method.kernel is not None  # or it has another engine
+        kernel = facts_of(work.method).kernel
+        assert kernel is not None  # or it has another engine
         cache.inputs = inputs
         cache.job = Job(
             *sorted(work.stack.shape),
             layout=cache.in_memory_order if moves else cache.in_axis_order,
-            recursion=work.method.kernel,
+            recursion=kernel,
             small=cache.small,
             gradient=gradient,
             total=total,
