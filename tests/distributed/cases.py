@@ -524,3 +524,24 @@ def fail(fault, kind, rank):
             optimizer.step()
     except RuntimeError as error:
         raise RuntimeError(f"{error} after {time.monotonic() - start:.1f} s") from error
+
+
+def evaluated(method, kind, evaluates):
+    """Train in a layout, evaluating the average between the steps; the weights, and its losses."""
+    model = Net(torch.float64)
+    called = layout(model, kind)
+    options = {"head": None, "overrides": {"*experts": {"axes": "b r c"}}}
+    optimizer = MAKE[method].for_model(model, lr=0.05, average=0.3, **options)
+    rank, size, losses = dist.get_rank(), dist.get_world_size(), []
+    for step in range(3):
+        called(batch(step, rank, size, torch.float64)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if evaluates:
+            with torch.no_grad(), optimizer.averaged():
+                losses.append(called(batch(9, 0, 1, torch.float64)).item())
+    averages = optimizer.averaged_state_dict(model)
+    fresh = Net(torch.float64)
+    fresh.load_state_dict({name: whole(value) for name, value in averages.items()})
+    losses.append(fresh(batch(9, 0, 1, torch.float64)).item())
+    return {name: whole(p) for name, p in model.named_parameters()}, losses

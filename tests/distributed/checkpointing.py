@@ -138,7 +138,13 @@ def resumable(
         save(folder, through, model, called, optimizer)
         start = saves_at
     go(model, optimizer, start, stop)
-    return {n: whole(p) for n, p in model.named_parameters()}
+    raw = {n: whole(p) for n, p in model.named_parameters()}
+    if options.get("average") is None:
+        return raw
+    with optimizer.averaged():
+        averages = {f"average of {n}": whole(p) for n, p in model.named_parameters()}
+    again = {f"again {n}": whole(p) for n, p in model.named_parameters()}
+    return raw | averages | again
 
 
 def whole_state(kind, placement, dtype=torch.float64):

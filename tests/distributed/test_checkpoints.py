@@ -66,6 +66,20 @@ def test_bf16_weights_keep_their_float32_moments(ranks4, ranks2, tmp_path):
     check_same(ranks2("resumable", kind="ddp", placement="owner", **rest), expected)
 
 
+@pytest.mark.parametrize("through", ["tree", "file"])
+@pytest.mark.parametrize(("kind", "placement"), [("fsdp", "local"), ("ddp", "owner")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_average_is_saved_cut_and_joined(ranks2, tmp_path, kind, placement, through, dtype):
+    options = {"folder": str(tmp_path), "through": through, "average": 0.2, "dtype": dtype}
+    expected = unbroken(average=0.2, dtype=dtype)
+    assert all(torch.equal(expected[n], expected[f"again {n}"]) for n in ("tall", "bias"))
+    assert not torch.equal(expected["tall"], expected["average of tall"])
+    check_same(ranks2("resumable", kind=kind, placement=placement, saves_at=2, **options), expected)
+    rest = {"loads": True, "start": 2, **options}
+    check_same(ranks2("resumable", kind=kind, placement=placement, **rest), expected)
+    check_same([resumable("alone", "local", **rest)], expected)
+
+
 @pytest.mark.parametrize(("kind", "placement"), LAYOUTS)
 def test_the_consolidated_state_is_that_of_one_process(ranks4, kind, placement):
     expected = whole_state("alone", "local")

@@ -278,3 +278,16 @@ def test_a_divergence_is_noticed_on_every_rank(ranks2):
         assert not ok
         assert "after 2 steps: updates of rank" in message
         assert "differ" in message
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "hsdp"])
+def test_evaluating_the_average_leaves_no_trace_in_the_training(ranks2, ranks4, kind):
+    """FSDP2 keeps the whole weights of the root after a forward pass: of W̄, then of W."""
+    ranks = ranks4 if kind == "hsdp" else ranks2
+    expected = ranks("evaluated", method="leon", kind=kind, evaluates=False)
+    for (weights, losses), (untouched, _) in zip(
+        ranks("evaluated", method="leon", kind=kind, evaluates=True), expected, strict=True
+    ):
+        assert all(torch.equal(weights[name], value) for name, value in untouched.items())
+        assert losses[-2] == pytest.approx(losses[-1], rel=1e-12)  # inside, and as it was saved
+        assert len({*losses[:-1]}) == 3

@@ -11,6 +11,7 @@ rule="adamw" take AdamW's step.
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from operator import is_, itemgetter
 from typing import Any, ClassVar, Self, cast, overload
 
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from nucleon.online.regret import Certificate
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
+from nucleon.optim.average import Averaging
 from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
@@ -42,6 +44,9 @@ class MatrixOptimizer(Optimizer, ABC):
         lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
             is its radius D, see `nucleon.online.o2nc.plan`).
         momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
+        average: mean age of the iterates in their average, a fraction of the run or a number of
+            steps, see `nucleon.optim.average` (None: no average is kept).
+        average_dtype: dtype of the average (None: float32, or float64 for float64 parameters).
         given: `own_options` of the method, and those of `Options`.
     """
 
@@ -67,6 +72,9 @@ class MatrixOptimizer(Optimizer, ABC):
         params: Any,
         lr: float | Tensor = options.LR,
         momentum: float = options.MOMENTUM,
+        *,
+        average: float | None = None,
+        average_dtype: torch.dtype | None = None,
         **given: Any,
     ) -> None:
         if not isinstance(getattr(self, "name", None), str):
@@ -78,7 +86,7 @@ class MatrixOptimizer(Optimizer, ABC):
         defaults = {"lr": lr, "momentum": momentum, **known}
         if unknown := sorted(set(given) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
-        self._runtime = Runtime()
+        self._runtime = Runtime(averaging=Averaging(average, average_dtype))
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
         given_groups = groups.as_groups(params, axes, type(self).__name__)
@@ -109,7 +117,7 @@ class MatrixOptimizer(Optimizer, ABC):
             overrides: {glob over parameter names: a route, or options of its own} (None); where
                 several match, the later wins, key by key. A route is "matrix", "adamw" or
                 "frozen", which leaves out.
-            given: options of the method.
+            given: options of the method, `average` and `average_dtype`.
         """
         known = options.of_matrices(cls.declared.all)
         routing.check_names(
@@ -231,17 +239,19 @@ class MatrixOptimizer(Optimizer, ABC):
         return made
 
     def _new_state(self, group: Mapping[str, Any], param: Tensor, *, owned: bool) -> State:
+        average = self._runtime.averaging.new_state(param, self.state)
         if group["rule"] == "adamw":
-            return state.new_adamw_state(param)
+            return state.new_adamw_state(param) | average
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._runtime.infos[param]
         number = state.number(info)
         while number in self._runtime.numbers:  # of another one, whose noise it must not share
             number += len(self._runtime.infos)
-        return state.new_matrix_state(
+        new = state.new_matrix_state(
             param, info, number, step, group, has_gram=self.has_gram, owned=owned
         )
+        return new | average
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
         """Raise on a bad option; with the parameters, also on one that leaves their range."""
@@ -267,6 +277,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns it all."""
+        self._runtime.averaging.refuse("state_dict()")
         # Before the user's own hooks: they are to see what will be saved.
         hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
         try:
@@ -284,9 +295,12 @@ class MatrixOptimizer(Optimizer, ABC):
         final: dict[str, Any] = {}
         templates: dict[Tensor, State] = {}
         ours, infos, known = self.param_groups, self._runtime.infos, self.declared
+        averaging = self._runtime.averaging
+        averaging.refuse("load_state_dict()")
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             found = saving.aligned(given, ours, infos, self.defaults["nucleon"])
+            found = averaging.reconciled(found, ours)
             templates.update(self._templates(found))
             saving.check_state_dict(found, ours, templates, infos, self.defaults, known.fixed)
             for saved, group in zip(found["param_groups"], ours, strict=True):
@@ -305,6 +319,7 @@ class MatrixOptimizer(Optimizer, ABC):
                     if found := final["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
                 self.state.update(self._missing_states(group))  # frozen when it was saved
+            averaging.loaded(self.state, templates)
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -335,6 +350,35 @@ class MatrixOptimizer(Optimizer, ABC):
         if "runtime" in saved:  # torch itself loads a state by this way, without
             self._runtime = Runtime(**saved["runtime"])
         super().__setstate__({name: x for name, x in saved.items() if name != "runtime"})
+
+    # ------------------------------------------------------------------ the average
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Make the model its average W̄ inside a `with` block, in place.
+
+        Leaving the block takes the weights back exactly, also after an exception. Meanwhile they
+        wait in the memory of the average; half-precision weights wait in a copy of their own size.
+        Inside, `step`, `state_dict`, `load_state_dict` and a second `averaged` raise. Before the
+        first step the model is its own average.
+
+        Weights that FSDP2 has gathered are dropped on the way in and out where `for_model` knows
+        the model; otherwise call `reshard()` of the modules that keep them.
+        """
+        later = self._runtime.later
+        model = None if later is None else later.model()
+        return self._runtime.averaging.swapped(self.state, model)
+
+    def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return `model.state_dict()` with W̄ for the parameters of this optimizer, in their dtype.
+
+        Like torch's, its tensors are references where no cast is needed: save it before the next
+        step.
+        """
+        return self._runtime.averaging.state_dict(self.state, model)
+
+    def restart_average(self) -> None:
+        """Begin the average anew with the next step, as after a change of data or of the rate."""
+        self._runtime.averaging.restart(self.state)
 
     # ------------------------------------------------------------------ looking at it
 
@@ -378,6 +422,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient; returns the closure's loss, if given one."""
         loss = None
+        self._runtime.averaging.refuse("step()")
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -398,6 +443,7 @@ class MatrixOptimizer(Optimizer, ABC):
             for work in found.works:
                 with lane(work):
                     work.engine.step(work)
+        self._runtime.averaging.update(self.state, found)
         return loss
 
     def _worklist(self) -> Worklist:

@@ -68,9 +68,14 @@ class Leon(MatrixOptimizer):
         params: Any,
         lr: float | Tensor = LR,
         momentum: float = MOMENTUM,
+        *,
+        average: float | None = None,
+        average_dtype: torch.dtype | None = None,
         **options: Unpack[LeonOptions],
     ) -> None:
-        super().__init__(params, lr, momentum, **options)
+        super().__init__(
+            params, lr, momentum, average=average, average_dtype=average_dtype, **options
+        )
 
     @classmethod
     def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options

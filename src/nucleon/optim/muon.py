@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from nucleon.linalg.half import half_polar
@@ -46,9 +47,14 @@ class Muon(MatrixOptimizer):
         params: Any,
         lr: float | Tensor = LR,
         momentum: float = MOMENTUM,
+        *,
+        average: float | None = None,
+        average_dtype: torch.dtype | None = None,
         **options: Unpack[MuonOptions],
     ) -> None:
-        super().__init__(params, lr, momentum, **options)
+        super().__init__(
+            params, lr, momentum, average=average, average_dtype=average_dtype, **options
+        )
 
     @classmethod
     def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options

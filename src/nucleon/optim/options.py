@@ -141,6 +141,8 @@ class ModelOptions(TypedDict, total=False):
     aux: AdamWOptions | Mapping[str, Any] | None
     head: Head
     overrides: Mapping[str, Override] | None
+    average: float | None
+    average_dtype: torch.dtype | None
 
 
 def declared_in(options: type) -> dict[str, Option]:
@@ -213,6 +215,10 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -
     """
     if foreign := sorted(OF_METHODS.difference(defaults, OF_ADAMW).intersection(group)):
         raise TypeError(f"{method} has no option {', '.join(map(repr, foreign))}")
+    if averages := sorted({"average", "average_dtype"}.intersection(group)):
+        raise TypeError(
+            f"{averages[0]} is an option of the optimizer, not of a group; pass it to {method}"
+        )
     own = ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
     return {**defaults, **own, **group}
 

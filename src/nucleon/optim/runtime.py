@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
+from nucleon.optim.average import Averaging
 from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.later import Later
 from nucleon.optim.worklist import Worklist
 
-COPIED = ("infos", "left_out", "note", "numbers")
+COPIED = ("infos", "left_out", "note", "numbers", "averaging")
 """What of it a copy of the optimizer has."""
 
 
@@ -20,6 +21,7 @@ class Runtime:
 
     infos: dict[Tensor, ParameterInfo] = field(default_factory=dict[Tensor, ParameterInfo])
     worklist: Worklist | None = None
+    averaging: Averaging = field(default_factory=Averaging)
     entered: set[Tensor] = field(default_factory=set[Tensor])
     """Parameters that have had a gradient: later, a missing one is a mask."""
     numbers: frozenset[int] = frozenset()

@@ -269,7 +269,7 @@ def _check_saved(
         _check_entry(name, param, entry, found[entry], own)
 
 
-_NONNEGATIVE = ("step", "skipped", "quiet", "exp_avg_sq", "first", "excess", "outside")
+_NONNEGATIVE = ("step", "skipped", "averaged", "quiet", "exp_avg_sq", "first", "excess", "outside")
 
 
 def _check_entry(name: str, param: Tensor, entry: str, saved: object, own: Tensor) -> None:

@@ -1,0 +1,371 @@
+"""The average of the iterates as the model, at any time and without a horizon.
+
+After each step W̄ ← W̄ + σ_t(W − W̄), where t counts the steps and W is every parameter as it is after
+the step. The option `average` is the mean age of the iterates in W̄:
+
+    a fraction f in (0, 0.5]   of the run so far: σ_t = (p+1)/(t+p) with p = 1/f − 2; the mean age
+                               is f(t−1), and 0.5 is the plain mean
+    a number N ≥ 1             of steps: σ_t = (1−γ)/(1−γ^t) with γ = N/(N+1), an exponential
+                               average, corrected for its start
+
+A skipped step advances t and enters W unchanged. The conversion of the theory enters the iterate
+before the step instead, see `nucleon.online.o2nc`.
+
+W̄ is float32 for half-precision weights, else of their dtype: 4 bytes for each such weight, 8 for a
+float64 one. Under FSDP2 and tensor parallelism each rank keeps its shard, otherwise every rank all.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nucleon import _checks
+from nucleon.optim.engines.work import State
+from nucleon.optim.matrices import shards
+
+CHUNK = 2**24
+"""Entries of weights that are cast to the dtype of W̄ at a time."""
+
+States = Mapping[Tensor, State]
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
+
+def check(average: object, dtype: object = None) -> None:
+    """Check `average` and `average_dtype`."""
+    if average is not None:
+        value = average if isinstance(average, int | float) else math.nan
+        if isinstance(value, bool) or not (0 < value <= 0.5 or 1 <= value < math.inf):
+            raise ValueError(
+                f"average must be None, a fraction of the run in (0, 0.5] or a number of steps "
+                f"≥ 1, got {average!r}; it is the mean age of the iterates in the average: "
+                f"average=0.1 suits most runs"
+            )
+    if dtype not in (None, *_checks.FULL_DTYPES):
+        raise TypeError(
+            f"average_dtype must be None, torch.float32 or torch.float64, got {dtype!r}; half "
+            f"precision would round the small steps of an average away"
+        )
+
+
+def share(average: float, t: Tensor) -> Tensor:
+    """Return σ_t, the share of the t-th iterate, for a floating-point t ≥ 1."""
+    if average < 1:
+        p = 1 / average - 2
+        return (p + 1) / (t + p)
+    return -1 / (average + 1) / torch.expm1(t * -math.log1p(1 / average))
+
+
+def lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
+    """W̄ ← W̄ + share·(W − W̄) in one multi-tensor pass, the share read from its device."""
+    first = averages[0]
+    alike = all(
+        x.stride() == y.stride() and x.dtype == y.dtype
+        for x, y in zip(averages, weights, strict=True)
+    )
+    if first.is_cuda and first.dtype == torch.float32 and alike:
+        _fused_lerp_(averages, weights, share)
+    else:
+        torch._foreach_lerp_(averages, weights, [share] * len(averages))
+
+
+def _fused_lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
+    """Do the same by the step of SGD, W̄ ← W̄ − share·(W̄ − W), which reads its rate on a device.
+
+    torch's multi-tensor lerp is one pass for a share that is a Python number alone.
+    """
+    torch._fused_sgd_(
+        averages,
+        weights,
+        [],
+        lr=share,
+        maximize=True,
+        weight_decay=1.0,
+        momentum=0.0,
+        dampening=0.0,
+        nesterov=False,
+        is_first_step=False,
+    )
+
+
+def get_multi_avg_fn(average: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
+    """Return a `multi_avg_fn` for `torch.optim.swa_utils.AveragedModel`, with t = num_averaged + 1.
+
+    `AveragedModel` keeps its average in the dtype of the weights, where half precision would lose
+    the small steps: average a float32 copy of such a model, or use the option `average`.
+
+    Args:
+        average: as the option, a fraction f in (0, 0.5] or a number of steps N ≥ 1.
+    """
+    check(average)
+
+    @torch.no_grad()
+    def update(averaged: Tensors, current: Tensors, num_averaged: Tensor | int) -> None:
+        dtype = averaged[0].dtype
+        if not (dtype.is_floating_point or dtype.is_complex):  # buffers that count
+            torch._foreach_copy_(averaged, current)
+            return
+        t = torch.as_tensor(num_averaged, device=averaged[0].device) + 1
+        part = share(average, t.to(_checks.work_dtype(dtype.to_real()))).to(dtype.to_real())
+        lerp_([*map(_plain, averaged)], [*map(_plain, current)], part)
+
+    return update
+
+
+@dataclass
+class _Pass:
+    """The parameters of one device whose W̄ have one dtype, updated together."""
+
+    average: float
+    count: Tensor
+    params: list[Tensor]
+    averages: list[Tensor]
+
+    def run(self) -> None:
+        """Enter the weights with the share of the count."""
+        dtype = self.averages[0].dtype
+        part = share(self.average, self.count.to(dtype))
+        weights = [_plain(param) for param in self.params]
+        cast = [i for i, weight in enumerate(weights) if weight.dtype != dtype]
+        same = [i for i, weight in enumerate(weights) if weight.dtype == dtype]
+        if same:
+            lerp_([self.averages[i] for i in same], [weights[i] for i in same], part)
+        for chunk in _chunks(cast, weights):
+            averages = [self.averages[i] for i in chunk]
+            wide = [torch.empty_like(each) for each in averages]
+            torch._foreach_copy_(wide, [weights[i] for i in chunk])
+            lerp_(averages, wide, part)
+
+
+def _chunks(indices: Sequence[int], weights: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Cut indices so that the weights of each part have at most `CHUNK` entries, or are one."""
+    chunk, size = list[int](), 0
+    for i in indices:
+        if chunk and size + weights[i].numel() > CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(i)
+        size += weights[i].numel()
+    if chunk:
+        yield chunk
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, as real numbers."""
+    held = shards.local(tensor)
+    return torch.view_as_real(held) if held.is_complex() else held
+
+
+class Averaging:
+    """The average of one optimizer; does nothing with average=None.
+
+    The state of each parameter has `average`, W̄, and `averaged`, the number t of iterates in it,
+    0-d int64 and one tensor for all parameters of a device. Before the first step W̄ is zero.
+    """
+
+    def __init__(self, average: float | None = None, dtype: torch.dtype | None = None) -> None:
+        check(average, dtype)
+        self.average, self.dtype = average, dtype
+        self._inside = False
+        self._known: object = None
+        self._counts: list[Tensor] = []
+        self._passes: list[_Pass] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the option alone."""
+        self.refuse("copying the optimizer")
+        return type(self), (self.average, self.dtype)
+
+    def refuse(self, what: str) -> None:
+        """Raise inside `averaged()`, where the model is W̄."""
+        if self._inside:
+            raise RuntimeError(
+                f"{what} is not possible inside averaged(), where the parameters are the average; "
+                f"leave the block first"
+            )
+
+    # ------------------------------------------------------------------ state
+
+    def new_state(self, param: Tensor, states: States) -> State:
+        """Return W̄ and t of a parameter: zero, or for one that comes late W and the t of others."""
+        if self.average is None:
+            return {}
+        dtype = self.dtype or _checks.work_dtype(param.dtype)
+        dtype = dtype.to_complex() if param.is_complex() else dtype
+        average = torch.zeros_like(param, dtype=dtype).detach()
+        others = (own["averaged"] for own in states.values() if "averaged" in own)
+        count = next(others, torch.zeros((), dtype=torch.int64, device=param.device))
+        count = count.to(param.device, copy=True)
+        held = shards.local(average)
+        held.copy_(torch.where(count > 0, shards.local(param.detach()), held))
+        return {"average": average, "averaged": count}
+
+    def reconciled(
+        self, saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return a saved state with the entries of this optimizer, starting W̄ where it has none."""
+        states = {key: dict(own) for key, own in saved["state"].items()}
+        begun = [own for own in states.values() if own]
+        if self.average is None or not all("average" in own for own in begun):
+            for own in begun:
+                own.pop("average", None)
+                own.pop("averaged", None)
+            if self.average is not None:
+                warnings.warn(
+                    f"the loaded state has no average; average={self.average} starts with the next "
+                    f"step",
+                    stacklevel=4,
+                )
+                for group, own in zip(saved["param_groups"], groups, strict=True):
+                    for key, param in zip(group["params"], own["params"], strict=True):
+                        if states.get(key):
+                            zero = torch.zeros((), device=param.device)
+                            zero = zero.to(torch.complex64) if param.is_complex() else zero
+                            states[key]["average"] = zero.expand(param.shape)
+                            states[key]["averaged"] = torch.zeros((), dtype=torch.int64)
+        return {**saved, "state": states}
+
+    def loaded(self, states: dict[Tensor, State], saved: Collection[Tensor]) -> None:
+        """Give parameters without a saved state, unfrozen since it was saved, the t of the rest."""
+        self._known = None
+        if self.average is not None and saved:
+            first = next(iter(saved))
+            for param, own in states.items():
+                if param not in saved:
+                    own |= self.new_state(param, {first: states[first]})
+
+    def restart(self, states: States) -> None:
+        """Begin again with the next step."""
+        self._require()
+        self.refuse("restart_average()")
+        for own in states.values():
+            if "average" in own:
+                own["averaged"].zero_()
+                shards.local(own["average"]).zero_()
+
+    # ------------------------------------------------------------------ the step
+
+    def update(self, states: States, structure: object) -> None:
+        """Enter the present weights.
+
+        Args:
+            states: of the optimizer.
+            structure: another object once parameters or states are others.
+        """
+        if self.average is None:
+            return
+        if structure is not self._known:
+            self._plan(self.average, states)
+            self._known = structure
+        for count in self._counts:
+            count.add_(1)
+        for each in self._passes:
+            each.run()
+
+    def _plan(self, average: float, states: States) -> None:
+        counts: dict[torch.device, Tensor] = {}
+        passes: dict[tuple[torch.device, torch.dtype], _Pass] = {}
+        for param, own in states.items():
+            if "average" not in own:
+                continue
+            held = _plain(own["average"])
+            own["averaged"] = count = counts.setdefault(held.device, own["averaged"])
+            new = _Pass(average, count, [], [])
+            each = passes.setdefault((held.device, held.dtype), new)
+            if held.numel():  # a shard may be empty
+                each.params.append(param)
+                each.averages.append(held)
+        self._counts = [*counts.values()]
+        self._passes = [each for each in passes.values() if each.params]
+
+    # ------------------------------------------------------------------ the average as the model
+
+    @contextmanager
+    def swapped(self, states: States, model: nn.Module | None) -> Iterator[None]:
+        """Have the parameters hold W̄ inside, and exactly what they held again outside."""
+        self._require()
+        self.refuse("averaged()")
+        self._inside = True
+        with ExitStack() as undo:
+            undo.callback(setattr, self, "_inside", False)
+            undo.callback(_reshard, model)
+            _reshard(model)
+            for param, own in self._begun(states).items():
+                undo.callback(_swapped_in(shards.local(param), shards.local(own["average"])))
+            yield
+
+    def state_dict(self, states: States, model: nn.Module) -> dict[str, Any]:
+        """Return `model.state_dict()` with W̄ in place of the parameters."""
+        self._require()
+        self.refuse("averaged_state_dict()")
+        _reshard(model)
+        begun = self._begun(states)
+        missing = [
+            name
+            for name, param in model.named_parameters()
+            if param.requires_grad and param not in states
+        ]
+        if missing:
+            warnings.warn(
+                f"{len(missing)} trainable parameters, such as {missing[0]}, are not in this "
+                f"optimizer, so averaged_state_dict has them as they are; with several optimizers "
+                f"save the model inside the averaged() of each",
+                stacklevel=3,
+            )
+        values = model.state_dict(keep_vars=True)
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                own = begun.get(value, None)
+                values[name] = own["average"].to(value.dtype) if own else value.detach()
+        return values
+
+    def _begun(self, states: States) -> dict[Tensor, State]:
+        """Return the states with an iterate in their average; synchronizes."""
+        found = {param: own for param, own in states.items() if "average" in own}
+        counts = {id(own["averaged"]): own["averaged"] for own in found.values()}
+        empty = {name for name, count in counts.items() if not int(count)}
+        return {param: own for param, own in found.items() if id(own["averaged"]) not in empty}
+
+    def _require(self) -> None:
+        if self.average is None:
+            raise RuntimeError("this optimizer keeps no average; construct it with average=0.1")
+
+
+@torch.no_grad()
+def _swapped_in(weight: Tensor, average: Tensor) -> Callable[[], None]:
+    """Copy W̄ into the weight; return what takes it back.
+
+    Where both have one dtype the weight waits in the memory of its average; where they have not, in
+    a copy.
+    """
+    if weight.dtype == average.dtype:
+        _exchange(weight, average)
+        return partial(_exchange, weight, average)
+    raw = weight.detach().clone()
+    weight.copy_(average)
+    return partial(_restore, weight, raw)
+
+
+@torch.no_grad()
+def _restore(weight: Tensor, raw: Tensor) -> None:
+    weight.copy_(raw)
+
+
+@torch.no_grad()
+def _exchange(x: Tensor, y: Tensor) -> None:
+    held = x.detach().clone()
+    x.copy_(y)
+    y.copy_(held)
+
+
+def _reshard(model: nn.Module | None) -> None:
+    """Drop whole weights that FSDP2 keeps of its shards after a forward pass: they are old now."""
+    for module in model.modules() if model is not None else ():
+        if hasattr(module, "unshard") and callable(reshard := getattr(module, "reshard", None)):
+            reshard()

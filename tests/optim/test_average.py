@@ -1,0 +1,421 @@
+"""The average of the iterates: its formula, its state, and the model that it becomes."""
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+import nucleon
+from nucleon.optim.average import _fused_lerp_, get_multi_avg_fn, share
+
+KINDS = [0.1, 0.5, 1 / 3, 1, 7.5]
+SEED_STEPS = 9
+
+
+def net(dtype=torch.float32):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).to(dtype)
+
+
+def made(model, method="Muon", **options):
+    options = {"average": 0.1, **options}
+    return getattr(nucleon, method).for_model(model, lr=0.05, head=None, **options)
+
+
+def take(model, optimizer, *steps):
+    """Step with gradients that are a function of the number of the step."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            if p.requires_grad:
+                p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def weights_of(average, count):
+    """Σ weights of the iterates 1…count in W̄, in float64 from the definition, not the recursion."""
+    t = torch.arange(1, count + 1, dtype=torch.float64)
+    if average < 1:
+        p = 1 / average - 2
+        raw = torch.exp(torch.lgamma(t + p) - torch.lgamma(t))
+    else:
+        raw = (average / (average + 1)) ** (count - t)
+    return raw / raw.sum()
+
+
+def twin(average, iterates):
+    """W̄ of iterates in float64 from its definition."""
+    return torch.einsum(
+        "t,t...->...", weights_of(average, len(iterates)), torch.stack(iterates).double()
+    )
+
+
+@pytest.mark.parametrize("average", KINDS)
+def test_shares_make_the_weights_and_the_mean_age_that_are_promised(average):
+    t = torch.arange(1, 4001, dtype=torch.float64)
+    parts = share(average, t)
+    assert parts[0] == 1
+    kept = torch.cat([(1 - parts).flip(0).cumprod(0).flip(0)[1:], torch.ones(1).double()])
+    weights = weights_of(average, 4000)
+    torch.testing.assert_close(parts * kept, weights, rtol=1e-9, atol=1e-300)
+    age = (weights * (4000 - t)).sum().item()
+    assert age == pytest.approx(average * 3999 if average < 1 else average, rel=1e-9)
+
+
+@pytest.mark.parametrize("average", KINDS)
+@pytest.mark.parametrize("method", ["Muon", "Leon", "Pion"])
+def test_average_is_its_twin_for_every_parameter(method, average):
+    model = net(torch.float64)
+    optimizer = made(model, method, average=average)
+    iterates = {p: [] for p in model.parameters()}
+    for step in range(SEED_STEPS):
+        take(model, optimizer, step)
+        for p, seen in iterates.items():
+            seen.append(p.detach().clone())
+    before = {p: p.detach().clone() for p in model.parameters()}
+    with optimizer.averaged():
+        for p, seen in iterates.items():
+            torch.testing.assert_close(p.detach(), twin(average, seen), rtol=1e-12, atol=1e-14)
+    assert all(torch.equal(p, w) for p, w in before.items())
+
+
+def test_fused_pass_is_the_same_formula():
+    averages, weights = [torch.randn(5, 4)], [torch.randn(5, 4)]
+    expected = averages[0].double().lerp(weights[0].double(), 0.37)
+    _fused_lerp_(averages, weights, torch.tensor(0.37))
+    torch.testing.assert_close(averages[0].double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_have_a_float32_average(dtype):
+    model = net(dtype)
+    optimizer = made(model)
+    iterates = {p: [] for p in model.parameters()}
+    for step in range(SEED_STEPS):
+        take(model, optimizer, step)
+        for p, seen in iterates.items():
+            seen.append(p.detach().clone())
+    for p, seen in iterates.items():
+        assert optimizer.state[p]["average"].dtype == torch.float32
+        torch.testing.assert_close(
+            optimizer.state[p]["average"].double(), twin(0.1, seen), rtol=1e-5, atol=1e-6
+        )
+    raw = [p.detach().clone() for p in model.parameters()]
+    with optimizer.averaged():
+        for p in model.parameters():
+            assert torch.equal(p, optimizer.state[p]["average"].to(dtype))
+    assert all(map(torch.equal, raw, model.parameters()))
+    wide = made(net(), average_dtype=torch.float64)
+    assert all(s["average"].dtype == torch.float64 for s in wide.state.values())
+    take(net(), wide, 0)
+
+
+def test_complex_and_strided_parameters():
+    conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+    spectrum = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+    groups = [
+        {"params": [conv.weight], "axes": "r c c c"},
+        {"params": [conv.bias, spectrum], "rule": "adamw"},
+    ]
+    optimizer = nucleon.Muon(groups, average=0.5)
+    seen = {p: [] for p in (conv.weight, conv.bias, spectrum)}
+    for _ in range(3):
+        for p in seen:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        for p in seen:
+            seen[p].append(p.detach().clone())
+    for p in seen:
+        mean = torch.stack(seen[p]).mean(0)
+        torch.testing.assert_close(optimizer.state[p]["average"], mean)
+
+
+def test_a_skipped_step_counts_and_enters_the_weights_that_stayed():
+    model = net(torch.float64)
+    optimizer = made(model, average=0.5)
+    first = model[0].weight
+    take(model, optimizer, 0)
+    once = first.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    optimizer.step()
+    assert torch.equal(first, once)
+    take(model, optimizer, 1)
+    mean = (2 * once + first.detach()) / 3
+    torch.testing.assert_close(optimizer.state[first]["average"], mean)
+
+
+def test_frozen_and_late_parameters_share_the_weights_of_the_others():
+    model = net(torch.float64)
+    frozen, added = model[2].weight.requires_grad_(False), nn.Parameter(torch.ones(4, 4).double())
+    start = added.detach().clone()
+    optimizer = made(model)
+    iterates = {p: [] for p in (*model.parameters(), added)}
+    for step in range(8):
+        if step == 3:
+            frozen.requires_grad_(True)
+        if step == 5:
+            optimizer.add_param_group({"params": [("added", added)], "rule": "matrix"})
+        added.grad = torch.ones_like(added)
+        take(model, optimizer, step)
+        for p, seen in iterates.items():
+            seen.append(p.detach().clone())
+    assert torch.equal(iterates[added][4], start)
+    for p, seen in iterates.items():
+        torch.testing.assert_close(
+            optimizer.state[p]["average"], twin(0.1, seen), rtol=1e-12, atol=1e-14
+        )
+
+
+def test_tied_weights_and_two_optimizers_over_one_model():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 5))
+    model[2].weight = model[0].weight
+    first = nucleon.Muon([model[1].weight], average=0.1)
+    second = nucleon.Leon(
+        [{"params": [model[0].weight, model[2].bias], "rule": "adamw"}], average=5
+    )
+    for step in range(4):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+        first.step()
+        second.step()
+    raw = copy.deepcopy(model.state_dict())
+    with first.averaged(), second.averaged():
+        whole = copy.deepcopy(model.state_dict())
+        assert model[2].weight is model[0].weight
+    with pytest.warns(UserWarning, match="2 trainable parameters, such as 0.weight"):
+        mine = first.averaged_state_dict(model)
+    assert torch.equal(mine["1.weight"], whole["1.weight"])
+    assert torch.equal(mine["0.weight"], raw["0.weight"])
+    assert all(torch.equal(raw[n], x) for n, x in model.state_dict().items())
+    assert not torch.equal(whole["2.bias"], raw["2.bias"])
+    assert torch.equal(whole["0.weight"], whole["2.weight"])
+
+
+def test_averaged_restores_after_an_exception_and_refuses_what_would_mix_the_two():
+    model = net()
+    optimizer = made(model)
+    take(model, optimizer, 0, 1, 2)
+    raw = [p.detach().clone() for p in model.parameters()]
+    addresses = [p.data_ptr() for p in model.parameters()]
+    state = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ZeroDivisionError), optimizer.averaged():
+        assert addresses == [p.data_ptr() for p in model.parameters()]
+        assert not torch.equal(raw[0], model[0].weight)
+        for forbidden in (
+            optimizer.step,
+            optimizer.state_dict,
+            lambda: optimizer.load_state_dict(state),
+            lambda: optimizer.averaged().__enter__(),
+            lambda: optimizer.averaged_state_dict(model),
+            optimizer.restart_average,
+            lambda: copy.deepcopy(optimizer),
+        ):
+            with pytest.raises(RuntimeError, match="inside averaged"):
+                forbidden()
+        raise ZeroDivisionError
+    assert all(map(torch.equal, raw, model.parameters()))
+    after = optimizer.state_dict()
+    for key, own in state["state"].items():
+        assert all(torch.equal(x, after["state"][key][name]) for name, x in own.items())
+    take(model, optimizer, 3)
+
+
+def test_averaged_state_dict_is_the_model_inside_averaged():
+    model = net(torch.bfloat16)
+    optimizer = made(model)
+    before = optimizer.averaged_state_dict(model)  # no step yet: the model itself
+    assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+    take(model, optimizer, 0, 1, 2)
+    saved = optimizer.averaged_state_dict(model)
+    with optimizer.averaged():
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, saved[name])
+            assert saved[name].dtype == value.dtype
+    net(torch.bfloat16).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("average", [0.1, 20])
+@pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])
+def test_resume_is_bit_for_bit(average, way):
+    model = net()
+    optimizer = made(model, "Leon", average=average)
+    take(model, optimizer, *range(4))
+    if way == "state_dict":
+        file = io.BytesIO()
+        torch.save([model.state_dict(), optimizer.state_dict()], file)
+        file.seek(0)
+        weights, state = torch.load(file, weights_only=True)
+        other = net()
+        new = made(other, "Leon", average=average)
+        new.load_state_dict(state)  # before the model, as some trainers do
+        other.load_state_dict(weights)
+    else:
+        pair = (model, optimizer)
+        other, new = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    take(model, optimizer, *range(4, 8))
+    take(other, new, *range(4, 8))
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(optimizer.state[p]["average"], new.state[q]["average"])
+        assert new.state[q]["averaged"].item() == 8
+
+
+def test_a_state_without_an_average_starts_it_and_one_too_many_is_left_out():
+    model, other = net(torch.float64), net(torch.float64)
+    plain, averaging = made(model, average=None), made(other, average=0.5)
+    take(model, plain, 0, 1)
+    take(other, averaging, *range(5))
+    with pytest.warns(UserWarning, match="no average; average=0.5 starts") as found:
+        averaging.load_state_dict(plain.state_dict())
+    assert len(found) == 1
+    other.load_state_dict(model.state_dict())
+    with averaging.averaged():
+        assert torch.equal(other[0].weight, model[0].weight)  # nothing averaged yet
+    seen = []
+    for step in (2, 3):
+        take(other, averaging, step)
+        seen.append(other[0].weight.detach().clone())
+    mean = torch.stack(seen).mean(0)
+    torch.testing.assert_close(averaging.state[other[0].weight]["average"], mean)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain.load_state_dict(averaging.state_dict())
+    assert "average" not in plain.state[model[0].weight]
+    with pytest.raises(RuntimeError, match=r"construct it with average=0\.1"):
+        plain.averaged().__enter__()
+
+
+def test_a_parameter_unfrozen_between_save_and_load_has_the_count_of_the_others():
+    model, other = net(), net()
+    model[2].weight.requires_grad_(False)
+    optimizer, new = made(model), made(other)
+    take(model, optimizer, 0, 1, 2)
+    other.load_state_dict(model.state_dict())
+    state = optimizer.state_dict()
+    new.load_state_dict(state)
+    assert new.state[other[2].weight]["averaged"].item() == 3
+    assert torch.equal(new.state[other[2].weight]["average"], model[2].weight)
+
+
+def test_restart_forgets_what_was_before():
+    model = net()
+    optimizer = made(model, average=0.5)
+    take(model, optimizer, 0, 1, 2)
+    optimizer.restart_average()
+    take(model, optimizer, 3)
+    for p in model.parameters():
+        assert torch.equal(p, optimizer.state[p]["average"])
+
+
+def test_weights_that_were_not_numbers_before_the_first_step_leave_no_trace():
+    model = net()
+    good = copy.deepcopy(model.state_dict())
+    for p in model.parameters():
+        p.data.fill_(torch.nan)
+    optimizer = made(model)  # then the weights are loaded
+    model.load_state_dict(good)
+    take(model, optimizer, 0)
+    assert all(torch.equal(p, optimizer.state[p]["average"]) for p in model.parameters())
+
+
+@pytest.mark.parametrize("average", [0, 0.0, 0.51, 0.99, -1, float("inf"), float("nan"), "f", True])
+def test_bad_averages_say_what_to_write(average):
+    with pytest.raises(ValueError, match=r"average must be None, a fraction .* average=0.1 suits"):
+        made(net(), average=average)
+    with pytest.raises(ValueError, match=r"average must be"):
+        get_multi_avg_fn(average)
+
+
+def test_it_is_an_option_of_the_optimizer_alone():
+    weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(TypeError, match="average is an option of the optimizer, not of a group"):
+        nucleon.Muon([{"params": [weight], "average": 0.1}])
+    with pytest.raises(TypeError, match="argument of for_model"):
+        made(net(), overrides={"0.weight": {"average": 0.2}})
+    with pytest.raises(TypeError, match="half precision would round"):
+        made(net(), average_dtype=torch.bfloat16)
+
+
+def test_compiled_models_and_loops_see_the_average():
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    optimizer = made(model)
+    take(model, optimizer, *range(4))
+    x = torch.randn(3, 6)
+    raw = compiled(x)
+    averages = {n: optimizer.state[p]["average"].clone() for n, p in model.named_parameters()}
+    with optimizer.averaged():
+        inside = compiled(x)
+    expected = torch.func.functional_call(model, averages, x)
+    torch.testing.assert_close(inside, expected)
+    assert not torch.equal(inside, raw)
+    assert torch.equal(compiled(x), raw)
+
+
+def test_one_pass_reads_its_share_from_the_device_and_grows_with_no_parameter():
+    """Launches after the move: one for W̄ of each dtype, and the scalars of the share."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Calls(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.calls = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls.append((func, args))
+            return func(*args, **(kwargs or {}))
+
+    def calls_of(depth, average):
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(depth)))
+        optimizer = made(model, average=average)
+        take(model, optimizer, 0, 1)
+        with Calls() as found:
+            optimizer._runtime.averaging.update(optimizer.state, optimizer._runtime.worklist)
+        return found.calls
+
+    for average in (0.1, 50):
+        small, large = calls_of(2, average), calls_of(6, average)
+        assert [f for f, _ in small] == [f for f, _ in large]
+        names = [f.overloadpacket.__name__ for f, _ in large]
+        assert not {"item", "_local_scalar_dense", "copy_"} & set(names), names
+        wide = [(f, a) for f, a in large if f.overloadpacket.__name__ == "_foreach_lerp_"]
+        assert len(wide) == 1
+        averages, weights, _ = wide[0][1]
+        assert len(large) <= 8
+        read_and_written = 2 * sum(x.nbytes for x in averages) + sum(x.nbytes for x in weights)
+        assert read_and_written == 12 * sum(x.numel() for x in weights)
+
+
+def test_as_the_multi_avg_fn_of_torch():
+    for average in KINDS:
+        model = net(torch.float64)
+        optimizer = made(model, average=average)
+        ours = AveragedModel(model, multi_avg_fn=get_multi_avg_fn(average), use_buffers=True)
+        for step in range(5):
+            take(model, optimizer, step)
+            ours.update_parameters(model)
+        for p, q in zip(model.parameters(), ours.module.parameters(), strict=True):
+            torch.testing.assert_close(optimizer.state[p]["average"], q.detach())
+
+
+def test_statistics_of_batch_norm_are_those_of_the_average_after_update_bn():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    optimizer = made(model)
+    data = [torch.randn(32, 6) + 1 for _ in range(4)]
+    for batch in data * 2:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with optimizer.averaged():
+        stale = model[1].running_mean.clone()
+        update_bn(data, model)
+        features = model[0](torch.cat(data)).detach()
+        torch.testing.assert_close(model[1].running_mean, features.mean(0))
+        assert not torch.allclose(stale, model[1].running_mean, rtol=1e-3)
