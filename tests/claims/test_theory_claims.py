@@ -1,6 +1,5 @@
 """The claims on the online game: the quick ones hold, their numbers are right, they can fail."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -11,26 +10,15 @@ import scipy.optimize
 import torch
 
 from nucleon.claims import CLAIMS, Settings, Silent
-from nucleon.claims import played as games
-from nucleon.claims.games import ftl_linear, lemma_decomposition, thm_faml, thm_ftpl, thm_gbpa
+from nucleon.claims.games import ftl_linear, lemma_decomposition
 from nucleon.claims.inequalities import prop_admissibility
 from nucleon.claims.timing import cost_model
 from nucleon.online import streams
 from nucleon.online.admissibility import search_admissibility
-from nucleon.online.game import play
-from nucleon.online.learners import FAML, FTL, AdaGradOGD
+from nucleon.online.learners import FAML, FTL
 from nucleon.online.potentials import Admissibility, Hyperbolic, Potential
 
 F64 = torch.float64
-IDS = (
-    "ftl-linear",
-    "lemma-decomposition",
-    "thm-gbpa",
-    "prop-admissibility",
-    "thm-ftpl",
-    "thm-faml",
-    "cost-model",
-)
 
 
 class Counter:
@@ -69,83 +57,13 @@ def gradients(stream, rounds):
     return np.stack([stream.gradient(t).numpy() for t in range(1, rounds + 1)])
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_the_quick_claim_holds_and_is_complete(name):
-    result, counter = quick(name)
-    assert result.passed, failed(result)
-    assert counter.done == counter.total
-    assert result.tables and result.figures and result.records and result.notes
-    for table in result.tables:
-        assert {len(row) for row in table.rows} == {len(table.columns)}
-    for figure in result.figures:
-        shown = {s.name for s in figure.panels[0].series}  # the legend is the first panel's
-        for series in (s for panel in figure.panels for s in panel.series):
-            assert series.name in shown
-            assert len(series.x) == len(series.y) > 1
-            assert all(math.isfinite(y) for y in series.y)
-
-
 def shorten(patch):
     """A few rounds on the streams that the figures show."""
-    few = ("alternating", "gaussian", "low-rank", "ill-conditioned", "greedy")
     patch.setattr(ftl_linear, "QUICK_ROUNDS", 25)
     patch.setattr(lemma_decomposition, "QUICK_ROUNDS", 5)
     patch.setattr(lemma_decomposition, "STREAMS", {"alternating": streams.alternating})
-    patch.setattr(thm_gbpa, "QUICK_ROUNDS", 25)
-    patch.setattr(thm_gbpa, "SETTINGS", thm_gbpa.SETTINGS[:2])
-    patch.setattr(thm_gbpa, "STREAMS", {n: thm_gbpa.STREAMS[n] for n in few[::2]})
-    patch.setattr(thm_gbpa, "SIGN_ROUNDS", 10)
-    patch.setattr(thm_ftpl, "QUICK_ROUNDS", 10)
-    patch.setattr(thm_ftpl, "QUICK_ADAPTIVE_ROUNDS", 25)
-    patch.setattr(thm_ftpl, "SHAPES", thm_ftpl.SHAPES[:1])
-    patch.setattr(thm_ftpl, "QUICK_WIDTH_SAMPLES", 64)
-    patch.setattr(thm_faml, "QUICK_ROUNDS", 25)
-    patch.setattr(thm_faml, "SHAPES", ((4, 8), (1, 6)))
-    patch.setattr(thm_faml, "STREAMS", {n: thm_faml.STREAMS[n] for n in few})
     patch.setattr(prop_admissibility, "QUICK_SEARCH", {"starts": 2, "steps": 4, "replicates": 8})
     patch.setattr(prop_admissibility, "CURVE_SAMPLES", 8)
-
-
-def swing_less(patch):
-    """A tenth of the swing and one of the worst streams: too little to pass."""
-    kept = games.kept
-    patch.setattr(games, "swung", functools.partial(games.swung, rounds=games.SWING_ROUNDS // 10))
-    patch.setattr(games, "kept", lambda learner, settings: kept(learner, settings)[:1])
-
-
-def shorten_more(patch):
-    """Everything is played, some of it too shortly to pass."""
-    shorten(patch)
-    swing_less(patch)
-    for module in (ftl_linear, thm_gbpa, thm_ftpl, thm_faml):
-        patch.setattr(module, "QUICK_ROUNDS", 6)
-    patch.setattr(lemma_decomposition, "QUICK_ROUNDS", 3)
-    patch.setattr(thm_ftpl, "QUICK_ADAPTIVE_ROUNDS", 6)
-
-
-@pytest.mark.parametrize("name", [n for n in IDS if n != "cost-model"])
-def test_a_run_is_determined_by_its_settings(name, monkeypatch):
-    shorten_more(monkeypatch)
-    run = functools.partial(CLAIMS[name].run, progress=Silent())
-    one, two = (run(Settings(quick=True, seeds=2)) for _ in range(2))
-    assert (one.records, one.checks) == (two.records, two.checks)
-    assert run(Settings(quick=True, seeds=2, first_seed=3)).records != one.records
-
-
-def test_an_exponent_is_that_of_the_last_decade():
-    rounds = tuple(range(1, 201))
-    t = torch.arange(1, 201, dtype=F64)
-    early = torch.where(t < 20, 100.0, 3 * t**0.7)
-    assert games.exponent(rounds, early) == pytest.approx(0.7, abs=1e-12)
-    assert math.isnan(games.exponent(rounds, -t))
-
-
-def test_a_game_that_begins_with_nothing_is_judged_by_what_follows():
-    gradients = torch.tensor([0.0, 1.0, -1.0], dtype=F64).reshape(3, 1, 1).expand(3, 1, 2)
-    trace = play(AdaGradOGD((1, 2), dtype=F64), streams.replay(gradients), 3)
-    assert (trace.regret[0], trace.bound[0]) == (0, 0)
-    assert games.ratio(trace) == (trace.regret / trace.bound)[1:].max()
-    assert math.isnan(games.ratio(dataclasses.replace(trace, regret=trace.regret * math.nan)))
 
 
 # ---- ftl-linear --------------------------------------------------------------------------------
@@ -237,48 +155,6 @@ def test_the_decomposition_can_fail(monkeypatch):
     assert all("FAML" in name or "reference" in name for name in failed(result))
 
 
-# ---- thm-gbpa ----------------------------------------------------------------------------------
-
-
-def test_the_bounds_of_gbpa_by_hand():
-    """FAML's regret and bound on Gaussian gradients, one game at a time, by NumPy."""
-    radius, bound, rounds = 2.0, 0.5, thm_gbpa.QUICK_ROUNDS
-    stream = streams.gaussian((4, 3, 8), bound=bound, seed=0, dtype=F64)
-    (record,) = records("thm-gbpa", learner="FAML", stream="gaussian")
-    for game, g in enumerate(gradients(stream, rounds).swapaxes(0, 1)):
-        total, gram, loss = np.zeros((3, 8)), bound**2 * np.eye(3), 0.0
-        for t, x in enumerate(g):
-            if t:
-                values, vectors = np.linalg.eigh(total @ total.T + gram)
-                action = -radius * (vectors / np.sqrt(values)) @ vectors.T @ total
-                loss += (action * x).sum()
-            total, gram = total + x, gram + x @ x.T
-        assert record["regret"][-1][game] == pytest.approx(loss + radius * nuclear(total), rel=1e-9)
-        assert record["bound"][-1][game] == pytest.approx(2 * radius * root_trace(gram), rel=1e-9)
-    assert record["ratio"] == np.max(np.divide(record["regret"], record["bound"]))
-
-
-def test_the_gbpa_claim_can_fail(monkeypatch):
-    shorten(monkeypatch)
-    swing_less(monkeypatch)
-    monkeypatch.setitem(thm_gbpa.LEARNERS, "FAML", leader)
-    result = thm_gbpa.CLAIM.run(Settings(quick=True), Silent())
-    assert "FAML: largest regret/bound" in failed(result)
-    assert "FTRL: largest regret/bound" not in failed(result)
-
-
-def test_random_signs_cost_the_mean_of_a_random_walk():
-    """E|Σ±1| of T steps is T·C(T−1, T/2−1)/2^{T−1}·…: here from its exact law by NumPy."""
-    rounds = thm_gbpa.SIGN_ROUNDS
-    law = np.array([math.comb(rounds, k) for k in range(rounds + 1)], dtype=float) / 2.0**rounds
-    exact = math.sqrt(thm_gbpa.SIGN_SIDE / rounds) * (
-        law @ np.abs(2 * np.arange(rounds + 1) - rounds)
-    )
-    found = thm_gbpa.random_signs(0)
-    assert found.low <= exact <= found.high  # three standard errors; the seed is fixed
-    assert exact > 2
-
-
 # ---- prop-admissibility ------------------------------------------------------------------------
 
 
@@ -334,82 +210,6 @@ def test_wrong_constants_are_noticed(constants, missed):
     found = prop_admissibility.Found("Hyperbolic", (2, 5), search)
     made = prop_admissibility.checks([found], curves)
     assert missed in {check.name for check in made if not check.passed}
-
-
-# ---- thm-ftpl ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("shape", "width"), [((4, 8), 8), ((4, 4), 8), ((8, 3), 8)])
-def test_the_printed_bound_of_ftpl_by_hand(shape, width):
-    stream = streams.ill_conditioned((thm_ftpl.QUICK_GAMES, *shape), seed=0, dtype=F64)
-    g = gradients(stream, thm_ftpl.QUICK_ROUNDS)
-    m = min(shape)
-    short = g if shape[0] == m else g.swapaxes(-1, -2)
-    gram = (short @ short.swapaxes(-1, -2)).sum(0)
-    constant = 2 * math.sqrt(2) * (width / (width - m - 1)) ** 0.25
-    name = f"{shape[0]}×{shape[1]}"
-    (record,) = records("thm-ftpl", stream="ill-conditioned", shape=name)
-    assert record["printed"] == pytest.approx(constant * (root_trace(gram) + m), rel=1e-9)
-    assert np.all(np.array(record["printed"]) >= record["bound"][-1])
-
-
-def test_padding_leads_to_the_augmented_leader():
-    """The mean action at one width against NumPy's own draws, within five standard errors."""
-    generator = torch.Generator().manual_seed(0)
-    s = torch.randn(4, 4, dtype=F64, generator=generator).numpy()
-    gram = np.eye(4) + s @ s.T
-    values, vectors = np.linalg.eigh(s @ s.T + gram)
-    exact = (vectors / np.sqrt(values)) @ vectors.T @ s
-    width, draws = 32, 4000
-    alpha, beta = 2 + math.sqrt(width), 1 / math.sqrt(width - 5)
-    root = np.linalg.cholesky(gram * beta / alpha)
-    z = np.random.default_rng(0).standard_normal((draws, 4, width))
-    u, _, vt = np.linalg.svd(np.pad(s, ((0, 0), (0, width - 4))) + root @ z, full_matrices=False)
-    sampled = (u @ vt)[..., :4]
-    distance = np.linalg.norm(sampled.mean(0) - exact, 2)
-    error = np.linalg.norm(sampled.std(0)) / math.sqrt(draws)
-    found = {n: d for n, _, d in thm_ftpl.padded_distances(Settings(quick=True))}
-    ours = math.sqrt(draws / max(64, 8 * thm_ftpl.QUICK_WIDTH_SAMPLES // width))
-    assert abs(found[width] - distance) <= 5 * error * (1 + ours)
-
-
-def test_the_ftpl_claim_can_fail(monkeypatch):
-    shorten(monkeypatch)
-    swing_less(monkeypatch)
-    monkeypatch.setattr(thm_ftpl, "QUICK_ROUNDS", 120)
-    monkeypatch.setattr(thm_ftpl, "QUICK_ADAPTIVE_ROUNDS", 100)
-    monkeypatch.setattr(thm_ftpl, "STREAMS", {"alternating": streams.adversary})
-    monkeypatch.setattr(streams, "adversary", streams.gaussian)
-    result = thm_ftpl.CLAIM.run(Settings(quick=True, seeds=2), Silent())
-    assert "fixed streams: mean regret/Theorem 3.2, upper end" in failed(result)
-    assert {f"adversary, k = {k}: exponent of the regret" for k in (1, 4, 16)} <= failed(result)
-    assert "certificates given against the adversary" in failed(result)
-
-
-# ---- thm-faml ----------------------------------------------------------------------------------
-
-
-def test_the_printed_bound_of_faml_by_hand():
-    stream = streams.sparse((thm_faml.QUICK_GAMES, 8, 3), bound=0.5, seed=0, dtype=F64)
-    g = gradients(stream, thm_faml.QUICK_ROUNDS)
-    gram = (g.swapaxes(-1, -2) @ g).sum(0)  # on the short side
-    (record,) = records("thm-faml", stream="sparse", shape=[8, 3])
-    printed = 2 * 2.0 * (root_trace(gram) + 3 * 0.5)
-    assert record["printed"][-1] == pytest.approx(printed, rel=1e-9)
-    sharper = 2 * 2.0 * root_trace(gram + 0.25 * np.eye(3))
-    assert record["bound"][-1] == pytest.approx(sharper, rel=1e-9)
-
-
-def test_the_faml_claim_can_fail(monkeypatch):
-    shorten(monkeypatch)
-    monkeypatch.setattr(thm_faml, "FAML", leader)
-    result = thm_faml.CLAIM.run(Settings(quick=True, seeds=2), Silent())
-    assert {"largest regret/printed bound", "largest regret/Theorem 3.2"} <= failed(result)
-    assert "largest exponent on alternating, greedy, orthogonal" in failed(result)
-    assert "certificates that hold, share" in failed(result)
-    monkeypatch.setattr(thm_faml, "FAML", functools.partial(FAML, eta=1.01))
-    result = thm_faml.CLAIM.run(Settings(quick=True, seeds=2), Silent())
-    assert failed(result) == {"a row, regret against the closed form"}
 
 
 # ---- cost-model --------------------------------------------------------------------------------

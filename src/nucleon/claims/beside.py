@@ -1,0 +1,239 @@
+"""The library beside the oracle: the same few rounds by both, and how far apart they are."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nucleon import noise
+from nucleon.claims.engine import Check, Item, Row, Rows, at_most, label, worst
+from nucleon.claims.oracle import bounds, learners, twins
+from nucleon.claims.oracle.algebra import Array, nuclear
+from nucleon.online import streams
+from nucleon.online.learners import (
+    FAML,
+    FTL,
+    FTPL,
+    FTRL,
+    AdaGradFTRL,
+    AdaGradOGD,
+    GaussianFTPL,
+    KroneckerFTRL,
+    Learner,
+    OneSidedShampoo,
+    ScalarGBPA,
+    Shampoo,
+)
+
+F64 = torch.float64
+ROUNDS = 8
+"""Rounds that both play: enough for every sum to have an older term."""
+EXACT = 1e-8
+"""Closed forms in float64: two decompositions of matrices whose condition is below 1e6 differ by
+less than 1e6·eps = 2e-10 in each of a few dozen operations."""
+SOLVED = 1e-4
+"""An action solved to a relative gap of 1e-12 is within √(2·1e-12/λ) of the solution, λ ≥ 1e-3 the
+least curvature over the value."""
+SOLVER: Mapping[str, Any] = {
+    "solver": "douglas-rachford",
+    "tolerance": 1e-12,
+    "max_iterations": 20_000,
+}
+"""Options of a learner that is solved as far as `SOLVED` needs."""
+
+
+def largest(values: float | Array) -> float:
+    """Return the largest magnitude, NaN if there is one."""
+    return float(np.abs(values).max())
+
+
+def close(name: str, *errors: float | Array, limit: float = EXACT) -> Check:
+    """Check that no difference from the oracle is larger than a limit."""
+    return at_most(name, map(largest, errors), limit)
+
+
+def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Row:
+    """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin.
+
+    Actions are over D, entry by entry, the regret over D·Σ‖G_t‖_*, the bound over the twin's.
+    """
+    played, ledger = list[Tensor](), learner.ledger()
+    for gradient in gradients:
+        played.append(learner.play())
+        learner.observe(gradient)
+        ledger.record(gradient, played[-1])
+    actions, history = torch.stack(played).double().numpy(), gradients.double().numpy()
+    bound = learner.bound().numpy()
+    return compare_played(name, actions, ledger.regret().numpy(), bound, history, twin)
+
+
+def compare_played(
+    name: str,
+    actions: Array,
+    regret: Array,
+    bound: Array | float,
+    gradients: Array,
+    twin: twins.Twin,
+) -> Row:
+    """Compare what a learner did on gradients (T, …, m, n) with its twin."""
+    wanted = twin.actions(gradients)
+    options: dict[str, Any] = {"discount": twin.discount, "ball": twin.ball}
+    apart = regret - learners.regret(gradients, wanted, radius=twin.radius, **options)
+    return Row(
+        name=name,
+        actions=largest(actions - wanted) / twin.radius,
+        regret=largest(apart / (twin.radius * nuclear(gradients).sum(0))),
+        bound=0.0 if twin.bound is None else largest(bound / twin.bound(gradients) - 1),
+        exact=twin.exact,
+    )
+
+
+def against_oracle(*games: Iterable[Row]) -> Iterator[Item]:
+    """Check actions, regrets and bounds of all games, and show their differences."""
+    rows = Rows(row for each in games for row in each)
+    for kind, exact, limit in (("closed forms", True, EXACT), ("solved", False, SOLVED)):
+        if apart := [worst([r.actions, r.regret, r.bound]) for r in rows.where(exact=exact)]:
+            yield at_most(f"against the reference, {kind}: actions, regret, bound", apart, limit)
+    yield rows.listing(
+        "Against the reference, largest differences in a few rounds",
+        {
+            "learner": "name",
+            "actions/D": "actions",
+            "regret over D·Σ‖G_t‖_*": "regret",
+            "bound": "bound",
+        },
+    )
+
+
+# ---------------------------------------------------------------------- what both are given
+
+
+def leaning(
+    shape: tuple[int, ...], *, bound: float = 1.0, seed: int = 0, rounds: int = ROUNDS
+) -> Tensor:
+    """Return half of a Gaussian stream and half of G·I, (T, …, m, n): so that the ball binds."""
+    stream = streams.gaussian(shape, bound=bound, seed=seed, dtype=F64)
+    gradients = torch.stack([stream.gradient(t) for t in range(1, rounds + 1)])
+    return (gradients + bound * torch.eye(*shape[-2:], dtype=F64)) / 2
+
+
+def drawn(
+    shape: tuple[int, ...],
+    *,
+    samples: int,
+    seed: int = 0,
+    redraw: bool = True,
+    antithetic: bool = False,
+    width: int | None = None,
+) -> Callable[[int], Array]:
+    """Return FTPL's Z of every round, t → (samples, b, m, n′), keyed as `noise` says.
+
+    The `width` n′ is the library's where None is given.
+    """
+    *batch, rows, columns = shape
+    m, n = sorted((rows, columns))
+    count = samples // 2 if antithetic else samples
+
+    def draws(t: int) -> Array:
+        z = noise.normal(
+            (count, *batch, m, width or bounds.padded(m, n)),
+            seed=seed,
+            stream=torch.arange(batch[0]) if batch else 0,
+            step=t if redraw else 0,
+            sample=torch.arange(count).reshape(-1, *(1 for _ in batch)),
+            dtype=F64,
+        ).numpy()
+        return np.concatenate([z, -z]) if antithetic else z
+
+    return draws
+
+
+# ---------------------------------------------------------------------- games of both
+
+GBPAS: Mapping[str, Callable[..., Learner]] = {"FTL": FTL, "FTRL": FTRL, "FTPL": FTPL, "FAML": FAML}
+PROJECTED: Mapping[str, Callable[..., Learner]] = {
+    "One-sided Shampoo": OneSidedShampoo,
+    "Shampoo": Shampoo,
+    "Kronecker FTRL": KroneckerFTRL,
+}
+PRECONDITIONERS: tuple[learners.Preconditioner, ...] = get_args(learners.Preconditioner)
+
+
+def gbpa_games(
+    names: Iterable[str],
+    shapes: Iterable[tuple[int, int]],
+    *,
+    radius: float = 1.0,
+    bound: float = 1.0,
+    settings: Sequence[tuple[float, float]] = ((1.0, 1.0),),
+    samples: int = 4,
+    seed: int = 0,
+) -> Iterator[Row]:
+    """Compare GBPA learners in several shapes, with the (γ, factor of η) of `settings`."""
+    for m, n in shapes:
+        shape = (2, m, n)
+        gradients = leaning(shape, bound=bound, seed=seed)
+        draws = drawn(shape, samples=samples, seed=seed)
+        for name in names:
+            own = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}.get(name, {})
+            for discount, factor in settings:
+                game = {"radius": radius, "discount": discount}
+                twin = twins.gbpa(name, shape, **game, bound=bound, factor=factor, noise=draws)
+                title, eta = f"{name}, {label(shape)}", None
+                if (discount, factor) != (1.0, 1.0):
+                    title += f", γ = {discount:g}, η × {factor:g}"
+                if factor != 1.0:  # as a number, which the oracle knows by itself
+                    eta = factor * bounds.eta(twins.smoothing(name, shape).constants)
+                learner = GBPAS[name](
+                    shape, **game, gradient_bound=bound, eta=eta, dtype=F64, **own
+                )
+                yield compare(title, learner, gradients, twin)
+
+
+def projected_games(side: int, *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:
+    """Compare the learners with a projection on square matrices, where its solution is unique."""
+    shape = (2, side, side)
+    for name, make in PROJECTED.items():
+        learner = make(shape, radius=radius, dtype=F64, **SOLVER)
+        twin = twins.preconditioned(name, radius=radius)
+        yield compare(f"{name}, {label(shape)}", learner, leaning(shape, seed=seed), twin)
+
+
+def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:
+    """Compare scalar GBPA with G = √m, since ‖G‖_F ≤ √m‖G‖_op."""
+    bound = float(np.sqrt(min(shape)))
+    learner = ScalarGBPA((2, *shape), gradient_bound=bound, radius=radius, dtype=F64)
+    twin = twins.preconditioned("Scalar GBPA", radius=radius, bound=bound)
+    yield compare("Scalar GBPA", learner, leaning((2, *shape), seed=seed), twin)
+
+
+def vector_games(
+    dimension: int,
+    *,
+    preconditioners: Sequence[learners.Preconditioner] = PRECONDITIONERS,
+    balls: Sequence[learners.Ball] = ("l2", "linf"),
+    radius: float = 1.0,
+    seed: int = 0,
+) -> Iterator[Row]:
+    """Compare the learners of Appendix B on rows; without δ early actions of the full OGD tie."""
+    shape = (2, 1, dimension)
+    gradients = leaning(shape, seed=seed)
+    common: dict[str, Any] = {"radius": radius, "dtype": F64}
+    gaussian = twins.gaussian(dimension, radius=radius, bound=1.0)
+    yield compare("Gaussian FTPL", GaussianFTPL(shape, **common), gradients, gaussian)
+    updates: tuple[tuple[str, learners.Update, Callable[..., Learner]], ...] = (
+        ("OGD", "ogd", AdaGradOGD),
+        ("FTRL", "ftrl", AdaGradFTRL),
+    )
+    for p in preconditioners:
+        for ball in balls:
+            for title, update, make in updates:
+                delta = 0.0 if update == "ogd" and p != "full" else 1.0
+                own: dict[str, Any] = {"preconditioner": p, "delta": delta}
+                twin = twins.on_rows(
+                    learners.adagrad, bounds.adagrad, ball, radius, update=update, **own
+                )
+                learner = make(shape, ball=ball, tolerance=SOLVER["tolerance"], **own, **common)
+                yield compare(f"{title}, {p}, {ball}", learner, gradients, twin)

@@ -1,0 +1,398 @@
+"""Claims as data: what a claim states, how it is measured, and what a run of it returns.
+
+A claim is one file with one `CLAIM`. Its `measure` is a generator: it takes a `Run` and yields
+what was found, in any order: a `Check`, a `Table`, a `Figure`, or a note, which is a string.
+
+    def measure(run: Run) -> Iterator[Item]:
+        games = play(run, GRID)                                   # rows, a `Game` each
+        yield at_most("largest regret/bound", games.column("ratio"), 1.0)
+        yield games.grid("Regret over bound", "stream", "learner", "ratio")
+        yield from against_oracle(gbpa_games(["FAML"], [SHAPE]))  # a few rounds beside the oracle
+
+`Run.each` measures any cases: a row for every case, with what was measured. Rows are written to
+the trace of the run by themselves; a field whose name begins with an underscore is not. A pair of
+settings is (full, quick), and `run.pick` chooses. Games are declared as a `grid.Grid`.
+
+Nothing here draws, prints or writes: tables, figures and pages of all claims are made in one place.
+A function of the library is looked up when the claim runs (`theory.faml_bound` inside a function
+or a lambda), so that a fault planted in a public name reaches the claim.
+"""
+
+import inspect
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from nucleon.claims.shown import Cell, Figure, Table
+
+Relation = Literal["<", "≤", "≥", ">"]
+_HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "≤": operator.le,
+    "≥": operator.ge,
+    ">": operator.gt,
+}
+T = TypeVar("T")
+
+# ---------------------------------------------------------------------- checks
+
+
+@dataclass(frozen=True)
+class Check:
+    """`measured relation threshold`, which holds or does not; a NaN never holds."""
+
+    name: str
+    measured: float
+    relation: Relation
+    threshold: float
+
+    @classmethod
+    def at_most(cls, name: str, values: Iterable[float], threshold: float) -> Self:
+        """Check that the largest of some numbers is ≤ `threshold`."""
+        return cls(name, worst(values), "≤", threshold)
+
+    @classmethod
+    def at_least(cls, name: str, values: Iterable[float], threshold: float) -> Self:
+        """Check that the smallest of some numbers is ≥ `threshold`."""
+        return cls(name, least(values), "≥", threshold)
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the relation holds."""
+        return _HOLDS[self.relation](self.measured, self.threshold)
+
+
+Values = float | Tensor | Iterable[float | Tensor]
+"""Numbers to be checked: one, a tensor of them, or several of either."""
+
+
+def at_most(name: str, values: Values, limit: float) -> Check:
+    """Check that the largest of the values is ≤ `limit`."""
+    return Check(name, worst(numbers(values)), "≤", limit)
+
+
+def below(name: str, values: Values, limit: float) -> Check:
+    """Check that the largest of the values is < `limit`."""
+    return Check(name, worst(numbers(values)), "<", limit)
+
+
+def at_least(name: str, values: Values, limit: float) -> Check:
+    """Check that the smallest of the values is ≥ `limit`."""
+    return Check(name, least(numbers(values)), "≥", limit)
+
+
+def above(name: str, values: Values, limit: float) -> Check:
+    """Check that the smallest of the values is > `limit`."""
+    return Check(name, least(numbers(values)), ">", limit)
+
+
+def numbers(values: Values) -> list[float]:
+    """Return the values in one list."""
+    if isinstance(values, Tensor):
+        return values.double().flatten().tolist()
+    if isinstance(values, Iterable):
+        return [number for value in values for number in numbers(value)]
+    return [float(values)]
+
+
+def worst(values: Iterable[float]) -> float:
+    """Return the largest of some numbers, NaN if one of them is."""
+    every = list(values)
+    return math.nan if any(map(math.isnan, every)) else max(every)
+
+
+def least(values: Iterable[float]) -> float:
+    """Return the smallest of some numbers, NaN if one of them is."""
+    return -worst(-value for value in values)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+class Row(SimpleNamespace):
+    """A case and what was measured of it, by name."""
+
+    def record(self) -> dict[str, object]:
+        """Return what JSON can hold of the fields, for the trace."""
+        plain = {name: _plain(v) for name, v in vars(self).items() if name[0] != "_"}
+        return {name: value for name, value in plain.items() if value is not NotImplemented}
+
+
+def _plain(value: Any) -> Any:
+    """Return lists for tensors and tuples, and NotImplemented for objects of any other kind."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        items: list[Any] = [_plain(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+        return NotImplemented if NotImplemented in items else items
+    if isinstance(value, Mapping):
+        pairs: dict[Any, Any] = {k: _plain(v) for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return NotImplemented if NotImplemented in pairs.values() else pairs
+    return value if value is None or isinstance(value, str | int | float) else NotImplemented
+
+
+Shown = str | Callable[[Any], Any]
+"""A column of a table: the name of a field, or a function of the row."""
+
+
+class Rows(list[Any]):
+    """Rows of one kind."""
+
+    def where(self, test: Callable[[Any], bool] | None = None, /, **match: object) -> "Rows":
+        """Return the rows whose fields have these values, and for which the test is true."""
+        return Rows(
+            row
+            for row in self
+            if (test is None or test(row))
+            and all(getattr(row, name) == value for name, value in match.items())
+        )
+
+    def one(self, **match: object) -> Any:
+        """Return the only row whose fields have these values."""
+        (row,) = self.where(**match)
+        return row
+
+    def column(self, shown: Shown) -> list[Any]:
+        """Return a field of every row."""
+        return [_shown(shown)(row) for row in self]
+
+    def different(self, name: str) -> list[Any]:
+        """Return the values of a field, each once, in the order of the rows."""
+        return list(dict.fromkeys(self.column(name)))
+
+    def listing(self, title: str, columns: Mapping[str, Shown]) -> Table:
+        """Return a table with a line for each row."""
+        cells = [_shown(shown) for shown in columns.values()]
+        lines = (tuple(_cell(cell(row)) for cell in cells) for row in self)
+        return Table(title, tuple(columns), tuple(lines))
+
+    def grid(
+        self, title: str, rows: str, columns: str, value: Shown, corner: str | None = None
+    ) -> Table:
+        """Return a table of two fields, with the value of the row that has both in its cell."""
+        across, cell = self.different(columns), _shown(value)
+        lines = list[tuple[Cell, ...]]()
+        for down in self.different(rows):
+            line = self.where(**{rows: down})
+            cells = (line.where(**{columns: at}) for at in across)
+            lines.append((label(down), *(_cell(cell(c[0])) if c else "" for c in cells)))
+        return Table(title, (corner or rows, *map(label, across)), tuple(lines))
+
+
+def _shown(shown: Shown) -> Callable[[Any], Any]:
+    return operator.attrgetter(shown) if isinstance(shown, str) else shown
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, Tensor):
+        return value.double().mean().item()
+    return value if isinstance(value, float | int) else label(value)
+
+
+def label(value: object) -> str:
+    """Return a shape as m×n, a number without trailing zeros, and anything else as text."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return "×".join(map(str, value[-2:]))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return str(value)
+
+
+def cases(**axes: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return every combination of the values of the axes, by name."""
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Args:
+        checks: the claim holds when all of them pass.
+        tables: the figures in words and numbers.
+        figures: the data of the figures.
+        records: the rows that were measured, one JSON object a line of the trace.
+        notes: choices that are ours, departures from the paper.
+    """
+
+    checks: tuple[Check, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    records: tuple[Mapping[str, object], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Return whether every check passed, and there was one."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a run.
+
+    Args:
+        quick: seconds instead of minutes, with fewer repetitions (False).
+        seeds: number of repetitions; None is the claim's own number (None).
+        first_seed: the seeds are `first_seed`, `first_seed` + 1, … (0).
+        device: where to compute, as torch names it; a claim on times or on exact decompositions may
+            stay on the CPU ("cpu").
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    first_seed: int = 0
+    device: str = "cpu"
+
+    def seed_range(self, full: int, quick: int) -> range:
+        """Return the seeds of the run, of which the claim wants `full`, or `quick` if it is."""
+        count = self.seeds or (quick if self.quick else full)
+        return range(self.first_seed, self.first_seed + count)
+
+
+class Progress(Protocol):
+    """A listener to how far a run is."""
+
+    def begin(self, total: int, unit: str) -> None:
+        """Begin a stage of `total` units of about equal time, called `unit` in the plural."""
+        ...
+
+    def advance(self, amount: int, stage: str) -> None:
+        """Note that another `amount` units are done, the last ones in `stage`."""
+        ...
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, total: int, unit: str) -> None:
+        """Do nothing."""
+
+    def advance(self, amount: int, stage: str) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: on small matrices, threads cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass
+class Run:
+    """The settings, the progress and the rows of one run.
+
+    Args:
+        settings: that the user chose.
+        progress: that is told of every case.
+        records: of all rows so far.
+    """
+
+    settings: Settings
+    progress: Progress
+    records: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+
+    @property
+    def quick(self) -> bool:
+        """Return whether the run takes seconds instead of minutes."""
+        return self.settings.quick
+
+    @property
+    def seed(self) -> int:
+        """Return the first seed."""
+        return self.settings.first_seed
+
+    def pick(self, pair: tuple[T, T]) -> T:
+        """Return the first of a pair in a full run, the second in a quick one."""
+        return pair[self.quick]
+
+    def seeds(self, pair: tuple[int, int]) -> range:
+        """Return the seeds: as many as the user asks for, or as the pair says."""
+        return self.settings.seed_range(*pair)
+
+    def each(
+        self,
+        points: Iterable[Mapping[str, Any]],
+        measure: Callable[..., Mapping[str, Any]],
+        unit: str = "cases",
+    ) -> Rows:
+        """Measure every case, given by its names, and return the cases with what was measured.
+
+        A name that `measure` does not take labels the row alone.
+        """
+        every = list(points)
+        taken = inspect.signature(measure).parameters
+        self.progress.begin(len(every), unit)
+        rows = Rows()
+        for point in every:
+            measured = measure(**{name: v for name, v in point.items() if name in taken})
+            rows.append(Row(**{**point, **measured}))
+            self.progress.advance(1, ", ".join(map(label, point.values())))
+        return self.keep(rows)
+
+    def keep(self, rows: Rows) -> Rows:
+        """Write the rows to the trace, and return them."""
+        self.records += [row.record() for row in rows]
+        return rows
+
+
+Item = Check | Table | Figure | str
+"""What a claim yields; a string is a note."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper and how it is checked.
+
+    Args:
+        id: the argument of `nucleon reproduce`; the name of its file, with hyphens.
+        title: a few words.
+        statement: the claim in one sentence.
+        place: where the paper makes it.
+        tolerance: when it counts as reproduced, in one sentence.
+        measure: yields checks, tables, figures and notes, determined by the settings.
+        seconds: about how long a run takes on two cores, (full, quick).
+        alone: it measures time, so nothing else may run beside it (False).
+    """
+
+    id: str
+    title: str
+    statement: str
+    place: str
+    tolerance: str
+    measure: Callable[[Run], Iterator[Item]] = field(repr=False)
+    seconds: tuple[float, float]
+    alone: bool = False
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        """Measure the claim on one thread."""
+        run = Run(settings, progress)
+        with one_thread():
+            items = list(self.measure(run))
+        return Result(
+            checks=tuple(item for item in items if isinstance(item, Check)),
+            tables=tuple(item for item in items if isinstance(item, Table)),
+            figures=tuple(item for item in items if isinstance(item, Figure)),
+            records=tuple(run.records),
+            notes=tuple(item for item in items if isinstance(item, str)),
+        )
+
+    def expected(self, quick: bool) -> float:
+        """Return about how many seconds a run takes."""
+        return self.seconds[quick]

@@ -1,0 +1,301 @@
+"""Games as data: learners × streams × shapes × variants, played with progress, and hard streams."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from nucleon.claims.engine import Check, Row, Rows, Run, at_least, at_most, label
+from nucleon.claims.shown import Panel, Series, log_panel
+from nucleon.online import game as online
+from nucleon.online import streams
+from nucleon.online.adversary import Ratio, Searched, measure
+from nucleon.online.game import Trace
+from nucleon.online.learners import GBPA, Learner
+from nucleon.online.o2nc.plans import Interval
+from nucleon.online.streams import Stream, WorstCase, replay
+
+F64 = torch.float64
+STYLES = {"FTL": 0, "One-sided Shampoo": 1, "FTRL": 2, "FTPL": 3, "FAML": 4}
+"""The look of each learner in every figure."""
+BOUND, PRINTED = 5, 6
+"""The looks of a bound, both broken lines."""
+Make = Callable[..., Learner]
+MakeStream = Callable[..., Stream]
+
+
+def stream(name: str, **fixed: Any) -> MakeStream:
+    """Return what makes a stream of `nucleon.online.streams`, looked up when it is made."""
+    return lambda shape, **options: getattr(streams, name)(shape, **fixed, **options)
+
+
+NINE: Mapping[str, MakeStream] = {
+    **{n: stream(n) for n in ("alternating", "gaussian")},
+    "low-rank": stream("low_rank"),
+    "ill-conditioned": stream("ill_conditioned"),
+    "drifting": stream("drifting", period=100),
+    "sparse": stream("sparse"),
+    "heavy-tailed": stream("heavy_tailed"),
+    "greedy": stream("adversary"),
+    "orthogonal": stream("adversary", kind="orthogonal"),
+}
+"""The streams of the theorems' claims; those of `ADAPTIVE` answer the action."""
+ADAPTIVE = ("greedy", "orthogonal")
+
+
+# ---------------------------------------------------------------------- games
+
+
+class Game(Row):
+    """A game: the fields of its case, its trace, and its learner as it is afterwards."""
+
+    trace: Trace
+    learned: Learner
+
+    @property
+    def regret(self) -> Tensor:
+        """Return the regrets after the last round, (b,)."""
+        return self.trace.regret[-1]
+
+    @property
+    def bound(self) -> Tensor:
+        """Return the bounds after the last round, (b,)."""
+        return self.trace.bound[-1]
+
+    @property
+    def ratio(self) -> float:
+        """Return the largest regret over its bound, in any game after any recorded round.
+
+        It is 0 where both are, as OGD's are before the first gradient that is not zero.
+        """
+        regret, bound = self.trace.regret, self.trace.bound
+        nothing = (regret == 0) & (bound == 0)
+        return torch.where(nothing, 0.0, regret / bound).max().item()
+
+    @property
+    def mean_ratio(self) -> Interval:
+        """Return the last regret over its bound, in the mean over the games."""
+        return Interval.of_mean(self.regret / self.bound)
+
+    @property
+    def growth(self) -> float:
+        """Return the exponent with which the regret grows in T, in the mean over the games."""
+        return exponent(self.trace.rounds, self.trace.regret.mean(1))
+
+    @property
+    def outside(self) -> float:
+        """Return the largest ‖X_t‖/D − 1."""
+        return self.trace.norm.max().item() / self.trace.radius - 1
+
+    def curve(
+        self, name: str, style: int, values: Tensor | None = None, *, band: bool = False
+    ) -> Series:
+        """Return the mean over the games, with their range as a band, from the fifth round on.
+
+        The values, (R, b), are the regrets where none are passed. A log-log plot would give the
+        earlier rounds most of its width.
+        """
+        rounds, values = self.trace.rounds, self.trace.regret if values is None else values
+        late = [i for i, t in enumerate(rounds) if t >= 5]
+        line = Series.spanning(name, [float(rounds[i]) for i in late], values[late], style)
+        return line if band else replace(line, low=None, high=None)
+
+    def panel(self, title: str, style: int, bound: str = "bound", *more: Series) -> Panel:
+        """Return the regret beside its bound."""
+        bounded = self.curve(bound, BOUND, self.trace.bound)
+        return log_panel(title, ("T", "regret"), (self.curve("regret", style), bounded, *more))
+
+    def record(self) -> dict[str, object]:
+        """Return the fields, rounds, regrets and bounds, if there are bounds."""
+        trace = self.trace
+        bound = trace.bound.tolist() if bool(trace.bound.isfinite().all()) else None
+        curves = {"rounds": list(trace.rounds), "regret": trace.regret.tolist(), "bound": bound}
+        return {**super().record(), **curves}
+
+
+class Match(NamedTuple):
+    """A game to be played: the fields of its row, the learner, the stream, and how many rounds."""
+
+    case: Mapping[str, Any]
+    learner: Learner
+    stream: Stream
+    rounds: int
+    watch: Mapping[str, Callable[[Any], Tensor]] = {}
+    """Fields that are measured of the learner after each recorded round, (R, b)."""
+    delta: float | None = None
+
+
+def play_all(run: Run, matches: Iterable[Match]) -> Rows:
+    """Play games, telling the progress of their rounds, and return a `Game` of each."""
+    every = list(matches)
+    run.progress.begin(sum(match.rounds for match in every), "rounds")
+    return run.keep(Rows(_played(run, match) for match in every))
+
+
+def _played(run: Run, match: Match) -> Game:
+    stage, done = ", ".join(map(label, match.case.values())), 0
+    watched = {name: list[Tensor]() for name in match.watch}
+
+    def tell(row: online.Row) -> None:
+        nonlocal done
+        run.progress.advance(row.round - done, stage)
+        done = row.round
+        for name, measured in watched.items():
+            measured.append(match.watch[name](match.learner))
+
+    learner, rounds = match.learner, match.rounds
+    trace = online.play(learner, match.stream, rounds, on_record=tell, delta=match.delta)
+    seen = {name: torch.stack(measured) for name, measured in watched.items()}
+    return Game(**match.case, **seen, trace=trace, learned=learner)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Games of every learner on every stream in every shape and variant, in float64.
+
+    Args:
+        learners: by name; each is made with a shape, `game` and the options of the variant.
+        streams: by name; each is made with a shape, the gradient bound and a seed.
+        shapes: (m, n) of one game.
+        rounds: (full, quick).
+        games: how many beside each other, (full, quick), unless the user says.
+        game: options of every learner.
+        variants: further options; `factor` is one on the theorem's η.
+        keep: the cases that are played, by their fields (all of them).
+        draws: games of a learner that draws noise, at least (1).
+        watch: fields that are measured of the learner after each recorded round.
+        first_seed: of the streams, to which the user's is added (0).
+    """
+
+    learners: Mapping[str, Make]
+    streams: Mapping[str, MakeStream]
+    shapes: Sequence[tuple[int, int]]
+    rounds: tuple[int, int]
+    games: tuple[int, int]
+    game: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    variants: Sequence[Mapping[str, Any]] = ({},)
+    keep: Callable[[Any], bool] = lambda case: True
+    draws: int = 1
+    watch: Mapping[str, Callable[[Any], Tensor]] = field(default_factory=dict[str, Any])
+    first_seed: int = 0
+
+    def matches(self, run: Run) -> Iterator[Match]:
+        """Yield the games of a run."""
+        count, rounds = len(run.seeds(self.games)), run.pick(self.rounds)
+        bound = self.game.get("gradient_bound", 1.0)
+        source = {"bound": bound, "seed": self.first_seed + run.seed, "dtype": F64}
+        points = itertools.product(self.shapes, self.streams, self.learners, self.variants)
+        for shape, source_name, name, variant in points:
+            case = {"learner": name, "stream": source_name, "shape": shape, **variant}
+            if not self.keep(Row(**case)):
+                continue
+            make, options = self.learners[name], {**self.game, **variant}
+            if "factor" in options:
+                options["eta"] = options.pop("factor") * cast(Any, make)(shape).eta
+            player = make((count, *shape), dtype=F64, **options)
+            if player.shape[0] < self.draws and getattr(player, "is_random", False):
+                player = make((self.draws, *shape), dtype=F64, **options)
+            against = self.streams[source_name](player.shape, **source)
+            yield Match(case, player, against, rounds, self.watch)
+
+
+def play(run: Run, grid: Grid) -> Rows:
+    """Play a grid."""
+    return play_all(run, grid.matches(run))
+
+
+def exponent(rounds: Sequence[float], values: Tensor) -> float:
+    """Return the slope of log values, (R,), in log t over the last decade of the rounds."""
+    t = torch.tensor(rounds, dtype=F64)
+    late = t >= t[-1] / 10
+    x, y = t[late].log(), values[late].log()
+    x = x - x.mean()
+    return (x @ y / (x @ x)).item()
+
+
+def gradients_of(source: Stream, rounds: int) -> Tensor:
+    """Return the first gradients of a stream that answers no action, (T, …, m, n)."""
+    return torch.stack([source.gradient(t) for t in range(1, rounds + 1)])
+
+
+# ---------------------------------------------------------------------- the lower side
+
+LEAST: Mapping[str, float] = {
+    "FTRL": 0.9,
+    "FTPL": 0.4,
+    "FAML": 0.8,
+    "One-sided Shampoo": 0.6,
+    "Shampoo": 0.4,
+    "Kronecker FTRL": 0.9,
+    "Scalar GBPA": 0.8,
+}
+"""The share of its bound that each learner loses on the swing of 200 rounds, at least: a regression
+line, what they lose rounded down, so that a bound that is too large does not pass."""
+SWING_ROUNDS = 200
+
+
+def swing(rounds: int, push: float = math.sqrt(2)) -> Tensor:
+    """Return signs, (T,), float64: they alternate, and the last push·√T lead to the other edge.
+
+    Alternating costs every learner what its bound says of standing still, the way across a ball of
+    diameter 2D, which takes √(2T) rounds of gradient descent with η = √2·D, most of that again.
+    """
+    last = math.ceil(push * math.sqrt(rounds))
+    signs = -((-1.0) ** torch.arange(1, rounds + 1, dtype=F64))
+    signs[-last:] = -1.0
+    return signs
+
+
+def swung(learner: Learner, bound: float = 1.0, rounds: int = SWING_ROUNDS) -> float:
+    """Return mean regret/bound on G·I times a swing of 2√T, from ½G·I on."""
+    signs = swing(rounds, 2.0)
+    signs[0] = 0.5
+    identity = bound * torch.eye(*learner.shape[-2:], dtype=F64)
+    gradients = signs.reshape(-1, *(1 for _ in learner.shape)) * identity.expand(learner.shape)
+    trace = online.play(learner, replay(gradients), rounds, record=rounds)
+    return (trace.regret[-1] / trace.bound[-1]).mean().item()
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A stream that comes with the package, played again."""
+
+    case: WorstCase
+    ratio: Ratio
+
+    @property
+    def apart(self) -> float:
+        """Return how far its share is from the one on file, over what may lie between the two.
+
+        That is 1e-4, above what FTRL's solver leaves open, or 5 standard errors of both shares.
+        """
+        margin = 5 / 3 * math.hypot(self.ratio.margin, self.case.margin)
+        return abs(self.ratio.value - self.case.ratio) / (margin or 1e-4)
+
+
+def worst_streams(run: Run, learner: str) -> list[WorstCase]:
+    """Return the worst streams on file for a learner, in a quick run of at most 30 rounds."""
+    longest = 30 if run.quick else math.inf
+    return [c for c in streams.worst_cases() if c.learner == learner and c.rounds <= longest]
+
+
+def replayed(run: Run, case: WorstCase) -> Replayed:
+    """Play a stream on file with its learner; FTPL with other noise than the search had."""
+    games, seed = len(run.seeds((64, 16))), 10_000 + run.seed
+    learner = cast(Searched, case.learner)
+    return Replayed(case, measure(learner, case.gradients, games=games, first_seed=seed))
+
+
+def lower_side(
+    run: Run, name: str, make: Callable[..., GBPA], shape: tuple[int, ...], bound: float = 1.0
+) -> Iterator[Check]:
+    """Check that FTRL, FTPL or FAML loses its share on the swing and on the worst streams."""
+    share = swung(make(shape, radius=1.0, gradient_bound=bound, dtype=F64), bound)
+    yield at_least(f"{name} on the swing: regret/bound", share, LEAST[name])
+    worst = worst_streams(run, name.lower())
+    apart = [replayed(run, case).apart for case in worst]
+    yield at_most(f"{name} on {len(worst)} worst streams: share's distance to the file", apart, 1)

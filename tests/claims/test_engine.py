@@ -1,0 +1,185 @@
+"""The engine: rows, tables, runs, and what the games of the claims share."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nucleon.claims import CLAIMS, Settings, Silent, engine, grid
+from nucleon.claims.engine import Claim, Row, Rows, Run, above, at_least, at_most, below
+from nucleon.claims.games import thm_ftpl, thm_gbpa
+from nucleon.online import streams
+from nucleon.online.learners import FAML, FTRL, AdaGradOGD
+
+F64 = torch.float64
+QUICK = Run(Settings(quick=True), Silent())
+
+
+# ---- checks and rows ---------------------------------------------------------------------------
+
+
+def test_checks_take_the_worst_of_all_values():
+    values = [1.0, torch.tensor([3.0, 2.0]), [0.5]]
+    assert at_most("", values, 3.0).passed and not below("", values, 3.0).passed
+    assert at_least("", values, 0.5).passed and not above("", values, 0.5).passed
+    assert at_most("", 2, 2.0).measured == 2.0
+    for check in (at_most, at_least, below, above):
+        assert not check("", [0.0, math.nan], 0.0).passed
+
+
+def test_rows_are_chosen_and_shown():
+    rows = Rows(
+        Row(learner=name, shape=shape, share=i + 1.0, _hidden=object(), other=object())
+        for i, (name, shape) in enumerate((n, s) for s in ((2, 3), (4, 4)) for n in ("A", "B"))
+    )
+    assert rows.where(learner="A").column("share") == [1.0, 3.0]
+    assert rows.where(lambda r: r.share > 1, learner="A").one().shape == (4, 4)
+    with pytest.raises(ValueError):
+        rows.one(learner="A")
+    grid_of = rows[:3] and Rows(rows[:3]).grid("", "shape", "learner", "share")
+    assert grid_of.columns == ("shape", "A", "B")
+    assert grid_of.rows == (("2×3", 1.0, 2.0), ("4×4", 3.0, ""))
+    listed = rows.listing("", {"who": "learner", "double": lambda r: torch.tensor(2 * r.share)})
+    assert listed.columns == ("who", "double") and listed.rows[1] == ("B", 4.0)
+    assert rows[0].record() == {"learner": "A", "shape": [2, 3], "share": 1.0}
+
+
+def test_a_run_measures_each_case_and_keeps_the_rows():
+    run = Run(Settings(quick=True, seeds=3, first_seed=5), Silent())
+    points = engine.cases(kind=("a", "b"), size=(2, 3))
+    rows = run.each(points, lambda size: {"double": torch.tensor([2.0 * size])})
+    assert [(r.kind, r.double.item()) for r in rows] == [("a", 4), ("a", 6), ("b", 4), ("b", 6)]
+    assert run.records[0] == {"kind": "a", "size": 2, "double": [4.0]}
+    assert (run.pick((10, 1)), run.seeds((9, 2)), run.seed) == (1, range(5, 8), 5)
+
+
+def test_a_claim_sorts_what_it_yields():
+    def measure(run):
+        rows = run.each([{"x": 1}], lambda x: {"y": x})
+        yield "a note"
+        yield at_most("a check", rows.column("y"), 1)
+        yield rows.listing("a table", {"x": "x"})
+
+    claim = Claim("toy", "", "", "", "", measure, (2, 1))
+    result = claim.run(Settings(), Silent())
+    assert result.passed and result.notes == ("a note",) and result.tables[0].rows == ((1,),)
+    assert result.records == ({"x": 1, "y": 1},) and claim.expected(quick=True) == 1
+
+
+def test_claims_have_the_names_of_their_files():
+    assert all(hasattr(claim, "run") and id == claim.id for id, claim in CLAIMS.items())
+
+
+# ---- games -------------------------------------------------------------------------------------
+
+
+def test_an_exponent_is_that_of_the_last_decade():
+    rounds = tuple(range(1, 201))
+    t = torch.arange(1, 201, dtype=F64)
+    early = torch.where(t < 20, 100.0, 3 * t**0.7)
+    assert grid.exponent(rounds, early) == pytest.approx(0.7, abs=1e-12)
+    assert math.isnan(grid.exponent(rounds, -t))
+
+
+def test_a_game_that_begins_with_nothing_is_judged_by_what_follows():
+    gradients = torch.tensor([0.0, 1.0, -1.0], dtype=F64).reshape(3, 1, 1).expand(3, 1, 2)
+    learner, stream = AdaGradOGD((1, 2), dtype=F64), streams.replay(gradients)
+    (game,) = grid.play_all(QUICK, [grid.Match({"name": "x"}, learner, stream, 3)])
+    trace = game.trace
+    assert (trace.regret[0], trace.bound[0]) == (0, 0)
+    assert game.ratio == (trace.regret / trace.bound)[1:].max()
+    lost = dataclasses.replace(trace, regret=trace.regret * math.nan)
+    assert math.isnan(grid.Game(trace=lost).ratio)
+
+
+def test_a_grid_plays_what_it_keeps():
+    watched = {"rounds_seen": lambda learner: torch.tensor([learner.rounds])}
+    games = grid.Grid(
+        learners={"FAML": FAML, "FTRL": FTRL},
+        streams={"gaussian": grid.NINE["gaussian"]},
+        shapes=[(2, 3)],
+        rounds=(9, 3),
+        games=(5, 4),
+        game={"gradient_bound": 0.5},
+        variants=[{"factor": 1.0}, {"factor": 2.0}],
+        keep=lambda case: case.learner == "FAML" or case.factor == 2.0,
+        watch=watched,
+    )
+    played = grid.play(QUICK, games)
+    assert [(g.learner, g.factor) for g in played] == [("FAML", 1), ("FAML", 2), ("FTRL", 2)]
+    assert played[0].trace.shape == (4, 2, 3) and played[0].rounds_seen[-1] == 3
+    assert played[1].learned.eta == 2 * played[0].learned.eta
+    by_hand = FAML((4, 2, 3), gradient_bound=0.5, dtype=F64)
+    stream = streams.gaussian((4, 2, 3), bound=0.5, seed=0, dtype=F64)
+    total = sum(stream.gradient(t) for t in (1, 2, 3))
+    for t in (1, 2, 3):
+        by_hand.play()
+        by_hand.observe(stream.gradient(t))
+    assert torch.equal(played[0].learned.total, total)
+    assert torch.equal(played[0].bound, by_hand.bound())
+
+
+# ---- the lower side ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [FAML, FTRL])
+def test_the_swing_costs_a_share_of_the_bound(make):
+    swing, kept = grid.lower_side(QUICK, make.__name__, make, (2, 3), 0.5)
+    assert swing.passed and swing.threshold == grid.LEAST[make.__name__]
+    assert kept.passed
+
+
+def test_worst_streams_are_replayed(monkeypatch):
+    cases = grid.worst_streams(QUICK, "faml")
+    assert {case.shape for case in cases} == {(1, 1), (2, 2), (2, 4)}
+    assert {case.rounds for case in cases} == {10, 30}
+    full = Run(Settings(), Silent())
+    assert max(case.rounds for case in grid.worst_streams(full, "faml")) == 300
+    assert grid.replayed(QUICK, cases[0]).apart <= 1
+    altered = dataclasses.replace(cases[0], ratio=cases[0].ratio + 2e-4)
+    assert grid.replayed(QUICK, altered).apart == pytest.approx(2, rel=1e-6)
+    monkeypatch.setattr(streams, "worst_cases", lambda: [altered])
+    _, replayed = grid.lower_side(QUICK, "FAML", FAML, (1, 1))
+    assert not replayed.passed
+
+
+def test_the_swing_alternates_and_then_pushes():
+    signs = grid.swing(100, 2.0)
+    assert signs[:80].sum() == 0 and (signs[80:] == -1).all()
+
+
+# ---- numbers of single claims ------------------------------------------------------------------
+
+
+def test_random_signs_cost_the_mean_of_a_random_walk():
+    """E|Σ±1| of T steps is T·C(T−1, T/2−1)/2^{T−1}·…: here from its exact law by NumPy."""
+    rounds = thm_gbpa.SIGN_ROUNDS
+    law = np.array([math.comb(rounds, k) for k in range(rounds + 1)], dtype=float) / 2.0**rounds
+    exact = math.sqrt(thm_gbpa.SIGN_SIDE / rounds) * (
+        law @ np.abs(2 * np.arange(rounds + 1) - rounds)
+    )
+    found = thm_gbpa.random_signs(0)
+    assert found.low <= exact <= found.high  # three standard errors; the seed is fixed
+    assert exact > 2
+
+
+def test_padding_leads_to_the_augmented_leader():
+    """The mean action at one width against NumPy's own draws, within five standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    s = torch.randn(4, 4, dtype=F64, generator=generator).numpy()
+    gram = np.eye(4) + s @ s.T
+    values, vectors = np.linalg.eigh(s @ s.T + gram)
+    exact = (vectors / np.sqrt(values)) @ vectors.T @ s
+    width, draws = 32, 4000
+    alpha, beta = 2 + math.sqrt(width), 1 / math.sqrt(width - 5)
+    root = np.linalg.cholesky(gram * beta / alpha)
+    z = np.random.default_rng(0).standard_normal((draws, 4, width))
+    u, _, vt = np.linalg.svd(np.pad(s, ((0, 0), (0, width - 4))) + root @ z, full_matrices=False)
+    sampled = (u @ vt)[..., :4]
+    distance = np.linalg.norm(sampled.mean(0) - exact, 2)
+    error = np.linalg.norm(sampled.std(0)) / math.sqrt(draws)
+    found = thm_ftpl.padded_distances(QUICK, width)["distance"]
+    ours = math.sqrt(draws / max(64, 8 * thm_ftpl.WIDTH_SAMPLES[1] // width))
+    assert abs(found - distance) <= 5 * error * (1 + ours)
