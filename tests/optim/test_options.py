@@ -59,7 +59,7 @@ def test_options_of_ones_own_have_their_defaults(make):
 def test_a_shared_option_with_another_default_is_what_it_was():
     assert options.SHARED["iterations"].default == 5
     assert Plain.declared.structure == nucleon.Leon.declared.structure
-    assert Plain.declared.all["iterations"] == Option(7, structure=True, game=True)
+    assert Plain.declared.all["iterations"] == Option(7, structure=True)
 
 
 @pytest.mark.parametrize("make", [Damped, Plain])
@@ -134,20 +134,6 @@ def test_a_subclass_names_only_what_it_adds():
 def test_what_the_constructor_takes_is_no_option_of_ones_own():
     with pytest.raises(TypeError, match="own_options names momentum, an argument of every method"):
         type("Slow", (nucleon.Leon,), {"own_options": {"momentum": 0.99}})
-
-
-def test_another_default_does_not_make_a_shared_option_one_of_the_game():
-    """A weight decay that changes ends no certified game; one's own option does."""
-
-    class Decayed(nucleon.Leon):
-        own_options = {"weight_decay": 0.1, "damping": 0.5}  # noqa: RUF012
-
-    opt = optimizer(Decayed, certify=True)
-    for name, ends in (("weight_decay", False), ("damping", True)):
-        opt.step()
-        opt.param_groups[0][name] *= 2
-        opt.step()
-        assert opt.param_groups[0]["certified"].startswith("changed") is ends
 
 
 def test_a_method_without_a_bound_is_refused_a_certificate_in_words():

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from nucleon.online.regret import Certificate
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.average import Averaging
-from nucleon.optim.engines import ledger
 from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Draws, State
@@ -91,7 +90,7 @@ class MatrixOptimizer(Optimizer, ABC):
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
         given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
-        super().__init__(given_groups, {**defaults, **given, "certified": "", "nucleon": tag})
+        super().__init__(given_groups, {**defaults, **given, "nucleon": tag})
 
     @classmethod
     def for_model(
@@ -430,9 +429,6 @@ class MatrixOptimizer(Optimizer, ABC):
         groups.check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
         if len(self.param_groups) > 1:
             schedulers.warn_of_one_rate(self._runtime, self.param_groups)
-        for group in self.param_groups:
-            if group["certify"] or group["certified"]:
-                ledger.note(group, self.declared.game)
         found = self._worklist()
         self._runtime.last_rates = [*map(itemgetter("lr"), self.param_groups)]
         if found.sharded:

@@ -133,13 +133,12 @@ def check_gradients(
                 continue
             if not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
                 raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
-        if group["certify"]:
-            found = [states.get(p, {}) for p in group["params"]]
-            if any("total" in s and "played" not in s for s in found):
-                raise ValueError(
-                    "certify was switched on during the run; pass certify=True when the group "
-                    "is added, so that its regret is kept from the start"
-                )
+        first = next((s for p in group["params"] if "total" in (s := states.get(p, {}))), None)
+        if first is not None and group["certify"] != ("ledger.played" in first):
+            raise ValueError(
+                f"certify was set to {group['certify']} during the run, so that its regret would "
+                f"lack steps; pass certify={group['certify']} when the group is added"
+            )
         for param in group["params"]:
             gradient = param.grad
             if gradient is not None and gradient.layout is not torch.strided:

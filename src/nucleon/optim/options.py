@@ -42,8 +42,6 @@ class Option:
     """Of the run, not of the state: loading a state leaves it as the optimizer has it."""
     structure: bool = False
     """It decides which engine steps a stack, or how large a stack is."""
-    game: bool = False
-    """A theorem's game is made of it: a certificate ends where it changes."""
     adamw: bool = False
     """AdamW's groups heed it too."""
     choices: tuple[str, ...] = ()
@@ -66,7 +64,7 @@ class Options(TypedDict, total=False):
     axes: Annotated[str | list[str | None] | None, Option(None, fixed=True)]
     """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.matrices.axes`:
     one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
-    nesterov: Annotated[bool, Option(False, game=True)]
+    nesterov: Annotated[bool, Option(False)]
     """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
     way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
     weight_decay: Annotated[float, Option(0.0)]
@@ -77,32 +75,32 @@ class Options(TypedDict, total=False):
     steps: Annotated[Steps, Option("constant")]
     """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) per step
     for all matrices together, the random scaling of the theory."""
-    iterations: Annotated[int, Option(5, structure=True, game=True)]
+    iterations: Annotated[int, Option(5, structure=True)]
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
     nonfinite: Annotated[NonFinite, Option("skip", adamw=True)]
     """"skip": a matrix whose gradient, moments, smoothing or direction are not finite keeps its
     weights and state bit for bit, without a host synchronization, and is counted (default: for
     safety; the theory has no such gradients). "raise": raise on a gradient that is not finite,
     before anything changes."""
-    maximize: Annotated[bool, Option(False, game=True, adamw=True)]
+    maximize: Annotated[bool, Option(False, adamw=True)]
     """Climb instead of descend (default False)."""
-    momentum_dtype: Annotated[torch.dtype | None, Option(None, structure=True, game=True)]
+    momentum_dtype: Annotated[torch.dtype | None, Option(None, structure=True)]
     """Of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
     rounding); bfloat16 halves it. Taken when a state is made or loaded."""
     stochastic_rounding: Annotated[bool, Option(False, structure=True)]
     """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
     has no rounding)."""
     certify: Annotated[bool, Option(False, fixed=True, structure=True)]
-    """Keep the discounted regret of each matrix, for `certificates()`: the last direction, mn more
-    numbers per matrix, and per step two products, GGᵀ and PPᵀ, and a Cholesky factor in float64
-    (default False)."""
+    """Keep the discounted regret of each matrix, for `certificates()`: the last direction, ΣG and
+    ΣGGᵀ in float64, 2mn + m² more numbers per matrix, and per step about 15 products of m×m
+    matrices and a Cholesky factor (default False)."""
     placement: Annotated[Placement, Option("local", run=True, structure=True)]
     """Who computes which matrix in a run of several processes: "local", every rank every matrix
     (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
     wire_dtype: Annotated[torch.dtype | None, Option(None, run=True)]
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
-    seed: Annotated[int, Option(0, game=True)]
+    seed: Annotated[int, Option(0)]
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: Annotated[int | None, Option(None, structure=True)]
     """Same-shape matrices of at most this many entries together go through one batched call, one
@@ -192,8 +190,6 @@ class Declared:
         self.fixed = self._names(lambda option: option.fixed)
         self.run = self._names(lambda option: option.run)
         self.structure = self._names(lambda option: option.structure)
-        added = (name for name in found if name not in SHARED)
-        self.game = ("momentum", *self._names(lambda option: option.game), *added)
         names = ("momentum", *self.all, *ADAMW_DEFAULTS)
         self.watched = tuple(name for name in names if name not in RATES)
         """Where one of them has changed, a step first checks the options of its group and derives
@@ -307,6 +303,13 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
                 f"smoothing_scale={group['smoothing_scale']!r} is no normal number of "
                 f"{limits.dtype}, in which {name} is stepped; pass 0.0 for no smoothing, or a "
                 f"number from {limits.tiny:.3g} to {limits.max:.3g}"
+            )
+        least = math.sqrt(limits.tiny / limits.eps)
+        if 0 < group["gradient_bound"] < least:
+            raise ValueError(
+                f"gradient_bound={group['gradient_bound']!r} enters squared and vanishes in "
+                f"{limits.dtype}, in which {name} is stepped; pass at least {1.01 * least:.3g}, "
+                f"scale the loss, or pass 0.0 for none"
             )
         if scale * root * root > limits.max / 2:
             most = math.sqrt(limits.max / 2 / scale) * (group["momentum"] or 1.0)

@@ -193,8 +193,6 @@ def check_state_dict(
         absent = sorted(set(defaults) - set(saved) - {"differentiable"})
         if absent:
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
-        if not ledger.is_note(saved.get("certified", "")):
-            raise _damaged(saved["certified"])
         for option in (name for name in fixed if name in group):
             if saved[option] != group[option]:
                 raise ValueError(
@@ -239,13 +237,6 @@ def _check_axes(then: Mapping[str, str], now: Mapping[str, str]) -> None:
     )
 
 
-def _damaged(note: object) -> ValueError:
-    return ValueError(
-        f"state_dict holds certified={note!r:.60}, which no run writes; it is damaged: load an "
-        f"earlier one"
-    )
-
-
 def _check_saved(
     name: str, param: Tensor, found: Mapping[str, Any], expected: Mapping[str, Tensor]
 ) -> None:
@@ -269,7 +260,7 @@ def _check_saved(
         _check_entry(name, param, entry, found[entry], own)
 
 
-_NONNEGATIVE = ("step", "skipped", "averaged", "quiet", "exp_avg_sq", "first", "excess", "outside")
+_NONNEGATIVE = ("step", "skipped", "averaged", "quiet", "exp_avg_sq", *ledger.NONNEGATIVE)
 
 
 def _check_entry(name: str, param: Tensor, entry: str, saved: object, own: Tensor) -> None:
@@ -302,7 +293,7 @@ def _check_entry(name: str, param: Tensor, entry: str, saved: object, own: Tenso
             f"state_dict holds {entry!r} with values below 0 for {name}; it is damaged: load "
             f"an earlier one"
         )
-    if entry.startswith("gram") and not _like_a_gram(value):
+    if entry.removeprefix(ledger.PREFIX).startswith("gram") and not _like_a_gram(value):
         raise ValueError(
             f"state_dict holds {entry!r} for {name}, which is no sum of GGᵀ; it is damaged: "
             f"load an earlier one"

@@ -8,7 +8,7 @@ state can be cut and joined by parameter:
     skipped, quiet      (b,) int64: steps that were skipped; steps in a row with a zero gradient
     total               Ĝ, shaped like the parameter
     gram, gram.0 …      M̂ of each matrix, (b, m, m), short side first, one for each section
-    played …            what a certificate needs, see `engines.ledger`
+    ledger.…            what a certificate needs, see `engines.ledger`
 
 A parameter for AdamW has step, skipped, exp_avg and exp_avg_sq. What another rank owns has step,
 stream and axes alone.
@@ -61,7 +61,7 @@ def new_matrix_state(
         short = min(block.rows, block.columns)
         shape = (block.count, short, short)
         state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
-    return state | (ledger.new_state(param, len(matrices), wide) if group["certify"] else {})
+    return state | (ledger.new_state(param, found) if group["certify"] else {})
 
 
 def number(info: ParameterInfo) -> int:
@@ -103,7 +103,7 @@ def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
     return all(
         value.dtype in of_total if name == "total" else value.dtype == wide
         for name, value in state.items()
-        if name.startswith(("total", "gram", "exp_avg", "played"))
+        if name.startswith(("total", "gram", "exp_avg"))
     )
 
 

@@ -1,135 +1,161 @@
-"""What a regret certificate needs of a run, kept with each matrix: one game per matrix.
+"""The sums that a regret certificate needs of a run, kept with each matrix: one game per matrix.
 
 At step t the action is X_t = −P_{t-1}, X_1 = 0, of radius one, and the discounted regret is
 
-    Reg_t = Σ_s γ^{t-s}⟨G_s, X_s⟩ + ‖Ĝ_t‖_*,   γ = momentum
+    Reg_t = Σ_s γ^{t-s}⟨G_s, X_s⟩ + ‖Σ_s γ^{t-s}G_s‖_*,   γ = momentum
 
-The sum is kept here; the nuclear norm is computed when a certificate is asked for.
+The sums are the ledger's own, of the gradients that came and of P as it was applied, in the widest
+dtype of the device: fading, rounding and edits of Ĝ and M̂ change what is played, never what is
+measured. The nuclear norm is computed when a certificate is asked for.
 """
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nucleon._files import to_json
+from nucleon import moments
 from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.online.regret import PROMISE
-from nucleon.optim.engines.work import Matrices
-from nucleon.optim.matrices import shards
+from nucleon.optim.engines.work import Hyperparameters, Matrices, State
+from nucleon.optim.matrices import shards, stacks
+from nucleon.optim.matrices.axes import Block
+
+PREFIX = "ledger."
+"""Of the names of a ledger's tensors in the state of a parameter."""
+_SUMS = ("loss", "first", "excess", "largest")
+_COUNTS = ("rounds", "outside", "began")
+_NUMBERS = (*_SUMS, *_COUNTS)
+_SHAPED = ("played", "total")
+NONNEGATIVE = tuple(PREFIX + name for name in (*_NUMBERS, "game") if name != "loss")
+"""Entries that are never below 0."""
 
 
-def new_state(param: Tensor, matrices: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The last direction of a parameter, and four numbers per matrix.
+def new_state(param: Tensor, blocks: tuple[Block, ...]) -> dict[str, Tensor]:
+    """Return the empty ledger of a parameter.
 
-    `loss`: Σγ^{t-s}⟨G_s, X_s⟩. `excess`: at least Σγ^{t-s}‖E_s‖_*, E_s what of G_s is above the
-    `gradient_bound`. `first`: γ^{t-1}√m‖G_1‖_F ≥ γ^{t-1}‖G_1‖_*. `outside`: actions off the ball.
+    played    P of the last step, shaped like the parameter
+    total     Σγ^{t-s}G_s, shaped like the parameter
+    gram      Σγ^{2(t-s)}G_sG_sᵀ, short side first, as the state of the optimizer has M̂
+    loss      Σγ^{t-s}⟨G_s, X_s⟩
+    first     γ^{t-1}‖G_1‖_F of the first gradient that is not zero, 0 before
+    excess    at least Σγ^{t-s}‖E_s‖_*, E_s the part of G_s above the `gradient_bound` of its step
+    largest   at least max‖G_s‖_op
+    game      γ, c and G of the rounds; c is 0 under options that no theorem covers
+    rounds    the rounds entered, s = 1 … t
+    outside   the actions outside the ball by more than the promise of the method
+    began     the step at which a change of γ, c or G restarted the sums; 0: they began at zero
     """
-    zeros = torch.zeros(matrices, dtype=widest(param.device), device=param.device)
-    return {
-        "played": shards.zeros(param, dtype),
-        "loss": zeros,
-        "excess": zeros.clone(),
-        "first": zeros.clone(),
-        "outside": torch.zeros_like(zeros, dtype=torch.int64),
-    }
+    wide, device = widest(param.device), param.device
+    count = sum(block.count for block in blocks)
+    zeros = torch.zeros(count, dtype=wide, device=device)
+    state = {name: zeros.clone() for name in _SUMS}
+    state |= {name: zeros.long() for name in _COUNTS}
+    state |= {"game": zeros.new_zeros(count, 3)}
+    state |= {name: shards.zeros(param, wide) for name in ("played", "total")}
+    for block in blocks:
+        short = min(block.rows, block.columns)
+        state[stacks.gram_key(block)] = zeros.new_zeros(block.count, short, short)
+    return {PREFIX + name: value for name, value in state.items()}
 
 
 def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -> None:
-    """Enter one round of every matrix of a stack, the skipped ones excepted; no synchronization."""
-    stack, states = work.stack, work.states
-    hyper, wide = work.hyperparameters, widest(gradient.device)
-    old = {
-        name: stack.gather_own(s[name] for s in states)
-        for name in ("loss", "excess", "first", "outside")
-    }
-    played = stack.gather(s["played"] for s in states)
-    gradient = gradient.to(wide)  # a norm may leave float32 where its entries do not
-    root = math.sqrt(gradient.shape[-2]) * torch.linalg.matrix_norm(gradient)
-    # Not 0 once it was more, or a later gradient would be taken for the first.
-    faded = (hyper.momentum * old["first"]).clamp_min(torch.finfo(wide).tiny)
-    new = {
-        "loss": hyper.momentum * old["loss"] - (gradient * played).sum(dim=(-2, -1)),
-        "excess": hyper.momentum * old["excess"] + excess(gradient, hyper.gradient_bound, root),
-        "first": torch.where(old["first"] > 0, faded, root),
-        "outside": old["outside"] + _outside(direction, tolerance(work.group, direction.dtype)),
-    }
-    for name, value in new.items():
-        stack.scatter_own(torch.where(taken, value, old[name]), [s[name] for s in states])
-    kept = torch.where(taken[:, None, None], direction, played)
-    stack.scatter(kept, [s["played"] for s in states])
+    """Enter one round of every matrix of a stack, the skipped ones excepted; no synchronization.
 
-
-def excess(gradient: Tensor, bound: float, root: Tensor) -> Tensor:
-    """At least ‖E‖_*, where G − E has norm at most `bound`; (b,), 0 where G itself has.
-
-    With u ≥ ‖G‖_op both E = G(1 − bound/u) and what of the singular values is above the bound will
-    do: min{√m‖G‖_F(1 − bound/u), m(u − bound)}, `root` being √m‖G‖_F. u is `operator_norm_bound`.
+    Args:
+        work: the stack.
+        gradient: G, (b, m, n), zero where a matrix is skipped.
+        direction: P, (b, m, n).
+        taken: the matrices that are not skipped, (b,).
     """
-    m, eps = gradient.shape[-2], torch.finfo(gradient.dtype).eps
-    norm = operator_norm_bound(gradient).to(root.dtype) * (1 + 64 * m * eps)
+    stack, states, hyper = work.stack, work.states, work.hyperparameters
+    wide, allowed = widest(gradient.device), tolerance(work.group, direction.dtype)
+    kept = {name: stack.gather_own(_entry(states, name)) for name in (*_NUMBERS, "game")}
+    kept |= {name: stack.gather(_entry(states, name), wide) for name in _SHAPED}
+    kept["gram"] = torch.cat(stack.grams(states, PREFIX))
+    gradient, direction = gradient.to(wide), _applied(work, direction).to(wide)
+    game = torch.stack([torch.full_like(kept["loss"], x) for x in _game(hyper)], dim=-1)
+    changed = (kept["rounds"] > 0) & (game != kept["game"]).any(-1)
+    old = {name: x.masked_fill(_like(changed, x), 0) for name, x in kept.items()}
+
+    frobenius, norm = torch.linalg.matrix_norm(gradient), _norm_bound(gradient)
+    above = _excess(norm, frobenius, hyper.gradient_bound, gradient.shape[-2])
+    new = {
+        "loss": hyper.momentum * old["loss"] - (gradient * kept["played"]).sum((-2, -1)),
+        "first": torch.where(old["largest"] > 0, hyper.momentum * old["first"], frobenius),
+        "excess": hyper.momentum * old["excess"] + above,
+        "largest": torch.maximum(old["largest"], norm),
+        "rounds": old["rounds"] + 1,
+        "outside": old["outside"] + _outside(direction, allowed),
+        "began": torch.where(changed, work.context.step, kept["began"]),
+        "game": game,
+        "played": direction,
+        "total": moments.accumulate_total(old["total"], gradient, hyper.momentum),
+        "gram": moments.accumulate_gram(old["gram"], gradient, hyper.momentum),
+    }
+    new = {name: torch.where(_like(taken, x), x, kept[name]) for name, x in new.items()}
+    for name in (*_NUMBERS, "game"):
+        stack.scatter_own(new[name], _entry(states, name))
+    for name in _SHAPED:
+        stack.scatter(new[name], _entry(states, name))
+    torch._foreach_copy_(stack.grams(states, PREFIX), stack.split(new["gram"]))
+
+
+def _entry(states: Sequence[State], name: str) -> list[Tensor]:
+    return [state[PREFIX + name] for state in states]
+
+
+def _like(mask: Tensor, x: Tensor) -> Tensor:
+    """Return a mask (b,) with as many dimensions as `x`."""
+    return mask.view(-1, *(1 for _ in x.shape[1:]))
+
+
+def _game(hyper: Hyperparameters) -> tuple[float, float, float]:
+    """Return γ, c and G; c = 0 under options of which the theorem does not speak."""
+    same = math.isclose(hyper.gram_discount, hyper.momentum, rel_tol=1e-12)  # beta2 may be given
+    covered = same and not hyper.lookahead
+    return hyper.momentum, hyper.smoothing if covered else 0.0, hyper.gradient_bound
+
+
+def _applied(work: Matrices, direction: Tensor) -> Tensor:
+    """Return P as it moves the weights: an owner sends it in `wire_dtype`."""
+    return direction.to(_sent(work.group) or direction.dtype)
+
+
+def _sent(group: Mapping[str, Any]) -> torch.dtype | None:
+    return group["wire_dtype"] if group["placement"] == "owner" else None
+
+
+def _norm_bound(gradient: Tensor) -> Tensor:
+    """Return at least ‖G‖_op, (b,), rounding included; 0 for G = 0."""
+    rounding = 1 + 64 * gradient.shape[-2] * torch.finfo(gradient.dtype).eps
+    norm = operator_norm_bound(gradient) * rounding
+    return torch.where((gradient != 0).any(-1).any(-1), norm, 0.0)
+
+
+def _excess(norm: Tensor, frobenius: Tensor, bound: float, rows: int) -> Tensor:
+    """Return at least ‖E‖_*, where G − E has norm at most `bound`; (b,), 0 where G itself has.
+
+    With u = `norm` ≥ ‖G‖_op both E = G(1 − bound/u) and the part of the singular values above the
+    bound serve: min{√m‖G‖_F(1 − bound/u), m(u − bound)}.
+    """
     above = (norm - bound).clamp_min(0.0)
     share = above / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-    return torch.minimum(root * share, m * above)
+    return torch.minimum(math.sqrt(rows) * frobenius * share, rows * above)
 
 
 def tolerance(group: Mapping[str, Any], dtype: torch.dtype) -> float:
-    """How far outside the ball the method of a group may be, by `docs/promises.md`."""
-    if group.get("method") in ("eigh", "svd"):
-        return PROMISE[dtype]
-    return 1e-2 if group.get("method") in ("auto", "half", "bfloat16") else 1e-3
+    """Return how far outside the ball the method of a group may be, by `docs/promises.md`."""
+    if _sent(group) is not None or group.get("method") in ("auto", "half", "bfloat16"):
+        return 1e-2
+    return PROMISE[dtype] if group.get("method") in ("eigh", "svd") else 1e-3
 
 
 def _outside(direction: Tensor, allowed: float) -> Tensor:
     """1 where ‖P‖_op > 1 + `allowed`, (b,): then (1 + allowed)²I − PPᵀ has no Cholesky factor."""
-    wide = direction.to(widest(direction.device))
-    eye = torch.eye(wide.shape[-2], dtype=wide.dtype, device=wide.device)
-    info = torch.linalg.cholesky_ex((1 + allowed) ** 2 * eye - wide @ wide.mT).info
+    eye = torch.eye(direction.shape[-2], dtype=direction.dtype, device=direction.device)
+    info = torch.linalg.cholesky_ex((1 + allowed) ** 2 * eye - direction @ direction.mT).info
     return (info != 0).long()
-
-
-# ------------------------------------------------------------------ the options of the game
-
-CHANGED = "changed: "
-"""How the note on a group begins whose game has ended; then what changed."""
-
-
-def note(group: dict[str, Any], game: Iterable[str]) -> None:
-    """Write down at every step, on every rank, with which of these options its game is played.
-
-    The note is text: empty before the first step, then the options, or what changed.
-    """
-    told: str = group["certified"]
-    if group["certify"]:
-        changes = changes_of(told, group)
-        group["certified"] = f"{CHANGED}{changes}" if changes else options_of(group, game)
-    elif told and not told.startswith(CHANGED):
-        group["certified"] = f"{CHANGED}certify"
-
-
-def options_of(group: Mapping[str, Any], game: Iterable[str]) -> str:
-    """The options of the game of a group, as text."""
-    return to_json({name: group[name] for name in game if name in group}, default=str)
-
-
-def is_note(told: object) -> bool:
-    """Whether a saved note on a group is one that `note` can have written."""
-    if not isinstance(told, str):
-        return False
-    try:
-        return not told or told.startswith(CHANGED) or isinstance(json.loads(told), dict)
-    except ValueError:
-        return False
-
-
-def changes_of(told: str, group: Mapping[str, Any]) -> str:
-    """Which options are not those of the game, by name; empty where none changed."""
-    if not told or told.startswith(CHANGED):
-        return told.removeprefix(CHANGED)
-    before = json.loads(told, parse_constant=lambda word: str(float(word)))  # of older versions
-    now = json.loads(options_of(group, before))
-    return ", ".join(name for name in now if before.get(name) != now[name])

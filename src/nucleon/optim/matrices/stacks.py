@@ -52,9 +52,9 @@ class Piece:
         """The piece of a state tensor with an entry for each matrix of the parameter."""
         return _cut(state, self.block.first + self.start, self.block.first + self.stop)
 
-    def gram(self, state: Mapping[str, Tensor]) -> Tensor:
+    def gram(self, state: Mapping[str, Tensor], prefix: str = "") -> Tensor:
         """The Gram matrices of the piece, (count, m, m)."""
-        return _cut(state[gram_key(self.block)], self.start, self.stop)
+        return _cut(state[prefix + gram_key(self.block)], self.start, self.stop)
 
     def names(self, name: str) -> list[str]:
         """A name for each matrix, that of the parameter where it is the only one."""
@@ -104,12 +104,16 @@ class Stack:
         """What the state of each piece calls its Gram matrices."""
         return [gram_key(piece.block) for piece in self.pieces]
 
-    def gather(self, tensors: Iterable[Tensor]) -> Tensor:
-        """Tensors shaped like the parameters, one per piece → (b, m, n) in `work_dtype`, m ≤ n."""
+    def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """Tensors shaped like the parameters, one per piece → (b, m, n), m ≤ n.
+
+        `dtype` is `work_dtype` by default.
+        """
+        dtype = dtype or self.work_dtype
         if self.plain:
-            return short_side_first(torch.stack([*tensors]).to(self.work_dtype))
+            return short_side_first(torch.stack([*tensors]).to(dtype))
         views = [piece.matrices(t) for piece, t in zip(self.pieces, tensors, strict=True)]
-        return short_side_first(torch.cat(views).to(self.work_dtype))
+        return short_side_first(torch.cat(views).to(dtype))
 
     def regions(
         self, tensors: Iterable[Tensor], stacked: Tensor
@@ -161,11 +165,11 @@ class Stack:
             return [*states]
         return [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
 
-    def grams(self, states: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
-        """The Gram matrices of each piece, (count, m, m); views."""
+    def grams(self, states: Iterable[Mapping[str, Tensor]], prefix: str = "") -> list[Tensor]:
+        """The Gram matrices of each piece, (count, m, m); views. `prefix` is that of their keys."""
         if self.plain:
-            return [state["gram"] for state in states]
-        return [p.gram(s) for p, s in zip(self.pieces, states, strict=True)]
+            return [state[f"{prefix}gram"] for state in states]
+        return [p.gram(s, prefix) for p, s in zip(self.pieces, states, strict=True)]
 
     def mask(self, flags: Sequence[bool]) -> Tensor:
         """A flag per piece → one per matrix, (b,), without a copy from the host."""

@@ -1,5 +1,6 @@
 """Regret certificates of a training run, from what `engines.ledger` keeps of each matrix."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -11,9 +12,9 @@ from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.online import theory
 from nucleon.online.regret import Certificate
-from nucleon.optim.engines.ledger import changes_of, tolerance
+from nucleon.optim.engines.ledger import PREFIX, tolerance
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.engines.work import HasDirection, State, facts_of, gram_discount
+from nucleon.optim.engines.work import HasDirection, State, facts_of
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
@@ -31,7 +32,7 @@ def collect(
         for group in groups
         if group["certify"] and group["rule"] == "matrix"
         for param in group["params"]
-        if param.numel() and "played" in states.get(param, {})
+        if param.numel() and "ledger.played" in states.get(param, {})
         for spec in [infos[param].axes]
     }
     return wire.merged(mine, "certificates") if placement.spread(groups) else mine
@@ -85,95 +86,97 @@ class CertificateLog:
 
 
 def _certificate(
-    method: HasDirection, state: State, group: Mapping[str, Any], found: Sequence[Block]
+    optimizer: HasDirection, state: State, group: Mapping[str, Any], sections: Sequence[Block]
 ) -> Certificate:
-    norms = [nuclear_norm(block.matrices(exact(state["total"]))) for block in found]
-    regret = exact(state["loss"]) + torch.cat(norms)
-    refusal = facts_of(method).refusal or _refusal(group) or _outside(state, group)
-    bound = torch.cat([_bound(method, state, group, block) for block in found])
+    entries = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
+    total, grams = exact(entries["total"]), [entries[gram_key(block)] for block in sections]
+    norms = torch.cat([nuclear_norm(block.matrices(total)) for block in sections])
+    bound = torch.cat([_bound(optimizer, entries, group, block) for block in sections])
+    squares = torch.cat([exact(g).diagonal(dim1=-2, dim2=-1).sum(-1) for g in grams])
+    refusal = _refusal(optimizer, entries, group)
     if refusal is None and not bound.isfinite().all():
         refusal = "no theorem has a finite bound on this game"
     place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
-    lower = None
-    if method.has_gram:  # √(Tr M̂/2)
-        grams = [exact(state[gram_key(block)]) for block in found]
-        squares = torch.cat([gram.diagonal(dim1=-2, dim2=-1).sum(-1) for gram in grams])
-        lower = (squares / 2).sqrt().to(place)
     return Certificate(
-        regret=regret.to(place),
+        regret=(exact(entries["loss"]) + norms).to(place),
         bound=bound.to(place),
-        theorem=facts_of(method).theorem,
-        conditional_on=_conditions(method, group, state["loss"].dtype),
+        theorem="none" if entries["began"].any() else facts_of(optimizer).theorem,
+        conditional_on=_conditions(optimizer, group, entries["loss"].dtype),
         refusal=refusal,
-        lower=lower,
+        lower=(squares / 2).sqrt().to(place),
     )
 
 
 def _bound(
-    method: HasDirection,
-    state: Mapping[str, Tensor],
-    group: Mapping[str, Any],
-    block: Block,
+    optimizer: HasDirection, entries: Mapping[str, Tensor], group: Mapping[str, Any], block: Block
 ) -> Tensor:
+    """Return the theorem's bound of each matrix of a section, by the options that were played."""
     m, n = sorted((block.rows, block.columns))
-    constants = facts_of(method).constants
-    admissible = constants and constants(group, m, n)
     mine = slice(block.first, block.first + block.count)
-    first, excess = exact(state["first"])[mine], exact(state["excess"])[mine]
-    bound, smooths = group.get("gradient_bound"), method.smoothing_scale(group, m, n)
-    if admissible is None or not bound or not smooths:
-        return torch.full_like(first, torch.inf)
-    eta = smooths**-0.5
-    return theory.gbpa_bound(
-        state[gram_key(block)],  # in its own dtype, whose rounding is allowed for
-        radius=1.0,
-        gradient_bound=bound,
-        alpha=admissible.alpha,
-        beta=admissible.beta,
-        # √m‖G_1‖_F ≥ ‖G_1‖_*, discounted already; its factor 1 − βη is negative for larger η.
-        first_nuclear=first if admissible.beta * eta < 1 else 0.0,
-        discount=group["momentum"],
-        rounds=1,
-        eta=eta,
-        excess=excess,
-    )
+    gram = entries[gram_key(block)]  # in its own dtype, whose rounding is allowed for
+    first, excess, game = (exact(entries[name])[mine] for name in ("first", "excess", "game"))
+    bound = torch.full_like(first, math.inf)
+    find = facts_of(optimizer).constants
+    constants = None if find is None else find(group, m, n)
+    if constants is None:
+        return bound
+    bound[entries["rounds"][mine] == 0] = 0.0
+    for row in game.unique(dim=0):
+        discount, smoothing, gradient_bound = row.tolist()
+        if not smoothing or not gradient_bound:
+            continue
+        alike, eta = (game == row).all(-1), smoothing**-0.5
+        # ‖G‖_F ≤ ‖G‖_* ≤ √m‖G‖_F; the factor 1 − βη of ‖G_1‖_* is negative for larger η.
+        side = math.sqrt(m) if constants.beta * eta < 1 else 1.0
+        bound[alike] = theory.gbpa_bound(
+            gram[alike],
+            radius=1.0,
+            gradient_bound=gradient_bound,
+            alpha=constants.alpha,
+            beta=constants.beta,
+            first_nuclear=side * first[alike],
+            discount=discount,
+            rounds=1,  # `first` is discounted already
+            eta=eta,
+            excess=excess[alike],
+        )
+    return bound
 
 
 def _conditions(
-    method: HasDirection, group: Mapping[str, Any], kept: torch.dtype
+    optimizer: HasDirection, group: Mapping[str, Any], kept: torch.dtype
 ) -> tuple[str, ...]:
     conditions = ["skipped steps do not count"]
     if group["momentum_dtype"] == torch.bfloat16:
         conditions.append("rounding Ĝ to bfloat16 does not matter")
     if kept != torch.float64:  # the device has no wider type
         conditions.append("rounding the losses to float32 does not matter")
-    facts = facts_of(method)
+    facts = facts_of(optimizer)
     if facts.kernel is None:  # a direction of the user's own
         if facts.refusal is None:  # and with it a theorem, which is taken on trust
-            conditions.append(f"the theorem of {type(method).__name__} is true of its direction")
+            conditions.append(f"the theorem of {type(optimizer).__name__} is true of its direction")
     elif (chosen := group.get("method", "auto")) not in ("eigh", "svd"):
         conditions.append(f"the iterations of method={chosen!r} have converged")
     return tuple(conditions)
 
 
-def _refusal(group: Mapping[str, Any]) -> str | None:
-    if not group.get("gradient_bound"):
+def _refusal(
+    optimizer: HasDirection, entries: Mapping[str, Tensor], group: Mapping[str, Any]
+) -> str | None:
+    """Return why no theorem bounds the regret of a parameter; None where one does."""
+    if (reason := facts_of(optimizer).refusal) is not None:
+        return reason
+    _, smoothing, gradient_bound = entries["game"][entries["rounds"] > 0].unbind(-1)
+    if (gradient_bound == 0).any():
         return "the theorem needs gradient_bound > 0"
-    if group["nesterov"]:
-        return "the theorem is on the direction of Ĝ; pass nesterov=False"
-    if gram_discount(group) != group["momentum"]:
-        return "the theorem needs beta2 = momentum²; pass beta2=None"
-    if not group.get("smoothing_scale", 1.0):
-        return "the theorem needs smoothing_scale > 0"
-    changes = changes_of(group["certified"], group)
-    if changes == "certify":
-        return "certify was switched off for some steps, and the regret lacks them"
-    return f"{changes} changed during the run" if changes else None
-
-
-def _outside(state: State, group: Mapping[str, Any]) -> str | None:
-    count = int(state["outside"].max()) if state["outside"].numel() else 0
-    allowed = tolerance(group, _checks.work_dtype(state["played"].dtype))
-    if not count:
-        return None
-    return f"{count} actions had a norm above {1 + allowed:g}, outside the ball of radius 1"
+    if (smoothing == 0).any():
+        return "the theorem needs smoothing_scale > 0, nesterov=False and beta2=None"
+    if began := int(entries["began"].max()):
+        return (
+            f"momentum, smoothing_scale or gradient_bound changed at step {began}, where this "
+            f"measurement began; the theorem starts from zero sums"
+        )
+    if outside := int(entries["outside"].max()):
+        allowed = tolerance(group, exact(entries["played"]).dtype)
+        return f"{outside} actions had a norm above {1 + allowed:g}, outside the ball of radius 1"
+    return None
