@@ -5,7 +5,6 @@ model = GPT(text.vocabulary, context=64, layers=2, heads=2, width=64)
 loss(model, *text.batch(0, 16, seed=0)).backward()
 """
 
-import hashlib
 import math
 import re
 import sysconfig
@@ -166,16 +165,17 @@ class Text:
         last = len(self.tokens) - self.context  # ceil maps (0, 1] onto 1, …, last
         return self.windows(self.tokens, (places * last).ceil().long() - 1)
 
-    def judged(self, size: int) -> Iterator[Batch]:
-        """Up to `JUDGED` windows of the held-out text that do not overlap, in batches of `size`."""
+    def judged(self, size: int, windows: int = JUDGED) -> Iterator[Batch]:
+        """Up to `windows` of the held-out text that do not overlap, in batches of `size`."""
         last = len(self.held_out) - self.context - 1
-        count = min(JUDGED, last // self.context + 1)
-        starts = torch.linspace(0, last, count, dtype=torch.float64).long()
+        count = min(windows, last // self.context + 1)
+        starts = torch.linspace(0, last, count, dtype=torch.float64).long().to(self.held_out.device)
         return (self.windows(self.held_out, some) for some in starts.split(size))
 
     def windows(self, tokens: Tensor, starts: Tensor) -> Batch:
         """The windows that begin at `starts`."""
-        windows = tokens[starts[:, None] + torch.arange(self.context + 1)].long()
+        offsets = torch.arange(self.context + 1, device=starts.device)
+        windows = tokens[starts[:, None] + offsets].long()
         return windows[:, :-1], windows[:, 1:]
 
 
@@ -198,13 +198,20 @@ def read(place: Path | None = None, limit: int = 1_000_000) -> str:
     return content.decode(errors="replace")
 
 
-def characters(content: str, *, context: int) -> Text:
-    """Return a text with one token a character, in the order of Unicode; its end is held out."""
-    vocabulary = sorted(set(content))
-    numbers = {character: number for number, character in enumerate(vocabulary)}
-    tokens = torch.tensor([numbers[character] for character in content])
-    cut = len(content) - int(HELD_OUT * len(content))
-    return Text(tokens[:cut], tokens[cut:], len(vocabulary), context)
+def characters(content: str, *, context: int, held_out: str | None = None) -> Text:
+    """Return a text with one token a character, in the order of Unicode.
+
+    Args:
+        content: the text.
+        context: length of the inputs.
+        held_out: text to judge by (None: the end of `content`).
+    """
+    whole = content + (held_out or "")
+    codes = torch.frombuffer(bytearray(whole.encode("utf-32-le")), dtype=torch.int32)
+    present = torch.bincount(codes) > 0
+    tokens = (present.cumsum(0) - 1).to(torch.int16)[codes]
+    cut = len(content) - (int(HELD_OUT * len(content)) if held_out is None else 0)
+    return Text(tokens[:cut], tokens[cut:], int(present.sum()), context)
 
 
 @dataclass(frozen=True)
@@ -278,12 +285,3 @@ def merged(tokens: list[int], pair: Pair, number: int) -> list[int]:
         else:
             out.append(token)
     return out
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """Return the first digits of a hash of dtypes, shapes and values."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:12]
