@@ -14,7 +14,7 @@ CAPPED   = if [ -z "$$ONEDNN_MAX_CPU_ISA" ] && ! $(PY) -c '$(PRODUCT)'; then \
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; \
 	echo "a product of bfloat16 dies on this machine: ONEDNN_MAX_CPU_ISA=$$ONEDNN_MAX_CPU_ISA for this run"; fi
 
-.PHONY: reproduce check test portable test-torchtitan test-timm soak sabotage lint docs clean
+.PHONY: reproduce check test portable test-torchtitan test-timm soak sabotage evidence gpu lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -63,6 +63,25 @@ sabotage: $(VENV)/.dev
 # For the night: long quiet runs, and far more examples of steps and of functions.
 soak: $(VENV)/.dev
 	$(TESTED) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal tests/soundness tests/linalg
+
+# The protocol of docs/evidence.md on two cores, in two and a half hours; goes on where it was stopped.
+DATA ?= .data
+evidence: $(VENV)/.run
+	$(TESTED) $(PY) benchmarks/evidence.py run --processes 2 --data $(DATA)
+	$(PY) benchmarks/evidence.py report
+
+# Everything that wants a CUDA device, with the Python at hand, whose torch can use it. Goes on after a failure; the log has all
+# of it. MINUTES is for the evidence, whose byte pairs `benchmarks/evidence.py tokens --out .data` writes.
+MINUTES ?= 25
+WITH    := PYTHONPATH=src $(PYTHON)
+GPULOG  ?= gpu.log
+gpu:
+	@{ $(WITH) -m pytest -q tests/gpu; \
+	$(WITH) tests/gpu/run_soundness.py; \
+	$(WITH) benchmarks/step.py --device cuda --set gpt2-small --set llama-1b; \
+	for model in small-gpt gpt2 llama-1b; do $(WITH) benchmarks/models.py $$model --device cuda; done; \
+	$(WITH) benchmarks/evidence.py run --cells G --processes 4 --minutes $(MINUTES) --data $(DATA) --out $(DATA)/lines; \
+	} 2>&1 | tee $(GPULOG)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
