@@ -4,7 +4,7 @@
     python benchmarks/adamw.py --set gpt2-small --set "one tensor" --rounds 50
     python benchmarks/adamw.py --device cpu --entries 4096 --rounds 3   # a small one, anywhere
 
-Ours is a group with rule="adamw" of an optimizer, stepped by its public `step`. The sides take
+Ours is a group with route="adamw" of an optimizer, stepped by its public `step`. The sides take
 turns, each with weights, moments and gradients of its own. `ms` is the median of a step between two
 CUDA events that lie around it, the device idle before: what the host takes is part of it. `device`
 is that of a step among several that wait in line behind a kernel that sleeps, which hides the host.
@@ -114,7 +114,7 @@ def bytes_moved(params: list[Tensor]) -> int:
 def run(name: str, shapes: list[Shape], dtype: torch.dtype, options: argparse.Namespace) -> None:
     """Print one set."""
     ours, theirs = (made(shapes, dtype, options.device) for _ in range(2))
-    mine = nucleon.Muon([{"params": ours, "rule": "adamw", "lr": 1e-3, "weight_decay": 0.01}])
+    mine = nucleon.Muon([{"params": ours, "route": "adamw", "lr": 1e-3, "weight_decay": 0.01}])
     fused = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.01, fused=True)
     steps: dict[str, Step] = {"nucleon": mine.step, "torch fused": fused.step}
     alone = medians(steps, options.rounds, lambda s: event_ms(s, 1))

@@ -43,7 +43,7 @@ def run(
         model, lr=rate, aux_lr=3e-3, stochastic_rounding=stochastic, seed=seed
     )
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    matrices = [p for g in optimizer.param_groups if g["rule"] == "matrix" for p in g["params"]]
+    matrices = [p for g in optimizer.param_groups if g["route"] == "matrix" for p in g["params"]]
     moved = float("nan")
     for step in range(steps):
         with PRODUCTS:

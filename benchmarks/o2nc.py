@@ -21,7 +21,7 @@ from nucleon.online.o2nc.optimizer import O2NC
 from nucleon.optim import Leon, Muon, Pion
 
 RHO, DISCOUNT, ROUNDS, BOUND = 1.0, 0.99, 10**6, 100.0
-PLAIN = {"lr": 1e-3, "momentum": DISCOUNT, "scale": "none", "steps": "exponential"}
+PLAIN = {"lr": 1e-3, "momentum": DISCOUNT, "scale": "none", "step_length": "exponential"}
 LEARNERS = {"Muon": (FTL, {}), "Pion k=1": (FTPL, {"samples": 1}), "Leon": (FAML, {})}
 BARE: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "Muon": lambda p: Muon(p, method="svd", **PLAIN),

@@ -35,8 +35,8 @@ import nucleon
 from _timing import instructions
 from nucleon._files import to_json, write_whole
 from nucleon.optim.leon import augmented_direction
-from nucleon.optim.methods import chosen_method
 from nucleon.optim.muon import polar_direction
+from nucleon.optim.polar_methods import chosen_method
 from nucleon.report.runs import commit, processor
 from peers import REPLAYED, Direction, Make, load, version
 

@@ -31,7 +31,7 @@ from nucleon.linalg.augmented import augmented_bfloat16
 from nucleon.linalg.coefficients import half_polar_express
 from nucleon.linalg.half import half_augmented, half_polar
 from nucleon.linalg.polar import polar_bfloat16
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 
 SEQUENCE = half_polar_express(5)
 LARGEST_NORM, LARGEST_ERROR = 1.01, 0.04

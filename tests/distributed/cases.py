@@ -77,7 +77,7 @@ def make_optimizer(method, model, **options):
     vectors = [(n, p) for n, p in named if p.ndim < 2]
     groups = [{"params": matrices}]
     if vectors:
-        groups.append({"params": vectors, "rule": "adamw", "lr": 1e-2})
+        groups.append({"params": vectors, "route": "adamw", "lr": 1e-2})
     return MAKE[method](groups, lr=0.05, weight_decay=0.1, **options)
 
 
@@ -298,7 +298,7 @@ def train_scaled(placement, bad, scale):
     return {name: whole(p) for name, p in model.named_parameters()}, taken, scaler.get_scale()
 
 
-def replicated(placement, rule):
+def replicated(placement, route):
     """A weight that every rank has whole, on a batch that DTensor cut: its gradient is a sum of
     parts still to be added up. Returns the weights after two steps here, and in one process."""
     mesh = mesh_of(dist.get_world_size())
@@ -309,7 +309,7 @@ def replicated(placement, rule):
     alone = start.clone().requires_grad_()
     for param, inputs in ((here, distribute_tensor(x, mesh, [Shard(0)])), (alone, x)):
         chosen = placement if param is here else "local"
-        optimizer = nucleon.Leon([{"params": [param], "rule": rule}], placement=chosen)
+        optimizer = nucleon.Leon([{"params": [param], "route": route}], placement=chosen)
         for _ in range(2):
             nn.functional.linear(inputs, param).square().sum().backward()
             optimizer.step()
@@ -324,7 +324,7 @@ def vectors(kind, bad, absent=None):
     is whole after four steps, and what each rank counted.
     """
     params = [spread(torch.full((n,), 0.5), kind).requires_grad_() for n in (5, 1)]
-    optimizer = nucleon.Leon([{"params": params, "rule": "adamw", "lr": 0.1}])
+    optimizer = nucleon.Leon([{"params": params, "route": "adamw", "lr": 0.1}])
     for step in range(4):
         for p in params:
             gradient = gradient_of("tall", step, torch.float32)[0][: p.numel()].clone()
@@ -356,7 +356,7 @@ def train_both_ways(placement, steps=3):
     matrices = [item for item in named.items() if item[1].ndim == 2]
     groups = [{"params": params, "placement": placement} for params in (matrices, [experts])]
     biases = [item for item in named.items() if item[1].ndim == 1]
-    groups.append({"params": biases, "rule": "adamw", "lr": 1e-2})
+    groups.append({"params": biases, "route": "adamw", "lr": 1e-2})
     optimizer = nucleon.Leon(groups, lr=0.05, weight_decay=0.1)
     for step in range(steps):
         model(batch(step, share, 2, torch.float64)).backward()

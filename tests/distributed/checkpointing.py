@@ -59,7 +59,7 @@ def make(model, placement, method="leon", **options):
         {"params": [(n, named[n]) for n in SHAPES if n in first]},
         {"params": [(n, named[n]) for n in SHAPES if n not in first]},
     ]
-    groups.append({"params": [("bias", named["bias"])], "rule": "adamw", "lr": 1e-2})
+    groups.append({"params": [("bias", named["bias"])], "route": "adamw", "lr": 1e-2})
     kinds = {"leon": nucleon.Leon, "pion": nucleon.Pion, "muon": nucleon.Muon}
     return kinds[method](groups, lr=0.05, weight_decay=0.1, placement=placement, **options)
 

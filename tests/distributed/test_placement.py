@@ -106,12 +106,12 @@ def test_a_stack_may_be_cut_between_calls(ranks4, placement):
 
 
 @pytest.mark.parametrize(
-    ("placement", "rule"),
+    ("placement", "route"),
     [("local", "matrix"), ("owner", "matrix"), ("local", "adamw")],
 )
-def test_a_gradient_in_parts_is_added_up(ranks4, placement, rule):
+def test_a_gradient_in_parts_is_added_up(ranks4, placement, route):
     """The sum of four parts in another order, float64, two steps."""
-    for here, alone in ranks4("replicated", placement=placement, rule=rule):
+    for here, alone in ranks4("replicated", placement=placement, route=route):
         torch.testing.assert_close(here, alone, rtol=0, atol=1e-9)
 
 

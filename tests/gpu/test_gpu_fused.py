@@ -16,7 +16,7 @@ CASES = {
     "decay": {"weight_decay": 0.1, "nesterov": True},
     "climbing": {"weight_decay": 0.1, "maximize": True},
     "bf16 momentum": {"momentum_dtype": torch.bfloat16},
-    "exponential": {"steps": "exponential", "lr": torch.tensor(0.05)},
+    "exponential": {"step_length": "exponential", "lr": torch.tensor(0.05)},
 }
 
 
@@ -79,7 +79,7 @@ def test_the_fused_step_is_that_of_the_torch_path(cls, dtype, options, monkeypat
         # Two float16 recursions of operands that differ in their last bits; five steps of 0.05,
         # each of Exp(1) length at most.
         scale = math.sqrt(max(1.0, p.shape[-2] / p.shape[-1]))
-        length = 4.0 if "steps" in options else 1.0
+        length = 4.0 if "step_length" in options else 1.0
         near = (p - q).abs() <= 0.01 * 5 * 0.05 * scale * length + 4 * eps * q.abs()
         assert near.all()
     assert optimizer.state[params[1]]["skipped"].item() == 1
@@ -264,7 +264,7 @@ def test_queries_keys_and_values_are_fused_with_a_projection():
 def test_a_learning_rate_on_the_host_with_random_lengths_and_decay():
     params = parameters()
     lr = torch.tensor(0.05)
-    options = {"steps": "exponential", "weight_decay": 0.1}
+    options = {"step_length": "exponential", "weight_decay": 0.1}
     train(nucleon.Leon(params, lr=lr, **options), params, 3)
     train(nucleon.Leon(others := parameters(), lr=lr.cuda(), **options), others, 3)
     for a, b in zip(params, others, strict=True):

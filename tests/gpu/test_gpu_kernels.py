@@ -13,7 +13,7 @@ import nucleon
 from helpers_half import CASES, LAMBDAS, check_grams_in_place
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
-from nucleon.optim.methods import chosen_method
+from nucleon.optim.polar_methods import chosen_method
 
 triton_symmetric = pytest.importorskip("nucleon.linalg.triton_symmetric")
 CONFIGS = triton_symmetric.CONFIGS

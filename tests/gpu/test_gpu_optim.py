@@ -8,14 +8,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import nucleon
 from nucleon import noise
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 
 METHODS = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
     "leon": lambda p, **k: nucleon.Leon(p, **k),
     "pion": lambda p, **k: nucleon.Pion(p, **k),
     "pion-samples": lambda p, **k: nucleon.Pion(p, samples=2, **k),
-    "leon-exponential": lambda p, **k: nucleon.Leon(p, steps="exponential", **k),
+    "leon-exponential": lambda p, **k: nucleon.Leon(p, step_length="exponential", **k),
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 SHAPES = [(24, 64), (64, 24), (24, 64), (32, 32), (3, 24, 64), (1, 1)]

@@ -222,7 +222,7 @@ def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
     assert made.__name__ == "MuonFactory" and not issubclass(made, torch.optim.Optimizer)
     optimizer = made()(nn.Linear(3, 4), lr=0.3)
     assert isinstance(optimizer, nucleon.Muon)
-    assert [g["rule"] for g in optimizer.param_groups] == ["matrix", "adamw"]
+    assert [g["route"] for g in optimizer.param_groups] == ["matrix", "adamw"]
 
 
 def test_the_factory_says_once_what_is_doubtful(tmp_path):

@@ -93,7 +93,7 @@ def options_of(titan, groups, options=None, **config):
     return {
         optimizer.infos[param].name: {name: group[name] for name in OPTIONS}
         for group in optimizer.param_groups
-        if group["rule"] == "adamw"
+        if group["route"] == "adamw"
         for param in group["params"]
     }
 

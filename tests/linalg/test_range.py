@@ -39,7 +39,7 @@ from nucleon.linalg.polar import (
 )
 from nucleon.linalg.roots import METHODS as ROOTS
 from nucleon.linalg.roots import coupled_inverse_sqrt, coupled_steps
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 from strategies import (
     F64,
     FULL,

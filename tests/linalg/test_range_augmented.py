@@ -32,7 +32,7 @@ from nucleon.linalg.coefficients import (
     polar_express,
 )
 from nucleon.linalg.half import half_augmented
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 from strategies import (
     F64,
     FULL,

@@ -69,7 +69,7 @@ def test_the_conversion_of_a_learner_is_its_optimizer(learner, options, optimize
     ours, theirs = parameters(), parameters()
     streams = [gradients(s, 12, i) for i, s in enumerate(SHAPES)]
     first = make(ours, learner, **options)
-    second = optimizer(theirs, D, GAMMA, scale="none", steps="exponential", seed=3, **own)
+    second = optimizer(theirs, D, GAMMA, scale="none", step_length="exponential", seed=3, **own)
     for t in range(12):
         run(first, ours, streams, t, t + 1)
         run(second, theirs, streams, t, t + 1)
@@ -348,7 +348,7 @@ def test_a_reduction_that_overflows_is_refused_and_changes_nothing():
 @pytest.mark.parametrize(
     ("learner", "error", "word"),
     [
-        (lambda shape, **k: 3, TypeError, "must make a nucleon.online.learners.Learner"),
+        (lambda shape, **k: 3, TypeError, "must make a nucleon.online.Learner"),
         ("faml", TypeError, "learner must be a class"),
         (ScalarGBPA, TypeError, "ScalarGBPA takes no discount"),
     ],

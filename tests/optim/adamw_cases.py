@@ -42,7 +42,7 @@ def give_gradients(params, round_, *, at=0, missing=(), maker=None):
 
 def optimizer_of(params, *, fast=True, **options):
     """AdamW alone, by the public class; `fast` is False for the torch path."""
-    group = {"params": params, "rule": "adamw", "lr": 1e-2, **options}
+    group = {"params": params, "route": "adamw", "lr": 1e-2, **options}
     found = nucleon.Muon([group])
     if not fast:
         found._twin = mock.patch.object(cuda_adamw, "serves", lambda params: False)

@@ -369,7 +369,7 @@ def options():
     wide = (64, 100)
     compare(nucleon.Leon, [(3 * 64, 80)], axes="(b=3 r) c", beta2=0.9, gradient_bound=2.0)
     compare(nucleon.Leon, [(64, 2 * 72)], axes="r (b=2 c)", smoothing_scale=0.5)
-    compare(nucleon.Leon, [(64 + 80, 96)], axes="r{64,80} c", steps="exponential")
+    compare(nucleon.Leon, [(64 + 80, 96)], axes="r{64,80} c", step_length="exponential")
     compare(nucleon.Leon, [wide], dtype=torch.float16)
     compare(nucleon.Leon, [wide, wide], moves="weights")
     compare(nucleon.Leon, [wide, wide], moves="states")

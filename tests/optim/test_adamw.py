@@ -247,8 +247,8 @@ def test_devices_and_dtypes_are_stepped_apart():
 def test_bad_options_are_named(option, value, error):
     params = [torch.zeros(3, requires_grad=True)]
     with pytest.raises(error, match=option):
-        nucleon.Muon([{"params": params, "rule": "adamw", **GROUP, option: value}])
-    nucleon.Muon([{"params": params, "rule": "adamw", **GROUP}])
+        nucleon.Muon([{"params": params, "route": "adamw", **GROUP, option: value}])
+    nucleon.Muon([{"params": params, "route": "adamw", **GROUP}])
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-23])

@@ -120,7 +120,7 @@ def test_complex_and_strided_parameters():
     spectrum = nn.Parameter(torch.randn(4, dtype=torch.complex64))
     groups = [
         {"params": [conv.weight], "axes": "r c c c"},
-        {"params": [conv.bias, spectrum], "rule": "adamw"},
+        {"params": [conv.bias, spectrum], "route": "adamw"},
     ]
     optimizer = nucleon.Muon(groups, average=0.5)
     seen = {p: [] for p in (conv.weight, conv.bias, spectrum)}
@@ -160,7 +160,7 @@ def test_frozen_and_late_parameters_share_the_weights_of_the_others():
         if step == 3:
             frozen.requires_grad_(True)
         if step == 5:
-            optimizer.add_param_group({"params": [("added", added)], "rule": "matrix"})
+            optimizer.add_param_group({"params": [("added", added)], "route": "matrix"})
         added.grad = torch.ones_like(added)
         take(model, optimizer, step)
         for p, seen in iterates.items():
@@ -177,7 +177,7 @@ def test_tied_weights_and_two_optimizers_over_one_model():
     model[2].weight = model[0].weight
     first = nucleon.Muon([model[1].weight], average=0.1)
     second = nucleon.Leon(
-        [{"params": [model[0].weight, model[2].bias], "rule": "adamw"}], average=5
+        [{"params": [model[0].weight, model[2].bias], "route": "adamw"}], average=5
     )
     for step in range(4):
         for p in model.parameters():

@@ -20,7 +20,7 @@ METHODS = {
     "leon": lambda p, **k: nucleon.Leon(p, **k),
     "pion": lambda p, **k: nucleon.Pion(p, **k),
     "pion-samples": lambda p, **k: nucleon.Pion(p, samples=2, **k),
-    "leon-exponential": lambda p, **k: nucleon.Leon(p, steps="exponential", **k),
+    "leon-exponential": lambda p, **k: nucleon.Leon(p, step_length="exponential", **k),
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 SHAPES = [(4, 6), (6, 4), (4, 6), (5, 5), (3, 4, 6), (1, 1)]
@@ -402,7 +402,7 @@ def test_load_hooks_are_heard():
 )
 def test_a_damaged_state_is_refused_and_nothing_changes(damage):
     params = parameters(shapes=[(4, 6), (5,)])
-    groups = [{"params": params[:1]}, {"params": params[1:], "rule": "adamw"}]
+    groups = [{"params": params[:1]}, {"params": params[1:], "route": "adamw"}]
     optimizer = nucleon.Leon(groups, lr=0.1)
     train(optimizer, params, 1)
     before = [v.clone() for v in all_state(optimizer)]
@@ -456,7 +456,7 @@ def test_a_gram_matrix_of_any_gradients_is_no_damage(make, scale):
 )
 def test_an_option_set_to_nonsense_is_named_and_nothing_changes(group, options, word):
     params = parameters(shapes=[(4, 6), (5,)])
-    optimizer = nucleon.Leon([{"params": params[:1]}, {"params": params[1:], "rule": "adamw"}])
+    optimizer = nucleon.Leon([{"params": params[:1]}, {"params": params[1:], "route": "adamw"}])
     train(optimizer, params, 2)
     before = [v.clone() for v in (*all_state(optimizer), *params)]
     old = {name: optimizer.param_groups[group][name] for name in options}
@@ -721,7 +721,7 @@ def test_a_compiled_loop_reaches_the_plain_step():
         graphs.append(graph)
         return graph.forward
 
-    adamw = {"rule": "adamw", "weight_decay": 0.1}
+    adamw = {"route": "adamw", "weight_decay": 0.1}
     one, two = (
         nucleon.Leon([{"params": p[:-1]}, {"params": p[-1:], **adamw}], lr=0.1)
         for p in (plain, compiled)
@@ -867,7 +867,7 @@ def test_without_stochastic_rounding_small_steps_vanish():
         ({"gradient_bound": 1.0, "momentum": 0.0}, "gradient_bound"),
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"scale": "big"}, "scale"),
-        ({"steps": "two"}, "steps"),
+        ({"step_length": "two"}, "step_length"),
         ({"method": "magic"}, "method"),
         ({"iterations": 0}, "iterations"),
         ({"iterations": 2.5}, "iterations"),

@@ -437,7 +437,7 @@ def test_bfloat16_momentum_stays_within_its_rounding():
 TRAINED = {
     "muon": lambda p, **k: nucleon.Muon(p, **k),
     "leon": lambda p, **k: nucleon.Leon(p, **k),
-    "leon-exponential": lambda p, **k: nucleon.Leon(p, steps="exponential", **k),
+    "leon-exponential": lambda p, **k: nucleon.Leon(p, step_length="exponential", **k),
     "pion": lambda p, **k: nucleon.Pion(p, **k),
     "pion-4": lambda p, **k: nucleon.Pion(p, samples=4, **k),
 }

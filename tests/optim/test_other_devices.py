@@ -30,7 +30,7 @@ OPTIONS = {
     "weight decay": {"weight_decay": 0.1},
     "nesterov": {"nesterov": True},
     "match-adamw": {"scale": "match-adamw"},
-    "random lengths": {"steps": "exponential"},
+    "random lengths": {"step_length": "exponential"},
     "stochastic rounding": {"stochastic_rounding": True},
     "many iterations": {"iterations": 10},
     "maximize": {"maximize": True},
@@ -178,7 +178,7 @@ def test_nor_do_the_methods_that_one_may_choose(make, method, mps):
 def test_nor_does_adamw_for_the_rest_of_a_model(mps):
     model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 6), torch.nn.ReLU())
     optimizer = nucleon.Leon.for_model(model, aux_lr=torch.tensor(1e-2), weight_decay=0.1)
-    assert {group["rule"] for group in optimizer.param_groups} == {"matrix", "adamw"}
+    assert {group["route"] for group in optimizer.param_groups} == {"matrix", "adamw"}
     train(optimizer, list(model.parameters()))
     assert all(p.isfinite().all() for p in model.parameters())
 
@@ -266,7 +266,7 @@ def test_a_norm_whose_square_overflows(another_device):
 def test_adamw_keeps_its_digits(another_device):
     """Against torch's in float64, from the first step on, where 1 − β₂ᵗ = 0.001."""
     weight, exact = (torch.nn.Parameter(torch.zeros(3, dtype=d)) for d in (None, torch.float64))
-    ours = nucleon.Muon([{"params": [weight], "rule": "adamw", "lr": 1.0}])
+    ours = nucleon.Muon([{"params": [weight], "route": "adamw", "lr": 1.0}])
     theirs = torch.optim.AdamW([exact], lr=1.0, weight_decay=0.0)
     for gradient in ([1.0, -2.0, 3.0], [0.5, 0.25, -1.0]):
         for p, optimizer in ((weight, ours), (exact, theirs)):

@@ -36,7 +36,7 @@ def test_an_optimizer_of_the_groups_takes_the_steps_of_for_model(method):
     for x, y in zip(steps(one, whole), steps(other, apart), strict=True):
         assert torch.equal(x, y)
     assert str(apart.explain()) == str(whole.explain())
-    rates = [(g["rule"], g["lr"], g["momentum"], g["weight_decay"]) for g in apart.param_groups]
+    rates = [(g["route"], g["lr"], g["momentum"], g["weight_decay"]) for g in apart.param_groups]
     assert rates == [("matrix", 0.5, 0.5, 0.1), ("matrix", 0.1, 0.9, 0.1), ("adamw", 0.02, 0.9, 0)]
 
 

@@ -430,7 +430,7 @@ def test_an_override_is_a_route_axes_or_options():
     groups = {name: g for g in optimizer.param_groups for name in names(optimizer, g)}
     assert "1.bias" not in groups
     assert (groups["2.weight"]["lr"], groups["2.weight"]["weight_decay"]) == (0.3, 0.5)
-    assert (groups["2.bias"]["lr"], groups["2.bias"]["rule"]) == (0.3, "adamw")
+    assert (groups["2.bias"]["lr"], groups["2.bias"]["route"]) == (0.3, "adamw")
     assert groups["1.weight"]["lr"] == 0.1 and groups["0.weight"]["lr"] == 1e-3
     assert groups["0.weight"] is groups["0.bias"]
 
@@ -683,5 +683,5 @@ def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
 
 def test_defaults_of_adamw_reach_the_group():
     group = nucleon.Leon.for_model(small(), head=None).param_groups[-1]
-    assert group["rule"] == "adamw" and group["betas"] == options.ADAMW_DEFAULTS["betas"]
+    assert group["route"] == "adamw" and group["betas"] == options.ADAMW_DEFAULTS["betas"]
     assert routing.ROUTES == ("matrix", "adamw", "frozen")

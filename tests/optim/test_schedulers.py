@@ -133,7 +133,7 @@ def test_a_floor_is_seen_beside_a_group_that_falls_from_below():
 
     def schedule(optimizer):
         optimizer.param_groups.sort(key=lambda group: group["lr"])
-        slopes = [0.04 if g["rule"] == "adamw" else -0.04 for g in optimizer.param_groups]
+        slopes = [0.04 if g["route"] == "adamw" else -0.04 for g in optimizer.param_groups]
         return lr_scheduler.LambdaLR(optimizer, [lambda t, s=s: 1 + s * t for s in slopes])
 
     (said,) = run(schedule, overrides=overrides)

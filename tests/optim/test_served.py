@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nucleon
-from nucleon.optim import MatrixOptimizer, methods, of_potential
+from nucleon.optim import MatrixOptimizer, of_potential, polar_methods
 from nucleon.optim.engines.cuda import engine
 from nucleon.optim.muon import polar_direction
 
@@ -54,8 +54,8 @@ REMAINING = {
     "a small Pion": (nucleon.Pion, (40, 80), {}, {}, "pion by 'polar-express' for 40×80"),
     "a hook": (Hooked, (64, 80), {}, {}, "leon has no kernel"),
     "a Gram too many": (Gram, (64, 80), {}, {}, "bare has no kernel"),
-    "float64 vectors": (nucleon.Leon, (5,), {"dtype": WIDE}, {"rule": "adamw"}, "float64 weights"),
-    "complex": (nucleon.Leon, (5,), {"dtype": torch.cfloat}, {"rule": "adamw"}, "complex64 weig"),
+    "float64 vectors": (nucleon.Leon, (5,), {"dtype": WIDE}, {"route": "adamw"}, "float64 weights"),
+    "complex": (nucleon.Leon, (5,), {"dtype": torch.cfloat}, {"route": "adamw"}, "complex64 weig"),
 }
 
 
@@ -66,7 +66,7 @@ def method_of(make, param, options):
 
 @pytest.fixture(autouse=True)
 def _no_memory(monkeypatch):
-    for module in (engine, methods):
+    for module in (engine, polar_methods):
         monkeypatch.setattr(module, "triton_works", lambda: True)
     with FakeTensorMode():
         yield
@@ -79,17 +79,17 @@ def test_what_is_not_served_says_why(case):
     assert f"(torch: {expected}" in method_of(make, param, options)
 
 
-@pytest.mark.parametrize("rule", ["matrix", "adamw"])
-def test_gaps_in_memory(rule):
+@pytest.mark.parametrize("route", ["matrix", "adamw"])
+def test_gaps_in_memory(route):
     param = torch.empty_strided((64, 80), (160, 1), device="cuda").requires_grad_()
-    assert "(torch: its memory has gaps)" in method_of(nucleon.Leon, param, {"rule": rule})
+    assert "(torch: its memory has gaps)" in method_of(nucleon.Leon, param, {"route": route})
 
 
 def test_without_triton(monkeypatch):
     monkeypatch.setattr(engine, "triton_works", lambda: False)
-    for rule in ("matrix", "adamw"):
+    for route in ("matrix", "adamw"):
         param = torch.empty(64, 80, device="cuda").requires_grad_()
-        assert "(torch: no Triton)" in method_of(nucleon.Leon, param, {"rule": rule})
+        assert "(torch: no Triton)" in method_of(nucleon.Leon, param, {"route": route})
 
 
 @pytest.mark.parametrize("make", [nucleon.Muon, nucleon.Leon, nucleon.Pion])
@@ -98,7 +98,7 @@ def test_without_triton(monkeypatch):
 def test_the_rest_is_served(make, dtype, shape):
     param = torch.empty(shape, device="cuda", dtype=dtype).requires_grad_()
     assert "torch:" not in method_of(make, param, {})
-    assert method_of(make, param, {"rule": "adamw"}) == "adamw"
+    assert method_of(make, param, {"route": "adamw"}) == "adamw"
 
 
 def test_a_method_without_the_option_method_is_served_as_by_auto():

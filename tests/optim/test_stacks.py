@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import methods, of_potential, worklist
+from nucleon.optim import of_potential, polar_methods, worklist
 from nucleon.optim.engines.cuda import engine, graphs
 from nucleon.optim.engines.work import facts_of
 from nucleon.optim.matrices import axes, stacks
@@ -166,11 +166,11 @@ def test_stacks_of_large_products_are_not_captured(count, rows, columns, capture
 
 
 def test_what_is_float16_by_itself(monkeypatch):
-    monkeypatch.setattr(methods, "triton_works", lambda: True)
+    monkeypatch.setattr(polar_methods, "triton_works", lambda: True)
     cuda, group = torch.device("cuda"), {"method": "auto", "iterations": 5}
 
     def chosen(m, n, device=cuda, dtype=torch.float32, **other):
-        return methods.chosen_method(group | other, m, n, device, dtype)
+        return polar_methods.chosen_method(group | other, m, n, device, dtype)
 
     assert chosen(64, 64) == chosen(2**15, 2**16 - 1, dtype=torch.bfloat16) == "half"
     others = [chosen(63, 64), chosen(64, 64, torch.device("cpu")), chosen(2**15, 2**16)]

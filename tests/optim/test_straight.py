@@ -65,7 +65,7 @@ CHANGES = {
     "maximize": True,
     "weight_decay": 0.5,
     "lr": 0.3,
-    "steps": "exponential",
+    "step_length": "exponential",
     "method": "newton-schulz",
     "iterations": 3,
     "stochastic_rounding": True,
@@ -73,7 +73,7 @@ CHANGES = {
 OF_PION = {"samples": 3, "seed": 5}
 OF_ADAMW = {"betas": (0.5, 0.9), "eps": 0.1, "weight_decay": 0.5, "lr": 0.3, "maximize": True}
 UNSEEN = {
-    *("rule", "axes", "certify"),  # facts of a group from its first step on
+    *("route", "axes", "certify"),  # facts of a group from its first step on
     *("placement", "wire_dtype"),  # of several ranks: tests/distributed
     *("nonfinite", "largest_stack"),  # finite gradients of one matrix do not show them
     "momentum_dtype",  # the test after the next
@@ -83,7 +83,7 @@ UNSEEN = {
 def test_every_option_is_changed_below_or_is_not_seen_in_one_process():
     param = torch.zeros(4, 6, requires_grad=True)
     groups = [make([param]).param_groups[0] for make in (nucleon.Muon, nucleon.Pion, nucleon.Leon)]
-    groups += nucleon.Leon([{"params": [param], "rule": "adamw"}]).param_groups
+    groups += nucleon.Leon([{"params": [param], "route": "adamw"}]).param_groups
     known = {*options.ADAMW_DEFAULTS, *options.OF_METHODS, *options.SHARED, "momentum"}
     found = {name for group in groups for name in group} & known
     assert found - UNSEEN == {*CHANGES, *OF_PION, *OF_ADAMW}
@@ -94,7 +94,7 @@ def test_every_option_is_changed_below_or_is_not_seen_in_one_process():
     [
         *((nucleon.Leon, {}, *change) for change in CHANGES.items()),
         *((nucleon.Pion, {"samples": 2}, *change) for change in OF_PION.items()),
-        *((nucleon.Leon, {"rule": "adamw"}, *change) for change in OF_ADAMW.items()),
+        *((nucleon.Leon, {"route": "adamw"}, *change) for change in OF_ADAMW.items()),
         (Damped, {}, "damping", 4.0),
     ],
 )

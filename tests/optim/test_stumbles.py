@@ -69,7 +69,7 @@ def test_options_of_others_say_what_to_write(option, wanted):
 def test_hints_are_few_and_name_what_exists():
     assert len(options.HINTS) <= 12
     known = options.of_matrices(options.OF_METHODS) | {
-        "rule",
+        "route",
         *options.ModelOptions.__annotations__,
     }
     for name, remedy in options.HINTS.items():

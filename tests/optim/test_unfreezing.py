@@ -41,9 +41,9 @@ def test_what_is_unfrozen_takes_the_steps_of_a_group_added_then(method):
     assert model[1].weight not in whole.state
     model.requires_grad_(True)
     twin.requires_grad_(True)
-    half.add_param_group({"params": [("1.weight", twin[1].weight)], "rule": "matrix", "lr": 0.1})
+    half.add_param_group({"params": [("1.weight", twin[1].weight)], "route": "matrix", "lr": 0.1})
     rest = [(n, p) for n, p in twin[:3].named_parameters() if p is not twin[1].weight]
-    half.add_param_group({"params": rest, "rule": "adamw", "lr": 1e-3})
+    half.add_param_group({"params": rest, "route": "adamw", "lr": 1e-3})
     train(model, whole, 3, seed=1)
     train(twin, half, 3, seed=1)
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
@@ -275,8 +275,8 @@ def test_parameters_of_the_model_are_routed_with_the_options_given():
     named = [(n, p) for n, p in model.named_parameters() if n.startswith("5.")]
     optimizer.add_param_group({"params": named, "lr": 0.02, "momentum": 0.5})
     matrix, rest = optimizer.param_groups[2:]
-    assert (matrix["rule"], matrix["lr"], matrix["momentum"]) == ("matrix", 0.02, 0.5)
-    assert rest["rule"] == "adamw" and rest["lr"] == pytest.approx(0.002)  # the ratio is kept
+    assert (matrix["route"], matrix["lr"], matrix["momentum"]) == ("matrix", 0.02, 0.5)
+    assert rest["route"] == "adamw" and rest["lr"] == pytest.approx(0.002)  # the ratio is kept
     model.append(nn.Linear(5, 5).double())
     optimizer.add_param_group({"params": list(model[6].parameters()), "lr": 0.02, "aux_lr": 1.0})
     assert [g["lr"] for g in optimizer.param_groups[4:]] == [0.02, 1.0]
@@ -315,7 +315,7 @@ def test_a_parameter_beside_the_model_is_added_as_the_refusal_says():
     with pytest.raises(ValueError, match="not in the model") as refusal:
         optimizer.add_param_group({"params": [extra]})
     with pytest.raises(ValueError, match=r'pass these with names, as in \[\("extra.weight", p\)\]'):
-        optimizer.add_param_group({"params": [extra], "rule": "adamw"})
+        optimizer.add_param_group({"params": [extra], "route": "adamw"})
     said = re.search(r"as in ({.*}), or", str(refusal.value))
     optimizer.add_param_group(eval(said[1], {"parameter": extra}))
     assert optimizer.explain()["extra.weight"].route == "adamw"

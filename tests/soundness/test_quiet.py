@@ -89,7 +89,7 @@ def test_weight_decay_goes_on_at_rest():
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e-45, 1e18])
 def test_adamw_beside_matrices_stays_finite_without_gradients(scale):
     params = [torch.nn.Parameter(torch.zeros(s)) for s in ((4, 6), (7,))]
-    rest = {"params": params[1:], "rule": "adamw", "weight_decay": 0.01}
+    rest = {"params": params[1:], "route": "adamw", "weight_decay": 0.01}
     optimizer = nucleon.Leon([{"params": params[:1]}, rest], momentum=0.5)
     for step in range(2000 if SOAK else 300):
         for p in params:

@@ -160,7 +160,7 @@ def certified_checks(shape: tuple[int, int], *, seed: int = 0) -> tuple[Check, .
     weight, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
     plain = Leon([weight], **setting)
     error = difference(plain, weight, gradient, LEON, **game, gradient_bound=bound)
-    optimizer = Leon([other], **setting, steps="exponential", certify=True, seed=seed)
+    optimizer = Leon([other], **setting, step_length="exponential", certify=True, seed=seed)
     moves, given = _run(optimizer, other, gradient)
     # X_{t+1} = −P_t: the reference plays one round more than it is given gradients.
     longer = np.concatenate([given, np.zeros_like(given[:1])])

@@ -87,7 +87,7 @@ def _show(found: Plan) -> None:
         return
     grid = Grid(show_header=False, box=None)
     grid.add_row("discount γ", f"{found.discount:.10g}", "the optimizer's momentum")
-    grid.add_row("radius D", f"{found.radius:.6g}", "its lr, with steps='exponential'")
+    grid.add_row("radius D", f"{found.radius:.6g}", "its lr, with step_length='exponential'")
     grid.add_row("rounds T", f"{found.rounds}", "")
     for name, value in found.complexity.terms.items():
         grid.add_row(f"  T ≥ {name.replace('_', ' ')} term", f"{value:.6g}", "")

@@ -74,7 +74,7 @@ def _decayed(
     shared = {"matrix": decay, "adamw": 0.0}
     apart: dict[str, Any] = {}
     for rule in (rule for rule in shared if not given[rule]):
-        groups = [group for group in made.param_groups if group["rule"] == rule]
+        groups = [group for group in made.param_groups if group["route"] == rule]
         values = {
             param: {"weight_decay": decay if param in params else 0.0}
             for group in groups

@@ -59,7 +59,7 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
         self.model_parts = model_parts
         self.optimizers = [create(config.method, m, **_options(config, m)) for m in model_parts]
         for index, optimizer in enumerate(self.optimizers):
-            rules = [group["rule"] for group in optimizer.param_groups]
+            rules = [group["route"] for group in optimizer.param_groups]
             self._log_optimizer(optimizer, index, rules)
         # The container is an optimizer too, for the sake of the hooks of a step.
         params = [p for each in self.optimizers for g in each.param_groups for p in g["params"]]
@@ -106,7 +106,7 @@ def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
     """The parameters of a part that go to AdamW, with their names."""
     words = {name: options[name] for name in ("head", "overrides") if name in options}
     groups = param_groups(part, **words)
-    return [pair for group in groups if group["rule"] == "adamw" for pair in group["params"]]
+    return [pair for group in groups if group["route"] == "adamw" for pair in group["params"]]
 
 
 def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]]]:

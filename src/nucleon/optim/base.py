@@ -5,7 +5,7 @@ A step checks the gradients, then hands each piece of work to its engine:
     for work in worklist:  work.engine.step(work)
 
 The mathematics of a step is in `engines.reference`; a method adds its `direction`. Groups with
-rule="adamw" take AdamW's step.
+route="adamw" take AdamW's step.
 """
 
 import weakref
@@ -175,12 +175,12 @@ class MatrixOptimizer(Optimizer, ABC):
         """Check the options and parameters of a group, then add it with its state.
 
         A frozen parameter has its state made with its first gradient. An optimizer that `for_model`
-        made routes a group without "rule" as it did: a module, here or under "params", or
+        made routes a group without "route" as it did: a module, here or under "params", or
         parameters of its model.
         """
         group = {"params": param_group} if isinstance(param_group, nn.Module) else param_group
         later = self._runtime.later
-        if later is None or "rule" in group:
+        if later is None or "route" in group:
             self._add(group)
             return
         taken = {param: info.name for param, info in self._runtime.infos.items()}
@@ -210,7 +210,7 @@ class MatrixOptimizer(Optimizer, ABC):
             )
         }
         group["params"] = [*infos]
-        if group["rule"] == "matrix":
+        if group["route"] == "matrix":
             groups.check_matrices(infos, type(self).__name__)
         placement.check(group, infos)
         facts = ("axes", "reasons", "param_names")
@@ -239,7 +239,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _new_state(self, group: Mapping[str, Any], param: Tensor, *, owned: bool) -> State:
         average = self._runtime.averaging.new_state(param, self.state)
-        if group["rule"] == "adamw":
+        if group["route"] == "adamw":
             return state.new_adamw_state(param) | average
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
@@ -255,7 +255,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
         """Raise on a bad option; with the parameters, also on one that leaves their range."""
         options.check(group, self.declared)
-        if group["rule"] == "adamw":
+        if group["route"] == "adamw":
             options.check_adamw(group)
         else:
             self.check_options(group)

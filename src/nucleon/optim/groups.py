@@ -59,7 +59,7 @@ def named(
     if "reasons" not in group:  # routing has seen all names of the model
         root = root_of(name for name, _ in found)
         found = [(canonical(name, root), param) for name, param in found]
-    _check_params(found, group["lr"], complex_too=group["rule"] == "adamw")
+    _check_params(found, group["lr"], complex_too=group["route"] == "adamw")
     options.check_momentum_dtype(found, group)
     options.check_range(found, group)
     return found, names

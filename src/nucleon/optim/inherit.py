@@ -80,13 +80,13 @@ def translated(
 ) -> tuple[str, tuple[Change, ...]]:
     """Whose group it is, and what its hyperparameters become under `rule` at the new `rate`."""
     group = {name: _plain(value) for name, value in old.group.items() if name not in _ENGINE}
-    if "nucleon" in group and group["rule"] == rule:
+    if "nucleon" in group and group["route"] == rule:
         return group["nucleon"].partition("/")[0], _own(group, rule, new)
     if _adam_inside(old, rule):
         group = _inner(group)
     rates = [(name, group[name]) for name in ("lr", "initial_lr") if name in group]
     found = [Change("maximize", True, "maximize", True)] if group.get("maximize") else []
-    if "betas" in group and ("nucleon" not in group or group["rule"] == "adamw"):
+    if "betas" in group and ("nucleon" not in group or group["route"] == "adamw"):
         coupled = group.get("decoupled_weight_decay") is False
         found += [Change(name, value, name, value) for name, value in rates]
         found += _of_adam(group, rule)
@@ -238,7 +238,7 @@ def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]
     for group in new.param_groups:
         rate = float(group["lr"])
         of = [
-            (old[p], translated(old[p], group["rule"], new, rate))
+            (old[p], translated(old[p], group["route"], new, rate))
             for p in group["params"]
             if p in old
         ]
@@ -246,14 +246,14 @@ def report(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> list[Inheritance]
         seen = {(id(each.group), said[0]): said for each, said in of}
         for key, (source, changes) in seen.items():
             now = [replace(c, new=group.get(c.option)) if c.option else c for c in changes]
-            found.append(Inheritance(group["rule"], source, counts[key], now))
+            found.append(Inheritance(group["route"], source, counts[key], now))
     return found
 
 
 def keep_first_rates(new: MatrixOptimizer, old: Mapping[Tensor, Old]) -> None:
     """Give the groups the `initial_lr` of schedulers, where the old groups have one."""
     for group in new.param_groups:
-        said = [translated(old[p], group["rule"], new)[1] for p in group["params"] if p in old]
+        said = [translated(old[p], group["route"], new)[1] for p in group["params"] if p in old]
         rates = [c.new for changes in said for c in changes if c.option == "initial_lr"]
         if rates:
             group["initial_lr"] = Counter(rates).most_common(1)[0][0]
@@ -265,7 +265,7 @@ def _values(
     """The options that the old hyperparameters of each parameter of a route become."""
     found: dict[Tensor, dict[str, Any]] = {}
     for group in new.param_groups:
-        for param in group["params"] if group["rule"] == rule else ():
+        for param in group["params"] if group["route"] == rule else ():
             if param in old:
                 changes = translated(old[param], rule, new, float(group["lr"]))[1]
                 found[param] = {

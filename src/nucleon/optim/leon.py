@@ -20,8 +20,8 @@ from nucleon.linalg.half import half_augmented
 from nucleon.online.potentials import Admissibility, Hyperbolic
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
-from nucleon.optim.methods import check_iterations, chosen_method, polynomials
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
+from nucleon.optim.polar_methods import check_iterations, chosen_method, polynomials
 
 LeonMethod = Literal[
     "auto", "half", "polar-express", "bfloat16", "newton-schulz", "coupled", "eigh"
@@ -34,9 +34,9 @@ class LeonOptions(GramOptions, total=False):
     smoothing_scale: Annotated[float, Option(1.0)]
     """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); more smooths more, 0 is Muon (default 1.0: the theorem's)."""
     method: Annotated[LeonMethod, Option("auto", structure=True)]
-    """"auto", the default, is "half" or "polar-express", see `nucleon.optim.methods`; "half", the
-    float16 Gram recursion (measured: the fastest on CUDA), where M̂ too is made of gradients rounded
-    to float16; "polar-express", the augmented recursion with optimal quintics (measured: the
+    """"auto", the default, is "half" or "polar-express", see `nucleon.optim.polar_methods`; "half",
+    the float16 Gram recursion (measured: the fastest on CUDA), where M̂ is made of gradients rounded
+    to float16 too; "polar-express", the augmented recursion with optimal quintics (measured: the
     fastest of float32 on the CPU, both `benchmarks/step.py`); "bfloat16", the same quintics on
     Cholesky's factor of ĜĜᵀ + Λ by products of bfloat16 (measured: two thirds of the time on a CPU
     that has them); "newton-schulz", the augmented recursion with the paper's cubic; "coupled", the

@@ -287,13 +287,13 @@ def _fill(new: MatrixOptimizer, found: Mapping[Tensor, _Moments]) -> dict[str, s
             if state is None:
                 report[info.name] = "frozen: its state is made with its first gradient"
                 continue
-            if group["rule"] == "matrix":
+            if group["route"] == "matrix":
                 state["step"].fill_(steps)
             if moments is None:
                 said = "begins at zero: no old state"
             elif "stream" in state and "total" not in state:
                 said = "kept by the rank that owns it"
-            elif group["rule"] == "matrix":
+            elif group["route"] == "matrix":
                 said = _fill_matrices(state, moments, blocks(param, info.axes), group)
             else:
                 said = _fill_adamw(state, moments)

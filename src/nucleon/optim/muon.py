@@ -10,8 +10,8 @@ from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
-from nucleon.optim.methods import check_iterations, chosen_method, polynomials
 from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Option, Options, added_by
+from nucleon.optim.polar_methods import check_iterations, chosen_method, polynomials
 
 PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schulz", "muon", "svd"]
 
@@ -21,11 +21,11 @@ class MuonOptions(Options, total=False):
 
     method: Annotated[PolarMethod, Option("auto", structure=True)]
     """Of the polar factor. "auto", the default, is "half" or "polar-express", see
-    `nucleon.optim.methods`; "half", the float16 Gram recursion (measured: the fastest on CUDA);
-    "polar-express", the optimal quintics (measured: the smallest error of a five-step method, both
-    `benchmarks/step.py`); "bfloat16", the same by products of bfloat16 (measured: half the time on
-    a CPU that has them); "newton-schulz", the paper's cubic; "muon", Jordan's quintic, which
-    leaves the ball; "svd", exact and slow."""
+    `nucleon.optim.polar_methods`; "half", the float16 Gram recursion (measured: the fastest on
+    CUDA); "polar-express", the optimal quintics (measured: the smallest error of a five-step
+    method, both `benchmarks/step.py`); "bfloat16", the same by products of bfloat16 (measured: half
+    the time on a CPU that has them); "newton-schulz", the paper's cubic; "muon", Jordan's quintic,
+    which leaves the ball; "svd", exact and slow."""
 
 
 class MuonModelOptions(MuonOptions, ModelOptions, total=False):

@@ -13,10 +13,10 @@ from nucleon import _checks
 from nucleon.linalg._precision import widest
 
 Scale = Literal["spectral", "match-adamw", "none"]
-Steps = Literal["constant", "exponential"]
+StepLength = Literal["constant", "exponential"]
 NonFinite = Literal["skip", "raise"]
 Placement = Literal["local", "owner"]
-Rule = Literal["matrix", "adamw"]
+Route = Literal["matrix", "adamw"]
 Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
 """A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
 Head = str | Sequence[str] | None
@@ -58,7 +58,7 @@ class Option:
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer, each settable per parameter group."""
 
-    rule: Annotated[Rule, Option("matrix", fixed=True, structure=True)]
+    route: Annotated[Route, Option("matrix", fixed=True, structure=True)]
     """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
     the options of `AdamWOptions`."""
     axes: Annotated[str | list[str | None] | None, Option(None, fixed=True)]
@@ -72,7 +72,7 @@ class Options(TypedDict, total=False):
     scale: Annotated[Scale, Option("spectral")]
     """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
     practice; the theory's is "none")."""
-    steps: Annotated[Steps, Option("constant")]
+    step_length: Annotated[StepLength, Option("constant")]
     """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) per step
     for all matrices together, the random scaling of the theory."""
     iterations: Annotated[int, Option(5, structure=True)]
@@ -119,7 +119,7 @@ class GramOptions(Options, total=False):
 
 
 class AdamWOptions(TypedDict, total=False):
-    """Options of a group with rule="adamw"; `maximize` and `nonfinite` are as for matrices."""
+    """Options of a group with route="adamw"; `maximize` and `nonfinite` are as for matrices."""
 
     lr: Annotated[float | Tensor, Option(1e-3)]
     """A number or a one-element tensor (default 1e-3, that of `torch.optim.AdamW`)."""
@@ -162,7 +162,7 @@ def declared_in(options: type) -> dict[str, Option]:
 SHARED = declared_in(Options)
 ADAMW_DEFAULTS = {name: option.default for name, option in declared_in(AdamWOptions).items()}
 OF_ADAMW = {*ADAMW_DEFAULTS, *(name for name, option in SHARED.items() if option.adamw)}
-"""What a group with rule="adamw" heeds."""
+"""What a group with route="adamw" heeds."""
 OF_METHODS = frozenset({"beta2", "gradient_bound", "method", "samples", "smoothing_scale"})
 """Own options of Muon, Pion and Leon: an error in a group of one of them that lacks it."""
 
@@ -215,7 +215,7 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -
         raise TypeError(
             f"{averages[0]} is an option of the optimizer, not of a group; pass it to {method}"
         )
-    own = ADAMW_DEFAULTS if group.get("rule") == "adamw" else {}
+    own = ADAMW_DEFAULTS if group.get("route") == "adamw" else {}
     return {**defaults, **own, **group}
 
 
@@ -269,7 +269,7 @@ def check(group: Mapping[str, Any], declared: Declared) -> None:
 
 def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
     """Raise where a momentum of float64 is asked for on a device that may not have it."""
-    if group["rule"] != "matrix" or group["momentum_dtype"] != torch.float64:
+    if group["route"] != "matrix" or group["momentum_dtype"] != torch.float64:
         return
     for name, param in named:
         if widest(param.device) != torch.float64:
@@ -291,7 +291,7 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
                 f"lr={group['lr']!r} with weight_decay={group['weight_decay']!r} leaves the range "
                 f"of the weights of {name}; pass smaller ones"
             )
-    if group["rule"] != "matrix" or "gradient_bound" not in group:
+    if group["route"] != "matrix" or "gradient_bound" not in group:
         return
     scale = group.get("smoothing_scale", 1.0)
     scale = 1.0 if isinstance(scale, str) else float(scale)
@@ -345,7 +345,7 @@ HINTS = {
     "adjust_lr_fn": 'scale="spectral" or scale="match-adamw"',
     "adamw_lr": "aux_lr of for_model",
     "adamw_betas": 'aux={"betas": …} of for_model',
-    "use_muon": 'rule="matrix" or rule="adamw"',
+    "use_muon": 'route="matrix" or route="adamw"',
 }
 """What to write for options of AdamW and of other Muons."""
 
@@ -370,7 +370,7 @@ def unknown(of: str, given: Collection[str], known: Collection[str], more: str =
 
 def of_matrices(own: Collection[str]) -> set[str]:
     """Return the options that `for_model` accepts for a matrix, with those of its method."""
-    return {"lr", "momentum", *own, *SHARED} - {"rule", "axes"}
+    return {"lr", "momentum", *own, *SHARED} - {"route", "axes"}
 
 
 def check_adamw(group: Mapping[str, Any]) -> None:

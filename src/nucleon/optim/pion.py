@@ -15,9 +15,9 @@ from nucleon.linalg.roots import cholesky_root
 from nucleon.online.potentials import Admissibility, Gaussian
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws, of_potential
-from nucleon.optim.methods import check_iterations
 from nucleon.optim.muon import PolarMethod, polar_direction
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
+from nucleon.optim.polar_methods import check_iterations
 
 PionScale = float | Literal["theory", "literal"]
 

@@ -207,7 +207,7 @@ def check_state_dict(
     ]
     then = {infos[p].name: _decoded(found["axes"]) for p, found in kept if "axes" in found}
     now = {info.name: info.axes or axes.default(p.ndim) or "" for p, info in infos.items()}
-    of_adamw = [p for group in groups if group["rule"] == "adamw" for p in group["params"]]
+    of_adamw = [p for group in groups if group["route"] == "adamw" for p in group["params"]]
     _check_axes(then, now | {infos[p].name: "" for p in of_adamw})
     for param, found in kept:
         _check_saved(infos[param].name, param, found, templates[param])

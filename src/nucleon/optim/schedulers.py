@@ -38,11 +38,11 @@ def _one_rate(rates: Mapping[Tensor, Any], groups: Sequence[Mapping[str, Any]]) 
     aims, firsts = [_aim(g) for g in groups], [_first(rates, g) for g in groups]
     matrix: dict[tuple[str, float], float] = {}
     for group, aim, first in zip(groups, aims, firsts, strict=True):
-        if group["rule"] == "matrix" and group["scale"] != "match-adamw":
+        if group["route"] == "matrix" and group["scale"] != "match-adamw":
             matrix[aim] = max(first, matrix.get(aim, 0.0))
     for group, (name, rate), own in zip(groups, aims, firsts, strict=True):
         first = matrix.get((name, rate), 0.0)
-        if group["rule"] != "adamw" or not (0 < own < rate and 0 < first != own):
+        if group["route"] != "adamw" or not (0 < own < rate and 0 < first != own):
             continue
         wanted = [
             aim[1] * kept / first if kept and aim == (name, rate) else aim[1]
@@ -104,7 +104,7 @@ def _lifted(groups: Sequence[Mapping[str, Any]]) -> str:
     A schedule for each group may do so too; once the lifted rate passes the other, it is one.
     """
     rated = [
-        (g["initial_lr"], g["lr"], "AdamW's" if g["rule"] == "adamw" else "the matrices'")
+        (g["initial_lr"], g["lr"], "AdamW's" if g["route"] == "adamw" else "the matrices'")
         for g in groups
         if "initial_lr" in g and "swa_lr" not in g  # which is given for each group
         if not isinstance(g["lr"], Tensor)

@@ -64,13 +64,13 @@ class Worklist:
             self.signature = []
 
 
-def signature(method: HasDirection, groups: Groups, states: States) -> list[object]:
+def signature(optimizer: HasDirection, groups: Groups, states: States) -> list[object]:
     """The structure that a list of work was made for: cheap, since every step looks at it."""
     # A hook may be assigned at any time, to the instance or to its class.
-    found: list[object] = [method.__dict__.get("direction"), method.__class__.direction]
+    found: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
     for group in groups:
         params: list[Tensor] = group["params"]
-        found += [id(group), *map(group.get, method.declared.structure)]
+        found += [id(group), *map(group.get, optimizer.declared.structure)]
         found += map(id, params)
         found += map(id, map(states.get, params))
         found += map(_LOOK, params)
@@ -82,23 +82,23 @@ _LOOK = attrgetter("dtype", "device", "shape")
 
 
 def build(
-    method: HasDirection, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
+    optimizer: HasDirection, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
 ) -> Worklist:
     """The work of parameters that have had a gradient, here or, for DTensors, on another rank."""
     works: list[Work] = []
     for group in groups:
         chosen = [p for p in group["params"] if p in entered or shards.sharded(p)]
         chosen = [p for p in chosen if p in states]
-        if group["rule"] == "adamw":
+        if group["route"] == "adamw":
             if chosen:
                 engine = cuda_adamw if cuda_adamw.serves(chosen) else adamw
                 works.append(Work(engine, group, chosen, [states[p] for p in chosen]))
         elif placement.owned(group):
-            works.append(_owned(method, group, states, infos))
+            works.append(_owned(optimizer, group, states, infos))
         else:
-            works += _restrided(matrices(method, group, chosen, states, infos))
+            works += _restrided(matrices(optimizer, group, chosen, states, infos))
     counted: dict[torch.device, list[State]] = defaultdict(list)
-    for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
+    for param in (p for g in groups if g["route"] == "matrix" for p in g["params"]):
         if param in states:
             counted[param.device].append(states[param])
     sharded = [p for g in groups for p in g["params"] if shards.sharded(p)]
@@ -109,20 +109,24 @@ def build(
             work.pools = pools
     lanes.assign(works)
     long = {id(group) for group in groups if sums_long(group)}
-    return Worklist(works, signature(method, groups, states), dict(counted), sharded, waiting, long)
+    return Worklist(
+        works, signature(optimizer, groups, states), dict(counted), sharded, waiting, long
+    )
 
 
-def present(method: HasDirection, groups: Groups, states: States, infos: Infos) -> list[Matrices]:
+def present(
+    optimizer: HasDirection, groups: Groups, states: States, infos: Infos
+) -> list[Matrices]:
     """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
     found: list[Matrices] = []
-    for group in (g for g in groups if g["rule"] == "matrix"):
+    for group in (g for g in groups if g["route"] == "matrix"):
         kept = [p for p in group["params"] if "total" in states.get(p, {})]
-        found += matrices(method, group, kept, states, infos)
+        found += matrices(optimizer, group, kept, states, infos)
     return found
 
 
 def matrices(
-    method: HasDirection,
+    optimizer: HasDirection,
     group: dict[str, Any],
     params: Sequence[Tensor],
     states: States,
@@ -136,7 +140,7 @@ def matrices(
     def served(param: Tensor, block: Block) -> object:
         key = (*_LOOK(param), strides_of(param), block)
         if key not in known:
-            known[key] = cuda.kind(method, group, param, block)
+            known[key] = cuda.kind(optimizer, group, param, block)
         return known[key]
 
     def capacity(param: Tensor, block: Block) -> int:
@@ -149,7 +153,7 @@ def matrices(
         computer = cast(Computer, cuda if fast else reference)
         engine: Engine = gathered if shards.sharded(piece.param) else computer
         own = [states[p] for p in stack.params]
-        made = Matrices(engine, group, stack.params, own, method, stack, computer)
+        made = Matrices(engine, group, stack.params, own, optimizer, stack, computer)
         made.derive()
         return made
 
@@ -165,7 +169,7 @@ def _restrided(works: list[Matrices]) -> list[Matrices]:
     return works
 
 
-def _owned(method: HasDirection, group: dict[str, Any], states: States, infos: Infos) -> Owned:
+def _owned(optimizer: HasDirection, group: dict[str, Any], states: States, infos: Infos) -> Owned:
     """The rounds of a group, see `Owned`."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
     params = [p for p in group["params"] if p in states]  # what is frozen has none
@@ -173,7 +177,7 @@ def _owned(method: HasDirection, group: dict[str, Any], states: States, infos: I
         if param in states:
             of_rank[cast(int, owner)].append(param)
     built = {
-        rank: _restrided(matrices(method, group, of_rank[rank], states, infos, cut=False))
+        rank: _restrided(matrices(optimizer, group, of_rank[rank], states, infos, cut=False))
         for rank in sorted(of_rank)
     }
     rounds = [

@@ -202,8 +202,8 @@ def run(settings: Settings, progress: Progress) -> Result:
         notes=(
             *NOTES,
             "Leon and Muon run as what they are, the conversion of FAML and of FTL; the optimizers "
-            'with gradient_bound, steps="exponential" and no scaling take the same steps. Leon '
-            "does so here, and its certificate is the reference's.",
+            'with gradient_bound, step_length="exponential" and no scaling take the same steps. '
+            "Leon does so here, and its certificate is the reference's.",
             "The plan's constants are safe, so the measured gap is far below ε.",
             f"Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on "
             f"every problem. What it loses as a learner it must pay by climbing the loss, since "

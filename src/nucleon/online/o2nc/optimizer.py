@@ -78,7 +78,7 @@ class O2NC(Optimizer):
         self.learners = self._make_learners(learner, options)
         first = self.params[0]
         runs = torch.arange(len(first) if independent else 1, device=first.device)
-        # −1, −2, …: the first process has the lengths of the optimizers' steps="exponential".
+        # −1, −2, …: the first process has the lengths of the optimizers' step_length="exponential".
         self._streams = EXPONENTIAL_STREAM - (runs if independent else runs.squeeze())
         self.tau = self._draw_tau()
         """τ, an int64 tensor: () or, for independent processes, (b,)."""

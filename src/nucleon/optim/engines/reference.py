@@ -53,7 +53,7 @@ def advance(
 
         total = moments.accumulate_total(old, gradient, hyper.momentum)
         gram = old_gram
-        if work.method.has_gram:
+        if work.optimizer.has_gram:
             gram = moments.accumulate_gram(old_gram, gradient, hyper.gram_discount)
         ahead = hyper.momentum * total + gradient if hyper.lookahead else total
         smoothing = smoothing_of(gram, hyper)
@@ -79,7 +79,7 @@ def advance(
             total = torch.where(each, total * kept, old)
             gram = torch.where(each, gram * kept, old_gram) if gram.numel() else gram
         stack.scatter(total, [s["total"] for s in states])
-        if work.method.has_gram:
+        if work.optimizer.has_gram:
             torch._foreach_copy_(stack.grams(states), stack.split(gram))
         stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
         skipped = ~taken if has_gradient is None else has_gradient & ~taken
@@ -106,12 +106,12 @@ def _finite(work: Matrices, largest: Tensor, ahead: Tensor | None, gram: Tensor)
 def _direction(work: Matrices, total: Tensor, smoothing: Tensor) -> Tensor:
     """P of the method's hook; raises where it has not the shape of S."""
     shape = total.shape  # before the hook: it may work in place
-    found = work.method.direction(total, smoothing, work.context)
+    found = work.optimizer.direction(total, smoothing, work.context)
     is_tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_tensor or found.shape != shape:
         returned = tuple(found.shape) if is_tensor else type(found).__name__
         raise ValueError(
-            f"{work.method.__class__.__name__}.direction returned {returned} for S of the shape "
+            f"{work.optimizer.__class__.__name__}.direction returned {returned} for S of the shape "
             f"{tuple(shape)}; return P, a tensor in the shape of S"
         )
     return found
@@ -121,7 +121,7 @@ def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
     """Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
     stack, states = work.stack, work.states
     total = stack.gather([s["total"] for s in states])
-    gram = torch.cat(stack.grams(states)) if work.method.has_gram else total.new_empty(0)
+    gram = torch.cat(stack.grams(states)) if work.optimizer.has_gram else total.new_empty(0)
     return total, gram
 
 

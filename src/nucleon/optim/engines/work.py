@@ -144,13 +144,15 @@ class Hyperparameters:
     """What the rounding of subnormal entries may have taken from M̂, where c > 1 enlarges it."""
 
     @classmethod
-    def of(cls, method: HasDirection, group: Mapping[str, Any], stack: Stack) -> "Hyperparameters":
+    def of(
+        cls, optimizer: HasDirection, group: Mapping[str, Any], stack: Stack
+    ) -> "Hyperparameters":
         """Those of a stack under the present options of its group."""
         momentum = float(group["momentum"])
         bound = float(group.get("gradient_bound", 0.0))
         m, n = sorted(stack.shape)
-        smooths = float(method.smoothing_scale(group, m, n)) if method.has_gram else 0.0
-        settles = smooths and facts_of(method).settles
+        smooths = float(optimizer.smoothing_scale(group, m, n)) if optimizer.has_gram else 0.0
+        settles = smooths and facts_of(optimizer).settles
         return cls(
             momentum=momentum,
             gram_discount=gram_discount(group),
@@ -161,7 +163,7 @@ class Hyperparameters:
             scale=scale_factor(group["scale"], *stack.shape),
             sign=-1.0 if group["maximize"] else 1.0,
             rest=Rest.of(momentum, m, settling_bound=bound if settles else 0.0),
-            draws=method.draws(group, m, n),
+            draws=optimizer.draws(group, m, n),
             lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, stack.params[0].dtype),
         )
 
@@ -266,7 +268,7 @@ class Work:
 class Matrices(Work):
     """A stack of matrices of one shape; `params` and `states` have one entry per piece of it."""
 
-    method: HasDirection
+    optimizer: HasDirection
     stack: Stack
     computer: Computer
     """What computes its direction: the engine itself, unless ranks collect and distribute."""
@@ -278,7 +280,7 @@ class Matrices(Work):
 
     def derive(self) -> None:
         """Derive the hyperparameters from the present options of the group."""
-        self.hyperparameters = Hyperparameters.of(self.method, self.group, self.stack)
+        self.hyperparameters = Hyperparameters.of(self.optimizer, self.group, self.stack)
         self.context = Context(self.group, self.stack, self.states, self.hyperparameters)
 
     def rates(self) -> tuple[float | Tensor, float | Tensor]:
@@ -286,7 +288,7 @@ class Matrices(Work):
         lr, decay = self.group["lr"], self.group["weight_decay"]
         if isinstance(lr, Tensor):  # one on the host is a number: reading it waits for nothing
             lr = float(lr) if lr.is_cpu and not self.params[0].is_cpu else lr.reshape(())
-        length = self._length() if self.group["steps"] == "exponential" else 1.0
+        length = self._length() if self.group["step_length"] == "exponential" else 1.0
         return lr * length * self.hyperparameters.scale, lr * decay if decay else 0.0
 
     def _length(self) -> Tensor:

@@ -65,7 +65,7 @@ class Later:
             raise ValueError(
                 f"{', '.join(strange)} of params is not in the model, so that nothing tells where "
                 f'it goes; pass its module, or a name and a rule with it, as in {{"params": '
-                f'[("extra.weight", parameter)], "rule": "adamw"}}, or "matrix"'
+                f'[("extra.weight", parameter)], "route": "adamw"}}, or "matrix"'
             )
         # A module beside the model has no output head that is looked for, nor its overrides.
         alone = {"aux": arguments["aux"], "head": None, "overrides": None}

@@ -26,8 +26,8 @@ from nucleon.optim.engines.work import HasDirection, State, facts_of
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks, canonical, root_of
-from nucleon.optim.methods import chosen_method
 from nucleon.optim.options import OF_ADAMW, Head, Override
+from nucleon.optim.polar_methods import chosen_method
 from nucleon.optim.routing import cuts, fused, notices, roles
 from nucleon.optim.routing.explanation import Row
 from nucleon.optim.routing.heads import doubtful, missed, output_heads
@@ -222,7 +222,7 @@ def rows(
     """A row for each parameter of an optimizer: name, shape, axes, route, reason, state, method."""
     found: list[Row] = []
     for group in groups:
-        matrix = group["rule"] == "matrix"
+        matrix = group["route"] == "matrix"
         for param in group["params"]:
             info, state = infos[param], states.get(param, {}).values()
             spec = (info.axes or axes.default(param.ndim)) if matrix else None
@@ -231,7 +231,7 @@ def rows(
                     name=info.name,
                     shape=tuple(param.shape),
                     axes=spec,
-                    route=group["rule"],
+                    route=group["route"],
                     reason=info.reason if param.requires_grad else f"{info.reason}; {FROZEN}",
                     state_bytes=sum(t.numel() * t.element_size() for t in state),
                     method=_method(method, group, param, spec),
@@ -422,7 +422,7 @@ def _groups(
     return [
         {
             "params": [(p.name, p.param) for p in members],
-            "rule": route,
+            "route": route,
             "axes": [p.axes for p in members],
             "reasons": [p.reason for p in members],
             **shared,

@@ -30,7 +30,7 @@ def collect(
     mine = {
         infos[param].name: _certificate(method, states[param], group, blocks(param, spec))
         for group in groups
-        if group["certify"] and group["rule"] == "matrix"
+        if group["certify"] and group["route"] == "matrix"
         for param in group["params"]
         if param.numel() and "ledger.played" in states.get(param, {})
         for spec in [infos[param].axes]

@@ -59,7 +59,7 @@ def collect(
 def _weight_norms(groups: Sequence[Mapping[str, Any]], infos: Infos) -> dict[Tensor, Tensor]:
     """‖W‖_F of each matrix of each parameter; every rank takes part, one parameter at a time."""
     norms: dict[Tensor, Tensor] = {}
-    for param in (p for g in groups if g["rule"] == "matrix" for p in g["params"]):
+    for param in (p for g in groups if g["route"] == "matrix" for p in g["params"]):
         whole = shards.full(param).to(_checks.work_dtype(param.dtype))
         found = blocks(param, infos[param].axes)
         norms[param] = torch.cat([rest.frobenius(block.matrices(whole)) for block in found])

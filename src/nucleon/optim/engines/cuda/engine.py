@@ -28,7 +28,7 @@ from nucleon.optim.engines.cuda.layout import Side, dense, place_of, restrided
 from nucleon.optim.engines.work import KERNELS, HasDirection, Matrices, State, facts_of, sums_long
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
-from nucleon.optim.methods import HALF_ROWS, chosen_method
+from nucleon.optim.polar_methods import HALF_ROWS, chosen_method
 
 
 def runs_on(device: torch.device) -> bool:
@@ -44,7 +44,7 @@ def unreadable(param: Tensor) -> str | None:
 
 
 def refusal(
-    method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
+    optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> str | None:
     """Why this engine does not step such matrices of a parameter; None where it does.
 
@@ -52,9 +52,9 @@ def refusal(
     """
     if (reason := unreadable(param)) is not None:
         return reason
-    kernel = facts_of(method).kernel
-    if KERNELS.get(kernel or "") != method.has_gram:
-        return f"{method.name} has no kernel"
+    kernel = facts_of(optimizer).kernel
+    if KERNELS.get(kernel or "") != optimizer.has_gram:
+        return f"{optimizer.name} has no kernel"
     if group["certify"]:
         return "certify=True"
     if group["momentum_dtype"] == torch.float64:
@@ -64,9 +64,9 @@ def refusal(
     if place_of(param, block) is None:
         return "its entries are not apart by two strides per side"
     m, n = sorted((block.rows, block.columns))
-    draws = method.draws(group, m, n) if kernel == "perturbed" else None
+    draws = optimizer.draws(group, m, n) if kernel == "perturbed" else None
     if kernel == "perturbed" and draws is None:
-        return f"{method.name} draws no noise"
+        return f"{optimizer.name} draws no noise"
     wide = n if draws is None else draws.width
     chosen = chosen_method(group, m, wide, param.device, param.dtype)
     if draws is not None and draws.samples * m * wide > MOST_NOISE:
@@ -76,7 +76,7 @@ def refusal(
     if chosen == "half":
         return None
     if draws is not None:
-        return f"{method.name} by {chosen!r} for {m}×{n}"
+        return f"{optimizer.name} by {chosen!r} for {m}×{n}"
     if chosen != "polar-express" or m >= HALF_ROWS:
         return f"method={chosen!r} for {m}×{n}"
     if n > LONGEST:
@@ -90,10 +90,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def kind(
-    method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
+    optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> tuple[Side, Side] | None:
     """What the matrices of a stack must share: how their sides lie; None where not served."""
-    if refusal(method, group, param, block) is not None:
+    if refusal(optimizer, group, param, block) is not None:
         return None
     place = place_of(param, block)
     assert place is not None

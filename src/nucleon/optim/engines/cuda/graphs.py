@@ -23,7 +23,7 @@ from nucleon.optim.engines.cuda.capture import captured
 from nucleon.optim.engines.cuda.job import Job, aligned
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
 from nucleon.optim.engines.work import Matrices, facts_of
-from nucleon.optim.methods import chosen_method
+from nucleon.optim.polar_methods import chosen_method
 
 LARGEST = 2**35
 """bm³ of a stack that is captured, b matrices of short side m: 0.1 ms per product on an H200."""
@@ -81,7 +81,7 @@ def cache_of(work: Matrices) -> Cache:
     """What is kept of a stack, from its first step on."""
     if not isinstance(work.cache, Cache):
         ordered, param = layout_of(work.stack), work.params[0]
-        drawn = facts_of(work.method).kernel == "perturbed"
+        drawn = facts_of(work.optimizer).kernel == "perturbed"
         stored = layout_of(work.stack, in_order=drawn)
         assert ordered is not None and stored is not None  # or it has another engine
         method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
@@ -100,7 +100,7 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
     decays = bool(work.group["weight_decay"])
     inputs = (gradient, total, masked, moves, decays, work.hyperparameters)
     if cache.job is None or cache.inputs != inputs:
-        kernel = facts_of(work.method).kernel
+        kernel = facts_of(work.optimizer).kernel
         assert kernel is not None  # or it has another engine
         cache.inputs = inputs
         cache.job = Job(
@@ -111,7 +111,7 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
             gradient=gradient,
             total=total,
             weight=work.params[0].dtype,
-            has_gram=work.method.has_gram,
+            has_gram=work.optimizer.has_gram,
             masked=masked,
             decays=decays,
             iterations=work.group["iterations"],

@@ -6,7 +6,7 @@ from torch import Tensor
 from nucleon.linalg import half
 from nucleon.linalg._precision import exact_products
 from nucleon.optim.engines.cuda.job import Job
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 
 RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
 """Of `KERNELS` those without noise: the direction in float16, from the operands of `begin`."""

@@ -28,7 +28,7 @@ from nucleon.optim.engines.cuda import kernels
 from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.engines.work import Draws
 from nucleon.optim.matrices.stacks import LARGEST_GRID
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 
 ENTRIES = 2**27
 """Of noise that is drawn at once, four bytes each with what becomes of it; or one matrix's."""

@@ -21,7 +21,7 @@ from nucleon.linalg import _rounding
 from nucleon.linalg.triton_symmetric import matrix, table_bytes
 from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.engines.cuda.kernels import entries, moments, reading, resting, verdict
-from nucleon.optim.methods import polynomials
+from nucleon.optim.polar_methods import polynomials
 
 WIDE = 4096
 """Entries of a tile at most, 32 kB in float64."""

@@ -23,7 +23,7 @@ def world(params: Sequence[Tensor]) -> tuple[int, ...]:
 
 def owned(group: Mapping[str, Any]) -> bool:
     """Whether each parameter of a group has one rank that keeps its state and steps it."""
-    asked = group["placement"] == "owner" and group["rule"] == "matrix"
+    asked = group["placement"] == "owner" and group["route"] == "matrix"
     return asked and world(group["params"]) != (0,)
 
 
@@ -67,7 +67,7 @@ def spread(groups: Sequence[Mapping[str, Any]]) -> bool:
 
 def check(group: Mapping[str, Any], infos: Infos) -> None:
     """Raise on a group whose parameters its placement cannot serve."""
-    if group["placement"] == "local" or group["rule"] != "matrix":
+    if group["placement"] == "local" or group["route"] != "matrix":
         return
     params: Sequence[Tensor] = group["params"]
     for param in params:
