@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
     print(f"optimizers=: loss {trainer.train().training_loss:.4f}")
 
-    makes = (huggingface.factory("leon"), {"lr": 0.02, "aux_lr": 3e-3})
+    makes = (huggingface.factory("leon"), {"lr": 0.02, "aux_lr": 3e-3, "weight_decay": 0.0})
     trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=data,
                       optimizer_cls_and_kwargs=makes)  # fmt: skip
     print(f"optimizer_cls_and_kwargs=: loss {trainer.train().training_loss:.4f}")

@@ -14,10 +14,7 @@ x = torch.randn(256, 16)
 y = x.roll(1, dims=1).tanh()
 for step in range(81):
     if step == 40:
-        leon = nucleon.Leon.for_model(model, lr=0.01, aux_lr=1e-3, head=None)
-        for name, kept in nucleon.optim.convert(optimizers, leon).items():
-            print(f"  {name}: {kept}")
-        optimizers = [leon]
+        optimizers = [nucleon.converted(optimizers, model, nucleon.Leon, head=None)]
     loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
     for optimizer in optimizers:

@@ -24,11 +24,13 @@ config = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=64, num_hi
 with tempfile.TemporaryDirectory() as folder:
     arguments = SFTConfig(folder, max_steps=40, per_device_train_batch_size=8, use_cpu=True,
                           bf16=False, report_to=[], save_strategy="no", logging_steps=10,
-                          disable_tqdm=True, weight_decay=0.01)  # fmt: skip
+                          disable_tqdm=True)  # fmt: skip
     trainer = SFTTrainer(
         LlamaForCausalLM(config), arguments, processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"text": counts}),
-        optimizer_cls_and_kwargs=(huggingface.factory("leon"), {"lr": 0.02, "aux_lr": 3e-3}),
+        optimizer_cls_and_kwargs=(
+            huggingface.factory("leon"), {"lr": 0.02, "aux_lr": 3e-3, "weight_decay": 0.01}
+        ),
     )  # fmt: skip
     trainer.train()
     losses = {log["step"]: log["loss"] for log in trainer.state.log_history[:-1]}

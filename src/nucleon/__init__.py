@@ -6,12 +6,22 @@ from nucleon import _lazy
 
 if TYPE_CHECKING:
     from nucleon import linalg, online, optim
-    from nucleon.optim import Leon, Muon, Pion, create, list_optimizers
+    from nucleon.optim import Leon, Muon, Pion, converted, create, list_optimizers
 
 __version__ = "0.1.0"
 
-__all__ = ["Leon", "Muon", "Pion", "create", "linalg", "list_optimizers", "online", "optim"]
+__all__ = [
+    "Leon",
+    "Muon",
+    "Pion",
+    "converted",
+    "create",
+    "linalg",
+    "list_optimizers",
+    "online",
+    "optim",
+]
 
 __getattr__, __dir__ = _lazy.attach(
-    __name__, __all__, {"optim": "create Leon list_optimizers Muon Pion"}
+    __name__, __all__, {"optim": "converted create Leon list_optimizers Muon Pion"}
 )

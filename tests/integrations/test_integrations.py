@@ -217,34 +217,23 @@ def test_a_rate_that_lightning_drops_is_said_once_with_where_to_give_it():
     assert fit({"body.*": {"lr": 1e-3}}) == (1e-3, [])
 
 
-def test_the_factory_makes_an_optimizer_of_the_model_it_is_given():
+@pytest.mark.parametrize("arguments", [(), (TrainingArguments("."),)], ids=["Trainer", "axolotl"])
+def test_the_factory_makes_an_optimizer_of_the_model_it_is_given(arguments):
     made = factory("muon")
     assert made.__name__ == "MuonFactory" and not issubclass(made, torch.optim.Optimizer)
-    optimizer = made()(nn.Linear(3, 4), lr=0.3)
+    optimizer = made()(nn.Linear(3, 4), *arguments, lr=0.3, weight_decay=0.1)
     assert isinstance(optimizer, nucleon.Muon)
     assert [g["route"] for g in optimizer.param_groups] == ["matrix", "adamw"]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
 
 
-def test_the_factory_says_once_what_is_doubtful(tmp_path):
-    arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to=[])
-    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
-    with pytest.warns(UserWarning, match="no output head was found") as said:
-        optimizer = factory("leon")()(model, arguments)
-    assert len(said) == 1
-    assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 0.1}
-
-
-def test_the_factory_takes_the_arguments_that_axolotl_hands_it(tmp_path):
-    arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to=[])
-    optimizer = factory("leon")()(llama(), arguments, lr=0.3)
-    found = {
-        optimizer.infos[p].name: (g["lr"], g["weight_decay"])
-        for g in optimizer.param_groups
-        for p in g["params"]
-    }
-    assert found["model.layers.0.mlp.up_proj.weight"] == (0.3, 0.1)
-    assert found["model.embed_tokens.weight"] == (1e-3, 0.1)
-    assert found["model.norm.weight"] == (1e-3, 0.0)
+@pytest.mark.parametrize("missing", ["lr", "weight_decay"])
+def test_what_would_be_ignored_in_training_arguments_is_asked_for(tmp_path, missing):
+    options = {"lr": 0.3, "weight_decay": 0.1}
+    del options[missing]
+    made = trainer(tmp_path, optimizer=(factory("leon"), options), learning_rate=7.0)
+    with pytest.raises(ValueError, match=f"lack {missing}: .* TrainingArguments"):
+        made.create_optimizer()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +264,7 @@ def trainer(folder, model=None, optimizer=None, **arguments):
         model or llama(),
         TrainingArguments(str(folder), **{**defaults, **quiet, **arguments}),
         train_dataset=[{"input_ids": ids, "labels": ids}] * 8,
-        optimizer_cls_and_kwargs=optimizer or (factory("leon"), {"lr": 0.01}),
+        optimizer_cls_and_kwargs=optimizer or (factory("leon"), {"lr": 0.01, "weight_decay": 0.1}),
     )
 
 
@@ -284,7 +273,7 @@ def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
     """The optimizer's state goes through the Trainer's own saving and loading."""
 
     def run(resume=None):
-        made = trainer(tmp_path, save_strategy="steps", save_steps=2, weight_decay=0.1)
+        made = trainer(tmp_path, save_strategy="steps", save_steps=2)
         made.train(resume_from_checkpoint=resume)
         return made.model
 
@@ -294,39 +283,9 @@ def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
         assert torch.equal(p, q)
 
 
-def decays(made):
-    optimizer = made.create_optimizer()
-    return {
-        optimizer.infos[p].name: g["weight_decay"]
-        for g in optimizer.param_groups
-        for p in g["params"]
-    }
-
-
-def test_the_decay_of_the_training_arguments_reaches_what_the_trainer_decays(tmp_path):
-    made = trainer(tmp_path, weight_decay=0.1)
-    wanted = set(made.get_decay_parameter_names(made.model))
-    assert {"model.embed_tokens.weight", "lm_head.weight"} < wanted
-    assert decays(made) == {
-        name: 0.1 if name in wanted else 0.0 for name, _ in made.model.named_parameters()
-    }
-    assert not any(decays(trainer(tmp_path)).values())
-
-
-def test_a_decay_given_to_the_factory_wins(tmp_path):
-    options = {"weight_decay": 0.3, "overrides": {"lm_head.weight": {"weight_decay": 0.7}}}
-    found = decays(trainer(tmp_path, optimizer=(factory("leon"), options), weight_decay=0.1))
-    assert found["model.layers.0.mlp.up_proj.weight"] == 0.3
-    assert found["model.embed_tokens.weight"] == 0.1 and found["lm_head.weight"] == 0.7
-    options = {"aux": {"weight_decay": 0.0}}
-    found = decays(trainer(tmp_path, optimizer=(factory("leon"), options), weight_decay=0.1))
-    assert found["model.layers.0.mlp.up_proj.weight"] == 0.1
-    assert found["model.embed_tokens.weight"] == 0.0
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_logs_diagnostics_and_certificates(tmp_path):
-    options = {"lr": 0.01, "gradient_bound": 10.0, "certify": True}
+    options = {"lr": 0.01, "weight_decay": 0.0, "gradient_bound": 10.0, "certify": True}
     made = trainer(tmp_path, optimizer=(factory("leon"), options), logging_steps=2)
     made.add_callback(DiagnosticsCallback(made, every=2))
     made.train()

@@ -189,20 +189,6 @@ def test_the_options_of_our_methods_are_all_known():
     assert {name for make in ours for name in make.own_options} == options.OF_METHODS
 
 
-def test_what_another_method_means_otherwise_is_not_carried_over():
-    """Pion's smoothing is no number of Leon's; where the name is one's own, all is."""
-    model = torch.nn.Linear(4, 6, bias=False)
-    given = {"smoothing_scale": "literal", "beta2": 0.5, "nesterov": True, "method": "svd"}
-    old = nucleon.Pion.for_model(model, lr=0.3, head=None, seed=3, **given)
-    model.weight.grad = torch.ones(6, 4)
-    old.step()
-    told = nucleon.optim.converted(old, model, nucleon.Leon.for_model, head=None).options
-    assert {"beta2", "nesterov", "seed", "lr"} <= set(told)
-    assert not {"smoothing_scale", "method", "samples", "placement", "certify"} & set(told)
-    told = nucleon.optim.converted(old, model, nucleon.Pion.for_model, head=None).options
-    assert told["smoothing_scale"] == "literal" and told["method"] == "svd"
-
-
 def rates_in(function):
     """The defaults of lr and momentum in a signature."""
     parameters = inspect.signature(function).parameters

@@ -8,7 +8,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -98,12 +97,6 @@ def test_one_parameter_is_not_several():
     explained = str(nucleon.Leon.for_model(nn.Linear(4, 4), head=None).explain())
     assert "matrix: 1 parameter, 16 entries" in explained
     assert "1 parameters" not in explained and "1 entries" not in explained
-    model = nn.Linear(4, 4, bias=False)
-    old = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model(torch.ones(4)).sum().backward()
-    old.step()
-    made = nucleon.optim.converted(old, model, nucleon.Leon.for_model)
-    assert made.groups[0].lines()[0].startswith("matrix: 1 parameter of")
 
 
 def test_arguments_of_for_model_are_named_by_the_constructor():

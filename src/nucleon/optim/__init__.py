@@ -2,10 +2,10 @@
 
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate
+from nucleon.optim.convert import converted
 from nucleon.optim.engines.ranks.agreement import check_ranks
 from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.leon import Leon, LeonOptions
-from nucleon.optim.migrate import Conversion, convert, convert_checkpoint, converted
 from nucleon.optim.muon import Muon, MuonOptions
 from nucleon.optim.options import AdamWOptions, Option, Options, scale_factor
 from nucleon.optim.pion import Pion, PionOptions
@@ -20,7 +20,6 @@ __all__ = [
     "AdamWOptions",
     "CertificateLog",
     "Context",
-    "Conversion",
     "Draws",
     "Explanation",
     "Leon",
@@ -37,8 +36,6 @@ __all__ = [
     "Role",
     "check_ranks",
     "consolidate",
-    "convert",
-    "convert_checkpoint",
     "converted",
     "create",
     "list_optimizers",

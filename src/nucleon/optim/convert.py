@@ -1,0 +1,228 @@
+"""Go on with a running job under Muon, Pion or Leon, from AdamW or another Muon.
+
+Others keep averages, nucleon keeps sums. With m the average of gradients, v that of their squares
+(corrected for its start), and β₁, β₂ those of the new optimizer,
+
+    Ĝ = m/(1−β₁)
+    M̂ = (mmᵀ + diag(Σ_j max(0, v_ij − m_ij²)))/(1−β₂)       from AdamW
+    M̂ = ĜĜᵀ·(1−β₁²)/(1−β₂)                                  from Muon, which keeps no squares
+
+The first M̂ has the diagonal of the mean GGᵀ exactly, and all of it where the rows of the noise are
+not correlated. The second is the expectation of M̂ where gradients are noise around zero; where they
+are all signal it is (1+β₁)/(1−β₁) times too large, which makes the first steps shorter, and is
+forgotten in about 1/(1−β₂) steps.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nucleon import _checks
+from nucleon.optim.base import MatrixOptimizer
+from nucleon.optim.engines.work import gram_decay
+from nucleon.optim.matrices import stacks
+from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.parameters import blocks
+from nucleon.optim.routing.overrides import merged, overrides
+from nucleon.optim.routing.routing import param_groups
+
+M = TypeVar("M", bound=MatrixOptimizer)
+Old = tuple[dict[str, Any], Mapping[str, Any]]
+"""The group and the state of a parameter in its old optimizer."""
+_RATES = ("lr", "max_lr", "min_lr")
+_CYCLED = ("base_momentum", "max_momentum")
+"""What schedulers of torch write into groups, beside `initial_lr`."""
+
+
+@torch.no_grad()
+def converted(
+    optimizer: Optimizer | Sequence[Optimizer], model: nn.Module, kind: type[M], /, **options: Any
+) -> M:
+    """Return a new optimizer of a model with the hyperparameters and moments of its old ones.
+
+    `torch.optim.AdamW` becomes the AdamW of the new optimizer as it is; its matrices keep its rate
+    by `scale="match-adamw"`. `torch.optim.Muon` and the plain Muon script (Keller Jordan's present
+    one, with or without its AdamW) keep their rate at its scale. Parameters without a state of the
+    kind that is needed start from zero.
+
+    Where a scheduler has changed the rates, rates given here are those it starts from, and another
+    one goes on with `last_epoch=old_scheduler.last_epoch - 1`.
+
+    Args:
+        optimizer: the old optimizer, or several that share the parameters among them.
+        model: the model that they train.
+        kind: `nucleon.Muon`, `nucleon.Leon`, `nucleon.Pion`, or a subclass.
+        options: arguments of `for_model`, which replace what the old optimizers have.
+    """
+    if options.get("certify"):
+        raise ValueError("certify=True needs a run from its start; convert without it")
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    old: dict[Tensor, Old] = {
+        param: (_checked(each, group), each.state.get(param) or {})
+        for each in optimizers
+        for group in each.param_groups
+        for param in group["params"]
+    }
+    names = dict(model.named_parameters())
+    if not any(old[p][1] for p in names.values() if p in old):
+        raise ValueError(
+            "the old optimizer has no state of any parameter of the model; pass optimizers of this "
+            "model, after at least one step"
+        )
+    for name, param in names.items():
+        for key, value in old[param][1].items() if param in old else ():
+            if isinstance(value, Tensor) and value.shape == param.shape:
+                _checks.finite(f"{key} of {name}", value)
+    new = kind.for_model(model, **_options(model, old, options))
+    steps = max(int(state.get("step", 0)) for _, state in old.values())
+    for group in new.param_groups:
+        known = [p for p in group["params"] if p in old]
+        if known:
+            _follow_schedule(group, old[known[0]][0])
+        for param in group["params"]:
+            state = new.state.get(param)
+            if state is None:  # frozen
+                continue
+            if group["route"] == "adamw":
+                _fill_adamw(state, old.get(param, ({}, {}))[1])
+                continue
+            state["step"].fill_(steps)
+            if param in old and "total" in state:  # else another rank owns it
+                _fill_matrices(state, *old[param], blocks(param, new.infos[param].axes), group)
+    return new
+
+
+def _checked(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group of an optimizer that is known, with plain numbers; raise on others."""
+    known = isinstance(optimizer, torch.optim.Adam | torch.optim.Muon)
+    own = set(group) - {"params", "param_names", "use_muon", "initial_lr", *_RATES, *_CYCLED}
+    if not known and own not in ({"momentum", "weight_decay"}, {"betas", "eps", "weight_decay"}):
+        raise ValueError(
+            f"{type(optimizer).__name__} with the options {sorted(own)} cannot be converted, only "
+            f"torch.optim.AdamW, torch.optim.Muon, and a Muon whose groups have lr, momentum and "
+            f"weight_decay and whose momentum_buffer is an average of gradients"
+        )
+    if group.get("decoupled_weight_decay") is False and group["weight_decay"]:
+        raise ValueError(
+            f"Adam with weight_decay={group['weight_decay']} adds it to the gradient, which no "
+            f"decoupled decay equals; set group['weight_decay'] = 0.0 and pass weight_decay=…"
+        )
+    if group.get("amsgrad"):
+        raise ValueError("AdamW has no amsgrad here; set group['amsgrad'] = False to go on without")
+    return {name: _number(value) for name, value in group.items() if name != "params"}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return tuple(_number(each) for each in cast(Sequence[Any], value))
+    return value
+
+
+# --------------------------------------------------------------------------- hyperparameters
+
+
+def _options(
+    model: nn.Module, old: Mapping[Tensor, Old], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of `for_model`: the old hyperparameters, and those given, which win.
+
+    What most parameters of a route share becomes an option, the rest overrides.
+    """
+    words = {name: options[name] for name in ("head", "overrides") if name in options}
+    with warnings.catch_warnings():  # which for_model repeats
+        warnings.simplefilter("ignore", UserWarning)
+        groups = param_groups(model, **words)
+    aux_lr = {"lr": options["aux_lr"]} if "aux_lr" in options else {}
+    given = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
+    shared: dict[str, dict[str, Any]] = {}
+    apart: dict[str, dict[str, Any]] = {}
+    for route, chosen in given.items():
+        members = [p for g in groups if g["route"] == route for _, p in g["params"] if p in old]
+        values = {
+            p: {k: x for k, x in _translated(old[p][0], route).items() if k not in chosen}
+            for p in members
+        }
+        counts = Counter(tuple(each.items()) for each in values.values() if each)
+        shared[route] = dict(counts.most_common(1)[0][0]) if counts else {}
+        apart |= overrides(model, values, shared[route])
+    aux = {**shared["adamw"], **given["adamw"]}
+    found = {**shared["matrix"], **options}
+    found |= {"aux_lr": aux.pop("lr")} if "lr" in aux else {}
+    return found | {"aux": aux, "overrides": merged(apart, options.get("overrides"))}
+
+
+def _translated(group: Mapping[str, Any], route: str) -> dict[str, Any]:
+    """Return the options of a route that the hyperparameters of an old group become."""
+    found = {
+        "lr": group.get("initial_lr", group["lr"]),
+        "weight_decay": group["weight_decay"],
+        **({"maximize": True} if group.get("maximize") else {}),
+    }
+    if "betas" in group:
+        if route == "adamw":
+            return found | {"betas": group["betas"], "eps": group["eps"]}
+        return found | {"momentum": group["betas"][0], "scale": "match-adamw"}
+    if route == "adamw":  # its rate is of matrices
+        return {}
+    matched = group.get("adjust_lr_fn") == "match_rms_adamw"
+    return found | {
+        "momentum": group["momentum"],
+        "nesterov": group.get("nesterov", True),  # the plain script has no option for it
+        "iterations": group.get("ns_steps", 5),
+        "scale": "match-adamw" if matched else "spectral",
+    }
+
+
+def _follow_schedule(group: dict[str, Any], old: Mapping[str, Any]) -> None:
+    """Scale the rates of a new group as a scheduler has scaled those of its old group."""
+    if isinstance(group["lr"], Tensor) or not old.get("initial_lr"):
+        return
+    group["initial_lr"] = group["lr"]
+    factor = group["initial_lr"] / old["initial_lr"]
+    group.update({name: factor * old[name] for name in _RATES if name in old})
+    group.update({name: old[name] for name in _CYCLED if name in old})
+
+
+# ----------------------------------------------------------------------------------- moments
+
+
+def _fill_adamw(state: Mapping[str, Tensor], old: Mapping[str, Any]) -> None:
+    if "exp_avg_sq" in old:
+        state["exp_avg"].copy_(old["exp_avg"])
+        state["exp_avg_sq"].copy_(old["exp_avg_sq"])
+        state["step"].fill_(int(old["step"]))
+
+
+def _fill_matrices(
+    state: Mapping[str, Tensor],
+    old_group: Mapping[str, Any],
+    old: Mapping[str, Any],
+    found: Iterable[Block],
+    group: Mapping[str, Any],
+) -> None:
+    moment, squares = old.get("exp_avg", old.get("momentum_buffer")), old.get("exp_avg_sq")
+    if moment is None or (squares is not None and int(old["step"]) == 0):
+        return  # its steps were all skipped
+    beta1, beta2 = float(group["momentum"]), gram_decay(group)
+    state["total"].copy_(moment / (1 - beta1))
+    for block in found:
+        gram = state.get(stacks.gram_key(block))
+        if gram is None:
+            continue
+        average = stacks.short_side_first(block.matrices(moment.to(gram)))
+        product = average @ average.mT
+        if squares is None:
+            product = product * ((1 + beta1) / (1 - beta1))  # ĜĜᵀ(1−β₁²), of the average
+        else:
+            corrected = squares.to(gram) / (1 - old_group["betas"][1] ** int(old["step"]))
+            second = stacks.short_side_first(block.matrices(corrected))
+            noise = (second - average.square()).clamp_min(0).sum(-1)
+            product = product + torch.diag_embed(noise)
+        gram.copy_(product / (1 - beta2))
