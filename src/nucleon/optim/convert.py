@@ -59,8 +59,6 @@ def converted(
         kind: `nucleon.Muon`, `nucleon.Leon`, `nucleon.Pion`, or a subclass.
         options: arguments of `for_model`, which replace what the old optimizers have.
     """
-    if options.get("certify"):
-        raise ValueError("certify=True needs a run from its start; convert without it")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     old: dict[Tensor, Old] = {
         param: (_checked(each, group), each.state.get(param) or {})
@@ -79,6 +77,8 @@ def converted(
             if isinstance(value, Tensor) and value.shape == param.shape:
                 _checks.finite(f"{key} of {name}", value)
     new = kind.for_model(model, **_options(model, old, options))
+    if any(group["certify"] for group in new.param_groups):
+        raise ValueError("certify=True needs a run from its start; convert without it")
     steps = max(int(state.get("step", 0)) for _, state in old.values())
     for group in new.param_groups:
         known = [p for p in group["params"] if p in old]
