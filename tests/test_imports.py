@@ -52,6 +52,12 @@ def test_the_package_loads_its_names_on_first_use():
     assert seconds < BEYOND_TORCH
 
 
+def test_the_optimizers_need_no_learner():
+    watched = ("nucleon.optim", "nucleon.online")
+    loaded, _ = after("import nucleon\nnucleon.Leon, nucleon.Muon, nucleon.Pion", *watched)
+    assert loaded == ["nucleon.optim"]
+
+
 def test_no_module_imports_itself_through_others():
     """Imports inside functions and those for type checkers count: they are read from the source."""
     graph = grimp.build_graph("nucleon", cache_dir=None)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import LEARNERS, nuclear
+from nucleon.certificate import Certificate
 from nucleon.online.learners import FTPL, FTRL
 from nucleon.online.potentials import Hyperbolic
-from nucleon.online.regret import Certificate, Ledger, decompose
+from nucleon.online.regret import Ledger, decompose
 
 F64 = torch.float64
 

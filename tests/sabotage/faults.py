@@ -7,7 +7,7 @@ import torch
 from fault import fault, replace
 
 import nucleon
-from nucleon import moments, noise
+from nucleon import certificate, moments, noise
 from nucleon.online import potentials, theory
 from nucleon.online.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
 from nucleon.online.o2nc import meter as conversion
@@ -217,7 +217,7 @@ def scale_gbpa_bound(factor: float) -> None:
     def scaled(*arguments, **options):
         return factor * changed(*arguments, **options)
 
-    gbpa_theory.gbpa_bound = theory.gbpa_bound = scaled
+    certificate.gbpa_bound = gbpa_theory.gbpa_bound = theory.gbpa_bound = scaled
 
 
 @fault(

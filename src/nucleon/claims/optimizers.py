@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nucleon.certificate import Certificate
 from nucleon.claims import agreement
 from nucleon.claims.base import Check, worst
 from nucleon.claims.conversions import KOLMOGOROV, distance_from_exponential
 from nucleon.claims.oracle import bounds, conversion, learners
 from nucleon.claims.oracle.algebra import Array, discounted, nuclear
 from nucleon.claims.twins import ftpl_draws
-from nucleon.online.regret import Certificate
 from nucleon.optim import Leon, Muon, Pion
 
 STEPS = 5

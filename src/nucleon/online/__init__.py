@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         Shampoo,
     )
     from nucleon.online.o2nc import O2NC, estimate, plan
-    from nucleon.online.regret import Certificate, Ledger
+    from nucleon.online.regret import Ledger
 
 __all__ = [
     "FAML",
@@ -51,7 +51,6 @@ __all__ = [
     "O2NC",
     "AdaGradFTRL",
     "AdaGradOGD",
-    "Certificate",
     "GaussianFTPL",
     "KroneckerFTRL",
     "Learner",
@@ -83,6 +82,6 @@ __getattr__, __dir__ = _lazy.attach(
         "learners": "FAML FTL FTPL FTRL GBPA AdaGradFTRL AdaGradOGD GaussianFTPL KroneckerFTRL"
         " Learner OneSidedShampoo ScalarGBPA Shampoo",
         "o2nc": "O2NC estimate plan",
-        "regret": "Certificate Ledger",
+        "regret": "Ledger",
     },
 )

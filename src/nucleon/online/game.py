@@ -12,9 +12,10 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon._files import digest, to_json, write_whole
+from nucleon.certificate import Certificate
 from nucleon.online.learners import Learner
 from nucleon.online.learners.base import undone_on_error
-from nucleon.online.regret import Certificate, Ledger, Shape
+from nucleon.online.regret import Ledger, Shape
 from nucleon.online.streams import Stream
 
 FORMAT, VERSION = "nucleon-trace", 1

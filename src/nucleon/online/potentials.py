@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nucleon import _checks, noise
 from nucleon._inheritance import overridden
+from nucleon.certificate import Admissibility, padded_width
 from nucleon.linalg.augmented import METHODS as AUGMENTED_METHODS
 from nucleon.linalg.augmented import AugmentedMethod, augmented_polar
 from nucleon.linalg.polar import METHODS as POLAR_METHODS
@@ -25,26 +26,6 @@ from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.polar import polar
 from nucleon.linalg.quadratic import QuadraticSolution, Solver, quadratic_projection
 from nucleon.linalg.roots import cholesky_root, psd_eigh
-
-
-@dataclass(frozen=True)
-class Admissibility:
-    """The constants (α, β) of Definition 3.1; αβ ≥ ½ for every admissible smoothing."""
-
-    alpha: float
-    """Upper stability: Ψ(S; L₂) − Ψ(S; L₁) ≤ α(Tr L₂ − Tr L₁) for 0 ⪯ L₁ ⪯ L₂."""
-    beta: float
-    """Smoothness: Ψ(Y) − Ψ(X) − ⟨∇Ψ(X), Y−X⟩ ≤ (β/2) Tr (Y−X)ᵀL⁻¹(Y−X) for L ≻ 0."""
-
-    @property
-    def product(self) -> float:
-        """αβ, all that the regret depends on."""
-        return self.alpha * self.beta
-
-    @property
-    def eta(self) -> float:
-        """η = √(α/β), the scale of the smoothing that makes the regret bound smallest."""
-        return math.sqrt(self.alpha / self.beta)
 
 
 class Potential(ABC):
@@ -267,7 +248,7 @@ class Gaussian(Potential):
     def padded_width(self, m: int, n: int) -> int:
         """The width n′ of the perturbed matrix for m×n totals."""
         if self.width is None:
-            return max(n, 2 * m, m + 2)
+            return padded_width(m, n)
         if self.width < n:
             raise ValueError(
                 f"width must be at least the number of columns {n}, got {self.width}; "

@@ -1,4 +1,4 @@
-"""Regret as it is, the terms it is made of, and the certificate that puts it beside its bound."""
+"""Regret as it is, and the terms it is made of."""
 
 import math
 from collections.abc import Mapping
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, moments
+from nucleon.certificate import PROMISE
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.online import theory
 from nucleon.online.potentials import Gaussian, Potential, Regularized
 
 Shape = tuple[int, ...]
 
-PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""How far outside the ball rounding may take an action, relative to the radius, by its dtype."""
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -137,77 +136,6 @@ class Ledger:
         norm = self.norm(action).to(self.outside.device)
         beyond = norm > self.radius * (1 + _promise(action))
         return torch.where(beyond, torch.maximum(self.outside, norm), self.outside)
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    """A regret beside the bound that a theorem puts on it, and how tight that is."""
-
-    regret: Tensor
-    """Reg_T in float64, shape () or (b,)."""
-    bound: Tensor
-    """The theorem's bound, of the same shape; infinite where there is none."""
-    theorem: str
-    """The theorem and, where it matters, the form of it."""
-    conditional_on: tuple[str, ...] = ()
-    """What has to be true besides what was checked, in words."""
-    refusal: str | None = None
-    """Why the theorem does not apply to this game; None where it does."""
-    lower: Tensor | None = None
-    """What the same gradients with some other signs cost every learner, see `Ledger.lower`."""
-
-    def __post_init__(self) -> None:
-        if self.regret.shape != self.bound.shape:
-            raise ValueError(
-                f"regret and bound must have one entry per game each, got the shapes "
-                f"{tuple(self.regret.shape)} and {tuple(self.bound.shape)}"
-            )
-
-    @property
-    def slack(self) -> Tensor:
-        """Bound − regret."""
-        return self.bound - self.regret
-
-    @property
-    def tightness(self) -> Tensor:
-        """Regret/bound: 1 where the bound is attained, NaN where both are 0."""
-        return self.regret / self.bound
-
-    @property
-    def lower_share(self) -> Tensor | None:
-        """Lower/bound, below which no learner's bound can come; None where it is not known."""
-        return None if self.lower is None else self.lower / self.bound
-
-    @property
-    def holds(self) -> bool:
-        """Whether the theorem applies and every game has a finite bound and is within it."""
-        known = self.regret.isfinite() & self.bound.isfinite()
-        return self.refusal is None and bool((known & (self.slack >= 0)).all())
-
-    @property
-    def conditions(self) -> str:
-        """What has to be true besides what was checked, as one clause."""
-        return "provided that " + ", and that ".join(self.conditional_on)
-
-    def __str__(self) -> str:
-        """One line on the game with the least slack."""
-        worst = int(self.slack.argmin())
-        regret, bound = self.regret.flatten()[worst].item(), self.bound.flatten()[worst].item()
-        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} bound {bound:.6g}"
-        if self.refusal is not None:
-            return f"{line} of {self.theorem}; not certified: {self.refusal}"
-        if bound > 0:
-            line += f" ({100 * regret / bound:.3g}% of it)"
-        parts = [f"{line}, by {self.theorem}"]
-        if self.lower is not None:
-            least = self.lower.flatten()[worst].item()
-            parts.append(
-                f"no learner can guarantee less than {least:.3g} for these gradients, whose signs "
-                f"may change"
-            )
-        if self.conditional_on:
-            parts.append(self.conditions)
-        return "; ".join(parts)
 
 
 @dataclass(frozen=True, eq=False)

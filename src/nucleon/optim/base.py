@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from nucleon.online.regret import Certificate
+from nucleon.certificate import Certificate
 from nucleon.optim import groups, options, saving, schedulers, state, worklist
 from nucleon.optim.average import Averaging
 from nucleon.optim.engines.cuda import lanes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from nucleon import _checks, noise
+from nucleon.certificate import Admissibility, ftpl_constants, padded_width
 from nucleon.linalg.roots import cholesky_root
-from nucleon.online.potentials import Admissibility, Gaussian
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.muon import PolarMethod, polar_direction
@@ -43,7 +43,7 @@ class PionModelOptions(PionOptions, ModelOptions, total=False):
 def padded_gaussian(group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
     """Return (α, β) of Theorem 4.1 at the padded width; None as printed, below m + 2."""
     width = perturbation(group["smoothing_scale"], m, n)[1]
-    return Gaussian(width=width).admissibility(m, n)
+    return Admissibility(*ftpl_constants(m, width)) if width >= m + 2 else None
 
 
 class Pion(MatrixOptimizer):
@@ -133,10 +133,8 @@ def perturbation(smoothing_scale: PionScale, m: int, n: int) -> tuple[float, int
     """The factor c on G²β₁⁻²I + M̂ and the width n′ of the perturbed matrix, for m×n, m ≤ n."""
     if smoothing_scale == "literal":
         return 1.0, n
-    potential = Gaussian()
-    width = potential.padded_width(m, n)
+    width = padded_width(m, n)
     if smoothing_scale == "theory":
-        admissibility = potential.admissibility(m, n)
-        assert admissibility is not None  # the padded width is at least m + 2
-        return admissibility.beta / admissibility.alpha, width
+        alpha, beta = ftpl_constants(m, width)
+        return beta / alpha, width
     return float(smoothing_scale), width

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import LEARNERS, ledger_of, nuclear, operator
+from nucleon.certificate import Certificate
 from nucleon.online import learners, streams, theory
 from nucleon.online.game import Trace, play
 from nucleon.online.learners import (
@@ -34,7 +35,7 @@ from nucleon.online.potentials import (
     Potential,
     Regularized,
 )
-from nucleon.online.regret import Certificate, Ledger
+from nucleon.online.regret import Ledger
 
 F64 = torch.float64
 SHAPE = (2, 3)

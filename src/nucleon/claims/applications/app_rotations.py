@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.certificate import Certificate
 from nucleon.claims import agreement, twins
 from nucleon.claims.base import (
     Check,
@@ -28,7 +29,7 @@ from nucleon.claims.shown import Figure, Panel, Series, Table, records
 from nucleon.linalg.projections import clip
 from nucleon.online.learners import FAML, Learner
 from nucleon.online.problems.rotations import OnlineRotations, Registration, SignRounding
-from nucleon.online.regret import Certificate, Ledger, Shape
+from nucleon.online.regret import Ledger, Shape
 
 ROUNDS, QUICK_ROUNDS = 1000, 200
 HIGH_ROUNDS, QUICK_HIGH_ROUNDS = 1000, 100

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon._inheritance import overridden
+from nucleon.certificate import Certificate
 from nucleon.online.regret import (
-    Certificate,
     Ledger,
     Shape,
     game_shape,

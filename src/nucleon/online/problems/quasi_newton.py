@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.certificate import Certificate
 from nucleon.online.learners import FAML, Learner
-from nucleon.online.regret import Certificate
 
 RUNNING_FAML = partial(FAML, gradient_bound=None)
 """FAML with the largest gradient so far for its bound: early on 1 is far too large."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
+from nucleon.certificate import Certificate
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.online.learners import FAML, Learner
-from nucleon.online.regret import Certificate
 
 _NOISE_SEED = 0x726F746174696F6E
 _FRAME, _CLOUD, _ERRORS, _WRONG, _CHOICE = range(5)

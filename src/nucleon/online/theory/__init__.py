@@ -6,6 +6,7 @@ Proposition 5.1, Theorems 5.2, 5.3, Appendix G · costs: Appendix F · concentra
 samples add with high probability, which the paper leaves out.
 """
 
+from nucleon.certificate import ftpl_constants, gbpa_bound, preconditioner_trace
 from nucleon.online.theory._statistics import Sides
 from nucleon.online.theory.adagrad import (
     adagrad_bound,
@@ -22,11 +23,8 @@ from nucleon.online.theory.gbpa import (
     bregman_bound,
     faml_bound,
     ftpl_bound,
-    ftpl_constants,
     ftpl_factor,
     ftrl_bound,
-    gbpa_bound,
-    preconditioner_trace,
     running_excess_bound,
     scalar_gbpa_bound,
     spectral_excess,

@@ -2,13 +2,10 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from nucleon import _checks
-
-Real = float | Tensor
-"""A number, or one per game as a tensor that broadcasts to the batch."""
+from nucleon.certificate import spectrum
 
 
 class Sides(NamedTuple):
@@ -18,40 +15,9 @@ class Sides(NamedTuple):
     right: Tensor
 
 
-def spectrum(name: str, gram: Tensor) -> Tensor:
-    """The eigenvalues (…, m) of the Gram matrix (…, m, m) in float64, clipped at 0.
-
-    It is checked up to the rounding of its dtype, so it must come in the one it was summed in.
-    """
-    held = _checks.decomposable(_checks.symmetric(name, gram))
-    eigenvalues = torch.linalg.eigvalsh(held.double())
-    # A sum of many rounded products drifts from semidefinite by far more than one rounding, so the
-    # check only refuses what no accumulation could explain. Subnormals round like the smallest
-    # normal number, whatever their size.
-    info = torch.finfo(gram.dtype)
-    size = eigenvalues[..., -1:].abs().clamp_min(gram.shape[-1] * info.smallest_normal)
-    if (eigenvalues[..., :1] < -(info.eps**0.5) * size).any():
-        raise ValueError(
-            f"{name} must be positive semidefinite, its smallest eigenvalue is "
-            f"{eigenvalues.min().item():.3g}; pass a sum of G @ G.mT"
-        )
-    return eigenvalues.clamp(min=0)
-
-
 def root_trace(name: str, gram: Tensor, floor: float = 0.0) -> Tensor:
     """Tr √(cI + M) for the Gram matrix M and c = `floor` ≥ 0, shape (…)."""
     return (spectrum(name, gram) + floor).sqrt().sum(-1)
-
-
-def real(name: str, value: Real, batch: Tensor) -> Tensor:
-    """`value` ≥ 0 in float64, a scalar or a tensor that broadcasts to the shape of `batch`."""
-    if not isinstance(value, Tensor):
-        number = _checks.nonnegative(name, value)
-        return torch.as_tensor(number, dtype=torch.float64, device=batch.device)
-    _checks.broadcastable(name, value.shape, "the batch", batch.shape)
-    if (_checks.finite(name, value) < 0).any():
-        raise ValueError(f"{name} must be ≥ 0, its smallest entry is {value.min().item():.3g}")
-    return value.to(device=batch.device, dtype=torch.float64)
 
 
 def alike(name: str, value: Tensor, other_name: str, other: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from typing import Literal
 from torch import Tensor
 
 from nucleon import _checks
+from nucleon.certificate import Real, real
 from nucleon.linalg.metric import Ball
-from nucleon.online.theory._statistics import Real, Sides, real, root_trace
+from nucleon.online.theory._statistics import Sides, root_trace
 from nucleon.online.theory.gbpa import gbpa_bound
 
 Preconditioner = Literal["scalar", "diagonal", "full"]

@@ -16,7 +16,7 @@ import math
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.online.theory._statistics import real
+from nucleon.certificate import real
 
 
 def ftpl_oblivious_deviation(

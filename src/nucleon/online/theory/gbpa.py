@@ -1,18 +1,7 @@
 """Regret bounds of the gradient-based prediction algorithm and its instances (Sections 3 and 4).
 
 Throughout, `gram` is M_T = Σ G_tG_tᵀ on the short side, (…, m, m), and a bound has the batch's
-shape. In the discounted game `gram` is M̂_T = Σ γ^{2(T-t)} G_tG_tᵀ and the bound is one on
-Σ γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*: it is γ^T times the plain bound on the stream γ^{-t}G_t, whose
-gradient bound grows as Gγ^{-(t+1)}.
-
-The proof of Theorem 3.2 uses G only through L_{t+1} ⪰ L_t and L_t² = G²I + M_t ⪰ M_{t+1}, t ≥ 1.
-So G may grow, as long as G_t ≥ ‖G_{t+1}‖_op; the bound then holds with the last one.
-
-A gradient above the bound in force, ‖G_{t+1}‖_op > G_t, split as Ḡ + E with ‖Ḡ‖_op ≤ G_t, costs at
-most 2D‖E‖_* more. Clipped (the learner is fed Ḡ): ⟨E, X_t − X⟩ ≤ 2D‖E‖_*. Not clipped (the bound
-grows a round late): Ψ is 1-Lipschitz in the nuclear norm, so its Bregman divergence satisfies
-B(S+Ḡ+E‖S) ≤ B(S+Ḡ‖S) + 2‖E‖_*, and L_t² ⪰ M_t + ḠḠᵀ still bounds the first part. Either way
-`excess` = Σ γ^{T-t}‖E_t‖_* makes the bound unconditional, and for a running maximum it telescopes.
+shape. In the discounted game `gram` is M̂_T = Σ γ^{2(T-t)} G_tG_tᵀ, see `nucleon.certificate`.
 """
 
 import math
@@ -21,52 +10,14 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.online.theory._statistics import Real, Sides, real, root_trace, spectrum
-
-
-def gbpa_bound(
-    gram: Tensor,
-    *,
-    radius: float,
-    gradient_bound: Real,
-    alpha: float,
-    beta: float,
-    first_nuclear: Real,
-    discount: float = 1.0,
-    rounds: int | None = None,
-    eta: float | None = None,
-    excess: Real = 0.0,
-) -> Tensor:
-    """Regret of GBPA with an (α, β)-admissible smoothing (Theorem 3.2).
-
-    Reg_T ≤ D((βη + α/η) Tr√(G²γ^{-2}I + M̂_T) + (1 − βη) γ^{T-1}‖G_1‖_* + 2·excess)
-
-    With η = √(α/β), the default, βη + α/η = 2√(αβ). For βη > 1 the first gradient's term is
-    negative and still valid: the Bregman terms start at the second round and so sum to at most
-    βη(Tr√M_T − ‖G_1‖_*). `first_nuclear` must then not exceed ‖G_1‖_* (0 is safe).
-
-    Args:
-        gram: M̂_T, (…, m, m).
-        radius: D.
-        gradient_bound: G, or the last one where it grew.
-        alpha: upper stability constant.
-        beta: smoothness constant.
-        first_nuclear: ‖G_1‖_* of the first gradient, undiscounted.
-        discount: γ in (0, 1], 1.0 for plain regret.
-        rounds: T, counted from the first gradient; needed when γ < 1.
-        eta: η, None for √(α/β).
-        excess: Σ γ^{T-t}‖E_t‖_*, what lay above the bound in force, 0.0 when nothing did.
-    """
-    radius = _checks.positive("radius", radius)
-    eta = _eta(eta, alpha, beta)
-    root = preconditioner_trace(gram, gradient_bound=gradient_bound, discount=discount)
-    first = real("first_nuclear", first_nuclear, root)
-    if rounds is not None:
-        first = first * discount ** (_checks.count("rounds", rounds) - 1)
-    elif discount != 1.0:
-        raise ValueError(f"rounds is needed to discount the first gradient by {discount!r}")
-    regret = (beta * eta + alpha / eta) * root + (1 - beta * eta) * first
-    return radius * (regret + 2 * real("excess", excess, root))
+from nucleon.certificate import (
+    Real,
+    check_width,
+    checked_eta,
+    gbpa_bound,
+    real,
+)
+from nucleon.online.theory._statistics import Sides, root_trace
 
 
 def ftrl_bound(
@@ -131,15 +82,9 @@ def ftpl_bound(
     )
 
 
-def ftpl_constants(rows: int, width: int) -> tuple[float, float]:
-    """(α, β) = (√m + √n', 1/√(n'−m−1)) of the stochastic smoothing (Theorem 4.1)."""
-    _check_width(rows, width)
-    return math.sqrt(rows) + math.sqrt(width), 1 / math.sqrt(width - rows - 1)
-
-
 def ftpl_factor(rows: int, width: int) -> float:
     """C = (n'/(n'−m−1))^{1/4}, the dimensional factor of FTPL and Pion (Theorems 4.1 and 5.2)."""
-    _check_width(rows, width)
+    check_width(rows, width)
     return (width / (width - rows - 1)) ** 0.25
 
 
@@ -163,19 +108,11 @@ def scalar_gbpa_bound(
     is Dm·E|Σ±1| ≈ 0.8·Dm√T, above D√(mT). Here G bounds ‖G_t‖_F, `square_sum` is Σ‖G_t‖_F², (…).
     """
     rows = _checks.count("rows", rows)
-    eta = _eta(eta, alpha, beta, rows)
+    eta = checked_eta(eta, alpha, beta, rows)
     total = real("square_sum", square_sum, square_sum)
     level = (real("gradient_bound", gradient_bound, total) ** 2 + total).sqrt()
     first = (math.sqrt(rows) - beta * eta) * real("first_frobenius", first_frobenius, total)
     return _checks.positive("radius", radius) * ((beta * eta + alpha * rows / eta) * level + first)
-
-
-def preconditioner_trace(gram: Tensor, *, gradient_bound: Real, discount: float = 1.0) -> Tensor:
-    """Tr L_T = Tr √(G²γ^{-2}I + M̂_T), what every bound of this family grows with (Theorem 3.2)."""
-    discount = _checks.fraction("discount", discount, closed="1")
-    eigenvalues = spectrum("gram", gram)
-    bound = real("gradient_bound", gradient_bound, eigenvalues.sum(-1)) / discount
-    return (bound.square().unsqueeze(-1) + eigenvalues).sqrt().sum(-1)
 
 
 def bregman_bound(gradient: Tensor, smoothing: Tensor, *, beta: float) -> Tensor:
@@ -240,25 +177,8 @@ def admissibility_tradeoff(x: Tensor, root: Tensor, *, alpha: float, beta: float
     return Sides(torch.linalg.svdvals(x).sum(-1), right)
 
 
-def _eta(eta: float | None, alpha: float, beta: float, dimension: int = 1) -> float:
-    alpha, beta = _checks.positive("alpha", alpha), _checks.positive("beta", beta)
-    if alpha * beta < 0.5 * (1 - 1e-12):  # room for the rounding of a product that is exactly ½
-        raise ValueError(
-            f"alpha * beta must be at least 1/2, got {alpha!r} * {beta!r} = {alpha * beta:.6g}; "
-            f"no smoothing of the nuclear norm does better (Proposition 3.3)"
-        )
-    return math.sqrt(alpha * dimension / beta) if eta is None else _checks.positive("eta", eta)
-
-
 def _loose_trace(gram: Tensor, gradient_bound: Real, discount: float) -> Tensor:
     """Tr M̂_T^{1/2} + mG/γ ≥ Tr √(G²γ^{-2}I + M̂_T)."""
     discount = _checks.fraction("discount", discount, closed="1")
     root = root_trace("gram", gram)
     return root + gram.shape[-1] * real("gradient_bound", gradient_bound, root) / discount
-
-
-def _check_width(rows: int, width: int) -> None:
-    if _checks.count("width", width) < _checks.count("rows", rows) + 2:
-        raise ValueError(
-            f"width must be at least rows + 2 = {rows + 2}, got {width}; pad with zero columns"
-        )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.online.theory._statistics import Real, Sides, alike, real, root_trace, spectrum, stream
+from nucleon.certificate import Real, real, spectrum
+from nucleon.online.theory._statistics import Sides, alike, root_trace, stream
 
 
 def one_sided_shampoo_bound(

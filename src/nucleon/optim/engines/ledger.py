@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from nucleon import moments
+from nucleon.certificate import PROMISE
 from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
-from nucleon.online.regret import PROMISE
 from nucleon.optim.engines.work import Hyperparameters, Matrices, State
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block

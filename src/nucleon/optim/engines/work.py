@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
+from nucleon.certificate import Admissibility
 from nucleon.linalg._rounding import roundings
-from nucleon.online.potentials import Admissibility
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import Declared, scale_factor

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from nucleon import _checks
+from nucleon import _checks, certificate
+from nucleon.certificate import Certificate
 from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
-from nucleon.online import theory
-from nucleon.online.regret import Certificate
 from nucleon.optim.engines.ledger import PREFIX, tolerance
 from nucleon.optim.engines.ranks import placement, wire
 from nucleon.optim.engines.work import HasDirection, State, facts_of
@@ -128,7 +127,7 @@ def _bound(
         alike, eta = (game == row).all(-1), smoothing**-0.5
         # ‖G‖_F ≤ ‖G‖_* ≤ √m‖G‖_F; the factor 1 − βη of ‖G_1‖_* is negative for larger η.
         side = math.sqrt(m) if constants.beta * eta < 1 else 1.0
-        bound[alike] = theory.gbpa_bound(
+        bound[alike] = certificate.gbpa_bound(
             gram[alike],
             radius=1.0,
             gradient_bound=gradient_bound,
