@@ -9,7 +9,7 @@ CONFIG = {"opt": "leon", "lr": 0.02, "aux_lr": 1e-3, "weight_decay": 0.01, "aux"
 
 
 def create_optimizer(config: dict, model: nn.Module) -> torch.optim.Optimizer:
-    """Any name of `nucleon.list_optimizers()`, every other entry an option."""
+    """Any name of `nucleon.optim.OPTIMIZERS`, every other entry an option."""
     options = dict(config)
     return nucleon.create(options.pop("opt"), model, **options)
 

@@ -6,7 +6,7 @@ from nucleon import _lazy
 
 if TYPE_CHECKING:
     from nucleon import linalg, online, optim
-    from nucleon.optim import Leon, Muon, Pion, converted, create, list_optimizers
+    from nucleon.optim import Leon, Muon, Pion, converted, create
 
 __version__ = "0.1.0"
 
@@ -17,11 +17,8 @@ __all__ = [
     "converted",
     "create",
     "linalg",
-    "list_optimizers",
     "online",
     "optim",
 ]
 
-__getattr__, __dir__ = _lazy.attach(
-    __name__, __all__, {"optim": "converted create Leon list_optimizers Muon Pion"}
-)
+__getattr__, __dir__ = _lazy.attach(__name__, __all__, {"optim": "converted create Leon Muon Pion"})

@@ -659,26 +659,19 @@ def test_an_optimizer_built_by_hand_explains_itself_too():
 
 
 def test_create_is_for_model_by_name():
-    for name in registry.list_optimizers():
+    for name in registry.OPTIMIZERS:
         optimizer = registry.create(name.upper(), small(), lr=0.3, head=None)
         assert optimizer.name == name and optimizer.param_groups[0]["lr"] == 0.3
 
 
 def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
-    registry.register("SGD", lambda model, **o: torch.optim.SGD(model.parameters(), **o))
-    assert "sgd" in registry.list_optimizers()
-    assert isinstance(registry.create("sgd", small(), lr=0.1), torch.optim.SGD)
+    make = lambda model, **o: torch.optim.SGD(model.parameters(), **o)  # noqa: E731
+    monkeypatch.setitem(registry.OPTIMIZERS, "sgd", make)
+    assert isinstance(registry.create("SGD", small(), lr=0.1), torch.optim.SGD)
     with pytest.raises(ValueError, match="did you mean leon"):
         registry.create("LEONN", small())
     with pytest.raises(ValueError, match="no optimizer 'nope'; the optimizers are leon, muon"):
         registry.create("nope", small())
-    with pytest.raises(ValueError, match="already"):
-        registry.register("Leon", lambda model: None)
-    with pytest.raises(TypeError, match="callable"):
-        registry.register("nothing", None)
-    with pytest.raises(TypeError, match="name must be one of leon, muon"):
-        registry.create(3, small())
 
 
 def test_defaults_of_adamw_reach_the_group():

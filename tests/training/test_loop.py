@@ -276,11 +276,10 @@ def rates(optimizer):
 
 def test_rates_that_are_not_said_are_those_of_for_model(tmp_path, monkeypatch):
     """Of a method of one's own too, by its name or its address, as of nucleon.create."""
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
     path = tmp_path / "mine.py"
     path.write_text("import nucleon\nclass Soft(nucleon.Leon):\n    pass\n")
     soft = named(f"{path}:Soft")
-    registry.register("soft", soft.for_model)
+    monkeypatch.setitem(registry.OPTIMIZERS, "soft", soft.for_model)
     expected = rates(soft.for_model(MLP()))
     assert expected == [0.02, 1e-3] == rates(nucleon.create("soft", MLP()))
     for name in ("soft", f"{path}:Soft", "leon", "muon", "pion"):

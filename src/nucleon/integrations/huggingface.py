@@ -24,7 +24,7 @@ def factory(name: str) -> type:
     among the options; the schedule is the Trainer's.
 
     Args:
-        name: an optimizer of `nucleon.list_optimizers()`.
+        name: an optimizer of `nucleon.optim.OPTIMIZERS`.
     """
 
     class Factory:

@@ -51,7 +51,7 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
         """Beside torchtitan's `param_groups`, which here are those of AdamW's parameters."""
 
         method: str = "leon"
-        """An optimizer of `nucleon.list_optimizers()`."""
+        """An optimizer of `nucleon.optim.OPTIMIZERS`."""
         options: dict[str, Any] = field(default_factory=dict)
         """Of `for_model`; dtypes by their names, as "bfloat16"."""
 

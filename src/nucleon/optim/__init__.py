@@ -10,13 +10,14 @@ from nucleon.optim.muon import Muon, MuonOptions
 from nucleon.optim.options import AdamWOptions, Option, Options, scale_factor
 from nucleon.optim.pion import Pion, PionOptions
 from nucleon.optim.qk_clip import QKClip
-from nucleon.optim.registry import create, list_optimizers, register
+from nucleon.optim.registry import OPTIMIZERS, create
 from nucleon.optim.routing.explanation import Explanation
 from nucleon.optim.routing.roles import Place, Role, register_module
 from nucleon.optim.routing.routing import param_groups
 from nucleon.optim.watch.certificates import CertificateLog
 
 __all__ = [
+    "OPTIMIZERS",
     "AdamWOptions",
     "CertificateLog",
     "Context",
@@ -38,10 +39,8 @@ __all__ = [
     "consolidate",
     "converted",
     "create",
-    "list_optimizers",
     "of_potential",
     "param_groups",
-    "register",
     "register_module",
     "scale_factor",
 ]

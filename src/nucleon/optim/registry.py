@@ -1,4 +1,4 @@
-"""Optimizers by name, for configuration files and factories; others may add their own."""
+"""Optimizers by name, for configuration files and factories."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, overload
@@ -12,29 +12,12 @@ from nucleon.optim.muon import Muon, MuonModelOptions
 from nucleon.optim.options import LR
 from nucleon.optim.pion import Pion, PionModelOptions
 
-Factory = Callable[..., Optimizer]
-"""(model, **options) → optimizer of the whole model."""
-
-_FACTORIES: dict[str, Factory] = {
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "leon": Leon.for_model,
     "muon": Muon.for_model,
     "pion": Pion.for_model,
 }
-
-
-def register(name: str, factory: Factory) -> None:
-    """Make `create(name, model, **options)` call `factory(model, **options)`.
-
-    Args:
-        name: any case; a name that is taken is refused.
-        factory: returns a torch optimizer.
-    """
-    key = name.lower()
-    if key in _FACTORIES:
-        raise ValueError(f"an optimizer is already called {key!r}; register it under another name")
-    if not callable(factory):
-        raise TypeError(f"factory must be callable, got {type(factory).__name__}")
-    _FACTORIES[key] = factory
+"""{name in lower case: (model, **options) → optimizer of the whole model}; add your own."""
 
 
 class _AnyOptions(PionModelOptions, total=False):
@@ -75,20 +58,13 @@ def create(
     name: str, model: nn.Module, *, lr: float | Tensor = LR, **options: Unpack[_AnyOptions]
 ) -> Optimizer: ...
 def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
-    """An optimizer of a whole model by its name: "leon", "muon", "pion", or a registered one.
+    """Return an optimizer of a whole model by its name.
 
     Args:
-        name: any case, see `list_optimizers`.
+        name: one of `OPTIMIZERS`, in any case.
         model: routed as by `Leon.for_model`.
         options: of `for_model`, as `lr`, `aux_lr` and `overrides`, and of the method.
     """
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"name must be one of {', '.join(list_optimizers())}, got {name!r}")
-    if name.lower() not in _FACTORIES:
-        raise ValueError("; ".join(unknown("optimizer", name, list_optimizers())))
-    return _FACTORIES[name.lower()](model, **options)
-
-
-def list_optimizers() -> list[str]:
-    """The names that `create` knows, in order."""
-    return sorted(_FACTORIES)
+    if name.lower() not in OPTIMIZERS:
+        raise ValueError("; ".join(unknown("optimizer", name, sorted(OPTIMIZERS))))
+    return OPTIMIZERS[name.lower()](model, **options)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nucleon._naming import is_address, named, unknown
-from nucleon.optim.registry import create, list_optimizers
+from nucleon.optim.registry import OPTIMIZERS, create
 
 _UNFIT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}  # a closure; sparse; matrices only; abstract
 TORCH: Mapping[str, Callable[..., Optimizer]] = {
@@ -28,7 +28,7 @@ USUAL_RATE = 3e-3
 
 def optimizer_names() -> tuple[str, ...]:
     """What `make_optimizer` knows: what is registered with nucleon, then torch's."""
-    return (*list_optimizers(), *TORCH)
+    return (*sorted(OPTIMIZERS), *TORCH)
 
 
 def make_optimizer(
