@@ -24,8 +24,8 @@ def server():
     places = [*map(str, (source, *folders)), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
-    ranks = ("checkpointing", "agreement", "stages", "kill_ranks")
-    commands = ("torch._dynamo", "nucleon.cli.train", "nucleon.cli.reproduce", "nucleon.report")
+    ranks = ("checkpointing", "agreement", "stages")
+    commands = ("torch._dynamo", "nucleon.cli.reproduce", "nucleon.report")
     context.set_forkserver_preload([*ranks, *commands])
     return context
 

@@ -1,7 +1,6 @@
 """One writer of whole files and one JSON for the package."""
 
 import ast
-import hashlib
 import json
 import math
 import os
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import nucleon
-from nucleon._files import NotPlainError, digest, open_plain, replacing, to_json, write_whole
+from nucleon._files import replacing, to_json, write_whole
 from nucleon.claims import Settings, Silent
 from nucleon.report import Run, draft, publish
-from nucleon.training import Checkpoints
 from toys import toy
 
 SOURCE = Path(nucleon.__file__).parent
@@ -94,7 +92,6 @@ def publish_a_run(root):
     "write",
     [
         lambda folder: write_whole(folder / "file", "text"),
-        lambda folder: Checkpoints(folder).save(1, {}),
         publish_a_run,
     ],
 )
@@ -109,46 +106,6 @@ def test_after_a_rename_the_disk_holds_the_new_name(tmp_path, monkeypatch, write
     write(folder)
     assert held[-1] == sorted(p.name for p in folder.iterdir())
     assert len(held[0]) == 1 and not held[0][0].startswith(".")  # at once, before anything else
-
-
-def test_a_plain_file_is_opened(tmp_path):
-    path = tmp_path / "path"
-    with pytest.raises(FileNotFoundError):
-        open_plain(path, os.O_RDONLY)
-    with os.fdopen(open_plain(path, os.O_RDWR | os.O_CREAT), "rb") as opened:
-        path.write_bytes(b"content")
-        assert digest(opened) == digest(b"content") == hashlib.sha256(b"content").hexdigest()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
-@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT])
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (os.mkfifo, "is not a plain file"),
-        (Path.mkdir, "is not a plain file"),
-        (lambda path: path.symlink_to(__file__), "is a link"),
-        (lambda path: path.symlink_to(os.devnull), "is a link"),
-    ],
-)
-def test_what_is_no_plain_file_is_not_opened(tmp_path, monkeypatch, make, said, flags):
-    path, may, opened = tmp_path / "path", os.open, list[int]()
-
-    def watched(path, flags, *mode):
-        assert flags & os.O_NONBLOCK  # or it would wait for a writer of the pipe
-        opened.append(may(path, flags, *mode))
-        return opened[-1]
-
-    make(path)
-    monkeypatch.setattr(os, "open", watched)
-    with pytest.raises(NotPlainError, match=f"^{said}"):
-        open_plain(path, flags)
-    for left in opened:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(left)
-    monkeypatch.setattr(Path, "is_symlink", lambda _: False)  # as if it were made just then
-    with pytest.raises((NotPlainError, OSError)):
-        open_plain(path, flags)
 
 
 def test_json_has_words_for_what_it_has_no_numbers_for():

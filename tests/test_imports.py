@@ -10,7 +10,7 @@ import grimp
 import pytest
 
 import nucleon
-from nucleon import claims, cli, report, training
+from nucleon import claims, cli, report
 from nucleon.cli.app import VERBS, command
 
 OPTIONAL = (
@@ -70,7 +70,6 @@ def test_no_module_imports_itself_through_others():
 USED = {
     "nucleon.Leon, nucleon.Muon, nucleon.Pion, nucleon.online.O2NC": [],
     "nucleon.online.play, nucleon.online.FAML, nucleon.online.streams, nucleon.online.theory": [],
-    "nucleon.training.train, nucleon.training.Run": [],
     "nucleon.claims.CLAIMS": [],
     "nucleon.report.find, nucleon.report.load": ["matplotlib"],
 }
@@ -105,7 +104,7 @@ def test_the_command_line_answers_without_torch(option):
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
     )
     clock = time.perf_counter()
-    loaded, seconds = after(code, "torch", "numpy", "nucleon.optim", "nucleon.cli.train")
+    loaded, seconds = after(code, "torch", "numpy", "nucleon.optim", "nucleon.cli.play")
     assert loaded == []
     assert seconds < 0.5, time.perf_counter() - clock
 
@@ -115,7 +114,7 @@ def test_the_list_of_verbs_says_what_they_say_themselves(name):
     assert command(name).help.partition("\n\n")[0].replace("\n", " ") == VERBS[name].summary
 
 
-@pytest.mark.parametrize("package", [nucleon, nucleon.online, claims, report, training])
+@pytest.mark.parametrize("package", [nucleon, nucleon.online, claims, report])
 def test_every_name_is_there_and_listed(package):
     for name in package.__all__:
         assert getattr(package, name) is not None

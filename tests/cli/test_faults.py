@@ -233,15 +233,12 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def alter(path):
-    text = path.read_bytes()
-    path.write_bytes(text.replace(b"1", b"2", 1))
-    assert path.read_bytes() != text
-
-
-@pytest.mark.parametrize("harm", [cut, alter, Path.unlink], ids=["cut", "altered", "missing"])
 @pytest.mark.parametrize(
-    "file", ["manifest.json", "result.json", "trace.jsonl", "toy.svg", "toy.png"]
+    ("file", "harm"),
+    [
+        *((file, Path.unlink) for file in ("manifest.json", "result.json", "toy.svg")),
+        *((file, cut) for file in ("manifest.json", "result.json")),
+    ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_reported(
     command, runs, tmp_path, whole, file, harm
@@ -249,18 +246,16 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(
     root = tmp_path / "runs"
     shutil.copytree(whole, root)
     (folder,) = runs(root, "hurt")
-    if file == "trace.jsonl" and harm is alter:
-        (folder / file).write_text('{"seed": 0, "value": 1.0}\n')
-    else:
-        harm(folder / file)
+    harm(folder / file)
     page = tmp_path / "page.html"
     done = command("report", root, "--output", page)
     assert done.exit_code == 1
-    assert f"nucleon: {folder / file} " in done.stderr
-    assert "that run is left out" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "left out" in line]
+    assert line.startswith(f"nucleon: {folder} cannot be read: ")
+    assert file in line
     text = page.read_text()
     assert "Left out: damaged runs" in text
-    assert str(folder / file) in text
+    assert str(folder) in text
     assert "nucleon reproduce good" in text
     assert "nucleon reproduce hurt" not in text
 
@@ -279,27 +274,7 @@ def test_a_run_of_another_schema_is_named(command, runs, tmp_path, whole):
     (runs(tmp_path, "hurt")[0] / "manifest.json").write_text('{"schema": 1}')
     done = command("report", tmp_path, "--output", tmp_path / "page.html")
     assert done.exit_code == 1
-    assert "is of another version: schema 1, not 2" in done.stderr
-
-
-@pytest.mark.parametrize("folder", ["train", "train/some"])
-def test_training_without_a_manifest_is_told_how_to_get_one(command, runs, tmp_path, whole, folder):
-    some = tmp_path / "train" / "some"
-    some.mkdir(parents=True)
-    (some / "run.json").write_text("{}")
-    page = tmp_path / "page.html"
-    go = ("report", tmp_path / folder, "--output", page)
-    done = command(*go)
-    assert done.exit_code == 2
-    assert f"nucleon: {some / 'manifest.json'} cannot be read" in done.stderr
-    assert f"go on with: nucleon train --resume --output {some}" in done.stderr
-    assert not page.exists()
-    # Beside a run that is whole it is left out, and keeps nothing else from the page.
-    shutil.copytree(runs(whole, "good")[0], tmp_path / "train" / "whole")
-    done = command(*go, tmp_path / "train" / "whole")
-    assert done.exit_code == 1
-    assert f"{some / 'manifest.json'} cannot be read" in done.stderr
-    assert "nucleon reproduce good" in page.read_text()
+    assert "its schema is 1, not 3" in done.stderr
 
 
 def test_nothing_to_report(command, tmp_path):

@@ -5,12 +5,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from nucleon import training
 from nucleon.claims import Panel, Series
-from nucleon.cli.app import app
-from nucleon.cli.trained import Diary
 from nucleon.report import render
 from toys import EVIL
 
@@ -219,55 +215,4 @@ def test_a_long_series_is_drawn(browser, some_runs, tmp_path):
     page = browser.new_page()
     page.goto((tmp_path / "page.html").as_uri())
     playwright.expect(page.locator("text.y-tick").first).to_be_visible(timeout=60_000)
-    page.close()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The page over a training run that ended and one that was stopped."""
-    root = tmp_path_factory.mktemp("training")
-    go = ["train", "--steps", "20", "--log-every", "2", "--evaluate-every", "5", "--output"]
-    for name in ("ended", "stopped"):
-        assert CliRunner().invoke(app, [*go, str(root / name)]).exit_code == 0
-    stopped = training.resume(root / "stopped", {"steps": 40})
-    diary = Diary(stopped, "", f"nucleon train --resume --output {root / 'stopped'}", {})
-    diary.begin()
-    diary.end(stopped.go(stop=iter([False] * 8 + [True]).__next__).steps)
-    page = root / "report.html"
-    assert CliRunner().invoke(app, ["report", str(root), "--output", str(page)]).exit_code == 0
-    return page.as_uri()
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_training_is_on_the_page(browser, trained, theme):
-    complaints = []
-    page = browser.new_page(color_scheme=theme, viewport={"width": 1280, "height": 900})
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(trained)
-    ended, stopped = page.locator("article").all()
-    assert ended.locator(".mark").count() == 0
-    assert stopped.locator(".mark").text_content() == "stopped"
-    assert page.locator(".summary .mark").all_text_contents() == ["stopped"]
-    named = page.locator(".summary a").all_text_contents()
-    assert len({*named}) == 2 and all(name.startswith("train: leon, ") for name in named)
-    assert page.locator(".summary th").all_text_contents()[2] == ""  # no run has checks
-    overview = page.locator("section.overview")
-    assert overview.locator(".panel").count() == 2
-    assert lines(overview).count() == 2
-    assert [row.split()[0] for row in overview.locator("tbody tr").all_text_contents()] == [
-        "leon,"
-    ] * 2
-    figure = stopped.locator("figure")
-    assert "nucleon train --resume --output" in figure.locator("pre").text_content()
-    assert lines(figure).count() == 2
-    figure.get_by_role("button", name="training").click()
-    assert lines(figure).count() == 1
-    figure.locator("button[data-axis=y]").first.click()
-    assert figure.locator("button[data-axis=y]").first.text_content() == "y: log"
-    cells = ended.locator("table td").all_text_contents()
-    assert cells[:4] == ["steps", "20 of 20", "parameters", "8,970"]
-    ended.locator("summary").click()
-    assert "seed = 0" in ended.locator("dl").text_content()
-    assert complaints == []
     page.close()

@@ -127,38 +127,29 @@ def test_runs_of_one_id_are_told_apart_by_their_folders(some_runs, tmp_path):
 
 
 def test_damaged_runs_are_named(some_runs, tmp_path):
-    page = render(some_runs, [DamagedRunError(tmp_path / "<b>", "is cut off")])
-    assert f"{tmp_path}/&lt;b&gt; is cut off" in page
+    page = render(some_runs, [DamagedRunError(tmp_path / "<b>", "it is cut off")])
+    assert f"{tmp_path}/&lt;b&gt; cannot be read: it is cut off" in page
 
 
 def test_find_takes_the_newest_run_of_each_id(some_runs, tmp_path):
     newest = "20260102-000000-aaaaaaaa"
-    for folder in (
+    places = (
         "a/20260101-000000-bbbbbbbb",
         f"a/{newest}",
         f"b/{newest}-2",
         "a/.x.tmp",
-        "train/mine",
-    ):
-        (tmp_path / folder).mkdir(parents=True)
+        "mine",
+        ".y",
+    )
+    for place in places:
+        (tmp_path / place).mkdir(parents=True)
     assert find(tmp_path) == [tmp_path / "a" / newest, tmp_path / "b" / f"{newest}-2"]
     assert find(tmp_path / "a") == [tmp_path / "a" / newest]
-    assert find(tmp_path / "train") == find(tmp_path / "absent") == []
-    for folder in ("train/mine", "own", "a/.x.tmp", ".y"):  # drafts have one before their name
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "manifest.json").touch()
-    assert find(tmp_path / "train") == [tmp_path / "train" / "mine"]
-    assert find(tmp_path) == [*(tmp_path / "a" / newest, tmp_path / "b" / f"{newest}-2"),
-                              tmp_path / "own"]  # fmt: skip
+    assert find(tmp_path / "absent") == []
+    for place in ("mine", "a/.x.tmp", ".y"):  # drafts have a manifest before their name
+        (tmp_path / place / "manifest.json").touch()
+    assert find(tmp_path)[2:] == [tmp_path / "mine"]
     assert find(some_runs[0].folder) == [some_runs[0].folder]
-
-
-def test_find_takes_all_runs_of_training(tmp_path):
-    """They differ by their options: the newest does not stand for the others."""
-    both = [tmp_path / "train" / f"2026010{day}-000000-aaaaaaaa" for day in (1, 2)]
-    for folder in both:
-        folder.mkdir(parents=True)
-    assert find(tmp_path) == find(tmp_path / "train") == both
 
 
 def test_completed_wants_the_same_options(some_runs):

@@ -32,7 +32,6 @@ VERBS = {
     "plan": Verb(
         "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point."
     ),
-    "train": Verb("Train a small network: hidden matrices by the optimizer, the rest by AdamW."),
     "report": Verb(
         "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
         settings={},

@@ -34,7 +34,6 @@ from rich.table import Table
 from rich.text import Text
 
 from nucleon._files import to_json
-from nucleon.training.folder import RunError
 
 PIPE_WIDTH = 120
 LINE_EVERY = 5.0
@@ -127,12 +126,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def word_of(value: object) -> str:
-    """How `value_of` reads a value: text as it is, unless it would be taken for something else."""
-    plain = isinstance(value, str) and value.isprintable() and value_of(value) == value
-    return str(value) if plain else repr(value)
-
-
 class _Values(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(VALUES[node.id]) if node.id in VALUES else node
@@ -188,8 +181,6 @@ def explain(error: BaseException) -> tuple[str, str]:
     """A sentence on an error, and a hint."""
     if isinstance(error, CommandError):
         return str(error), error.hint
-    if isinstance(error, RunError):
-        return str(error), error.remedy
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         hint = HINTS.get(error.errno or 0, "choose a folder you may write to, with room on it")

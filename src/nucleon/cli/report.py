@@ -1,9 +1,7 @@
 """`nucleon report`: one page over runs that were written before."""
 
 import os
-import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +20,6 @@ from nucleon.cli.console import (
     print_json,
 )
 from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render
-from nucleon.training.run import OPTIONS
 
 REPORT = "report.html"
 RUNS = Path("runs")
@@ -33,7 +30,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="RUN",
-            help="Runs, or folders of runs: the newest of each id, of training all; default: runs.",
+            help="Runs, or folders of runs: the newest of each id; default: runs.",
             show_default=False,
         ),
     ] = None,
@@ -50,14 +47,12 @@ def report(
 ) -> None:
     """Write one self-contained page over runs: claims, marks, charts, tables, commands.
 
-    Several training runs have their losses in one chart, and a table of how they ended.
-
     Exit code 0 when all runs are in it, 1 when damaged ones were left out, 2 when there are none.
 
     For example:
 
         nucleon report
-        nucleon report runs/train/*
+        nucleon report runs/play/*
         nucleon report runs/thm-leon runs/thm-pion --output theorems.html
     """
     with plain_errors(debug):
@@ -78,7 +73,7 @@ def report(
 
 def _place(paths: Sequence[Path]) -> Path:
     """Where the page goes: into the folder that holds all of what was named."""
-    folders = [path.parent if os.path.lexists(path / MANIFEST) else path for path in paths]
+    folders = [path.parent if (path / MANIFEST).exists() else path for path in paths]
     if len(folders) == 1:
         return folders[0] / REPORT  # as it was named, which is shorter
     return Path(os.path.commonpath([folder.absolute() for folder in folders])) / REPORT
@@ -91,7 +86,7 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
     folders.sort(key=lambda folder: order.get(folder.parent.name, len(order)))
     shown, damaged = load_all(folders)
     for error in damaged:
-        complain(f"{error}; that run is left out", _remedy(error.path.parent))
+        complain(f"{error}; that run is left out", "delete it and run its command again")
     if not shown:
         raise CommandError(
             "there is no undamaged run to report",
@@ -101,21 +96,8 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
     return shown, damaged
 
 
-def _remedy(folder: Path) -> str:
-    if not str(folder).isprintable():
-        return "rename its folder, in letters that can be printed"
-    with suppress(OSError):  # of a folder that lets nobody look
-        if (folder / OPTIONS).is_file():  # of training, which need not be done again
-            again = ["nucleon", "train", "--resume", "--output", str(folder)]
-            return f"go on with: {shlex.join(again)}"
-    return "delete its folder and run its command again"
-
-
 def _find(path: Path) -> list[Path]:
-    begun = (found.parent for found in (*path.glob(OPTIONS), *path.glob(f"*/{OPTIONS}")))
-    # Killed as it began, or begun by an earlier version: it is named, not passed over.
-    unmarked = sorted(folder for folder in begun if not os.path.lexists(folder / MANIFEST))
-    folders = list(dict.fromkeys([*find(path), *unmarked]))
+    folders = find(path)
     if not folders:
         raise CommandError(
             f"there are no runs in {path}", "run `nucleon reproduce` first, or name their folder"

@@ -12,13 +12,9 @@ if TYPE_CHECKING:
         RESULT,
         TRACE,
         Run,
-        State,
         Subject,
-        announce,
         draft,
         publish,
-        run_name,
-        seal,
     )
     from nucleon.report.saved import DamagedRunError, Saved, completed, find, load, load_all
 
@@ -29,9 +25,7 @@ __all__ = [
     "DamagedRunError",
     "Run",
     "Saved",
-    "State",
     "Subject",
-    "announce",
     "completed",
     "draft",
     "draw",
@@ -41,8 +35,6 @@ __all__ = [
     "number",
     "publish",
     "render",
-    "run_name",
-    "seal",
 ]
 
 __getattr__, __dir__ = _lazy.attach(
@@ -51,7 +43,7 @@ __getattr__, __dir__ = _lazy.attach(
     {
         "page": "number render",
         "plots": "draw",
-        "runs": "announce draft MANIFEST publish RESULT Run run_name seal State Subject TRACE",
+        "runs": "draft MANIFEST publish RESULT Run Subject TRACE",
         "saved": "completed DamagedRunError find load load_all Saved",
     },
 )

@@ -18,9 +18,8 @@ from markupsafe import Markup
 
 import nucleon
 from nucleon.claims.shown import Cell, Figure, Series
-from nucleon.report.overview import overview, told_apart
-from nucleon.report.plots import STYLES, drawing
-from nucleon.report.saved import TRAIN, DamagedRunError, Saved
+from nucleon.report.plots import STYLES
+from nucleon.report.saved import DamagedRunError, Saved
 
 DIGITS = 6
 """Significant digits of the values in the charts; the files of the run have them all."""
@@ -44,7 +43,6 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
     style, script = _resource("page.css") + _series_rules(), _resource("page.js")
     return environment.get_template("page.html").render(
         runs=[_view(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
-        overview=_overview(runs),
         damaged=damaged,
         heading=_heading(runs),
         version=nucleon.__version__,
@@ -54,23 +52,13 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
     )
 
 
-def _overview(runs: Sequence[Saved]) -> dict[str, Any] | None:
-    """The training runs together, where there are several."""
-    found = overview(runs)
-    if found is None:
-        return None
-    figure, table = found
-    return {"figure": (figure, _image(drawing(figure)), _chart(figure)), "table": table}
-
-
 def _view(run: Saved, label: str) -> dict[str, Any]:
     """A run as the template wants it."""
     figures = run.result.figures
-    unfinished = "" if run.state == "finished" else run.state
     return {
         "about": run.manifest,
         "label": label,
-        "mark": {True: "PASS", False: "FAIL", None: unfinished}[run.passed],
+        "mark": {True: "PASS", False: "FAIL", None: ""}[run.passed],
         "result": run.result,
         "figures": list(zip(figures, map(_image, run.drawings), map(_chart, figures), strict=True)),
         "facts": _facts(run),
@@ -78,17 +66,12 @@ def _view(run: Saved, label: str) -> dict[str, Any]:
 
 
 def _labels(runs: Sequence[Saved]) -> list[str]:
-    """The id of each run; of several with one id what tells them apart, or their folders."""
+    """Return the id of each run, with its folder where several have one id."""
     ids = [run.manifest["id"] for run in runs]
-    trained = [run for run in runs if run.manifest["id"] == TRAIN]
-    names = {id(run): name for run, name in zip(trained, told_apart(trained), strict=True)}
-
-    def label(run: Saved, name: str) -> str:
-        if ids.count(name) == 1:
-            return name
-        return f"{name}: {names[id(run)]}" if id(run) in names else f"{name}/{run.folder.name}"
-
-    return [label(run, name) for run, name in zip(runs, ids, strict=True)]
+    return [
+        name if ids.count(name) == 1 else f"{name}/{run.folder.name}"
+        for run, name in zip(runs, ids, strict=True)
+    ]
 
 
 def _heading(runs: Sequence[Saved]) -> str:

@@ -1,6 +1,5 @@
 """Figures as SVG and PNG: light, safe for colour-blind readers, legible at the width of a page."""
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,14 +71,6 @@ def draw(figure: Figure, folder: Path) -> tuple[Path, Path]:
         canvas.savefig(svg, metadata=ABOUT)
         canvas.savefig(png, dpi=DPI, metadata={"Software": "nucleon"})
     return svg, png
-
-
-def drawing(figure: Figure) -> bytes:
-    """`figure` as SVG, which is not to be a file."""
-    content = BytesIO()
-    with mpl.rc_context({**LOOK, "svg.hashsalt": figure.name}):
-        _canvas(figure).savefig(content, format="svg", metadata=ABOUT)
-    return content.getvalue()
 
 
 def _canvas(figure: Figure) -> Canvas:

@@ -2,37 +2,32 @@
 
 Everything is written into a hidden folder beside it, which is renamed at the end: a run that is
 killed, or a full disk, leaves no folder under a final name. The hash is that of the trace, so
-equal hashes are equal measurements. The manifest holds the digest of every other file and its own.
-
-A run that can be resumed is in its final folder from the start, under the hash of what determines
-it. Its manifest says so at once, without any digest, and again when it goes on; when it ends, a
-manifest that seals all other files takes its place. Whenever it is killed, one of the two is there.
+equal hashes are equal measurements.
 """
 
 import os
 import platform
+import shutil
 import subprocess
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 import nucleon
-from nucleon._files import digest, drafted, flush, to_json, write_whole
+from nucleon._files import digest, flush, to_json, write_whole
 from nucleon.claims.base import Result
 from nucleon.report.plots import draw
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, RESULT, TRACE = "manifest.json", "result.json", "trace.jsonl"
-State = Literal["running", "stopped", "finished"]
-"""Of a run; one that was killed says that it is running."""
 
 
 def _source() -> str:
@@ -84,7 +79,6 @@ class Run:
         result: the measurement.
         started: when.
         seconds: how long it took.
-        state: whether it came to its end ("finished").
         expected: seconds that it was said to take, before it started (None: not said).
     """
 
@@ -94,60 +88,32 @@ class Run:
     result: Result
     started: datetime
     seconds: float
-    state: State = "finished"
     expected: float | None = None
 
 
 @contextmanager
 def draft(root: Path, name: str) -> Iterator[Path]:
-    """A hidden folder to prepare a run of `name` in; gone afterwards unless it was published."""
+    """Yield a hidden folder for a run of `name`; gone afterwards unless it was published."""
+    folder = root / name / f".{uuid.uuid4().hex[:12]}.tmp"
     try:
-        with drafted(root / name / f".{uuid.uuid4().hex[:12]}.tmp") as folder:
-            yield folder
+        folder.parent.mkdir(parents=True, exist_ok=True)  # whose error names no hidden folder
+        folder.mkdir()
+        yield folder
     except OSError as error:
         error.filename = error.filename or str(root)  # a full disk does not name itself
         raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(run: Run, folder: Path) -> Path:
     """Write `run` into its draft `folder`, rename it, and return the final folder."""
     trace = "".join(to_json(record) + "\n" for record in run.result.records)
-    try:
-        write_whole(folder / TRACE, trace)
-        seal(run, folder)
-    except OSError as error:
-        if Path(error.filename or "").parent == folder:
-            error.filename = None  # it is hidden, and soon gone
-        raise
-    return _rename(folder, run_name(run.started, trace))
-
-
-def run_name(started: datetime, content: str) -> str:
-    """`<time>-<hash>`, the name of the folder of a run."""
-    return f"{started:%Y%m%d-%H%M%S}-{digest(content.encode())[:8]}"
-
-
-def announce(run: Run, folder: Path) -> None:
-    """Write the manifest of a run that goes on in `folder`: nothing there is held to a digest."""
-    _write_manifest(run, folder, ())
-
-
-def seal(run: Run, folder: Path) -> None:
-    """Write the result and the figures of `run` beside its trace, and the manifest of them all."""
-    write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
-    drawn = [path for figure in run.result.figures for path in draw(figure, folder)]
-    for path in drawn:
-        flush(path)  # before the manifest that vouches for it
-    _write_manifest(run, folder, (folder / RESULT, folder / TRACE, *drawn))
-
-
-def _write_manifest(run: Run, folder: Path, files: Iterable[Path]) -> None:
     about = ("id", "title", "statement", "place", "tolerance")
     manifest: dict[str, object] = {
         "schema": SCHEMA,
         **{name: getattr(run.subject, name) for name in about},
         "passed": run.result.passed if run.result.checks else None,
-        "state": run.state,
         "command": run.command,
         "options": dict(run.options),
         "started": run.started.isoformat(timespec="seconds"),
@@ -156,15 +122,19 @@ def _write_manifest(run: Run, folder: Path, files: Iterable[Path]) -> None:
         **identity(),
         "commit": commit(),
         "machine": _machine(),
-        "files": {path.name: digest(path.read_bytes()) for path in sorted(files)},
     }
-    manifest["digest"] = own_digest(manifest)
-    write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
-
-
-def own_digest(manifest: Mapping[str, object]) -> str:
-    """The digest of a manifest without its digest."""
-    return digest(to_json({k: v for k, v in manifest.items() if k != "digest"}).encode())
+    try:
+        write_whole(folder / TRACE, trace)
+        write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
+        for figure in run.result.figures:
+            for path in draw(figure, folder):
+                flush(path)
+        write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
+    except OSError as error:
+        if Path(error.filename or "").parent == folder:
+            error.filename = None  # it is hidden, and soon gone
+        raise
+    return _rename(folder, f"{run.started:%Y%m%d-%H%M%S}-{digest(trace.encode())[:8]}")
 
 
 def identity() -> dict[str, object]:

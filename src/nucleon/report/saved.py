@@ -1,58 +1,40 @@
-"""Runs read back from disk: each whole and of its form, or refused with the file that is not."""
+"""Runs read back from disk; one that cannot be read is named."""
 
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
-from nucleon._files import digest, to_json
-from nucleon.claims.base import Check, Relation, Result
-from nucleon.claims.shown import Cell, Figure, Panel, Scale, Series, Table
-from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, State, identity, own_digest
-from nucleon.report.untrusted import (
-    FormError,
-    check_name,
-    choice,
-    digest_of,
-    field,
-    parse,
-    read,
-    real,
-    texts,
-)
+from nucleon._files import to_json
+from nucleon.claims.base import Check, Result
+from nucleon.claims.shown import Figure, Panel, Series, Table
+from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, identity
 
-TRAIN = "train"
-"""The id of training runs, which differ by their options: none stands for the others."""
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
+_KEYS = {
+    *("id", "title", "statement", "place", "tolerance", "command", "options", "started"),
+    *("seconds", "expected", "versions", "source", "commit", "machine"),
+}
 
 
 class DamagedRunError(Exception):
-    """A file of a run that is missing, cut off, altered or not of its form."""
+    """A run with a file that is missing or cannot be read."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{_printable(path)} {what}")
-        self.path = path
+    def __init__(self, folder: Path, reason: object) -> None:
+        super().__init__(f"{folder} cannot be read: {reason}")
+        self.folder = folder
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A run as it lies on disk: the folder, its manifest, the result and the SVG of each figure."""
+    """A run as it is on disk: the folder, its manifest, the result and the SVG of each figure."""
 
     folder: Path
     manifest: Mapping[str, Any]
     result: Result
     drawings: tuple[bytes, ...]
-
-    @property
-    def state(self) -> State:
-        """Whether it came to its end; a manifest that does not say is that of one that did."""
-        return self.manifest.get("state", "finished")
 
     @property
     def passed(self) -> bool | None:
@@ -61,37 +43,31 @@ class Saved:
 
 
 def load(folder: Path) -> Saved:
-    """Read a run, every file held to its digest and its form; `DamagedRunError` names the first
-    that differs.
+    """Read the run in `folder`; raise `DamagedRunError` where that fails."""
+    try:
+        manifest = _parsed(folder / MANIFEST)
+        if manifest["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {manifest['schema']}, not {SCHEMA}")
+        if missing := _KEYS - manifest.keys():
+            raise ValueError(f"{MANIFEST} has no {', '.join(sorted(missing))}")
+        result = _result(_parsed(folder / RESULT))
+        drawings = tuple((folder / f"{f.name}.svg").read_bytes() for f in result.figures)
+        return Saved(folder, manifest, result, drawings)
+    except KeyError as error:
+        raise DamagedRunError(folder, f"there is no {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedRunError(folder, error) from error
 
-    A run that has not ended has a manifest alone, and no result yet.
-    """
-    with _named(folder / MANIFEST):
-        if any("\ud800" <= sign <= "\udfff" for sign in str(folder)):  # bytes that are no text
-            raise FormError("lies in a folder whose name is not UTF-8")
-        manifest = _manifest(read(folder, MANIFEST))
-    if manifest.get("state") == "running":
-        return Saved(folder, manifest, Result(checks=()), ())
-    contents = dict[str, bytes]()
-    for name, expected in manifest["files"].items():
-        with _named(folder / name):
-            if name == RESULT or name.endswith(".svg"):  # what is shown; of the rest the digest
-                contents[name] = read(folder, name)
-                found = digest(contents[name])
-            else:
-                found = digest_of(folder, name)
-            if found != expected:
-                raise FormError("is cut off or was altered")
-    with _named(folder / RESULT):  # of its form too: anybody can write a digest
-        if RESULT not in contents:
-            raise FormError(f"is not among the files of {MANIFEST}")
-        result = _result(parse(contents[RESULT]))
-        drawings = tuple(_drawing(figure, contents) for figure in result.figures)
-    return Saved(folder, manifest, result, drawings)
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
 
 
 def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError]]:
-    """What can be read, and what is damaged."""
+    """Return the runs that can be read, and an error for each other one."""
     saved, damaged = list[Saved](), list[DamagedRunError]()
     for folder in folders:
         try:
@@ -102,181 +78,68 @@ def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError
 
 
 def find(path: Path) -> list[Path]:
-    """The folders of runs that `path` stands for.
+    """Return the folders of the runs that `path` stands for.
 
-    A run stands for itself, the folder of an id for its newest run, of training for all its runs, a
-    folder of ids for what each of them stands for, and for runs put into it under other names.
+    A run stands for itself, the folder of an id for its newest run, a folder of ids for what each
+    of them stands for, and for runs put into it under other names.
     """
-    if _has_manifest(path):
+    if (path / MANIFEST).exists():
         return [path]
-    found = _representatives(path)
+    folders = _runs(path)[-1:]
     for folder in _folders(path):
         if not RUN_NAME.fullmatch(folder.name):
-            found += [folder] if _has_manifest(folder) else _representatives(folder)
-    return found
+            folders += [folder] if (folder / MANIFEST).exists() else _runs(folder)[-1:]
+    return folders
 
 
 def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | None:
-    """The newest undamaged run of `name` with these options, by this very code."""
+    """Return the newest readable run of `name` with these options, by this very code."""
     wanted = {**identity(), "options": json.loads(to_json(dict(options)))}
-    for folder in reversed(_runs(root / name)):
-        try:
-            saved = load(folder)
-        except DamagedRunError:
-            continue
-        if {key: saved.manifest.get(key) for key in wanted} == wanted:
-            return saved
-    return None
-
-
-def _representatives(path: Path) -> list[Path]:
-    return _runs(path) if path.name == TRAIN else _runs(path)[-1:]
+    saved, _ = load_all(reversed(_runs(root / name)))
+    return next((s for s in saved if {key: s.manifest[key] for key in wanted} == wanted), None)
 
 
 def _runs(path: Path) -> list[Path]:
-    """The runs in the folder of an id, the newest last."""
+    """Return the runs in the folder of an id, the newest last."""
     return [folder for folder in _folders(path) if RUN_NAME.fullmatch(folder.name)]
 
 
 def _folders(path: Path) -> list[Path]:
-    """Those in it that are not hidden, as drafts are."""
+    """Return the folders in `path` that are not hidden, as drafts are."""
     if not path.is_dir():
         return []
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _has_manifest(folder: Path) -> bool:
-    """Or a link that leads nowhere, or a folder that lets nobody look: refused, not passed over."""
-    barred = folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
-    return barred or os.path.lexists(folder / MANIFEST)
-
-
-def _printable(path: Path) -> str:
-    """A path in a line: what is no sign of any script, or half of one, as Python writes it."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(path))
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """What is wrong with a file, with its name."""
-    try:
-        yield
-    except FormError as error:
-        raise DamagedRunError(path, str(error)) from error
-
-
-# ------------------------------------------------------------------ the form of the manifest
-
-_ABOUT: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(
-        ("id", "title", "statement", "place", "tolerance", "command", "source"), (str,)
-    ),
-    **dict.fromkeys(("options", "versions", "machine", "files"), (dict,)),
-    "started": (str,),
-    "seconds": (int, float),
-    "expected": (int, float, NoneType),
-    "commit": (str, NoneType),
-}
-_MACHINE: Mapping[str, tuple[type, ...]] = {
-    "system": (str,),
-    "processor": (str,),
-    "cores": (int, NoneType),
-    "threads": (int,),
-    "gpu": (str, NoneType),
-}
-LONGEST = 1e10
-"""Seconds of a run: some centuries."""
-
-
-def _manifest(content: bytes) -> dict[str, Any]:
-    manifest = parse(content)
-    schema = field(manifest, "schema", int)
-    if schema != SCHEMA:
-        raise FormError(f"is of another version: schema {str(schema)[:20]}, not {SCHEMA}")
-    if manifest.get("digest") != own_digest(manifest):
-        raise FormError("is cut off or was altered")
-    for name, kinds in _ABOUT.items():
-        field(manifest, name, *kinds)
-    for name, kinds in _MACHINE.items():
-        field(manifest["machine"], name, *kinds)
-    for name in ("versions", "files"):
-        for key in manifest[name]:
-            field(manifest[name], key, str)
-    for name in manifest["files"]:
-        check_name(name)
-    if "state" in manifest:
-        choice(manifest, "state", get_args(State))
-    for name in ("seconds", "expected"):
-        if manifest[name] is not None and not 0 <= real(manifest[name], name) <= LONGEST:
-            raise FormError(f"has no length of time as {name!r}")
-    try:
-        datetime.fromisoformat(manifest["started"])
-    except ValueError:
-        raise FormError("has no date as 'started'") from None
-    return manifest
-
-
-# ------------------------------------------------------------------ the form of the result
+# ------------------------------------------------------------------ the result
 
 
 def _result(values: Mapping[str, Any]) -> Result:
     return Result(
-        checks=tuple(map(_check, field(values, "checks", list))),
-        tables=tuple(map(_table, field(values, "tables", list))),
-        figures=tuple(map(_figure, field(values, "figures", list))),
-        notes=tuple(texts(values, "notes")),
+        checks=tuple(_check(**check) for check in values["checks"]),
+        tables=tuple(_table(**table) for table in values["tables"]),
+        figures=tuple(_figure(**figure) for figure in values["figures"]),
+        notes=tuple(values["notes"]),
     )
 
 
-def _check(values: Any) -> Check:
-    measured, threshold = (
-        real(field(values, name, int, float, str), name) for name in ("measured", "threshold")
-    )
-    relation = choice(values, "relation", get_args(Relation))
-    return Check(field(values, "name", str), measured, relation, threshold)
+def _check(*, measured: float, threshold: float, passed: bool, **words: Any) -> Check:
+    return Check(measured=float(measured), threshold=float(threshold), **words)
 
 
-def _table(values: Any) -> Table:
-    columns, rows = tuple(texts(values, "columns")), list[tuple[Cell, ...]]()
-    for row in field(values, "rows", list):
-        if not isinstance(row, list):
-            raise FormError("has a row in a table that is no list")
-        for cell in row:
-            if not isinstance(cell, str | bool):
-                real(cell, "cell of a table")
-        rows.append(tuple(row))
-    return Table(field(values, "title", str), columns, tuple(rows))
+def _table(*, columns: list[str], rows: list[list[Any]], title: str) -> Table:
+    return Table(title, tuple(columns), tuple(tuple(row) for row in rows))
 
 
-def _figure(values: Any) -> Figure:
-    return Figure(
-        *(field(values, name, str) for name in ("name", "title", "caption")),
-        panels=tuple(map(_panel, field(values, "panels", list))),
-        shared_axes=field(values, "shared_axes", bool),
-    )
+def _figure(*, panels: list[dict[str, Any]], **words: Any) -> Figure:
+    return Figure(panels=tuple(_panel(**panel) for panel in panels), **words)
 
 
-def _panel(values: Any) -> Panel:
-    return Panel(
-        *(field(values, name, str) for name in ("title", "x_label", "y_label")),
-        series=tuple(map(_series, field(values, "series", list))),
-        x_scale=choice(values, "x_scale", get_args(Scale)),
-        y_scale=choice(values, "y_scale", get_args(Scale)),
-        marked=field(values, "marked", bool),
-    )
+def _panel(*, series: list[dict[str, Any]], **words: Any) -> Panel:
+    return Panel(series=tuple(_series(**one) for one in series), **words)
 
 
-def _series(values: Any) -> Series:
-    columns = dict[str, Any]()
-    for name in ("x", "y", "low", "high"):
-        given = field(values, name, *((list,) if name in "xy" else (list, NoneType)))
-        columns[name] = None if given is None else [real(value, name) for value in given]
-    if len({len(column) for column in columns.values() if column is not None}) > 1:
-        raise FormError("has a series whose columns differ in length")
-    return Series(field(values, "name", str), **columns, style=field(values, "style", int))
-
-
-def _drawing(figure: Figure, contents: Mapping[str, bytes]) -> bytes:
-    if f"{figure.name}.svg" not in contents:
-        raise FormError(f"has a figure {figure.name[:40]!r} without its drawing")
-    return contents[f"{figure.name}.svg"]
+def _series(*, name: str, style: int, **columns: list[float] | None) -> Series:
+    """Return a series; `float` reads the words that stand for numbers that JSON lacks."""
+    read = {key: None if c is None else [float(value) for value in c] for key, c in columns.items()}
+    return Series(name=name, style=int(style), **read)  # pyright: ignore[reportArgumentType]
