@@ -5,7 +5,7 @@ import warnings
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -14,9 +14,10 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import nucleon
-from nucleon.integrations.huggingface import DiagnosticsCallback, factory
+from nucleon.integrations.huggingface import AverageCallback, DiagnosticsCallback, factory
 from nucleon.integrations.lightning import DiagnosticsLogger
 from nucleon.integrations.tensorboard import DiagnosticsWriter
+from nucleon.optim.average import get_multi_avg_fn
 
 
 class Board:
@@ -132,6 +133,58 @@ def test_lightning_logs_every_nth_step_also_when_batches_are_accumulated(tmp_pat
     ours = [(step, m) for step, m in logged if any(key.startswith("leon/") for key in m)]
     assert [step for step, _ in ours] == [2, 4]
     assert ours[-1][1] == trainer.optimizers[0].diagnostics()
+
+
+class Averaged(Module):
+    """Muon that keeps the average too, at a rate that falls without a horizon."""
+
+    def configure_optimizers(self):
+        optimizer = nucleon.Muon.for_model(self, lr=0.02, head="head", average=0.2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + t / 3) ** -0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def validation_step(self, batch, index):
+        (x,) = batch
+        self.log("loss", self.head(self.body(x)).square().mean())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_average_as_lightning_keeps_it_is_that_of_the_optimizer(tmp_path):
+    """Validated, saved and resumed by Lightning's own callback, the raw weights beside it."""
+    data = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4)
+
+    def run(epochs, resume=None):
+        torch.manual_seed(0)
+        module = Averaged()
+        saver = ModelCheckpoint(tmp_path, filename=f"{epochs}", save_last=False)
+        averaging = WeightAveraging(multi_avg_fn=get_multi_avg_fn(0.2))
+        trainer = pl.Trainer(
+            max_epochs=epochs,
+            callbacks=[averaging, saver],
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data, data, ckpt_path=resume)
+        return module, trainer, torch.load(tmp_path / f"{epochs}.ckpt", weights_only=False)
+
+    module, trainer, saved = run(2)
+    (optimizer,) = trainer.optimizers
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.02 * (1 + 8 / 3) ** -0.5)
+    with torch.no_grad():
+        for name, p in module.named_parameters():  # W̄ since the end of the training
+            average = optimizer.state[p]["average"]
+            torch.testing.assert_close(p.detach(), average)
+            torch.testing.assert_close(saved["state_dict"][name], average)
+            assert not torch.allclose(saved["current_model_state"][name], average)
+            p.copy_(average)
+        loss = torch.cat([module.head(module.body(x)) for (x,) in data]).square().mean()
+    assert trainer.callback_metrics["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+    _, _, whole = run(4)
+    _, _, resumed = run(4, resume=tmp_path / "2.ckpt")
+    for kept in ("state_dict", "current_model_state"):
+        assert all(torch.equal(x, resumed[kept][name]) for name, x in whole[kept].items())
 
 
 class Unfreeze(BaseFinetuning):
@@ -264,6 +317,7 @@ def trainer(folder, model=None, optimizer=None, **arguments):
         model or llama(),
         TrainingArguments(str(folder), **{**defaults, **quiet, **arguments}),
         train_dataset=[{"input_ids": ids, "labels": ids}] * 8,
+        eval_dataset=[{"input_ids": ids, "labels": ids}] * 8,
         optimizer_cls_and_kwargs=optimizer or (factory("leon"), {"lr": 0.01, "weight_decay": 0.1}),
     )
 
@@ -281,6 +335,52 @@ def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
     resumed = run(resume=str(tmp_path / "checkpoint-2"))
     for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_evaluates_and_saves_the_average_and_goes_on_from_the_raw_weights(tmp_path):
+    def run(resume=None):
+        made = trainer(
+            tmp_path,
+            optimizer=(factory("muon"), {"lr": 0.02, "weight_decay": 0.0, "average": 0.1}),
+            lr_scheduler_type="inverse_sqrt",
+            lr_scheduler_kwargs={"timescale": 2},
+            warmup_steps=1,
+            save_strategy="steps",
+            save_steps=2,
+            eval_strategy="steps",
+            eval_steps=2,
+        )
+        made.add_callback(AverageCallback(made))
+        made.train(resume_from_checkpoint=resume)
+        return made
+
+    whole = run()
+    optimizer = whole.optimizer.optimizer
+    rates = [group["lr"] for group in optimizer.param_groups if group["route"] == "matrix"]
+    assert rates[0] == pytest.approx(0.02 * (1 + 3 / 2) ** -0.5)  # one step of warm-up
+    batch = torch.arange(8)[None]
+    raw = whole.model(batch, labels=batch).loss.item()
+    with optimizer.averaged():
+        expected = whole.model(batch, labels=batch).loss.item()
+    assert expected != pytest.approx(raw, rel=1e-3)
+    losses = [log["eval_loss"] for log in whole.state.log_history if "eval_loss" in log]
+    assert [losses[-1], whole.evaluate()["eval_loss"]] == pytest.approx([expected] * 2, rel=1e-5)
+    assert whole.predict(whole.train_dataset).metrics["test_loss"] == pytest.approx(expected)
+    for folder in (tmp_path / "average", tmp_path / "checkpoint-4" / "average"):
+        saved = LlamaForCausalLM.from_pretrained(folder)
+        assert saved(batch, labels=batch).loss.item() == pytest.approx(expected, rel=1e-5)
+    saved = LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
+    assert saved(batch, labels=batch).loss.item() == pytest.approx(raw, rel=1e-5)
+    resumed = run(resume=str(tmp_path / "checkpoint-2"))
+    again = resumed.optimizer.optimizer
+    for p, q in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(optimizer.state[p]["average"], again.state[q]["average"])
+    with pytest.raises(ValueError, match="best_model_checkpoint"):
+        same = {"save_strategy": "steps", "eval_strategy": "steps", "eval_steps": 2}
+        made = trainer(tmp_path, load_best_model_at_end=True, save_steps=2, **same)
+        AverageCallback(made)
 
 
 @pytest.mark.filterwarnings("ignore")

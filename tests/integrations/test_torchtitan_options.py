@@ -38,6 +38,21 @@ class OptimizersContainer(torch.optim.Optimizer, Generic[T]):
         """Nothing is logged."""
 
 
+class Validator:
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        freq: int = 10
+
+    def validate(self, model_parts, step):
+        self.seen = [p.detach().clone() for part in model_parts for p in part.parameters()]
+
+
+class CheckpointManager:
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        interval: int = 500
+
+
 def derive(source, target, **deltas):
     return target(**{f.name: getattr(source, f.name) for f in fields(source)}, **deltas)
 
@@ -48,6 +63,10 @@ def stand_ins():
     found = {name: ModuleType(name) for name in (*names, "torchtitan.config")}
     own = {"OptimizersContainer": OptimizersContainer, "ParamGroupConfig": ParamGroupConfig}
     vars(found[names[2]]).update(own)
+    for module, kind in (("checkpoint", CheckpointManager), ("validate", Validator)):
+        name = f"torchtitan.components.{module}"
+        found[name] = ModuleType(name)
+        vars(found[name])[kind.__name__] = kind
     own = {"TORCH_DTYPE_MAP": {}, "derive": derive, "override": lambda **_: lambda made: made}
     vars(found["torchtitan.config"]).update(own)
     return found

@@ -239,6 +239,15 @@ def test_averaged_state_dict_is_the_model_inside_averaged():
             assert saved[name].dtype == value.dtype
     net(torch.bfloat16).load_state_dict(saved)
 
+    def halved(module, state, prefix, metadata):  # as torchtitan splits a fused weight
+        both = state.pop("0.weight")
+        state["0.first"], state["0.second"] = both[:4], both[4:]
+
+    model.register_state_dict_post_hook(halved)
+    split = optimizer.averaged_state_dict(model)
+    assert torch.equal(torch.cat([split["0.first"], split["0.second"]]), saved["0.weight"])
+    assert torch.equal(split["2.weight"], saved["2.weight"])
+
 
 @pytest.mark.parametrize("average", [0.1, 20])
 @pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])

@@ -20,10 +20,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "trainers"))
 import torchtitan_on_cpu  # noqa: F401  # before torchtitan
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
+from torchtitan.components.validate import Validator
 from torchtitan.config import ParallelismConfig
 from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
@@ -65,6 +67,11 @@ def built(
     saved = config.checkpoint
     saved.enable, saved.interval, saved.last_save_model_only = True, MIDDLE, False
     saved.load_only, saved.load_step = load is not None, -1 if load is None else load
+    if "average" in options:
+        names = ("averaged_validation", "averaged_model")
+        config.override.imports += [f"nucleon.integrations.torchtitan.{name}" for name in names]
+        config.validator.enable, config.validator.freq, config.validator.steps = True, STEPS, 1
+        saved.last_save_model_only = True
     trainer = config.build()
     assert isinstance(trainer.optimizers, MatrixOptimizers)
     try:
@@ -113,6 +120,36 @@ def through_stages(folder: str, other: str) -> Run:
         trainer.checkpointer.folder = str(Path(other, "checkpoint"))
         trainer.checkpointer.save(MIDDLE)
     return run(other, load=MIDDLE, placement="owner")
+
+
+def averages(folder: str) -> tuple[bool, str]:
+    """Whether the average is what is validated and saved at the end, and the run goes on from W."""
+    seen = []
+
+    def validate(self, model_parts, step):
+        seen.append([full(p.detach()).clone() for p in model_parts[0].parameters()])
+
+    given = {"average": 0.3, "placement": "owner"}
+    with mock.patch("time.sleep"), mock.patch.object(Validator, "validate", validate):
+        with built(folder, **given) as trainer:
+            trainer.train()
+            (part,), (optimizer,) = trainer.model_parts, trainer.optimizers.optimizers
+            raw, last = weights(trainer), seen[-1]
+            held = [full(optimizer.state[p]["average"]) for p in part.parameters()]
+            expected = {
+                name: full(x).clone() for name, x in optimizer.averaged_state_dict(part).items()
+            }
+            own = {name: full(x).clone() for name, x in part.state_dict().items()}
+            saved = {name: torch.zeros_like(x) for name, x in own.items()}
+        dcp.load(saved, checkpoint_id=str(Path(folder, "checkpoint", f"step-{STEPS}")))
+        found = run(folder, load=MIDDLE, **given).weights
+    right = (
+        all(map(torch.equal, last, held)),
+        all(torch.equal(saved[n], x) for n, x in expected.items()),
+        not any(torch.equal(saved[n], x) for n, x in own.items()),
+        all(torch.equal(found[n], w) for n, w in raw.items()),
+    )
+    return all(right), f"validated, saved, is not raw, goes on from raw: {right}"
 
 
 def same(found: Run, expected: Run) -> tuple[bool, str]:
@@ -191,7 +228,7 @@ def main() -> None:
             print(f"{'ok  ' if outcome[0] else 'FAIL'} {what}: {outcome[1]}", flush=True)
 
     with tempfile.TemporaryDirectory() as own:
-        folders = [f"{own}/whole", f"{own}/stages", f"{own}/experts"]
+        folders = [f"{own}/{name}" for name in ("whole", "stages", "experts", "average")]
         dist.broadcast_object_list(folders)
         report("rates", rates())
         expected = run(folders[0], placement="owner")
@@ -199,6 +236,7 @@ def main() -> None:
             report(what, check(run(folders[0], load=MIDDLE, **given), expected))
         report("… pipeline → owner", same(through_stages(*folders[:2]), expected))
         report("experts: owner → local", same(*with_experts(folders[2])))
+        report("the average", averages(folders[3]))
         dist.barrier()
     dist.destroy_process_group()
     sys.exit(failed)

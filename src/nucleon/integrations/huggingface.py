@@ -1,5 +1,10 @@
-"""Hugging Face Trainer: a factory for its `optimizer_cls_and_kwargs`, and a callback that logs."""
+"""Hugging Face Trainer: a factory for its `optimizer_cls_and_kwargs`, and two callbacks.
 
+`AverageCallback` evaluates and saves the average of the weights, `DiagnosticsCallback` logs.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -43,6 +48,62 @@ def factory(name: str) -> type:
     return Factory
 
 
+class AverageCallback(TrainerCallback):
+    """`trainer.add_callback(AverageCallback(trainer))` evaluates and saves the average W̄.
+
+    The optimizer has been made with `average`, by `factory` with {"average": 0.1} among its options.
+    `evaluate` and `predict` run with W̄, during the training and after it. A checkpoint has the raw
+    weights, from which alone a run may go on, and W̄ beside them in a model folder of its own,
+    "checkpoint-…/average"; at the end W̄ is in "average" of the output directory. Both are loaded by
+    `from_pretrained`.
+
+    Args:
+        trainer: whose optimizer is Muon, Pion or Leon, and which does not load its best model at
+            the end: that would be the raw weights of a checkpoint whose average was the best.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        if trainer.args.load_best_model_at_end:
+            raise ValueError(
+                "load_best_model_at_end=True would load raw weights where the average was "
+                "evaluated; pass False, and load trainer.state.best_model_checkpoint + '/average'"
+            )
+        self.trainer = trainer
+        loop = trainer.evaluation_loop
+
+        def averaged_loop(*given: Any, **options: Any) -> Any:
+            with self._averaged():
+                return loop(*given, **options)
+
+        trainer.evaluation_loop = averaged_loop
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        optimizer = matrix_optimizer(self.trainer)
+        return nullcontext() if optimizer is None else optimizer.averaged()
+
+    def _save(self, folder: Path) -> None:
+        with self._averaged():
+            self.trainer.save_model(str(folder / "average"), _internal_call=True)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save W̄ beside the checkpoint."""
+        self._save(Path(args.output_dir or ".", f"checkpoint-{state.global_step}"))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save W̄ of the whole run."""
+        self._save(Path(args.output_dir or "."))
+
+
+def matrix_optimizer(trainer: Trainer) -> MatrixOptimizer | None:
+    """Return the optimizer of a Trainer, as accelerate wraps it or not, if it is one of ours."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    return optimizer if isinstance(optimizer, MatrixOptimizer) else None
+
+
 class DiagnosticsCallback(TrainerCallback):
     """`trainer.add_callback(DiagnosticsCallback(trainer))` logs the optimizer every N steps.
 
@@ -66,9 +127,8 @@ class DiagnosticsCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Log after every N-th step."""
-        optimizer = self.trainer.optimizer
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # as accelerate wraps it
-        if state.global_step % self.every or not isinstance(optimizer, MatrixOptimizer):
+        optimizer = matrix_optimizer(self.trainer)
+        if state.global_step % self.every or optimizer is None:
             return
         due = control.should_log  # which logging ends, though the loss is still to be logged
         self.trainer.log(quantities(optimizer))

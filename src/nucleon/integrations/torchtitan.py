@@ -6,14 +6,23 @@ The options of the override are those of `for_model`, and concern the matrices. 
 keeps what the run's configuration says of it, pattern by pattern, and where a pattern says nothing
 the defaults of torch's AdamW, unless the override has `aux_lr` or `aux`. torchtitan's schedule
 multiplies all rates.
+
+With `average` among the options, two more overrides put the average W̄ where the run is judged and
+where it ends; checkpoints keep the raw weights, with W̄ in the state of the optimizer:
+
+    --override.imports 'nucleon.integrations.torchtitan.averaged_validation'
+    --override.imports 'nucleon.integrations.torchtitan.averaged_model'
 """
 
 # pyright: basic, reportMissingImports=false
 # torchtitan is not among the packages that the types are checked with.
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +32,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
+from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.components.validate import Validator
 from torchtitan.config import TORCH_DTYPE_MAP, derive, override
 
+from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.options import ADAMW_DEFAULTS
 from nucleon.optim.registry import create
 from nucleon.optim.routing.overrides import merged, overrides
@@ -36,6 +48,8 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _ALWAYS = ("fused", "foreach", "capturable")
 """How torch's AdamW is computed, as `implementation` says too; here there is one way, and the step
 is the same in all of them."""
+_OF_PART: WeakKeyDictionary[nn.Module, MatrixOptimizer] = WeakKeyDictionary()
+"""The optimizer of each part of a model."""
 
 
 class MatrixOptimizers(OptimizersContainer[Optimizer]):
@@ -61,6 +75,8 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
         for index, optimizer in enumerate(self.optimizers):
             rules = [group["route"] for group in optimizer.param_groups]
             self._log_optimizer(optimizer, index, rules)
+            if isinstance(optimizer, MatrixOptimizer):
+                _OF_PART[model_parts[index]] = optimizer
         # The container is an optimizer too, for the sake of the hooks of a step.
         params = [p for each in self.optimizers for g in each.param_groups for p in g["params"]]
         Optimizer.__init__(self, params, {})
@@ -76,6 +92,53 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
         """Give each part what it has in a flat state."""
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             set_optimizer_state_dict(part, optimizer, state_dict, options=_FLAT)
+
+
+@contextmanager
+def averaged(model_parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Make all parts of a model the average W̄ inside a block, see `MatrixOptimizer.averaged`."""
+    with ExitStack() as stack:
+        for part in model_parts:
+            optimizer = _OF_PART.get(part)
+            if optimizer is None:
+                raise RuntimeError(
+                    "the average is kept by Muon, Pion or Leon; add the override "
+                    "'nucleon.integrations.torchtitan.muon={\"average\": 0.1}'"
+                )
+            stack.enter_context(optimizer.averaged())
+        yield
+
+
+class AveragedValidator(Validator):
+    """torchtitan's validation, of the average W̄."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Validator.Config):
+        """The same options."""
+
+    def validate(self, model_parts: list[nn.Module], step: int) -> None:
+        """Validate W̄."""
+        with averaged(model_parts):
+            super().validate(model_parts, step)
+
+
+class AveragedCheckpoints(CheckpointManager):
+    """torchtitan's checkpoints; the last one, where it is the model alone, is the average W̄."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """The same options."""
+
+    def __init__(self, config: Config, *, model_parts: list[nn.Module], **given: Any) -> None:
+        super().__init__(config, model_parts=model_parts, **given)
+        self.model_parts = model_parts
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Save the raw weights to go on from, or W̄ at the end."""
+        if not (last_step and self.last_save_model_only):
+            return super()._save(curr_step, last_step)
+        with averaged(self.model_parts):
+            return super()._save(curr_step, last_step)
 
 
 def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]:
@@ -159,3 +222,15 @@ def muon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers
 def pion(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
     """`nucleon.Pion` in the place of the run's optimizer."""
     return derive(config, MatrixOptimizers.Config, method="pion", options=options)
+
+
+@override(target=Validator.Config, description="validate the average of the weights")
+def averaged_validation(config: Validator.Config) -> AveragedValidator.Config:
+    """`AveragedValidator` in the place of the run's validator."""
+    return derive(config, AveragedValidator.Config)
+
+
+@override(target=CheckpointManager.Config, description="the last model is the average")
+def averaged_model(config: CheckpointManager.Config) -> AveragedCheckpoints.Config:
+    """`AveragedCheckpoints` in the place of the run's checkpoints."""
+    return derive(config, AveragedCheckpoints.Config)

@@ -319,9 +319,17 @@ class Averaging:
                 stacklevel=3,
             )
         values = model.state_dict(keep_vars=True)
+        shown = {id(value) for value in values.values()}
+        if not all(id(param) in shown for param in model.parameters() if param in begun):
+            # A hook of the model makes other tensors of them, as torchtitan's of a fused weight.
+            with self.swapped(states, model):
+                copied = model.state_dict()
+                for name, value in copied.items():
+                    copied[name] = value.clone() if isinstance(value, Tensor) else value
+                return copied
         for name, value in values.items():
             if isinstance(value, Tensor):
-                own = begun.get(value, None)
+                own = begun.get(value)
                 values[name] = own["average"].to(value.dtype) if own else value.detach()
         return values
 

@@ -370,8 +370,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return `model.state_dict()` with W̄ for the parameters of this optimizer, in their dtype.
 
-        Like torch's, its tensors are references where no cast is needed: save it before the next
-        step.
+        Like torch's, its tensors are references, or a cast of one: save it before the next step.
         """
         return self._runtime.averaging.state_dict(self.state, model)
 
