@@ -51,7 +51,7 @@ def factory(name: str) -> type:
 class AverageCallback(TrainerCallback):
     """`trainer.add_callback(AverageCallback(trainer))` evaluates and saves the average W̄.
 
-    The optimizer has been made with `average`, by `factory` with {"average": 0.1} among its options.
+    The optimizer keeps an average: `factory` was given {"average": 0.1} among its options.
     `evaluate` and `predict` run with W̄, during the training and after it. A checkpoint has the raw
     weights, from which alone a run may go on, and W̄ beside them in a model folder of its own,
     "checkpoint-…/average"; at the end W̄ is in "average" of the output directory. Both are loaded by
