@@ -23,7 +23,7 @@ from nucleon.online.problems import ripples
 WINDOWS = 256
 """Held-out windows in a reading, spread evenly over the text."""
 ALL = slice(None)
-AUX = 0.1
+AUX = 0.25
 """AdamW's part of the rate, for what is no matrix."""
 
 
@@ -246,7 +246,7 @@ def wider(cell: Cell) -> Cell:
     return replace(cell, task=task, decays=decays, seconds=3 * cell.seconds, **times)
 
 
-RATES = (0.005, 0.01, 0.02, 0.04)
+RATES = (0.01, 0.02, 0.04, 0.08)
 ADAMW = (0.001, 0.002, 0.004, 0.008)
 AT = (150, 300, 600, 1200)
 A1 = Cell(
@@ -258,7 +258,15 @@ A2 = replace(A1, horizons=(300, 1200), decays=each("linear", (300, 1200)), falls
 NOVELS = Words("eltec-eng/train_00.txt.xz", "eltec-eng/val.txt.xz")
 IN = (125, 250, 500, 1000)
 B = Cell(Images(), {"muon": RATES[1:]}, 1000, IN, each("linear wsd", IN), seconds=0.025)
-C = Cell(Ripples(), {"muon": RATES}, 1000, IN, each("linear", IN), margin=0.0, seconds=0.001)
+C = Cell(
+    Ripples(),
+    {"muon": (0.005, 0.01, 0.02, 0.04)},
+    1000,
+    IN,
+    each("linear", IN),
+    margin=0.0,
+    seconds=0.001,
+)
 G = Cell(
     Words("tokens/novels", pairs=4096, layers=8, width=512, heads=8, context=256),
     *({"muon": (0.016, 0.032, 0.064)}, 2440, (610, 1220, 2440)),
@@ -291,22 +299,26 @@ GROUPS = {
 SMOKE = Cell(Words(), {"muon": (0.02,)}, 150, (75, 150), (("wsd", 150),), ("constant",))
 
 
-def write_tokens(data: Path, out: Path) -> None:
-    """Write byte pairs of the novels and of torch's own sources, for the cells on a GPU.
+def write_pairs(task: Words, train: str, held: str, out: Path) -> None:
+    """Learn byte pairs from pieces spread over a text, and write its tokens for a task."""
+    step = max(1, len(train) // 64)
+    sample = "".join(train[start : start + 62_500] for start in range(0, len(train), step))
+    pairs = BytePairs.learn(sample, task.pairs)
+    for part, text, limit in (("train", train, 12_000_000), ("held", held, 500_000)):
+        pieces = [text[start : start + 2_000_000] for start in range(0, len(text), 2_000_000)]
+        encoded = (pairs.encode(piece).to(torch.int16) for piece in pieces[: limit // 400_000])
+        tokens = torch.cat(list(encoded))[:limit]
+        path = out / f"{task.source}.{part}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tokens.numpy().tobytes())
+        print(f"{path}: {len(tokens):,} tokens", flush=True)
 
-    Of the novels four books are held out, of torch every 25th file.
-    """
+
+def write_tokens(data: Path, out: Path) -> None:
+    """Write the tokens of the novels, and of torch's sources with every 25th file held out."""
     novels = [lzma.decompress(f.read_bytes()).decode() for f in sorted(data.glob("eltec-eng/*.xz"))]
-    sources = sorted(Path(torch.__file__).parent.rglob("*.py"))
-    code = [file.read_text("utf-8", errors="replace") for file in sources]
-    programs = ["".join(code[i] for i in range(len(code)) if i % 25 != 24), "".join(code[24::25])]
-    for task, (train, held) in ((G.task, ("".join(novels[:-1]), novels[-1])), (P.task, programs)):
-        step = len(train) // 64
-        sample = "".join(train[i * step : i * step + 62_500] for i in range(64))
-        pairs = BytePairs.learn(sample, task.pairs)
-        for part, text, limit in (("train", train, 12_000_000), ("held", held, 500_000)):
-            tokens = pairs.encode(text[: 8 * limit])[:limit].to(torch.int16)
-            path = out / f"{task.source}.{part}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(tokens.numpy().tobytes())
-            print(f"{path}: {len(tokens):,} tokens", flush=True)
+    write_pairs(G.task, "".join(novels[:-1]), novels[-1], out)
+    files = sorted(Path(torch.__file__).parent.rglob("*.py"))
+    code = [file.read_text("utf-8", errors="replace") for file in files]
+    train = "".join(text for number, text in enumerate(code) if number % 25 != 24)
+    write_pairs(P.task, train, "".join(code[24::25]), out)

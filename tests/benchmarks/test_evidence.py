@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import evidence
 import evidence_report
 from evidence import DECAYS, FALLS, Log, Run, append, finish, outstanding, perform, polynomial
-from evidence_cells import CELLS, SMOKE, Matrix, Regression
+from evidence_cells import CELLS, SMOKE, Matrix, Regression, Words, write_pairs
+from gpt import read
 
 NOWHERE = Path("/nowhere")
 
@@ -78,6 +79,18 @@ def test_the_minimum_of_a_regression_is_that_of_a_linear_program(task):
     assert problem.judge(Matrix(torch.from_numpy(best)))[""] == pytest.approx(0, abs=1e-12)
     zero = np.maximum(tau * y, (tau - 1) * y).mean() - values.sum() / y.size
     assert problem.judge(problem.model)[""] == pytest.approx(zero, rel=1e-12)
+
+
+def test_written_byte_pairs_are_read_as_they_were(tmp_path):
+    task = Words("tokens/some", pairs=300, layers=1, width=16, heads=2, context=8, batch=2)
+    content = read(limit=60_000)
+    write_pairs(task, content[:50_000], content[50_000:], tmp_path)
+    text = task.text(tmp_path, "cpu")
+    assert 10_000 < len(text.tokens) < 50_000 and 255 < int(text.tokens.max()) < 300
+    problem = task.problem(0, 3, tmp_path, "cpu")
+    with torch.no_grad():  # a fresh model knows nothing
+        assert problem.judge(problem.model)[""] == pytest.approx(math.log(300), abs=0.1)
+        assert problem.loss(problem.model, 2).item() == pytest.approx(math.log(300), abs=0.2)
 
 
 def bowl(need):
