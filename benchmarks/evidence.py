@@ -24,24 +24,30 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]  # where nothing is installed
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from evidence_cells import CELLS, GROUPS, METHODS, Cell  # noqa: E402
+from nucleon._files import to_json  # noqa: E402
+from nucleon.optim.average import get_multi_avg_fn  # noqa: E402
 
 DOCS = ROOT / "docs/evidence"
 EXTENSIONS = 2
 """A grid whose best rate is at an end grows there by factors of 2, at most so many times."""
+GRACE = 20
+"""Seconds after the end of the time in which runs may still finish."""
 FRACTIONS = (0.05, 0.1, 0.2)
 """Mean ages of the averages, as parts of the run so far."""
+OPTION = 0.1
+"""The one that is the option `average`; the others stand beside it in the same run."""
 COOLDOWN = 0.2
 """Part of a horizon in which a fork of the constant run falls linearly to zero: "wsd"."""
 WARMUP = 60
@@ -92,27 +98,21 @@ class Choice(NamedTuple):
     inside: bool  # the rate is not at an end of its grid
 
 
-def polynomial(fraction: float) -> Callable[..., None]:
-    """Return the update W̄ ← W̄ + (p+1)/(t+p)·(W − W̄), p = 1/f − 2, for `AveragedModel`."""
-    p = 1 / fraction - 2
-
-    def update(averaged: list[Tensor], current: list[Tensor], count: Tensor | int) -> None:
-        torch._foreach_lerp_(averaged, current, (p + 1) / (int(count) + 1 + p))
-
-    return update
-
-
 def perform(run: Run, cell: Cell, data: Path) -> dict[str, Any]:
     """Train, and return the line of the log: readings {step: {name: loss}} and forks {step: …}."""
     began = time.perf_counter()
     torch.manual_seed(run.seed)
     problem = cell.task.problem(run.seed, cell.steps, data, cell.device)
     model, falling = problem.model, run.schedule in FALLS
-    optimizer = METHODS[run.method](model, run.rate)
+    optimizer = METHODS[run.method](model, run.rate, OPTION if falling else None)
+    averaged = getattr(optimizer, "averaged", None) if falling else None
     peaks = [group["lr"] for group in optimizer.param_groups]
     factor = FALLS[run.schedule] if falling else DECAYS[run.schedule]
-    updates = {f"{f:g}": polynomial(f) for f in FRACTIONS if falling}
-    averages = {name: AveragedModel(model, multi_avg_fn=u) for name, u in updates.items()}
+    beside = {
+        f"{f:g}": AveragedModel(model, multi_avg_fn=get_multi_avg_fn(f))
+        for f in FRACTIONS
+        if falling and not (averaged and f == OPTION)
+    }
 
     def advance(step: int, factor: float) -> None:
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -122,28 +122,34 @@ def perform(run: Run, cell: Cell, data: Path) -> dict[str, Any]:
         optimizer.zero_grad()
 
     @torch.no_grad()
-    def judged(models: Mapping[str, nn.Module]) -> dict[str, float]:
-        readings = {name: problem.judge(one) for name, one in models.items()}
-        return {name + kind: v for name, found in readings.items() for kind, v in found.items()}
+    def judged(*fractions: float) -> dict[str, float]:
+        found = {"last": problem.judge(model)}
+        for name in (f"{f:g}" for f in fractions):
+            if name in beside:
+                found[name] = problem.judge(beside[name].module)
+            elif averaged:
+                with averaged():
+                    found[name] = problem.judge(model)
+        return {name + kind: v for name, one in found.items() for kind, v in one.items()}
 
     readings: dict[int, dict[str, float]] = {}
     forks: dict[int, dict[str, float]] = {}
     for step in range(run.steps):
         advance(step, factor(step / (cell.steps if falling else run.steps)))
-        for average in averages.values():
+        for average in beside.values():
             average.update_parameters(model)
         done = step + 1
         for end in (end for end in run.forks if before(end) == done):
             saved = deepcopy((model.state_dict(), optimizer.state_dict()))
             for later in range(done, end):
                 advance(later, (end - later) / (end - done))
-            forks[end] = judged({"last": model})
+            forks[end] = judged()
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
-        if done in (*cell.horizons, *cell.between) if falling else done == run.steps:
-            read = averages if done in cell.horizons else {"0.1": averages["0.1"]}
-            inner = {name: average.module for name, average in read.items()} if falling else {}
-            readings[done] = judged({"last": model, **inner})
+        if done in cell.horizons if falling else done == run.steps:
+            readings[done] = judged(*FRACTIONS)
+        elif falling and done in cell.between:
+            readings[done] = judged(OPTION)
     device = torch.cuda.get_device_name() if cell.device == "cuda" else "cpu"
     seconds = round(time.perf_counter() - began, 2)
     versions = {"torch": torch.__version__, "device": device, "seconds": seconds}
@@ -166,9 +172,7 @@ class Log:
                     try:
                         self.add(json.loads(line))
                     except (ValueError, KeyError, TypeError):
-                        print(
-                            f"{path}: a line is broken and left out: {line[:60]}", file=sys.stderr
-                        )
+                        print(f"{path}: left out a broken line, {line[:60]}", file=sys.stderr)
 
     def add(self, record: dict[str, Any]) -> None:
         """Take in a line; of two runs of one configuration the first counts."""
@@ -177,7 +181,8 @@ class Log:
         for arm, found in ((run.schedule, record["readings"]), ("wsd", record["forks"])):
             for horizon, losses in found.items():
                 need = Need(run.cell, run.method, arm, run.rate, run.seed, int(horizon))
-                finite = {k: math.inf if v is None else v for k, v in losses.items()}
+                numbers = {k: float(v) for k, v in losses.items()}  # "inf" and "nan" too
+                finite = {k: math.inf if math.isnan(v) else v for k, v in numbers.items()}
                 self.losses.setdefault(need, finite)
 
     def expected(self, run: Run) -> float:
@@ -230,46 +235,29 @@ def tune(
 
 
 def needs(name: str, log: Log) -> Iterator[Need]:
-    """Yield what a cell lacks: what chooses settings, then the seeds that are compared.
-
-    Arms that come from the same constant run are compared when all of them are tuned.
-    """
-    cell = CELLS[name]
-    for method in cell.grids:
-        families: defaultdict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
-        for arm, horizons in arms(cell):
-            source = "constant" if arm == "wsd" else arm if arm in FALLS else f"{arm} {horizons}"
-            families[source].append((arm, horizons))
-        for family in families.values():
-            tuned = [(tune(name, method, *arm, log), arm[1]) for arm in family]
-            if missing := [n for found, _ in tuned if isinstance(found, list) for n in found]:
-                yield from missing
-                continue
-            for choice, horizons in tuned:
-                if isinstance(choice, Choice):
-                    wanted = (
-                        Need(name, method, choice.arm, choice.rate, seed, horizon)
-                        for seed in range(cell.seeds)
-                        for horizon in horizons
-                    )
-                    yield from (need for need in wanted if need not in log.losses)
+    """Yield what a cell lacks: for each method what chooses its settings, then what is compared."""
+    for method in CELLS[name].grids:
+        tuned = [(tune(name, method, *arm, log), arm[1]) for arm in arms(CELLS[name])]
+        if missing := [need for found, _ in tuned if isinstance(found, list) for need in found]:
+            yield from missing
+            continue
+        for (arm, rate, *_), horizons in tuned:
+            seeds = range(CELLS[name].seeds)
+            wanted = (Need(name, method, arm, rate, s, h) for s in seeds for h in horizons)
+            yield from (need for need in wanted if need not in log.losses)
 
 
 def runs(wanted: Sequence[Need]) -> list[Run]:
     """Return the runs that answer; one constant run serves its average and all of its forks."""
-    merged: dict[tuple[Any, ...], Run] = {}
-    for need in wanted:
-        cell, method, arm, rate, seed, horizon = need
-        if arm == "wsd":
-            run = Run(cell, method, "constant", rate, seed, before(horizon), (horizon,))
-        else:
-            run = Run(cell, method, arm, rate, seed, horizon)
-        key = identity(run)
-        if old := merged.get(key):
-            forks = tuple(sorted({*old.forks, *run.forks}))
-            run = replace(run, steps=max(old.steps, run.steps), forks=forks)
-        merged[key] = run
-    return list(merged.values())
+    grouped: defaultdict[Any, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    for cell, method, arm, rate, seed, horizon in wanted:
+        schedule = "constant" if arm == "wsd" else arm
+        end = 0 if schedule in FALLS else horizon
+        grouped[cell, method, schedule, rate, seed, end][arm == "wsd"].add(horizon)
+    return [
+        Run(*key[:5], max(*reads, *map(before, forks), 0), tuple(sorted(forks)))
+        for key, (reads, forks) in grouped.items()
+    ]
 
 
 def before(horizon: int) -> int:
@@ -285,11 +273,11 @@ def identity(run: Run) -> tuple[Any, ...]:
 
 def outstanding(cells: Sequence[str], log: Log) -> list[Run]:
     """Return the runs that are wanted now: those that tune first, then the longest."""
-    needed = [*cells, *(CELLS[name].settings for name in cells if CELLS[name].settings)]
-    found = runs([need for name in dict.fromkeys(needed) for need in needs(name, log)])
-    return sorted(
-        found, key=lambda run: (run.seed not in CELLS[run.cell].tuning, -log.expected(run))
-    )
+
+    def late(run: Run) -> tuple[bool, float]:
+        return run.seed not in CELLS[run.cell].tuning, -log.expected(run)
+
+    return sorted(runs([need for name in cells for need in needs(name, log)]), key=late)
 
 
 def work(tasks: Any, results: Any, data: Path) -> None:
@@ -305,7 +293,7 @@ def work(tasks: Any, results: Any, data: Path) -> None:
 def finish(
     cells: Sequence[str], log: Log, out: Path, data: Path, processes: int, end: float
 ) -> int:
-    """Perform what is outstanding until the time `end`; return how many runs raised."""
+    """Perform what is outstanding and ends before `end`; return how many runs raised."""
     context = multiprocessing.get_context("spawn")
     tasks, results = context.Queue(), context.Queue()
     workers = [
@@ -319,11 +307,11 @@ def finish(
     try:
         while True:
             for run in outstanding(cells, log):
-                fits = time.monotonic() + log.expected(run) < end
+                fits = time.monotonic() + 1.1 * log.expected(run) < end
                 if fits and len(running) < processes and identity(run) not in {*running, *raised}:
                     running[identity(run)] = run
                     tasks.put(run)
-            if not running or time.monotonic() > end:
+            if not running or time.monotonic() > end + GRACE:
                 return len(raised)
             try:
                 run, record = results.get(timeout=1)
@@ -344,17 +332,9 @@ def finish(
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add a line, whole; a loss that is not finite is null, and counts as infinite."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): plain(item) for key, item in value.items()}
-        if isinstance(value, float):
-            return float(f"{value:.6g}") if math.isfinite(value) else None
-        return value
-
+    """Add a line, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(plain(record)).encode() + b"\n"
+    line = to_json(record).encode() + b"\n"
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         line = b"\n" + line  # after a line that a full disk or a lost machine cut off
     with path.open("ab") as file:

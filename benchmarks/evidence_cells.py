@@ -193,20 +193,23 @@ class Regression:
         )
 
 
-def matrices(kind: Any, model: nn.Module, rate: float, **options: Any) -> Optimizer:
+def matrices(
+    kind: Any, model: nn.Module, rate: float, average: float | None, **options: Any
+) -> Optimizer:
     """Return an optimizer of ours for a whole model, or for a matrix."""
+    options |= {"lr": rate, "average": average}
     if isinstance(model, Matrix):
-        return kind(model.parameters(), lr=rate, **options)
+        return kind(model.parameters(), **options)
     head = {"head": "13"} if isinstance(model, nn.Sequential) else {}
-    return kind.for_model(model, lr=rate, aux_lr=AUX * rate, **head, **options)
+    return kind.for_model(model, aux_lr=AUX * rate, **head, **options)
 
 
-def adamw(model: nn.Module, rate: float) -> Optimizer:
+def adamw(model: nn.Module, rate: float, _: float | None) -> Optimizer:
     """Return torch's AdamW for all parameters."""
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
 
 
-METHODS: Mapping[str, Callable[[nn.Module, float], Optimizer]] = {
+METHODS: Mapping[str, Callable[[nn.Module, float, float | None], Optimizer]] = {
     "muon": partial(matrices, nucleon.Muon),
     "leon": partial(matrices, nucleon.Leon),
     "leon .1": partial(matrices, nucleon.Leon, smoothing_scale=0.1),

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import evidence
 import evidence_report
-from evidence import DECAYS, FALLS, Log, Run, append, finish, outstanding, perform, polynomial
-from evidence_cells import CELLS, SMOKE, Matrix, Regression, Words, write_pairs
+from evidence import DECAYS, FALLS, Log, Run, append, finish, outstanding, perform
+from evidence_cells import CELLS, SMOKE, Cell, Matrix, Problem, Regression, Words, write_pairs
 from gpt import read
 
 NOWHERE = Path("/nowhere")
@@ -34,17 +34,24 @@ def test_the_average_of_a_short_run_is_below_its_last_iterate():
     assert abs(record["forks"][150]["last"] - record["readings"][150]["0.1"]) < 0.1
 
 
-def test_the_average_has_the_weights_and_the_age_of_its_definition():
-    points = torch.randn(40, 3, dtype=torch.float64)
-    for fraction in (0.05, 0.1, 0.2, 0.5):
-        p = 1 / fraction - 2
-        averaged = [points[0].clone()]
-        for count in range(1, len(points)):
-            polynomial(fraction)(averaged, [points[count]], torch.tensor(count))
-        t = torch.arange(1, len(points) + 1, dtype=torch.float64)
-        weights = torch.softmax(torch.lgamma(t + p) - torch.lgamma(t), 0)  # ∝ Γ(t+p)/Γ(t)
-        torch.testing.assert_close(averaged[0], weights @ points)
-        assert float(weights @ (len(points) - t)) == pytest.approx(fraction * (len(points) - 1))
+def test_every_average_has_its_mean_age_whoever_keeps_it():
+    """Muon keeps f = .1 itself, AdamW has all three beside it: on a ramp an average is its age."""
+
+    class Ramp:
+        def problem(self, *_):
+            def walk(model, step):
+                with torch.no_grad():
+                    model.weight.fill_(step)
+                return model.weight.sum()
+
+            matrix = Matrix(torch.zeros(2, 2))
+            return Problem(matrix, walk, lambda model: {"": model.weight.mean().item()})
+
+    cell = Cell(Ramp(), {}, 40, (40,), ())
+    for method in ("muon", "adamw"):
+        read = perform(Run("", method, "constant", 1e-9, 0, 40), cell, NOWHERE)["readings"][40]
+        ages = {f: 39 - read[f] for f in ("last", "0.05", "0.1", "0.2")}
+        assert ages == pytest.approx({"last": 0, "0.05": 1.95, "0.1": 3.9, "0.2": 7.8}, abs=1e-4)
 
 
 def test_a_fork_leaves_the_run_as_it_was_and_ends_where_a_decayed_run_does():
