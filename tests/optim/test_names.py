@@ -58,6 +58,28 @@ def test_names_are_in_the_groups_as_torch_writes_them(make):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
 
 
+def test_groups_of_another_optimizer_keep_their_names():
+    old = torch.optim.SGD(weights("a", "b"))
+    assert nucleon.Leon(old.param_groups).param_groups[0]["param_names"] == ["a", "b"]
+
+
+def test_a_parameter_given_twice_is_taken_once_with_the_warning_of_torch():
+    """`[layer.weight for layer in tied]`: torch warns, and steps it twice."""
+    ((_, a), (_, b)) = weights("a", "b")
+    for params in ([a, b, a], [("a", a), ("b", b), ("c", a)]):
+        for make in (torch.optim.SGD, nucleon.Leon):
+            with pytest.warns(UserWarning, match="parameter group with duplicate parameters"):
+                optimizer = make(params)
+        assert optimizer.param_groups[0]["params"] == [a, b]
+        assert [info.name for info in optimizer.infos.values()][-1] in ("b", "1")
+
+
+@pytest.mark.parametrize("params", [None, 3])
+def test_what_no_parameters_are_says_what_is_needed(params):
+    with pytest.raises(TypeError, match=r"pairs or groups, got .*Muon\(\[weight\]\)"):
+        nucleon.Muon(params)
+
+
 def test_a_whole_model_has_its_names():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
     optimizer = nucleon.Leon.for_model(model, head=None)

@@ -4,7 +4,8 @@ Options are checked in `options`.
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+import warnings
+from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, cast
 
@@ -19,7 +20,12 @@ from nucleon.optim.matrices.parameters import Infos, blocks, canonical, root_of
 
 
 def as_groups(params: Any, axes: Mapping[str, Any], optimizer: str) -> Any:
-    """`params` as groups that carry the axes given for all of them."""
+    """Return `params` as groups that carry the axes given for all of them."""
+    if not isinstance(params, Iterable):
+        raise TypeError(
+            f"params must be parameters, (name, parameter) pairs or groups, got {params!r}; "
+            f"write {optimizer}([weight]), or {optimizer}.for_model(model)"
+        )
     if isinstance(params, nn.Module):
         raise TypeError(f"params must be matrices, got a model. {_whole_model(optimizer)}")
     if not axes:
@@ -46,15 +52,21 @@ def named(
         raise TypeError("params is a module, which only an optimizer made by for_model routes")
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
-    items = [params] if isinstance(params, Tensor) else list(params)
+    items: list[Any] = [params] if isinstance(params, Tensor) else list(params)
+    written = group.get("param_names") or ()  # of a group of another optimizer
+    if len(written) == len(items) and isinstance(items[0], Tensor):
+        items = list(zip(written, items, strict=True))
     if len({isinstance(item, tuple) for item in items}) > 1:
         raise ValueError("params has some parameters with names and some without; name all or none")
-    found: list[tuple[str, Tensor]] = []
+    unique: dict[int, tuple[str, Tensor]] = {}
     for index, item in enumerate(items, start=first):
         name, param = item if isinstance(item, tuple) else (str(index), item)
         if not isinstance(param, Tensor):
             raise TypeError(f"{name} of params must be a tensor, got {type(param).__name__}")
-        found.append((name, param))
+        unique.setdefault(id(param), (name, param))
+    found = [*unique.values()]
+    if len(found) < len(items):  # as torch, and of the weights of tied layers
+        warnings.warn("params has a parameter group with duplicate parameters", stacklevel=7)
     names = [name for name, _ in found] if any(isinstance(x, tuple) for x in items) else None
     if "reasons" not in group:  # routing has seen all names of the model
         root = root_of(name for name, _ in found)
@@ -95,7 +107,6 @@ def _check_params(
     named: Sequence[tuple[str, Tensor]], lr: float | Tensor, *, complex_too: bool
 ) -> None:
     devices: set[torch.device] = set()
-    seen: set[int] = set()
     for name, param in named:
         dtype = param.dtype.to_real() if complex_too and param.is_complex() else param.dtype
         if dtype not in _checks.REAL_DTYPES:
@@ -103,9 +114,6 @@ def _check_params(
                 f"{name} has dtype {param.dtype}; float16, bfloat16, float32 and float64 are "
                 f"supported, and complex ones by AdamW"
             )
-        if id(param) in seen:
-            raise ValueError(f"{name} is given twice in one group; pass each parameter once")
-        seen.add(id(param))
         devices.add(param.device)
     if len(devices) > 1:
         raise ValueError(
