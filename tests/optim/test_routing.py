@@ -1,15 +1,19 @@
 """Every module type and every error of `for_model`; the same matrices given one by one agree."""
 
+import ast
 import json
+import re
 
 import pytest
 import torch
 from torch import nn
+from transformers import Conv1D
 
 import nucleon
 from nucleon.optim import options, registry
-from nucleon.optim.routing import heads, roles, routing
-from nucleon.optim.routing.roles import Place, Role
+from nucleon.optim.routing import heads, roles
+from nucleon.optim.routing.places import Place
+from nucleon.optim.routing.roles import Role
 
 EXACT = {"method": "eigh", "momentum": 0.9}
 
@@ -32,15 +36,6 @@ class Named(nn.Module):
         super().__init__()
         for key, value in attributes.items():
             setattr(self, key, value)
-
-
-class Conv1D(nn.Module):
-    """GPT-2's Linear, whose weight is (in, out)."""
-
-    def __init__(self, rows, columns):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(columns, rows))
-        self.bias = nn.Parameter(torch.zeros(rows))
 
 
 HF = "transformers.models.some.modeling_some"
@@ -188,18 +183,13 @@ CASES = {
         lambda w: list(w.split(6)),
     ),
     "experts": (
-        lambda: Named("MixtralExperts", gate_up_proj=parameter(3, 8, 5)),
+        lambda: Named("MixtralExperts", HF, gate_up_proj=parameter(3, 8, 5)),
         "gate_up_proj",
         "b (b=2 r) c",
         lambda w: [part for expert in w for part in expert.split(4)],
     ),
     "experts, transposed and alternating": (
-        lambda: Named(
-            "GptOssExperts",
-            gate_up_proj=parameter(3, 5, 8),
-            is_transposed=True,
-            is_concatenated=False,
-        ),
+        lambda: Named("GptOssExperts", HF, gate_up_proj=parameter(3, 5, 8)),
         "gate_up_proj",
         "b c (r b=2)",
         lambda w: [expert[:, i::2].T for expert in w for i in range(2)],
@@ -216,32 +206,26 @@ CASES = {
         "b (r b=2) c",
         lambda w: [expert[i::2] for expert in w for i in range(2)],
     ),
-    "experts, transposed by their shapes": (
-        lambda: Named("MyExperts", gate_up_proj=parameter(3, 5, 8), down_proj=parameter(3, 4, 5)),
+    "experts, transposed": (
+        lambda: Named("Llama4TextExperts", HF, gate_up_proj=parameter(3, 5, 8)),
         "gate_up_proj",
         "b c (b=2 r)",
         lambda w: [half.T for expert in w for half in expert.split(4, dim=1)],
     ),
-    "experts with both, going down": (
-        lambda: Named("MyExperts", gate_up_proj=parameter(3, 5, 8), down_proj=parameter(3, 4, 5)),
+    "experts, transposed, going down": (
+        lambda: Named("AriaExperts", HF, down_proj=parameter(3, 4, 5)),
         "down_proj",
         "b c r",
         lambda w: [expert.T for expert in w],
     ),
-    "experts with both, not transposed": (
-        lambda: Named("MyExperts", gate_up_proj=parameter(3, 8, 5), down_proj=parameter(3, 5, 4)),
-        "gate_up_proj",
-        "b (b=2 r) c",
-        lambda w: [part for expert in w for part in expert.split(4)],
-    ),
     "experts going down": (
-        lambda: Named("MixtralExperts", down_proj=parameter(3, 5, 4)),
+        lambda: Named("MixtralExperts", HF, down_proj=parameter(3, 5, 4)),
         "down_proj",
         "b r c",
         list,
     ),
     "router": (
-        lambda: Named("MixtralTopKRouter", weight=parameter(3, 5)),
+        lambda: Named("MixtralTopKRouter", HF, weight=parameter(3, 5)),
         "weight",
         "r c",
         lambda w: [w],
@@ -448,6 +432,38 @@ def test_the_later_override_wins_key_by_key():
     assert (groups["1.weight"]["lr"], groups["1.weight"]["momentum"]) == (0.7, 0.5)
 
 
+def test_overrides_may_be_a_function_of_name_module_and_parameter():
+    model = nn.ModuleDict({"layers": nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))})
+    model["norm"], model["head"] = nn.LayerNorm(4), nn.Linear(4, 2)
+    model["layers"][2].weight = model["layers"][0].weight
+    rate = torch.tensor(0.5)
+    seen = []
+
+    def overrides(name, module, parameter):
+        seen.append(name)
+        assert model.get_submodule(name.rpartition(".")[0]) is module
+        assert module.get_parameter(name.rpartition(".")[2]) is parameter
+        if name == "layers.1.weight":
+            return {"axes": "(b=2 r) c", "lr": rate}
+        if isinstance(module, nn.LayerNorm):
+            return "frozen"
+        return {"lr": 0.1 if "layers" in name else 0.3} if parameter.ndim == 1 else None
+
+    optimizer = nucleon.Leon.for_model(model, overrides=overrides)
+    assert sorted(seen) == sorted(n for n, _ in model.named_parameters(remove_duplicate=False))
+    rows = {row.name: row for row in optimizer.explain()}
+    assert rows["layers.1.weight"].axes == "(b=2 r) c" and rows["layers.0.weight"].axes == "r c"
+    assert rows["norm.weight"].route == rows["norm.bias"].route == "frozen"
+    grouped = {frozenset(names(optimizer, g)): g["lr"] for g in optimizer.param_groups}
+    assert grouped.pop(frozenset({"layers.1.weight"})) is rate
+    assert grouped == {
+        frozenset({"layers.0.weight"}): 0.02,
+        frozenset({"head.weight"}): 1e-3,
+        frozenset({f"layers.{i}.bias" for i in range(3)}): 0.1,
+        frozenset({"head.bias"}): 0.3,
+    }
+
+
 def test_an_override_by_any_name_of_a_shared_parameter():
     assert (
         routes(Language(tied=True), overrides={"lm_head.weight": "matrix"})["embed.weight"].route
@@ -471,16 +487,56 @@ class Unknown(nn.Module):
     def __init__(self):
         super().__init__()
         self.kernel = parameter(3, 4)
+        self.weight = parameter(2, 3, 4)
         self.other = parameter(2, 3, 4, 5)
+        self.linear = nn.Linear(3, 3)
 
 
-def test_an_unknown_module_names_its_parameters_and_the_remedy():
-    with pytest.raises(ValueError) as caught:
-        nucleon.Leon.for_model(Unknown())
-    for text in ("kernel (3×4, Unknown)", "other (2×3×4×5, Unknown)", "{'axes': 'r c'}"):
-        assert text in str(caught.value)
-    told = {"kernel": {"axes": "r c"}, "other": "adamw"}
-    assert routes(Unknown(), overrides=told)["kernel"].route == "matrix"
+def written(error):
+    """Return the overrides that a message names."""
+    return [ast.literal_eval(x) for x in re.findall(r"overrides=({.*})  #", str(error))]
+
+
+def test_unknown_modules_are_one_short_list_with_overrides_that_fit_every_shape():
+    model = nn.ModuleDict({"layers": nn.Sequential(*(Unknown() for _ in range(3)))})
+    model["head"] = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="not known here") as caught:
+        nucleon.Leon.for_model(model)
+    first, *_, last = str(caught.value).splitlines()
+    assert "layers.0.kernel (3×4, Unknown), layers.0.weight (2×3×4, Unknown)" in first
+    assert "and 5 more" in first and first.count(", Unknown)") == 4
+    assert "r are outputs, c inputs" in last and "register_module" in last
+    expected = [["r c", "b r c", "r c c c"], ["c r", "b c r", "c r c c"], [None] * 3]
+    for overrides, axes in zip(written(caught.value), expected, strict=True):
+        rows = routes(model, overrides=overrides)
+        for layer in range(3):
+            names = [f"layers.{layer}.{name}" for name in ("kernel", "weight", "other")]
+            assert [rows[name].axes for name in names] == axes
+            assert {rows[name].reason for name in names} == {"override"}
+            assert rows[f"layers.{layer}.linear.weight"].reason == "Linear"
+
+
+OWN = {
+    "experts": Named("MyExperts", gate_up_proj=parameter(4, 64, 64)),
+    "of the name of known ones": Named("MixtralExperts", gate_up_proj=parameter(4, 8, 5)),
+    "of a known class, stored in another order": Named(
+        "MixtralExperts", HF, gate_up_proj=parameter(3, 5, 8), down_proj=parameter(3, 4, 5)
+    ),
+    "a router": Named("MyRouter", weight=parameter(4, 64)),
+    "a Linear stored transposed": Named("Conv1D", weight=parameter(4, 64)),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_class_of_ones_own_is_not_taken_for_one_of_a_library_by_its_name(case):
+    with pytest.raises(ValueError, match="not known here") as caught:
+        nucleon.Leon.for_model(OWN[case])
+    linear, crosswise, none = written(caught.value)
+    batch = "b " if "gate_up_proj" in str(linear) else ""
+    for overrides, axes in ((linear, f"{batch}r c"), (crosswise, f"{batch}c r"), (none, None)):
+        assert {
+            row.axes for row in nucleon.Leon.for_model(OWN[case], overrides=overrides).explain()
+        } == {axes}
 
 
 def test_an_unknown_module_can_be_taught(monkeypatch):
@@ -490,26 +546,21 @@ def test_an_unknown_module_can_be_taught(monkeypatch):
         return Role("matrix", "mine", "c r") if place.key == "kernel" else None
 
     roles.register_module(Unknown, role_of)
-    found = routes(Unknown(), overrides={"other": "adamw"})
+    found = routes(Unknown(), overrides={"other": "adamw", "weight": "adamw"}, head=None)
     assert (found["kernel"].axes, found["kernel"].reason) == ("c r", "mine")
 
 
-def test_a_parameter_of_two_roles_names_both():
+@pytest.mark.parametrize("other", [nn.Embedding(4, 4), nn.Linear(4, 4)])
+def test_a_parameter_of_two_roles_names_both(other):
     model = nn.Module()
-    model.embed, model.linear, model.head = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    model.embed, model.linear, model.head = other, Conv1D(4, 4), nn.Linear(4, 4)
     model.linear.weight = model.embed.weight
-    with pytest.raises(ValueError, match=r"several roles.*embed\.weight.*linear\.weight"):
+    with pytest.raises(ValueError, match=r"several roles.*embed\.weight.*linear\.weight") as error:
         nucleon.Leon.for_model(model)
+    assert "overrides={'embed.weight': 'adamw'}" in str(error.value)
     assert routes(model, overrides={"embed.weight": "adamw"})["embed.weight"].route == "adamw"
-    assert routes(model, overrides={"embed.weight": "matrix"})["embed.weight"].axes == "r c"
-
-
-def test_one_parameter_in_two_orientations_is_an_error():
-    model = nn.Module()
-    model.linear, model.conv = nn.Linear(4, 4), Conv1D(4, 4)
-    model.conv.weight = model.linear.weight
-    with pytest.raises(ValueError, match="several roles"):
-        nucleon.Leon.for_model(model)
+    told = {"embed.weight": {"axes": "c r"}}
+    assert routes(model, overrides=told)["embed.weight"].axes == "c r"
 
 
 def test_linears_that_share_a_weight_share_a_role():
@@ -533,8 +584,14 @@ def test_linears_that_share_a_weight_share_a_role():
         ),
         ({"overrides": {"bias": {"momentum": 0.9}}}, TypeError, "bias has no option 'momentum'"),
         ({"overrides": {"bias": "matrix"}}, ValueError, "bias"),
-        ({"overrides": ["weight"]}, TypeError, "overrides must be a dict"),
-        ({"overrides": {3: "adamw"}}, TypeError, "overrides must be a dict with names"),
+        ({"overrides": ["weight"]}, TypeError, "overrides must be a function or a dict"),
+        ({"overrides": {3: "adamw"}}, TypeError, "overrides must be .* a dict with names as keys"),
+        (
+            {"overrides": lambda *_: "sgd"},
+            ValueError,
+            "overrides return for 'weight' must be one of",
+        ),
+        ({"overrides": lambda *_: 3}, TypeError, "overrides return for 'weight' must be one of"),
         ({"overrides": {"weight": None}}, TypeError, "the override 'weight' must be one of"),
         ({"overrides": {"weight": 3}}, TypeError, "the override 'weight' must be one of"),
         ({"aux": {"momentum": 0.9}}, TypeError, "aux has no option 'momentum'"),
@@ -677,4 +734,3 @@ def test_the_registry_takes_others_and_names_what_it_lacks(monkeypatch):
 def test_defaults_of_adamw_reach_the_group():
     group = nucleon.Leon.for_model(small(), head=None).param_groups[-1]
     assert group["route"] == "adamw" and group["betas"] == options.ADAMW_DEFAULTS["betas"]
-    assert routing.ROUTES == ("matrix", "adamw", "frozen")

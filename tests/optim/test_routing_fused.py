@@ -233,205 +233,170 @@ def test_keys_and_values_of_each_head_of_a_map_beside_its_norm():
         assert torch.equal(ours.T, theirs.flatten(1))
 
 
-def test_maps_apart_in_a_module_with_the_name_of_a_fused_one_are_matrices():
-    apart = nn.ModuleDict({name: nn.Linear(8, 8) for name in "qkv"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rows = nucleon.Leon.for_model(nn.ModuleDict({"qkv": apart})).explain()
-    assert {r.axes for r in rows if r.route == "matrix"} == {"r c"}
+# ---------------------------------------------------------------------------- unknown layouts
 
 
-def test_a_fused_map_beside_its_norm_that_nobody_knows_is_warned_of():
-    model = nn.ModuleDict({"qkv": nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24))})
-    with pytest.warns(UserWarning, match=r"not known: qkv\.0\.weight"):
-        assert nucleon.Leon.for_model(model).explain()["qkv.0.weight"].axes == "r c"
+class Holder(nn.Module):
+    """A module of one's own with maps and attributes of these names."""
 
-
-# ------------------------------------------------------------------------ what nobody knows
-
-LOOKS_FUSED = (
-    "queries_keys_values",
-    "qkv",
-    "to_qkv",
-    "Wqkv",
-    "query_key_value",
-    "c_attn",
-    "W_pack",
-    "to_kv",
-)
-LOOKS_DOUBLE = (
-    "kv_proj",
-    "kv_b_proj",
-    "to_qk",
-    "qk_proj",
-    "wkv",
-    "kv_linear",
-    "linear_kv_points",
-    "w12",
-    "gate_up_proj",
-    "keys_values",
-)
-
-
-def blocks(*names, count=6):
-    layers = nn.ModuleList(
-        nn.ModuleDict({name: nn.Linear(WIDTH, 24) for name in names}) for _ in range(count)
-    )
-    return nn.ModuleDict({"layers": layers, "head": nn.Linear(WIDTH, 3)})
-
-
-@pytest.mark.parametrize("name", [*LOOKS_FUSED, *LOOKS_DOUBLE])
-def test_a_fused_weight_of_unknown_order_is_one_matrix_with_one_warning(name):
-    with pytest.warns(UserWarning, match="the order of the maps in it is not known") as caught:
-        rows = nucleon.Leon.for_model(blocks(name)).explain()
-    assert len(caught) == 1 and caught[0].filename == __file__
-    text = str(caught[0].message)
-    assert f"layers.0.{name}.weight" in text and "and 2 more" in text
-    parts = 2 if name in ("to_kv", *LOOKS_DOUBLE) else 3
-    assert f"overrides={{'*{name}.weight': {{'axes': '(b={parts} r) c'}}}}" in text
-    for layer in range(6):
-        row = rows[f"layers.{layer}.{name}.weight"]
-        assert (row.route, row.axes) == ("matrix", "r c") and "one matrix" in row.reason
-
-
-PAIRS = [("in_proj", "out_proj"), ("fc1", "fc2"), ("linear1", "linear2"), ("Wi", "Wo")]
-
-
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_map_that_gives_more_than_the_next_takes_is_warned_of(first, second):
-    def model(taken):
-        maps = {first: nn.Linear(8, 24), second: nn.Linear(taken, 8)}
-        return nn.ModuleDict({"layer": nn.ModuleDict(maps), "head": nn.Linear(8, 3)})
-
-    with pytest.warns(UserWarning, match=rf"not known: layer\.{first}\.weight") as caught:
-        rows = nucleon.Leon.for_model(model(12)).explain()
-    assert rows[f"layer.{first}.weight"].axes == "r c"
-    assert f"overrides={{'*{first}.weight': {{'axes': '(b=2 r) c'}}}}" in str(caught[0].message)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        nucleon.Leon.for_model(model(24))
-
-
-class GEGLU(nn.Module):
-    def __init__(self, rows):
+    def __init__(self, maps, **attributes):
         super().__init__()
-        self.proj = nn.Linear(8, rows)
+        for name, value in {**maps, **attributes}.items():
+            setattr(self, name, value)
 
 
-def pointwise(taken):
-    return {"pointwise_conv1": nn.Conv1d(8, 2 * taken, 1), "pointwise_conv2": nn.Conv1d(8, 8, 1)}
+class MyAdaLayerNorm(Holder):
+    """A norm whose shift and scale a condition makes."""
 
 
-HALVED = {
-    "names": lambda: nn.ModuleDict({"c_fc": nn.Linear(8, 32), "c_proj": nn.Linear(16, 8)}),
-    "as wide": lambda: nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(8, 8)}),
-    "a conformer": lambda: nn.ModuleDict(pointwise(8)),
-    "other names": lambda: nn.ModuleDict({"into": nn.Linear(8, 32), "out": nn.Linear(16, 8)}),
-    "in a row": lambda: nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 8)),
-    "a class": lambda: nn.ModuleList([GEGLU(32), nn.Dropout(), nn.Linear(16, 8)]),
+ONE = "one matrix, without this warning"
+HALF, THIRD = "(b=2 r) c", "(b=3 r) c"
+
+
+def linear(rows, columns=8):
+    return nn.Linear(columns, rows)
+
+
+AMBIGUOUS = {
+    **{
+        name: (lambda name=name: Holder({name: linear(24)}, n_head=4), [THIRD, "(r=4 b=3 r) c"])
+        for name in ("queries_keys_values", "qkv", "to_qkv", "Wqkv", "query_key_value", "c_attn")
+    },
+    **{
+        name: (lambda name=name: Holder({name: linear(24)}, heads=3), [HALF, "(r=3 b=2 r) c"])
+        for name in ("to_kv", "kv_b_proj", "qk_proj", "wkv", "linear_kv_points", "keys_values")
+    },
+    **{
+        name: (lambda name=name: Holder({name: linear(24)}), [HALF, "(r b=2) c"])
+        for name in ("w12", "gate_up_proj")
+    },
+    "W_pack, heads not told": (lambda: Holder({"W_pack": linear(24)}), [THIRD]),
+    "qkv with fewer keys": (
+        lambda: Holder({"qkv": linear(16)}, num_heads=4),
+        ["r{8,4,4} c"],  # neither three equal parts nor four of three
+    ),
+    "kv of fewer heads": (
+        lambda: Holder({"kv": linear(8)}, num_heads=8, num_key_value_heads=2),
+        [HALF, "(r=2 b=2 r) c"],
+    ),
+    "kv_b_proj of latents": (
+        lambda: Holder({"kv_b_proj": linear(20)}, qk_nope_head_dim=2, v_head_dim=3),
+        [HALF, "(r r{2,3}) c"],
+    ),
+    "kv_a_proj_with_mqa": (
+        lambda: Holder({"kv_a_proj_with_mqa": linear(10)}, kv_lora_rank=6, qk_rope_head_dim=4),
+        ["r{6,4} c"],
+    ),
+    "kv_a_proj_with_mqa of unknown sizes": (
+        lambda: Holder({"kv_a_proj_with_mqa": linear(10)}),
+        [],
+    ),
+    "in_proj of Mamba": (
+        lambda: Holder({"in_proj": linear(32), "dt_proj": linear(16, 2)}),
+        [HALF],
+    ),
+    "x_proj of Mamba": (
+        lambda: Holder({"x_proj": linear(38), "dt_proj": linear(16, 6)}),
+        ["r{6,16,16} c"],
+    ),
+    "in_proj of Mamba-2": (
+        lambda: Holder(
+            {"in_proj": linear(32 + 6 + 4), "out_proj": linear(8, 16)},
+            A_log=nn.Parameter(torch.zeros(4)),
+        ),
+        ["r{16,16,3,3,4} c"],
+    ),
+    "adaLN by its class": (lambda: MyAdaLayerNorm({"linear": linear(48)}), ["(b=6 r) c"]),
+    "adaLN by its name": (
+        lambda: Holder({"adaLN_modulation": nn.Sequential(nn.SiLU(), linear(16))}),
+        [HALF],
+    ),
+    "a convolution": (lambda: Holder({"qkv": nn.Conv2d(8, 24, 1)}), ["(b=3 r) c c c"]),
+    "beside its norm": (
+        lambda: Holder({"qkv": nn.Sequential(linear(24), nn.BatchNorm1d(24))}),
+        [THIRD],
+    ),
 }
-WHOLE = {
-    "a perceptron": lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)),
-    "channels": lambda: nn.ModuleDict(pointwise(4)),
-    "queries and fewer keys": lambda: nn.ModuleDict(
-        {"q_proj": nn.Linear(8, 16), "k_proj": nn.Linear(8, 4), "o_proj": nn.Linear(16, 8)}
-    ),
-    "keys of another width": lambda: nn.ModuleDict(
-        {"q_proj": nn.Linear(6, 16), "k_proj": nn.Linear(8, 4), "o_proj": nn.Linear(16, 8)}
-    ),
-    "a list": lambda: nn.ModuleList([nn.Linear(6, 16), nn.Linear(8, 16)]),
-    "blocks between": lambda: nn.Sequential(
-        nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 6), nn.Linear(6, 8)), nn.Linear(8, 8)
-    ),
-}
 
 
-@pytest.mark.parametrize("case", HALVED)
-def test_a_map_with_a_gate_in_it_is_warned_of(case):
-    model = nn.ModuleDict({"layer": HALVED[case](), "head": nn.Linear(8, 3)})
-    name = next(name for name, _ in model.named_parameters())
-    with pytest.warns(UserWarning, match=f"not known: {re.escape(name)}; pass") as caught:
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_a_weight_of_several_maps_in_an_unknown_layout_is_one_matrix_with_one_warning(case):
+    """Every override that the warning names can be pasted, is silent, and routes all layers so."""
+    build, expected = AMBIGUOUS[case]
+    model = nn.ModuleDict({"layers": nn.ModuleList([build() for _ in range(6)]), "head": linear(3)})
+    with pytest.warns(UserWarning, match="in a layout not known here: layers.0") as caught:
+        rows = nucleon.Leon.for_model(model).explain()
+    assert len(caught) == 1 and caught[0].filename == __file__
+    named = [row.name for row in rows if "one matrix" in row.reason]
+    assert len(named) == 6 and {rows[name].axes for name in named} <= {"r c", "r c c c"}
+    text = str(caught[0].message)
+    assert named[0] in text and "and 2 more" in text and "r are outputs" in text
+    choices = re.findall(r"overrides=({.*})  # (.*)", text)
+    assert choices[0][1] == ONE
+    specs = []
+    for written, _ in choices:
+        overrides = ast.literal_eval(written)
+        assert len(overrides) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            told = nucleon.Leon.for_model(model, overrides=overrides).explain()
+        (spec,) = {told[name].axes for name in named}
+        assert sum(row.reason == "override" for row in told) == 6
+        specs.append(spec)
+    assert specs[1:] == expected
+
+
+def test_weights_of_several_kinds_share_a_warning_whose_lines_serve_what_they_fit():
+    maps = {"qkv": linear(24), "x_proj": linear(38), "dt_proj": linear(6, 6)}
+    model = nn.ModuleDict({"layer": Holder(maps), "wide": Holder({"qkv": linear(16)})})
+    model["head"] = linear(3)
+    with pytest.warns(UserWarning, match="in a layout not known") as caught:
         nucleon.Leon.for_model(model)
     (said,) = (str(each.message) for each in caught)
-    told = ast.literal_eval(re.findall(r"overrides=({.*})", said)[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        axes = nucleon.Leon.for_model(model, overrides=told).explain()[name].axes
-    assert axes.startswith("(b=2 r) c")
+    lines = [ast.literal_eval(x) for x in re.findall(r"overrides=({.*})  #", said)]
+    names = ["layer.qkv.weight", "layer.x_proj.weight", "wide.qkv.weight"]
+    wanted = [
+        dict.fromkeys(names, "r c"),
+        {names[0]: THIRD},
+        {names[1]: "r{6,16,16} c"},
+        {names[2]: "r{8,4,4} c"},
+    ]
+    for overrides, expected in zip(lines, wanted, strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the others
+            rows = nucleon.Leon.for_model(model, overrides=overrides).explain()
+        assert {r.name: r.axes for r in rows if r.reason == "override"} == expected
+
+
+WHOLE = {
+    "one head that is keys and values at once": lambda: Holder({"kv_proj": linear(8)}, head_dim=8),
+    "told": lambda: Holder({"to_out": linear(24)}),
+    "a first map as wide as two": lambda: Holder({"fc1": linear(32), "fc2": linear(8, 16)}),
+    "an in_proj of no state space": lambda: Holder({"in_proj": linear(24), "out_proj": linear(8)}),
+    "an adaLN with maps of other widths": lambda: MyAdaLayerNorm({"down": linear(4)}),
+    "names of maps apart": lambda: Holder({"qkv": nn.ModuleDict({n: linear(8) for n in "qkv"})}),
+}
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_a_map_of_which_the_next_takes_all_is_whole(case):
+def test_a_weight_that_is_one_map_by_its_name_is_not_warned_of(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = nn.ModuleDict({"layer": WHOLE[case](), "head": nn.Linear(8, 3)})
-        assert {r.axes for r in nucleon.Leon.for_model(model).explain() if r.axes} <= {
-            "r c",
-            "r c c",
-        }
+        model = nn.ModuleDict({"layer": WHOLE[case](), "head": linear(3)})
+        assert {r.axes for r in nucleon.Leon.for_model(model).explain() if r.axes} == {"r c"}
 
 
-class Merging(nn.Module):
-    """Named in another order than used: `reduction` is the last."""
-
-    def __init__(self):
-        super().__init__()
-        self.reduction, self.proj = nn.Linear(32, 16), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.reduction(self.proj(x).unflatten(1, (-1, 4)).flatten(2))
-
-
-def test_what_a_module_gives_as_it_is_is_not_halved_for_a_map_before_it():
+def test_a_weight_that_an_override_makes_a_matrix_is_not_warned_of():
+    model = nn.ModuleDict({"qkv": linear(24), "head": linear(3)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = nn.ModuleDict({"layer": Merging(), "head": nn.Linear(8, 3)})
-        nucleon.Leon.for_model(model, head="head")
-
-
-def test_each_weight_of_several_kinds_is_told_its_own_cut():
-    """x_proj of Mamba holds dt of the size that dt_proj takes, and B and C of one size."""
-    maps = {"qkv": nn.Linear(8, 24), "x_proj": nn.Linear(8, 38), "dt_proj": nn.Linear(6, 8)}
-    model = nn.ModuleDict({"layer": nn.ModuleDict(maps), "head": nn.Linear(8, 3)})
-    with pytest.warns(UserWarning, match="order of the maps") as caught:
-        nucleon.Leon.for_model(model)
-    (said,) = (str(each.message) for each in caught)
-    in_turn, by_head, whole = (ast.literal_eval(x) for x in re.findall(r"overrides=({.*})", said))
-    assert in_turn["*qkv.weight"] == {"axes": "(b=3 r) c"}
-    assert in_turn["*x_proj.weight"] == by_head["*x_proj.weight"] == {"axes": "r{6,16,16} c"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for told in (in_turn, whole):
-            rows = nucleon.Leon.for_model(model, overrides=told).explain()
-            assert rows["layer.x_proj.weight"].axes == told["*x_proj.weight"]["axes"]
-
-
-def test_one_head_that_is_keys_and_values_at_once_is_not_warned_of():
-    model = Attention("mine", "Attention", called="kv_proj", rows=8, take=None, head_dim=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert nucleon.Leon.for_model(model, head=None).explain()["kv_proj.weight"].axes == "r c"
-
-
-def test_a_fused_weight_that_is_told_to_be_a_matrix_is_not_warned_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        told = nucleon.Leon.for_model(blocks("qkv"), overrides={"*qkv.weight": "matrix"})
-    assert {r.route for r in told.explain() if "qkv.weight" in r.name} == {"matrix"}
-
-
-@pytest.mark.parametrize("spec", ["(b=3 r) c", "(r=4 b=3 r) c", "r c"])
-def test_the_override_it_names_serves_all_of_them(spec):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        told = {"*qkv.weight": {"axes": spec}}
-        rows = nucleon.Leon.for_model(blocks("qkv"), overrides=told).explain()
-    assert {r.axes for r in rows if "qkv.weight" in r.name} == {spec}
+        rows = nucleon.Leon.for_model(model, overrides={"qkv.weight": "matrix"}).explain()
+    assert (rows["qkv.weight"].route, rows["qkv.weight"].axes) == ("matrix", "r c")
 
 
 def test_a_class_of_the_same_name_from_elsewhere_is_not_known():
     model = Attention("mine.attention", "GPT2Attention", called="c_attn", take=maps_first)
-    with pytest.warns(UserWarning, match="not known"):
+    with pytest.warns(UserWarning, match="in a layout not known"):
         assert nucleon.Leon.for_model(model).explain()["c_attn.weight"].axes == "r c"
 
 
@@ -494,10 +459,3 @@ def test_every_layout_of_the_table_is_tried_here():
     for package, wanted in layouts.items():
         table = fused.KNOWN[package]
         assert wanted == {table[k][0] for k in table if ".".join(k.split(".")[-2:]) in tried}
-
-
-def test_as_many_maps_are_advised_as_the_one_behind_takes_its_input_from():
-    gated = nn.Module()  # B, C and x of a short convolution
-    gated.in_proj, gated.out_proj = nn.Linear(8, 24), nn.Linear(8, 8)
-    with pytest.warns(UserWarning, match=r"\{'axes': '\(b=3 r\) c'\}\}  # the maps one after"):
-        nucleon.Leon.for_model(gated, head=None)

@@ -1,6 +1,5 @@
 """Weights that are not plain parameters: parametrized, in adapters, complex, behind wrappers."""
 
-import ast
 import re
 import warnings
 
@@ -259,27 +258,7 @@ def test_a_wrapper_may_come_or_go_between_save_and_load(wrapper):
         saved = loaded
 
 
-# ---------------------------------------------------------------------------------- refusals
-
-
-class Odd(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kernel = nn.Parameter(torch.randn(3, 4))
-        self.weight = nn.Parameter(torch.randn(2, 3, 4))
-        self.linear = nn.Linear(3, 3)
-
-
-def test_a_refusal_is_one_short_list_with_one_override_that_serves_all_of_it():
-    model = nn.Sequential(*(Odd() for _ in range(9)))
-    with pytest.raises(ValueError, match="not known here") as caught:
-        nucleon.Leon.for_model(model)
-    (line,) = str(caught.value).splitlines()
-    assert "0.kernel (3×4, Odd)" in line and "and 14 more" in line and line.count(", Odd)") == 4
-    (told,) = re.findall(r"overrides=(\{.*?\})", line)
-    rows = rows_of(model, overrides=ast.literal_eval(told), head=None)
-    assert all(r.route == "adamw" for n, r in rows.items() if "linear" not in n)
-    assert all(rows[f"{i}.linear.weight"].route == "matrix" for i in range(9))
+# -------------------------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize(
@@ -289,6 +268,7 @@ def test_a_refusal_is_one_short_list_with_one_override_that_serves_all_of_it():
         (["a.0.w", "b.0.w"], ["c.0.w"], ["*a.*.w", "*b.*.w"]),
         (["list.0", "list.1"], ["head.weight"], ["*list.*"]),
         (["w"], ["a.w"], ["w"]),
+        (["a.0.qkv.0.w", "a.1.qkv.0.w"], ["a.0.qkv.1.w", "a.1.o.0.w"], ["*qkv.0.w"]),
     ],
 )
 def test_globs_match_what_they_should_and_nothing_else(names, others, expected):

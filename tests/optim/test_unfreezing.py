@@ -293,7 +293,7 @@ def test_a_module_beside_the_model():
 def test_only_what_is_added_is_routed_and_warned_of():
     model = Strange()
     model.qkv = nn.Linear(4, 12)
-    with pytest.warns(UserWarning, match="order of the maps") as said:
+    with pytest.warns(UserWarning, match="in a layout not known") as said:
         optimizer = nucleon.Leon.for_model(model, head=None)
     assert len(said) == 1
     model.kernel.requires_grad_(True)  # of a module that nobody knows: it trains by AdamW

@@ -40,7 +40,7 @@ from torchtitan.config import TORCH_DTYPE_MAP, derive, override
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.options import ADAMW_DEFAULTS
 from nucleon.optim.registry import create
-from nucleon.optim.routing.overrides import merged, overrides
+from nucleon.optim.routing.overrides import differing
 from nucleon.optim.routing.routing import AUX_LR, param_groups
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -160,7 +160,7 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
     last = patterns[-1][1] if patterns else {"lr": AUX_LR}
     shared = {name: x for name, x in last.items() if name in ADAMW_DEFAULTS} | told
     values = {param: _of(name, patterns) | told for name, param in _rest(part, found)}
-    apart = merged(overrides(part, values, shared), found.get("overrides"))
+    apart = differing(values, shared), found.get("overrides") or {}
     aux = {name: value for name, value in shared.items() if name != "lr"}
     return {**found, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
 

@@ -101,22 +101,27 @@ class MatrixOptimizer(Optimizer, ABC):
         aux_lr: float | Tensor = routing.AUX_LR,
         aux: Mapping[str, Any] | None = None,
         head: options.Head = "auto",
-        overrides: Mapping[str, options.Override] | None = None,
+        overrides: options.Overrides | None = None,
         **given: Any,
     ) -> Self:
-        """One optimizer for a whole model: its matrices by this method, the rest by AdamW.
+        """Return one optimizer for a whole model: its matrices by this method, the rest by AdamW.
 
         Args:
             model: its parameters are routed by the module that holds them, see `explain`.
             lr: learning rate of the matrices (0.02).
-            aux_lr: learning rate of the parameters that go to AdamW (1e-3).
+            aux_lr: learning rate of the parameters that go to AdamW: embeddings, output heads,
+                norms, biases and scalars (1e-3).
             aux: their other options, see `AdamWOptions` (None).
-            head: the output heads, a glob over module names or a list of them, "auto" for what the
-                model itself tells (`nucleon.optim.routing.heads`), or None for no head ("auto").
-            overrides: {glob over parameter names: a route, or options of its own} (None); where
-                several match, the later wins, key by key. A route is "matrix", "adamw" or
-                "frozen", which leaves out.
-            given: options of the method, `average` and `average_dtype`.
+            head: the output heads, which go to AdamW: a glob over module names or a list of them;
+                None for no head; "auto" for what the model itself tells and usual names, see
+                `nucleon.optim.routing.heads` ("auto").
+            overrides: routes, axes and options of single parameters, which go before all else
+                (None). {glob over parameter names: override}, where of several that match the
+                later wins, key by key; or a function (name, module, parameter) → override, or
+                None to leave the parameter as it is. An override is a route, "matrix", "adamw"
+                or "frozen" (left out), or a dict with any of "route", "axes" (see
+                `nucleon.optim.matrices.axes`) and options, as {"axes": "(b=3 r) c", "lr": 0.01}.
+            given: options of the method, `momentum` among them; `average` and `average_dtype`.
         """
         known = options.of_matrices(cls.declared.all)
         routing.check_names(

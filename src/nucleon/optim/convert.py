@@ -28,7 +28,7 @@ from nucleon.optim.engines.work import gram_decay
 from nucleon.optim.matrices import stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
-from nucleon.optim.routing.overrides import merged, overrides
+from nucleon.optim.routing.overrides import differing
 from nucleon.optim.routing.routing import param_groups
 
 M = TypeVar("M", bound=MatrixOptimizer)
@@ -142,7 +142,7 @@ def _options(
     aux_lr = {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     given = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
     shared: dict[str, dict[str, Any]] = {}
-    apart: dict[str, dict[str, Any]] = {}
+    overrides: list[Any] = []
     for route, chosen in given.items():
         members = [p for g in groups if g["route"] == route for _, p in g["params"] if p in old]
         values = {
@@ -151,11 +151,11 @@ def _options(
         }
         counts = Counter(tuple(each.items()) for each in values.values() if each)
         shared[route] = dict(counts.most_common(1)[0][0]) if counts else {}
-        apart |= overrides(model, values, shared[route])
+        overrides.append(differing(values, shared[route]))
     aux = {**shared["adamw"], **given["adamw"]}
     found = {**shared["matrix"], **options}
     found |= {"aux_lr": aux.pop("lr")} if "lr" in aux else {}
-    return found | {"aux": aux, "overrides": merged(apart, options.get("overrides"))}
+    return found | {"aux": aux, "overrides": (*overrides, options.get("overrides") or {})}
 
 
 def _translated(group: Mapping[str, Any], route: str) -> dict[str, Any]:

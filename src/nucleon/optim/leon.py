@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -77,12 +77,14 @@ class Leon(MatrixOptimizer):
             params, lr, momentum, average=average, average_dtype=average_dtype, **options
         )
 
-    @classmethod
-    def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
-        cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[LeonModelOptions]
-    ) -> Self:
-        """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
-        return super().for_model(model, lr, **given)
+    if TYPE_CHECKING:  # the options by their types; the method itself is inherited
+
+        @classmethod
+        def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]
+            cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[LeonModelOptions]
+        ) -> Self:
+            """See `MatrixOptimizer.for_model`."""
+            ...
 
     @of_potential(
         kernel="augmented",

@@ -1,7 +1,7 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +56,14 @@ class Muon(MatrixOptimizer):
             params, lr, momentum, average=average, average_dtype=average_dtype, **options
         )
 
-    @classmethod
-    def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
-        cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[MuonModelOptions]
-    ) -> Self:
-        """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
-        return super().for_model(model, lr, **given)
+    if TYPE_CHECKING:  # the options by their types; the method itself is inherited
+
+        @classmethod
+        def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]
+            cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[MuonModelOptions]
+        ) -> Self:
+            """See `MatrixOptimizer.for_model`."""
+            ...
 
     @of_potential(
         kernel="polar", uncertified="the nuclear norm is not smooth, the regret can be linear"

@@ -19,6 +19,11 @@ Placement = Literal["local", "owner"]
 Route = Literal["matrix", "adamw"]
 Override = Literal["matrix", "adamw", "frozen"] | Mapping[str, Any]
 """A route, or {"route": …, "axes": …, and options of the parameter}, each of them optional."""
+OverrideOf = Callable[[str, torch.nn.Module, torch.nn.Parameter], Override | None]
+"""(name, module, parameter) → the override of the parameter, or None."""
+_OneOverrides = Mapping[str, Override] | OverrideOf
+Overrides = _OneOverrides | tuple[_OneOverrides, ...]
+"""{glob over parameter names: override}, a function, or a tuple of these, one after the other."""
 Head = str | Sequence[str] | None
 """A glob over module names, or several; "auto", or None for no head."""
 LR, MOMENTUM = 0.02, 0.95
@@ -138,7 +143,7 @@ class ModelOptions(TypedDict, total=False):
     aux_lr: float | Tensor
     aux: AdamWOptions | Mapping[str, Any] | None
     head: Head
-    overrides: Mapping[str, Override] | None
+    overrides: Overrides | None
     average: float | None
     average_dtype: torch.dtype | None
 

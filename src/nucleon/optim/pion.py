@@ -5,7 +5,7 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,14 @@ class Pion(MatrixOptimizer):
             params, lr, momentum, average=average, average_dtype=average_dtype, **options
         )
 
-    @classmethod
-    def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]  # takes its own options
-        cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[PionModelOptions]
-    ) -> Self:
-        """One optimizer for a whole model, see `MatrixOptimizer.for_model`."""
-        return super().for_model(model, lr, **given)
+    if TYPE_CHECKING:  # the options by their types; the method itself is inherited
+
+        @classmethod
+        def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]
+            cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[PionModelOptions]
+        ) -> Self:
+            """See `MatrixOptimizer.for_model`."""
+            ...
 
     @of_potential(
         kernel="perturbed",

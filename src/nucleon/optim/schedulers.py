@@ -67,8 +67,9 @@ def warn_unfrozen(
     Its unfreeze_and_add_param_group leaves out what an optimizer has, and the rate with it. What
     has a rate by an override is as it was meant.
     """
-    given = (runtime.later.given["overrides"] if runtime.later else None) or {}
-    rated = [glob for glob, wish in given.items() if isinstance(wish, Mapping) and "lr" in wish]
+    given = runtime.later.given["overrides"] if runtime.later else None
+    wishes = given.items() if isinstance(given, Mapping) else ()
+    rated = [glob for glob, wish in wishes if isinstance(wish, Mapping) and "lr" in wish]
     names = {param: runtime.infos[param].name for param in unfrozen}
     new = {p for p, name in names.items() if not any(fnmatchcase(name, g) for g in rated)}
     if not new or not _lightning_unfreezes():

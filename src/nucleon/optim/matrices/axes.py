@@ -1,8 +1,9 @@
 """Which axes of a parameter are rows, columns and batch: a parameter read as matrices.
 
-A spec has one word for each axis, in order:
+A spec has one word for each axis, in order. Rows r are outputs, columns c are inputs:
 
-    "r c"               a Linear weight: rows, columns
+    "r c"               a Linear weight, used as x @ W.T: rows, columns
+    "c r"               the same, used as x @ W
     "b r c"             a stack of matrices
     "r c c c"           a convolution kernel: every input channel and tap is a column
     "(b=3 r) c"         queries, keys and values in one weight, the same size each

@@ -57,12 +57,16 @@ def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def _glob(name: str, others: Sequence[str]) -> str:
-    """The shortest end of a name that no other has, layers by any number."""
-    parts = ["*" if part.isdigit() else part for part in name.split(".")]
-    for count in range(1, len(parts) + 1):
-        glob = "*" + ".".join(parts[-count:]).removeprefix("*")
-        if not any(fnmatchcase(other, glob) for other in others):
-            return glob
+    """Return the shortest end of a name that no other has, with numbers replaced from the left."""
+    parts = name.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    for kept in range(len(numbers) + 1):
+        any_layer = set(numbers[: len(numbers) - kept])
+        wild = ["*" if place in any_layer else part for place, part in enumerate(parts)]
+        for count in range(1, len(parts) + 1):
+            glob = "*" + ".".join(wild[-count:]).removeprefix("*")
+            if not any(fnmatchcase(other, glob) for other in others):
+                return glob
     return name
 
 

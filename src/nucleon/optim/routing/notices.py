@@ -1,110 +1,86 @@
-"""What routing tells its user: short lists of names, and one override that serves all of each."""
+"""Messages of routing to its user: short lists of names, and overrides that can be pasted."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nucleon.optim.matrices.parameters import globs
-from nucleon.optim.routing.fused import parts
-from nucleon.optim.routing.heads import Missed
+from nucleon.optim.routing.places import Parameter
 
 MOST = 4
 """Names that a list shows."""
+GRAMMAR = (
+    "Of axes, r are outputs, c inputs and b count matrices, see nucleon.optim.matrices.axes; a "
+    "class is taught once with nucleon.optim.register_module."
+)
 
 
-def unknown(kinds: Mapping[str, str], others: Sequence[str]) -> str:
-    """Of parameters whose modules nobody knows.
-
-    Args:
-        kinds: of each parameter, by its name, the shape and the name of its module.
-        others: the names of all other parameters, which the override is not to touch.
-    """
-    said = [f"{name} ({kind})" for name, kind in kinds.items()]
-    serves = dict.fromkeys(globs([*kinds], others), "adamw")
-    return (
-        f"the modules of these parameters are not known here: {_short(said)}; pass "
-        f"overrides={serves}, with {{'axes': 'r c'}} or the like in place of 'adamw' for a matrix "
-        f"that multiplies, or teach the module once with nucleon.optim.register_module"
-    )
-
-
-def unknown_order(fused: Sequence[tuple[str, str, str]], others: Sequence[str]) -> str:
-    """Of weights that hold several maps in an order that nobody knows.
+def unknown(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> str:
+    """Return the error on parameters of modules that no table knows.
 
     Args:
-        fused: the name of each, its axes as one matrix, and the word of its maps in turn.
-        others: the names of all other parameters, which the override is not to touch.
+        parameters: those that are not known.
+        every: all parameters of the model; an override is to touch no other.
     """
-    names = [name for name, _, _ in fused]
-    words = [word for _, _, word in fused]
-    attends = all(parts(name) == 3 for name in names) and {*words} == {"(b=3 r)"}
-    maps = "q, k, v" if attends else "the maps"
-    sizes = ["write the sizes for SIZES"] if any("SIZES" in word for word in words) else []
-    order = ", or ".join(dict.fromkeys(_order(word) for word in words))
-    ways = {"; ".join([f"{maps} {order}", *sizes]): words}
-    if any(word.startswith("(b=") for word in words):
-        meaning = f"head by head, in each {maps}; write the number for HEADS"
-        ways[meaning] = [word.replace("(b=", "(r=HEADS b=") for word in words]
-    ways["one matrix, without this warning"] = ["r"] * len(words)
-    lines: list[str] = []
-    for meaning, chosen in ways.items():
-        wanted: dict[str, list[str]] = {}
-        for (name, whole, _), word in zip(fused, chosen, strict=True):
-            wanted.setdefault(whole.replace("r", word), []).append(name)
-        serves = {
-            glob: {"axes": axes}
-            for axes, same in wanted.items()
-            for glob in globs(same, [*others, *(name for name in names if name not in same)])
-        }
-        lines.append(f"  overrides={serves}  # {meaning}")
-    start = "stepped as one matrix, as the order of the maps in it is not known: "
-    return "\n".join([f"{start}{_short(names)}; pass one of", *lines])
+    listed = [
+        f"{p.name} ({'×'.join(map(str, p.param.shape))}, {p.places[0].kind})" for p in parameters
+    ]
+    linear = {p.name: {"axes": _axes(p.param.ndim, "r", "c")} for p in parameters}
+    crosswise = {p.name: {"axes": _axes(p.param.ndim, "c", "r")} for p in parameters}
+    lines = [
+        _line(linear, every, "matrices of (outputs, inputs), as in F.linear(x, W) = x @ W.T"),
+        _line(crosswise, every, "matrices of (inputs, outputs), as in x @ W"),
+        _line({p.name: "adamw" for p in parameters}, every, "no matrices: looked up or added"),
+    ]
+    start = f"the modules of these parameters are not known here: {_short(listed)}; pass one of"
+    return "\n".join([start, *lines, GRAMMAR])
 
 
-def _order(word: str) -> str:
-    """How maps of this word lie in a weight."""
-    if word.startswith("(r="):
-        return "head by head, as the code cuts each"
-    if word.startswith("(r "):
-        return "row by row in turn, as x[..., ::2] takes one of two"
-    return "one after the other, as x.chunk or x.split cuts them"
+def _axes(ndim: int, first: str, second: str) -> str:
+    """Return the axes of a weight, of a stack of weights, or of a weight with taps."""
+    return f"b {first} {second}" if ndim == 3 else " ".join([first, second, *(ndim - 2) * "c"])
 
 
-def no_head(missed: Missed) -> str:
-    """Of heads that were not found: of all, or of some that stand beside one that was."""
-    every = [*missed.known, *missed.names]  # as what is passed takes the place of what was found
-    named = repr(every if len(every) > 1 else every[0])
-    last, one = _short(missed.names), len(missed.names) == 1
-    verb = "is stepped as a matrix" if one else "are stepped as matrices"
-    if missed.known:
-        seem = "seems" if one else "seem"
-        return (
-            f"{last} {seem} to end the network beside or after the output head that was found, "
-            f"{_short(missed.known)}, and {verb}; pass head={named} to give all to AdamW, or head= "
-            f"with those that are heads"
-        )
-    if missed.inner:
-        return (
-            f"no output head was found; the model seems to have none, as its last layer, {last}, "
-            f"is as wide as those within, and it {verb}; pass head=None to say so, or head=NAME, "
-            f"a glob over module names, to give a head to AdamW"
-        )
+def ambiguous(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> str:
+    """Return the warning about weights whose layout is not known.
+
+    Args:
+        parameters: weights with `layouts`, each stepped as one matrix.
+        every: all parameters of the model; an override is to touch no other.
+    """
+    ways: dict[str, dict[str, Any]] = {
+        "one matrix, without this warning": {p.name: {"axes": p.axes} for p in parameters}
+    }
+    for parameter in parameters:
+        for meaning, axes in (parameter.layouts or {}).items():
+            ways.setdefault(meaning, {})[parameter.name] = {"axes": axes}
+    lines = [_line(values, every, meaning) for meaning, values in ways.items()]
+    start = "stepped as one matrix, though it holds several by its name, in a layout not known here"
+    listed = _short([p.name for p in parameters])
+    return "\n".join([f"{start}: {listed}; pass one of", *lines, GRAMMAR])
+
+
+def _line(values: Mapping[str, Any], every: Sequence[Parameter], meaning: str) -> str:
+    """Return an override that gives parameters these values, and no other parameter any."""
+    same: dict[str, list[str]] = {}
+    for name, value in values.items():
+        same.setdefault(repr(value), []).append(name)
+    overrides = {
+        glob: values[names[0]]
+        for names in same.values()
+        for glob in globs(names, [n for p in every if p.name not in names for n in p.names])
+    }
+    return f"  overrides={overrides}  # {meaning}"
+
+
+def no_head(name: str) -> str:
+    """Return the warning about a model without a known output head, whose last map is `name`."""
     return (
-        f"no output head was found, and {last} {verb}; pass head={named}, or other globs over "
-        f"module names, to give the head to AdamW, or head=None if there is none"
+        f"no output head was found, and {name}, the last map of the model, is stepped as a matrix; "
+        f"pass head={name!r}, or another glob over module names, to give the head to AdamW, or "
+        f"head=None if there is none"
     )
 
 
-def doubtful_heads(names: Sequence[str]) -> str:
-    """Of layers with the name of a head whose output later layers may take."""
-    one = len(names) == 1
-    said = "has the name of an output head" if one else "have the names of output heads"
-    rest = "gives, and is stepped as a matrix" if one else "give, and are stepped as matrices"
-    head, matrix = ({f"{name}.weight": route for name in names} for route in ("adamw", "matrix"))
-    return (
-        f"{_short(names)} {said}, but a later layer takes as many numbers as it {rest}; pass "
-        f"overrides={head} if it is one, or {matrix} if not"
-    )
-
-
-def _short(said: Sequence[str]) -> str:
-    more = f" and {len(said) - MOST} more" if len(said) > MOST else ""
-    return ", ".join(said[:MOST]) + more
+def _short(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(names[:MOST]) + more

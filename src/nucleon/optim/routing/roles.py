@@ -1,110 +1,40 @@
-"""What each parameter is to its module: a matrix with named axes, or something for AdamW.
+"""Roles of parameters in their modules: a matrix with named axes, or a parameter for AdamW.
 
-A table from module types to functions that know their parameters. What the table does not know
-is not guessed: it has no role, and routing asks for one.
+A table maps module types to functions that know their parameters. A parameter that the table does
+not know has no role, and routing asks for one.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from nucleon.optim.routing import cuts, fused, parametrized
+from nucleon.optim.routing import ambiguous, fused, parametrized
+from nucleon.optim.routing.places import Place
 
 Route = Literal["matrix", "adamw"]
 
 
 class RoleError(ValueError):
-    """A parameter whose role cannot be told; the message says how to tell it."""
+    """Raised for a parameter whose role is contradictory; the message names the remedy."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter is."""
+    """The route of a parameter, with the axes of a matrix."""
 
     route: Route
     reason: str
     axes: str | None = None
-    unknown_order: bool = False
-    """Whether it is one matrix only for want of knowing how several maps lie in it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A parameter where it stands: `module` holds it as `key`, `parent` holds the module.
-
-    Of a parametrized weight these are the module that uses the weight, and its parent.
-    """
-
-    module: nn.Module
-    parent: nn.Module | None
-    path: str
-    """Of what holds the parameter, from the root."""
-    key: str
-    param: Tensor
-    grandparent: nn.Module | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the parameter, from the root."""
-        return f"{self.path}.{self.key}" if self.path else self.key
-
-    @property
-    def kind(self) -> str:
-        """The name of the module's class."""
-        return type(self.module).__name__
-
-    @property
-    def called(self) -> str:
-        """How the parent calls the module."""
-        return owner(self.path).rpartition(".")[2]
-
-    @property
-    def as_map(self) -> tuple[nn.Module | None, str]:
-        """Who uses the map that the module is, and as what: `qkv.linear` beside its norm is qkv."""
-        outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
-        if self.parent is None or fused.parts(self.called) > 1 or fused.parts(outer) == 1:
-            return self.parent, self.called
-        alone = sum(p.ndim > 1 for p in self.parent.parameters()) == 1
-        return (self.grandparent, outer) if alone else (self.parent, self.called)
-
-    @property
-    def cut(self) -> "tuple[nn.Module, cuts.Cut] | None":
-        """Who takes apart what the map gives, and how; None if nobody does."""
-        outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
-        inner, around = cuts.reading(self.parent).cuts, cuts.reading(self.grandparent).cuts
-        if self.parent is not None and self.called in inner:
-            return self.parent, inner[self.called]
-        handed = self.parent is not None and outer in around and _hands_on(self.parent, self.called)
-        found = around.get(outer if handed else f"{outer}.{self.called}")
-        return (self.grandparent, found) if self.grandparent is not None and found else None
-
-
-def _hands_on(parent: nn.Module, name: str) -> bool:
-    """Whether what `parent.name` gives is what the parent gives."""
-    if isinstance(parent, nn.ModuleList | nn.ModuleDict):
-        return True
-    maps = [n for n, m in parent.named_children() if fused.is_map(m)]
-    last = maps[-1:] == [name] and (isinstance(parent, nn.Sequential) or len(maps) == 1)
-    return last or name in cuts.reading(parent).gives
-
-
-_TAIL = re.compile(
-    r"(\.(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_layer))*"
-    r"(\.parametrizations\.\w+)?$"
-)
-
-
-def owner(path: str) -> str:
-    """The path of a module without what wrappers and parametrizations put at its end."""
-    return _TAIL.sub("", f".{path}", count=1)[1:]
+    layouts: Mapping[str, str] | None = None
+    """Other axes to choose from, by their meaning, where the weight may hold several maps."""
 
 
 RoleOf = Callable[[Place], Role | None]
-"""The role of a parameter of a known module; None where it is not one of those it knows."""
+"""Returns the role of a parameter, or None for a parameter that it does not know."""
 
 _TABLE: list[tuple[type[nn.Module] | str, RoleOf]] = []
 
@@ -121,7 +51,7 @@ def register_module(module: type[nn.Module] | str, role_of: RoleOf) -> None:
 
 
 def role(place: Place) -> Role | None:
-    """The role of a parameter by its module, by its shape or by its name; None if nobody knows."""
+    """Return the role of a parameter by its module, shape or name; None if none of these tell."""
     if place.param.is_complex():
         return Role("adamw", "complex: stepped as pairs of real numbers")
     if place.param.ndim <= 1:
@@ -132,7 +62,7 @@ def role(place: Place) -> Role | None:
 
 
 def _role_of_weight(place: Place, weight: str | None, how: str) -> Role | None:
-    """The role of what a weight is made of: its own, if it is the weight up to a scale."""
+    """Return the role of a part of a weight: the weight's if it is the weight up to a scale."""
     if weight is None:
         return Role("adamw", how)
     found = _role_by_table(replace(place, key=weight))
@@ -188,8 +118,8 @@ def _embedding(place: Place) -> Role:
 
 
 def _conv1d_of_gpt2(place: Place) -> Role | None:
-    """A Linear whose weight is (in, out)."""
-    if place.key != "weight" or place.param.ndim != 2:
+    """Return the role of a Linear whose weight is (in, out)."""
+    if place.key != "weight" or place.param.ndim != 2 or not fused.is_known(place.module):
         return None
     columns, rows = place.param.shape
     return _linear_map(place, "c {}", rows, columns, "Conv1D, stored transposed")
@@ -200,38 +130,17 @@ _ONE_ROW = "one row, stepped along its normalized gradient; overrides may give i
 
 
 def _router(place: Place) -> Role | None:
-    known = place.key == "weight" and place.param.ndim == 2
-    return Role("matrix", f"{place.kind}: {_ROUTES}", "r c") if known else None
+    weight = place.key == "weight" and place.param.ndim == 2 and fused.is_known(place.module)
+    return Role("matrix", f"{place.kind}: {_ROUTES}", "r c") if weight else None
 
 
 def _experts(place: Place) -> Role | None:
-    """Stacks (experts, out, in), or transposed; gate and up are joined in one, or alternate."""
-    if "bias" in place.key:
-        return Role("adamw", "bias")
-    if place.param.ndim != 3:
-        return None
-    rows = "r"
-    if place.key == "gate_up_proj" and getattr(place.module, "has_gate", True):
-        joined = getattr(place.module, "is_concatenated", place.kind != "GptOssExperts")
-        rows = "(b=2 r)" if joined else "(r b=2)"
-    if place.key == "mlp1_weight_EGD" and place.kind == "GptOssGroupedExperts":  # of torchtitan
-        rows = "(r b=2)"
-    what = "experts: gate, up" if rows != "r" else "experts"
-    if _transposed(place.module):
-        return Role("matrix", f"{what}, each (in, out)", f"b c {rows}")
-    return Role("matrix", f"{what}, each (out, in)", f"b {rows} c")
-
-
-def _transposed(experts: nn.Module) -> bool:
-    """Whether the stacks are (experts, in, out): as they say, else by the shapes of a pair."""
-    both, down = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
-    if not hasattr(experts, "is_transposed") and both is not None and down is not None:
-        return both.shape[1] == down.shape[2] and both.shape[2] == 2 * down.shape[1]
-    return getattr(experts, "is_transposed", False)
+    entry = fused.experts(place.module, place.key) if place.param.ndim == 3 else None
+    return None if entry is None or "bias" in place.key else Role("matrix", entry[1], entry[0])
 
 
 def _adapter(place: Place) -> Role | None:
-    """Factors of peft, by the name of the dict that holds one for each adapter."""
+    """Return the role of factors of peft, by the name of the dict that holds them by adapter."""
     if place.called.startswith("lora_embedding_"):
         return Role("adamw", "embedding")
     if not re.match(r"lora_[AB]$|hada_w|lokr_w", place.called):
@@ -265,7 +174,7 @@ def _linear(place: Place) -> Role | None:
 
 
 def _routes(parent: nn.Module | None) -> bool:
-    """Whether a module sends tokens to experts: it holds them, or is named after what it does."""
+    """Return True if a module sends tokens to experts: it holds them, or is named a router."""
     return hasattr(parent, "experts") or type(parent).__name__.endswith("Router")
 
 
@@ -276,7 +185,7 @@ def _bilinear(place: Place) -> Role | None:
 
 
 def _conv(place: Place) -> Role | None:
-    """Stored (out, in, taps); a transposed one (in, out, taps)."""
+    """Return the role of a weight (out, in, taps), or (in, out, taps) of a transposed one."""
     if place.key != "weight":
         return None
     groups: Any = place.module.groups
@@ -331,13 +240,14 @@ for _role_of, *_types in (
 
 
 def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> Role:
-    """A matrix whose output axis, `{}` in `axes`, may have several maps in it."""
+    """Return the role of a matrix whose output axis, `{}` in `axes`, may hold several maps."""
     parent, name = place.as_map
-    if (found := fused.known(parent, name, rows, columns)) is not None:
-        word, maps = found
+    if (entry := fused.known(parent, name, rows, columns)) is not None:
+        word, maps = entry
         return Role("matrix", f"{kind}: {maps}", axes.format(word))
-    given = name in cuts.reading(parent).gives
-    if place.cut is not None or fused.seems_fused(parent, name, rows, given=given):
-        said = f"{kind}, several maps by its name, size or use in an order not known: one matrix"
-        return Role("matrix", said, axes.format("r"), unknown_order=True)
-    return Role("matrix", kind, axes.format("r"))
+    words = ambiguous.layouts(parent, name, rows, columns)
+    if words is None:
+        return Role("matrix", kind, axes.format("r"))
+    layouts = {meaning: axes.format(word) for meaning, word in words.items()}
+    reason = f"{kind}, several maps by its name in an unknown layout: one matrix"
+    return Role("matrix", reason, axes.format("r"), layouts)

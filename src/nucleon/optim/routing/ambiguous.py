@@ -1,0 +1,109 @@
+"""Weights that hold several maps by their name, in a layout that nobody knows.
+
+Each is stepped as one matrix, with a warning: in one library q comes first, then k, then v, in
+another each head has its own q, k and v. Names find such weights; sizes only leave out layouts
+that do not fit.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from nucleon.optim.matrices import axes
+from nucleon.optim.routing.fused import attribute, repeated, sections
+
+_THREE = re.compile(r"qkv|query_key_value|queries_keys_values|w_pack|c_attn", re.IGNORECASE)
+_GATED = re.compile(r"gate_up|^w1[23]$", re.IGNORECASE)
+_TWO = re.compile(
+    r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear|_points)?$|keys_values", re.IGNORECASE
+)
+_LATENT = "kv_a_proj_with_mqa"
+_MODULATION = re.compile(r"ada_?(ptive_?)?(ln|layer_?norm|rms_?norm)", re.IGNORECASE)
+"""Layers that make the shifts, scales and gates of a norm from a condition, as in DiT."""
+_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", *_HEADS)
+
+
+def named(name: str) -> bool:
+    """Return True if the name of a module says that it holds several maps."""
+    patterns = (_THREE, _GATED, _TWO, _MODULATION)
+    return name == _LATENT or any(pattern.search(name) for pattern in patterns)
+
+
+def layouts(parent: nn.Module | None, name: str, rows: int, columns: int) -> dict[str, str] | None:
+    """Return the layouts that a name allows and a shape admits; None where it is a single map.
+
+    Args:
+        parent: the module that uses the map.
+        name: the name of the map there.
+        rows: the number of outputs.
+        columns: the number of inputs.
+
+    Returns:
+        {meaning: word of the output axis}, see `nucleon.optim.matrices.axes`.
+    """
+    if rows == getattr(parent, "head_dim", None):  # one head whose keys are its values
+        return None
+    mixes = any(hasattr(parent, child) for child in ("dt_proj", "A_log"))
+    if name in ("in_proj", "x_proj") and mixes:
+        found = _of_state_space(parent, name, rows)
+    elif _MODULATION.search(type(parent).__name__) or _MODULATION.search(name):
+        if rows % columns or not 2 <= rows // columns <= 9:
+            return None
+        found = iter([("shifts, scales and gates one after the other", f"(b={rows // columns} r)")])
+    elif named(name):
+        found = _of_attention(parent, name, rows, columns)
+    else:
+        return None
+    return {meaning: word for meaning, word in found if _fits(word, rows)}
+
+
+def _of_attention(parent: Any, name: str, rows: int, columns: int) -> Iterator[tuple[str, str]]:
+    """Yield the layouts of q, k, v, of pairs of them, and of gate and up."""
+    if name == _LATENT:
+        latents, keys = attribute(parent, "kv_lora_rank"), attribute(parent, "qk_rope_head_dim")
+        if latents and keys:
+            yield "latents, then rotary keys", sections(latents, keys)
+        return
+    three, gated = bool(_THREE.search(name)), bool(_GATED.search(name))
+    maps = "q, k, v" if three else "gate and up" if gated else "q, k" if "qk" in name else "k, v"
+    count = 3 if three else 2
+    yield f"{maps} one after the other, as chunk cuts them", f"(b={count} r)"
+    if gated:
+        yield f"{maps} row by row in turn, as x[..., ::2] takes one", "(r b=2)"
+        return
+    if three and columns < rows < 3 * columns:
+        pair = (rows - columns) // 2
+        yield "q as wide as the input, then fewer k and v", sections(columns, pair, pair)
+    key, value = attribute(parent, "qk_nope_head_dim"), attribute(parent, "v_head_dim")
+    if not three and key and value:
+        yield f"head by head, in each {maps}", repeated(key, value)
+    elif heads := attribute(parent, *(_HEADS if three or "qk" in name else _KV_HEADS)):
+        yield f"head by head, in each {maps}", f"(r={heads} b={count} r)"
+
+
+def _of_state_space(parent: Any, name: str, rows: int) -> Iterator[tuple[str, str]]:
+    """Yield the layouts of Mamba's projections, by the sizes of the maps beside them."""
+    step, inner = (
+        getattr(getattr(parent, child, None), "in_features", 0) for child in ("dt_proj", "out_proj")
+    )
+    rates = getattr(parent, "A_log", None)
+    if name == "x_proj":
+        state = (rows - step) // 2
+        if step:
+            yield "dt, B, C", sections(step, state, state)
+    elif isinstance(rates, Tensor) and rates.ndim == 1 and not step:
+        state = (rows - 2 * inner - len(rates)) // 2
+        yield "z, x, B, C, dt", sections(inner, inner, state, state, len(rates))
+    else:
+        yield "x and z one after the other", "(b=2 r)"
+
+
+def _fits(word: str, rows: int) -> bool:
+    try:
+        axes.parse(f"{word} c", (rows, 1))
+    except ValueError:
+        return False
+    return True
