@@ -1,11 +1,11 @@
-"""The state of an optimizer whose parts lie on several ranks, for checkpoints.
+"""Checkpoints of an optimizer whose state is divided among several ranks.
 
-What `state_dict()` returns on a rank, by the placement of a group:
+`state_dict()` returns on each rank, by the placement of a group:
 
     "local"   everything, the same on every rank
     "owner"   everything of the parameters that the rank owns, of the others step, stream and axes
 
-Distributed Checkpoint takes each of them, under the names that `get_optimizer_state_dict` gives to
+Distributed Checkpoint saves either, by the names that `get_optimizer_state_dict` gives to
 parameters, and loads it under any other placement, on any number of ranks, or cut into the stages
 of a pipeline.
 """
@@ -23,11 +23,11 @@ from nucleon.optim.matrices import shards
 
 @torch.no_grad()
 def consolidate(optimizer: MatrixOptimizer) -> dict[str, Any]:
-    """The whole state in one dict, on the CPU of rank 0; {} on the others, which must call it too.
+    """Return the whole state, on the CPU of rank 0; {} on the others, which must call it too.
 
-    It is what `state_dict()` returns in a single process: `torch.save` it, and load it with
-    `load_state_dict` on every rank, under any placement. Only one parameter's state is gathered at
-    a time.
+    It is the `state_dict()` of a single process: `torch.save` it, and load it with
+    `load_state_dict` on every rank, under any placement. One parameter's state is gathered at a
+    time.
     """
     packed = optimizer.state_dict()
     here = not dist.is_initialized() or dist.get_rank() == 0
@@ -49,7 +49,7 @@ _Layout = dict[Any, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
 def _layouts(packed: dict[str, Any]) -> list[_Layout]:
-    """For each rank, what it has of the state of each parameter: shapes and dtypes."""
+    """Return for each rank the shapes and dtypes of its state of each parameter."""
     mine: _Layout = {
         key: {name: (v.shape, v.dtype) for name, v in state.items()}
         for key, state in packed["state"].items()
@@ -63,7 +63,7 @@ def _sent_to_first(
     owner: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The state of a parameter from its owner to rank 0; the others keep what they have."""
+    """Send the state of a parameter from its owner to rank 0; the others return what they have."""
     for name, (shape, dtype) in layout.items():
         if dist.get_rank() == owner:
             wire.exchange([(0, found[name].contiguous())], [], "state")()

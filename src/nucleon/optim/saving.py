@@ -1,7 +1,4 @@
-"""How the state of an optimizer is saved and loaded, and what is refused.
-
-What is kept of each parameter is in `state`.
-"""
+"""Save and load the state of an optimizer; `state` lists what is kept of each parameter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,20 +138,19 @@ def _by_name(
 
 def loaded(
     param: Tensor,
-    found: Mapping[str, Tensor],
+    saved: Mapping[str, Tensor],
     own: Mapping[str, Tensor],
     group: Mapping[str, Any],
 ) -> State:
-    """The state of a parameter from a saved one, of which each rank keeps what it has to.
+    """Return the state of a parameter from a saved one, as `own` is laid out over the ranks.
 
-    It has the dtypes that a run under the options of its group gives it, and lies in memory as its
-    own did.
+    Its dtypes are those that a run under the options of its group has.
     """
     state, momentum_dtype = dict(own), group["momentum_dtype"]
     for name in own:
-        if name not in found:
+        if name not in saved:
             continue
-        value = found[name]
+        value = saved[name]
         dtype = own[name].dtype
         if name == "total":
             dtype = momentum_dtype or _checks.work_dtype(param.dtype)
@@ -168,7 +164,7 @@ def loaded(
 
 
 def recast(state: State, name: str, param: Tensor, own: State, group: Mapping[str, Any]) -> State:
-    """The state of a parameter that was cast to another dtype; `own` is a new one of that dtype."""
+    """Return the state of a parameter that was cast; `own` is a new one of its present dtype."""
     found = loaded(param, state, own, group)
     for entry, value in found.items():
         if not shards.local(value).isfinite().all():
@@ -214,9 +210,9 @@ def check_state_dict(
 
 
 def _check_axes(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise where the axes of a name differ, with what makes all of them what they were.
+    """Raise where the axes of a name differ, with the overrides that restore all of them.
 
-    What has no saved state goes with those that have its axes now: it may be a frozen layer.
+    A parameter without a saved state, such as a frozen layer, follows those that have its axes now.
     """
     differ = [name for name, spec in then.items() if spec != now[name]]
     if not differ:
@@ -238,15 +234,15 @@ def _check_axes(then: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _check_saved(
-    name: str, param: Tensor, found: Mapping[str, Any], expected: Mapping[str, Tensor]
+    name: str, param: Tensor, saved: Mapping[str, Any], expected: Mapping[str, Tensor]
 ) -> None:
-    """Raise unless a saved state has the entries, shapes and kinds of numbers of `expected`."""
+    """Raise unless a saved state has the entries of `expected`, and each can take its place."""
     name = f"parameter {name}"
-    strange = set(found) ^ set(expected)
+    strange = set(saved) ^ set(expected)
     if "total" not in expected and "stream" in expected:  # another rank owns it, here or when saved
         strange = set()
-        expected = {entry: own for entry, own in expected.items() if entry in found}
-    if "total" in strange and "stream" in found:
+        expected = {entry: own for entry, own in expected.items() if entry in saved}
+    if "total" in strange and "stream" in saved:
         raise ValueError(
             f"state_dict has no state of {name}, which another rank owned when it was saved; save "
             f"what nucleon.optim.consolidate returns, or use Distributed Checkpoint"
@@ -254,10 +250,10 @@ def _check_saved(
     for entry in sorted(strange):
         raise ValueError(
             f"state_dict {'lacks' if entry in expected else 'has an unknown'} {entry!r} for "
-            f"{name}; it is damaged or of another version"
+            f"{name}; it is damaged: load an earlier one"
         )
     for entry, own in expected.items():
-        _check_entry(name, param, entry, found[entry], own)
+        _check_entry(name, param, entry, saved[entry], own)
 
 
 _NONNEGATIVE = ("step", "skipped", "averaged", "quiet", "exp_avg_sq", *ledger.NONNEGATIVE)
@@ -265,39 +261,29 @@ _NONNEGATIVE = ("step", "skipped", "averaged", "quiet", "exp_avg_sq", *ledger.NO
 
 def _check_entry(name: str, param: Tensor, entry: str, saved: object, own: Tensor) -> None:
     """Raise unless a saved tensor can take the place of `own`: its kind, shape and values."""
+
+    def refused(what: str, remedy: str = "it is damaged: load an earlier one") -> ValueError:
+        return ValueError(f"state_dict holds {entry!r} {what} for {name}; {remedy}")
+
     kinds = (Tensor.is_floating_point, Tensor.is_complex)
     if not isinstance(saved, Tensor) or any(kind(saved) != kind(own) for kind in kinds):
         kind = saved.dtype if isinstance(saved, Tensor) else type(saved).__name__
-        raise ValueError(
-            f"state_dict holds {entry!r} of type {kind} for {name}, expected {own.dtype}; it is "
-            f"damaged"
-        )
+        raise refused(f"of type {kind} instead of {own.dtype}")
     if saved.shape != own.shape:
-        raise ValueError(
-            f"state_dict holds {entry!r} of shape {tuple(saved.shape)} for {name}, expected "
-            f"{tuple(own.shape)}; the models differ"
-        )
+        shapes = f"of shape {tuple(saved.shape)} instead of {tuple(own.shape)}"
+        raise refused(shapes, "the models differ")
     value = saved.to(_checks.work_dtype(param.dtype) if entry == "total" else own.dtype)
-    if not shards.local(value).isfinite().all():
-        remedy = "it is damaged: load an earlier one"
-        if shards.local(saved).isfinite().all():
-            remedy = f"they are in {saved.dtype}: load it into parameters of that"
-        raise ValueError(
-            f"state_dict holds {entry!r} with values that are not finite in {value.dtype} for "
-            f"{name}; {remedy}"
-        )
-    held = shards.local(value)
-    held = torch.view_as_real(held) if held.is_complex() else held
-    if entry in _NONNEGATIVE and (held < 0).any():
-        raise ValueError(
-            f"state_dict holds {entry!r} with values below 0 for {name}; it is damaged: load "
-            f"an earlier one"
-        )
+    part = shards.local(value)
+    if not part.isfinite().all():
+        what = f"with values that are not finite in {value.dtype}"
+        if not shards.local(saved).isfinite().all():
+            raise refused(what)
+        raise refused(what, f"they are in {saved.dtype}: load it into parameters of that")
+    part = torch.view_as_real(part) if part.is_complex() else part
+    if entry in _NONNEGATIVE and (part < 0).any():
+        raise refused("with values below 0")
     if entry.removeprefix(ledger.PREFIX).startswith("gram") and not _like_a_gram(value):
-        raise ValueError(
-            f"state_dict holds {entry!r} for {name}, which is no sum of GGᵀ; it is damaged: "
-            f"load an earlier one"
-        )
+        raise refused("that is no sum of GGᵀ")
 
 
 def _decoded(value: object) -> str:
@@ -307,7 +293,7 @@ def _decoded(value: object) -> str:
 
 
 def _like_a_gram(value: Tensor) -> bool:
-    """Whether matrices (…, m, m) are symmetric with |M_ij|² ≤ M_ii·M_jj, rounding apart.
+    """Return whether matrices (…, m, m) are symmetric with |M_ij|² ≤ M_ii·M_jj, up to rounding.
 
     A sum of n products rounds by n·eps at most, 2⁻⁷ for n = 2¹⁶ in float32, and loses terms that
     leave the normal numbers: as many times `tiny`.
@@ -321,5 +307,5 @@ def _like_a_gram(value: Tensor) -> bool:
         return False
     root = (diagonal + lost).sqrt()
     allowed = root[..., :, None] * root[..., None, :]
-    apart = (value - value.mT).abs() <= 2.0**-7 * allowed
-    return bool((apart & (value.abs() <= (1 + 2.0**-7) * allowed)).all())
+    symmetric = (value - value.mT).abs() <= 2.0**-7 * allowed
+    return bool((symmetric & (value.abs() <= (1 + 2.0**-7) * allowed)).all())

@@ -1,7 +1,7 @@
-"""What an optimizer keeps of each parameter: new states, and whether one fits.
+"""The state of each parameter: new ones, and whether one fits its parameter.
 
-A matrix parameter has, every fact with the parameter and none in a list of its group, so that a
-state can be cut and joined by parameter:
+Every fact is with the parameter and none in a list of its group, so that a state can be cut and
+joined by parameter. A matrix parameter has
 
     step, stream        0-d and (b,) int64: the number of the step, the identity of each matrix
     axes                uint8: the text of its axes
@@ -10,8 +10,8 @@ state can be cut and joined by parameter:
     gram, gram.0 …      M̂ of each matrix, (b, m, m), short side first, one for each section
     ledger.…            what a certificate needs, see `engines.ledger`
 
-A parameter for AdamW has step, skipped, exp_avg and exp_avg_sq. What another rank owns has step,
-stream and axes alone.
+A parameter of AdamW has step, skipped, exp_avg and exp_avg_sq. One that another rank owns has
+step, stream and axes alone.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ def new_matrix_state(
     has_gram: bool,
     owned: bool = True,
 ) -> State:
-    """Zero moments of parameter `number`, which counts its steps from `step`, or from 0."""
-    found = blocks(param, info.axes)
+    """Return zero moments of parameter `number`, which counts its steps from `step`, or from 0."""
+    parts = blocks(param, info.axes)
     wide, device = _checks.work_dtype(param.dtype), param.device
-    matrices = torch.arange(sum(block.count for block in found), device=device)
+    matrices = torch.arange(sum(block.count for block in parts), device=device)
     state: State = {
         "step": torch.zeros((), dtype=torch.int64, device=device)
         if step is None
@@ -57,17 +57,17 @@ def new_matrix_state(
     state["skipped"] = torch.zeros_like(matrices)
     state["quiet"] = torch.zeros_like(matrices)
     state["total"] = shards.zeros(param, group["momentum_dtype"] or wide)
-    for block in found if has_gram else ():
+    for block in parts if has_gram else ():
         short = min(block.rows, block.columns)
         shape = (block.count, short, short)
         state[stacks.gram_key(block)] = torch.zeros(shape, device=device, dtype=wide)
-    return state | (ledger.new_state(param, found) if group["certify"] else {})
+    return state | (ledger.new_state(param, parts) if group["certify"] else {})
 
 
 def number(info: ParameterInfo) -> int:
-    """What the noise of a parameter is drawn by, below 2⁴⁰: its name, or its index without one.
+    """Return the number below 2⁴⁰ that keys the noise of a parameter: of its name, else its index.
 
-    So it is the same in a stage of a model as in the whole, and no other stage draws it.
+    A stage of a model draws the noise of the whole model, and no two stages draw the same.
     """
     if info.name.isdigit():
         return info.index
@@ -75,13 +75,13 @@ def number(info: ParameterInfo) -> int:
 
 
 def numbers(states: Iterable[Mapping[str, Tensor]]) -> frozenset[int]:
-    """The numbers of parameters that the streams of these states were made of; synchronizes."""
+    """Return the numbers of parameters in the streams of these states; synchronizes."""
     streams = [s["stream"] for s in states if "stream" in s and s["stream"].numel()]
     return frozenset(int(stream[0]) // SLICES for stream in streams)
 
 
 def new_adamw_state(param: Tensor) -> State:
-    """`step` and `skipped` (0-d int64), `exp_avg` m and `exp_avg_sq` v, all zero."""
+    """Return `step` and `skipped` (0-d int64), `exp_avg` m and `exp_avg_sq` v, all zero."""
     wide = _checks.work_dtype(param.dtype)
     zero = torch.zeros((), dtype=torch.int64, device=param.device)
     return {
@@ -93,10 +93,10 @@ def new_adamw_state(param: Tensor) -> State:
 
 
 def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
-    """Whether moments are of the dtype that a run of the parameter works in.
+    """Return whether moments have the dtype that a step of the parameter works in.
 
-    They are not where a model was cast from float32 to float64 or back after they were made. Ĝ may
-    also be of `momentum_dtype`, or in bfloat16 since that was so when it was made.
+    They have another one where the model was cast since. Ĝ may also be of `momentum_dtype`, or in
+    bfloat16 as it was made.
     """
     wide = _checks.work_dtype(param.dtype)
     of_total = (wide, group["momentum_dtype"], torch.bfloat16)
@@ -108,5 +108,5 @@ def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
 
 
 def encoded(text: str) -> Tensor:
-    """Text as a state keeps it: uint8."""
+    """Return text as uint8, which every way of saving a state keeps."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
