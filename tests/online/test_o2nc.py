@@ -154,27 +154,27 @@ def test_swapping_restores_exactly_also_after_an_exception():
     optimizer = make(params)
     run(optimizer, params, streams, 0, 5)
     before = [p.detach().clone() for p in params]
-    with optimizer.swap_in_average():
+    with optimizer.averaged():
         for param, average in zip(params, optimizer.average, strict=True):
             assert torch.equal(param.detach(), average)
         assert not torch.equal(params[3].detach(), before[3])
         with pytest.raises(RuntimeError, match="average now"):
             optimizer.step()
-        with pytest.raises(RuntimeError, match="already"), optimizer.swap_in_average():
+        with pytest.raises(RuntimeError, match="already"), optimizer.averaged():
             pass
     assert all(torch.equal(p.detach(), b) for p, b in zip(params, before, strict=True))
-    with pytest.raises(KeyError), optimizer.swap_in_average():
+    with pytest.raises(KeyError), optimizer.averaged():
         raise KeyError
     assert all(torch.equal(p.detach(), b) for p, b in zip(params, before, strict=True))
     run(optimizer, params, streams, 5)
-    with optimizer.swap_in_output():
+    with optimizer.averaged(at_tau=True):
         assert torch.equal(params[0].detach(), optimizer.output[0])
 
 
 def test_the_output_is_refused_before_its_time():
     seed = next(s for s in range(50) if int(make(parameters([(2, 2)]), seed=s).tau) == 12)
     optimizer = make(parameters([(2, 2)]), seed=seed)
-    with pytest.raises(RuntimeError, match="has not come"), optimizer.swap_in_output():
+    with pytest.raises(RuntimeError, match="has not come"), optimizer.averaged(at_tau=True):
         pass
 
 
@@ -444,7 +444,7 @@ def test_within_a_swap_nothing_is_copied_or_loaded():
     optimizer = make(params)
     run(optimizer, params, [gradients((2, 3), 12)], 0, 4)
     state = optimizer.state_dict()
-    with optimizer.swap_in_average():
+    with optimizer.averaged():
         with pytest.raises(RuntimeError, match="load after"):
             optimizer.load_state_dict(state)
         with pytest.raises(RuntimeError, match="copy after"):

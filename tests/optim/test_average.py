@@ -428,3 +428,16 @@ def test_statistics_of_batch_norm_are_those_of_the_average_after_update_bn():
         features = model[0](torch.cat(data)).detach()
         torch.testing.assert_close(model[1].running_mean, features.mean(0))
         assert not torch.allclose(stale, model[1].running_mean, rtol=1e-3)
+
+
+def test_a_converted_run_starts_its_average():
+    model = net(torch.float64)
+    old = torch.optim.AdamW(model.parameters(), lr=0.01)
+    take(model, old, 1, 2)
+    optimizer = nucleon.optim.converted(old, model, nucleon.Muon, head=None, average=0.5)
+    seen = []
+    for step in (3, 4):
+        take(model, optimizer, step)
+        seen.append(model[0].weight.detach().clone())
+    mean = torch.stack(seen).mean(0)
+    torch.testing.assert_close(optimizer.state[model[0].weight]["average"], mean)

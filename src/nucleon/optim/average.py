@@ -17,7 +17,7 @@ float64 one. Under FSDP2 and tensor parallelism each rank keeps its shard, other
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -296,8 +296,12 @@ class Averaging:
             undo.callback(setattr, self, "_inside", False)
             undo.callback(_reshard, model)
             _reshard(model)
-            for param, own in self._begun(states).items():
-                undo.callback(_swapped_in(shards.local(param), shards.local(own["average"])))
+            undo.enter_context(
+                swapped(
+                    (shards.local(param), shards.local(own["average"]))
+                    for param, own in self._begun(states).items()
+                )
+            )
             yield
 
     def state_dict(self, states: States, model: nn.Module) -> dict[str, Any]:
@@ -345,13 +349,21 @@ class Averaging:
             raise RuntimeError("this optimizer keeps no average; construct it with average=0.1")
 
 
+@contextmanager
+def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Copy the second of each pair into the first inside a block, and take the first back exactly.
+
+    Meanwhile the first waits in the memory of the second, or, if their dtypes differ, in a copy.
+    """
+    with ExitStack() as undo:
+        for weight, average in pairs:
+            undo.callback(_swapped_in(weight, average))
+        yield
+
+
 @torch.no_grad()
 def _swapped_in(weight: Tensor, average: Tensor) -> Callable[[], None]:
-    """Copy W̄ into the weight; return what takes it back.
-
-    Where both have one dtype the weight waits in the memory of its average; where they have not, in
-    a copy.
-    """
+    """Copy W̄ into the weight; return what takes it back."""
     if weight.dtype == average.dtype:
         _exchange(weight, average)
         return partial(_exchange, weight, average)

@@ -57,7 +57,8 @@ def converted(
         optimizer: the old optimizer, or several that share the parameters among them.
         model: the model that they train.
         kind: `nucleon.Muon`, `nucleon.Leon`, `nucleon.Pion`, or a subclass.
-        options: arguments of `for_model`, which replace what the old optimizers have.
+        options: arguments of `for_model`, which replace what the old optimizers have. With
+            `average`, the average starts with the first step of the new optimizer.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     old: dict[Tensor, Old] = {

@@ -25,6 +25,7 @@ from nucleon import _checks, noise
 from nucleon.online.learners import Learner
 from nucleon.online.learners.base import undone_on_error
 from nucleon.online.theory import o2nc_radius
+from nucleon.optim.average import swapped
 from nucleon.optim.engines.work import EXPONENTIAL_STREAM
 from nucleon.optim.state import SLICES
 
@@ -187,37 +188,21 @@ class O2NC(Optimizer):
         return [self.state[param]["output"].clone() for param in self.params]
 
     @contextmanager
-    def swap_in_average(self) -> Iterator[None]:
-        """Within the block the parameters are W̄_t; afterwards, whatever happens, W again."""
-        with self._swapped("average"):
-            yield
-
-    @contextmanager
-    def swap_in_output(self) -> Iterator[None]:
-        """Within the block the parameters are W̄_τ; refused before round τ is over."""
-        if bool((self.tau > self.round).any()):
+    def averaged(self, *, at_tau: bool = False) -> Iterator[None]:
+        """Make the parameters W̄_t inside a block, or W̄_τ, and afterwards exactly W again."""
+        if at_tau and bool((self.tau > self.round).any()):
             raise RuntimeError(
                 f"τ = {int(self.tau.max())} has not come, this is round {self.round}; run on, or "
-                f"use swap_in_average()"
+                f"use averaged()"
             )
-        with self._swapped("output"):
-            yield
-
-    @contextmanager
-    def _swapped(self, name: str) -> Iterator[None]:
         if self.swapped:
             raise RuntimeError("the parameters hold an average already; leave that block first")
-        kept = [param.detach().clone() for param in self.params]
+        averages = self.output if at_tau else self.average
         self.swapped = True
         try:
-            with torch.no_grad():
-                for param in self.params:
-                    param.copy_(self.state[param][name])
-            yield
+            with swapped(zip(self.params, averages, strict=True)):
+                yield
         finally:
-            with torch.no_grad():
-                for param, weight in zip(self.params, kept, strict=True):
-                    param.copy_(weight)
             self.swapped = False
 
     # ------------------------------------------------------------------ the state
