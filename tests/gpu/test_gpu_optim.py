@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import nucleon
 from nucleon import noise
+from nucleon.optim.average import share
 from nucleon.optim.polar_methods import polynomials
 
 METHODS = {
@@ -279,3 +280,49 @@ def test_a_nonfinite_gradient_is_skipped(make):
     assert torch.equal(params[0], before[0])
     assert all(not torch.equal(a, b) for a, b in zip(before[1:], params[1:], strict=True))
     assert optimizer.diagnostics()[f"{optimizer.name}/0/skipped"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("average", [0.1, 50])
+def test_the_average_without_a_sync_and_in_a_captured_graph(dtype, average):
+    torch.manual_seed(0)
+    params = [torch.randn(96, 64), torch.randn(64, 128), torch.randn(7)]
+    params = [p.cuda().to(dtype).requires_grad_() for p in params]
+    groups = [{"params": params[:2]}, {"params": params[2:], "route": "adamw"}]
+    optimizer = nucleon.Muon(groups, average=average)
+    twins = [p.detach().double() for p in params]
+    averaging, t = optimizer._runtime.averaging, 0
+
+    def follow():
+        nonlocal t
+        t += 1
+        part = share(average, torch.tensor(float(t), dtype=torch.float64, device="cuda"))
+        for twin, p in zip(twins, params, strict=True):
+            twin += part * (p.detach().double() - twin)
+
+    for step in range(8):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        torch.cuda.set_sync_debug_mode("error" if step > 4 else "default")
+        optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+        follow()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # records, and enters nothing
+        averaging.update(optimizer.state, optimizer._runtime.worklist)
+    for _ in range(5):
+        with torch.no_grad():
+            params[0].mul_(1.25)
+        graph.replay()
+        follow()
+    states = [optimizer.state[p] for p in params]
+    assert {int(state["averaged"]) for state in states} == {13}
+    for twin, state in zip(twins, states, strict=True):
+        torch.testing.assert_close(state["average"].double(), twin, rtol=1e-5, atol=1e-6)
+    raw = [p.detach().clone() for p in params]
+    with optimizer.averaged():
+        for p, twin in zip(params, twins, strict=True):
+            torch.testing.assert_close(
+                p.detach().float(), twin.to(dtype).float(), rtol=1e-2, atol=1e-5
+            )
+    assert all(map(torch.equal, raw, params))

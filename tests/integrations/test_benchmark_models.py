@@ -54,6 +54,16 @@ def test_a_round_of_every_model(name, channels_last, tmp_path, capsys):
     assert same["ratio"] == times["Leon.for_model"] / times[same["of"]]
 
 
+def test_what_the_average_costs(tmp_path, capsys):
+    words = ["gpt2", "--tiny", "--rounds", "1", "--average", "0.1"]
+    result = models.run(models.arguments(words))
+    times = {k: v["milliseconds"] for k, v in result["methods"].items()}
+    assert len(times) == 4
+    for row in result["ratios"].values():
+        assert row["ratio"] == times[row["step"]] / times[row["of"]]
+    assert "with an average / Muon.for_model: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("name", "channels_last"), LAYOUTS)
 def test_both_sides_step_the_same_blocks(name, channels_last):
     """What `for_model` makes of the model, cut as before, is what the copies become."""
