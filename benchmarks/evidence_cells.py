@@ -302,19 +302,34 @@ GROUPS = {
 SMOKE = Cell(Words(), {"muon": (0.02,)}, 150, (75, 150), (("wsd", 150),), ("constant",))
 
 
+def repeated(tokens: Tensor, held: Tensor, length: int = 32) -> float:
+    """Return the share of the runs of tokens of a held-out text that occur in another, by hash."""
+    hashes = []
+    for text in (held, tokens):
+        places = len(text) - length + 1
+        hashed = torch.zeros(places, dtype=torch.int64)
+        for k in range(length):  # modulo 2⁶⁴
+            hashed = hashed * 6364136223846793005 + text[k : k + places].long() + 1
+        hashes.append(hashed)
+    return torch.isin(*hashes).double().mean().item()
+
+
 def write_pairs(task: Words, train: str, held: str, out: Path) -> None:
     """Learn byte pairs from pieces spread over a text, and write its tokens for a task."""
     step = max(1, len(train) // 64)
     sample = "".join(train[start : start + 62_500] for start in range(0, len(train), step))
     pairs = BytePairs.learn(sample, task.pairs)
+    written = []
     for part, text, limit in (("train", train, 12_000_000), ("held", held, 500_000)):
         pieces = [text[start : start + 2_000_000] for start in range(0, len(text), 2_000_000)]
         encoded = (pairs.encode(piece).to(torch.int16) for piece in pieces[: limit // 400_000])
-        tokens = torch.cat(list(encoded))[:limit]
+        written.append(torch.cat(list(encoded))[:limit])
         path = out / f"{task.source}.{part}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(tokens.numpy().tobytes())
-        print(f"{path}: {len(tokens):,} tokens", flush=True)
+        path.write_bytes(written[-1].numpy().tobytes())
+    sizes = " and ".join(f"{len(tokens):,}" for tokens in written)
+    share = f"{repeated(*written):.1%} of the held-out runs of 32 occur in the text to train on"
+    print(f"{out / task.source}: {sizes} tokens; {share}", flush=True)
 
 
 def write_tokens(data: Path, out: Path) -> None:

@@ -86,6 +86,12 @@ class Part:
             yield [kind, *(f"{n} at {setting(c)}" if c and n else "" for c, n in shown)]
             gaps = [less(self.losses(self.average, h), self.losses(c, h)) for c, h in peers]
             yield [f"**the average less {kind}**", *(self.number(g, judged=True) for g in gaps)]
+        if cell.device == "cuda" and self.average:
+            train = f"{self.average.reading} train"
+            losses = (self.losses(self.average, h, train) for h in cell.horizons)
+            yield ["the average, on the text trained on", *map(self.number, losses)]
+            losses = (self.losses(self.peer("linear", h), h, "last train") for h in cell.horizons)
+            yield ["linear, on the text trained on", *map(self.number, losses)]
         if self.name == "A2":  # whose seeds and batches are those of A1
             muon = Part("A1", "muon", self.log)
             for title, choices in (

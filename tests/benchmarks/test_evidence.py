@@ -19,7 +19,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import evidence
 import evidence_report
 from evidence import DECAYS, FALLS, Log, Run, append, finish, outstanding, perform
-from evidence_cells import CELLS, SMOKE, Cell, Matrix, Problem, Regression, Words, write_pairs
+from evidence_cells import (
+    CELLS,
+    SMOKE,
+    Cell,
+    Matrix,
+    Problem,
+    Regression,
+    Words,
+    repeated,
+    write_pairs,
+)
 from gpt import read
 
 NOWHERE = Path("/nowhere")
@@ -93,6 +103,8 @@ def test_written_byte_pairs_are_read_as_they_were(tmp_path):
     content = read(limit=60_000)
     write_pairs(task, content[:50_000], content[50_000:], tmp_path)
     text = task.text(tmp_path, "cpu")
+    assert repeated(text.tokens, text.tokens[500:700]) == 1
+    assert repeated(text.tokens[:500], text.tokens[484:700]) == pytest.approx(0, abs=0.01)
     assert 10_000 < len(text.tokens) < 50_000 and 255 < int(text.tokens.max()) < 300
     problem = task.problem(0, 3, tmp_path, "cpu")
     with torch.no_grad():  # a fresh model knows nothing
@@ -113,6 +125,7 @@ def simulated(run):
     need = evidence.Need(run.cell, run.method, run.schedule, run.rate, run.seed, 0)
     read = [h for h in (*cell.horizons, *cell.between) if falls and h <= run.steps] or [run.steps]
     gain = {"last": 0.04, "0.05": 0.01, "0.1": 0.0, "0.2": 0.02} if falls else {"last": 0.0}
+    gain |= {f"{name} train": v - 1 for name, v in gain.items()}
     slower = 0.03 * (run.schedule == "inverse")
     return {
         "run": evidence.asdict(run),
@@ -129,14 +142,14 @@ def simulated(run):
 def done(tmp_path_factory):
     """A log of A1, A2 and A3 that is whole, and its folder."""
     folder = tmp_path_factory.mktemp("lines")
-    log, cells, counts = Log(folder), ["A1", "A2", "A3"], []
+    log, cells, counts = Log(folder), ["A1", "A2", "A3", "G-novels-4k"], []
     while left := outstanding(cells, log):
         counts.append(len(left))
         for run in left:
             record = json.loads(json.dumps(simulated(run)))
             log.add(record)
             append(folder / f"{run.cell}.jsonl", record)
-    assert len(counts) == 3  # what tunes, AdamW's extended grid, what is compared
+    assert len(counts) == 4  # what tunes, grids that grow twice, what is compared
     return folder, log
 
 
@@ -179,6 +192,7 @@ def test_the_report_of_a_log_has_its_differences_and_a_picture(done, tmp_path):
     assert "| **the average less linear** | 0.000 ± 0.000, equal |" in text
     assert "| **the average less wsd** | -0.030 ± 0.000, lower |" in text
     assert text.count("its average less Muon's") == 3
+    assert "| linear, on the text trained on |" in text
     assert (tmp_path / "anytime.png").stat().st_size > 10_000
     evidence_report.report(log, page, tmp_path / "anytime.png")
     assert page.read_text() == text
