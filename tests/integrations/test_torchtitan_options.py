@@ -156,6 +156,21 @@ def test_how_torch_would_compute_changes_nothing(titan, implementation):
     assert options_of(titan, groups, implementation=implementation) == by_torch(groups, {})
 
 
+def test_a_state_has_no_names_that_grow_with_the_model(titan):
+    """Flat, it would repeat the names of all parameters for each; they are in its keys already."""
+    made = titan.container.leon(titan.config(), lr=0.5)
+    container, again = (
+        titan.container.MatrixOptimizers(made, model_parts=[model()]) for _ in range(2)
+    )
+    state = container.state_dict()
+    assert "state.layers.0.weight.total" in state
+    assert not [key for key in state if key.endswith("param_names")]
+    state["state.layers.0.weight.total"].fill_(3.0)
+    again.load_state_dict(state)
+    weight = again.model_parts[0]["layers"][0].weight
+    assert again.optimizers[0].state[weight]["total"].eq(3.0).all()
+
+
 def test_without_groups_it_has_the_defaults_of_for_model(titan):
     defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
     assert options_of(titan, [])["norm.weight"] == defaults

@@ -1,4 +1,4 @@
-"""Lightning: a callback that logs what the optimizers do."""
+"""Lightning: a callback that logs diagnostics of the optimizers."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from nucleon.optim.base import MatrixOptimizer
 
 
 class DiagnosticsLogger(pl.Callback):
-    """Send what `quantities` says of the optimizers to the loggers every N optimizer steps.
+    """Send the `quantities` of the optimizers to the loggers every N optimizer steps.
 
     Args:
         every: N (100); each time synchronizes with the device once.
@@ -36,6 +36,6 @@ class DiagnosticsLogger(pl.Callback):
         self.last = step
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, MatrixOptimizer):
-                found = quantities(optimizer)
+                numbers = quantities(optimizer)
                 for logger in trainer.loggers:
-                    logger.log_metrics(found, step=step)
+                    logger.log_metrics(numbers, step=step)

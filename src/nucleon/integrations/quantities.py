@@ -1,4 +1,4 @@
-"""What the callbacks log of an optimizer: diagnostics, and certificates where they are kept."""
+"""Diagnostics and certificates of an optimizer as plain numbers, for loggers."""
 
 import math
 
@@ -6,12 +6,12 @@ from nucleon.optim.base import MatrixOptimizer
 
 
 def quantities(optimizer: MatrixOptimizer) -> dict[str, float]:
-    """`diagnostics()` as it is; for each certificate `regret`, a finite `bound`, and `holds`.
+    """Return `diagnostics()`, and for each certificate `regret`, a finite `bound`, and `holds`.
 
     Keys are "{optimizer}/{parameter}/{quantity}", with "{parameter}.{matrix}" where a parameter has
     several. Where states are spread over ranks, every rank must call it.
     """
-    found = optimizer.diagnostics()
+    numbers = optimizer.diagnostics()
     for name, certificate in optimizer.certificates().items():
         pairs = zip(
             certificate.regret.flatten().tolist(), certificate.bound.flatten().tolist(), strict=True
@@ -19,8 +19,8 @@ def quantities(optimizer: MatrixOptimizer) -> dict[str, float]:
         several = certificate.regret.numel() > 1
         for index, (regret, bound) in enumerate(pairs):
             key = f"{optimizer.name}/{name}{f'.{index}' if several else ''}"
-            found[f"{key}/regret"] = regret
+            numbers[f"{key}/regret"] = regret
             if math.isfinite(bound):
-                found[f"{key}/bound"] = bound
-            found[f"{key}/holds"] = float(certificate.holds)
-    return found
+                numbers[f"{key}/bound"] = bound
+            numbers[f"{key}/holds"] = float(certificate.holds)
+    return numbers

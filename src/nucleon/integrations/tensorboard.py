@@ -1,4 +1,4 @@
-"""TensorBoard: what an optimizer does, every N steps, without a line in the training loop."""
+"""TensorBoard: diagnostics of an optimizer every N steps, without a line in the training loop."""
 
 from typing import Any, Protocol, Self
 
@@ -10,7 +10,7 @@ from nucleon.optim.base import MatrixOptimizer
 
 
 class Writer(Protocol):
-    """Of `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar`."""
+    """A `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
         """Write one number."""
@@ -51,9 +51,9 @@ class DiagnosticsWriter:
 
     def write(self) -> None:
         """Write now."""
-        found = quantities(self.optimizer)
+        numbers = quantities(self.optimizer)  # on every rank
         if self.writer is not None:
-            for tag, value in found.items():
+            for tag, value in numbers.items():
                 self.writer.add_scalar(tag, value, self.steps)
 
     def close(self) -> None:

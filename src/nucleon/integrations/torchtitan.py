@@ -44,10 +44,9 @@ from nucleon.optim.routing.overrides import differing
 from nucleon.optim.routing.routing import AUX_LR, param_groups
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-"""By parameter, so that stages of a pipeline can be cut and joined."""
+"""States by parameter, so that stages of a pipeline can be cut and joined."""
 _ALWAYS = ("fused", "foreach", "capturable")
-"""How torch's AdamW is computed, as `implementation` says too; here there is one way, and the step
-is the same in all of them."""
+"""Options of how torch's AdamW is computed, which leave its step as it is; nucleon has one way."""
 _OF_PART: WeakKeyDictionary[nn.Module, MatrixOptimizer] = WeakKeyDictionary()
 """The optimizer of each part of a model."""
 
@@ -73,8 +72,9 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
         self.model_parts = model_parts
         self.optimizers = [create(config.method, m, **_options(config, m)) for m in model_parts]
         for index, optimizer in enumerate(self.optimizers):
-            rules = [group["route"] for group in optimizer.param_groups]
-            self._log_optimizer(optimizer, index, rules)
+            for group in optimizer.param_groups:  # a flat state repeats them for each parameter
+                group.pop("param_names", None)
+            self._log_optimizer(optimizer, index, [g["route"] for g in optimizer.param_groups])
             if isinstance(optimizer, MatrixOptimizer):
                 _OF_PART[model_parts[index]] = optimizer
         # The container is an optimizer too, for the sake of the hooks of a step.
@@ -82,14 +82,14 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
         Optimizer.__init__(self, params, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all parts, flat, under the names of their parameters."""
-        found: dict[str, Any] = {}
+        """Return the states of all parts, flat, by the names of their parameters."""
+        states: dict[str, Any] = {}
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
-            found |= get_optimizer_state_dict(part, optimizer, options=_FLAT)
-        return found
+            states |= get_optimizer_state_dict(part, optimizer, options=_FLAT)
+        return states
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each part what it has in a flat state."""
+        """Load into each part its parameters of a flat state."""
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             set_optimizer_state_dict(part, optimizer, state_dict, options=_FLAT)
 
@@ -142,7 +142,7 @@ class AveragedCheckpoints(CheckpointManager):
 
 
 def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]:
-    """What to pass to `for_model`: the options, and those of AdamW that torchtitan has."""
+    """Return the arguments of `for_model`: the options, and those of torchtitan's AdamW."""
     if config.implementation == "fused_opt_states_bf16":
         raise ValueError(
             "optimizer.implementation is 'fused_opt_states_bf16', but AdamW's moments are float32 "
@@ -166,18 +166,18 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
 
 
 def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """The parameters of a part that go to AdamW, with their names."""
+    """Return the parameters of a part that go to AdamW, with their names."""
     words = {name: options[name] for name in ("head", "overrides") if name in options}
     groups = param_groups(part, **words)
     return [pair for group in groups if group["route"] == "adamw" for pair in group["params"]]
 
 
 def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]]]:
-    """Each pattern of AdamW with all its options: no pattern has anything of another.
+    """Return each pattern of AdamW with all its options, which it shares with no other pattern.
 
-    Patterns of other optimizers are those of the matrices, which are ours.
+    Patterns of other optimizers are of the matrices, whose options are those of the override.
     """
-    found: list[tuple[str, dict[str, Any]]] = []
+    patterns: list[tuple[str, dict[str, Any]]] = []
     for group in config.param_groups:
         if (kind := group.optimizer_name) not in ("Adam", "AdamW"):
             continue
@@ -191,19 +191,19 @@ def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]
                 f"weight_decay={options['weight_decay']}, which Adam adds to the gradient; here "
                 f"decay is apart from it: write optimizer_name='AdamW', or weight_decay=0"
             )
-        found.append((group.pattern, options))
-    return found
+        patterns.append((group.pattern, options))
+    return patterns
 
 
 def _of(name: str, patterns: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The options of the first pattern that a name has."""
-    found = next((options for pattern, options in patterns if re.search(pattern, name)), None)
-    if found is None and patterns:
+    """Return the options of the first pattern that matches a name."""
+    first = next((options for pattern, options in patterns if re.search(pattern, name)), None)
+    if first is None and patterns:
         raise ValueError(
             f"{name} goes to AdamW, and no pattern of AdamW in optimizer.param_groups has it; add "
             f"one, as the last ParamGroupConfig(pattern='.*', optimizer_name='AdamW', …)"
         )
-    return found or {}
+    return first or {}
 
 
 @override(target=OptimizersContainer.Config, description="matrices by Leon, the rest by AdamW")

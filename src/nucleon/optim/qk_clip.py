@@ -27,14 +27,14 @@ ALL = slice(None)
 
 @dataclass
 class _Side:
-    """The queries or keys of an attention: rows of a projection, and the longest vector seen."""
+    """Queries or keys of an attention: rows of a projection, and the largest norm of a vector."""
 
     linear: nn.Linear
     rows: slice
     size: int
-    """Of a head."""
+    """Rows of a head."""
     longest: Tensor
-    """(heads,): the largest norm since the last clipping."""
+    """Largest norm since the last step, (heads,)."""
     here: slice = field(default_factory=lambda: ALL)
     """Heads that this rank computes, as the last output showed: tensor parallelism divides them."""
 
@@ -43,31 +43,31 @@ class _Side:
         return len(self.longest)
 
     def see(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """A forward hook: keep the norms of the outputs (…, rows), those that are on this rank."""
+        """Keep the largest norms of the outputs (…, rows) on this rank; a forward hook."""
         if not module.training:
             return
         output = output.detach()
         if shards.sharded(output) and any(p.is_partial() for p in output.placements):
             output = shards.full(output)  # of a row-wise projection, before it is added up
         columns, part = shards.box(output)[-1], shards.local(output)
-        wanted = range(self.linear.out_features)[self.rows]
-        ends = [bisect_left(wanted, edge) for edge in (columns.start, columns.stop)]
+        rows = range(self.linear.out_features)[self.rows]
+        ends = [bisect_left(rows, edge) for edge in (columns.start, columns.stop)]
         if any(end % self.size for end in ends):
             raise ValueError(
                 f"a rank holds columns {columns.start} to {columns.stop} of an attention's outputs "
                 f"and so a part of a head of {self.size}; cut it between heads"
             )
         self.here = slice(*(end // self.size for end in ends))
-        found = wanted[slice(*ends)]
-        mine = part[..., found.start - columns.start : found.stop - columns.start : found.step]
+        own = rows[slice(*ends)]
+        mine = part[..., own.start - columns.start : own.stop - columns.start : own.step]
         if mine.numel():
-            vectors = mine.unflatten(-1, (len(found) // self.size, self.size)).flatten(0, -3)
+            vectors = mine.unflatten(-1, (len(own) // self.size, self.size)).flatten(0, -3)
             seen = torch.linalg.vector_norm(vectors.to(self.longest.dtype), dim=-1).amax(0)
             self.longest = self.longest.to(seen.device)
             self.longest[self.here] = torch.maximum(self.longest[self.here], seen)
 
     def shrink(self, factor: Tensor) -> None:
-        """Multiply weight and bias of each head, what this rank has of them, by its factor."""
+        """Multiply the weight and bias of each head by its factor, on this rank."""
         rows = factor.new_ones(self.linear.out_features)
         rows[self.rows] = factor.repeat_interleave(self.size)
         for tensor in (self.linear.weight, cast(Tensor | None, self.linear.bias)):
@@ -87,10 +87,10 @@ class _Attention:
     key: _Side
     scale: float
     recorded: Tensor
-    """(heads,): the largest logit, −∞ where none was recorded."""
+    """Largest logit, (heads,), −∞ where none was recorded."""
 
     def logits(self) -> Tensor:
-        """S (heads,): as recorded, else bounded by the norms."""
+        """Return S, (heads,), as recorded, else bounded by the norms."""
         keys = self.key.longest.repeat_interleave(self.query.heads // self.key.heads)
         recorded = self.recorded.to(keys.device)
         return torch.where(recorded.isneginf(), self.scale * self.query.longest * keys, recorded)
@@ -156,13 +156,13 @@ class QKClip:
         """Follow an attention by the outputs of its projections in training mode, until `close()`.
 
         Args:
-            name: of the attention, for `record` and `diagnostics`.
-            query: its projection; its rows are heads of `head_size` one after the other.
+            name: name of the attention in `record` and `diagnostics`.
+            query: projection whose rows are heads of `head_size` one after the other.
             key: likewise, perhaps the same module; its heads divide those of the query.
             head_size: rows of a head.
             scale: factor on q·k (None: head_size^(-1/2)).
-            query_rows: those of the queries, where a module has others too (all).
-            key_rows: those of the keys (all).
+            query_rows: rows of the queries in a fused module (all).
+            key_rows: rows of the keys (all).
         """
         _checks.count("head_size", head_size)
         if name in self._attentions:
@@ -191,8 +191,8 @@ class QKClip:
     def record(self, name: str, logits: Tensor) -> None:
         """Enter the logits (…, heads, queries, keys) of a watched attention, masked ones as −∞.
 
-        They take the place of the bound, which is larger. With tensor parallelism they are those
-        of the heads of this rank.
+        They replace the bound, which is larger. With tensor parallelism they are those of the heads
+        of this rank.
         """
         if name not in self._attentions:
             raise ValueError(f"{name!r} is not watched; watched are {list(self._attentions)}")
@@ -227,7 +227,7 @@ class QKClip:
             seen.recorded.fill_(-torch.inf)
 
     def _largest(self) -> list[Tensor]:
-        """S (heads,) of each attention over all ranks."""
+        """Return S, (heads,), of each attention over all ranks."""
         # Logits that are not finite say nothing of how much to shrink.
         mine = [
             seen.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -242,7 +242,7 @@ class QKClip:
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """The largest logit of each attention since the last `step()`, on this rank; one sync."""
+        """Return the largest logit of each attention since `step()` on this rank; syncs."""
         if not self._attentions:
             return {}
         largest = torch.stack([seen.logits().amax().cpu() for seen in self._attentions.values()])
