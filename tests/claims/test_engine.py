@@ -1,6 +1,7 @@
 """The engine: rows, tables, runs, and what the games of the claims share."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -9,9 +10,17 @@ import torch
 
 from nucleon.claims import CLAIMS, Settings, Silent, engine, grid
 from nucleon.claims.engine import Claim, Row, Rows, Run, above, at_least, at_most, below
-from nucleon.claims.games import thm_ftpl, thm_gbpa
-from nucleon.online import streams
-from nucleon.online.learners import FAML, FTRL, AdaGradOGD
+from nucleon.claims.games import (
+    ftl_linear,
+    tab_adagrad,
+    tab_shampoo,
+    thm_ftpl,
+    thm_gbpa,
+    tightness,
+)
+from nucleon.claims.oracle import mixtures
+from nucleon.online import game, streams, theory
+from nucleon.online.learners import FAML, FTRL, AdaGradOGD, Shampoo
 
 F64 = torch.float64
 QUICK = Run(Settings(quick=True), Silent())
@@ -163,6 +172,89 @@ def test_random_signs_cost_the_mean_of_a_random_walk():
     found = thm_gbpa.random_signs(0)
     assert found.low <= exact <= found.high  # three standard errors; the seed is fixed
     assert exact > 2
+
+
+def test_ftl_linear_is_judged_on_seeds_nobody_had_looked_at():
+    (match,) = itertools.islice(ftl_linear.GRID.matches(Run(Settings(first_seed=7), Silent())), 1)
+    assert ftl_linear.FIRST_SEED == 1000
+    assert torch.equal(
+        match.stream.gradient(1), streams.alternating((4, 4, 8), seed=1007, dtype=F64).gradient(1)
+    )
+
+
+def test_random_signs_by_hand():
+    """1×1: E|Σε_t| = T·C(T−1, ⌊(T−1)/2⌋)/2^(T−1), over FAML's 2√(1+T)."""
+    share, _ = tightness.random_signs(Run(Settings(), Silent()), "FAML", (1, 1), 10)
+    exact = 10 * math.comb(9, 4) / 2**9 / (2 * math.sqrt(11))
+    error = math.sqrt(10 - (10 * math.comb(9, 4) / 2**9) ** 2) / math.sqrt(tightness.SIGNS[0])
+    assert share == pytest.approx(exact, abs=4 * error / (2 * math.sqrt(11)))
+
+
+def test_half_is_the_least_product():
+    """At αβ < ½ the proof's inequality puts the ceiling below the nuclear norm."""
+    x = torch.randn(2, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    root = torch.from_numpy(mixtures.best_root(x.numpy(), (0.49, 1.0)))
+    left, right = theory.admissibility_tradeoff(x, root, alpha=0.49, beta=1.0)
+    assert right < left
+
+
+def scalar_descent(signs, eta, radius):
+    """The regret of AdaGrad-OGD in one dimension, by hand: x ← clip(x − η·g/√Σg²)."""
+    x, squares, loss = 0.0, 0.0, 0.0
+    for g in signs:
+        loss += g * x
+        squares += g * g
+        x = min(max(x - eta * g / math.sqrt(squares), -radius), radius)
+    return loss + radius * abs(sum(signs))
+
+
+@pytest.mark.parametrize("rounds", [40, 400, 3600])
+def test_the_swing_exceeds_the_printed_constant_and_not_the_right_one(rounds):
+    signs = grid.swing(rounds)
+    assert signs.shape == (rounds,) and set(signs.tolist()) == {-1.0, 1.0}
+    regret = scalar_descent(signs.tolist(), math.sqrt(2) * 2, 2.0)
+    share = regret / (2 * math.sqrt(2) * 2 * math.sqrt(rounds))
+    assert 0.5 < share < 1  # the printed constant is half of 2√2
+    if rounds == 40:
+        row = (signs[:, None, None] * torch.eye(1, 3, dtype=F64))[:, None]
+        learner = AdaGradOGD((1, 1, 3), preconditioner="scalar", ball="l2", radius=2.0, dtype=F64)
+        trace = game.play(learner, streams.replay(row), rounds)
+        assert trace.regret[-1].item() == pytest.approx(regret, rel=1e-9)
+
+
+def test_without_the_projection_the_regret_is_the_sum_by_hand():
+    """E = [I 0]: x_{t+1} = x_t ∓ η/√t, whose loss is m·η(√2 − 4/3)T^{3/2} to leading order."""
+    horizons = (16, 256)
+    learner = Shampoo((2, 2, 3), projection="none", radius=2.0, dtype=F64)
+    (played,) = grid.play_all(QUICK, [tab_shampoo.turn(learner, horizons)])
+    eta = 2 * math.sqrt(2)
+    for horizon, regret in zip(horizons, played.regret.tolist(), strict=True):
+        signs = np.where(np.arange(horizon) < horizon // 2, 1.0, -1.0)
+        steps = eta * signs / np.sqrt(np.arange(1, horizon + 1))
+        x = -np.concatenate([[0.0], np.cumsum(steps)[:-1]])
+        assert regret == pytest.approx(2 * (signs @ x), rel=1e-9)
+    leading = 2 * eta * (math.sqrt(2) - 4 / 3) * 256**1.5
+    # Between sum and integral lies half a step a round, η√T of 0.081·ηT^{3/2}: 12.4/T of it.
+    assert played.regret[1].item() == pytest.approx(leading, rel=12.4 / 256)
+
+
+def test_the_gain_at_its_two_ends():
+    gains = tab_shampoo.gains_by_side((2, 5), 10, 0)
+    for side in (2, 5):
+        assert gains["alternating"][side] == pytest.approx(2 / 3 * side**2)
+        assert gains["rank one"][side] == pytest.approx(2 / 3 * math.sqrt(side), rel=1e-3)
+        assert gains["rank one"][side] < gains["ill-conditioned"][side] < 2 / 3 * side**2 * 1.001
+
+
+def test_the_ranking_by_norms_of_the_direction():
+    """On ±v the scalar root is ‖v‖₂√T = √T, the diagonal one ‖v‖₁√T: their ratio on either ball."""
+    v = tab_adagrad.directions(9)
+    stream = torch.ones(7, 1, 1, 1, dtype=F64) * v
+    spread = np.abs(v.numpy()).sum((-2, -1))
+    assert spread[0] == 1 and spread[-1] == pytest.approx(3)
+    for ball, factor in (("l2", 1), ("linf", 1 / 3)):
+        ratios = tab_adagrad.against_scalar(stream, "diagonal", ball)
+        np.testing.assert_allclose(ratios.numpy(), spread * factor, rtol=1e-12)
 
 
 def test_padding_leads_to_the_augmented_leader():

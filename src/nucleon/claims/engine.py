@@ -175,7 +175,13 @@ class Rows(list[Any]):
         return Table(title, tuple(columns), tuple(lines))
 
     def grid(
-        self, title: str, rows: str, columns: str, value: Shown, corner: str | None = None
+        self,
+        title: str,
+        rows: str,
+        columns: str,
+        value: Shown,
+        corner: str | None = None,
+        missing: str = "",
     ) -> Table:
         """Return a table of two fields, with the value of the row that has both in its cell."""
         across, cell = self.different(columns), _shown(value)
@@ -183,7 +189,7 @@ class Rows(list[Any]):
         for down in self.different(rows):
             line = self.where(**{rows: down})
             cells = (line.where(**{columns: at}) for at in across)
-            lines.append((label(down), *(_cell(cell(c[0])) if c else "" for c in cells)))
+            lines.append((label(down), *(_cell(cell(c[0])) if c else missing for c in cells)))
         return Table(title, (corner or rows, *map(label, across)), tuple(lines))
 
 
@@ -204,6 +210,11 @@ def label(value: object) -> str:
     if isinstance(value, tuple):
         return "×".join(map(str, value[-2:]))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return str(value)
+
+
+def stage_of(case: Mapping[str, Any]) -> str:
+    """Return the names, numbers and shapes of a case in words."""
+    return ", ".join(label(v) for v in case.values() if isinstance(v, str | int | float | tuple))
 
 
 def cases(**axes: Iterable[Any]) -> list[dict[str, Any]]:
@@ -331,19 +342,22 @@ class Run:
         points: Iterable[Mapping[str, Any]],
         measure: Callable[..., Mapping[str, Any]],
         unit: str = "cases",
+        kind: type[Row] = Row,
     ) -> Rows:
         """Measure every case, given by its names, and return the cases with what was measured.
 
-        A name that `measure` does not take labels the row alone.
+        A name that `measure` does not take labels the row alone. `kind` is the class of the rows.
         """
         every = list(points)
-        taken = inspect.signature(measure).parameters
+        parameters = inspect.signature(measure).parameters.values()
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        taken = {p.name for p in parameters}
         self.progress.begin(len(every), unit)
         rows = Rows()
         for point in every:
-            measured = measure(**{name: v for name, v in point.items() if name in taken})
-            rows.append(Row(**{**point, **measured}))
-            self.progress.advance(1, ", ".join(map(label, point.values())))
+            measured = measure(**{n: v for n, v in point.items() if everything or n in taken})
+            rows.append(kind(**{**point, **measured}))
+            self.progress.advance(1, stage_of(point))
         return self.keep(rows)
 
     def keep(self, rows: Rows) -> Rows:
@@ -354,6 +368,11 @@ class Run:
 
 Item = Check | Table | Figure | str
 """What a claim yields; a string is a note."""
+
+
+def notes(text: str) -> Iterator[str]:
+    """Yield each paragraph of a text as a note, in one line."""
+    yield from (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 @dataclass(frozen=True)

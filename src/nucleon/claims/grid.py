@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from nucleon.claims.engine import Check, Row, Rows, Run, at_least, at_most, label
+from nucleon.claims.engine import Check, Row, Rows, Run, at_least, at_most, stage_of
 from nucleon.claims.shown import Panel, Series, log_panel
 from nucleon.online import game as online
 from nucleon.online import streams
@@ -24,6 +24,8 @@ STYLES = {"FTL": 0, "One-sided Shampoo": 1, "FTRL": 2, "FTPL": 3, "FAML": 4}
 """The look of each learner in every figure."""
 BOUND, PRINTED = 5, 6
 """The looks of a bound, both broken lines."""
+RECORDED = 64
+"""Games beside each other whose curves are written to the trace."""
 Make = Callable[..., Learner]
 MakeStream = Callable[..., Stream]
 
@@ -110,10 +112,12 @@ class Game(Row):
         return log_panel(title, ("T", "regret"), (self.curve("regret", style), bounded, *more))
 
     def record(self) -> dict[str, object]:
-        """Return the fields, rounds, regrets and bounds, if there are bounds."""
+        """Return the fields, rounds, regrets and bounds, if there are, of the first games."""
         trace = self.trace
-        bound = trace.bound.tolist() if bool(trace.bound.isfinite().all()) else None
-        curves = {"rounds": list(trace.rounds), "regret": trace.regret.tolist(), "bound": bound}
+        first = (slice(None), slice(RECORDED))[: trace.regret.ndim]
+        bound = trace.bound[first].tolist() if bool(trace.bound.isfinite().all()) else None
+        regret = trace.regret[first].tolist()
+        curves = {"rounds": list(trace.rounds), "regret": regret, "bound": bound}
         return {**super().record(), **curves}
 
 
@@ -137,7 +141,7 @@ def play_all(run: Run, matches: Iterable[Match]) -> Rows:
 
 
 def _played(run: Run, match: Match) -> Game:
-    stage, done = ", ".join(map(label, match.case.values())), 0
+    stage, done = stage_of(match.case), 0
     watched = {name: list[Tensor]() for name in match.watch}
 
     def tell(row: online.Row) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.beside import EXACT, against_oracle, close, gbpa_games, leaning
-from nucleon.claims.engine import Claim, Item, Run, at_least, at_most
+from nucleon.claims.engine import Claim, Item, Run, at_least, at_most, notes
 from nucleon.claims.grid import NINE, PRINTED, STYLES, Grid, gradients_of, lower_side, play
 from nucleon.claims.oracle import bounds
 from nucleon.claims.shown import Figure
@@ -96,22 +96,19 @@ def measure(run: Run) -> Iterator[Item]:
             for g in drawn
         ),
     )
-    yield (
-        "FAML draws nothing, so its bound holds against adversaries that see its action: "
-        "“greedy” answers with the gradient that costs most, “orthogonal” pushes the total "
-        "across the action, which makes the comparator strong."
-    )
-    yield (
-        "The printed bound 2D(Tr M_T^½ + mG) is looser than that of Theorem 3.2 with α = β = "
-        "1, 2D·Tr √(G²I + M_T). Both need G beforehand."
-    )
-    yield (
-        "Appendix B calls the diameter of a ball of radius D D; it is 2D. With that the "
-        "constant of one-sided Shampoo is 2√2, and FAML's 2 is below it."
-    )
-    yield (
-        "On a row the action is −D·s/√(‖s‖² + G² + Σ‖g‖²): summed by hand it gives the same regret."
-    )
+    yield from notes("""
+        FAML draws nothing, so its bound holds against adversaries that see its action: “greedy”
+        answers with the gradient that costs most, “orthogonal” pushes the total across the action,
+        which makes the comparator strong.
+
+        The printed bound 2D(Tr M_T^½ + mG) is looser than that of Theorem 3.2 with α = β = 1, 2D·Tr
+        √(G²I + M_T). Both need G beforehand.
+
+        Appendix B calls the diameter of a ball of radius D D; it is 2D. With that the constant of
+        one-sided Shampoo is 2√2, and FAML's 2 is below it.
+
+        On a row the action is −D·s/√(‖s‖² + G² + Σ‖g‖²): summed by hand it gives the same regret.
+    """)
 
 
 CLAIM = Claim(

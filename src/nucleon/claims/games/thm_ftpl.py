@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.beside import EXACT, against_oracle, close, gbpa_games, leaning
-from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_least, at_most, label
+from nucleon.claims.engine import (
+    Check,
+    Claim,
+    Item,
+    Rows,
+    Run,
+    above,
+    at_least,
+    at_most,
+    label,
+    notes,
+)
 from nucleon.claims.grid import BOUND, NINE, Grid, lower_side, play, stream
 from nucleon.claims.oracle import bounds
 from nucleon.claims.shown import Figure, Panel, log_panel
@@ -156,29 +167,25 @@ def measure(run: Run) -> Iterator[Item]:
             panel("adversary that sees the action", adaptive, "regret"),
         ),
     )
-    yield (
-        "The theorem needs n ≥ m+2. Square and tall matrices get columns of zeros up to the "
-        "width n' = max(n, 2m, m+2), which changes no nuclear norm, and the action is the "
-        "leading block; the theorem then holds with n'. Without padding FTPL on a square "
-        "matrix has no bound."
-    )
-    yield (
-        "The theorem is on the mean over the noise, against gradients that do not depend on "
-        "it. The loss is linear in the action, so with any k ≥ 1 samples the mean regret on a "
-        "fixed stream is the same; k only narrows its spread."
-    )
-    yield (
-        "Against an adversary that answers the drawn action, the loss of a round is "
-        "D·G·‖X_t‖_* whatever its sign, and the mean of k polar factors of noise has norms of "
-        "order 1/√k: the regret is linear, with a smaller slope for larger k. The theorem "
-        "says nothing there, and no certificate is given."
-    )
-    yield (
-        "The printed constant 2√2·(n'/(n'−m−1))^¼ is never below that of Theorem 3.2, 2√(αβ), "
-        "which tends to 2 as n' grows, and the padded action to FAML's: both slowly, since "
-        "η² = α/β is about n'(1 + √(m/n')). Below n' = 32 the errors in η and of the finite "
-        "width have opposite signs, and their sum is no guide."
-    )
+    yield from notes("""
+        The theorem needs n ≥ m+2. Square and tall matrices get columns of zeros up to the width n'
+        = max(n, 2m, m+2), which changes no nuclear norm, and the action is the leading block; the
+        theorem then holds with n'. Without padding FTPL on a square matrix has no bound.
+
+        The theorem is on the mean over the noise, against gradients that do not depend on it. The
+        loss is linear in the action, so with any k ≥ 1 samples the mean regret on a fixed stream is
+        the same; k only narrows its spread.
+
+        Against an adversary that answers the drawn action, the loss of a round is D·G·‖X_t‖_*
+        whatever its sign, and the mean of k polar factors of noise has norms of order 1/√k: the
+        regret is linear, with a smaller slope for larger k. The theorem says nothing there, and no
+        certificate is given.
+
+        The printed constant 2√2·(n'/(n'−m−1))^¼ is never below that of Theorem 3.2, 2√(αβ), which
+        tends to 2 as n' grows, and the padded action to FAML's: both slowly, since η² = α/β is
+        about n'(1 + √(m/n')). Below n' = 32 the errors in η and of the finite width have opposite
+        signs, and their sum is no guide.
+    """)
 
 
 CLAIM = Claim(

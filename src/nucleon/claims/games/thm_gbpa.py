@@ -7,7 +7,7 @@ import torch
 
 from nucleon import noise
 from nucleon.claims.beside import EXACT, SOLVED, against_oracle, gbpa_games
-from nucleon.claims.engine import Claim, Item, Run, above, at_most
+from nucleon.claims.engine import Claim, Item, Run, above, at_most, notes
 from nucleon.claims.grid import ADAPTIVE, NINE, Game, Grid, lower_side, play
 from nucleon.claims.shown import Figure, Panel, Series, log_panel
 from nucleon.online import game, streams
@@ -106,21 +106,18 @@ def measure(run: Run) -> Iterator[Item]:
         (*(panel(n, n, 1.0) for n in LEARNERS), panel("FAML, γ = 0.97", "FAML", 0.97)),
         shared_axes=True,
     )
-    yield (
-        "The bound is the sharper form with Tr √(G²I + M_T), not the one with mG. With another "
-        "η it is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted the same with "
-        "G/γ and discounted sums, as the proofs of Section 5 use it."
-    )
-    yield (
-        "FTRL's bound includes the duality gaps of its solver. FTPL's is on the mean over its "
-        "noise, against gradients fixed beforehand: it plays no stream that answers it."
-    )
-    yield (
-        f"The paper's aside that a scalar parameter gives D·√Σ‖G_t‖_F² lacks a factor √m: on "
-        f"random signs times the identity of side {SIGN_SIDE} the regret of the scalar "
-        f"learner is {signs} times that in the mean, and no learner can do better, because "
-        f"its expected loss is 0."
-    )
+    yield from notes(f"""
+        The bound is the sharper form with Tr √(G²I + M_T), not the one with mG. With another η it
+        is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted the same with G/γ and
+        discounted sums, as the proofs of Section 5 use it.
+
+        FTRL's bound includes the duality gaps of its solver. FTPL's is on the mean over its noise,
+        against gradients fixed beforehand: it plays no stream that answers it.
+
+        The paper's aside that a scalar parameter gives D·√Σ‖G_t‖_F² lacks a factor √m: on random
+        signs times the identity of side {SIGN_SIDE} the regret of the scalar learner is {signs}
+        times that in the mean, and no learner can do better, because its expected loss is 0.
+    """)
 
 
 CLAIM = Claim(

@@ -2,25 +2,35 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
 from nucleon import noise
-from nucleon.claims import agreement
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings, least, one_thread
-from nucleon.claims.oracle import scalar
-from nucleon.claims.played import STYLES, Replayed, kept, replayed, text
-from nucleon.claims.shown import Figure, Panel, Series, Table, records
-from nucleon.claims.twins import ftpl_draws, gbpa_twin
-from nucleon.online.adversary import Ratio, Searched, build
+from nucleon.claims.beside import EXACT, SOLVED, against_oracle, compare, drawn
+from nucleon.claims.engine import (
+    Claim,
+    Item,
+    Row,
+    Run,
+    above,
+    at_least,
+    at_most,
+    cases,
+    label,
+    notes,
+)
+from nucleon.claims.grid import STYLES, replayed, worst_streams
+from nucleon.claims.oracle import scalar, twins
+from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.online.adversary import Searched, build
 from nucleon.online.game import play
 from nucleon.online.streams import WorstCase, replay
 
 LEARNERS: dict[str, Searched] = {"FAML": "faml", "FTRL": "ftrl", "FTPL": "ftpl"}
 NAMES = {key: name for name, key in LEARNERS.items()}
-COMPARED = 30  # rounds that the reference plays too
-SIGNS, QUICK_SIGNS = 10_000, 4000
+COMPARED = 30  # rounds that the oracle plays too
+SIGNS = (10_000, 4000)
 SIGN_GAMES = 400  # of these, played
 SIGN_SAMPLES = 4  # of FTPL on random signs: the games average over its noise
 
@@ -31,193 +41,141 @@ CLOSED = 1e-4
 _SIGNS, _DIRECTIONS = 0, 1
 
 
-class Signs(NamedTuple):
-    """Isometries with random signs: what every learner loses, over one learner's bound."""
-
-    learner: str
-    shape: tuple[int, int]
-    rounds: int
-    ratio: float
-    """D·E‖Σε_tG_t‖_*/bound, a mean over the signs."""
-    played: float
-    """(mean regret − D·mean‖Σε_tG_t‖_*)/(3 standard errors), as played."""
+def title(case: WorstCase) -> str:
+    """Return the learner, the shape and the length in words."""
+    return f"{NAMES[case.learner]}, {label(case.shape)}, T = {case.rounds}"
 
 
-class Pair(NamedTuple):
-    """A kept stream, and random signs of its learner, shape and length."""
-
-    reached: Replayed
-    signs: Signs
-
-
-@one_thread()
-def run(settings: Settings, progress: Progress) -> Result:
-    """Replay every kept stream, and play random signs; `quick` takes T ≤ 30 and fewer signs."""
-    cases = [case for key in LEARNERS.values() for case in kept(key, settings)]
-    progress.begin(2 * len(cases), "streams")
-    found, agreed = list[Pair](), list[agreement.Agreement]()
-    for case in cases:
-        reached = replayed(case, settings)
-        if case.rounds <= COMPARED:
-            agreed.append(compared(case))
-        progress.advance(1, _title(case))
-        name = NAMES[case.learner]
-        found.append(Pair(reached, random_signs(name, case.shape, case.rounds, settings)))
-        progress.advance(1, f"{name}, {text(case.shape)}, random signs")
-    return Result(
-        checks=(*checks(found), *agreement.checks(agreed)),
-        tables=(_table(found), agreement.table(agreed)),
-        figures=(_figure(found),),
-        records=(*_records(found), *(pair.signs._asdict() for pair in found)),
-        notes=(
-            "The streams were found by gradient ascent over all gradients at once, projected onto "
-            "‖G_t‖_op ≤ 1 (`nucleon.online.adversary.search`), and come with the package. Here the "
-            "learner plays them, and regret and bound are those of the game. A search gives lower "
-            "bounds: a worse stream may exist.",
-            "All of them first alternate, which the bound charges through M_T while the total "
-            "stays near zero, and then drift with ever smaller steps, which moves the comparator "
-            "while M_T hardly grows. The share of FAML's and FTRL's bounds grows with T, at 2×2 "
-            "and 2×4 as at 1×1: their constants 2 and √2 leave little to improve.",
-            "FTPL stays below a half, because the constants of Theorem 4.1 are not attained (see "
-            "prop-admissibility): at the width of m+2 columns it has 2√(αβ) = 3.3 to 3.7.",
-            "On ε_tG_t with fair signs every learner, whatever it does, loses D·E‖Σε_tG_t‖_* in "
-            "the mean: that is the lower bound that no learner beats. What lies between the two "
-            "curves is what a better learner could still gain.",
-        ),
-    )
-
-
-def compared(case: WorstCase) -> agreement.Agreement:
-    """The learner's game on a kept stream beside the reference's."""
+def compared(case: WorstCase) -> Row:
+    """Compare the learner's game on a kept stream with the oracle's."""
     shape, gradients = case.shape, case.gradients
-    if case.learner != "ftpl":
-        learner, draws = build(cast(Searched, case.learner), shape), None
-    else:
+    learner, options = build(cast(Searched, case.learner), shape), dict[str, Any]()
+    if case.learner == "ftpl":
         shape, gradients = (2, *shape), gradients.unsqueeze(1).expand(-1, 2, -1, -1)
         learner = build("ftpl", case.shape, games=2, samples=4)
-        draws = ftpl_draws(shape, samples=4, antithetic=True)
-    twin = gbpa_twin(NAMES[case.learner], shape, draws=draws)
-    return agreement.compare(_title(case), learner, gradients, twin)
+        options["noise"] = drawn(shape, samples=4, antithetic=True)
+    twin = twins.gbpa(NAMES[case.learner], shape, **options)
+    return compare(title(case), learner, gradients, twin)
 
 
-def random_signs(name: str, shape: tuple[int, int], rounds: int, settings: Settings) -> Signs:
-    """E‖Σε_tG_t‖_* of random isometries G_t over the signs, and games on the first of them."""
-    count, seed = QUICK_SIGNS if settings.quick else SIGNS, settings.first_seed
-    ids = torch.arange(count)
-    flips = noise.signs((count, rounds), seed=seed, stream=ids, step=_SIGNS, dtype=torch.float64)
-    normal = noise.normal((rounds, *shape), seed=seed, step=_DIRECTIONS, dtype=torch.float64)
+def random_signs(run: Run, name: str, shape: tuple[int, int], rounds: int) -> tuple[float, float]:
+    """Return what random signs times random isometries cost, in the mean over the signs.
+
+    First D·E‖Σε_tG_t‖_* over the learner's bound, then the distance from it of the mean regret of
+    games on the first of them, over three standard errors.
+    """
+    count = run.pick(SIGNS)
+    ids, f64 = torch.arange(count), torch.float64
+    flips = noise.signs((count, rounds), seed=run.seed, stream=ids, step=_SIGNS, dtype=f64)
+    normal = noise.normal((rounds, *shape), seed=run.seed, step=_DIRECTIONS, dtype=f64)
     u, _, vt = torch.linalg.svd(normal, full_matrices=False)
     isometries = u @ vt
     totals = (flips @ isometries.flatten(1)).unflatten(1, shape)
     comparators = torch.linalg.svdvals(totals).sum(-1)
     gradients = flips[:SIGN_GAMES].mT[..., None, None] * isometries.unsqueeze(1)
-    player = build(LEARNERS[name], shape, games=SIGN_GAMES, samples=SIGN_SAMPLES, seed=seed)
+    options = {"games": SIGN_GAMES, "samples": SIGN_SAMPLES, "seed": run.seed}
+    player = build(LEARNERS[name], shape, **options)
     trace = play(player, replay(gradients), rounds, record=rounds)
     difference = trace.regret[-1] - comparators[:SIGN_GAMES]
     error = 3 * difference.std().item() / math.sqrt(SIGN_GAMES)
-    ratio = (comparators.mean() / trace.bound[-1].mean()).item()
-    return Signs(name, shape, rounds, ratio, difference.mean().item() / error)
+    share = comparators.mean() / trace.bound[-1].mean()
+    return share.item(), difference.mean().item() / error
 
 
-def checks(found: list[Pair]) -> tuple[Check, ...]:
-    """Within the bound, as on file, as by hand, far enough, and no better than random signs."""
+def measure(run: Run) -> Iterator[Item]:
+    """Replay every kept stream, and play random signs of its learner, shape and length."""
 
-    def shares(name: str) -> Iterator[float]:
-        for r, _ in found:
-            if (NAMES[r.case.learner], r.case.rounds) == (name, 30):
-                yield r.ratio.value
+    def reached(learner: str, case: WorstCase) -> dict[str, Any]:
+        again = replayed(run, case)
+        signs, apart = random_signs(run, learner, case.shape, case.rounds)
+        known = {"shape": case.shape, "rounds": case.rounds, "on_file": case.ratio}
+        ratio = {"ratio": again.ratio.value, "margin": again.ratio.margin, "file": again.apart}
+        return {**known, **ratio, "signs": signs, "signs_apart": apart}
 
-    def from_closed_form(name: str) -> Iterator[float]:
-        for r, _ in found:
-            if (NAMES[r.case.learner], r.case.shape) == (name, (1, 1)):
-                exact = scalar.ratio(name, r.case.gradients.flatten().tolist())
-                yield abs(exact - r.ratio.value) / max(CLOSED, 5 / 3 * r.ratio.margin)
+    kept = [
+        c for n, key in LEARNERS.items() for c in cases(learner=[n], case=worst_streams(run, key))
+    ]
+    rows = run.each(kept, reached, "streams")
+    yield at_most("largest regret/bound", rows.column("ratio"), 1.0)
+    for name, share in REACHED.items():
+        shares = rows.where(learner=name, rounds=30).column("ratio")
+        yield at_least(f"{name}, T = 30: smallest share", shares, share)
+    yield at_most("distance to the file/margin", rows.column("file"), 1.0)
+    for name in LEARNERS:
+        apart = [
+            abs(scalar.ratio(name, r.case.gradients.flatten().tolist()) - r.ratio)
+            / max(CLOSED, 5 / 3 * r.margin)
+            for r in rows.where(learner=name, shape=(1, 1))
+        ]
+        yield at_most(f"{name}, 1×1: distance to the closed form/margin", apart, 1.0)
+    unbiased = [abs(r.signs_apart) for r in rows]
+    yield at_most("random signs: |mean regret − D·E‖Σε_tG_t‖_*|/margin", unbiased, 5 / 3)
+    larger = [r.ratio - r.signs for r in rows]
+    yield above("smallest share reached − that of random signs", larger, 0.0)
 
-    unbiased = [abs(s.played) for _, s in found]
-    larger = least(r.ratio.value - s.ratio for r, s in found)
-    return (
-        Check.at_most("largest regret/bound", (r.ratio.value for r, _ in found), 1.0),
-        *(Check.at_least(f"{n}, T = 30: smallest share", shares(n), REACHED[n]) for n in REACHED),
-        Check.at_most("distance to the file/margin", (r.apart for r, _ in found), 1.0),
-        *(
-            Check.at_most(f"{n}, 1×1: distance to the closed form/margin", from_closed_form(n), 1.0)
-            for n in LEARNERS
-        ),
-        Check.at_most("random signs: |mean regret − D·E‖Σε_tG_t‖_*|/margin", unbiased, 5 / 3),
-        Check("smallest share reached − that of random signs", larger, ">", 0.0),
-    )
-
-
-def _title(case: WorstCase) -> str:
-    return f"{NAMES[case.learner]}, {text(case.shape)}, T = {case.rounds}"
-
-
-def _table(found: list[Pair]) -> Table:
-    def share(ratio: Ratio) -> str:
-        return f"{ratio.value:.4f}" + (f" ± {ratio.margin:.2g}" if ratio.margin else "")
-
-    return Table.listing(
+    yield rows.listing(
         "The worst streams found",
-        found,
         {
-            "learner": lambda pair: NAMES[pair.reached.case.learner],
-            "shape": lambda pair: text(pair.reached.case.shape),
-            "T": lambda pair: pair.reached.case.rounds,
-            "regret/bound": lambda pair: share(pair.reached.ratio),
-            "random signs/bound": lambda pair: pair.signs.ratio,
+            "learner": "learner",
+            "shape": "shape",
+            "T": "rounds",
+            "regret/bound": lambda r: (
+                f"{r.ratio:.4f}" + (f" ± {r.margin:.2g}" if r.margin else "")
+            ),
+            "random signs/bound": "signs",
         },
     )
-
-
-def _figure(found: list[Pair]) -> Figure:
-    styles = {(1, 1): 0, (2, 2): 2, (2, 4): 4}
+    yield from against_oracle(compared(r.case) for r in rows if r.rounds <= COMPARED)
+    ends = [float(end(rows.column("rounds"))) for end in (min, max)]
 
     def panel(name: str) -> Panel:
         lines = list[Series]()
-        for shape, style in styles.items():
-            key = (LEARNERS[name], shape)
-            own = [(r, s) for r, s in found if (r.case.learner, r.case.shape) == key]
-            x = [float(r.case.rounds) for r, _ in own]
-            worst, signs = [r.ratio.value for r, _ in own], [s.ratio for _, s in own]
-            lines.append(Series(f"{text(shape)}, worst found", x, worst, style=style))
-            lines.append(Series(f"{text(shape)}, random signs", x, signs, style=style + 1))
-        ends = [float(f(r.case.rounds for r, _ in found)) for f in (min, max)]
+        for shape, style in (((1, 1), 0), ((2, 2), 2), ((2, 4), 4)):
+            own = rows.where(learner=name, shape=shape)
+            x = [float(t) for t in own.column("rounds")]
+            words = f"{label(shape)}, worst found", f"{label(shape)}, random signs"
+            lines.append(Series(words[0], x, own.column("ratio"), style=style))
+            lines.append(Series(words[1], x, own.column("signs"), style=style + 1))
         lines.append(Series("the bound", ends, [1.0, 1.0], style=6))
-        title = f"{name}: regret over its bound"
-        return Panel(title, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
+        words = f"{name}: regret over its bound"
+        return Panel(words, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
-    longest = max(r.case.rounds for r, _ in found if r.case.rounds <= 100)
+    longest = max(t for t in rows.column("rounds") if t <= 100)
     totals = tuple(
         Series(
-            f"against {NAMES[case.learner]}",
-            list(range(1, case.rounds + 1)),
-            case.gradients.flatten().cumsum(0).abs().tolist(),
-            style=STYLES[NAMES[case.learner]],
+            f"against {r.learner}",
+            list(range(1, longest + 1)),
+            r.case.gradients.flatten().cumsum(0).abs().tolist(),
+            style=STYLES[r.learner],
         )
-        for case in (pair.reached.case for pair in found)
-        if (case.shape, case.rounds) == ((1, 1), longest)
+        for r in rows.where(shape=(1, 1), rounds=longest)
     )
     last = Panel(f"The streams alternate, then drift: 1×1, T = {longest}", "t", "|S_t|", totals)
-    caption = (
+    yield Figure(
+        "tightness",
+        "How tight the bounds are",
         "Regret over bound of the worst streams found, beside D·E‖Σε_tG_t‖_*, which no learner "
-        "can avoid; and the totals of three of these streams."
+        "can avoid; and the totals of three of these streams.",
+        (*map(panel, LEARNERS), last),
     )
-    panels = (*map(panel, LEARNERS), last)
-    return Figure("tightness", "How tight the bounds are", caption, panels)
+    yield from notes("""
+        The streams were found by gradient ascent over all gradients at once, projected onto
+        ‖G_t‖_op ≤ 1 (`nucleon.online.adversary.search`), and come with the package. Here the
+        learner plays them, and regret and bound are those of the game. A search gives lower bounds:
+        a worse stream may exist.
 
+        All of them first alternate, which the bound charges through M_T while the total stays near
+        zero, and then drift with ever smaller steps, which moves the comparator while M_T hardly
+        grows. The share of FAML's and FTRL's bounds grows with T, at 2×2 and 2×4 as at 1×1: their
+        constants 2 and √2 leave little to improve.
 
-def _records(found: list[Pair]) -> tuple[dict[str, object], ...]:
-    return records(
-        [pair.reached for pair in found],
-        {
-            "learner": lambda r: NAMES[r.case.learner],
-            "shape": lambda r: list(r.case.shape),
-            "rounds": lambda r: r.case.rounds,
-            "ratio": lambda r: r.ratio.value,
-            "margin": lambda r: r.ratio.margin,
-            "on_file": lambda r: r.case.ratio,
-        },
-    )
+        FTPL stays below a half, because the constants of Theorem 4.1 are not attained (see
+        prop-admissibility): at the width of m+2 columns it has 2√(αβ) = 3.3 to 3.7.
+
+        On ε_tG_t with fair signs every learner, whatever it does, loses D·E‖Σε_tG_t‖_* in the mean:
+        that is the lower bound that no learner beats. What lies between the two curves is what a
+        better learner could still gain.
+    """)
 
 
 CLAIM = Claim(
@@ -233,10 +191,9 @@ CLAIM = Claim(
         + ", ".join(f"{share:g} of {name}'s" for name, share in REACHED.items())
         + "; each ratio is the one on file to 1e-4, for FTPL within 5 standard errors, and at 1×1 "
         "that of the closed form; up to T = 30 actions, regrets and bounds are the reference's to "
-        f"{agreement.EXACT:g}, FTRL's to {agreement.SOLVED:g}; on random signs the mean regret is "
+        f"{EXACT:g}, FTRL's to {SOLVED:g}; on random signs the mean regret is "
         "D·E‖Σε_tG_t‖_* within 5 standard errors, and every worst stream found is worse than that."
     ),
-    run=run,
-    seconds=18,
-    quick_seconds=5,
+    measure=measure,
+    seconds=(18, 5),
 )
