@@ -433,3 +433,23 @@ def test_every_known_weight_is_looked_at():
         "latents, k",
         "k, v in each head",
     }
+
+
+def test_stacks_of_experts_are_stored_as_transformers_says():
+    """Its own attributes are the oracle: `is_transposed`, and `is_concatenated` of gate and up."""
+    tried = set()
+    for kind in {name for name, _ in DEFINED if name.endswith("Experts")}:
+        try:
+            with torch.device("meta"):
+                module = instance(kind, {})
+        except Exception:  # its sizes are None, or are not those here
+            continue
+        if not hasattr(module, "is_transposed") or not hasattr(module, "gate_up_proj"):
+            continue
+        tried.add(kind)
+        gate_up = "(b=2 r)" if module.is_concatenated else "(r b=2)"
+        for key, word in (("gate_up_proj", gate_up), ("down_proj", "r")):
+            spec, _ = fused.experts(module, key)
+            assert spec == (f"b c {word}" if module.is_transposed else f"b {word} c"), kind
+    assert tried >= {*fused.EXPERTS["transformers"], "MixtralExperts"} - {"Llama4TextExperts"}
+    assert len(tried) > 50

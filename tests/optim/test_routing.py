@@ -1,7 +1,9 @@
 """Every module type and every error of `for_model`; the same matrices given one by one agree."""
 
 import ast
+import inspect
 import json
+import pydoc
 import re
 
 import pytest
@@ -421,6 +423,15 @@ def test_an_override_is_a_route_axes_or_options():
 
 def names(optimizer, group):
     return [optimizer.infos[p].name for p in group["params"]]
+
+
+@pytest.mark.parametrize("optimizer", [nucleon.Leon, nucleon.Muon, nucleon.Pion])
+def test_help_shows_what_for_model_takes_and_does_with_it(optimizer):
+    shown = pydoc.plain(pydoc.render_doc(optimizer.for_model))
+    for name in ("head", "aux_lr", "aux", "overrides"):
+        assert name in inspect.signature(optimizer.for_model).parameters
+        assert re.search(rf"^ +{name}: \w+", shown, flags=re.M)
+    assert "(name, module, parameter)" in shown
 
 
 def test_the_later_override_wins_key_by_key():

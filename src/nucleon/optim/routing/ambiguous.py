@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nucleon.optim.matrices import axes
-from nucleon.optim.routing.fused import attribute, repeated, sections
+from nucleon.optim.routing.fused import HEADS, KV_HEADS, attribute, sections, simplified
 
 _THREE = re.compile(r"qkv|query_key_value|queries_keys_values|w_pack|c_attn", re.IGNORECASE)
 _GATED = re.compile(r"gate_up|^w1[23]$", re.IGNORECASE)
@@ -22,8 +22,6 @@ _TWO = re.compile(
 _LATENT = "kv_a_proj_with_mqa"
 _MODULATION = re.compile(r"ada_?(ptive_?)?(ln|layer_?norm|rms_?norm)", re.IGNORECASE)
 """Layers that make the shifts, scales and gates of a norm from a condition, as in DiT."""
-_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", *_HEADS)
 
 
 def named(name: str) -> bool:
@@ -79,8 +77,8 @@ def _of_attention(parent: Any, name: str, rows: int, columns: int) -> Iterator[t
         yield "q as wide as the input, then fewer k and v", sections(columns, pair, pair)
     key, value = attribute(parent, "qk_nope_head_dim"), attribute(parent, "v_head_dim")
     if not three and key and value:
-        yield f"head by head, in each {maps}", repeated(key, value)
-    elif heads := attribute(parent, *(_HEADS if three or "qk" in name else _KV_HEADS)):
+        yield f"head by head, in each {maps}", simplified(f"(r {sections(key, value)})")
+    elif heads := attribute(parent, *(HEADS if three or "qk" in name else (*KV_HEADS, *HEADS))):
         yield f"head by head, in each {maps}", f"(r={heads} b={count} r)"
 
 

@@ -4,16 +4,17 @@ A weight is cut only where the class of its parent is in `KNOWN`: the same name 
 k, then v in one library and for head after head in another. All other weights are one matrix.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
 from nucleon.optim.matrices import axes
 
-Layout = Callable[[Any, int, int], str]
-"""(parent, rows, columns) → the word of the output axis, see `nucleon.optim.matrices.axes`."""
+Layout = str | Callable[[Any, int, int], str]
+"""The word of the output axis, see `nucleon.optim.matrices.axes`, where names of two letters and
+more are numbers that the parent or its config has; or (parent, rows, columns) → that word."""
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:
@@ -25,7 +26,9 @@ def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple
             continue
         layout, maps = entry
         try:
-            word = layout(parent, rows, columns)
+            if isinstance(layout, str):
+                layout = re.sub(r"[a-z_]{2,}", lambda name: str(_number(parent, name[0])), layout)
+            word = simplified(layout if isinstance(layout, str) else layout(parent, rows, columns))
             axes.parse(f"{word} c", (rows, columns))
         except (AttributeError, TypeError, ValueError):
             return None  # another version of the class
@@ -71,17 +74,22 @@ def is_known(module: nn.Module) -> bool:
 
 # ------------------------------------------------------------------------------------- layouts
 
+HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+
 
 def sections(*sizes: int) -> str:
     """Return the word of maps of these sizes one after the other."""
     return f"r{{{','.join(map(str, sizes))}}}"
 
 
-def repeated(*sizes: int) -> str:
-    """Return the word of maps of these sizes one after the other, again and again."""
-    if len({*sizes}) == 1:
-        return f"(r b={len(sizes)} r={sizes[0]})"
-    return f"(r {sections(*sizes)})"
+def simplified(word: str) -> str:
+    """Return a word whose repeated sections are written as a batch where they have one size."""
+    equal = re.fullmatch(r"\((r(=\d+)?) r\{(\d+)((?:,\3)+)\}\)", word)
+    if equal is None:
+        return word
+    count, size = equal[4].count(",") + 1, "" if equal[2] else f"={equal[3]}"
+    return f"({equal[1]} b={count} r{size})"
 
 
 def attribute(parent: Any, *names: str) -> int | None:
@@ -93,53 +101,11 @@ def attribute(parent: Any, *names: str) -> int | None:
     return None
 
 
-def _number(parent: Any, *names: str) -> int:
-    value = attribute(parent, *names)
+def _number(parent: Any, name: str) -> int:
+    value = attribute(parent, *{"heads": HEADS, "kv_heads": KV_HEADS}.get(name, (name,)))
     if value is None:
-        raise AttributeError(f"{type(parent).__name__} has none of {names}")
+        raise AttributeError(f"{type(parent).__name__} has no {name}")
     return value
-
-
-def _heads(parent: Any) -> int:
-    return _number(parent, "num_heads", "num_attention_heads", "n_head")
-
-
-def _kv_heads(parent: Any) -> int:
-    return _number(parent, "num_key_value_heads", "num_kv_heads")
-
-
-def _always(word: str) -> Layout:
-    """The same whatever the sizes."""
-    return lambda parent, rows, columns: word
-
-
-@cache
-def _equal(parts: int) -> Layout:
-    """One after the other, the same size each."""
-    return _always(f"(b={parts} r)")
-
-
-@cache
-def _per_head(parts: int) -> Layout:
-    """Head after head, in each the maps one after the other."""
-    return lambda parent, rows, columns: f"(r={_heads(parent)} b={parts} r)"
-
-
-def _sections(*names: str) -> Layout:
-    """One after the other, of the sizes that these attributes of the parent have."""
-    return lambda parent, rows, columns: sections(*(getattr(parent, name) for name in names))
-
-
-def _sections_per_head(*names: str) -> Layout:
-    """Head after head, in each the maps one after the other, of these sizes."""
-
-    def layout(parent: Any, rows: int, columns: int) -> str:
-        sizes = [getattr(parent, name) for name in names]
-        if len({*sizes}) == 1:
-            return _per_head(len(sizes))(parent, rows, columns)
-        return f"(r={_heads(parent)} {sections(*sizes)})"
-
-    return layout
 
 
 def _as_wide(parent: Any, rows: int, columns: int) -> str:
@@ -149,37 +115,24 @@ def _as_wide(parent: Any, rows: int, columns: int) -> str:
 
 def _grouped(parent: Any, rows: int, columns: int) -> str:
     """q, k, v one after the other, with fewer heads in k and v."""
-    size = _kv_heads(parent) * parent.head_dim
+    size = _number(parent, "kv_heads") * parent.head_dim
     return sections(rows - 2 * size, size, size)
-
-
-def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
-    size = parent.head_dim
-    return repeated(parent.heads_per_kv * size, size, size)
-
-
-def _of_latents(parent: Any, rows: int, columns: int) -> str:
-    """Head after head, in each a key without its rotary part, and a value."""
-    return repeated(parent.qk_nope_head_dim, parent.v_head_dim)
-
-
-def _of_flux(parent: Any, rows: int, columns: int) -> str:
-    return sections(*3 * [columns], rows - 3 * columns)
 
 
 def _of_falcon(parent: Any, rows: int, columns: int) -> str:
     """Later: (kv heads, queries per kv head + 2, head dim), q, k, v each a matrix, as if apart."""
     if not parent.new_decoder_architecture:
         return _of_big_code(parent, rows, columns)
-    queries = _heads(parent) // _kv_heads(parent)
-    return repeated(queries * parent.head_dim, parent.head_dim, parent.head_dim)
+    size = parent.head_dim
+    queries = _number(parent, "heads") // _number(parent, "kv_heads") * size
+    return f"(r {sections(queries, size, size)})"
 
 
 def _of_big_code(parent: Any, rows: int, columns: int) -> str:
     if getattr(parent, "is_cross_attention", False):
         return "(b=2 r)"
     if not parent.multi_query:
-        return _per_head(3)(parent, rows, columns)
+        return f"(r={_number(parent, 'heads')} b=3 r)"
     return sections(rows - 2 * parent.head_dim, parent.head_dim, parent.head_dim)
 
 
@@ -192,29 +145,12 @@ def _of_qwen3_next(parent: Any, rows: int, columns: int) -> str:
     """(k heads, 2 + 2·v heads per k head, head dim): q, k, values, gates."""
     key = parent.head_k_dim
     value = parent.num_v_heads // parent.num_k_heads * parent.head_v_dim
-    return repeated(key, key, value, value)
+    return f"(r {sections(key, key, value, value)})"
 
 
-def _of_qwen3_next_gates(parent: Any, rows: int, columns: int) -> str:
-    return f"(r={parent.num_k_heads} b=2 r)"
-
-
-def _of_maxvit(parent: Any, rows: int, columns: int) -> str:
-    return (_per_head(3) if parent.head_first else _equal(3))(parent, rows, columns)
-
-
-def _of_mobilevit(parent: Any, rows: int, columns: int) -> str:
-    """One row of scores, then k and v."""
-    return sections(1, parent.embed_dim, parent.embed_dim)
-
-
-def _of_focalnet(parent: Any, rows: int, columns: int) -> str:
-    """Queries and a context as wide as the tokens, then a row of gates for each focal level."""
-    return sections(columns, columns, rows - 2 * columns)
-
-
-def _of_parallel_blocks(parent: Any, rows: int, columns: int) -> str:
-    return sections(*parent.in_split)
+def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
+    size = parent.head_dim
+    return f"(r {sections(parent.heads_per_kv * size, size, size)})"
 
 
 # ------------------------------------------------------------------------- who has which layout
@@ -246,25 +182,25 @@ KNOWN: Mapping[str, _Table] = {
         (_as_wide, _QKV, "c_attn", "GPT2Attention DecisionTransformerGPT2Attention"),
         (_as_wide, _QKV, "c_attn", "ImageGPTAttention modeling_openai.Attention"),
         (_of_big_code, _QKV, "c_attn", "GPTBigCodeAttention"),
-        (_equal(3), _QKV, "att_proj", "BarkSelfAttention"),
-        (_equal(3), _QKV, "qkv_linear", "LayoutLMv2SelfAttention"),
-        (_equal(3), _QKV, "Wqkv", "ModernBertAttention MptAttention"),
+        ("(b=3 r)", _QKV, "att_proj", "BarkSelfAttention"),
+        ("(b=3 r)", _QKV, "qkv_linear", "LayoutLMv2SelfAttention"),
+        ("(b=3 r)", _QKV, "Wqkv", "ModernBertAttention MptAttention"),
         (_grouped, _QKV, "Wqkv", "DbrxAttention"),
         (_grouped, _QKV, "qkv_proj", "Phi3Attention Phi4MultimodalAttention"),
         (_grouped, _QKV, "qkv", "Exaone4_5_VisionAttention"),
-        (_per_head(3), _QKV, "qkv_proj", "MiniMaxLightningAttention"),
-        (_always("(r=4 b=3 r)"), "q, v, k, in four parts", "qkv_proj", "CodeGenAttention"),
-        (_per_head(3), _QKV, "query_key_value", "BloomAttention PersimmonAttention"),
-        (_per_head(3), _QKV, "query_key_value", "GPTNeoXAttention GPTNeoXJapaneseAttention"),
+        ("(r=heads b=3 r)", _QKV, "qkv_proj", "MiniMaxLightningAttention"),
+        ("(r=4 b=3 r)", "q, v, k, in four parts", "qkv_proj", "CodeGenAttention"),
+        ("(r=heads b=3 r)", _QKV, "query_key_value", "BloomAttention PersimmonAttention"),
+        ("(r=heads b=3 r)", _QKV, "query_key_value", "GPTNeoXAttention GPTNeoXJapaneseAttention"),
         (_of_falcon, _QKV, "query_key_value", "FalconAttention"),
-        (_per_head(3), _QKV, "in_proj", "modeling_deberta.DisentangledSelfAttention"),
-        (_sections("key_dim", "key_dim", "value_dim"), _QKV, "in_proj_qkv",
+        ("(r=heads b=3 r)", _QKV, "in_proj", "modeling_deberta.DisentangledSelfAttention"),
+        ("r{key_dim,key_dim,value_dim}", _QKV, "in_proj_qkv",
          "Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet"),
-        (_per_head(2), "q, gates", "q_proj",
+        ("(r=heads b=2 r)", "q, gates", "q_proj",
          "Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention Qwen4ExpTextAttention"),
         (_of_qwen3_next, "q, k, values, gates", "in_proj_qkvz", "Qwen3NextGatedDeltaNet"),
-        (_of_qwen3_next_gates, "b, a", "in_proj_ba", "Qwen3NextGatedDeltaNet"),
-        (_equal(3), _QKV, "qkv",
+        ("(r=num_k_heads b=2 r)", "b, a", "in_proj_ba", "Qwen3NextGatedDeltaNet"),
+        ("(b=3 r)", _QKV, "qkv",
          "BlipAttention Blip2Attention InstructBlipAttention InstructBlipVideoAttention "
          "CohereCompassVisionAttention DeepseekOcr2SamVisionAttention Dots3NoteVisionAttention "
          "Ernie4_5_VLMoeVisionAttention Florence2VisionChannelAttention "
@@ -278,48 +214,50 @@ KNOWN: Mapping[str, _Table] = {
          "SamVisionAttention Sam2MultiScaleAttention SamHQVisionAttention SegGptAttention "
          "SLANeXtVisionAttention TimesformerSelfAttention UnlimitedOcrSamVisionAttention "
          "VitDetAttention"),
-        (_equal(2), _KV, "to_kv",
+        ("(b=2 r)", _KV, "to_kv",
          "EvollaSequenceCompressorAttention GraniteSpeechConformerAttention "
          "GraniteSpeechPlusConformerAttention"),
-        (_equal(2), _KV, "kv_proj", "JetMoeAttention"),
-        (_of_latents, _LATENT_KV, "kv_b_proj", f"{_LATENT} Glm5NextTextAttention"),
-        (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "kv_a_proj_with_mqa",
+        ("(b=2 r)", _KV, "kv_proj", "JetMoeAttention"),
+        ("(r r{qk_nope_head_dim,v_head_dim})", _LATENT_KV, "kv_b_proj",
+         f"{_LATENT} Glm5NextTextAttention"),
+        ("r{kv_lora_rank,qk_rope_head_dim}", "latents, k", "kv_a_proj_with_mqa",
          _LATENT),
-        (_equal(2), _GATED, "gate_up_proj",
+        ("(b=2 r)", _GATED, "gate_up_proj",
          "DiaMLP Dots3NoteAudioMLP EsmFold2SwiGLU GlmMLP Glm4MLP Glm4vTextMLP GlmImageTextMLP "
          "GlmOcrTextMLP MiniMaxM3VLDenseMLP Phi3MLP Phi4MultimodalMLP Phi4MultimodalAudioMLP "
          "Zamba2MLP"),
-        (_equal(2), _GATED, "Wi", "ModernBertMLP ModernBertDecoderMLP"),
-        (_equal(2), _GATED, "fc1",
+        ("(b=2 r)", _GATED, "Wi", "ModernBertMLP ModernBertDecoderMLP"),
+        ("(b=2 r)", _GATED, "fc1",
          "KyutaiSpeechToTextGatingMLP MoshiGatingMLP MoonshineDecoderMLP "
          "MoonshineStreamingDecoderMLP"),
-        (_equal(2), _GATED, "input_linear",
+        ("(b=2 r)", _GATED, "input_linear",
          "GraniteMoeSWAMLP GraniteMoeHybridMLP GraniteMoeSharedMLP"),
-        (_equal(2), "up, gate", "proj", "ClvpGatedLinearUnit"),
-        (_equal(2), "x, gates", "pointwise_conv1",
+        ("(b=2 r)", "up, gate", "proj", "ClvpGatedLinearUnit"),
+        ("(b=2 r)", "x, gates", "pointwise_conv1",
          "FastSpeech2ConformerConvolutionModule LasrEncoderConvolutionModule "
          "NemotronAsrStreamingEncoderConvolutionModule ParakeetEncoderConvolutionModule "
          "SeamlessM4TConformerConvolutionModule SeamlessM4Tv2ConformerConvolutionModule "
          "Wav2Vec2BertConvolutionModule Wav2Vec2ConformerConvolutionModule"),
-        (_equal(2), "x, gates", "up_conv",
+        ("(b=2 r)", "x, gates", "up_conv",
          "GraniteSpeechConformerConvModule GraniteSpeechPlusConformerConvModule"),
-        (_equal(2), "gates of two inputs", "gate", "DFineGate Deimv2Gate"),
-        (_equal(2), "q, k", "dense", "PPDocLayoutV2GlobalPointer PPDocLayoutV3GlobalPointer"),
-        (_per_head(3), _QKV, "proj", "EsmFoldSelfAttention"),
-        (_equal(2), "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
-        (_always("(r b=2)"), "x, z, row by row", "in_proj", "ZambaMambaMixer"),
-        (_sections("time_step_rank", "ssm_state_size", "ssm_state_size"), "dt, B, C", "x_proj",
+        ("(b=2 r)", "gates of two inputs", "gate", "DFineGate Deimv2Gate"),
+        ("(b=2 r)", "q, k", "dense", "PPDocLayoutV2GlobalPointer PPDocLayoutV3GlobalPointer"),
+        ("(r=heads b=3 r)", _QKV, "proj", "EsmFoldSelfAttention"),
+        ("(b=2 r)", "x, z", "in_proj", "MambaMixer FalconMambaMixer JambaMambaMixer"),
+        ("(r b=2)", "x, z, row by row", "in_proj", "ZambaMambaMixer"),
+        ("r{time_step_rank,ssm_state_size,ssm_state_size}", "dt, B, C", "x_proj",
          "MambaMixer FalconMambaMixer JambaMambaMixer"),
         (_of_mamba2, "z, x, B, C, dt", "in_proj",
          "Mamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer NemotronHMamba2Mixer "
          "Zamba2MambaMixer"),
-        (_equal(3), "B, C, x", "in_proj",
+        ("(b=3 r)", "B, C, x", "in_proj",
          "Lfm2ShortConv Lfm2MoeShortConv Lfm3ShortConv Lfm3VlVisionShortConv"),
-        (_of_focalnet, "q, context, gates", "projection_in", "FocalNetModulation"),
-        (_of_mobilevit, "scores, k, v", "qkv_proj", "MobileViTV2LinearSelfAttention"),
+        (lambda p, m, n: sections(n, n, m - 2 * n), "q, context, gates", "projection_in",
+         "FocalNetModulation"),
+        ("r{1,embed_dim,embed_dim}", "scores, k, v", "qkv_proj", "MobileViTV2LinearSelfAttention"),
     ),
     "timm": _table(
-        (_equal(3), _QKV, "qkv",
+        ("(b=3 r)", _QKV, "qkv",
          "attention.Attention vision_transformer.Attention beit.Attention fastvit.Attention "
          "metaformer.Attention nest.Attention visformer.Attention volo.Attention "
          "vision_transformer_sam.Attention AttentionRope DiffAttention RotAttentionPool2d "
@@ -328,29 +266,31 @@ KNOWN: Mapping[str, _Table] = {
          "EvaAttention MaskUnitAttention MultiScaleAttention LocallyGroupedAttn RelPosAttention "
          "XCA"),
         (_as_wide, _QKV, "qkv", "WindowAttentionGlobal"),
-        (_of_maxvit, _QKV, "qkv", "Attention2d AttentionCl"),
-        (_sections_per_head("key_dim", "key_dim", "val_dim"), _QKV, "qkv",
+        (lambda p, m, n: f"(r={p.num_heads} b=3 r)" if p.head_first else "(b=3 r)", _QKV, "qkv",
+         "Attention2d AttentionCl"),
+        ("(r=heads r{key_dim,key_dim,val_dim})", _QKV, "qkv",
          "tiny_vit.Attention levit.Attention efficientformer.Attention"),
-        (_sections_per_head("key_dim", "val_dim"), _KV, "kv", "AttentionDownsample"),
-        (_sections("qk_dim", "qk_dim", "pdim"), _QKV, "qkv", "SHSA"),
-        (_of_mobilevit, "scores, k, v", "qkv_proj", "mobilevit.LinearSelfAttention"),
-        (_sections("dim_out_qk", "dim_out_qk", "dim_out_v"), _QKV, "qkv", "BottleneckAttn"),
-        (_equal(2), _KV, "kv",
+        ("(r=heads r{key_dim,val_dim})", _KV, "kv", "AttentionDownsample"),
+        ("r{qk_dim,qk_dim,pdim}", _QKV, "qkv", "SHSA"),
+        ("r{1,embed_dim,embed_dim}", "scores, k, v", "qkv_proj", "mobilevit.LinearSelfAttention"),
+        ("r{dim_out_qk,dim_out_qk,dim_out_v}", _QKV, "qkv", "BottleneckAttn"),
+        ("(b=2 r)", _KV, "kv",
          "AttentionPoolLatent pvt_v2.Attention GlobalSubSampleAttn volo.ClassAttention"),
-        (_of_parallel_blocks, "mlp, q, k, v", "in_proj",
+        (lambda p, m, n: sections(*p.in_split), "mlp, q, k, v", "in_proj",
          "ParallelScalingBlock DiffParallelScalingBlock"),
-        (_equal(2), _GATED, "fc1", "GluMlp"),
+        ("(b=2 r)", _GATED, "fc1", "GluMlp"),
     ),
     "torchvision": _table(
-        (_equal(3), _QKV, "qkv",
+        ("(b=3 r)", _QKV, "qkv",
          "ShiftedWindowAttention ShiftedWindowAttentionV2 MultiscaleAttention"),
     ),
     "torchtitan": _table(
         (_of_torchtitan, _QKV, "wqkv", "FusedQKVLinear"),
-        (_equal(3), _QKV, "qkv", "layers.SelfAttention"),
-        (_of_flux, "q, k, v, mlp", "linear1", "SingleStreamBlock"),
-        (_of_latents, _LATENT_KV, "wkv_b", "model.Attention"),
-        (_sections("kv_lora_rank", "qk_rope_head_dim"), "latents, k", "wkv_a", "model.Attention"),
+        ("(b=3 r)", _QKV, "qkv", "layers.SelfAttention"),
+        (lambda p, m, n: sections(n, n, n, m - 3 * n), "q, k, v, mlp", "linear1",
+         "SingleStreamBlock"),
+        ("(r r{qk_nope_head_dim,v_head_dim})", _LATENT_KV, "wkv_b", "model.Attention"),
+        ("r{kv_lora_rank,qk_rope_head_dim}", "latents, k", "wkv_a", "model.Attention"),
     ),
 }  # fmt: skip
 """Layouts by package; a class name that is not alone in its package has its file before."""

@@ -68,18 +68,15 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
     if head != "auto":
         globs = [head] if isinstance(head, str) else head
         return {m: "output head, as told" for glob in globs for m in _matched(model, glob)}
-    by_name = {**_anywhere(model), **_named(model, depth=1)}
-    return {**by_name, **_told(model), **_tied(model)} or _named(model, depth=2)
+    anywhere = {p: m for p, m in model.named_modules() if _ANYWHERE.search(_last(p))}
+    heads = {**_by_name(anywhere), **_by_name(_at_depth(model, 1)), **_told(model), **_tied(model)}
+    return heads or _by_name(_at_depth(model, 2))
 
 
 def last_map(model: nn.Module) -> str | None:
     """Return the name of the last map that trains; None for a model of a single weight."""
     holders = [m for m in model.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))]
-    trained = [
-        path
-        for path, module in _maps(model)
-        if any(p.requires_grad for p in _weights(module) if p.ndim > 1)
-    ]
+    trained = [path for path, m in _maps(model) if any(p.requires_grad for p in _weights(m))]
     if len(holders) < 2 or not trained:
         return None
     return canonical(f"{trained[-1]}.weight", _root(model)).removesuffix(".weight")
@@ -95,32 +92,20 @@ def _told(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _tied(model: nn.Module) -> dict[nn.Module, str]:
-    embeddings = {
-        id(m.weight): path for path, m in model.named_modules() if isinstance(m, nn.Embedding)
-    }
+    modules = dict(model.named_modules())
+    paths = {id(m.weight): path for path, m in modules.items() if isinstance(m, nn.Embedding)}
+    linears = [m for m in modules.values() if isinstance(m, nn.Linear) and id(m.weight) in paths]
+    return {m: f"output head, tied to {paths[id(m.weight)]}" for m in linears}
+
+
+def _at_depth(model: nn.Module, depth: int) -> dict[str, nn.Module]:
+    """Return the modules with the name of a head, `depth` levels below what a wrapper holds."""
     return {
-        m: f"output head, tied to {embeddings[id(m.weight)]}"
-        for m in model.modules()
-        if isinstance(m, nn.Linear) and id(m.weight) in embeddings
+        path: module
+        for inner in _unwrapped(model)
+        for path, module in inner.named_modules()
+        if path.count(".") == depth - 1 and _is_named(_last(path))
     }
-
-
-def _anywhere(model: nn.Module) -> dict[nn.Module, str]:
-    return _by_name(
-        {p: m for p, m in model.named_modules() if _ANYWHERE.search(p.rpartition(".")[2])}
-    )
-
-
-def _named(model: nn.Module, depth: int) -> dict[nn.Module, str]:
-    """Return the heads with a name that is `depth` levels below the model or what it wraps."""
-    return _by_name(
-        {
-            path: module
-            for inner in _unwrapped(model)
-            for path, module in inner.named_modules()
-            if path.count(".") == depth - 1 and _is_named(path.rpartition(".")[2])
-        }
-    )
 
 
 def _by_name(modules: Mapping[str, nn.Module]) -> dict[nn.Module, str]:
@@ -137,36 +122,35 @@ def _is_named(name: str) -> bool:
     return name in NAMES or (bool(words & _WORDS) and not words & _NO_HEAD)
 
 
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def _heads_of(module: nn.Module, *, square: bool = False) -> list[nn.Module]:
     """Return the heads of a module that is one by its name, square ones only if asked for."""
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        return [head for child in module.children() for head in _heads_of(child, square=square)]
-    named = [m for name, m in module.named_children() if _is_named(name)]
-    if heads := [head for m in named for head in _heads_of(m, square=square)]:
-        return heads
-    return [m for _, m in _maps(module) if square or not _is_square(m)][-1:]
+    children = dict(module.named_children())
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        children = {name: child for name, child in children.items() if _is_named(name)}
+    heads = [head for child in children.values() for head in _heads_of(child, square=square)]
+    return heads or [m for _, m in _maps(module, square=square)][-1:]
 
 
-def _maps(module: nn.Module) -> list[tuple[str, nn.Module]]:
+def _maps(module: nn.Module, *, square: bool = True) -> list[tuple[str, nn.Module]]:
     """Return the modules within that multiply by a weight, and their paths, adapters left out."""
     return [
         (path, inner)
         for path, inner in module.named_modules()
-        if not _ADAPTERS.search(path) and _sides(inner) is not None
+        if not _ADAPTERS.search(path) and (sides := _sides(inner)) is not None
+        if square or sides[0] != sides[1]
     ]
-
-
-def _is_square(module: nn.Module) -> bool:
-    sides = _sides(module)
-    return sides is not None and sides[0] == sides[1]
 
 
 def _sides(module: nn.Module) -> tuple[int, int] | None:
     """Return inputs and outputs of a map; None for a module that multiplies by no weight."""
-    if isinstance(module, _NO_MAPS) or not any(p.ndim > 1 for p in _weights(module)):
+    if isinstance(module, _NO_MAPS) or not _weights(module):
         return None
-    for inputs, outputs in _SIDES:
-        before, after = getattr(module, inputs, None), getattr(module, outputs, None)
+    for names in _SIDES:
+        before, after = (getattr(module, name, None) for name in names)
         if isinstance(before, int) and isinstance(after, int):
             depthwise = getattr(module, "groups", 1) == before > 1
             return None if depthwise else (before, after)
@@ -175,8 +159,8 @@ def _sides(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that a module holds, and those that make up its weight."""
-    return [*module.parameters(recurse=is_parametrized(module))]
+    """Return the weights that a module holds, and those that make up a parametrized one."""
+    return [p for p in module.parameters(recurse=is_parametrized(module)) if p.ndim > 1]
 
 
 def _matched(model: nn.Module, glob: str) -> list[nn.Module]:
