@@ -1,13 +1,15 @@
-"""Train a small GPT on a text: one optimizer for the whole model, one rate, no schedule.
+"""Train a small GPT on a text with one optimizer, without a horizon: the average is the model.
 
     python examples/train_gpt.py                                 # two minutes on a CPU
     python examples/train_gpt.py --text novel.txt --width 256 --steps 5000 --folder runs/novel
     torchrun --nproc-per-node 2 examples/train_gpt.py            # DDP, the matrices shared out
 
 Without --text it learns sentences of a small grammar, whose entropy is known: no model can have a
-lower loss. With --folder it keeps a checkpoint there, and the same command goes on from it, on any
-number of processes. At the end it prints the certificate: the regret of each matrix beside the
-bound of its theorem.
+lower loss. The rate falls like an inverse square root and does not know --steps; evaluated, drawn
+from and saved in model.pt is the average of the iterates, which may be read at any time. With
+--folder a checkpoint of the run itself is kept too, and the same command with more --steps goes on
+from it, on any number of processes. At the end comes the certificate: the regret of each matrix
+beside the bound of its theorem.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
 import nucleon
 from nucleon.optim import consolidate
@@ -170,21 +173,25 @@ class Run:
             chosen.optimizer,
             self.model,
             lr=chosen.lr,
+            average=chosen.average,
             placement="owner" if dist.is_initialized() else "local",
             **(certified if chosen.optimizer == "leon" else {}),
         )
+        self.schedule = LambdaLR(self.optimizer, lambda t: (1 + t / chosen.timescale) ** -0.5)
 
     def save(self) -> None:
-        """Write the checkpoint whole; every rank must call this, and rank 0 writes."""
+        """Write average and checkpoint, each whole; every rank must call this, rank 0 writes."""
         state = consolidate(self.optimizer)  # {} on the other ranks
         if self.path is None or not state:
             return
+        run = {"model": self.model, "schedule": self.schedule}
+        kept = {name: part.state_dict() for name, part in run.items()}
+        kept |= {"step": self.step, "facts": self.facts, "optimizer": state}
+        average = self.optimizer.averaged_state_dict(self.model)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        weights = self.model.state_dict()
-        kept = {"step": self.step, "facts": self.facts, "model": weights, "optimizer": state}
-        torch.save(kept, temporary)
-        temporary.replace(self.path)
+        for path, content in ((self.path.with_name("model.pt"), average), (self.path, kept)):
+            torch.save(content, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)
 
     def load(self) -> None:
         """Go on from the checkpoint, if there is one."""
@@ -195,12 +202,14 @@ class Run:
             raise SystemExit(f"{self.path} is of another text or model: choose another --folder")
         self.model.load_state_dict(kept["model"])
         self.optimizer.load_state_dict(kept["optimizer"])
+        self.schedule.load_state_dict(kept["schedule"])
         self.step = kept["step"]
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the loss on the held-out text."""
-        return loss_of(self.model, self.text.judged().to(self.device)).item()
+        """Return the loss of the average on the held-out text."""
+        with self.optimizer.averaged():
+            return loss_of(self.model, self.text.judged().to(self.device)).item()
 
     def train(self, chosen: argparse.Namespace, console: Console) -> None:
         """Train from the present step to the last one."""
@@ -216,6 +225,7 @@ class Run:
                 nn.utils.clip_grad_norm_(self.model.parameters(), chosen.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+                self.schedule.step()
                 self.step += 1
                 progress.advance(bar)
                 if self.step % chosen.log_every == 0 or self.step == chosen.steps:
@@ -239,7 +249,9 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a text file (default: a small grammar)")
     parser.add_argument("--folder", type=Path, help="keeps the checkpoint (default: none)")
     parser.add_argument("--optimizer", default="leon", choices=("muon", "leon", "pion"))
-    parser.add_argument("--lr", type=float, default=0.02, help="of the hidden matrices")
+    parser.add_argument("--lr", type=float, default=0.03, help="first rate of the hidden matrices")
+    parser.add_argument("--timescale", type=float, default=50, help="steps until it falls")
+    parser.add_argument("--average", type=float, default=0.1, help="mean age, a part of the run")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradients")
     parser.add_argument("--gradient-bound", type=float, default=0.02, help="of Leon's theorem")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -267,7 +279,8 @@ def main() -> None:
     if chosen.optimizer == "leon":
         console.print(certificate(run.optimizer))
     start = run.text.held_out[: chosen.context].to(device)
-    drawn = continued(run.model, start, chosen.context, 200)[chosen.context :]
+    with run.optimizer.averaged():
+        drawn = continued(run.model, start, chosen.context, 200)[chosen.context :]
     console.print("".join(run.text.characters[token] for token in drawn), style="italic")
     if dist.is_initialized():
         dist.destroy_process_group()

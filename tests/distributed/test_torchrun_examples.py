@@ -44,6 +44,7 @@ def test_a_gpt_learns_on_two_ranks_and_its_checkpoint_is_whole(tmp_path):
     found = losses(tmp_path, words, 4)
     assert found[-1] < 0.9 * found[0]
     kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == kept["model"].keys()
     assert kept["step"] == 40
     states = kept["optimizer"]["state"].values()  # of every rank's matrices, on rank 0
     assert len(kept["model"]) == len(states) == 12

@@ -53,8 +53,11 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(train, tmp_path):
     )
     assert whole["step"] == broken["step"] == 8
     assert whole["model"].keys() == broken["model"].keys()
+    averages = [torch.load(tmp_path / folder / "model.pt") for folder in ("whole", "broken")]
     for name, weight in whole["model"].items():
         assert torch.equal(weight, broken["model"][name]), name
+        assert torch.equal(*(average[name] for average in averages)), name
+        assert not torch.equal(weight, averages[0][name]), name  # the run itself is kept apart
     for key, state in whole["optimizer"]["state"].items():
         for name, value in state.items():
             assert torch.equal(value, broken["optimizer"]["state"][key][name]), (key, name)
