@@ -200,8 +200,8 @@ def matrices(
     options |= {"lr": rate, "average": average}
     if isinstance(model, Matrix):
         return kind(model.parameters(), **options)
-    head = {"head": "13"} if isinstance(model, nn.Sequential) else {}
-    return kind.for_model(model, aux_lr=AUX * rate, **head, **options)
+    head = "13" if isinstance(model, nn.Sequential) else "head"
+    return kind.for_model(model, aux_lr=AUX * rate, head=head, **options)
 
 
 def adamw(model: nn.Module, rate: float, _: float | None) -> Optimizer:
