@@ -78,7 +78,7 @@ class AverageCallback(TrainerCallback):
         trainer.evaluation_loop = averaged_loop
 
     def _averaged(self) -> AbstractContextManager[None]:
-        optimizer = matrix_optimizer(self.trainer)
+        optimizer = _matrix_optimizer(self.trainer)
         return nullcontext() if optimizer is None else optimizer.averaged()
 
     def _save(self, folder: Path) -> None:
@@ -98,7 +98,7 @@ class AverageCallback(TrainerCallback):
         self._save(Path(args.output_dir or "."))
 
 
-def matrix_optimizer(trainer: Trainer) -> MatrixOptimizer | None:
+def _matrix_optimizer(trainer: Trainer) -> MatrixOptimizer | None:
     """Return the optimizer of a Trainer, as accelerate wraps it or not, if it is one of ours."""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     return optimizer if isinstance(optimizer, MatrixOptimizer) else None
@@ -127,7 +127,7 @@ class DiagnosticsCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Log after every N-th step."""
-        optimizer = matrix_optimizer(self.trainer)
+        optimizer = _matrix_optimizer(self.trainer)
         if state.global_step % self.every or optimizer is None:
             return
         due = control.should_log  # which logging ends, though the loss is still to be logged
