@@ -64,7 +64,7 @@ sabotage: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(TESTED) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal tests/soundness tests/linalg
 
-# The protocol of docs/evidence.md on two cores, in two and a half hours; goes on where it was stopped.
+# The protocol of docs/evidence.md on two cores, in about three hours; goes on where it was stopped.
 DATA ?= .data
 evidence: $(VENV)/.run
 	$(TESTED) $(PY) benchmarks/evidence.py run --processes 2 --data $(DATA)
