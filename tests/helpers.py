@@ -54,16 +54,15 @@ def rounds_of(learner: GBPA, stream: Stream, rounds: int) -> Iterator[tuple[Tens
     for t in range(learner.rounds + 1, learner.rounds + rounds + 1):
         action = learner.play()
         gradient = stream.gradient(t, action)
-        learner.observe(gradient)
+        learner.observe(gradient, oblivious=stream.oblivious)
         yield gradient, action
 
 
 def ledger_of(learner: GBPA, stream: Stream, rounds: int) -> Ledger:
-    """The ledger of a game played from its beginning."""
-    ledger = Ledger(learner.shape, radius=learner.radius, discount=learner.discount)
-    for gradient, action in rounds_of(learner, stream, rounds):
-        ledger.record(gradient, action)
-    return ledger
+    """The learner's ledger after so many more rounds."""
+    for _ in rounds_of(learner, stream, rounds):
+        pass
+    return learner.ledger
 
 
 def root(smoothing: Array) -> Array:

@@ -46,11 +46,15 @@ def test_what_it_shows_runs_and_prints_the_certificate_on_it(capsys):
     assert space["loss"].item() < 0.05  # 1 where nothing is learned: the mean square of y
     exec(compile(second, "second", "exec"), space)
     printed = capsys.readouterr().out.split()
-    (shown,) = re.findall(r"```\n(regret .*?)```", README, flags=re.S)
+    (shown,) = re.findall(r"```\n(Certificate holds.*?)```", README, flags=re.S)
     shown = shown.split()
-    number = re.compile(r"\(?\d\S*$")
+    number = re.compile(r"\(?\d\S*$|gradient_bound=\d")
     words, expected = ([w for w in side if not number.match(w)] for side in (printed, shown))
     assert words == expected
+
+    def measured(words):
+        return float(words[words.index("regret") + 1].rstrip(","))
+
     # Rounding differs between machines, and so does the path; another seed is 4 % away.
-    assert float(printed[1]) == pytest.approx(float(shown[1]), rel=0.04)
+    assert measured(printed) == pytest.approx(measured(shown), rel=0.04)
     assert next(iter(space["certified"].certificates().values())).holds

@@ -14,7 +14,10 @@ B(S+Ḡ+E‖S) ≤ B(S+Ḡ‖S) + 2‖E‖_*, and L_t² ⪰ M_t + ḠḠᵀ stil
 `excess` = Σ γ^{T-t}‖E_t‖_* makes the bound unconditional, and for a running maximum it telescopes.
 """
 
+import html
 import math
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -112,22 +115,30 @@ def padded_width(rows: int, columns: int) -> int:
     return max(columns, 2 * rows, rows + 2)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Certificate:
-    """A regret beside the bound that a theorem puts on it, and how tight that is."""
+    """The regret of a game beside the bound of its theorem, both from the ledger's sums."""
 
     regret: Tensor
     """Reg_T in float64, shape () or (b,)."""
     bound: Tensor
-    """The theorem's bound, of the same shape; infinite where there is none."""
+    """The theorem's bound for the gradients that came, of the same shape; infinite without one."""
     theorem: str
-    """The theorem and, where it matters, the form of it."""
-    conditional_on: tuple[str, ...] = ()
-    """What has to be true besides what was checked, in words."""
+    """The theorem, or "none"."""
     refusal: str | None = None
     """Why the theorem does not apply to this game; None where it does."""
+    largest: Tensor | None = None
+    """An upper bound of every ‖G_t‖_op."""
+    excess: Tensor | None = None
+    """2DΣγ^{T-t}‖E_t‖_*, which the parts E_t of gradients above `gradient_bound` added to the
+    bound; None where the learner has no such bound."""
+    gradient_bound: Tensor | None = None
+    """G, the last one where it grew."""
     lower: Tensor | None = None
-    """What the same gradients with some other signs cost every learner, see `Ledger.lower`."""
+    """D√(Σγ^{2(T-t)}‖G_t‖_F²/2): an adversary free to flip the signs of the gradients could force
+    at least this regret on every learner, see `forced_regret`."""
+    skipped: int = 0
+    """Steps left out of the regret, as their gradients were not finite."""
 
     def __post_init__(self) -> None:
         if self.regret.shape != self.bound.shape:
@@ -142,45 +153,83 @@ class Certificate:
         return self.bound - self.regret
 
     @property
-    def tightness(self) -> Tensor:
+    def share(self) -> Tensor:
         """Regret/bound: 1 where the bound is attained, NaN where both are 0."""
         return self.regret / self.bound
 
     @property
-    def lower_share(self) -> Tensor | None:
-        """Lower/bound, below which no learner's bound can come; None where it is not known."""
-        return None if self.lower is None else self.lower / self.bound
-
-    @property
     def holds(self) -> bool:
-        """Whether the theorem applies and every game has a finite bound and is within it."""
+        """True if the theorem applies, and every game has a finite bound and is within it."""
         known = self.regret.isfinite() & self.bound.isfinite()
         return self.refusal is None and bool((known & (self.slack >= 0)).all())
 
-    @property
-    def conditions(self) -> str:
-        """What has to be true besides what was checked, as one clause."""
-        return "provided that " + ", and that ".join(self.conditional_on)
-
-    def __str__(self) -> str:
-        """One line on the game with the least slack."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what it states of the game nearest to its bound, as (name, sentence)."""
         worst = int(self.slack.argmin())
-        regret, bound = self.regret.flatten()[worst].item(), self.bound.flatten()[worst].item()
-        line = f"regret {regret:.6g} {'≤' if regret <= bound else '>'} bound {bound:.6g}"
-        if self.refusal is not None:
-            return f"{line} of {self.theorem}; not certified: {self.refusal}"
-        if bound > 0:
-            line += f" ({100 * regret / bound:.3g}% of it)"
-        parts = [f"{line}, by {self.theorem}"]
+
+        def of(values: Tensor) -> float:
+            return values.flatten()[min(worst, values.numel() - 1)].item()
+
+        regret, bound = of(self.regret), of(self.bound)
+        share = f", {100 * regret / bound:.3g}% of the bound" if 0 < bound < math.inf else ""
+        games = self.regret.numel()
+        which = f"; of {games} games number {worst} is nearest to its bound" if games > 1 else ""
+        rows = [("regret", f"{regret:.6g}{share}{which}"), ("bound", f"{bound:.6g}")]
+        rows.append(("theorem", self.theorem))
+        if self.largest is not None:
+            rows.append(("gradients", self._gradients(of)))
         if self.lower is not None:
-            least = self.lower.flatten()[worst].item()
-            parts.append(
-                f"no learner can guarantee less than {least:.3g} for these gradients, whose signs "
-                f"may change"
-            )
-        if self.conditional_on:
-            parts.append(self.conditions)
-        return "; ".join(parts)
+            forced = f"{of(self.lower):.3g}"
+            rows.append(("adversary", f"Flipping signs of these gradients could force {forced}."))
+        if self.skipped:
+            steps = f"{self.skipped} skipped (non-finite) step{'s' * (self.skipped > 1)}"
+            are = "are" if self.skipped > 1 else "is"
+            rows.append(("skipped", f"{steps} {are} left out of the regret."))
+        return rows
+
+    def _gradients(self, of: Callable[[Tensor], float]) -> str:
+        assert self.largest is not None
+        largest = of(self.largest)
+        if self.excess is None or self.gradient_bound is None or not of(self.gradient_bound):
+            return f"No norm is above {largest:.6g}."
+        limit, added = of(self.gradient_bound), of(self.excess)
+        if not added:
+            return f"Every norm is within gradient_bound={limit:.6g}, the largest {largest:.6g}."
+        return (
+            f"Norms of up to {largest:.6g} exceed gradient_bound={limit:.6g}, by "
+            f"{100 * (largest / limit - 1):.3g}%; that added {added:.3g} to the bound."
+        )
+
+    @property
+    def _verdict(self) -> str:
+        if self.refusal is not None:
+            return f"does not hold: {self.refusal}"
+        return "holds" if self.holds else "does not hold: the regret is above the bound"
+
+    def __repr__(self) -> str:
+        """Return the verdict and one row per statement, in lines of at most 88 columns."""
+        rows = [(f"  {name:<10}", text) for name, text in self.rows()]
+        lines = [("Certificate ", self._verdict), *rows]
+        return "\n".join(
+            textwrap.fill(text, 88, initial_indent=start, subsequent_indent=" " * 12)
+            for start, text in lines
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        rows = [("certificate", self._verdict), *self.rows()]
+        cells = "".join(f"<tr><th>{n}</th><td>{html.escape(text)}</td></tr>" for n, text in rows)
+        return f"<table>{cells}</table>"
+
+
+def forced_regret(gram: Tensor, radius: float = 1.0) -> Tensor:
+    """Return D√(Tr M̂/2): with some signs the same gradients cost every learner as much.
+
+    Under independent signs ε_t no learner gains on the average, so that its mean regret is
+    D·E‖Σγ^{T-t}ε_tG_t‖_*, at least D times the mean Frobenius norm. That is at least 1/√2 of
+    the root of the mean square (Latała and Oleszkiewicz 1994).
+    """
+    return radius * (gram.diagonal(dim1=-2, dim2=-1).sum(-1) / 2).sqrt()
 
 
 def checked_eta(eta: float | None, alpha: float, beta: float, dimension: int = 1) -> float:

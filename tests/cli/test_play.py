@@ -144,7 +144,7 @@ def test_learners_potentials_and_streams_of_ones_own(play, tmp_path, monkeypatch
     assert (
         faml["bound"] == pytest.approx(gbpa["bound"], rel=1e-9) and other["bound"] != gbpa["bound"]
     )
-    assert faml["tightness"] == pytest.approx(faml["regret"] / faml["bound"])
+    assert faml["share"] == pytest.approx(faml["regret"] / faml["bound"])
     monkeypatch.chdir(tmp_path)
     done = play("mine:Mine", "gbpa:potential=hyperbolic", "--stream", "mine:Constant", *words[2:])
     assert done.exit_code == 0, done.output

@@ -453,10 +453,10 @@ def test_another_smoothing_scale_keeps_the_theorem():
 def test_a_certificate_says_how_tight_it_is():
     certificate, optimizer = certified(gradient_bound=1.0)
     (state,) = optimizer.state.values()
-    trace = state["gram"].diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace = state["ledger.gram"].diagonal(dim1=-2, dim2=-1).sum(-1)
     torch.testing.assert_close(certificate.lower, (trace / 2).sqrt())
-    assert 0 < certificate.lower_share.item() < 1
-    assert 0 < certificate.tightness.item() <= 1
+    assert 0 < certificate.lower.item() < certificate.bound.item()
+    assert 0 < certificate.share.item() <= 1
 
 
 @pytest.mark.slow
@@ -488,3 +488,24 @@ def test_bfloat16_is_held_to_its_own_promise():
     assert max(norms) > 1.001
     (certificate,) = optimizer.certificates().values()
     assert certificate.refusal is None
+
+
+UNBOUNDED = {
+    "Muon": (nucleon.Muon, {}, "muon has no theorem that applies, since the nuclear norm"),
+    "Pion": (nucleon.Pion, {"gradient_bound": 1.0}, "pion has no theorem that applies"),
+    "no gradient_bound": (nucleon.Leon, {}, "pass gradient_bound=G"),
+    "nesterov": (nucleon.Leon, {"gradient_bound": 1.0, "nesterov": True}, "pass nesterov=False"),
+    "beta2": (nucleon.Leon, {"gradient_bound": 1.0, "beta2": 0.5}, "pass beta2=None"),
+}
+
+
+@pytest.mark.parametrize("case", UNBOUNDED)
+def test_a_run_that_cannot_have_a_bound_is_told_so_when_it_is_made(case, recwarn):
+    make, options, remedy = UNBOUNDED[case]
+    with pytest.warns(UserWarning, match=remedy) as told:
+        make([torch.nn.Parameter(torch.zeros(3, 5))], certify=True, **options)
+    assert told[0].filename == __file__
+    recwarn.clear()
+    nucleon.Leon([torch.nn.Parameter(torch.zeros(3, 5))], certify=True, gradient_bound=1.0)
+    make([torch.nn.Parameter(torch.zeros(3, 5))], **options)
+    assert not recwarn.list

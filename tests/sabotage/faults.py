@@ -398,11 +398,10 @@ def scalar_eta():
 )
 def unsymmetrized():
     def entered(self, direction, slope):
-        x, played = self._action(), self.learner.play()
+        x = self._action()
         residual = slope - self.half * (x @ direction)
         gradient = -torch.outer(residual, direction) / (2 * self.half)
         self.learner.observe(gradient)
-        self.ledger.record(gradient, played)  # of the learner's game, or its certificate refuses
         loss = residual.double().square().sum() / 2
         u, target = direction.double(), (self.center * direction + slope).double()
         self._losses = self._losses + loss

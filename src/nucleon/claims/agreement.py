@@ -66,11 +66,9 @@ class Agreement:
 def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Agreement:
     """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin."""
     played = list[Tensor]()
-    ledger = learner.ledger()
     for gradient in gradients:
         played.append(learner.play())
         learner.observe(gradient)
-        ledger.record(gradient, played[-1])
     given, mine = gradients.double().numpy(), torch.stack(played).double().numpy()
     wanted = twin.actions(given)
     options: dict[str, Any] = {"radius": twin.radius, "discount": twin.discount, "ball": twin.ball}
@@ -83,7 +81,7 @@ def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) ->
     return Agreement(
         name,
         largest(mine - wanted) / twin.radius,
-        largest((ledger.regret().numpy() - regret) / scale),
+        largest((learner.ledger.regret().numpy() - regret) / scale),
         bound,
         twin.exact,
     )

@@ -11,7 +11,7 @@ from nucleon import noise
 from nucleon.claims.engine import Check, Item, Row, Rows, at_most, label, worst
 from nucleon.claims.oracle import bounds, learners, twins
 from nucleon.claims.oracle.algebra import Array, nuclear
-from nucleon.online import streams, theory
+from nucleon.online import streams
 from nucleon.online.learners import (
     FAML,
     FTL,
@@ -54,25 +54,18 @@ def close(name: str, *errors: float | Array, limit: float = EXACT) -> Check:
     return at_most(name, map(largest, errors), limit)
 
 
-def sides_of(sides: theory.Sides, wanted: tuple[float, float]) -> dict[str, float]:
-    """Return left over right of an inequality, and the larger relative distance to the oracle's."""
-    apart = (abs(mine.item() / other - 1) for mine, other in zip(sides, wanted, strict=True))
-    return {"share": (sides.left / sides.right).item(), "apart": worst(apart)}
-
-
 def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Row:
     """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin.
 
     Actions are over D, entry by entry, the regret over D·Σ‖G_t‖_*, the bound over the twin's.
     """
-    played, ledger = list[Tensor](), learner.ledger()
+    played = list[Tensor]()
     for gradient in gradients:
         played.append(learner.play())
         learner.observe(gradient)
-        ledger.record(gradient, played[-1])
     actions, history = torch.stack(played).double().numpy(), gradients.double().numpy()
     bound = learner.bound().numpy()
-    return compare_played(name, actions, ledger.regret().numpy(), bound, history, twin)
+    return compare_played(name, actions, learner.ledger.regret().numpy(), bound, history, twin)
 
 
 def compare_played(

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon._naming import is_address, named, unknown
+from nucleon.certificate import Certificate
 from nucleon.claims import Check, Figure, Panel, Progress, Result, Series, Table
 from nucleon.claims.base import one_thread
 from nucleon.cli.console import (
@@ -182,8 +183,8 @@ def _game(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
         )
     given = {"shape": opponent.shape, "radius": shared["radius"], **place, **seeded}
     player = learner_of(learner, {**given, "gradient_bound": opponent.gradient_bound})
-    promise = player.certificate(oblivious=opponent.oblivious, delta=shared["delta"])
-    return Game(player, opponent, (learner, stream), promise.refusal)
+    refusal = player.refusal(oblivious=opponent.oblivious, delta=shared["delta"])
+    return Game(player, opponent, (learner, stream), refusal)
 
 
 def learner_of(words: str, given: Mapping[str, Any]) -> Learner:
@@ -303,8 +304,7 @@ def _result(games: Sequence[Game], traces: Sequence[Trace]) -> Result:
             notes.append(f"{name}: no bound, since {end.refusal}")
             continue
         checks.append(Check(f"{name}: regret", float(end.regret), "≤", float(end.bound)))
-        conditions = f"; {end.conditions}" if end.conditional_on else ""
-        notes.append(f"{name}: {end.theorem}{conditions}{_tightness(trace)}")
+        notes.append(f"{name}: {end.theorem}{_share(end)}")
     rows = tuple(_cells(game, _last(trace)) for game, trace in pairs)
     return Result(
         checks=tuple(checks),
@@ -315,14 +315,14 @@ def _result(games: Sequence[Game], traces: Sequence[Trace]) -> Result:
     )
 
 
-def _tightness(trace: Trace) -> str:
-    """How much of the bound the regret is, and how much of it every learner's bound must be."""
-    end = trace.certificate
-    if end.lower_share is None or not float(end.bound) > 0:
+def _share(certificate: Certificate) -> str:
+    """Return which share of the bound the regret is, and what an adversary could force of it."""
+    bound = float(certificate.bound)
+    if certificate.lower is None or not bound > 0:
         return ""
     return (
-        f"; the regret is {float(end.tightness):.2g} of the bound, and with other signs these "
-        f"gradients cost every learner {float(end.lower_share):.2g} of it"
+        f"; the regret is {float(certificate.share):.2g} of the bound, and flipping signs of these "
+        f"gradients could force {float(certificate.lower) / bound:.2g} of it"
     )
 
 
@@ -352,7 +352,7 @@ def _plain(game: Game, trace: Trace) -> dict[str, object]:
         "regret": float(end.regret),
         "bound": float(end.bound) if end.refusal is None else None,
         "slack": float(end.slack) if end.refusal is None else None,
-        "tightness": float(end.tightness) if end.refusal is None else None,
+        "share": float(end.share) if end.refusal is None else None,
         "norm": float(trace.norm[-1]),
         "theorem": end.theorem,
         "refusal": end.refusal,

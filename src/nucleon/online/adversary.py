@@ -124,7 +124,7 @@ def measure(
     if player.is_random:
         player = _player(learner, (games, *shape), first_seed)
         gradients = gradients.unsqueeze(1).expand(-1, games, -1, -1)
-    ratios = play(player, replay(gradients), len(gradients)).certificate.tightness
+    ratios = play(player, replay(gradients), len(gradients)).certificate.share
     if not player.is_random:
         return Ratio(ratios.item(), 0.0)
     return Ratio(ratios.mean().item(), 3 * ratios.std().item() / math.sqrt(games))

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -14,12 +14,13 @@ from nucleon import _checks
 from nucleon._files import digest, to_json, write_whole
 from nucleon.certificate import Certificate
 from nucleon.online.learners import Learner
-from nucleon.online.learners.base import undone_on_error
-from nucleon.online.regret import Ledger, Shape
+from nucleon.online.regret import Shape
 from nucleon.online.streams import Stream
 
 FORMAT, VERSION = "nucleon-trace", 1
 _SERIES = ("regret", "bound", "norm")
+_OPTIONAL = ("largest", "excess", "gradient_bound", "lower")
+_MEASURED = ("regret", "bound", *_OPTIONAL)
 _PER_DECADE = 20
 
 
@@ -61,12 +62,6 @@ class Trace:
     """D."""
     discount: float
     """γ."""
-    theorem: str
-    """Whose bound it is."""
-    conditional_on: tuple[str, ...]
-    """What the certificate is conditional on."""
-    refusal: str | None
-    """Why there is none, if so."""
     rounds: tuple[int, ...]
     """The rounds recorded, (R,), the last one included."""
     regret: Tensor
@@ -75,34 +70,32 @@ class Trace:
     """The theorem's bound after them, infinite without one."""
     norm: Tensor
     """‖X_t‖ in them, in the norm of the game's ball: ‖·‖_op, on the ℓ∞ ball ‖·‖_∞."""
-    lower: Tensor | None = None
-    """What the same gradients with some other signs cost every learner, () or (b,)."""
+    certificate: Certificate
+    """The regret after the last round beside its bound."""
     delta: float | None = None
     """With which probability the bound may fail, where the learner draws noise; None: its mean."""
-
-    @property
-    def certificate(self) -> Certificate:
-        """The regret after the last round beside its bound."""
-        words = self.theorem, self.conditional_on, self.refusal
-        return Certificate(self.regret[-1], self.bound[-1], *words, self.lower)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        numbers = [name for name in (*_SERIES, "lower") if plain[name] is not None]
-        series = {name: _plain(plain[name].tolist()) for name in numbers}
-        lists = {name: list(plain[name]) for name in ("shape", "conditional_on", "rounds")}
-        return {**plain, **lists, **series}
+        series = {name: _plain(plain[name].tolist()) for name in _SERIES}
+        lists = {name: list(plain[name]) for name in ("shape", "rounds")}
+        end = {f.name: getattr(self.certificate, f.name) for f in fields(self.certificate)}
+        end = {n: _plain(x.tolist()) if isinstance(x, Tensor) else x for n, x in end.items()}
+        return {**plain, **lists, **series, "certificate": end}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The trace that `to_dict` came from."""
         typed = dict(values)
-        for name in ("shape", "conditional_on", "rounds"):
+        for name in ("shape", "rounds"):
             typed[name] = tuple(values[name])
-        for name in (*_SERIES, "lower"):
-            if values.get(name) is not None:
-                typed[name] = _tensor(values[name])
+        for name in _SERIES:
+            typed[name] = _tensor(values[name])
+        end = dict(values["certificate"])
+        for name in _MEASURED:
+            end[name] = None if end[name] is None and name in _OPTIONAL else _tensor(end[name])
+        typed["certificate"] = Certificate(**end)
         return cls(**typed)
 
     def save(self, path: str | Path) -> None:
@@ -143,23 +136,20 @@ def play(
     rounds: int,
     *,
     record: Literal["log"] | int = "log",
-    ledger: Ledger | None = None,
     on_record: Callable[[Row], object] | None = None,
     delta: float | None = None,
 ) -> Trace:
-    """Play `rounds` rounds: X_t from the learner, G_t from the stream, both into the ledger.
+    """Play `rounds` rounds: X_t from the learner, G_t from the stream.
 
-    A round enters learner and ledger both or, on an error, neither. A stream that says it is
-    oblivious is not shown the actions.
+    A stream that says it is oblivious is not shown the actions.
 
     Args:
         learner: of the stream's shape, dtype and device. One that has played before goes on with
-            the stream's next round, and then needs the ledger of its game so far.
+            the stream's next round.
         stream: of gradients.
         rounds: how many, ≥ 1.
         record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
             decade (default), or every so many; the last one always.
-        ledger: of the game so far, which is continued in place (default: the learner's own).
         on_record: called with each recorded `Row` as it happens, to watch the game live.
         delta: δ, with which probability the bound of a learner that draws noise may fail at the
             last round; None bounds the mean over the noise (default).
@@ -167,63 +157,60 @@ def play(
     _checks.count("rounds", rounds)
     if record != "log":
         _checks.count("record", record)
-    _check_pair(learner, stream, rounds, ledger)
-    certificate = learner.certificate(ledger, delta=delta)  # refuses the ledger of another game
+    _check_pair(learner, stream, rounds)
+    learner.certificate(delta=delta)  # raises on a bad δ before the first round
     first, last = learner.rounds + 1, learner.rounds + rounds
     rows: list[Row] = []
     for t in range(first, last + 1):
         action = learner.play()
         gradient = stream.gradient(t, None if stream.oblivious else action)
-        with undone_on_error(learner):
-            learner.observe(gradient, oblivious=stream.oblivious)
-            if ledger is not None:
-                ledger.record(gradient, action)
-        if t == last or _is_due(t, record):  # the last one's certificate is the trace's
-            certificate = learner.certificate(ledger, delta=delta)
-            row = Row(t, certificate.regret, certificate.bound, learner.norm(action))
-            rows.append(row)
+        learner.observe(gradient, oblivious=stream.oblivious)
+        if t == last or _is_due(t, record):
+            rows.append(_row(learner, action, delta))
             if on_record is not None:
-                on_record(row)
+                on_record(rows[-1])
     kept, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
     return Trace(
         learner=learner.name,
         options=learner.options(),
         stream=stream.name,
-        oblivious=learner.fixed == learner.rounds,
+        oblivious=learner.ledger.oblivious,
         shape=learner.shape,
         dtype=str(learner.dtype),
         radius=learner.radius,
         discount=learner.discount,
-        theorem=certificate.theorem,
-        conditional_on=certificate.conditional_on,
-        refusal=certificate.refusal,
         rounds=kept,
         regret=regret,
         bound=bound,
         norm=norm,
-        lower=None if certificate.lower is None else certificate.lower.cpu(),
+        certificate=_on_cpu(learner.certificate(delta=delta)),
         delta=delta,
     )
 
 
-def _check_pair(learner: Learner, stream: Stream, rounds: int, ledger: Ledger | None) -> None:
+def _row(learner: Learner, action: Tensor, delta: float | None) -> Row:
+    certificate, norm = learner.certificate(delta=delta), learner.ledger.norm(action)
+    return Row(learner.rounds, certificate.regret, certificate.bound, norm)
+
+
+def _check_pair(learner: Learner, stream: Stream, rounds: int) -> None:
     """Raise unless the learner can go on for so many rounds of the stream."""
     if tuple(stream.shape) != learner.shape:
         raise ValueError(
             f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
             f"build both alike"
         )
-    if ledger is None and learner.rounds:
-        raise ValueError(
-            f"the learner has observed {learner.rounds} rounds already; pass the ledger of that "
-            f"game, or a new learner"
-        )
     if stream.rounds is not None and learner.rounds + rounds > stream.rounds:
         raise ValueError(
             f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
             f"rounds={rounds} from round {learner.rounds + 1} on"
         )
+
+
+def _on_cpu(certificate: Certificate) -> Certificate:
+    values = {name: getattr(certificate, name) for name in _MEASURED}
+    return replace(certificate, **{n: x if x is None else x.cpu() for n, x in values.items()})
 
 
 def _is_due(t: int, record: Literal["log"] | int) -> bool:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon._inheritance import overridden
 from nucleon.certificate import Admissibility, padded_width
 from nucleon.linalg.augmented import METHODS as AUGMENTED_METHODS
 from nucleon.linalg.augmented import AugmentedMethod, augmented_polar
@@ -34,12 +33,6 @@ class Potential(ABC):
     A class of your own says `value`, `gradient` and `admissibility`; what else there is has a
     default. `nucleon.online.learners.GBPA` plays it.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What a bound is conditional on is not inherited by another gradient."""
-        super().__init_subclass__(**kwargs)
-        if overridden(cls, "conditions", ("value", "gradient", "admissibility", "redrawn")):
-            cls.conditions = Potential.conditions
 
     @abstractmethod
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
@@ -73,12 +66,6 @@ class Potential(ABC):
         The default is this one, which is right where nothing is random and where every call draws.
         """
         return self
-
-    def conditions(self) -> tuple[str, ...]:
-        """What its learner's bound is conditional on, in words: by default, what it says itself."""
-        stated = f"{type(self).__name__} is admissible with the constants that it states, and its"
-        mean = "gradient right in the mean, with noise of its own in each round"
-        return (f"{stated} {mean if self.is_random else 'gradient exact'}",)
 
     def options(self) -> dict[str, Any]:
         """What tells it apart from others of its class, as plain values: its attributes."""
@@ -120,10 +107,6 @@ class Nuclear(Potential):
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
         """‖S‖_* whatever the root."""
         return _nuclear_norm(s)
-
-    def conditions(self) -> tuple[str, ...]:
-        """None: nothing bounds its learner's regret."""
-        return ()
 
 
 @final
@@ -182,10 +165,6 @@ class Regularized(Potential):
         x = self._solve(s.detach(), root.detach(), None).x
         trace = root.diagonal(dim1=-2, dim2=-1).sum(-1)
         return ((s - root @ x / 2) * x).sum((-2, -1)) + trace / 2
-
-    def conditions(self) -> tuple[str, ...]:
-        """That the solver's gap does not matter; FTRL has it in its bound instead."""
-        return ("the gaps of the quadratic projections do not matter",)
 
     def _solve(self, s: Tensor, root: Tensor, start: Tensor | None) -> QuadraticSolution:
         solution = quadratic_projection(
@@ -300,10 +279,6 @@ class Gaussian(Potential):
         """With the noise of a seed that is a hash of this one and the number."""
         return replace(self, seed=noise.derived_seed(self.seed, draw))
 
-    def conditions(self) -> tuple[str, ...]:
-        """That iterations for the polar factors have converged."""
-        return _converged(self.method, "svd")
-
     def _perturbed(self, s: Tensor, root: Tensor, step: int, stream: int | Tensor) -> Tensor:
         """The matrices [S 0] + LZ, (samples, …, m, n′), in the working dtype."""
         batch, (m, n) = s.shape[:-2], s.shape[-2:]
@@ -371,10 +346,6 @@ class Hyperbolic(Potential):
         """‖[S L]‖_*."""
         return _nuclear_norm(torch.cat([s, root.expand(*s.shape[:-1], s.shape[-2])], dim=-1))
 
-    def conditions(self) -> tuple[str, ...]:
-        """That iterations for the augmented polar factor have converged."""
-        return _converged(self.method, "eigh")
-
 
 POTENTIALS: Mapping[str, type[Potential]] = MappingProxyType(
     {potential.__name__: potential for potential in (Nuclear, Regularized, Gaussian, Hyperbolic)}
@@ -391,11 +362,6 @@ def _symmetric_root(smoothing: Tensor) -> Tensor:
 def _nuclear_norm(x: Tensor) -> Tensor:
     """‖X‖_*, as `linalg.nuclear_norm` without its exact rescaling, which autograd cannot follow."""
     return torch.linalg.svdvals(x.to(_checks.work_dtype(x.dtype))).sum(-1).to(x.dtype)
-
-
-def _converged(method: str, reference: str) -> tuple[str, ...]:
-    """The condition that an iterative method adds."""
-    return () if method == reference else (f"the iterations of method={method!r} have converged",)
 
 
 def _check(s: Tensor, smoothing: Tensor) -> None:

@@ -1,6 +1,5 @@
 """Regret as it is, and the terms it is made of."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,22 +8,21 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, moments
-from nucleon.certificate import PROMISE
+from nucleon.certificate import PROMISE, forced_regret
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.online import theory
 from nucleon.online.potentials import Gaussian, Potential, Regularized
+from nucleon.online.saving import State, packed, unpacked
 
 Shape = tuple[int, ...]
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 class Ledger:
     """Reg_T = Σ_t γ^{T-t}⟨G_t, X_t⟩ + D‖Ĝ_T‖_*, exact and incremental.
 
     The second term is −min_{‖X‖_op ≤ D} ⟨Ĝ_T, X⟩, the best fixed action in hindsight; its nuclear
-    norm is computed only when `regret` asks for it. Sums are float64 whatever the game's dtype. The
-    ledger also knows which actions were no actions of the game: those outside the ball.
+    norm is computed only when `regret` asks for it. Sums are float64 whatever the game's dtype, and
+    are replaced, never written to: a copy of a ledger is a record of its round.
 
     Args:
         shape: (m, n), or (b, m, n) for b games.
@@ -45,16 +43,29 @@ class Ledger:
         self.radius = _checks.positive("radius", radius)
         self.discount = _checks.fraction("discount", discount, closed="1")
         self.rounds = 0
+        self.oblivious = True
+        """False once a gradient came that may depend on the actions."""
+        short = min(self.shape[-2:])
         self.total = torch.zeros(self.shape, dtype=torch.float64, device=device)
-        self.loss = torch.zeros(self.shape[:-2], dtype=torch.float64, device=device)
-        self.length = torch.zeros_like(self.loss)
-        """√Σγ^{2(T-t)}‖G_t‖_F²."""
+        """Ĝ_T = Σγ^{T-t}G_t."""
+        self.gram = self.total.new_zeros(*self.shape[:-2], short, short)
+        """M̂_T = Σγ^{2(T-t)}G_tG_tᵀ, on the short side."""
+        self.loss = self.total.new_zeros(self.shape[:-2])
+        """Σγ^{T-t}⟨G_t, X_t⟩."""
+        self.largest = torch.zeros_like(self.loss)
+        """max‖G_t‖_op."""
         self.outside = torch.zeros_like(self.loss)
         """The largest ‖X_t‖ of an action outside the ball by more than `PROMISE`, 0 without one."""
 
     @torch.no_grad()
-    def record(self, gradient: Tensor, action: Tensor) -> None:
-        """Enter the round (G_t, X_t), two tensors of the ledger's shape; on an error nothing."""
+    def record(self, gradient: Tensor, action: Tensor, *, oblivious: bool = False) -> None:
+        """Enter the round (G_t, X_t), two tensors of the ledger's shape; on an error nothing.
+
+        Args:
+            gradient: G_t.
+            action: X_t.
+            oblivious: True says that G_t was fixed before the game (default False).
+        """
         for name, tensor in (("gradient", gradient), ("action", action)):
             if tuple(tensor.shape) != self.shape:
                 raise ValueError(
@@ -67,72 +78,53 @@ class Ledger:
         # or infinite entry of either tensor shows in one of the two sums.
         bound = loss.abs() + self.radius * total.abs().sum((-2, -1))
         _checks.finite("the regret with this gradient and action", bound)
-        outside = self.outside if self._holds(action) else self._outside(action)
-        self.length = torch.hypot(self.discount * self.length, _frobenius(gradient))
-        self.total, self.loss, self.outside = total, loss, outside
-        self.rounds += 1
+        wide = gradient if self.shape[-2] <= self.shape[-1] else gradient.mT
+        if not bool((torch.linalg.matrix_norm(gradient) <= self.largest).all()):
+            self.largest = torch.maximum(self.largest, operator_norm(gradient))
+        if not self._holds(action):
+            self.outside = self._outside(action)
+        self.total, self.loss, self.rounds = total, loss, self.rounds + 1
+        self.gram = moments.accumulate_gram(self.gram, wide, self.discount)
+        self.oblivious = self.oblivious and oblivious
 
     def regret(self) -> Tensor:
-        """Reg_T of every game, shape () or (b,)."""
+        """Return Reg_T of every game, shape () or (b,)."""
         return self.loss + self.radius * nuclear_norm(self.total)
 
     def lower(self) -> Tensor:
-        """D√(Σγ^{2(T-t)}‖G_t‖_F²/2): with some signs the same gradients cost every learner as much.
-
-        Under independent signs ε_t no learner gains on the average, so that its mean regret is
-        D·E‖Σγ^{T-t}ε_tG_t‖_*, at least D times the mean Frobenius norm. That is at least 1/√2 of
-        the root of the mean square (Latała and Oleszkiewicz 1994).
-        """
-        return self.radius * math.sqrt(0.5) * self.length
+        """Return what the gradients cost every learner with some signs, see `forced_regret`."""
+        return forced_regret(self.gram, self.radius)
 
     def norm(self, action: Tensor) -> Tensor:
-        """‖X‖ in the norm of the ball, float64, () or (b,)."""
+        """Return ‖X‖ in the norm of the ball, float64, () or (b,)."""
         return operator_norm(action).double()
 
-    def agrees(self, other: "Ledger", dtype: torch.dtype) -> bool:
-        """Whether both hold the same rounds, up to the rounding of actions and sums.
-
-        Each round's loss may differ by eps·‖G_t‖_F‖X_t‖_F, eps that of `dtype`, and by a float64
-        rounding per entry and round; Σγ^{T-t}‖G_t‖_F is at most √T times `length`.
-        """
-        if self._options() != other._options() or self.rounds != other.rounds:
-            return False
-        total, loss, length = (
-            x.to(self.loss.device) for x in (other.total, other.loss, other.length)
-        )
-        entries, rounds = math.prod(self.shape[-2:]), max(1, self.rounds)
-        rounding = 4 * (torch.finfo(dtype).eps + entries * rounds * _EPS)
-        size = rounding * math.sqrt(rounds) * torch.maximum(self.length, length)
-        reach = self.radius * math.sqrt(entries)
-        same = ((self.loss - loss).abs() <= reach * size) & ((self.length - length).abs() <= size)
-        return bool(same.all() and ((self.total - total).abs() <= size[..., None, None]).all())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as copies: plain values and tensors."""
-        sums = {name: getattr(self, name).clone() for name in _SUMS}
-        return {**self._options(), "rounds": self.rounds, **sums}
+    def state_dict(self) -> State:
+        """Return everything needed to go on, as copies."""
+        return packed(self._tensors(), self._facts())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same shape, radius and discount; refuse any other."""
-        of_the_same(state, self._options())
-        rounds = saved_count(state, "rounds")
-        sums = {name: saved(state, name, getattr(self, name)) for name in _SUMS}
-        self.rounds = rounds
-        for name, tensor in sums.items():
-            setattr(self, name, tensor)
+        tensors = unpacked(state, self._tensors(), self._facts())
+        self.rounds, self.oblivious = int(tensors.pop("rounds")), bool(tensors.pop("oblivious"))
+        vars(self).update(tensors)
 
-    def _options(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, Tensor]:
+        counts = {"rounds": torch.tensor(self.rounds), "oblivious": torch.tensor(self.oblivious)}
+        return counts | {name: getattr(self, name) for name in _SUMS}
+
+    def _facts(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
 
     def _holds(self, action: Tensor) -> bool:
-        """Whether every action is in the ball for certain: (1+tol)²D²I − XXᵀ has a factor."""
+        """Return True if every action is certainly in the ball: (1+tol)²D²I − XXᵀ has a factor."""
         x = action.double() if action.shape[-2] <= action.shape[-1] else action.mT.double()
         limit, rest = (1 + _promise(action)) * self.radius, -(x @ x.mT)
         rest.diagonal(dim1=-2, dim2=-1).add_(limit * limit)  # if ∞, then XXᵀ outside is too
         return not torch.linalg.cholesky_ex(rest).info.any()
 
     def _outside(self, action: Tensor) -> Tensor:
-        """The largest norm outside the ball, with this action."""
+        """Return the largest norm outside the ball, with this action."""
         norm = self.norm(action).to(self.outside.device)
         beyond = norm > self.radius * (1 + _promise(action))
         return torch.where(beyond, torch.maximum(self.outside, norm), self.outside)
@@ -277,50 +269,11 @@ def game_shape(shape: Shape) -> Shape:
     return shape
 
 
-def of_the_same(state: object, own: Mapping[str, Any]) -> None:
-    """Raise unless `state` is a mapping that agrees with all of `own`."""
-    if not isinstance(state, Mapping):
-        raise ValueError(
-            f"the state must be what state_dict() returned, got {type(state).__name__}"
-        )
-    for name, value in own.items():
-        if name not in state or state[name] != value:
-            raise ValueError(
-                f"the state has {name}={state.get(name)!r}, this object {value!r}; load it into "
-                f"one built like the one that saved it"
-            )
-
-
-def saved_count(state: Mapping[str, Any], name: str) -> int:
-    """The count `name` ≥ 0 of a saved state."""
-    if name not in state:
-        raise ValueError(f"the state has no {name}; it is of another game or damaged")
-    return _checks.count(f"the state's {name}", state[name], minimum=0)
-
-
-def saved(state: Mapping[str, Any], name: str, own: Tensor) -> Tensor:
-    """A copy of the tensor `name` of a saved state, if it is like `own`, on the device of `own`."""
-    tensor = state.get(name)
-    if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
-        raise ValueError(
-            f"the state's {name} must be a tensor {tuple(own.shape)} of {own.dtype}, got "
-            f"{getattr(tensor, 'shape', tensor)!r}; it is of another game or damaged"
-        )
-    _checks.finite(f"the state's {name}", tensor)
-    return tensor.to(own.device, copy=True)
-
-
-_SUMS = ("total", "loss", "length", "outside")
+_SUMS = ("total", "gram", "loss", "largest", "outside")
 
 
 def _promise(action: Tensor) -> float:
     return PROMISE.get(action.dtype, PROMISE[torch.float32])
-
-
-def _frobenius(x: Tensor) -> Tensor:
-    """‖X‖_F of every matrix, of any scale whose entries float64 holds."""
-    top = x.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return top[..., 0, 0] * torch.linalg.matrix_norm(x / top)
 
 
 class _Terms:

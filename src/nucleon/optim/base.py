@@ -91,6 +91,8 @@ class MatrixOptimizer(Optimizer, ABC):
         given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
         super().__init__(given_groups, {**defaults, **given, "nucleon": tag})
+        if reason := certificates.unbounded(self, self.param_groups):
+            routing.warn(f"certify=True measures the regret beside no bound: {reason}")
 
     @classmethod
     def for_model(

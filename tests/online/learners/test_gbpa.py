@@ -65,13 +65,13 @@ def test_actions_stay_in_the_ball_and_regret_under_its_bound(name, stream, shape
         assert operator(action) <= radius * (1 + PROMISE[F64])
         assert t > 1 or not action.any()
         ledger.record(gradient, action)
-    certificate = learner.certificate(ledger, oblivious=source.oblivious)
+    certificate = learner.certificate()
     assert certificate.bound.shape == certificate.regret.shape == torch.Size(shape[:-2])
     assert (certificate.refusal is None) == (
         name in ("ftrl", "faml") or (name == "ftpl" and source.oblivious)
     )
     if name in ("ftrl", "faml"):
-        assert certificate.holds and certificate.conditional_on == ()
+        assert certificate.holds
     if name == "ftl":
         assert certificate.bound.isinf().all() and not certificate.holds
 
@@ -88,11 +88,11 @@ def test_float32_games_keep_the_promise_and_the_bound(name, stream, shape):
         assert operator(action) <= 1 + PROMISE[torch.float32]
         ledger.record(gradient, action)
     if name in ("ftrl", "faml"):
-        assert learner.certificate(ledger).holds
+        assert learner.certificate().holds
 
 
 @pytest.mark.parametrize("method", ["newton-schulz", "polar-express", "coupled"])
-def test_iterative_methods_play_the_reference_and_say_so(method):
+def test_iterative_methods_play_the_reference(method):
     source = streams.ill_conditioned((5, 8), dtype=F64)
     reference, iterative = FAML((5, 8), dtype=F64), FAML((5, 8), method=method, dtype=F64)
     for t in range(1, 30):
@@ -100,9 +100,7 @@ def test_iterative_methods_play_the_reference_and_say_so(method):
         assert torch.dist(iterative.play(), reference.play()) <= 1e-6
         for learner in (reference, iterative):
             learner.observe(source.gradient(t))
-    ledger = ledger_of(FAML((5, 8), method=method, dtype=F64), source, 29)
-    (condition,) = iterative.certificate(ledger).conditional_on
-    assert method in condition
+    assert iterative.certificate().holds
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (5, 2)], ids=str)
@@ -116,15 +114,15 @@ def test_ftpl_mean_regret_over_seeds_is_under_its_bound(stream, shape):
     for t in range(1, rounds + 1):
         gradient = source.gradient(t).expand(games, *shape).contiguous()
         ledger.record(gradient, learner.play())
-        learner.observe(gradient)
-    certificate = learner.certificate(ledger, oblivious=True)
+        learner.observe(gradient, oblivious=True)
+    certificate = learner.certificate()
     regret, bound = certificate.regret.numpy(), certificate.bound.numpy()
     assert np.ptp(bound) <= 1e-12 * bound.max()
     if stream != "alternating":  # its draws differ little: all singular values of E are equal
         assert np.ptp(regret) > 0
     error = scipy.stats.t.ppf(0.999, games - 1) * regret.std(ddof=1) / math.sqrt(games)
     assert regret.mean() + error <= bound[0]
-    assert certificate.conditional_on and "mean" in certificate.conditional_on[0]
+    assert "in the mean" in certificate.theorem
 
 
 # ---- closed forms ------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def test_faml_keeps_its_promise_at_any_condition(log_condition):
     gaussians = torch.from_numpy(np.random.default_rng(2).standard_normal((2, *shape)))
     learner.total[0] = turn @ (scales[:, None] * gaussians[0])
     learner.gram[0] = (turn * scales) @ gaussians[1] @ gaussians[1].mT @ (turn * scales).mT
-    learner.rounds = 1
+    learner.ledger.rounds = 1
     action = learner.play()
     assert operator(action) <= 1 + PROMISE[F64]
     assert not action[1].any()  # the other game has seen nothing but zeros
@@ -175,7 +173,7 @@ def test_faml_plays_totals_whose_square_overflows():
     learner = FAML((3, 5), gradient_bound=1e150, dtype=F64)
     learner.play()
     learner.observe(1e150 * torch.eye(3, 5, dtype=F64))
-    learner.total, learner.rounds = 1e10 * learner.total, 10**10
+    learner.total, learner.ledger.rounds = 1e10 * learner.total, 10**10
     torch.testing.assert_close(learner.play(), -torch.eye(3, 5, dtype=F64))
 
 
@@ -273,8 +271,8 @@ def test_discounted_game_is_the_plain_one_on_growing_gradients(name):
 
 def test_a_long_discounted_game_does_not_overflow():
     learner = FAML((2, 3), discount=0.5, dtype=F64)
-    ledger = ledger_of(learner, streams.gaussian((2, 3), dtype=F64), 1200)  # 2^1200 overflows
-    certificate = learner.certificate(ledger)
+    ledger_of(learner, streams.gaussian((2, 3), dtype=F64), 1200)  # 2^1200 overflows
+    certificate = learner.certificate()
     assert certificate.holds and certificate.bound.isfinite() and certificate.regret > 0
 
 
@@ -383,9 +381,9 @@ def test_ftpl_with_few_samples_is_linear_against_the_adversary_that_sees_them():
     regrets = {}
     for rounds in (100, 400):
         learner = FTPL((4, 8), samples=1, dtype=F64)
-        ledger = ledger_of(learner, stream, rounds)
-        certificate = learner.certificate(ledger, oblivious=stream.oblivious)
-        assert not certificate.holds and "fixed before" in (certificate.refusal or "")
+        ledger_of(learner, stream, rounds)
+        certificate = learner.certificate()
+        assert not certificate.holds and "may depend" in (certificate.refusal or "")
         regrets[rounds] = certificate.regret.item()
     # Linear growth multiplies by 4, the √T of the theorem by 2.
     assert regrets[400] >= 3.5 * regrets[100]
@@ -394,7 +392,8 @@ def test_ftpl_with_few_samples_is_linear_against_the_adversary_that_sees_them():
     assert ledger_of(many, stream, 100).regret() < 0.5 * regrets[100]
     for name in ("ftrl", "faml"):
         learner = LEARNERS[name]((4, 8), dtype=F64)
-        assert learner.certificate(ledger_of(learner, stream, 100)).holds
+        ledger_of(learner, stream, 100)
+        assert learner.certificate().holds
 
 
 @pytest.mark.parametrize("eta", [0.2, 5.0])
@@ -405,7 +404,7 @@ def test_another_eta_moves_the_bound_as_the_theorem_says(name, eta):
     ledger = Ledger((3, 6))
     for gradient in gradients:
         ledger.record(gradient, learner.play())
-        learner.observe(gradient)
+        learner.observe(gradient, oblivious=True)
     alpha, beta = (0.5, 1.0) if name == "ftrl" else (1.0, 1.0)
     if name == "ftpl":
         alpha, beta = theory.ftpl_constants(3, 6)
@@ -415,7 +414,7 @@ def test_another_eta_moves_the_bound_as_the_theorem_says(name, eta):
     expected = (beta * eta + alpha / eta) * level + (1 - beta * eta) * first
     # FTRL adds its gaps, at most 1e-8 of values that sum to less than 1e3.
     assert learner.bound().item() == pytest.approx(expected, rel=1e-6 if name == "ftrl" else 1e-12)
-    certificate = learner.certificate(ledger, oblivious=True)
+    certificate = learner.certificate()
     assert certificate.holds
 
 
@@ -438,7 +437,7 @@ def test_ftrl_carries_the_gaps_of_a_lazy_solver():
         exact.observe(gradient)
     assert gaps > 1e-3
     assert (lazy.bound() - exact.bound()).item() == pytest.approx(gaps, rel=1e-4)
-    assert lazy.certificate(ledger).holds
+    assert lazy.certificate().holds
     assert isinstance(lazy.potential, potentials.Regularized)
 
 
@@ -447,7 +446,7 @@ def test_ftrl_takes_the_frank_wolfe_gap_for_its_bound():
     # minimum over all X proves, but its Frank–Wolfe gap is a hundred times that.
     learner = FTRL((2, 2), tolerance=1e-3, dtype=F64)
     learner.total = torch.tensor([[-1.0, 1.0], [-6.0, -8.0]], dtype=F64)
-    learner.gram, learner.rounds = torch.diag(torch.tensor([0.0, 99.0], dtype=F64)), 1
+    learner.gram, learner.ledger.rounds = torch.diag(torch.tensor([0.0, 99.0], dtype=F64)), 1
     x = learner.play()
     slope = learner.total.numpy() + root(learner.smoothing().numpy()) @ x.numpy()
     frank_wolfe = np.linalg.svd(slope, compute_uv=False).sum() + (slope * x.numpy()).sum()
@@ -483,16 +482,16 @@ def test_a_potential_of_ones_own_is_played(shape):
     own, faml = GBPA(shape, Plain(), dtype=F64), FAML(shape, dtype=F64)
     # Up to the rounding of one eigendecomposition where FAML takes another.
     assert torch.dist(actions_of(own, gradients), actions_of(faml, gradients)) <= 1e-10
-    certificate = own.certificate(oblivious=True)
+    certificate = own.certificate()
     torch.testing.assert_close(certificate.bound, faml.bound())
-    assert certificate.holds and "Plain is admissible" in certificate.conditional_on[0]
+    assert certificate.holds
     assert {"potential": "Plain", "note": "mine", "weights": "(1, 2)"}.items() <= (
         own.options().items()
     )
     state = own.state_dict()
     GBPA(shape, Plain(), dtype=F64).load_state_dict(state)
     for other in (Plain("another"), potentials.Hyperbolic()):
-        with pytest.raises(ValueError, match="options"):
+        with pytest.raises(ValueError, match="the state has"):
             GBPA(shape, other, dtype=F64).load_state_dict(state)
 
 
@@ -502,10 +501,8 @@ def test_a_random_potential_is_drawn_anew_every_round():
     learner = GBPA((3, 5), potentials.Gaussian(samples=1), dtype=F64)
     actions = actions_of(learner, gradients)
     assert all(torch.dist(a, b) > 0.1 for a, b in pairwise(actions[1:]))
-    assert "fixed before" in learner.certificate().refusal
-    certificate = learner.certificate(oblivious=True)
-    assert certificate.refusal is None and "mean" in certificate.conditional_on[0]
-    assert learner.certificate(oblivious=True, delta=0.1).bound > certificate.bound
+    assert "may depend" in learner.certificate().refusal
+    assert learner.certificate(delta=0.1).bound > learner.bound()
     again = GBPA((3, 5), potentials.Gaussian(samples=1), dtype=F64)
     assert torch.equal(actions_of(again, gradients), actions)
 
@@ -514,10 +511,3 @@ def test_a_random_potential_is_drawn_anew_every_round():
 def test_what_is_no_potential_is_refused(bad):
     with pytest.raises(TypeError, match=r"potential must be an instance.*Hyperbolic\(\)"):
         GBPA((2, 3), bad)
-
-
-def test_a_solver_s_gaps_are_a_condition_where_no_learner_counts_them():
-    learner = GBPA((2, 3), potentials.Regularized(), dtype=F64)
-    learner.play()
-    (condition,) = learner.certificate().conditional_on
-    assert "gaps" in condition and FTRL((2, 3), dtype=F64).certificate().conditional_on == ()

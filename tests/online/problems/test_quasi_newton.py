@@ -28,10 +28,8 @@ def quadratic(n, condition, seed=0, scale=1.0):
 class Recorder(FAML):
     """Keeps the gradients it is fed."""
 
-    theorem = FAML.theorem  # what is played is the same
-
-    def observe(self, gradient, *, unplayed=False):
-        super().observe(gradient, unplayed=unplayed)
+    def observe(self, gradient, **options):
+        super().observe(gradient, **options)
         self.fed = [*getattr(self, "fed", []), gradient]
 
 
@@ -222,9 +220,9 @@ def test_the_residual_of_a_trial_is_the_next_gradient():
     points, losses = [], []
 
     class Watched(Recorder):
-        def observe(self, gradient, *, unplayed=False):
+        def observe(self, gradient, **options):
             x = self.play()
-            super().observe(gradient, unplayed=unplayed)
+            super().observe(gradient, **options)
             losses.append((x, gradient))
 
     def watched(x):

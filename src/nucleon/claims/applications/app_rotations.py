@@ -181,9 +181,9 @@ class Game:
 
     @property
     def certificate(self) -> Certificate | None:
-        """A learner's; the scans are fixed before the game."""
+        """Return a learner's."""
         player = self.player
-        return player.certificate(oblivious=True) if isinstance(player, OnlineRotations) else None
+        return player.certificate() if isinstance(player, OnlineRotations) else None
 
 
 Games = dict[str, Game]

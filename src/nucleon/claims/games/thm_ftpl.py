@@ -113,7 +113,7 @@ def measure(run: Run) -> Iterator[Item]:
     single = adaptive.one(samples=1)
     over = single.regret.mean() / single.bound.mean()
     yield above("adversary, k = 1: regret/bound", over, 1.0)
-    certified = sum(g.trace.refusal is None for g in adaptive)
+    certified = sum(g.trace.certificate.refusal is None for g in adaptive)
     yield at_most("certificates given against the adversary", certified, 0.0)
     widest = padded[-1]
     nearer = widest.distance / padded.one(width=NEARER_FROM).distance
@@ -141,7 +141,7 @@ def measure(run: Run) -> Iterator[Item]:
             "regret": "regret",
             "Theorem 3.2, if it applied": "bound",
             "exponent": "growth",
-            "no certificate because": lambda g: g.trace.refusal or "",
+            "no certificate because": lambda g: g.trace.certificate.refusal or "",
         },
     )
     columns = {"n'": "width", "2√(αβ)": "factor", "‖mean action − FAML's‖_op": "distance"}

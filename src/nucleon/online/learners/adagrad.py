@@ -51,10 +51,6 @@ class _AdaGrad(VectorLearner):
     """What the two have in common: the moment and its root."""
 
     state_names: ClassVar[tuple[str, ...]] = (*VectorLearner.state_names, "moment")
-    covered: ClassVar[tuple[str, ...]] = (
-        *VectorLearner.covered,
-        *("_accumulated", "_metric", "_solve", "_delta", "_fed"),
-    )
     option_names: ClassVar[tuple[str, ...]] = (
         "preconditioner",
         "ball",
@@ -296,8 +292,9 @@ class AdaGradFTRL(_AdaGrad):
 
     def _fed(self, gradient: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         """g_t, clipped if so asked, and ‖e_t‖ of what lay above the δ of the rounds before."""
-        if self.offset == "stated" and self.validate:
-            self._refuse_above(size)
+        if self.offset == "stated":
+            if self.validate:
+                self._refuse_above(size)
             return gradient, (size - self.delta).clamp(min=0).sum(-1)
         if self.offset not in ("running", "clip"):
             return gradient, torch.zeros_like(self.excess)

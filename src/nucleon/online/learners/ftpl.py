@@ -65,12 +65,13 @@ class FTPL(GBPA):
         """Independent samples that an action is the mean of: antithetic pairs count once."""
         return self.potential.samples // (2 if self.potential.antithetic else 1)
 
-    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
+    def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
+        """Return why no theorem bounds the regret of a game; None where one does."""
         if self.constants is None:
             return "the perturbed matrix needs at least m+2 columns; pass a larger width"
         if not self.redraw and not oblivious:
             return "one draw of noise serves all rounds, and the gradients may depend on it"
-        return super()._refusal(oblivious, delta)
+        return super().refusal(oblivious=oblivious, delta=delta)
 
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
         if self.redraw or self.rounds < 2:

@@ -10,7 +10,6 @@ and ∇Ψ, whatever the dtype of the game; only the action is rounded to it.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Unpack, final
 
 import torch
@@ -69,11 +68,6 @@ class GBPA(Learner):
 
     name: ClassVar[str] = "gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with the potential's constants"
-    covered: ClassVar[tuple[str, ...]] = (
-        *Learner.covered,
-        *("smoothing", "_direction", "_within_bound", "_least", "_statistics"),
-        *("is_random", "samples_drawn"),
-    )
     state_names: ClassVar[tuple[str, ...]] = (
         *("total", "gram", "level", "excess"),
         *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
@@ -149,25 +143,6 @@ class GBPA(Learner):
         kind = {"potential": type(self.potential).__name__, **self.potential.options()}
         return {**own, **kind, **super().options()}
 
-    def _game(self) -> dict[str, Any]:
-        return {**super()._game(), "constants": self.constants}
-
-    def _identity(self) -> dict[str, Any]:
-        kind, constants = type(self.potential), self.constants
-        return {
-            **super()._identity(),
-            "potential": f"{kind.__module__}.{kind.__qualname__}",
-            "constants": None if constants is None else [constants.alpha, constants.beta],
-        }
-
-    def _upgraded(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        own, options = self._identity(), state.get("options")
-        return {
-            **super()._upgraded(state),
-            **{name: own[name] for name in ("potential", "constants")},
-            "options": {"potential": own["options"]["potential"], **dict(options or {})},
-        }
-
     def bound(self) -> Tensor:
         """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
         if self.constants is None:
@@ -179,7 +154,8 @@ class GBPA(Learner):
         """What the bounds of this family take; the first gradient is discounted here already."""
         age = self.rounds - self.first_round
         return {
-            "gram": self.gram,
+            # Clipped, the theorem speaks of what was fed; else the ledger measures the gradients.
+            "gram": self.gram if self.on_excess == "clip" else self.ledger.gram,
             "gradient_bound": self.level,
             "radius": self.radius,
             "eta": self.eta,
@@ -225,13 +201,11 @@ class GBPA(Learner):
     def _within_bound(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What is fed for G_t, the bound in force from now on, and ‖E_t‖_* above the old one."""
         inside = gradient, self.level, torch.zeros_like(self.excess)
-        if self.on_excess == "raise" and not self.validate:
-            return inside
         # ‖G‖_op ≤ ‖G‖_F, whose squares may vanish beside a level of 0, but beside no other.
         if self._begun and bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):
             return inside
         norm = operator_norm(gradient)
-        if self.on_excess == "raise":
+        if self.on_excess == "raise" and self.validate:
             self._refuse_above(norm)
         fixed = self.on_excess != "grow" and self.stated_bound is not None
         # The first gradient of a game answers X_1 = 0: it enters L_1 whole and costs nothing more.
@@ -261,37 +235,27 @@ class GBPA(Learner):
             )
         _checks.finite("the Gram matrix of the gradients over eta²", gram / self.eta**2)
 
-    def _conditions(self) -> tuple[str, ...]:
-        grew = self.on_excess == "grow" and (
-            self.stated_bound is None or bool((self.level > self.stated_bound).any())
-        )
-        condition = (
-            f"no gradient exceeds the largest so far, of norm {self.level.max().item():.6g}, which "
-            f"was not known beforehand; the bound moves with it"
-        )
-        return (*super()._conditions(), *(condition,) * grew, *self.potential.conditions())
-
-    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
+    def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
+        """Return why no theorem bounds the regret of a game; None where one does."""
         if self.constants is None:
             return f"{type(self.potential).__name__} has no constants (α, β) for this shape"
         if self.is_random and not oblivious and delta is None:
             return (
-                "the gradients were not fixed before the noise was drawn; pass delta for what "
-                "holds against them with probability 1 − delta"
+                "the gradients may depend on the noise that was drawn; pass delta for a bound "
+                "against them that holds with probability 1 − delta"
             )
-        return None
+        return super().refusal(oblivious=oblivious, delta=delta)
 
-    def _described(self, oblivious: bool, delta: float | None) -> tuple[str, tuple[str, ...]]:
-        theorem, conditions = super()._described(oblivious, delta)
+    def _theorem(self, oblivious: bool, delta: float | None) -> str:
         if not self.is_random:
-            return theorem, conditions
+            return self.theorem
         if delta is None:
-            return theorem, ("the regret is the mean over the noise; this is one draw", *conditions)
-        theorem += f", with probability at least {1 - delta:g}"
-        if oblivious:
-            return theorem, conditions
-        theorem += " against gradients that see the actions, linear in T"
-        return theorem, ("no gradient depends on the noise of later rounds", *conditions)
+            return f"{self.theorem}, in the mean over the noise, of which this is one draw"
+        against = "" if oblivious else " against gradients that see the actions, linear in T"
+        return f"{self.theorem}, with probability at least {1 - delta:g}{against}"
+
+    def _bounded(self) -> tuple[Tensor, Tensor]:
+        return self.level, 2 * self.radius * self.excess
 
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
         if not self.is_random or self.rounds < 2:
@@ -335,14 +299,6 @@ class GBPA(Learner):
         square = self._least(level)
         return (level > 0) & (square >= _LIMITS.tiny / _LIMITS.eps) & (square <= _LIMITS.max)
 
-    def _damage(self, rounds: int, tensors: Mapping[str, Tensor]) -> str | None:
-        first, level = tensors["first_round"], tensors["level"]
-        fixed = self.on_excess != "grow" and self.stated_bound is not None
-        within = level == self.stated_bound if fixed else level >= 0
-        if bool(((first >= 0) & (first <= rounds) & within).all()):
-            return None
-        return f"first_round={first.tolist()} of rounds={rounds}, level={level.tolist()}"
-
 
 @final
 class FTL(GBPA):
@@ -362,7 +318,8 @@ class FTL(GBPA):
     ) -> None:
         super().__init__(shape, Nuclear(method), **options)
 
-    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
+    def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
+        """Return that no theorem bounds the regret."""
         return "the nuclear norm is not smooth, and following the leader can lose linearly"
 
 
@@ -410,10 +367,6 @@ class FTRL(GBPA):
         solution = self.potential.solve(total, smoothing, self.start)
         self.start, self.gap = solution.x, solution.frank_wolfe_gap
         return solution.x
-
-    def _conditions(self) -> tuple[str, ...]:
-        counted = self.potential.conditions()  # the gaps are in the bound
-        return tuple(c for c in super()._conditions() if c not in counted)
 
     def _absorb(self, gradient: Tensor) -> None:
         super()._absorb(gradient)

@@ -78,6 +78,10 @@ class KroneckerFTRL(ProjectedLearner):
         exact = self.radius**2 / (2 * self.eta) * pairs.sum(-1) + self.eta * energy
         return exact + self.gaps + 2 * self.radius * self.excess
 
+    def _bounded(self) -> tuple[Tensor, Tensor]:
+        bound = torch.full_like(self.excess, self.gradient_bound)
+        return bound, 2 * self.radius * self.excess
+
     def _check(self, gradient: object) -> None:
         super()._check(gradient)
         norm = float(operator_norm(gradient.double()).max())  # pyright: ignore
@@ -95,7 +99,6 @@ class KroneckerFTRL(ProjectedLearner):
         total, square = self.total + gradient, self.gradient_bound**2
         left, right = (Root(g, epsilon=square, power=0.25).matrix for g in (gram, column_gram))
         center, gap = self._minimize(total, left, right)
-        if self.validate:
-            self.excess = self.excess + theory.spectral_excess(gradient, self.gradient_bound)
+        self.excess = self.excess + theory.spectral_excess(gradient, self.gradient_bound)
         self.gram, self.column_gram, self.total = gram, column_gram, total
         self.center, self.gaps = center, self.gaps + gap

@@ -31,7 +31,6 @@ class ProjectedLearner(Learner):
 
     state_names: ClassVar[tuple[str, ...]] = ("center", "gram", "gaps")
     option_names: ClassVar[tuple[str, ...]] = ("eta", "solver", "tolerance", "max_iterations")
-    covered: ClassVar[tuple[str, ...]] = (*Learner.covered, "_entered", "_minimize")
     plays_discounted: ClassVar[bool] = False
     default_eta: ClassVar[float]
     """η/D."""

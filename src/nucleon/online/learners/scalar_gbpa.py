@@ -27,8 +27,8 @@ class ScalarGBPA(Learner):
         radius: D (default 1.0).
         dtype: of gradients and actions, float32 or float64 (default: torch's).
         device: of gradients and actions (default: torch's).
-        validate: False trusts that gradients have the right shape, are finite and within the bound;
-            the certificate says so (default True).
+        validate: False does not refuse a gradient above the bound, see `LearnerOptions` (default
+            True).
     """
 
     name: ClassVar[str] = "scalar-gbpa"
@@ -81,6 +81,11 @@ class ScalarGBPA(Learner):
         )
         return exact + 2 * self.radius * math.sqrt(self.short) * self.excess
 
+    def _bounded(self) -> tuple[Tensor, Tensor]:
+        bound = torch.full_like(self.excess, self.gradient_bound)
+        scale = 2 * self.radius * math.sqrt(self.short)
+        return bound, scale * self.excess
+
     def _act(self) -> Tensor:
         level = (self.gradient_bound**2 + self.square_sum) / self.eta**2
         eye = torch.eye(self.shape[-2], dtype=torch.float64, device=self.device)
@@ -103,5 +108,4 @@ class ScalarGBPA(Learner):
         unseen = self.square_sum == 0
         self.first_frobenius = torch.where(unseen, square.sqrt(), self.first_frobenius)
         self.total, self.square_sum = self.total + gradient, self.square_sum + square
-        if self.validate:
-            self.excess = self.excess + (square.sqrt() - self.gradient_bound).clamp(min=0)
+        self.excess = self.excess + (square.sqrt() - self.gradient_bound).clamp(min=0)

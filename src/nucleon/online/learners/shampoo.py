@@ -39,10 +39,6 @@ class ShampooOptions(ProjectionOptions, total=False):
 class _Descent(ProjectedLearner):
     """The step and its projection, for preconditioners that a final class chooses."""
 
-    covered: ClassVar[tuple[str, ...]] = (
-        *ProjectedLearner.covered,
-        *("_grams", "_roots", "_theorem_bound"),
-    )
     option_names: ClassVar[tuple[str, ...]] = (
         *ProjectedLearner.option_names,
         *("epsilon", "projection"),
@@ -82,10 +78,11 @@ class _Descent(ProjectedLearner):
             radius=self.radius, eta=self.eta, epsilon=self.epsilon, gaps=self.gaps
         )
 
-    def _refusal(self, oblivious: bool, delta: float | None) -> str | None:
+    def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
+        """Return why no theorem bounds the regret; None with the projection."""
         if self.projection == "none":
             return "without the projection the actions leave the ball, and no bound is known"
-        return None
+        return super().refusal(oblivious=oblivious, delta=delta)
 
     def _absorb(self, gradient: Tensor) -> None:
         gradient = self._entered(gradient)

@@ -32,17 +32,18 @@ class BoxLedger(Ledger):
     def _holds(self, action: Tensor) -> bool:
         return not bool((self._outside(action) > self.outside).any())
 
-    def _options(self) -> dict[str, Any]:
-        return {**super()._options(), "ball": "linf"}
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "ball": "linf"}
 
 
 class VectorLearner(Learner):
     """A learner that keeps its next action x_{t+1} as the state `center`, float64, (…, d)."""
 
     state_names: ClassVar[tuple[str, ...]] = ("center", "gaps")
-    covered: ClassVar[tuple[str, ...]] = (*Learner.covered, "_update")
 
     def __init__(self, shape: Shape, *, ball: Ball, **options: Any) -> None:
+        _checks.choice("ball", ball, ("l2", "linf"))
+        self.ball: Ball = ball
         super().__init__(shape, **options)
         *batch, rows, columns = self.shape
         if min(rows, columns) != 1:
@@ -51,8 +52,6 @@ class VectorLearner(Learner):
                 f"got {self.shape}; matrices have learners of their own"
             )
         self.dimension = rows * columns
-        _checks.choice("ball", ball, ("l2", "linf"))
-        self.ball: Ball = ball
         self.center = torch.zeros(*batch, self.dimension, dtype=torch.float64, device=self.device)
         """x_{t+1}."""
         self.gaps = torch.zeros(batch, dtype=torch.float64, device=self.device)
@@ -62,18 +61,9 @@ class VectorLearner(Learner):
     def _update(self, gradient: Tensor) -> dict[str, Tensor]:
         """The state after g_t, float64, (…, d); a new value for every name that changes."""
 
-    def ledger(self) -> Ledger:
-        """An empty ledger of this learner's game."""
+    def _empty_ledger(self) -> Ledger:
         kind = Ledger if self.ball == "l2" else BoxLedger
         return kind(self.shape, radius=self.radius, discount=self.discount, device=self.device)
-
-    def _same_game(self, ledger: Ledger, own: Ledger) -> None:
-        if isinstance(ledger, BoxLedger) != (self.ball == "linf"):
-            raise ValueError(
-                f"the ledger is of another game: a {type(ledger).__name__} does not keep the "
-                f"regret on the ball {self.ball!r}; use learner.ledger()"
-            )
-        super()._same_game(ledger, own)
 
     def _act(self) -> Tensor:
         return self.center.reshape(self.shape).to(self.dtype)

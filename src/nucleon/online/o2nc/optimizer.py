@@ -13,7 +13,7 @@ block-diagonal matrix: they share the lengths s and τ, their nuclear norms add.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast, overload
 
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from nucleon import _checks, noise
 from nucleon.online.learners import Learner
 from nucleon.online.learners.base import undone_on_error
+from nucleon.online.saving import packed, unpacked
 from nucleon.online.theory import o2nc_radius
 from nucleon.optim.average import swapped
 from nucleon.optim.engines.work import EXPONENTIAL_STREAM
@@ -216,61 +217,34 @@ class O2NC(Optimizer):
         return {**super().__getstate__(), **own}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the rest of the process depends on, the weights excepted, as copies."""
-        found = super().state_dict()
-        found["state"] = {
-            key: {name: value.clone() for name, value in state.items()}
-            for key, state in found["state"].items()
-        }
+        """Return everything the rest of the process depends on, the weights excepted, as copies."""
         learners = [learner.state_dict() for learner in self.learners]
-        return {**found, "round": self.round, "learners": learners}
+        return {**packed(self._tensors(), self._facts()), "learners": learners}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state of the same process; refuse any other, changing nothing."""
         if self.swapped:
             raise RuntimeError("the parameters hold an average now; load after leaving the swap")
-        own = {k: v for k, v in self.param_groups[0].items() if k not in ("params", "param_names")}
-        saved: Mapping[str, Any] = (state_dict.get("param_groups") or [{}])[0]
-        for name in ("nucleon", *own):
-            if saved.get(name) != own[name]:
-                raise ValueError(
-                    f"the state has {name}={saved.get(name)!r}, this process {own[name]!r}; load "
-                    f"it into an O2NC built like the one that saved it"
-                )
-        averages = [self._saved(state_dict, i, param) for i, param in enumerate(self.params)]
-        count = _checks.count("round", cast(int, state_dict.get("round")), minimum=0)
-        if count > self.rounds:
-            raise ValueError(
-                f"the state is damaged: round={count} exceeds rounds={self.rounds}; load one that "
-                f"state_dict() returned"
-            )
-        states: Sequence[Mapping[str, Any]] = state_dict.get("learners", ())
-        if len(states) != len(self.learners):
-            raise ValueError(f"the state has {len(states)} learners, expected {len(self.learners)}")
+        own = dict(state_dict)
+        states = own.pop("learners", ())
+        tensors = unpacked(own, self._tensors(), self._facts())
         with undone_on_error(*self.learners):
             for learner, state in zip(self.learners, states, strict=True):
                 learner.load_state_dict(state)
-                if learner.rounds != count:
-                    raise ValueError(
-                        f"the state is damaged: round={count}, but a learner has "
-                        f"rounds={learner.rounds}; load one that state_dict() returned"
-                    )
-        self.round = count
-        for param, tensors in zip(self.params, averages, strict=True):
-            self.state[param] = tensors
+        self.round = self.learners[0].rounds
+        for index, param in enumerate(self.params):
+            self.state[param] = {n: tensors[f"{n}.{index}"] for n in ("average", "output")}
 
-    def _saved(self, state_dict: Mapping[str, Any], index: int, param: Tensor) -> dict[str, Tensor]:
-        saved = state_dict.get("state", {}).get(index, {})
-        for name in ("average", "output"):
-            value = saved.get(name)
-            if not isinstance(value, Tensor) or value.shape != param.shape:
-                raise ValueError(
-                    f"the state's {name} of parameter {index} must have the shape "
-                    f"{tuple(param.shape)}, got {getattr(value, 'shape', value)!r}"
-                )
-            _checks.finite(f"the state's {name} of parameter {index}", value)
-        device = param.device
-        return {n: saved[n].to(device, torch.float64, copy=True) for n in ("average", "output")}
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{index}": value
+            for index, param in enumerate(self.params)
+            for name, value in self.state[param].items()
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        group = self.param_groups[0]
+        return {name: x for name, x in group.items() if name not in ("params", "param_names")}
 
     # ------------------------------------------------------------------ making it
 

@@ -67,10 +67,9 @@ class CurvatureLearner:
                 f"singular matrix, got {self.L / self.mu:.3g}; take dtype=torch.float64 or a "
                 f"larger mu"
             )
-        self.ledger = self.learner.ledger()
-        """Of the game on X_t, with losses in units of (L−μ)²/2."""
-        self._losses = self.ledger.loss.clone()
-        self._outer, self._cross = (torch.zeros_like(self.ledger.total) for _ in range(2))
+        ledger = self.learner.ledger  # of the game on X_t, with losses in units of (L−μ)²/2
+        self._losses = ledger.loss.clone()
+        self._outer, self._cross = (torch.zeros_like(ledger.total) for _ in range(2))
         self._square = torch.zeros_like(self._losses)
 
     @torch.no_grad()
@@ -110,7 +109,7 @@ class CurvatureLearner:
     def loss_of(self, matrix: Tensor) -> Tensor:
         """Σγ^{T-t}ℓ_t(B) of one symmetric `matrix` B in hindsight, float64."""
         n = self.learner.shape[-1]
-        matrix = _checks.symmetric("matrix", matrix, size=n).to(self.ledger.total)
+        matrix = _checks.symmetric("matrix", matrix, size=n).to(self.learner.ledger.total)
         bent = matrix @ self._outer - 2 * self._cross
         return ((matrix * bent).sum() + self._square).clamp(min=0) / 2
 
@@ -121,16 +120,17 @@ class CurvatureLearner:
 
     def regret(self) -> Tensor:
         """Σγ^{T-t}⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set."""
-        return self._unit * self.ledger.regret()
+        return self._unit * self.learner.ledger.regret()
 
     def certificate(self) -> Certificate:
         """`regret` beside the learner's bound, in the units of the losses ℓ_t.
 
         The gradients depend on the actions, so no learner that needs an oblivious stream has one.
         """
-        found, unit = self.learner.certificate(self.ledger), self._unit
-        lower = None if found.lower is None else unit * found.lower
-        return replace(found, regret=unit * found.regret, bound=unit * found.bound, lower=lower)
+        certificate, unit = self.learner.certificate(), self._unit
+        names = ("regret", "bound", "lower", "excess")
+        scaled = {n: x for n in names if (x := getattr(certificate, n)) is not None}
+        return replace(certificate, **{name: unit * value for name, value in scaled.items()})
 
     @property
     def _unit(self) -> float:
@@ -147,7 +147,6 @@ class CurvatureLearner:
         gradient = -torch.outer(residual, direction) / (2 * self.half)
         gradient = (gradient + gradient.mT) / 2
         self.learner.observe(gradient)
-        self.ledger.record(gradient, x)
         loss, discount = residual.double().square().sum() / 2, self.learner.discount
         u, target = direction.double(), (self.center * direction + slope).double()
         self._losses = discount * self._losses + loss

@@ -20,6 +20,7 @@ from nucleon import _checks, noise
 from nucleon.certificate import Certificate
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.online.learners import FAML, Learner
+from nucleon.online.regret import Ledger
 
 _NOISE_SEED = 0x726F746174696F6E
 _FRAME, _CLOUD, _ERRORS, _WRONG, _CHOICE = range(5)
@@ -91,7 +92,7 @@ class SignRounding:
 class OnlineRotations:
     """An online learner of orthogonal matrices from pairs (u, v), by any learner of the unit ball.
 
-    Its whole state is that of `learner` and `ledger`, which save and load it.
+    Its whole state is that of `learner`, which saves and loads it.
 
     Args:
         dimension: n.
@@ -110,7 +111,11 @@ class OnlineRotations:
                 f"radius must be 1, the orthogonal matrices' own, got {self.learner.radius!r}; "
                 f"leave it out"
             )
-        self.ledger = self.learner.ledger()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The learner's: its loss is Σγ^{T-t}⟨G_t, X_t⟩."""
+        return self.learner.ledger
 
     def matrix(self) -> Tensor:
         """X_t, the mean of what `rotation` draws; X_1 = 0, which is no opinion at all."""
@@ -124,12 +129,13 @@ class OnlineRotations:
         return drawn.to(self.learner.dtype)
 
     @torch.no_grad()
-    def observe(self, u: Tensor, v: Tensor) -> Tensor:
+    def observe(self, u: Tensor, v: Tensor, *, oblivious: bool = False) -> Tensor:
         """Take the pair v ≈ Ru, or k pairs as one round of their mean loss; the loss of X_t.
 
         Args:
             u: unit vector (n,), or k of them (k, n), of the learner's dtype and device.
             v: of the same shape, the i-th belonging to the i-th of u.
+            oblivious: True says that the pairs were fixed before the game (default False).
         """
         u, v = self._units("u", u), self._units("v", v)
         if u.shape != v.shape:
@@ -138,8 +144,7 @@ class OnlineRotations:
                 f"without a partner"
             )
         action, gradient = self.learner.play(), -(v.mT @ u) / len(u)
-        self.learner.observe(gradient)
-        self.ledger.record(gradient, action)
+        self.learner.observe(gradient, oblivious=oblivious)
         return 1 + (gradient.double() * action).sum()
 
     def best(self) -> Tensor:
@@ -161,13 +166,9 @@ class OnlineRotations:
         """Loss − best loss, exactly."""
         return self.ledger.regret()
 
-    def certificate(self, *, oblivious: bool = False) -> Certificate:
-        """The regret beside the learner's bound.
-
-        Args:
-            oblivious: whether all pairs were fixed before the game (default False).
-        """
-        return self.learner.certificate(self.ledger, oblivious=oblivious)
+    def certificate(self) -> Certificate:
+        """Return the regret beside the learner's bound."""
+        return self.learner.certificate()
 
     @property
     def _weight(self) -> float:

@@ -1,1 +1,1 @@
-"""Routing of the parameters of a model, and its explanation."""
+"""Where each parameter of a model goes, and why."""

@@ -13,7 +13,7 @@ from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.optim.engines.ledger import PREFIX, tolerance
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.engines.work import HasDirection, State, facts_of
+from nucleon.optim.engines.work import HasDirection, State, facts_of, gram_discount
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos, blocks
 from nucleon.optim.matrices.stacks import gram_key
@@ -35,6 +35,22 @@ def collect(
         for spec in [infos[param].axes]
     }
     return wire.merged(mine, "certificates") if placement.spread(groups) else mine
+
+
+def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why no certificate of some group will have a bound; None where all may have one."""
+    for group in groups:
+        if not group["certify"] or group["route"] != "matrix":
+            continue
+        if (reason := facts_of(optimizer).refusal) is not None:
+            return f"{optimizer.name} has no theorem that applies, since {reason}"
+        if not group.get("gradient_bound"):
+            return "pass gradient_bound=G with G ≥ ‖G_t‖_op, which the theorem needs"
+        if group["nesterov"] or not group.get("smoothing_scale", 1.0):
+            return "pass nesterov=False and smoothing_scale > 0, of which the theorem speaks"
+        if not math.isclose(gram_discount(group), group["momentum"], rel_tol=1e-12):
+            return "pass beta2=None for β₂ = β₁², of which the theorem speaks"
+    return None
 
 
 class Recorded(Protocol):
@@ -91,19 +107,22 @@ def _certificate(
     total, grams = exact(entries["total"]), [entries[gram_key(block)] for block in sections]
     norms = torch.cat([nuclear_norm(block.matrices(total)) for block in sections])
     bound = torch.cat([_bound(optimizer, entries, group, block) for block in sections])
-    squares = torch.cat([exact(g).diagonal(dim1=-2, dim2=-1).sum(-1) for g in grams])
     refusal = _refusal(optimizer, entries, group)
     if refusal is None and not bound.isfinite().all():
         refusal = "no theorem has a finite bound on this game"
-    place = "cpu" if group["placement"] == "owner" else bound.device  # they travel between ranks
-    return Certificate(
-        regret=(exact(entries["loss"]) + norms).to(place),
-        bound=bound.to(place),
-        theorem="none" if entries["began"].any() else facts_of(optimizer).theorem,
-        conditional_on=_conditions(optimizer, group, entries["loss"].dtype),
-        refusal=refusal,
-        lower=(squares / 2).sqrt().to(place),
-    )
+    measured = {
+        "regret": exact(entries["loss"]) + norms,
+        "bound": bound,
+        "largest": exact(entries["largest"]),
+        "excess": 2 * exact(entries["excess"]),
+        "gradient_bound": exact(entries["game"])[:, 2],
+        "lower": torch.cat([certificate.forced_regret(exact(gram)) for gram in grams]),
+    }
+    if group["placement"] == "owner":  # they travel between ranks
+        measured = {name: value.cpu() for name, value in measured.items()}
+    theorem = "none" if entries["began"].any() else facts_of(optimizer).theorem
+    skipped = int(state["skipped"].sum())
+    return Certificate(theorem=theorem, refusal=refusal, skipped=skipped, **measured)
 
 
 def _bound(
@@ -140,23 +159,6 @@ def _bound(
             excess=excess[alike],
         )
     return bound
-
-
-def _conditions(
-    optimizer: HasDirection, group: Mapping[str, Any], kept: torch.dtype
-) -> tuple[str, ...]:
-    conditions = ["skipped steps do not count"]
-    if group["momentum_dtype"] == torch.bfloat16:
-        conditions.append("rounding Ĝ to bfloat16 does not matter")
-    if kept != torch.float64:  # the device has no wider type
-        conditions.append("rounding the losses to float32 does not matter")
-    facts = facts_of(optimizer)
-    if facts.kernel is None:  # a direction of the user's own
-        if facts.refusal is None:  # and with it a theorem, which is taken on trust
-            conditions.append(f"the theorem of {type(optimizer).__name__} is true of its direction")
-    elif (chosen := group.get("method", "auto")) not in ("eigh", "svd"):
-        conditions.append(f"the iterations of method={chosen!r} have converged")
-    return tuple(conditions)
 
 
 def _refusal(
