@@ -89,7 +89,7 @@ def thirty_rounds(*arguments, **options):
     return plan
 
 
-SEARCH = {"starts": 2, "steps": 4, "replicates": 8}
+SEARCH = ({"starts": 2, "steps": 4, "replicates": 8},) * 2
 SHORT = {
     remark_unknown_bound: {"LENGTHS": ((30,), (30,)), "ROUNDS": (10, 10), "GAMES": (8, 8)},
     high_probability: {"ROUNDS": (6, 6), "ADAPTIVE_ROUNDS": (15, 15)},
@@ -98,15 +98,9 @@ SHORT = {
     thm_ftpl: {"WIDTH_SAMPLES": (64, 64)},
     tab_shampoo: {"SIDES": ((2,), (2,)), "HORIZONS": ((8, 16), (8, 16))},
     lemmas_shampoo: {"SHAPES": ((1, 1), (2, 3))},
-    lemmas_wishart: {"HESSIAN_SHAPES": ((1, 1), (2, 3)), "QUICK_SAMPLES": 800},
-    prop_tradeoff: {
-        "QUICK_MIXTURES": 1,
-        "QUICK_SEARCH": {"starts": 2, "steps": 4, "replicates": 8},
-    },
-    prop_admissibility: {
-        "QUICK_SEARCH": {"starts": 2, "steps": 4, "replicates": 8},
-        "CURVE_SAMPLES": 8,
-    },
+    lemmas_wishart: {"HESSIAN_SHAPES": ((1, 1), (2, 3)), "SAMPLES": (800, 800)},
+    prop_tradeoff: {"MIXTURES": (1, 1), "SEARCH": SEARCH},
+    prop_admissibility: {"SEARCH": SEARCH, "CURVE_SAMPLES": 8},
     fig_ripples: {"STEPS": 6},
     thm_leon: {"plan": thirty_rounds},
     app_rotations: {"QUICK_ROUNDS": 20, "QUICK_HIGH_ROUNDS": 10},

@@ -18,9 +18,12 @@ from nucleon.claims.games import (
     thm_gbpa,
     tightness,
 )
+from nucleon.claims.inequalities import prop_admissibility
 from nucleon.claims.oracle import mixtures
 from nucleon.online import game, streams, theory
+from nucleon.online.admissibility import search_admissibility
 from nucleon.online.learners import FAML, FTRL, AdaGradOGD, Shampoo
+from nucleon.online.potentials import Admissibility, Hyperbolic, Potential
 
 F64 = torch.float64
 QUICK = Run(Settings(quick=True), Silent())
@@ -275,3 +278,60 @@ def test_padding_leads_to_the_augmented_leader():
     found = thm_ftpl.padded_distances(QUICK, width)["distance"]
     ours = math.sqrt(draws / max(64, 8 * thm_ftpl.WIDTH_SAMPLES[1] // width))
     assert abs(found - distance) <= 5 * error * (1 + ours)
+
+
+def test_the_trade_off_has_closed_forms():
+    exact = {
+        "Hyperbolic": (math.sqrt(0.5), lambda c: np.sqrt(1 + c**2)),
+        "Regularized": (1.0, lambda c: np.where(c <= 1, 1.0, (c + 1 / c) / 2)),
+    }
+    for name, (middle, value) in exact.items():
+        curve = prop_admissibility.trade_off(name, prop_admissibility.POTENTIALS[name], 5)
+        values = value(middle * np.array(prop_admissibility.SCALES))
+        assert curve.values.numpy() == pytest.approx(values, rel=1e-6)
+        assert (curve.upper.numpy() >= (1 - 1e-12) * values).all()
+        least = math.sqrt(2 * curve.stated.alpha * curve.stated.beta)
+        assert curve.upper.min().item() == pytest.approx(least, rel=1e-12)
+
+
+class Stated(Potential):
+    """The hyperbolic potential with constants of somebody's choice."""
+
+    def __init__(self, alpha, beta):
+        self.base, self.stated = Hyperbolic(), Admissibility(alpha, beta)
+
+    def value(self, s, smoothing):
+        return self.base.value(s, smoothing)
+
+    def gradient(self, s, smoothing):
+        return self.base.gradient(s, smoothing)
+
+    def value_at_root(self, s, root):
+        return self.base.value_at_root(s, root)
+
+    def admissibility(self, m, n):
+        return self.stated
+
+
+@pytest.mark.parametrize(
+    ("constants", "missed"),
+    [
+        ((0.9, 1.0), "α: lower end/stated − 1"),
+        ((1.0, 0.9), "β: lower end/stated − 1"),
+        ((0.4, 1.0), "smallest αβ stated"),
+        ((1.2, 1.0), "Regularized, Hyperbolic: smallest α found/stated"),
+    ],
+)
+def test_wrong_constants_are_noticed(constants, missed):
+    potential, regular = Stated(*constants), prop_admissibility.POTENTIALS["Regularized"]
+    search = search_admissibility(potential, 2, 5, starts=4, steps=60)
+    curves = [
+        prop_admissibility.trade_off(name, p, 0)
+        for name, p in (("Regularized", regular), ("Hyperbolic", potential))
+    ]
+    rows = Rows([Row(potential="Hyperbolic", shape=(2, 5), search=search)])
+    checks = [
+        *prop_admissibility.constants_checks(rows),
+        *prop_admissibility.curve_checks(curves),
+    ]
+    assert missed in {check.name for check in checks if not check.passed}

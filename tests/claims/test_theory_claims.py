@@ -9,69 +9,9 @@ import pytest
 import scipy.optimize
 import torch
 
-from nucleon.claims.inequalities import prop_admissibility
 from nucleon.claims.timing import cost_model
-from nucleon.online.admissibility import search_admissibility
-from nucleon.online.potentials import Admissibility, Hyperbolic, Potential
 
 F64 = torch.float64
-
-
-# ---- prop-admissibility ------------------------------------------------------------------------
-
-
-def test_the_trade_off_has_closed_forms():
-    exact = {
-        "Hyperbolic": (math.sqrt(0.5), lambda c: np.sqrt(1 + c**2)),
-        "Regularized": (1.0, lambda c: np.where(c <= 1, 1.0, (c + 1 / c) / 2)),
-    }
-    for name, (middle, value) in exact.items():
-        curve = prop_admissibility.trade_off(name, prop_admissibility.POTENTIALS[name], 5)
-        values = value(middle * np.array(prop_admissibility.SCALES))
-        assert curve.values.numpy() == pytest.approx(values, rel=1e-6)
-        assert (curve.upper.numpy() >= (1 - 1e-12) * values).all()
-        least = math.sqrt(2 * curve.stated.alpha * curve.stated.beta)
-        assert curve.upper.min().item() == pytest.approx(least, rel=1e-12)
-
-
-class Stated(Potential):
-    """The hyperbolic potential with constants of somebody's choice."""
-
-    def __init__(self, alpha, beta):
-        self.base, self.stated = Hyperbolic(), Admissibility(alpha, beta)
-
-    def value(self, s, smoothing):
-        return self.base.value(s, smoothing)
-
-    def gradient(self, s, smoothing):
-        return self.base.gradient(s, smoothing)
-
-    def value_at_root(self, s, root):
-        return self.base.value_at_root(s, root)
-
-    def admissibility(self, m, n):
-        return self.stated
-
-
-@pytest.mark.parametrize(
-    ("constants", "missed"),
-    [
-        ((0.9, 1.0), "α: lower end/stated − 1"),
-        ((1.0, 0.9), "β: lower end/stated − 1"),
-        ((0.4, 1.0), "smallest αβ stated"),
-        ((1.2, 1.0), "Regularized, Hyperbolic: smallest α found/stated"),
-    ],
-)
-def test_wrong_constants_are_noticed(constants, missed):
-    potential, regular = Stated(*constants), prop_admissibility.POTENTIALS["Regularized"]
-    search = search_admissibility(potential, 2, 5, starts=4, steps=60)
-    curves = [
-        prop_admissibility.trade_off(name, p, 0)
-        for name, p in (("Regularized", regular), ("Hyperbolic", potential))
-    ]
-    found = prop_admissibility.Found("Hyperbolic", (2, 5), search)
-    made = prop_admissibility.checks([found], curves)
-    assert missed in {check.name for check in made if not check.passed}
 
 
 # ---- cost-model --------------------------------------------------------------------------------

@@ -425,6 +425,18 @@ def names(optimizer, group):
     return [optimizer.infos[p].name for p in group["params"]]
 
 
+def test_rates_that_are_tensors_of_their_own_keep_groups_apart():
+    """A schedule may change each by itself, though they are equal at first."""
+    rates = {"0.weight": torch.tensor(0.5), "1.weight": torch.tensor(0.5)}
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    optimizer = nucleon.Leon.for_model(
+        model, head=None, overrides=lambda name, *_: {"lr": rates[name]}
+    )
+    assert {names(optimizer, g)[0]: id(g["lr"]) for g in optimizer.param_groups} == {
+        name: id(rate) for name, rate in rates.items()
+    }
+
+
 @pytest.mark.parametrize("optimizer", [nucleon.Leon, nucleon.Muon, nucleon.Pion])
 def test_help_shows_what_for_model_takes_and_does_with_it(optimizer):
     shown = pydoc.plain(pydoc.render_doc(optimizer.for_model))

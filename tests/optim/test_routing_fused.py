@@ -373,7 +373,9 @@ WHOLE = {
     "told": lambda: Holder({"to_out": linear(24)}),
     "a first map as wide as two": lambda: Holder({"fc1": linear(32), "fc2": linear(8, 16)}),
     "an in_proj of no state space": lambda: Holder({"in_proj": linear(24), "out_proj": linear(8)}),
-    "an adaLN with maps of other widths": lambda: MyAdaLayerNorm({"down": linear(4)}),
+    "an adaLN with maps of other widths": lambda: MyAdaLayerNorm(
+        {"down": linear(4), "same": linear(8), "up": linear(80)}
+    ),
     "names of maps apart": lambda: Holder({"qkv": nn.ModuleDict({n: linear(8) for n in "qkv"})}),
 }
 

@@ -11,7 +11,7 @@ from nucleon import noise
 from nucleon.claims.engine import Check, Item, Row, Rows, at_most, label, worst
 from nucleon.claims.oracle import bounds, learners, twins
 from nucleon.claims.oracle.algebra import Array, nuclear
-from nucleon.online import streams
+from nucleon.online import streams, theory
 from nucleon.online.learners import (
     FAML,
     FTL,
@@ -52,6 +52,12 @@ def largest(values: float | Array) -> float:
 def close(name: str, *errors: float | Array, limit: float = EXACT) -> Check:
     """Check that no difference from the oracle is larger than a limit."""
     return at_most(name, map(largest, errors), limit)
+
+
+def sides_of(sides: theory.Sides, wanted: tuple[float, float]) -> dict[str, float]:
+    """Return left over right of an inequality, and the larger relative distance to the oracle's."""
+    apart = (abs(mine.item() / other - 1) for mine, other in zip(sides, wanted, strict=True))
+    return {"share": (sides.left / sides.right).item(), "apart": worst(apart)}
 
 
 def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Row:

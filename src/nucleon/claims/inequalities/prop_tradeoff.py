@@ -1,7 +1,7 @@
 """prop-tradeoff: αβ ≥ ½ for random admissible mixtures of smoothings (Proposition 3.3)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,21 +9,23 @@ import torch
 from torch import Tensor
 
 from nucleon import noise
-from nucleon.claims import agreement
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings, one_thread, worst
+from nucleon.claims.beside import largest
+from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most, notes, worst
 from nucleon.claims.oracle import bounds, lemma, mixtures
-from nucleon.claims.shown import Figure, Panel, Series, Table, records
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import theory
-from nucleon.online.admissibility import AdmissibilitySearch, search_admissibility
+from nucleon.online.admissibility import search_admissibility
 from nucleon.online.potentials import Admissibility, Hyperbolic, Potential, Regularized
 
 F64 = torch.float64
 SHAPE = (2, 3)
-MIXTURES, QUICK_MIXTURES = 6, 2
+MIXTURES = (6, 2)
 POINTS = 200
-COMPARED = 8  # of them, with the reference
-SEARCH: dict[str, Any] = {"starts": 4, "steps": 60, "replicates": 8}
-QUICK_SEARCH: dict[str, Any] = {"starts": 4, "steps": 40, "replicates": 8}
+COMPARED = 8  # of them, with the oracle
+SEARCH: tuple[dict[str, Any], dict[str, Any]] = (
+    {"starts": 4, "steps": 60, "replicates": 8},
+    {"starts": 4, "steps": 40, "replicates": 8},
+)
 ROUNDING = 1e-6  # relative, of the solver's gap in Ψ
 CLOSE = 0.98  # of a product of constants that a search has found from below
 
@@ -52,7 +54,7 @@ class Mixture(Potential):
         return self._sum(lambda part, c: part.value_at_root(s, c * root))
 
     def admissibility(self, m: int, n: int) -> Admissibility:
-        """The mixed constants."""
+        """Return the mixed constants."""
         alpha = beta = 0.0
         for part, weight, scale in zip(self.parts, self.weights, self.scales, strict=True):
             constants = part.admissibility(m, n)
@@ -67,62 +69,8 @@ class Mixture(Potential):
         return torch.stack(terms).sum(0)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One mixture: its constants, what a search finds of them, and the two inequalities."""
-
-    mixture: Mixture
-    stated: Admissibility
-    found: AdmissibilitySearch
-    dominance: float
-    """The smallest Ψ(X; L)/‖X‖_* over random points."""
-    ceiling: float
-    """The largest Ψ(X; L)/(α Tr L + β/2·Tr XᵀL⁻¹X)."""
-    least: float
-    """(α Tr L + β/2·Tr XᵀL⁻¹X)/‖X‖_* at the proof's L, over √(2αβ)."""
-    cauchy: float
-    """αβ/(Σw√(α_iβ_i))²."""
-    apart: float
-    """The largest relative distance of constants, Ψ and ceilings to the reference's."""
-
-
-@one_thread()
-def run(settings: Settings, progress: Progress) -> Result:
-    """Draw mixtures, search their constants, and hold the proof's inequalities to random points."""
-    seeds = settings.seed_range(MIXTURES, QUICK_MIXTURES)
-    progress.begin(len(seeds), "mixtures")
-    measured = list[Measured]()
-    for seed in seeds:
-        measured.append(measure(drawn(seed), seed, settings.quick))
-        progress.advance(1, f"αβ = {measured[-1].stated.product:.3f}")
-    return Result(
-        checks=checks(measured),
-        tables=(_table(measured),),
-        figures=(_figure(measured),),
-        records=records(
-            measured,
-            {
-                "weights": lambda m: list(m.mixture.weights),
-                "scales": lambda m: list(m.mixture.scales),
-                "alpha": lambda m: [m.stated.alpha, m.found.alpha.found],
-                "beta": lambda m: [m.stated.beta, m.found.beta.found],
-                "dominance": lambda m: m.dominance,
-                "ceiling": lambda m: m.ceiling,
-            },
-        ),
-        notes=(
-            "A mixture of admissible smoothings at different scales of L is admissible with the "
-            "mixed constants. By Cauchy–Schwarz their product is at least (Σw_i√(α_iβ_i))² ≥ ½, "
-            "with equality for the regularized smoothing alone: mixing never helps.",
-            "The proof puts Ψ(X; L) between ‖X‖_* and α Tr L + β/2·Tr XᵀL⁻¹X and takes "
-            "L = √(β/2α)·√(XXᵀ), where the latter is √(2αβ)‖X‖_*. A pair with αβ < ½ would put the "
-            "ceiling below the floor.",
-        ),
-    )
-
-
 def drawn(seed: int) -> Mixture:
-    """Three parts, regularized and hyperbolic, with random weights and scales over two decades."""
+    """Return regularized and hyperbolic parts, with random weights and scales over two decades."""
     uniform = noise.uniform((6,), seed=seed, stream=7, dtype=F64).tolist()
     weights = [-math.log(u) for u in uniform[:3]]
     scales = [10 ** (2 * u - 1) for u in uniform[3:]]
@@ -130,11 +78,32 @@ def drawn(seed: int) -> Mixture:
     return Mixture(parts, tuple(w / sum(weights) for w in weights), tuple(scales))
 
 
-def measure(mixture: Mixture, seed: int, quick: bool) -> Measured:
-    """Search and inequalities of one mixture, and the reference's values at the same points."""
+def points(seed: int) -> tuple[Tensor, Tensor]:
+    """Return random X and roots L of sizes over two decades."""
+    x = noise.normal((POINTS, *SHAPE), seed=seed, stream=8, dtype=F64)
+    factor = noise.normal((POINTS, SHAPE[0], SHAPE[0]), seed=seed, stream=9, dtype=F64)
+    sizes = 10 ** (2 * noise.uniform((POINTS, 1, 1), seed=seed, stream=10, dtype=F64) - 1)
+    return x, sizes * (factor @ factor.mT + 0.1 * torch.eye(SHAPE[0], dtype=F64))
+
+
+def again(mixture: Mixture) -> list[mixtures.Part]:
+    """Return the oracle's parts of a mixture."""
+    regularized = (lemma.regularized_value, bounds.REGULARIZED)
+    kinds = (regularized, (lemma.hyperbolic_value, bounds.HYPERBOLIC), regularized)
+    weighted = zip(kinds, mixture.weights, mixture.scales, strict=True)
+    return [(*kind, weight, scale) for kind, weight, scale in weighted]
+
+
+def evaluated(run: Run, seed: int) -> dict[str, Any]:
+    """Search the constants of one mixture, and evaluate the proof's inequalities and the oracle.
+
+    `dominance` is the smallest Ψ(X; L)/‖X‖_* over random points, `ceiling` the largest Ψ(X; L)
+    over α Tr L + β/2·Tr XᵀL⁻¹X, `least` the latter over √(2αβ)‖X‖_* at the proof's L, `cauchy`
+    αβ/(Σw√(α_iβ_i))², and `apart` the largest relative distance to the oracle.
+    """
+    mixture = drawn(seed)
     stated = mixture.admissibility(*SHAPE)
-    options = QUICK_SEARCH if quick else SEARCH
-    found = search_admissibility(mixture, *SHAPE, seed=seed, **options)
+    search = search_admissibility(mixture, *SHAPE, seed=seed, **run.pick(SEARCH))
     x, roots = points(seed)
     constants = {"alpha": stated.alpha, "beta": stated.beta}
     ceiling = theory.admissibility_tradeoff(x, roots, **constants).right
@@ -152,97 +121,73 @@ def measure(mixture: Mixture, seed: int, quick: bool) -> Measured:
         ceiling.numpy() / mixtures.ceiling(x.numpy(), roots.numpy(), pair) - 1,
         tight.left.numpy() / norms.numpy() - 1,
     )
-    return Measured(
-        mixture,
-        stated,
-        found,
-        (value / norms).min().item(),
-        (value / ceiling).max().item(),
-        (tight.right / tight.left).mean().item() / math.sqrt(2 * stated.product),
-        stated.product / mixtures.least_product(parts),
-        worst(map(agreement.largest, differences)),
-    )
+    return {
+        "weights": mixture.weights,
+        "scales": mixture.scales,
+        "stated": stated,
+        "search": search,
+        "alpha": search.alpha.found,
+        "beta": search.beta.found,
+        "product": stated.product,
+        "found": search.alpha.found * search.beta.found,
+        "dominance": (value / norms).min().item(),
+        "ceiling": (value / ceiling).max().item(),
+        "least": (tight.right / tight.left).mean().item() / math.sqrt(2 * stated.product),
+        "cauchy": stated.product / mixtures.least_product(parts),
+        "apart": worst(map(largest, differences)),
+    }
 
 
-def points(seed: int) -> tuple[Tensor, Tensor]:
-    """Random X and roots L of sizes over two decades."""
-    x = noise.normal((POINTS, *SHAPE), seed=seed, stream=8, dtype=F64)
-    factor = noise.normal((POINTS, SHAPE[0], SHAPE[0]), seed=seed, stream=9, dtype=F64)
-    sizes = 10 ** (2 * noise.uniform((POINTS, 1, 1), seed=seed, stream=10, dtype=F64) - 1)
-    return x, sizes * (factor @ factor.mT + 0.1 * torch.eye(SHAPE[0], dtype=F64))
+def measure(run: Run) -> Iterator[Item]:
+    """Draw mixtures, search their constants, and evaluate the proof's inequalities."""
+    points = [{"seed": seed} for seed in run.seeds(MIXTURES)]
+    rows = run.each(points, lambda seed: evaluated(run, seed), "mixtures")
+    yield at_least("smallest αβ stated", rows.column("product"), 0.5)
+    yield at_least("smallest αβ/(Σw√(α_iβ_i))²", rows.column("cauchy"), 1 - 1e-12)
+    name = "α, β, Ψ and ceilings against the reference's"
+    yield at_most(name, rows.column("apart"), ROUNDING)
+    estimates = [e for row in rows for e in (row.search.alpha, row.search.beta)]
+    lower = [e.interval[0] / e.stated for e in estimates]
+    yield at_most("largest constant found/stated, lower end", lower, 1.0)
+    upper = [r.search.alpha.interval[1] * r.search.beta.interval[1] for r in rows]
+    yield at_least("smallest αβ found, upper end", upper, 0.5 * CLOSE**2)
+    yield at_least("smallest Ψ/‖X‖_*", rows.column("dominance"), 1 - ROUNDING)
+    yield at_most("largest Ψ/ceiling", rows.column("ceiling"), 1 + ROUNDING)
+    name = "ceiling/(√(2αβ)‖X‖_*) at the proof's L, farthest from 1"
+    yield at_most(name, [abs(row.least - 1) for row in rows], 1e-9)
 
-
-def again(mixture: Mixture) -> list[mixtures.Part]:
-    """The reference's parts of a mixture."""
-    regularized = (lemma.regularized_value, bounds.REGULARIZED)
-    kinds = (regularized, (lemma.hyperbolic_value, bounds.HYPERBOLIC), regularized)
-    weighted = zip(kinds, mixture.weights, mixture.scales, strict=True)
-    return [(*kind, weight, scale) for kind, weight, scale in weighted]
-
-
-def checks(measured: list[Measured]) -> tuple[Check, ...]:
-    """No pair below ½, none refuted, found from below, and the proof's inequalities."""
-    products = [m.stated.product for m in measured]
-    above = [
-        estimate.interval[0] / estimate.stated
-        for m in measured
-        for estimate in (m.found.alpha, m.found.beta)
-    ]
-    upper = [m.found.alpha.interval[1] * m.found.beta.interval[1] for m in measured]
-    return (
-        Check.at_least("smallest αβ stated", products, 0.5),
-        Check.at_least("smallest αβ/(Σw√(α_iβ_i))²", (m.cauchy for m in measured), 1 - 1e-12),
-        Check.at_most(
-            "α, β, Ψ and ceilings against the reference's", (m.apart for m in measured), ROUNDING
-        ),
-        Check.at_most("largest constant found/stated, lower end", above, 1.0),
-        Check.at_least("smallest αβ found, upper end", upper, 0.5 * CLOSE**2),
-        Check.at_least("smallest Ψ/‖X‖_*", (m.dominance for m in measured), 1 - ROUNDING),
-        Check.at_most("largest Ψ/ceiling", (m.ceiling for m in measured), 1 + ROUNDING),
-        Check.at_most(
-            "ceiling/(√(2αβ)‖X‖_*) at the proof's L, farthest from 1",
-            (abs(m.least - 1) for m in measured),
-            1e-9,
-        ),
-    )
-
-
-def _table(measured: list[Measured]) -> Table:
-    def list_of(values: tuple[float, ...]) -> str:
-        return ", ".join(f"{v:.2g}" for v in values)
-
-    return Table.listing(
+    yield rows.listing(
         "Mixtures of Regularized, Hyperbolic and Regularized",
-        measured,
         {
-            "weights": lambda m: list_of(m.mixture.weights),
-            "scales": lambda m: list_of(m.mixture.scales),
-            "α stated": lambda m: m.stated.alpha,
-            "α found": lambda m: m.found.alpha.found,
-            "β stated": lambda m: m.stated.beta,
-            "β found": lambda m: m.found.beta.found,
-            "αβ stated": lambda m: m.stated.product,
-            "αβ found": lambda m: m.found.alpha.found * m.found.beta.found,
+            "weights": lambda row: ", ".join(f"{v:.2g}" for v in row.weights),
+            "scales": lambda row: ", ".join(f"{v:.2g}" for v in row.scales),
+            "α stated": lambda row: row.stated.alpha,
+            "α found": "alpha",
+            "β stated": lambda row: row.stated.beta,
+            "β found": "beta",
+            "αβ stated": "product",
+            "αβ found": "found",
         },
     )
-
-
-def _figure(measured: list[Measured]) -> Figure:
-    ordered = sorted(measured, key=lambda m: m.stated.product)
+    ordered = Rows(sorted(rows, key=lambda row: row.product))
     x = [float(k) for k in range(1, len(ordered) + 1)]
     lines = (
-        Series("stated", x, [m.stated.product for m in ordered], style=4),
-        Series(
-            "found by search",
-            x,
-            [m.found.alpha.found * m.found.beta.found for m in ordered],
-            style=0,
-        ),
+        Series("stated", x, ordered.column("product"), style=4),
+        Series("found by search", x, ordered.column("found"), style=0),
         Series("½, the least there is", x, [0.5] * len(x), style=6),
     )
     panel = Panel("random mixtures, by αβ", "mixture", "αβ", lines, y_scale="log", marked=True)
     caption = "No mixture has a product below ½, neither stated nor found."
-    return Figure("products", "αβ of random mixtures", caption, (panel,))
+    yield Figure("products", "αβ of random mixtures", caption, (panel,))
+    yield from notes("""
+        A mixture of admissible smoothings at different scales of L is admissible with the mixed
+        constants. By Cauchy–Schwarz their product is at least (Σw_i√(α_iβ_i))² ≥ ½, with equality
+        for the regularized smoothing alone: mixing never helps.
+
+        The proof puts Ψ(X; L) between ‖X‖_* and α Tr L + β/2·Tr XᵀL⁻¹X and takes L =
+        √(β/2α)·√(XXᵀ), where the latter is √(2αβ)‖X‖_*. A pair with αβ < ½ would put the ceiling
+        below the floor.
+    """)
 
 
 CLAIM = Claim(
@@ -256,7 +201,6 @@ CLAIM = Claim(
         "points ‖X‖_* ≤ Ψ(X; L) ≤ α Tr L + β/2·Tr XᵀL⁻¹X to 1e-6, and at the proof's L the last is "
         "√(2αβ)‖X‖_* to 1e-9; α, β, Ψ and the ceilings are the reference's to 1e-6."
     ),
-    run=run,
-    seconds=45,
-    quick_seconds=9,
+    measure=measure,
+    seconds=(45, 9),
 )

@@ -1,1 +1,1 @@
-"""Where each parameter of a model goes, and why."""
+"""Routing of the parameters of a model, and its explanation."""

@@ -46,16 +46,16 @@ def layouts(parent: nn.Module | None, name: str, rows: int, columns: int) -> dic
         return None
     mixes = any(hasattr(parent, child) for child in ("dt_proj", "A_log"))
     if name in ("in_proj", "x_proj") and mixes:
-        found = _of_state_space(parent, name, rows)
+        words = _of_state_space(parent, name, rows)
     elif _MODULATION.search(type(parent).__name__) or _MODULATION.search(name):
         if rows % columns or not 2 <= rows // columns <= 9:
             return None
-        found = iter([("shifts, scales and gates one after the other", f"(b={rows // columns} r)")])
+        words = iter([("shifts, scales and gates one after the other", f"(b={rows // columns} r)")])
     elif named(name):
-        found = _of_attention(parent, name, rows, columns)
+        words = _of_attention(parent, name, rows, columns)
     else:
         return None
-    return {meaning: word for meaning, word in found if _fits(word, rows)}
+    return {meaning: word for meaning, word in words if _fits(word, rows)}
 
 
 def _of_attention(parent: Any, name: str, rows: int, columns: int) -> Iterator[tuple[str, str]]:

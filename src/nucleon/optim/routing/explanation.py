@@ -1,4 +1,4 @@
-"""A table of where each parameter goes and why, for people, notebooks and logs."""
+"""Explanation of a routing: a table for people, notebooks and logs."""
 
 import html
 import math
@@ -16,16 +16,16 @@ class Row:
     name: str
     shape: tuple[int, ...]
     axes: str | None
-    """Which axes are rows, columns and batch; None where it is not read as matrices."""
+    """The axes of a matrix, see `nucleon.optim.matrices.axes`; None on other routes."""
     route: str
     """"matrix", "adamw" or "frozen"."""
     reason: str
     state_bytes: int
-    """What the optimizer keeps for it now."""
+    """Size of its present state."""
     method: str
 
     def cells(self) -> tuple[str, ...]:
-        """As text, in the order of HEADINGS."""
+        """Return the row as text, in the order of HEADINGS."""
         shape = "×".join(map(str, self.shape)) or "scalar"
         state = size(self.state_bytes)
         return self.name, shape, self.axes or "", self.route, self.method, state, self.reason
@@ -46,7 +46,7 @@ class Explanation:
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Row:
-        """The row of a parameter."""
+        """Return the row of a parameter."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -54,17 +54,17 @@ class Explanation:
 
     @property
     def totals(self) -> dict[str, dict[str, int]]:
-        """For each route its parameters, their entries and the bytes of state."""
-        found: dict[str, dict[str, int]] = {}
+        """The parameters of each route, their entries and the bytes of state."""
+        totals: dict[str, dict[str, int]] = {}
         for row in self.rows:
-            total = found.setdefault(row.route, {"parameters": 0, "entries": 0, "state_bytes": 0})
+            total = totals.setdefault(row.route, {"parameters": 0, "entries": 0, "state_bytes": 0})
             total["parameters"] += 1
             total["entries"] += math.prod(row.shape)
             total["state_bytes"] += row.state_bytes
-        return found
+        return totals
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers, as JSON takes them."""
+        """Return plain dicts, lists, strings and numbers, as JSON takes them."""
         rows = [{**asdict(row), "shape": list(row.shape)} for row in self.rows]
         return {
             "optimizer": self.optimizer,
@@ -101,12 +101,12 @@ class Explanation:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """A number of things as people write it: "1 parameter", "2 parameters"."""
+    """Return a number of things as people write it: "1 parameter", "2 parameters"."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as people read it."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

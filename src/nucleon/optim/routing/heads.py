@@ -28,7 +28,7 @@ NAMES = {
     *("output_projection", "qa_outputs", "score", "to_logits", "unembed", "value_net"),
 }
 _WORDS = {"head", "heads", "classifier", "classifiers", "logits"}
-"""In "head_dist", "aux_head", "policy_head" and the like."""
+"""Words of "head_dist", "aux_head", "policy_head" and the like."""
 _NO_HEAD = {
     *("attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"),
     *("conv", "pre", "roi"),

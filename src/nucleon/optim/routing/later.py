@@ -11,12 +11,12 @@ from nucleon.optim.matrices.parameters import canonical, root_of
 from nucleon.optim.routing import routing
 
 _OWN = ("params", "aux_lr", "aux", "head", "overrides")
-"""What a group may say to `for_model`; the rest are options of the method."""
+"""Arguments of `for_model` in a group; the rest are options of the method."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """How an optimizer was routed, for what is added to it."""
+    """Arguments of `for_model`, which route parameters that are added later."""
 
     model: "weakref.ref[nn.Module]"
     lr: Any
@@ -27,16 +27,16 @@ class Later:
     """The options that a matrix may have."""
 
     def groups(self, group: Mapping[str, Any], taken: Mapping[Tensor, str]) -> list[dict[str, Any]]:
-        """The groups that a module, or parameters of the model, make: matrices and the rest.
+        """Return the groups of a module, or of parameters of the model: matrices and the rest.
 
-        An lr that is given is that of the matrices; without an aux_lr, AdamW's keeps its ratio.
+        The lr of the group is that of the matrices; without an aux_lr, AdamW's keeps its ratio.
 
         Args:
             group: "params", a module or parameters with or without names, and options; those of
                 `for_model` too.
             taken: parameters that the optimizer has, with their names.
         """
-        found = self._routed(group, taken)
+        routed = self._routed(group, taken)
         options = {name: value for name, value in group.items() if name not in _OWN}
         routing.check_names("param_group", options, self.known | {"initial_lr"})
         lr = options.pop("lr", self.lr)
@@ -44,7 +44,7 @@ class Later:
         aux_lr = group.get("aux_lr", lr * ratio if "lr" in group else self.aux_lr)
         aux = group.get("aux", self.given["aux"]) or {}
         shared = {name: options[name] for name in ("maximize", "nonfinite") if name in options}
-        return found.groups({**options, "lr": lr}, {**shared, **aux, "lr": aux_lr})
+        return routed.groups({**options, "lr": lr}, {**shared, **aux, "lr": aux_lr})
 
     def _routed(self, group: Mapping[str, Any], taken: Mapping[Tensor, str]) -> routing.Routed:
         given, model = group["params"], self.model()
@@ -64,13 +64,13 @@ class Later:
             strange = [name for param, name in wanted.items() if param not in known]
             raise ValueError(
                 f"{', '.join(strange)} of params is not in the model, so that nothing tells where "
-                f'it goes; pass its module, or a name and a rule with it, as in {{"params": '
+                f'it goes; pass its module, or a name and a route with it, as in {{"params": '
                 f'[("extra.weight", parameter)], "route": "adamw"}}, or "matrix"'
             )
-        # A module beside the model has no output head that is looked for, nor its overrides.
+        # The head and the overrides are those of the model.
         alone = {"aux": arguments["aux"], "head": None, "overrides": None}
         alone |= {name: group[name] for name in alone if name in group}
-        found = routing.routed(given, **alone, known=self.known)
+        routed = routing.routed(given, **alone, known=self.known)
         root = root_of(wanted.values())
         names = {canonical(name, root) for name in wanted.values()} & set(taken.values())
         if names:
@@ -78,11 +78,11 @@ class Later:
                 f"the optimizer has other parameters named {', '.join(sorted(names))}; put the "
                 f"module into the model before it is added, so that its names are its own"
             )
-        return found
+        return routed
 
 
 def _parameters(given: Any) -> dict[Tensor, str]:
-    """The parameters of a module or a list, with names."""
+    """Return the parameters of a module or a list, with names."""
     if isinstance(given, nn.Module):
         return {param: name for name, param in given.named_parameters()}
     items = [given] if isinstance(given, Tensor) else list(given)

@@ -14,7 +14,7 @@ _SCALED = {
     "_WeightNorm": ("original1", "weight_norm"),
     "_SpectralNorm": ("original", "spectral_norm"),
 }
-"""By the class of a parametrization, the parameter that is the weight up to a scale."""
+"""{class of a parametrization: (parameter that is the weight up to a scale, its name)}."""
 _LENGTHS = "the lengths of weight_norm"
 
 

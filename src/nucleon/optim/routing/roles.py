@@ -56,8 +56,8 @@ def role(place: Place) -> Role | None:
         return Role("adamw", "complex: stepped as pairs of real numbers")
     if place.param.ndim <= 1:
         return Role("adamw", _vector_reason(place))
-    if (found := parametrized.weight(place.module, place.path, place.key)) is not None:
-        return _role_of_weight(place, *found)
+    if (part := parametrized.weight(place.module, place.path, place.key)) is not None:
+        return _role_of_weight(place, *part)
     return _role_by_table(place)
 
 
@@ -65,14 +65,14 @@ def _role_of_weight(place: Place, weight: str | None, how: str) -> Role | None:
     """Return the role of a part of a weight: the weight's if it is the weight up to a scale."""
     if weight is None:
         return Role("adamw", how)
-    found = _role_by_table(replace(place, key=weight))
-    return None if found is None else replace(found, reason=f"{found.reason}, {how}")
+    whole = _role_by_table(replace(place, key=weight))
+    return None if whole is None else replace(whole, reason=f"{whole.reason}, {how}")
 
 
 def _role_by_table(place: Place) -> Role | None:
     for entry, role_of in reversed(_TABLE):
-        if _is(place.module, entry) and (found := role_of(place)) is not None:
-            return found
+        if _is(place.module, entry) and (role := role_of(place)) is not None:
+            return role
     if place.param.shape[0] == 1:
         return Role("adamw", "its first axis is 1: added to a batch, not multiplied")
     if sum(side > 1 for side in place.param.shape) <= 1:

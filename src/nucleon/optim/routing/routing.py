@@ -56,14 +56,12 @@ class Routed:
         )
 
     def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Groups of parameters, each route with its options."""
-        found = [
-            *_groups("matrix", self.parameters, matrix),
-            *_groups("adamw", self.parameters, adamw),
-        ]
-        if not found:
+        """Return the groups of parameters, each route with its options."""
+        groups = _groups("matrix", self.parameters, matrix)
+        groups += _groups("adamw", self.parameters, adamw)
+        if not groups:
             raise ValueError("the model has no parameter to optimize; all are left out")
-        return found
+        return groups
 
 
 def routed(
@@ -88,14 +86,14 @@ def routed(
     every = parameters_of(model)
     wishes.apply(every, overrides)
     heads = output_heads(model, head)
-    found = [p for p in every if only is None or p.param in only]
-    problems = [said for p in found if (said := _decide(p, heads)) is not None]
-    if unknown := [p for p in found if p.route == "unknown"]:
+    chosen = [p for p in every if only is None or p.param in only]
+    problems = [problem for p in chosen if (problem := _decide(p, heads)) is not None]
+    if unknown := [p for p in chosen if p.route == "unknown"]:
         problems.append(notices.unknown(unknown, every))
     if problems:
         raise ValueError("\n".join(problems))
     check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
-    for parameter in found:
+    for parameter in chosen:
         if parameter.route != "frozen":
             allowed = OF_ADAMW if parameter.route == "adamw" else known
             if not parameter.param.requires_grad:  # nothing about it raises
@@ -103,14 +101,14 @@ def routed(
             check_names(
                 parameter.name, parameter.wish, allowed, "; an override has route and axes too"
             )
-    if unsure := [p for p in found if p.layouts is not None and p.asks]:
+    if unsure := [p for p in chosen if p.layouts is not None and p.asks]:
         warn(notices.ambiguous(unsure, every))
     if head != "auto" or heads:
-        return Routed(found, "")
+        return Routed(chosen, "")
     last = last_map(model)
-    if any(last in p.owners for p in found if p.route == "matrix" and p.asks):
+    if any(last in p.owners for p in chosen if p.route == "matrix" and p.asks):
         warn(notices.no_head(str(last)))
-    return Routed(found, NO_HEAD)
+    return Routed(chosen, NO_HEAD)
 
 
 def param_groups(
@@ -136,8 +134,8 @@ def param_groups(
         overrides: a route or options of single parameters, as in `for_model` (None).
     """
     known = options.of_matrices(options.OF_METHODS)
-    found = routed(model, aux=aux, head=head, overrides=overrides, known=known)
-    return found.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
+    every = routed(model, aux=aux, head=head, overrides=overrides, known=known)
+    return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
 
 def warn(message: str) -> None:
@@ -155,13 +153,13 @@ def rows(
     infos: Mapping[Tensor, ParameterInfo],
 ) -> list[Row]:
     """Return a row for each parameter of an optimizer."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for group in groups:
         matrix = group["route"] == "matrix"
         for param in group["params"]:
             info, state = infos[param], states.get(param, {}).values()
             spec = (info.axes or axes.default(param.ndim)) if matrix else None
-            found.append(
+            rows.append(
                 Row(
                     name=info.name,
                     shape=tuple(param.shape),
@@ -172,7 +170,7 @@ def rows(
                     method=_method(method, group, param, spec),
                 )
             )
-    return found
+    return rows
 
 
 def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
@@ -185,8 +183,8 @@ def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec:
     if spec is None:
         refusal = cuda_adamw.refusal(param) if param.is_cuda else None
         return f"adamw (torch: {refusal})" if refusal else "adamw"
-    found = dict.fromkeys(_how(method, group, param, block) for block in blocks(param, spec))
-    return ", ".join(found)
+    texts = dict.fromkeys(_how(method, group, param, block) for block in blocks(param, spec))
+    return ", ".join(texts)
 
 
 def _how(method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
@@ -211,12 +209,12 @@ def _decide(parameter: Parameter, heads: Mapping[nn.Module, str]) -> str | None:
         parameter.route, parameter.reason = "frozen", "requires_grad is False, quantized"
         return None
     try:
-        said = _route(parameter, heads)
+        problem = _route(parameter, heads)
         if parameter.route == "matrix":
             blocks(parameter.param, parameter.axes)
     except ValueError as error:
-        said = str(error)
-    if said is not None or parameter.route == "unknown":
+        problem = str(error)
+    if problem is not None or parameter.route == "unknown":
         parameter.route, parameter.axes = "adamw", None
         parameter.reason = f"not known in {parameter.places[0].kind}"
     return None
@@ -263,39 +261,39 @@ def _role(parameter: Parameter, heads: Mapping[nn.Module, str], wanted: str | No
 
     The output head decides for whatever shares its weight.
     """
-    found: dict[str, Role] = {}
+    by_place: dict[str, Role] = {}
     told = heads if wanted is None and parameter.param.ndim >= 2 else {}
     is_head = any(place.module in told for place in parameter.places)
     for place in parameter.places:
         if place.module in told:
-            found[place.name] = Role("adamw", told[place.module])
+            by_place[place.name] = Role("adamw", told[place.module])
         elif (role := roles.role(place)) is not None:
-            found[place.name] = Role("adamw", role.reason) if is_head else role
-    if not found:
+            by_place[place.name] = Role("adamw", role.reason) if is_head else role
+    if not by_place:
         return None
-    first = next(iter(found.values()))
-    chosen = [r for r in found.values() if wanted is None or r.route == wanted] or [first]
+    first = next(iter(by_place.values()))
+    chosen = [r for r in by_place.values() if wanted is None or r.route == wanted] or [first]
     if len({(r.route, r.axes) for r in chosen}) > 1:
-        said = ", ".join(f"{n} ({r.route}: {r.reason})" for n, r in found.items())
+        listed = ", ".join(f"{n} ({r.route}: {r.reason})" for n, r in by_place.items())
         raise roles.RoleError(
-            f"one parameter has several roles: {said}; pass overrides={{{parameter.name!r}: "
+            f"one parameter has several roles: {listed}; pass overrides={{{parameter.name!r}: "
             f"'adamw'}} or 'matrix', or head= if one of them is the output head"
         )
-    if len(found) == 1:
+    if len(by_place) == 1:
         return chosen[0]
     reasons = " and ".join(dict.fromkeys(r.reason for r in chosen))
-    return replace(chosen[0], reason=f"{reasons}, shared by {len(found)} modules")
+    return replace(chosen[0], reason=f"{reasons}, shared by {len(by_place)} modules")
 
 
 # ------------------------------------------------------------------------------ to the groups
 
 
 def _groups(
-    route: str, found: Sequence[Parameter], shared: Mapping[str, Any]
+    route: str, parameters: Sequence[Parameter], shared: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return one group for each device and each set of overrides."""
     buckets: dict[tuple[torch.device, tuple[str, ...]], list[Parameter]] = {}
-    for parameter in found:
+    for parameter in parameters:
         if parameter.route == route:
             buckets.setdefault((parameter.param.device, parameter.overridden_by), []).append(
                 parameter
