@@ -14,6 +14,7 @@ from nucleon.online.o2nc import meter as conversion
 from nucleon.online.o2nc import optimizer as o2nc
 from nucleon.online.problems import quasi_newton, rotations
 from nucleon.online.theory import gbpa as gbpa_theory
+from nucleon.optim import average
 from nucleon.optim.engines import reference, work
 from nucleon.optim.watch import certificates
 
@@ -440,3 +441,50 @@ def fewer_flops():
         )
 
     replace(theory, "coupled_flops", fewer)
+
+
+# ---- the average of the iterates
+
+
+@fault("the average is a fifth older", "thm-average")
+def older_average():
+    replace(average, "share", lambda share: lambda f, t: share(1.2 * f, t))
+
+
+@fault("the average's weights are those of half its age", "thm-average", "average-schedule")
+def younger_weights():
+    replace(theory, "average_weights", lambda weights: lambda f, rounds: weights(f / 2, rounds))
+
+
+@fault("the lengths of the steps are one, not Exp(1)", "thm-average")
+def equal_steps():
+    replace(noise, "exponential", lambda draw: lambda *a, **k: torch.ones_like(draw(*a, **k)))
+
+
+@fault("the lengths of the steps are half as long", "thm-average")
+def short_steps():
+    replace(noise, "exponential", lambda draw: lambda *a, **k: draw(*a, **k) / 2)
+
+
+@fault("the average's distance bound halved", "thm-average")
+def near_average():
+    replace(theory, "average_distance_bound", lambda bound: lambda *a: bound(*a) / 2)
+
+
+@fault("the average's convex bound halved", "average-schedule")
+def half_convex_bound():
+    replace(theory, "average_constant_rate_bound", lambda b: lambda *a, **k: b(*a, **k) / 2)
+
+
+@fault("the falling rate's bound falls like 1/T", "average-schedule")
+def fast_convex_bound():
+    replace(
+        theory,
+        "average_falling_rate_bound",
+        lambda b: lambda power, rounds, **k: b(power, rounds, **k) / rounds**0.5,
+    )
+
+
+@fault("the average of the optimizers enters weights twice", "thm-average")
+def doubled_share():
+    replace(average, "share", lambda share: lambda f, t: (2 * share(f, t)).clamp_max(1.0))

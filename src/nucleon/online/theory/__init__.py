@@ -3,7 +3,8 @@
 gbpa: Theorems 3.2, 4.1, 4.2, Proposition 3.3 · shampoo: Table 1, Theorem C.1, Propositions and
 Lemmas C.2–C.5 · adagrad: Table 2, Remarks B.1, B.2 · smoothing: Lemmas E.1–E.3 · nonconvex:
 Proposition 5.1, Theorems 5.2, 5.3, Appendix G · costs: Appendix F · concentration: what FTPL's
-samples add with high probability, which the paper leaves out.
+samples add with high probability, which the paper leaves out · averages: theorems of ours on the
+average of the iterates.
 """
 
 from nucleon.certificate import ftpl_constants, gbpa_bound, preconditioner_trace
@@ -15,6 +16,12 @@ from nucleon.online.theory.adagrad import (
     gaussian_ftpl_bound,
     gaussian_ftpl_constants,
     scale_free_adagrad_bound,
+)
+from nucleon.online.theory.averages import (
+    average_constant_rate_bound,
+    average_distance_bound,
+    average_falling_rate_bound,
+    average_weights,
 )
 from nucleon.online.theory.concentration import ftpl_adaptive_deviation, ftpl_oblivious_deviation
 from nucleon.online.theory.costs import augmented_flops, coupled_flops, ftpl_flops, polar_flops
@@ -62,6 +69,10 @@ __all__ = [
     "adagrad_trace",
     "admissibility_tradeoff",
     "augmented_flops",
+    "average_constant_rate_bound",
+    "average_distance_bound",
+    "average_falling_rate_bound",
+    "average_weights",
     "bregman_bound",
     "coupled_flops",
     "ewa_distance_bound",
