@@ -1,0 +1,49 @@
+"""The theorems on the average beside sums that are written out; runs are in the claims."""
+
+import math
+
+import pytest
+import torch
+
+from nucleon.online import theory
+from nucleon.optim.average import share
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.3, 0.5])
+def test_the_weights_are_those_of_the_shares_of_the_optimizers(fraction):
+    weights = [1.0]
+    for t in range(2, 40):
+        part = share(fraction, torch.tensor(float(t), dtype=torch.float64)).item()
+        weights = [*(w * (1 - part) for w in weights), part]
+    torch.testing.assert_close(theory.average_weights(fraction, 39), torch.tensor(weights).double())
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 10, 300])
+def test_the_distance_bound_is_above_its_sum(fraction, rounds):
+    before = theory.average_weights(fraction, rounds).cumsum(0)[:-1]
+    total = 2 * 0.3 * (before * (1 - before)).sum().item()
+    bound = theory.average_distance_bound(fraction, rounds, 0.3)
+    assert total <= bound <= total + 2 * 0.3  # which is of order T
+
+
+def test_convex_bounds_by_hand():
+    found = theory.average_constant_rate_bound(2, 10, rate=0.1, distance=2.0, gradient_norm=3.0)
+    assert found == pytest.approx(4 / 2 + 0.1 * 9 / 2 * (1 + 1 / 2 + 1 / 3))
+    # The best c is d/(√2·G), with the factor s_p·dG/√T: √2 for p = 0, 2.94 for p = 8.
+    for power, factor in ((0, math.sqrt(2)), (2, 2.17), (8, 2.94)):
+        found = theory.average_falling_rate_bound(
+            power, 100, rate=2 / (math.sqrt(2) * 3), diameter=2.0, gradient_norm=3.0
+        )
+        assert found == pytest.approx(factor * 2 * 3 / 10, rel=2e-3)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"fraction must be in \(0, 0.5\], got 0.6"):
+        theory.average_weights(0.6, 10)
+    with pytest.raises(ValueError, match="rounds"):
+        theory.average_weights(0.1, 0)
+    with pytest.raises(ValueError, match="radius"):
+        theory.average_distance_bound(0.1, 10, -1.0)
+    with pytest.raises(ValueError, match="power"):
+        theory.average_constant_rate_bound(-1, 10, rate=0.1, distance=1.0, gradient_norm=1.0)
