@@ -25,7 +25,7 @@ def server():
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     context = mp.get_context("forkserver")
     ranks = ("checkpointing", "agreement", "stages")
-    commands = ("torch._dynamo", "nucleon.cli.reproduce", "nucleon.report")
+    commands = ("torch._dynamo", "nucleon.cli.reproduce", "nucleon.report.page")
     context.set_forkserver_preload([*ranks, *commands])
     return context
 

@@ -14,7 +14,7 @@ import pytest
 import nucleon
 from nucleon._files import replacing, to_json, write_whole
 from nucleon.claims import Settings, Silent
-from nucleon.report import Run, draft, publish
+from nucleon.report.runs import Run, draft, publish
 from toys import toy
 
 SOURCE = Path(nucleon.__file__).parent

@@ -9,7 +9,7 @@ import nucleon
 from nucleon import cli
 from nucleon.claims import CLAIMS
 from nucleon.cli.app import app
-from nucleon.cli.console import CommandError, _rate, setting
+from nucleon.cli.console import CommandError, setting
 from nucleon.online.learners import LEARNERS
 from nucleon.online.streams import STREAMS
 
@@ -51,14 +51,6 @@ def test_list_as_json(command):
     assert list(listed["learners"]) == [*LEARNERS, "gbpa"]
 
 
-# ------------------------------------------------------------------ progress
-
-
-def test_rates_are_plain_numbers():
-    shown = [_rate(value) for value in (0.03117, 4.5678, 99.96, 1234.5, 2e6)]
-    assert shown == ["0.0312", "4.57", "100", "1,234", "2,000,000"]
-
-
 # ------------------------------------------------------------------ packaging
 
 
@@ -86,22 +78,19 @@ def test_the_library_does_not_import_the_command_lines_packages():
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        *(("1e-3", 1e-3), ("-4", -4), ("1_000", 1000), ("0x1F", 31), (" 2 ", 2), ("1.", 1.0)),
-        *(("True", True), ("true", True), ("None", None), ("null", None), ("-inf", -math.inf)),
-        *(("eigh", "eigh"), ('"eigh"', "eigh"), ("'1'", "1"), ("", ""), ("a.pt", "a.pt")),
-        *(("0.9,0.95", (0.9, 0.95)), ("[1, inf, true]", [1, math.inf, True]), ("[1", "[1")),
-        ('{"*.w": {"route": "adamw", "axes": null}}', {"*.w": {"route": "adamw", "axes": None}}),
-        *(("{[]: 1}", "{[]: 1}"), ("(" * 500, "(" * 500), ("-true", "-true"), ("a=b", "a=b")),
-        *(("open('x')", "open('x')"), ("2**9", "2**9"), ("\0", "\0"), ("\udcff", "\udcff")),
-        *((x, x) for x in ("...", "{1, 2}", "1+2j", "b'x'", "{1: 2}", "[{1: 2}]", r"a\d")),
+        *(("1e-3", 1e-3), ("-4", -4), ("0x1F", 31), ("True", True), ("true", True)),
+        *(("null", None), ("inf", math.inf), ("-inf", -math.inf), ("eigh", "eigh"), ("'1'", "1")),
+        *(("", ""), ("a.pt", "a.pt"), ("0.9,0.95", (0.9, 0.95)), ("[1", "[1"), ("a=b", "a=b")),
+        *(("{[]: 1}", "{[]: 1}"), ("(" * 500, "(" * 500), ("open('x')", "open('x')")),
     ],
 )
 def test_a_value_is_a_python_literal_or_text(word, value):
-    assert repr(setting("--set", f"some-name={word}")) == repr(("some_name", value))
+    read = setting("an option", f"some-name={word}", "NAME=VALUE")
+    assert repr(read) == repr(("some_name", value))
 
 
 @pytest.mark.parametrize("text", ["lr", "=1", "1r=1", "a b=1", ""])
 def test_what_sets_nothing_is_refused(text):
-    with pytest.raises(CommandError, match=f"--set is '{text}'") as refused:
-        setting("--set", text)
+    with pytest.raises(CommandError, match=f"an option is '{text}'") as refused:
+        setting("an option", text, "NAME=VALUE")
     assert "NAME=VALUE" in refused.value.hint

@@ -14,7 +14,7 @@ from helpers_forks import Forked
 from nucleon.claims import Settings, Silent
 from nucleon.cli import jobs
 from nucleon.cli.jobs import check
-from nucleon.report import load
+from nucleon.report.saved import load
 from toys import toy
 
 

@@ -7,7 +7,7 @@ from nucleon.online import streams
 from nucleon.online.game import Trace
 from nucleon.online.game import play as play_game
 from nucleon.online.learners import FAML
-from nucleon.report import load
+from nucleon.report.saved import load
 
 
 @pytest.fixture
@@ -33,11 +33,21 @@ def test_learners_side_by_side(play, runs, tmp_path):
     assert Trace.from_dict(json.loads(first)).learner == "faml"
     assert Trace.from_dict(json.loads(second)).learner == "ftl"
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
-    assert rows["faml"][1:3] == ["alternating", "50"]
-    assert float(rows["faml"][3]) == pytest.approx(check.measured, rel=1e-3)
-    assert rows["ftl"][4] == "none"
+    assert rows["against"] == ["against", "alternating"]
+    assert rows["faml"][1] == "50"
+    assert float(rows["faml"][2]) == pytest.approx(check.measured, rel=1e-3)
+    assert rows["ftl"][3] == "none"
     (panel,) = saved.result.figures[0].panels
     assert [s.name for s in panel.series] == ["faml", "faml, bound", "ftl"]
+
+
+def test_a_narrow_terminal_cuts_no_name(play, monkeypatch):
+    monkeypatch.setattr("nucleon.cli.console.PIPE_WIDTH", 72)
+    learners = ("one-sided-shampoo", "ftpl:samples=16,seed=3")
+    lines = play(*learners, "--stream", "ill-conditioned", "--rounds", 3).stdout.splitlines()
+    assert max(map(len, lines[:7])) <= 72
+    rows = [line.split() for line in lines]
+    assert all([len(row) for row in rows if row[:1] == [name]] == [6] for name in learners)
 
 
 def test_options_seeds_and_a_refused_bound(play):

@@ -12,7 +12,7 @@ import nucleon
 from nucleon.claims import Settings, Silent
 from nucleon.claims.processes import fig_ripples
 from nucleon.cli import jobs
-from nucleon.report import load
+from nucleon.report.saved import load
 from toys import EVIL, fail, toy
 
 # ------------------------------------------------------------------ the paper's figure
@@ -24,10 +24,9 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
     assert done.exit_code == 0, done.output
     (folder,) = runs(tmp_path, "fig-ripples")
     lines = done.stdout.splitlines()
-    assert lines[0] == "1 claim to check, about 8 s"
+    assert lines[0].startswith("1 claim to check, about ")
     assert lines[-2:] == [f"run  {folder}", f"report  {tmp_path / 'report.html'}"]
     assert done.stdout.count("PASS") == 10  # nine checks and the claim
-    assert "100 %" in done.stderr
 
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["passed"] is True
@@ -232,7 +231,6 @@ def test_jobs_measure_the_same_beside_each_other(command, runs, tmp_path):
     assert done.exit_code == 2
     assert "broken: ZeroDivisionError" in done.stderr
     assert "4 claims to check, about 2 s" in done.stdout  # 3/2 and 1
-    assert done.stderr.count("100 %") == 3
     assert here == ["by itself"]  # in this process, which could not have been sent elsewhere
     alone = jobs.check(claims[1], Settings(), tmp_path / "alone", Silent(), debug=True)
     for name in "ab":

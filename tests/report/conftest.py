@@ -3,7 +3,8 @@ from datetime import UTC, datetime
 import pytest
 
 from nucleon.claims import Figure, Panel, Result, Series, Settings, Silent
-from nucleon.report import Run, draft, load, publish
+from nucleon.report.runs import Run, draft, publish
+from nucleon.report.saved import load
 from toys import EVIL, toy
 
 

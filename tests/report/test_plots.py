@@ -1,6 +1,5 @@
 from nucleon.claims import Figure, Panel, Series
-from nucleon.report import draw
-from nucleon.report.plots import STYLES, _canvas
+from nucleon.report.plots import STYLES, _canvas, draw
 
 X = [1.0, 2.0, 3.0]
 

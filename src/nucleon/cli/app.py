@@ -1,7 +1,7 @@
 """The verbs of the command line, each loaded when it is called: `--help` waits for no torch."""
 
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -9,50 +9,26 @@ from typer.core import TyperGroup
 import nucleon
 
 MARKUP = "markdown"
-
-
-# Without arguments a verb says how it is called; one that needs none takes settings={}.
-ASKED = {"no_args_is_help": True}
-
-
-class Verb(NamedTuple):
-    """What `nucleon --help` says of a verb, and settings for typer."""
-
-    summary: str
-    settings: dict[str, Any] = ASKED
-    place: str | None = None
-    """Module:function; None where both have the name of the verb."""
-
-
 VERBS = {
-    "reproduce": Verb(
-        "Check claims of the paper: each against its tolerance, with a figure and a report."
-    ),
-    "play": Verb("Play every learner against every stream: round, regret, bound and slack, live."),
-    "plan": Verb(
-        "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point."
-    ),
-    "report": Verb(
-        "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
-        settings={},
-    ),
-    "list": Verb(
-        "List learners, potentials, streams and optimizers with their equations, and the claims.",
-        settings={},
-        place="listing:list_names",
-    ),
+    "reproduce": "Check claims of the paper: each against its tolerance, with a figure and a page.",
+    "play": "Play every learner against every stream: round, regret, bound and slack, live.",
+    "plan": "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.",
+    "list": "List learners, potentials, streams, optimizers and claims, each with its equation.",
+    "report": "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
 }
+"""The first sentence of each verb's help."""
+ALONE = ("list", "report")
+"""Verbs that need no argument; the others show their help without one."""
 
 
 def command(name: str) -> Any:
-    """The verb itself, with its options."""
-    verb = VERBS[name]
-    module, _, function = (verb.place or f"{name}:{name}").partition(":")
+    """Return the verb itself, with its options."""
+    module = import_module(f"nucleon.cli.{name}")
+    function = module.list_names if name == "list" else getattr(module, name)
     alone = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP
     )
-    found = getattr(import_module(f"nucleon.cli.{module}"), function)
-    alone.command(name, **verb.settings)(found)
+    alone.command(name, no_args_is_help=name not in ALONE)(function)
     return typer.main.get_command(alone)
 
 
@@ -60,7 +36,7 @@ class Verbs(TyperGroup):
     """Lists the verbs by their summaries, and loads the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb itself in the place of its summary."""
+        """Return the verb itself in the place of its summary."""
         name, summary, rest = super().resolve_command(ctx, args)
         return name, summary and command(str(name)), rest
 
@@ -73,8 +49,8 @@ app = typer.Typer(
     rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for name, verb in VERBS.items():
-    app.command(name, help=verb.summary)(lambda: None)
+for name, summary in VERBS.items():
+    app.command(name, help=summary)(lambda: None)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,11 +1,10 @@
-"""What every verb shares: its common options, where it prints, how it fails, how it shows progress.
+"""What every verb shares: common options, printing, errors, progress.
 
 Exit codes: 0, all is well; 1, a claim did not hold; 2, the command could not do its work;
 130, interrupted.
 
-A verb is a plain function whose body stands under `with plain_errors(debug)`. It takes the options
-it wants of `AsJson` and `Debug`, prints words through `console(quiet=as_json)` and, with
-`--json`, one value through `print_json`.
+The body of a verb stands under `with plain_errors(debug)`. With `--json` it prints one value by
+`print_json`, and words go to a quiet console.
 """
 
 import ast
@@ -13,38 +12,30 @@ import errno
 import math
 import re
 import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from nucleon._files import to_json
 
 PIPE_WIDTH = 120
-LINE_EVERY = 5.0
-"""Seconds between two lines of progress that do not go to a terminal."""
-VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "nan": math.nan}
-"""Words for what Python has others, or none."""
+VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "-inf": -math.inf}
+"""Words for what Python writes otherwise, or not at all."""
 HINTS = {
     errno.ENOSPC: "free some room there, or choose another folder with --output",
     errno.EDQUOT: "free some of your quota, or choose another folder with --output",
     errno.ENOENT: "check the path",
 }
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 
 
 class CommandError(Exception):
@@ -59,22 +50,18 @@ class CommandError(Exception):
 def hinting(
     hint: str, kinds: tuple[type[Exception], ...] = (ValueError,), *, before: str = ""
 ) -> Iterator[None]:
-    """Errors of these kinds as sentences with a hint."""
+    """Turn errors of these kinds into a `CommandError` with a hint."""
     try:
         yield
     except kinds as error:
         raise CommandError(f"{before}{error}", hint) from error
 
 
-# ------------------------------------------------------------------ options that verbs share
-
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+# ------------------------------------------------------------------ words of the command line
 
 
 def usable_device(name: str) -> str:
-    """The device `name`, if torch can make a tensor there."""
+    """Return the device `name`, if torch can make a tensor there."""
     import torch  # takes seconds, which commands without it need not wait for
 
     try:
@@ -88,62 +75,43 @@ def usable_device(name: str) -> str:
 
 
 def matrix_shape(words: str) -> tuple[int, int]:
-    """Rows and columns of `--shape`, as 8x16."""
+    """Return rows and columns of `--shape`, as 8x16."""
     sides = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", words)
     if sides is None:
         raise CommandError(f"--shape is {words!r}", "write rows x columns, as 8x16")
     return int(sides[1]), int(sides[2])
 
 
-# ------------------------------------------------------------------ NAME=VALUE
+def setting(option: str, text: str, form: str) -> tuple[str, Any]:
+    """Return the name and the value of NAME=VALUE; dashes of the name become underscores.
 
-
-def setting(option: str, text: str, form: str = "NAME=VALUE, as momentum=0.9") -> tuple[str, Any]:
-    """The name and the value of `text`; a dash of the name is an underscore."""
+    A value is one of `VALUES`, a Python literal, or else text.
+    """
     name, equals, word = text.partition("=")
     name = name.replace("-", "_")
     if not equals or not name.isidentifier():
         raise CommandError(f"{option} is {text!r}", f"write {form}")
-    return name, value_of(word)
-
-
-def value_of(word: str) -> Any:
-    """A Python literal that JSON can hold, where `VALUES` may stand too; any other word is text."""
+    if word in VALUES:
+        return name, VALUES[word]
     try:
-        with warnings.catch_warnings(action="ignore"):  # of a backslash
-            tree = ast.parse(word.strip(), mode="eval")
-        value = ast.literal_eval(_Values().visit(tree))
-        return value if _is_plain(value) else word
+        return name, ast.literal_eval(word)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return word
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(x) for key, x in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-class _Values(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(VALUES[node.id]) if node.id in VALUES else node
+        return name, word
 
 
 # ------------------------------------------------------------------ printing and failing
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console on what `sys.stdout` is now, wide enough for the tables when it is a pipe."""
-    found = Console(stderr=stderr, highlight=False, quiet=quiet)
-    if not found.is_terminal:
-        found.width = PIPE_WIDTH
-    return found
+    """Return a console on the present `sys.stdout`; a pipe is wide enough for the tables."""
+    out = Console(stderr=stderr, highlight=False, quiet=quiet)
+    if not out.is_terminal:
+        out.width = PIPE_WIDTH
+    return out
 
 
 def columns(rows: Iterable[Iterable[str]], **looks: Any) -> Table:
-    """Rows of words in columns, without headings or lines."""
+    """Return words in columns, without headings or lines."""
     table = Table(show_header=False, box=None, **looks)
     for row in rows:
         table.add_row(*map(escape, row))
@@ -178,7 +146,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> tuple[str, str]:
-    """A sentence on an error, and a hint."""
+    """Return a sentence on an error, and a hint."""
     if isinstance(error, CommandError):
         return str(error), error.hint
     if isinstance(error, OSError) and error.strerror:
@@ -196,86 +164,44 @@ def complain(sentence: str, hint: str) -> None:
 # ------------------------------------------------------------------ progress
 
 
+class Bar:
+    """A bar of `shown`, as claims and games advance it; a full one goes away."""
+
+    def __init__(self, shown: Progress, name: str) -> None:
+        self.shown, self.name, self.task = shown, name, TaskID(0)
+
+    def begin(self, total: int, unit: str) -> None:
+        """Show an empty bar."""
+        self.task = self.shown.add_task("", total=total, what=self.name)
+
+    def advance(self, amount: int, stage: str) -> None:
+        """Move the bar."""
+        self.shown.update(self.task, advance=amount, description=stage)
+        self.shown.update(self.task, visible=not self.shown.tasks[self.task].finished)
+
+
 @contextmanager
 def progress(
-    what: str, above: Callable[[], RenderableType] | None = None
-) -> Iterator["Bar | Lines"]:
-    """A bar with rate and time left on a terminal, a line every few seconds elsewhere.
+    above: Callable[[], RenderableType] | None = None,
+) -> Iterator[Callable[[str], Bar]]:
+    """Yield name → its bar; bars are drawn on a terminal only.
 
     Args:
-        what: is going on.
-        above: what to show live above the bar, on a terminal (default: nothing).
+        above: returns what to show live above the bars (nothing).
     """
-    with several_progresses(above) as named:
-        yield named(what)
-
-
-@contextmanager
-def several_progresses(
-    above: Callable[[], RenderableType] | None = None,
-) -> Iterator[Callable[[str], "Bar | Lines"]]:
-    """The same for what goes on at once: name → its bar or its lines."""
     out = console(stderr=True)
-    if not out.is_terminal:
-        yield Lines
-        return
-    columns = (
+    parts = (
         TextColumn("{task.fields[what]}"),
         TextColumn("{task.percentage:>3.0f} %"),
         BarColumn(bar_width=32),
-        _Rate(),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.description}", style="dim"),
     )
     # What is printed meanwhile goes above the bars, unless it goes to a pipe.
-    both = sys.stdout.isatty()
-    with _Shown(*columns, console=out, transient=True, redirect_stdout=both) as shown:
+    both, hidden = sys.stdout.isatty(), not out.is_terminal
+    with _Shown(*parts, console=out, transient=True, redirect_stdout=both, disable=hidden) as shown:
         shown.above = above
-        yield lambda what: Bar(what, shown)
-
-
-class Bar:
-    """Progress on a terminal."""
-
-    def __init__(self, what: str, shown: Progress) -> None:
-        self.what, self.shown = what, shown
-
-    def begin(self, total: int, unit: str) -> None:
-        """Show an empty bar."""
-        self.left = total
-        self.task = self.shown.add_task("", total=total, unit=unit, what=self.what)
-
-    def advance(self, amount: int, stage: str) -> None:
-        """Move the bar; a full one goes away."""
-        self.left -= amount
-        self.shown.update(self.task, advance=amount, description=stage, visible=self.left > 0)
-
-
-class Lines:
-    """Progress in a log."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def begin(self, total: int, unit: str) -> None:
-        """Start the clock."""
-        self.total, self.unit, self.done = total, unit, 0
-        self.started = self.said = time.monotonic()
-
-    def advance(self, amount: int, stage: str) -> None:
-        """Print a line if the last one is some seconds old."""
-        self.done += amount
-        now = time.monotonic()
-        if now - self.said < LINE_EVERY and self.done < self.total:
-            return
-        self.said, seconds = now, now - self.started
-        left = seconds * (self.total - self.done) / self.done
-        print(
-            f"{self.what}  {100 * self.done / self.total:3.0f} %  "
-            f"{_rate(self.done / max(seconds, 1e-9))} {self.unit}/s  {left:.0f} s left  ({stage})",
-            file=sys.stderr,
-            flush=True,
-        )
+        yield partial(Bar, shown)
 
 
 class _Shown(Progress):
@@ -285,15 +211,3 @@ class _Shown(Progress):
         if self.above is not None:
             yield self.above()
         yield from super().get_renderables()
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        fields: dict[str, Any] = task.fields
-        speed = _rate(task.speed) if task.speed else "–"
-        return Text(f"{speed} {fields['unit']}/s", style="cyan")
-
-
-def _rate(value: float) -> str:
-    """Three digits, and never a power of ten: 0.0312, 4.56, 1,230."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

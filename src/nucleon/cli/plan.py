@@ -22,10 +22,10 @@ from nucleon.online.o2nc.plans import plan as make_plan
 
 
 def plan(
-    optimizer: Annotated[Planned, typer.Option(help="Whose theorem.")],
-    rho: Annotated[float, typer.Option(help="ρ, the radius of the stationary point.")],
-    epsilon: Annotated[float, typer.Option(help="ε, its accuracy in the nuclear norm.")],
-    shape: Annotated[str, typer.Option(help="Of the matrix, as 8x16.")],
+    optimizer: Annotated[Planned, typer.Option(help="Method of the theorem.")],
+    rho: Annotated[float, typer.Option(help="Radius ρ of the stationary point.")],
+    epsilon: Annotated[float, typer.Option(help="Accuracy ε in the nuclear norm.")],
+    shape: Annotated[str, typer.Option(help="Rows x columns of the matrix, as 8x16.")],
     q_nuclear: Annotated[
         float | None, typer.Option(help="‖Q‖_*, where E[GGᵀ] ⪯ Q²; needed.", show_default=False)
     ] = None,

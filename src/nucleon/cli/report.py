@@ -19,7 +19,9 @@ from nucleon.cli.console import (
     plain_errors,
     print_json,
 )
-from nucleon.report import MANIFEST, DamagedRunError, Saved, find, load_all, render
+from nucleon.report.page import render
+from nucleon.report.runs import MANIFEST
+from nucleon.report.saved import DamagedRunError, Saved, find, load_all
 
 REPORT = "report.html"
 RUNS = Path("runs")
@@ -72,7 +74,7 @@ def report(
 
 
 def _place(paths: Sequence[Path]) -> Path:
-    """Where the page goes: into the folder that holds all of what was named."""
+    """Return the page in the folder that contains all of what was named."""
     folders = [path.parent if (path / MANIFEST).exists() else path for path in paths]
     if len(folders) == 1:
         return folders[0] / REPORT  # as it was named, which is shorter
@@ -81,7 +83,12 @@ def _place(paths: Sequence[Path]) -> Path:
 
 def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[DamagedRunError]]:
     """Write `page` over the runs under `paths`, and name those that are damaged on stderr."""
-    folders = list(dict.fromkeys(folder for path in paths for folder in _find(path)))
+    found = {path: find(path) for path in paths}
+    for path, folders in found.items():
+        if not folders:
+            hint = "run `nucleon reproduce` first, or name their folder"
+            raise CommandError(f"there are no runs in {path}", hint)
+    folders = list(dict.fromkeys(folder for folders in found.values() for folder in folders))
     order = {name: place for place, name in enumerate(CLAIMS)}  # the paper's, then the others
     folders.sort(key=lambda folder: order.get(folder.parent.name, len(order)))
     shown, damaged = load_all(folders)
@@ -94,12 +101,3 @@ def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[Dama
         )
     write_whole(page, render(shown, damaged))
     return shown, damaged
-
-
-def _find(path: Path) -> list[Path]:
-    folders = find(path)
-    if not folders:
-        raise CommandError(
-            f"there are no runs in {path}", "run `nucleon reproduce` first, or name their folder"
-        )
-    return folders

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon._naming import unknown
-from nucleon.claims import CLAIMS, Claim, Result, Settings, Table
+from nucleon.claims import CLAIMS, Claim, Result, Settings
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -27,7 +27,8 @@ from nucleon.cli.console import (
 )
 from nucleon.cli.jobs import Outcome, check, check_in_parallel
 from nucleon.cli.report import REPORT, make_page
-from nucleon.report import completed, number
+from nucleon.report.page import number
+from nucleon.report.saved import completed
 
 MOST_JOBS = 4  # unless asked: each holds its own torch
 MOST_SEEDS = 1000  # what fits into the memory of a small machine, with room to spare
@@ -54,7 +55,7 @@ def reproduce(
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="Where to compute, as torch names it.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -70,7 +71,7 @@ def reproduce(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Check claims of the paper: each against its tolerance, with a figure and a report.
+    """Check claims of the paper: each against its tolerance, with a figure and a page.
 
     Exit code 0 when all hold, 1 when one does not, 2 when the command could not do its work.
 
@@ -93,15 +94,15 @@ def reproduce(
         )
         claims, out = list(dict.fromkeys(claims)), console(quiet=as_json)
         jobs = jobs or (min(MOST_JOBS, os.cpu_count() or 1) if every else 1)
-        outcomes = _found(claims, settings, output) if resume else []
+        outcomes = _earlier(claims, settings, output) if resume else []
         for outcome in outcomes:
-            _conclude(outcome, out)
+            _show(outcome, out)
         known = {outcome.claim.id for outcome in outcomes}
-        pending = [claim for claim in claims if claim.id not in known]
-        out.print(_forecast(pending, quick, jobs), style="dim")
-        for outcome in _check_all(pending, settings, output, jobs, debug, out):
+        together, alone = _split([claim for claim in claims if claim.id not in known], jobs)
+        out.print(_forecast(together, alone, quick, jobs), style="dim")
+        for outcome in _check_all(together, alone, settings, output, jobs, debug, out):
             outcomes.append(outcome)
-            _conclude(outcome, out)
+            _show(outcome, out)
             if outcome.result is not None and outcome.trouble is not None:
                 sentence, hint = outcome.trouble
                 raise CommandError(sentence, f"{hint}; then the same command with --resume goes on")
@@ -113,7 +114,8 @@ def reproduce(
             out.print(f"report  {escape(str(page))}", soft_wrap=True)
         if as_json:
             print_json({"report": str(page), "runs": [_plain(outcome) for outcome in outcomes]})
-        raise typer.Exit(max(map(_exit_code, outcomes)))
+        passed = [None if o.result is None else o.result.passed for o in outcomes]
+        raise typer.Exit(2 if None in passed else int(False in passed))
 
 
 def _find(name: str) -> Claim:
@@ -122,8 +124,8 @@ def _find(name: str) -> Claim:
     return CLAIMS[name]
 
 
-def _found(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:
-    """Claims that need not be checked again."""
+def _earlier(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:
+    """Return the outcomes of claims that need not be checked again."""
     saved = ((claim, completed(output, claim.id, asdict(settings))) for claim in claims)
     return [
         Outcome(claim, run.result, run.manifest["seconds"], run.folder, resumed=True)
@@ -132,66 +134,55 @@ def _found(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Ou
     ]
 
 
-def _check_all(
-    claims: Sequence[Claim],
-    settings: Settings,
-    output: Path,
-    jobs: int,
-    debug: bool,
-    out: Console,
-) -> Iterator[Outcome]:
-    """Outcomes as they come, each with its claim printed before it."""
-
-    def starting(claim: Claim) -> None:
-        expected = _duration(claim.expected(settings.quick))
-        out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
-
-    together, alone = _split(claims, jobs)
-    if together:
-        for outcome in check_in_parallel(together, settings, output, jobs, debug, starting):
-            _introduce(outcome.claim, settings, out)
-            yield outcome
-    for claim in alone:
-        _introduce(claim, settings, out)
-        with progress(claim.id) as bar:
-            outcome = check(claim, settings, output, bar, debug)
-        yield outcome
-
-
 def _split(claims: Sequence[Claim], jobs: int) -> tuple[list[Claim], list[Claim]]:
-    """Those to check beside each other, and those to check one after the other."""
+    """Return the claims to check beside each other, and those to check one after the other."""
     together = [claim for claim in claims if not claim.alone]
     if jobs == 1 or len(together) < 2:
         return [], list(claims)
     return together, [claim for claim in claims if claim.alone]
 
 
-def _forecast(claims: Sequence[Claim], quick: bool, jobs: int) -> str:
-    if not claims:
+def _check_all(
+    together: Sequence[Claim],
+    alone: Sequence[Claim],
+    settings: Settings,
+    output: Path,
+    jobs: int,
+    debug: bool,
+    out: Console,
+) -> Iterator[Outcome]:
+    def starting(claim: Claim) -> None:
+        expected = _duration(claim.expected(settings.quick))
+        out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
+
+    if together:
+        yield from check_in_parallel(together, settings, output, jobs, debug, starting)
+    for claim in alone:
+        starting(claim)
+        with progress() as named:
+            outcome = check(claim, settings, output, named(claim.id), debug)
+        yield outcome
+
+
+def _forecast(together: Sequence[Claim], alone: Sequence[Claim], quick: bool, jobs: int) -> str:
+    if not (together or alone):
         return "nothing is left to check"
-    together, alone = ([c.expected(quick) for c in part] for part in _split(claims, jobs))
-    total = max((sum(together) / jobs, *together)) + sum(alone)
-    named = f"{len(claims)} claims" if len(claims) > 1 else "1 claim"
-    return f"{named} to check, about {_duration(total)}"
+    beside = [claim.expected(quick) for claim in together]
+    total = max((sum(beside) / jobs, *beside)) + sum(claim.expected(quick) for claim in alone)
+    count = len(together) + len(alone)
+    return f"{count} claim{'s' * (count > 1)} to check, about {_duration(total)}"
 
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _exit_code(outcome: Outcome) -> int:
-    if outcome.result is None:
-        return 2
-    return 0 if outcome.result.passed else 1
-
-
 def _plain(outcome: Outcome) -> dict[str, object]:
     result = outcome.result
-    checks = () if result is None else result.checks
     return {
         "id": outcome.claim.id,
         "passed": None if result is None else result.passed,
-        "checks": [{**asdict(c), "passed": c.passed} for c in checks],
+        "checks": [{**asdict(c), "passed": c.passed} for c in result.checks] if result else [],
         "seconds": round(outcome.seconds, 3),
         "folder": None if outcome.folder is None else str(outcome.folder),
         "resumed": outcome.resumed,
@@ -202,30 +193,32 @@ def _plain(outcome: Outcome) -> dict[str, object]:
 # ------------------------------------------------------------------ what is printed
 
 
-def _introduce(claim: Claim, settings: Settings, out: Console) -> None:
-    expected = _duration(claim.expected(settings.quick))
-    out.print(f"\n[bold]{escape(claim.id)}[/]  {escape(claim.title)} [dim](about {expected})[/]")
-    facts = Grid.grid(padding=(0, 2))
-    for name in ("statement", "place", "tolerance"):
-        facts.add_row(name, escape(getattr(claim, name)))
-    out.print(facts)
-
-
-def _conclude(outcome: Outcome, out: Console) -> None:
-    if outcome.result is None:
+def _show(outcome: Outcome, out: Console) -> None:
+    claim, result = outcome.claim, outcome.result
+    if result is None:
         return
     if not outcome.resumed:
-        _show(outcome.result, out)
-    mark, name = MARKS[outcome.result.passed], escape(outcome.claim.id)
+        out.print(f"\n[bold]{escape(claim.id)}[/]  {escape(claim.title)}")
+        facts = Grid.grid(padding=(0, 2))
+        for name in ("statement", "place", "tolerance"):
+            facts.add_row(name, escape(getattr(claim, name)))
+        out.print(facts)
+        _show_result(result, out)
     when = "as checked before, " if outcome.resumed else ""
-    out.print(f"{mark}  {name}, {when}in {outcome.seconds:.1f} s")
+    mark = MARKS[result.passed]
+    out.print(f"{mark}  {escape(claim.id)}, {when}in {outcome.seconds:.1f} s")
     if outcome.folder is not None and not outcome.resumed:
         out.print(f"run  {escape(str(outcome.folder))}", soft_wrap=True)
 
 
-def _show(result: Result, out: Console) -> None:
+def _show_result(result: Result, out: Console) -> None:
     for table in result.tables:
-        out.print(grid_of(table))
+        grid = Grid(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD)
+        for i, column in enumerate(table.columns):
+            grid.add_column(escape(column), justify="right" if i else "left")
+        for row in table.rows:
+            grid.add_row(*(escape(number(cell)) for cell in row))
+        out.print(grid)
     for note in result.notes:
         out.print(f"[dim]• {escape(note)}[/]")
     grid = Grid("check", box=box.SIMPLE_HEAD)
@@ -235,13 +228,3 @@ def _show(result: Result, out: Console) -> None:
         tolerance = f"{one.relation} {number(one.threshold)}"
         grid.add_row(escape(one.name), number(one.measured), tolerance, MARKS[one.passed])
     out.print(grid)
-
-
-def grid_of(table: Table) -> Grid:
-    """A table for the terminal."""
-    grid = Grid(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD)
-    for i, column in enumerate(table.columns):
-        grid.add_column(escape(column), justify="right" if i else "left")
-    for row in table.rows:
-        grid.add_row(*(escape(number(cell)) for cell in row))
-    return grid

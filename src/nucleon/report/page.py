@@ -1,11 +1,9 @@
 """Runs as one HTML file that needs nothing else: no network, no other file.
 
-Every word is escaped, figures stand in it as images and as data, and the page's own policy lets no
-script run but the one that ships with the package and nothing be loaded from anywhere.
+Every word is escaped; figures are images and, for the script, data.
 """
 
 import base64
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import nucleon
-from nucleon.claims.shown import Cell, Figure, Series
+from nucleon.claims import Cell, Figure, Series
 from nucleon.report.plots import STYLES
 from nucleon.report.saved import DamagedRunError, Saved
 
@@ -26,12 +24,12 @@ DIGITS = 6
 
 
 def number(value: Cell) -> str:
-    """A cell as text: numbers with four significant digits."""
+    """Return a cell as text: numbers with four significant digits."""
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> str:
-    """The page over `runs`, in this order, with a word on those that could not be read."""
+    """Return the page over `runs`, in this order, with a line on each that could not be read."""
     environment = Environment(
         loader=PackageLoader("nucleon.report", "."),
         autoescape=True,
@@ -48,12 +46,11 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
         version=nucleon.__version__,
         style=Markup(style),  # ours, from the package: nothing of a run is in it
         script=Markup(script),
-        policy=_policy(style, script),
     )
 
 
 def _view(run: Saved, label: str) -> dict[str, Any]:
-    """A run as the template wants it."""
+    """Return the variables of the template for a run."""
     figures = run.result.figures
     return {
         "about": run.manifest,
@@ -103,7 +100,7 @@ def _facts(run: Saved) -> dict[str, str]:
 
 
 def _chart(figure: Figure) -> dict[str, Any]:
-    """What the script draws: the figure's numbers, null where there is none."""
+    """Return the numbers of a figure for the script, null where one is not finite."""
     panels = [{**asdict(p), "series": [_points(s) for s in p.series]} for p in figure.panels]
     return {"shared": figure.shared_axes, "panels": panels}
 
@@ -119,12 +116,12 @@ def _points(series: Series) -> dict[str, Any]:
 
 
 def _image(svg: bytes) -> str:
-    """A drawing as an image, in which no script can run and no name can clash with another's."""
+    """Return a drawing as an image, whose names cannot clash with another's."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def _series_rules() -> str:
-    """The colours and dashes of the figures as CSS."""
+    """Return the colours and dashes of the figures as CSS."""
     rules = list[str]()
     for i, look in enumerate(STYLES):
         dash = " ".join(f"{2 * length:g}" for length in look.dash) or "none"
@@ -135,12 +132,3 @@ def _series_rules() -> str:
 
 def _resource(name: str) -> str:
     return files("nucleon.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    def hashed(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    return (
-        f"default-src 'none'; img-src data:; style-src {hashed(style)}; script-src {hashed(script)}"
-    )

@@ -11,7 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.claims import Figure, Panel, Series
 
 
 class Look(NamedTuple):

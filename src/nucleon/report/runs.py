@@ -17,13 +17,12 @@ from datetime import datetime
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 import nucleon
 from nucleon._files import digest, flush, to_json, write_whole
-from nucleon.claims.base import Result
+from nucleon.claims import Claim, Result
 from nucleon.report.plots import draw
 
 SCHEMA = 3
@@ -42,24 +41,9 @@ SOURCE = _source()  # now: by the end of a run the files may have changed
 """The digest of the package's code, which also tells two changed checkouts apart."""
 
 
-class Subject(Protocol):
-    """What a run is about; every claim is one."""
-
-    @property
-    def id(self) -> str: ...  # noqa: D102
-    @property
-    def title(self) -> str: ...  # noqa: D102
-    @property
-    def statement(self) -> str: ...  # noqa: D102
-    @property
-    def place(self) -> str: ...  # noqa: D102
-    @property
-    def tolerance(self) -> str: ...  # noqa: D102
-
-
 @dataclass(frozen=True)
 class About:
-    """What a run that checks no claim is about."""
+    """Name and words of a run that checks no claim."""
 
     id: str
     title: str
@@ -70,19 +54,19 @@ class About:
 
 @dataclass(frozen=True)
 class Run:
-    """What was run, how, and what came out.
+    """A run, how it was made and what it measured.
 
     Args:
-        subject: names the run and says what it is held to.
-        command: that repeats it.
-        options: what the command was given, as plain values.
+        subject: a claim, or what takes its place.
+        command: that repeats the run.
+        options: of the command, as plain values.
         result: the measurement.
-        started: when.
-        seconds: how long it took.
-        expected: seconds that it was said to take, before it started (None: not said).
+        started: time of the start.
+        seconds: duration.
+        expected: duration announced before the start (None).
     """
 
-    subject: Subject
+    subject: Claim | About
     command: str
     options: Mapping[str, object]
     result: Result
@@ -138,7 +122,7 @@ def publish(run: Run, folder: Path) -> Path:
 
 
 def identity() -> dict[str, object]:
-    """What must agree for two runs with the same options to be the same: versions and source."""
+    """Return what two equal runs share besides their options: versions and source."""
     versions = {
         "nucleon": nucleon.__version__,
         "python": platform.python_version(),
@@ -178,7 +162,7 @@ def _machine() -> dict[str, object]:
 
 
 def processor() -> str:
-    """The name of the CPU."""
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -188,7 +172,7 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source this runs from, marked when changed; None outside a checkout."""
+    """Return the commit of the source, marked when changed; None outside a checkout."""
     here = Path(nucleon.__file__)
     git = ("git", "-C", str(here.parent))
     commands = (

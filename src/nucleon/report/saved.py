@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nucleon._files import to_json
-from nucleon.claims.base import Check, Result
-from nucleon.claims.shown import Figure, Panel, Series, Table
+from nucleon.claims import Check, Figure, Panel, Result, Series, Table
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, identity
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")

@@ -23,7 +23,7 @@ def list_names(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List learners, potentials, streams and optimizers with their equations, and the claims.
+    """List learners, potentials, streams, optimizers and claims, each with its equation.
 
     The names are those that the other verbs take; these also take package.module:Class and
     file.py:Class.
