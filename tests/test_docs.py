@@ -92,6 +92,19 @@ def test_the_tutorial_runs(capsys):
     assert "FTL" in capsys.readouterr().out
 
 
+def test_training_without_a_horizon_runs(monkeypatch, tmp_path):
+    page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.S):
+        exec(block, namespace)
+    saved, raw = torch.load("average.pt"), namespace["run"]["model"]
+    assert saved.keys() == raw.keys() == namespace["weights"].keys()
+    for name, weight in saved.items():
+        assert torch.equal(weight, namespace["weights"][name])
+        assert not torch.equal(weight, raw[name])
+
+
 def test_the_afternoon_runs_and_prints_what_is_on_it(capsys):
     """Word for word; numbers may round otherwise on another machine, so the page asserts those."""
     text = (ROOT / "docs/afternoon.md").read_text(encoding="utf-8")
