@@ -80,7 +80,6 @@ def check(
         except OSError as error:
             if debug:
                 raise
-            error.filename = error.filename or str(output)  # a full disk does not name itself
             return replace(outcome, trouble=explain(error))
 
 

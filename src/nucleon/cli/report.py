@@ -1,6 +1,5 @@
 """`nucleon report`: one page over runs that were written before."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +38,7 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            help=f"The page to write; default: {REPORT} in the folder that holds the runs, where "
+            help=f"The page to write; default: {REPORT} in the first folder, where "
             f"`nucleon reproduce` writes it too.",
             show_default=False,
         ),
@@ -59,7 +58,8 @@ def report(
     """
     with plain_errors(debug):
         paths = runs or [RUNS]
-        page = output or _place(paths)
+        beside = paths[0].parent if (paths[0] / MANIFEST).exists() else paths[0]
+        page = output or beside / REPORT
         shown, damaged = make_page(paths, page)
         console(quiet=as_json).print(f"report  {escape(str(page))}", soft_wrap=True)
         if as_json:
@@ -71,14 +71,6 @@ def report(
                 }
             )
         raise typer.Exit(1 if damaged else 0)
-
-
-def _place(paths: Sequence[Path]) -> Path:
-    """Return the page in the folder that contains all of what was named."""
-    folders = [path.parent if (path / MANIFEST).exists() else path for path in paths]
-    if len(folders) == 1:
-        return folders[0] / REPORT  # as it was named, which is shorter
-    return Path(os.path.commonpath([folder.absolute() for folder in folders])) / REPORT
 
 
 def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[DamagedRunError]]:

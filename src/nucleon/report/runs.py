@@ -79,13 +79,10 @@ class Run:
 def draft(root: Path, name: str) -> Iterator[Path]:
     """Yield a hidden folder for a run of `name`; gone afterwards unless it was published."""
     folder = root / name / f".{uuid.uuid4().hex[:12]}.tmp"
+    folder.parent.mkdir(parents=True, exist_ok=True)  # its error names no hidden folder
+    folder.mkdir()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)  # whose error names no hidden folder
-        folder.mkdir()
         yield folder
-    except OSError as error:
-        error.filename = error.filename or str(root)  # a full disk does not name itself
-        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -107,17 +104,12 @@ def publish(run: Run, folder: Path) -> Path:
         "commit": commit(),
         "machine": _machine(),
     }
-    try:
-        write_whole(folder / TRACE, trace)
-        write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
-        for figure in run.result.figures:
-            for path in draw(figure, folder):
-                flush(path)
-        write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
-    except OSError as error:
-        if Path(error.filename or "").parent == folder:
-            error.filename = None  # it is hidden, and soon gone
-        raise
+    write_whole(folder / TRACE, trace)
+    write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
+    for figure in run.result.figures:
+        for path in draw(figure, folder):
+            flush(path)
+    write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
     return _rename(folder, f"{run.started:%Y%m%d-%H%M%S}-{digest(trace.encode())[:8]}")
 
 
