@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from nucleon.claims import CLAIMS, Settings, Silent, engine, grid
-from nucleon.claims.engine import Claim, Row, Rows, Run, above, at_least, at_most, below
+from nucleon.claims.engine import (
+    Check,
+    Claim,
+    Result,
+    Row,
+    Rows,
+    Run,
+    above,
+    at_least,
+    at_most,
+    below,
+)
 from nucleon.claims.games import (
     ftl_linear,
     tab_adagrad,
@@ -80,8 +91,18 @@ def test_a_claim_sorts_what_it_yields():
     assert result.records == ({"x": 1, "y": 1},) and claim.expected(quick=True) == 1
 
 
-def test_claims_have_the_names_of_their_files():
-    assert all(hasattr(claim, "run") and id == claim.id for id, claim in CLAIMS.items())
+def test_a_result_passes_when_all_checks_do():
+    good, bad = Check("", 1, "<", 2), Check("", 3, "<", 2)
+    assert Result((good, good)).passed
+    assert not Result((good, bad)).passed
+    assert not Result(()).passed
+
+
+def test_every_claim_is_filed_under_its_id():
+    for name, claim in CLAIMS.items():
+        assert claim.id == name
+        words = (claim.title, claim.statement, claim.place, claim.tolerance)
+        assert all(words) and claim.expected(quick=True) > 0
 
 
 # ---- games -------------------------------------------------------------------------------------

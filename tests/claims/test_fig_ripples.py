@@ -1,23 +1,13 @@
-import dataclasses
 import itertools
-import math
 
 import pytest
 import torch
 
-from nucleon.claims import CLAIMS, Check, Result, Settings, Silent
+from nucleon.claims import CLAIMS, Settings, Silent
 from nucleon.claims.processes import fig_ripples
 from nucleon.optim import Leon
 
 CLAIM = CLAIMS["fig-ripples"]
-
-
-class Counter:
-    def begin(self, total, unit):
-        self.total, self.done = total, 0
-
-    def advance(self, amount, stage):
-        self.done += amount
 
 
 @pytest.fixture
@@ -25,45 +15,9 @@ def short(monkeypatch):
     monkeypatch.setattr(fig_ripples, "STEPS", 6)
 
 
-@pytest.mark.parametrize(
-    ("measured", "relation", "threshold", "passed"),
-    [
-        (1, "<", 2, True),
-        (2, "<", 2, False),
-        (2, "≤", 2, True),
-        (3, "≤", 2, False),
-        (2, "≥", 2, True),
-        (1, "≥", 2, False),
-        (3, ">", 2, True),
-        (2, ">", 2, False),
-        (math.nan, "<", 2, False),
-        (math.nan, "≥", 2, False),
-    ],
-)
-def test_a_check_is_its_relation(measured, relation, threshold, passed):
-    assert Check("", measured, relation, threshold).passed is passed
-
-
-@pytest.mark.parametrize("values", [(1.0, math.nan), (math.nan, 1.0)])
-def test_a_nan_among_many_never_holds_whatever_its_place(values):
-    assert not Check.at_most("", values, 2).passed
-    assert not Check.at_least("", values, 0).passed
-    assert Check.at_most("", (1.0, 2.0), 2).passed
-    assert not Check.at_least("", (1.0, 2.0), 2).passed
-
-
-def test_a_result_passes_when_all_checks_do():
-    good, bad = Check("", 1, "<", 2), Check("", 3, "<", 2)
-    assert Result((good, good)).passed
-    assert not Result((good, bad)).passed
-    assert not Result(()).passed
-
-
 def test_upward_movement_counts_the_increases_only():
     losses = torch.tensor([[5.0, 1.0], [3.0, 2.0], [4.0, 4.0], [1.0, 7.0]])
-    path = fig_ripples.Path("Muon", 0.1, losses)
-    assert path.upward.tolist() == [1.0, 6.0]
-    assert path.final.tolist() == [1.0, 7.0]
+    assert fig_ripples.upward(losses).tolist() == [1.0, 6.0]
 
 
 def test_descend_is_the_optimizer_at_each_rate_on_each_instance(short):
@@ -72,7 +26,7 @@ def test_descend_is_the_optimizer_at_each_rate_on_each_instance(short):
     problem = fig_ripples.random_ripples(seeds, dtype=torch.float64)
     start = fig_ripples.random_start(seeds, dtype=torch.float64)
     make = fig_ripples.METHODS["Leon"].make
-    losses = fig_ripples.descend(problem, start, make, rates, 0, lambda: None)
+    losses = fig_ripples.descend(problem, start, make, rates, 0)
     assert losses.shape == (7, 2, 2)
     for i, (r, rate) in itertools.product(seeds, enumerate(rates)):
         x = torch.nn.Parameter(start[i].clone())
@@ -88,29 +42,25 @@ def test_descend_is_the_optimizer_at_each_rate_on_each_instance(short):
             optimizer.step()
 
 
-def test_a_run_is_determined_by_its_settings(short):
-    first, again = (CLAIM.run(Settings(seeds=2), Silent()) for _ in range(2))
-    assert repr(first) == repr(again)  # not ==: six steps may rise nowhere, 0/0 is not itself
-    other = CLAIM.run(Settings(seeds=2, first_seed=5), Silent())
-    assert other.records != first.records
+def single(result):
+    """The records of single instances."""
+    return [r for r in result.records if "seed" in r]
 
 
 def test_instances_do_not_depend_on_their_number(short):
     two, three = (CLAIM.run(Settings(seeds=n, quick=True), Silent()) for n in (2, 3))
-    found = {(r["method"], r["rate"], r["seed"]): r["final"] for r in three.records}
-    for record in two.records:
+    found = {(r["method"], r["rate"], r["seed"]): r["final"] for r in single(three)}
+    for record in single(two):
         same = found[record["method"], record["rate"], record["seed"]]
         assert record["final"] == pytest.approx(same, rel=1e-8)
 
 
 def test_a_full_run_holds_all_methods_and_all_rates(short):
-    counter = Counter()
-    result = CLAIM.run(Settings(seeds=1), counter)
-    assert counter.done == counter.total == (3 + 10 + 10) * 6
-    pairs = {(r["method"], r["rate"]) for r in result.records}
+    result = CLAIM.run(Settings(seeds=1), Silent())
+    pairs = {(r["method"], r["rate"]) for r in single(result)}
     assert pairs == {(m, r) for m in fig_ripples.METHODS for r in (0.003, 0.01, 0.03, 0.1)}
     assert [len(figure.panels) for figure in result.figures] == [4, 2]
-    for record in result.records:
+    for record in single(result):
         assert len(record["loss"]) == 7
         assert record["final"] == record["loss"][-1]
         rises = (max(0, b - a) for a, b in zip(record["loss"], record["loss"][1:], strict=False))
@@ -158,10 +108,3 @@ def test_a_run_leaves_the_number_of_threads_as_it_was(short):
         assert set(seen) == {1}
     finally:
         torch.set_num_threads(before)
-
-
-def test_every_claim_is_filed_under_its_id():
-    for name, claim in CLAIMS.items():
-        assert claim.id == name
-        said = [f.name for f in dataclasses.fields(claim) if f.name != "alone"]
-        assert all(getattr(claim, name) for name in said)

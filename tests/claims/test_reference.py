@@ -14,7 +14,8 @@ import scipy.special
 import scipy.stats
 import torch
 
-from nucleon.claims import CLAIMS, agreement, conversions, optimizers, twins
+from nucleon.claims import CLAIMS, beside, conversions, optimizers
+from nucleon.claims.engine import Check, Row
 from nucleon.claims.oracle import (
     algebra,
     bounds,
@@ -26,6 +27,7 @@ from nucleon.claims.oracle import (
     lemma,
     mixtures,
     scalar,
+    twins,
     unknown,
     wishart,
 )
@@ -56,7 +58,7 @@ def test_it_imports_nothing_but_numpy_and_itself():
 
 def test_every_claim_is_held_to_it():
     """Each claim's file imports the reference, or what compares with it."""
-    judges = {"agreement", "twins", "optimizers", "conversions", "oracle", "beside"}
+    judges = {"optimizers", "conversions", "oracle", "beside"}
     for claim in CLAIMS:
         file = next(FOLDER.parent.glob(f"*/{claim.replace('-', '_')}.py"))
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -280,7 +282,7 @@ def test_the_mean_cosine_is_the_integral(mu):
 @pytest.mark.parametrize("name", ["FAML", "FTRL"])
 def test_scalar_ratios_are_those_of_one_by_one_matrices(name):
     given = np.array([0.5, -1.0, 1.0, 1.0, 0.2])[:, None, None]
-    twin = twins.gbpa_twin(name, (1, 1))
+    twin = twins.gbpa(name, (1, 1))
     regret = learners.regret(given, twin.actions(given), radius=1.0)
     wanted = regret / twin.bound(given)
     assert scalar.ratio(name, given.ravel()) == pytest.approx(float(wanted), abs=1e-9)
@@ -343,16 +345,21 @@ def test_adagrad_without_a_bound_on_an_interval():
 # ---- that a difference is noticed
 
 
+def passed(rows):
+    (check,) = (i for i in beside.against_oracle(rows) if isinstance(i, Check))
+    return check.passed
+
+
 def test_a_wrong_learner_and_a_wrong_bound_are_noticed():
-    given = agreement.leaning((2, 3, 4))
-    twin = twins.gbpa_twin("FAML", (2, 3, 4))
-    right = agreement.compare("FAML", FAML((2, 3, 4), dtype=F64), given, twin)
-    assert all(check.passed for check in agreement.checks([right]))
+    given = beside.leaning((2, 3, 4))
+    twin = twins.gbpa("FAML", (2, 3, 4))
+    right = beside.compare("FAML", FAML((2, 3, 4), dtype=F64), given, twin)
+    assert passed([right])
     other = FAML((2, 3, 4), eta=1.001, dtype=F64)
-    wrong = agreement.compare("FAML", other, given, twin)
-    assert not any(check.passed for check in agreement.checks([wrong]))
-    missing = agreement.Agreement("no number", math.nan, 0.0, 0.0)
-    assert not any(check.passed for check in agreement.checks([missing]))
+    wrong = beside.compare("FAML", other, given, twin)
+    assert not passed([wrong])
+    missing = Row(name="no number", actions=math.nan, regret=0.0, bound=0.0, exact=True)
+    assert not passed([missing])
 
 
 def test_a_wrong_step_is_noticed(monkeypatch):

@@ -197,11 +197,13 @@ def gbpa_games(
                 yield compare(title, learner, gradients, twin)
 
 
-def projected_games(side: int, *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:
+def projected_games(
+    side: int, *, names: Iterable[str] = PROJECTED, radius: float = 1.0, seed: int = 0
+) -> Iterator[Row]:
     """Compare the learners with a projection on square matrices, where its solution is unique."""
     shape = (2, side, side)
-    for name, make in PROJECTED.items():
-        learner = make(shape, radius=radius, dtype=F64, **SOLVER)
+    for name in names:
+        learner = PROJECTED[name](shape, radius=radius, dtype=F64, **SOLVER)
         twin = twins.preconditioned(name, radius=radius)
         yield compare(f"{name}, {label(shape)}", learner, leaning(shape, seed=seed), twin)
 

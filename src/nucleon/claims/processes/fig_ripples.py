@@ -1,24 +1,32 @@
 """fig-ripples: Muon, Pion and Leon on a rippled, kinked objective (Section 5.3, Appendix H)."""
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from nucleon.claims import optimizers
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.claims.shown import Figure, Panel, Series, Table, named, records
+from nucleon.claims.engine import (
+    Claim,
+    Item,
+    Row,
+    Rows,
+    Run,
+    at_least,
+    at_most,
+    below,
+    notes,
+)
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online.problems import Ripples, random_ripples, random_start
 from nucleon.optim import Leon, Muon, Pion
 
 RATES = (0.003, 0.01, 0.03, 0.1)
 STEPS = 300
-SEEDS, QUICK_SEEDS = 10, 5
+SEEDS = (10, 5)
 BETA = 0.9
 
 # At this rate Muon moves upward at least so many times as much as Leon.
@@ -76,34 +84,14 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-@dataclass(frozen=True)
-class Path:
-    """The losses f(X_0), …, f(X_T) of one method at one rate: (T+1, instances)."""
-
-    method: str
-    rate: float
-    losses: Tensor
-
-    @property
-    def final(self) -> Tensor:
-        """f(X_T): (instances,)."""
-        return self.losses[-1]
-
-    @property
-    def upward(self) -> Tensor:
-        """Σ max(0, f(X_{t+1}) − f(X_t)), the total upward movement: (instances,)."""
-        return self.losses.diff(dim=0).clamp(min=0).sum(dim=0)
-
-
 def descend(
     problem: Ripples,
     start: Tensor,
     make: Make,
     rates: Sequence[float],
     seed: int,
-    tick: Callable[[], None],
 ) -> Tensor:
-    """The losses (T+1, instances, rates) along `STEPS` steps from `start`, all in one stack.
+    """Return the losses (T+1, instances, rates) along `STEPS` steps from `start`, all in one stack.
 
     A direction depends on the gradients alone. So the optimizer runs at rate 1 on Y, and
     X = X₀ + rate·Y moves by −rate·P at each step: what it does at that rate on X itself.
@@ -121,171 +109,148 @@ def descend(
             if step < STEPS:
                 y.grad = each.gradient(x).flatten(0, 1)
                 optimizer.step()
-                tick()
     return torch.stack(losses)
 
 
-@one_thread()
-def run(settings: Settings, progress: Progress) -> Result:
-    """Run every method at every rate; `quick` takes fewer instances and no method with k > 1."""
-    seeds = settings.seed_range(SEEDS, QUICK_SEEDS)
+def upward(losses: Tensor) -> Tensor:
+    """Return Σ max(0, f(X_{t+1}) − f(X_t)), the total upward movement, of losses (T+1, …)."""
+    return losses.diff(dim=0).clamp(min=0).sum(dim=0)
+
+
+def measure(run: Run) -> Iterator[Item]:
+    """Run every method at every rate; quick runs leave methods with k > 1 out."""
+    seeds = run.seeds(SEEDS)
     problem = random_ripples(seeds, dtype=torch.float64)
     start = random_start(seeds, dtype=torch.float64)
-    methods = {n: m for n, m in METHODS.items() if m.samples == 1 or not settings.quick}
-    progress.begin(sum(m.samples for m in methods.values()) * STEPS, "stacks")
+    names = [n for n, m in METHODS.items() if m.samples == 1 or not run.quick]
 
-    paths: list[Path] = []
-    for name, method in methods.items():
-        tick = partial(progress.advance, method.samples, name)
-        losses = descend(problem, start, method.make, RATES, settings.first_seed, tick)
-        paths += [Path(name, rate, losses[..., i]) for i, rate in enumerate(RATES)]
-    return Result(
-        checks=(
-            *_checks(paths),
-            *(_agrees(name, m, problem, start, settings.first_seed) for name, m in methods.items()),
-        ),
-        tables=(
-            _table("Final loss, mean ± standard deviation over the instances", paths, "final"),
-            _table("Total upward movement, mean ± standard deviation", paths, "upward"),
-        ),
-        figures=(_paths_figure(paths), _rates_figure(paths)),
-        records=records(
-            list(itertools.product(paths, enumerate(seeds))),
-            {
-                "method": lambda at: at[0].method,
-                "rate": lambda at: at[0].rate,
-                "seed": lambda at: at[1][1],
-                "final": lambda at: at[0].final[at[1][0]].item(),
-                "upward": lambda at: at[0].upward[at[1][0]].item(),
-                "loss": lambda at: at[0].losses[:, at[1][0]].tolist(),
-            },
-        ),
-        notes=_notes(paths, len(seeds)),
+    def descended(method: str) -> dict[str, Any]:
+        make = METHODS[method].make
+        return {"_losses": descend(problem, start, make, RATES, run.seed)}
+
+    stacks = run.each([{"method": name} for name in names], descended, "methods")
+    paths = Rows(
+        Row(method=s.method, rate=rate, losses=own, final=own[-1], upward=upward(own))
+        for s in stacks
+        for rate, own in zip(RATES, s._losses.unbind(-1), strict=True)
     )
-
-
-def _agrees(name: str, method: Method, problem: Ripples, start: Tensor, seed: int) -> Check:
-    """The first steps of a method at the rate of the checks, against the reference's."""
-    weight = torch.nn.Parameter(start.clone())
-    error = optimizers.difference(
-        method.make([weight], UPWARD_RATE, seed),
-        weight,
-        problem.gradient,
-        method.twin(tuple(start.shape), seed),
-        lr=UPWARD_RATE,
-        momentum=BETA,
-        beta2=BETA,
-    )
-    label = f"{name}: {optimizers.STEPS} steps against the reference's, over the rate"
-    return Check(label, error, "≤", optimizers.EXACT)
-
-
-def _checks(paths: list[Path]) -> tuple[Check, ...]:
-    found = {(p.method, p.rate): p for p in paths}
-    muon = found["Muon", UPWARD_RATE].upward.mean()
-    smooth = {"Leon": UPWARD_RATIO, **PION_RATIOS}
-    upward = (
-        Check(
-            f"Muon's upward movement over {name}'s, rate {UPWARD_RATE:g}",
-            (muon / found[name, UPWARD_RATE].upward.mean()).item(),
-            "≥",
-            ratio,
+    run.keep(
+        Rows(
+            Row(method=p.method, rate=p.rate, seed=seed, final=final, upward=up, loss=loss)
+            for p in paths
+            for seed, final, up, loss in zip(seeds, p.final, p.upward, p.losses.mT, strict=True)
         )
-        for name, ratio in smooth.items()
-        if (name, UPWARD_RATE) in found
     )
-    final = (
-        Check(
-            f"Leon's mean final loss, against Muon's, rate {rate:g}",
-            found["Leon", rate].final.mean().item(),
-            "<",
-            found["Muon", rate].final.mean().item(),
+    at_rate = paths.where(rate=UPWARD_RATE)
+    muon = at_rate.one(method="Muon").upward.mean()
+    for name, ratio in {"Leon": UPWARD_RATIO, **PION_RATIOS}.items():
+        if name in names:
+            over = muon / at_rate.one(method=name).upward.mean()
+            words = f"Muon's upward movement over {name}'s, rate {UPWARD_RATE:g}"
+            yield at_least(words, over, ratio)
+    for rate in RATES:
+        leon, other = (paths.one(method=m, rate=rate).final.mean() for m in ("Leon", "Muon"))
+        yield below(f"Leon's mean final loss, against Muon's, rate {rate:g}", leon, other.item())
+    for name in names:
+        weight, method = torch.nn.Parameter(start.clone()), METHODS[name]
+        error = optimizers.difference(
+            method.make([weight], UPWARD_RATE, run.seed),
+            weight,
+            problem.gradient,
+            method.twin(tuple(start.shape), run.seed),
+            lr=UPWARD_RATE,
+            momentum=BETA,
+            beta2=BETA,
         )
-        for rate in RATES
-    )
-    return *upward, *final
+        words = f"{name}: {optimizers.STEPS} steps against the reference's, over the rate"
+        yield at_most(words, error, optimizers.EXACT)
+    yield from shown(paths)
+    yield from remarks(paths, len(seeds))
 
 
-def _table(title: str, paths: list[Path], what: Literal["final", "upward"]) -> Table:
-    def cell(method: str, rate: float) -> str:
-        values: Tensor = next(
-            getattr(p, what) for p in paths if (p.method, p.rate) == (method, rate)
-        )
-        spread = f" ± {values.std().item():.2f}" if len(values) > 1 else ""
-        return f"{values.mean().item():.2f}{spread}"
+def shown(paths: Rows) -> Iterator[Item]:
+    """Show final losses and upward movement, and the losses along the way."""
 
-    methods = dict.fromkeys(p.method for p in paths)
-    rates = {f"rate {rate:g}": rate for rate in RATES}
-    return Table.grid(title, "method", named(methods), rates, cell)
+    def spread(values: Tensor) -> str:
+        deviation = f" ± {values.std().item():.2f}" if len(values) > 1 else ""
+        return f"{values.mean().item():.2f}{deviation}"
 
+    for path in paths:
+        path.at = f"rate {path.rate:g}"
+    titles = {
+        "final": "Final loss, mean ± standard deviation over the instances",
+        "upward": "Total upward movement, mean ± standard deviation",
+    }
+    for name, title in titles.items():
+        yield paths.grid(title, "method", "at", lambda path, n=name: spread(getattr(path, n)))
 
-def _series(method: str, x: list[float], values: Tensor) -> Series:
-    """Values (points, instances) in the look of their method."""
-    return Series.spanning(method, x, values, list(METHODS).index(method))
-
-
-def _paths_figure(paths: list[Path]) -> Figure:
+    styles = list(METHODS)
     steps = [float(t) for t in range(STEPS + 1)]
     panels = tuple(
         Panel(
             f"rate {rate:g}",
             "step",
             "loss",
-            tuple(_series(p.method, steps, p.losses) for p in paths if p.rate == rate),
+            tuple(
+                Series.spanning(p.method, steps, p.losses, styles.index(p.method))
+                for p in paths.where(rate=rate)
+            ),
             y_scale="log",
         )
         for rate in RATES
     )
     caption = "Mean loss over the instances; the band spans them all."
     title = "Loss along the way, by learning rate"
-    return Figure("loss-paths", title, caption, panels, shared_axes=True)
+    yield Figure("loss-paths", title, caption, panels, shared_axes=True)
 
-
-def _rates_figure(paths: list[Path]) -> Figure:
-    def panel(title: str, label: str, values: Callable[[Path], Tensor]) -> Panel:
-        methods = dict.fromkeys(p.method for p in paths)
-        series = (
-            _series(name, list(RATES), torch.stack([values(p) for p in paths if p.method == name]))
-            for name in methods
+    def by_rate(title: str, label: str, name: str) -> Panel:
+        lines = tuple(
+            Series.spanning(m, list(RATES), torch.stack(own), styles.index(m))
+            for m in paths.different("method")
+            for own in [paths.where(method=m).column(name)]
         )
-        return Panel(title, "learning rate", label, tuple(series), "log", "log", marked=True)
+        return Panel(title, "learning rate", label, lines, "log", "log", marked=True)
 
-    return Figure(
+    yield Figure(
         "by-rate",
         "Upward movement and final loss against the learning rate",
         "Mean over the instances; the band spans them all. Upward movement is the sum of all "
         "increases of the loss along a path.",
         (
-            panel("total upward movement", "sum of the increases", lambda p: p.upward),
-            panel("final loss", f"loss after {STEPS} steps", lambda p: p.final),
+            by_rate("total upward movement", "sum of the increases", "upward"),
+            by_rate("final loss", f"loss after {STEPS} steps", "final"),
         ),
     )
 
 
-def _notes(paths: list[Path], instances: int) -> tuple[str, ...]:
-    final = {(p.method, p.rate): p.final for p in paths}
-    below = [int((final["Leon", rate] < final["Muon", rate]).sum()) for rate in RATES]
-    lowest = [
-        f"{rate:g}"
-        for rate in RATES
-        if min((p for p in paths if p.rate == rate), key=lambda p: p.final.mean()).method == "Leon"
-    ]
+def remarks(paths: Rows, instances: int) -> Iterator[str]:
+    """Explain the setting, and where Leon is ahead."""
+    lower, lowest = list[str](), list[str]()
+    for rate in RATES:
+        own = {p.method: p.final for p in paths.where(rate=rate)}
+        lower.append(str(int((own["Leon"] < own["Muon"]).sum())))
+        if min(own, key=lambda name: own[name].mean()) == "Leon":
+            lowest.append(f"{rate:g}")
     rates = ", ".join(f"{rate:g}" for rate in RATES)
-    return (
-        "The paper gives the objective, 20×20 matrices, 100 measurements and β₁ = β₂ = 0.9 for "
-        "Leon. The rest is ours: β = 0.9 for the others too, standard normal starts, "
-        f"{STEPS} steps, {instances} instances, the rates {rates}, Pion's k, exact polar factors "
-        "and roots in float64, no scaling by shape.",
-        "“Literal” is Pion as printed; “theory” scales its noise as the theorem does, on a "
-        "zero-padded matrix, since the theorem does not cover square ones.",
-        "The paper calls the paths of Pion and Leon monotonic. They are nearly so at the small "
-        "rates only: the table of upward movement shows how far.",
-        f"Leon ends below Muon in {', '.join(map(str, below))} of {instances} instances at the "
-        f"rates {rates}. Its mean is the lowest of all methods here at {len(lowest)} of "
-        f"{len(RATES)} rates ({', '.join(lowest) or 'none'}).",
-        "Muon, and at the largest rate every method, amplifies rounding errors from step to step: "
-        "with another processor or library those paths differ, and at large rates so do the means.",
-    )
+    yield from notes(f"""
+        The paper gives the objective, 20×20 matrices, 100 measurements and β₁ = β₂ = 0.9 for Leon.
+        The rest is ours: β = 0.9 for the others too, standard normal starts, {STEPS} steps,
+        {instances} instances, the rates {rates}, Pion's k, exact polar factors and roots in
+        float64, no scaling by shape.
+
+        “Literal” is Pion as printed; “theory” scales its noise as the theorem does, on a
+        zero-padded matrix, since the theorem does not cover square ones.
+
+        The paper calls the paths of Pion and Leon monotonic. They are nearly so at the small rates
+        only: the table of upward movement shows how far.
+
+        Leon ends below Muon in {", ".join(lower)} of {instances} instances at the rates {rates}.
+        Its mean is the lowest of all methods here at {len(lowest)} of {len(RATES)} rates
+        ({", ".join(lowest) or "none"}).
+
+        Muon, and at the largest rate every method, amplifies rounding errors from step to step:
+        with another processor or library those paths differ, and at large rates so do the means.
+    """)
 
 
 CLAIM = Claim(
@@ -304,7 +269,6 @@ CLAIM = Claim(
         f"{PION_RATIOS['Pion, literal, k=10']:g} times with ten. The first {optimizers.STEPS} "
         f"steps of every method are the reference's to {optimizers.EXACT:g} of the rate."
     ),
-    run=run,
-    seconds=60,
-    quick_seconds=8,
+    measure=measure,
+    seconds=(60, 8),
 )

@@ -1,14 +1,14 @@
 """o2nc: the conversion's identity, its lemma and its proposition, measured (Appendix G)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nucleon import noise
-from nucleon.claims import agreement
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings
+from nucleon.claims.beside import EXACT
 from nucleon.claims.conversions import (
     FEW,
     KOLMOGOROV,
@@ -21,7 +21,8 @@ from nucleon.claims.conversions import (
     identity_start,
     sampling,
 )
-from nucleon.claims.shown import Figure, Panel, Series, Table, records
+from nucleon.claims.engine import Claim, Item, Row, Rows, Run, above, at_least, at_most, notes
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.norms import operator_norm
 from nucleon.online import theory
 from nucleon.online.learners import FAML, FTL, FTPL, Learner
@@ -29,14 +30,15 @@ from nucleon.online.o2nc.plans import Interval
 from nucleon.online.problems.kinks import Kinks, random_kinks
 
 DISCOUNT, RHO = 0.99, 1.0
-ROUNDS, QUICK_ROUNDS = 3000, 600
-RUNS, QUICK_RUNS = 32, 16
-POINTS, LENGTHS, QUICK_LENGTHS = 16, 40_000, 8_000
+ROUNDS, RUNS = (3000, 600), (32, 16)
+POINTS, LENGTHS = 16, (40_000, 8_000)
 MOST_ERRORS = 4.5  # the largest of 16 normal deviates exceeds this once in ten thousand runs
 
-LEARNERS: dict[str, Callable[..., Learner]] = {"FTL": FTL, "FTPL, k=4": FTPL, "FAML": FAML}
-OPTIONS: dict[str, dict[str, Any]] = {"FTPL, k=4": {"samples": 4}}
-
+LEARNERS: dict[str, tuple[Callable[..., Learner], dict[str, Any]]] = {
+    "FTL": (FTL, {}),
+    "FTPL, k=4": (FTPL, {"samples": 4}),
+    "FAML": (FAML, {}),
+}
 SLOPE_DISTANCE = 0.3
 """E‖Y − W̄‖ over ρ on a slope, at least: with steps of D it is 1/e, with random ones more."""
 SLOPE_SHARE = 0.9
@@ -49,189 +51,110 @@ ESTIMATE = (
 )
 
 
-def run(settings: Settings, progress: Progress) -> Result:
-    """Run every learner on one problem; `quick` takes fewer rounds, runs and lengths."""
-    rounds = QUICK_ROUNDS if settings.quick else ROUNDS
-    runs = len(settings.seed_range(RUNS, QUICK_RUNS))
-    progress.begin(rounds * (len(LEARNERS) + 1), "rounds")
-    problem = random_kinks(settings.first_seed, shape=SHAPE, dtype=torch.float64)
-    found, agreed = _converted(problem, rounds, runs, settings.first_seed, progress)
-    slope = clipped_slope(rounds, runs, settings.first_seed, progress)
-    assert slope.history is not None
-    distances = ewa_distances(slope.history.weights, DISCOUNT)
-    lengths = QUICK_LENGTHS if settings.quick else LENGTHS
-    scaling = scaling_samples(problem, lengths, settings.first_seed)
-    printed = slope.terms.bound - slope.terms.descent * (1 - 1 / (2 * DISCOUNT))
-    return Result(
-        checks=(
-            *_lemmas(scaling, distances),
-            *_proposition(found, slope, printed),
-            *conduct(settings.first_seed),
-            *agreed,
-        ),
-        tables=(_table({**found, "FTL, clipped slope": slope}), _scaling_table(scaling)),
-        figures=(_figure(found, distances),),
-        records=records(
-            {**found, "clipped slope": slope}.items(),
-            {
-                "learner": lambda item: item[0],
-                "descent": lambda item: item[1].terms.descent[0].item(),
-                "gap": lambda item: item[1].terms.gap.tolist(),
-                "gap_at_tau": lambda item: item[1].terms.gap_at_tau.tolist(),
-                "regret": lambda item: item[1].terms.regret.tolist(),
-                "noise": lambda item: item[1].terms.noise.tolist(),
-            },
-        ),
-        notes=(
-            "Left and right are means over the runs; intervals are ± 3 standard errors over them. "
-            "The mean over τ is exact, so no τ is drawn for it.",
-            ESTIMATE,
-            f"The paper prints ΔL/((1−γ)ρT) for the first term; its proof gives 2γ times that. On "
-            f"a slope that is clipped 5 % below where the run ends, at γ = {DISCOUNT:g}, the left "
-            f"side is {slope.terms.gap.mean().item():.3f}, the right side with the printed term "
-            f"{printed.mean().item():.3f}.",
-        ),
-    )
-
-
-def _converted(
-    problem: Kinks, rounds: int, runs: int, seed: int, progress: Progress
-) -> tuple[dict[str, Measured], list[Check]]:
-    """The conversion of every learner, and whether its first rounds are the reference's."""
-    start = identity_start(0.5, runs)
-    gap = problem.value(start[0]).item()
-    found: dict[str, Measured] = {}
-    agreed = list[Check]()
-    for name, learner in LEARNERS.items():
-        bound, options = problem.gradient_bound, OPTIONS.get(name, {})
-        process = Process(learner, start, RHO, DISCOUNT, rounds, bound, seed, loss_gap=gap)
-        found[name] = convert(
-            process,
-            sampling(problem, rounds, runs, seed),
-            lambda stage=name: progress.advance(1, stage),
-            **options,
-        )
-        few = sampling(problem, FEW, runs, seed)
-        agreed.append(agrees(name, process, few, lambda w: gap - problem.value(w), **options))
-    return found, agreed
-
-
-def _lemmas(scaling: Tensor, distances: list[tuple[int, Interval]]) -> tuple[Check, ...]:
-    """Random scaling, and Lemma G.3."""
-    return (
-        Check(
-            "random scaling: largest deviation, standard errors",
-            scaling_errors(scaling),
-            "≤",
-            MOST_ERRORS,
-        ),
-        Check.at_most(
-            "Lemma G.3: largest mean distance to the average, upper end",
-            (d.high for _, d in distances),
-            RHO,
-        ),
-        Check("the same on the slope, over ρ", distances[-1][1].value / RHO, "≥", SLOPE_DISTANCE),
-    )
-
-
-def _proposition(
-    found: Mapping[str, Measured], slope: Measured, printed: Tensor
-) -> tuple[Check, ...]:
-    """Proposition G.1 of every learner, and on the slope with its first term as printed."""
-    return (
-        *(
-            Check(f"Proposition G.1, {name}: left − right, upper end", m.excess().high, "≤", 0.0)
-            for name, m in (*found.items(), ("clipped slope", slope))
-        ),
-        Check(
-            "clipped slope: left − right with the printed first term, lower end",
-            Interval.of_mean(slope.terms.gap - printed).low,
-            ">",
-            0.0,
-        ),
-        Check(
-            "clipped slope: left/right, means",
-            (slope.terms.gap.mean() / slope.terms.bound.mean()).item(),
-            "≥",
-            SLOPE_SHARE,
-        ),
-    )
-
-
-def clipped_slope(rounds: int, runs: int, seed: int, progress: Progress) -> Measured:
-    """L(w) = max(w, −d) in 1×1 with d 5 % more than the run descends in the mean."""
+def clipped_slope(rounds: int, runs: int, seed: int) -> dict[str, Any]:
+    """Convert FTL on L(w) = max(w, −d) in 1×1, d 5 % more than the run descends in the mean."""
     depth = 1.05 * theory.o2nc_radius(rho=RHO, discount=DISCOUNT) * (rounds - 1)
     start = torch.zeros(runs, 1, 1, dtype=torch.float64)
     process = Process(FTL, start, RHO, DISCOUNT, rounds, 1.0, seed, loss_gap=depth)
 
-    def oracle(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
+    def answers(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
         gradient = (w > -depth).double()
         return gradient, gradient
 
-    # All its steps go one way, so its path is kept for the lemma.
-    return convert(process, oracle, lambda: progress.advance(1, "clipped slope"), keep=True)
+    return convert(process, answers, keep=True)  # its steps go one way: the path is for the lemma
 
 
 def scaling_samples(problem: Kinks, lengths: int, seed: int) -> Tensor:
-    """L(W+sX) − L(W) − ⟨∇L(W+sX), X⟩ at random W and X for s ~ Exp(1), (POINTS, lengths)."""
-    drawn = noise.normal((2, POINTS, *SHAPE), seed=seed, dtype=torch.float64)
-    w, x = drawn.unsqueeze(2)  # (POINTS, 1, m, n)
+    """Return L(W+sX) − L(W) − ⟨∇L(W+sX), X⟩ at random W, X for s ~ Exp(1), (POINTS, lengths)."""
+    normal = noise.normal((2, POINTS, *SHAPE), seed=seed, dtype=torch.float64)
+    w, x = normal.unsqueeze(2)  # (POINTS, 1, m, n)
     s = noise.exponential((POINTS, lengths, 1, 1), seed=seed, dtype=torch.float64)
     end = w + s * x
     return problem.value(end) - problem.value(w) - (problem.gradient(end) * x).sum((-2, -1))
 
 
 def scaling_errors(samples: Tensor) -> float:
-    """The largest |mean|/standard error over the points: the mean is 0 by the identity."""
+    """Return the largest |mean|/standard error over the points: the mean is 0 by the identity."""
     error = samples.std(1) / samples.shape[1] ** 0.5
     return (samples.mean(1) / error).abs().max().item()
 
 
 def ewa_distances(path: Tensor, discount: float) -> list[tuple[int, Interval]]:
-    """E‖Y_t − W̄_t‖_op at some t, over the weights of Y_t exactly and over the runs of a path."""
-    found: list[tuple[int, Interval]] = []
+    """Return E‖Y_t − W̄_t‖_op at some t, exactly over Y_t's weights and in the mean over runs."""
+    distances: list[tuple[int, Interval]] = []
     for k in range(1, 9):
         t = max(2, round(len(path) * k / 8))
         weights = theory.ewa_weights(t, discount)
         average = torch.einsum("t,tbmn->bmn", weights, path[:t])
         distance = torch.einsum("t,tb->b", weights, operator_norm(path[:t] - average))
-        found.append((t, Interval.of_mean(distance)))
-    return found
+        distances.append((t, Interval.of_mean(distance)))
+    return distances
 
 
-def _table(found: dict[str, Measured]) -> Table:
-    return Table.listing(
+def measure(run: Run) -> Iterator[Item]:
+    """Convert every learner on one problem, and FTL on a slope."""
+    rounds, runs, seed = run.pick(ROUNDS), len(run.seeds(RUNS)), run.seed
+    problem = random_kinks(seed, shape=SHAPE, dtype=torch.float64)
+    start = identity_start(0.5, runs)
+    gap, bound = problem.value(start[0]).item(), problem.gradient_bound
+    setting = (start, RHO, DISCOUNT, rounds, bound, seed, gap)
+
+    def converted(name: str) -> dict[str, Any]:
+        if name == "clipped slope":
+            return clipped_slope(rounds, runs, seed)
+        learner, options = LEARNERS[name]
+        answers = sampling(problem, rounds, runs, seed)
+        return convert(Process(learner, *setting), answers, **options)
+
+    points = [{"name": name} for name in (*LEARNERS, "clipped slope")]
+    rows = run.each(points, converted, "processes", Measured)
+    slope: Measured = rows[-1]
+    distances = ewa_distances(slope._history.weights, DISCOUNT)
+    scaling = scaling_samples(problem, run.pick(LENGTHS), seed)
+    name = "random scaling: largest deviation, standard errors"
+    yield at_most(name, scaling_errors(scaling), MOST_ERRORS)
+    name = "Lemma G.3: largest mean distance to the average, upper end"
+    yield at_most(name, [d.high for _, d in distances], RHO)
+    last = distances[-1][1].value / RHO
+    yield at_least("the same on the slope, over ρ", last, SLOPE_DISTANCE)
+    for row in rows:
+        words = f"Proposition G.1, {row.name}: left − right, upper end"
+        yield at_most(words, row.excess().high, 0.0)
+    terms = slope.terms
+    printed = terms.bound - terms.descent * (1 - 1 / (2 * DISCOUNT))
+    name = "clipped slope: left − right with the printed first term, lower end"
+    yield above(name, Interval.of_mean(terms.gap - printed).low, 0.0)
+    share = terms.gap.mean() / terms.bound.mean()
+    yield at_least("clipped slope: left/right, means", share, SLOPE_SHARE)
+    yield from conduct(seed)
+    few = sampling(problem, FEW, runs, seed)
+    for name, (learner, options) in LEARNERS.items():
+        fall = partial(lambda w: gap - problem.value(w))
+        yield agrees(name, Process(learner, *setting), few, fall, **options)
+
+    yield rows.listing(
         "Proposition G.1, means over the runs",
-        found.items(),
         {
-            "learner": lambda item: item[0],
-            "left": lambda item: str(item[1].gap),
-            "left, one τ a run": lambda item: str(Interval.of_mean(item[1].terms.gap_at_tau)),
-            "descent": lambda item: item[1].terms.descent.mean().item(),
-            "regret": lambda item: item[1].terms.regret.mean().item(),
-            "noise": lambda item: item[1].terms.noise.mean().item(),
-            "right": lambda item: item[1].terms.bound.mean().item(),
+            "learner": lambda m: f"FTL, {m.name}" if m is slope else m.name,
+            "left": lambda m: str(m.mean_gap),
+            "left, one τ a run": lambda m: str(Interval.of_mean(m.terms.gap_at_tau)),
+            "descent": lambda m: m.terms.descent,
+            "regret": lambda m: m.terms.regret,
+            "noise": lambda m: m.terms.noise,
+            "right": lambda m: m.terms.bound,
         },
     )
-
-
-def _scaling_table(samples: Tensor) -> Table:
-    return Table.listing(
+    yield Rows(
+        Row(point=i, mean=str(Interval.of_mean(s))) for i, s in enumerate(scaling, 1)
+    ).listing(
         "Random scaling: mean of L(W+sX) − L(W) − ⟨∇L(W+sX), X⟩ over s, 0 by the identity",
-        enumerate(samples, 1),
-        {
-            "point": lambda found: found[0],
-            "mean ± 3 standard errors": lambda found: str(Interval.of_mean(found[1])),
-        },
+        {"point": "point", "mean ± 3 standard errors": "mean"},
     )
-
-
-def _figure(found: dict[str, Measured], distances: list[tuple[int, Interval]]) -> Figure:
-    gaps = tuple(m.series(name, style) for style, (name, m) in enumerate(found.items()))
+    gaps = tuple(m.series(m.name, style) for style, m in enumerate(rows[:-1]))
     times = [float(t) for t, _ in distances]
     values, low, high = ([getattr(d, k) for _, d in distances] for k in ("value", "low", "high"))
     distance = Series("FTL, clipped slope", times, values, low, high)
-    return Figure(
+    yield Figure(
         "conversion",
         "Stationarity along the way, and how far the iterates are from their average",
         "Left: mean over the runs, the band spans them. Right: the lemma's bound is ρ; the band is "
@@ -241,6 +164,17 @@ def _figure(found: dict[str, Measured], distances: list[tuple[int, Interval]]) -
             Panel("E‖Y_t − W̄_t‖", "round t", "operator norm", (distance,), marked=True),
         ),
     )
+    yield (
+        "Left and right are means over the runs; intervals are ± 3 standard errors over them. The "
+        "mean over τ is exact, so no τ is drawn for it."
+    )
+    yield ESTIMATE
+    yield from notes(f"""
+        The paper prints ΔL/((1−γ)ρT) for the first term; its proof gives 2γ times that. On a slope
+        that is clipped 5 % below where the run ends, at γ = {DISCOUNT:g}, the left side is
+        {terms.gap.mean().item():.3f}, the right side with the printed term
+        {printed.mean().item():.3f}.
+    """)
 
 
 CLAIM = Claim(
@@ -258,9 +192,8 @@ CLAIM = Claim(
         f"{SLOPE_SHARE:g} of their bounds; with the printed first term the proposition fails for "
         f"the lower end. The process's lengths and τ are within {KOLMOGOROV:g}/√N of their laws; "
         f"its averages, actions and moves and both sides of the proposition are the reference's to "
-        f"{agreement.EXACT:g}."
+        f"{EXACT:g}."
     ),
-    run=run,
-    seconds=30,
-    quick_seconds=8,
+    measure=measure,
+    seconds=(30, 8),
 )

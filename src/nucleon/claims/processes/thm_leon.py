@@ -1,7 +1,7 @@
 """thm-leon: Leon with the theorem's γ, D and T gets there; Muon can be kept from it (Thm 5.3)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nucleon.claims import agreement, optimizers
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings
+from nucleon.claims import optimizers
+from nucleon.claims.beside import EXACT, close
 from nucleon.claims.conversions import (
     FEW,
     SHAPE,
+    Answers,
+    Fall,
     Measured,
-    Oracle,
     Process,
     agrees,
     conduct,
@@ -23,20 +24,21 @@ from nucleon.claims.conversions import (
     identity_start,
     sampling,
 )
+from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_most, notes
 from nucleon.claims.oracle import conversion
 from nucleon.claims.processes.o2nc import ESTIMATE, MOST_ERRORS
-from nucleon.claims.shown import Figure, Panel, Table, records
+from nucleon.claims.shown import Figure, Panel
 from nucleon.online.learners import FAML, FTL, Learner
 from nucleon.online.o2nc.plans import Plan, Planned, plan
 from nucleon.online.problems.kinks import random_kinks
 from nucleon.online.problems.resistance import Resistance
 
-RUNS, QUICK_RUNS = 16, 8
+RUNS = (16, 8)
 RELATIVE = 0.6  # ε/‖Q‖_* on the kinks: below the first gradient, above what noise leaves
-KINKS_RHO, QUICK_KINKS_RHO = 1.0, 8.0
+KINKS_RHO = (1.0, 8.0)
 START = 1.15  # W_1 = START·I, where most residuals are on a steep part of their arcs
 RESISTED = 0.9  # ε under resistance, below the slope 1 that a walker who never arrives measures
-HEIGHT, QUICK_HEIGHT = 0.25, 0.09  # ΔL/ρ there
+HEIGHT = (0.25, 0.09)  # ΔL/ρ there
 
 NOTES = (
     f"On the kinks: {ESTIMATE}",
@@ -49,10 +51,6 @@ NOTES = (
 )
 
 
-Answers = tuple[Oracle, Callable[[Tensor], Tensor]]
-"""The gradients of a run, and what the loss fell by up to W_T."""
-
-
 @dataclass(frozen=True)
 class Target:
     """A problem with its constants, and the plan for it."""
@@ -61,8 +59,8 @@ class Target:
     optimizer: Planned
     start: Tensor
     seed: int
-    answers: Callable[[int], Answers]
-    """Those of a new run of so many rounds."""
+    answers: Callable[[int], tuple[Answers, Fall]]
+    """Those of a new run of so many rounds, and what the loss falls by."""
     first_gradient: float
     """‖∇L(W_1)‖_*."""
     rho: float
@@ -74,7 +72,7 @@ class Target:
 
     @cached_property
     def plan(self) -> Plan:
-        """γ, D and T of the theorem."""
+        """Return γ, D and T of the theorem."""
         return plan(
             self.optimizer,
             rho=self.rho,
@@ -85,17 +83,15 @@ class Target:
             shape=SHAPE,
         )
 
-    def run(
-        self, learner: Callable[..., Learner], tick: Callable[[], None], **options: Any
-    ) -> Measured:
-        """Run the conversion with a learner on the planned γ, D and T."""
-        oracle, fall = self.answers(self.plan.rounds)
-        return convert(self._process(learner), oracle, tick, fall=fall, **options)
+    def run(self, learner: Callable[..., Learner], **options: Any) -> dict[str, Any]:
+        """Convert a learner on the planned γ, D and T."""
+        answers, fall = self.answers(self.plan.rounds)
+        return convert(self._process(learner), answers, fall=fall, **options)
 
     def agrees(self, name: str, learner: Callable[..., Learner], **options: Any) -> Check:
-        """The first rounds of such a run beside the reference's."""
-        oracle, fall = self.answers(FEW)
-        return agrees(f"{name}, {self.name}", self._process(learner), oracle, fall, **options)
+        """Check the first rounds of such a run against the oracle's."""
+        answers, fall = self.answers(FEW)
+        return agrees(f"{name}, {self.name}", self._process(learner), answers, fall, **options)
 
     def _process(self, learner: Callable[..., Learner]) -> Process:
         return Process(
@@ -111,12 +107,12 @@ class Target:
 
 
 def kinks(optimizer: Planned, rho: float, runs: int, seed: int) -> Target:
-    """The finite sum with kinks, from a multiple of I."""
+    """Return the finite sum with kinks, from a multiple of I."""
     problem = random_kinks(seed, shape=SHAPE, dtype=torch.float64)
     start = identity_start(START, runs)
     value = problem.value(start)
 
-    def answers(rounds: int) -> Answers:
+    def answers(rounds: int) -> tuple[Answers, Fall]:
         return sampling(problem, rounds, runs, seed), lambda w: value - problem.value(w)
 
     return Target(
@@ -135,7 +131,7 @@ def kinks(optimizer: Planned, rho: float, runs: int, seed: int) -> Target:
 
 
 def resistance(optimizer: Planned, height: float, runs: int, seed: int) -> Target:
-    """The oracle that resists a bold second row, ρ = 1."""
+    """Return the process that resists a bold second row, ρ = 1."""
     start = identity_start(0.0, runs)
     still = Resistance(start, height=height)
     return Target(
@@ -153,83 +149,71 @@ def resistance(optimizer: Planned, height: float, runs: int, seed: int) -> Targe
     )
 
 
-def _resisting(walk: Resistance) -> Answers:
-    """The answers of one walk, and what it fell by: after the last answer, the one at W_T."""
+def _resisting(walk: Resistance) -> tuple[Answers, Fall]:
+    """Return the answers of one walk, and its fall: after the last answer, the one at W_T."""
     height = walk.height
 
-    def oracle(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
+    def answers(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
         gradient = walk.gradient(w)
         return gradient, gradient
 
-    return oracle, lambda w: height - walk.height
+    return answers, lambda w: height - walk.height
 
 
-def run(settings: Settings, progress: Progress) -> Result:
-    """Plan, run and measure Leon and Muon on both problems; `quick` takes larger ρ, fewer runs."""
-    runs, seed = len(settings.seed_range(RUNS, QUICK_RUNS)), settings.first_seed
-    smooth = kinks("leon", QUICK_KINKS_RHO if settings.quick else KINKS_RHO, runs, seed)
-    rough = resistance("leon", QUICK_HEIGHT if settings.quick else HEIGHT, runs, seed)
-    progress.begin(2 * (smooth.plan.rounds + rough.plan.rounds), "rounds")
-    found: dict[tuple[str, str], Measured] = {}
-    for target in (smooth, rough):
-        for name, learner in (("Leon (FAML)", FAML), ("Muon (FTL)", FTL)):
-            found[target.name, name] = target.run(
-                learner, lambda stage=f"{name}, {target.name}": progress.advance(1, stage)
-            )
-    muon = found["resistance", "Muon (FTL)"].gap
-    checks = (
-        *premises(smooth),
-        *premises(rough),
-        *(arrival(target, "Leon (FAML)", found) for target in (smooth, rough)),
-        *proposition(found),
-        Check("Muon under resistance: gap, lower end", muon.low, ">", rough.epsilon),
-        *(check for target in (smooth, rough) for check in planned(target, 1.0, 2.0)),
-        *conduct(seed),
-        *(
-            target.agrees(name, learner)
-            for target in (smooth, rough)
-            for name, learner in (("Leon", FAML), ("Muon", FTL))
-        ),
-        *optimizers.checks(SHAPE, names=("Muon", "Leon"), seed=seed),
-        *optimizers.certified_checks(SHAPE, seed=seed),
+def measure(run: Run) -> Iterator[Item]:
+    """Plan, run and measure Leon and Muon on both problems."""
+    runs, seed = len(run.seeds(RUNS)), run.seed
+    targets = (
+        kinks("leon", run.pick(KINKS_RHO), runs, seed),
+        resistance("leon", run.pick(HEIGHT), runs, seed),
     )
-    ground = found["kinks", "Muon (FTL)"].gap
-    return Result(
-        checks=checks,
-        tables=(plans(smooth, rough), gaps(found, (smooth, rough))),
-        figures=(figure(found, (smooth, rough)),),
-        records=traced(found),
-        notes=(
-            *NOTES,
-            "Leon and Muon run as what they are, the conversion of FAML and of FTL; the optimizers "
-            'with gradient_bound, step_length="exponential" and no scaling take the same steps. '
-            "Leon does so here, and its certificate is the reference's.",
-            "The plan's constants are safe, so the measured gap is far below ε.",
-            f"Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on "
-            f"every problem. What it loses as a learner it must pay by climbing the loss, since "
-            f"E[L(W_t) − L(W_t-1)] = E⟨G_t, X_t⟩. The resistance makes it climb; it answers the "
-            f"path and is no fixed function of W. We know of no fixed loss in few dimensions that "
-            f"does the same to Muon at these γ and D.",
-        ),
-    )
+    rough = targets[1]
+    learners = {"Leon (FAML)": FAML, "Muon (FTL)": FTL}
+    points = [{"target": t, "problem": t.name, "name": n} for t in targets for n in learners]
+    rows = run.each(points, lambda target, name: target.run(learners[name]), "runs", Measured)
+    for target in targets:
+        yield from premises(target)
+    for target in targets:
+        yield arrival(target, rows.one(problem=target.name, name="Leon (FAML)"))
+    yield from proposition(rows)
+    muon = rows.one(problem="resistance", name="Muon (FTL)").mean_gap
+    yield above("Muon under resistance: gap, lower end", muon.low, rough.epsilon)
+    for target in targets:
+        yield from planned(target, 1.0, 2.0)
+    yield from conduct(seed)
+    for target in targets:
+        yield target.agrees("Leon", FAML)
+        yield target.agrees("Muon", FTL)
+    yield from optimizers.checks(SHAPE, names=("Muon", "Leon"), seed=seed)
+    yield from optimizers.certified_checks(SHAPE, seed=seed)
+    yield from shown(rows, targets)
+    ground = rows.one(problem="kinks", name="Muon (FTL)").mean_gap
+    yield from NOTES
+    yield from notes(f"""
+        Leon and Muon run as what they are, the conversion of FAML and of FTL; the optimizers with
+        gradient_bound, step_length="exponential" and no scaling take the same steps. Leon does so
+        here, and its certificate is the reference's.
+
+        The plan's constants are safe, so the measured gap is far below ε.
+
+        Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on every
+        problem. What it loses as a learner it must pay by climbing the loss, since
+        E[L(W_t) − L(W_t-1)] = E⟨G_t, X_t⟩. The resistance makes it climb; it answers the path and
+        is no fixed function of W. We know of no fixed loss in few dimensions that does the same to
+        Muon at these γ and D.
+    """)
 
 
-def premises(target: Target) -> tuple[Check, Check]:
-    """That the theorem applies, and that the target is not met at the start."""
-    theorem = Check(
-        f"{target.name}: what the proof promises",
-        target.plan.bound.total
-        if target.plan.bound and target.plan.kind == "reachable"
-        else math.inf,
-        "≤",
-        target.epsilon,
-    )
-    first = Check(f"{target.name}: first gradient", target.first_gradient, ">", target.epsilon)
-    return theorem, first
+def premises(target: Target) -> Iterator[Check]:
+    """Check that the theorem applies, and that the target is not met at the start."""
+    reachable = target.plan.bound if target.plan.kind == "reachable" else None
+    promised = reachable.total if reachable else math.inf
+    yield at_most(f"{target.name}: what the proof promises", promised, target.epsilon)
+    yield above(f"{target.name}: first gradient", target.first_gradient, target.epsilon)
 
 
-def planned(target: Target, factor: float, constant: float) -> tuple[Check, Check]:
-    """γ, D and T, and the terms promised, against the reference's: C = `factor`, c = `constant`."""
+def planned(target: Target, factor: float, constant: float) -> Iterator[Check]:
+    """Check γ, D, T and the terms promised against the oracle's: C = `factor`, c = `constant`."""
     known = {
         "q_nuclear": target.q_nuclear,
         "loss_gap": target.loss_gap,
@@ -243,108 +227,72 @@ def planned(target: Target, factor: float, constant: float) -> tuple[Check, Chec
         # Rounding may decide which integer is the next above an integer.
         max(0, abs(target.plan.rounds - wanted.rounds) - 1),
     )
+    yield close(f"{target.name}: γ, D and T against the reference's", *errors)
     # At the plan's own T, since the term of the descent falls with it.
     own = replace(wanted, rounds=target.plan.rounds)
     terms = conversion.promised(own, **known, rows=rows, constant=constant)
     bound = target.plan.bound
     mine = [math.nan] if bound is None else [bound.descent, bound.regret, bound.noise]
-    name = "against the reference's"
-    return (
-        agreement.close(f"{target.name}: γ, D and T {name}", *errors),
-        agreement.close(f"{target.name}: what is promised, term by term, {name}", mine / terms - 1),
-    )
+    name = f"{target.name}: what is promised, term by term, against the reference's"
+    yield close(name, mine / terms - 1)
 
 
-def arrival(target: Target, name: str, found: dict[tuple[str, str], Measured]) -> Check:
-    """That the measured gap is within ε."""
-    gap = found[target.name, name].gap
-    return Check(f"{name}, {target.name}: gap, upper end", gap.high, "≤", target.epsilon)
+def arrival(target: Target, row: Measured) -> Check:
+    """Check that the measured gap is within ε."""
+    return at_most(f"{row.name}, {target.name}: gap, upper end", row.mean_gap.high, target.epsilon)
 
 
-def proposition(found: dict[tuple[str, str], Measured]) -> tuple[Check, ...]:
-    """That left ≤ right is not contradicted, with what each run fell by in the place of ΔL.
+def proposition(rows: Rows) -> Iterator[Check]:
+    """Check that left ≤ right is not contradicted, with each run's own fall in the place of ΔL.
 
     Under resistance the two are equal in the mean, so neither is the other contradicted there. For
     eight runs a difference is above 4.5 standard errors once in 700 times.
     """
-    upper = (
-        Check(f"{name}, {problem}: left − right, lower end", m.excess(MOST_ERRORS).low, "≤", 0.0)
-        for (problem, name), m in found.items()
-    )
-    lower = (
-        Check(f"{name}, {problem}: right − left, lower end", -m.excess(MOST_ERRORS).high, "≤", 0.0)
-        for (problem, name), m in found.items()
-        if problem == "resistance"
-    )
-    return *upper, *lower
+    for row in rows:
+        excess, words = row.excess(MOST_ERRORS), f"{row.name}, {row.problem}: {{}}, lower end"
+        yield at_most(words.format("left − right"), excess.low, 0.0)
+        if row.problem == "resistance":
+            yield at_most(words.format("right − left"), -excess.high, 0.0)
 
 
-def plans(*targets: Target) -> Table:
-    """The targets and what was planned for them."""
-    return Table.listing(
+def shown(rows: Rows, targets: tuple[Target, ...]) -> Iterator[Item]:
+    """Show the plans, the measurements in means over the runs, and the gap along the way."""
+    yield Rows(targets).listing(
         "What was planned",
-        targets,
         {
-            "problem": lambda t: t.name,
-            "ρ": lambda t: t.rho,
-            "ε": lambda t: t.epsilon,
-            "ΔL": lambda t: t.loss_gap,
-            "G": lambda t: t.gradient_bound,
-            "γ": lambda t: t.plan.discount,
-            "D": lambda t: t.plan.radius,
-            "T": lambda t: float(t.plan.rounds),
+            "problem": "name",
+            "ρ": "rho",
+            "ε": "epsilon",
+            "ΔL": "loss_gap",
+            "G": "gradient_bound",
+            "γ": "plan.discount",
+            "D": "plan.radius",
+            "T": "plan.rounds",
             "promised": lambda t: t.plan.bound.total if t.plan.bound else math.nan,
         },
     )
-
-
-def gaps(found: dict[tuple[str, str], Measured], targets: tuple[Target, ...]) -> Table:
-    """What was measured, in means over the runs."""
-    epsilon = {target.name: target.epsilon for target in targets}
-    return Table.listing(
+    yield rows.listing(
         "What was measured, ± 3 standard errors over the runs",
-        found.items(),
         {
-            "optimizer, problem": lambda item: f"{item[0][1]}, {item[0][0]}",
-            "gap": lambda item: str(item[1].gap),
-            "ε": lambda item: epsilon[item[0][0]],
-            "descent term": lambda item: item[1].terms.descent.mean().item(),
-            "regret term": lambda item: item[1].terms.regret.mean().item(),
-            "noise term": lambda item: item[1].terms.noise.mean().item(),
-            "right side": lambda item: item[1].terms.bound.mean().item(),
-            "gap − right side": lambda item: str(item[1].excess()),
+            "optimizer, problem": lambda m: f"{m.name}, {m.problem}",
+            "gap": lambda m: str(m.mean_gap),
+            "ε": "target.epsilon",
+            "descent term": "terms.descent",
+            "regret term": "terms.regret",
+            "noise term": "terms.noise",
+            "right side": "terms.bound",
+            "gap − right side": lambda m: str(m.excess()),
         },
     )
 
-
-def figure(found: dict[tuple[str, str], Measured], targets: tuple[Target, ...]) -> Figure:
-    """The gap along the way, a panel a problem."""
-
     def panel(target: Target) -> Panel:
-        names = [name for problem, name in found if problem == target.name]
-        lines = (found[target.name, n].series(n, style) for style, n in enumerate(names))
+        own = rows.where(problem=target.name)
+        lines = (m.series(m.name, style) for style, m in enumerate(own))
         title = f"{target.name}, ε = {target.epsilon:.3g}"
         return Panel(title, "round t", "gap at W̄_t", tuple(lines), y_scale="log")
 
     caption = "The nuclear norm of the mean gradient around W̄_t: mean over the runs, and its range."
-    panels = tuple(panel(target) for target in targets)
-    return Figure("gap", "Stationarity along the way", caption, panels)
-
-
-def traced(found: dict[tuple[str, str], Measured]) -> tuple[dict[str, object], ...]:
-    """One record for each problem and optimizer, with a number for every run."""
-    return records(
-        found.items(),
-        {
-            "problem": lambda item: item[0][0],
-            "optimizer": lambda item: item[0][1],
-            "gap": lambda item: item[1].terms.gap.tolist(),
-            "gap_at_tau": lambda item: item[1].terms.gap_at_tau.tolist(),
-            "regret": lambda item: item[1].terms.regret.tolist(),
-            "noise": lambda item: item[1].terms.noise.tolist(),
-            "descent": lambda item: item[1].terms.descent.tolist(),
-        },
-    )
+    yield Figure("gap", "Stationarity along the way", caption, tuple(map(panel, targets)))
 
 
 CLAIM = Claim(
@@ -364,10 +312,9 @@ CLAIM = Claim(
         f"end of ± {MOST_ERRORS:g} standard errors, and under the resistance, where both are "
         f"equal, at least 0 for the upper end. γ, D and T, the terms promised, the process's "
         f"averages, and the first {FEW} rounds of every run are the reference's to "
-        f"{agreement.EXACT:g}; its lengths and τ have their laws. So are the regret and the bound "
+        f"{EXACT:g}; its lengths and τ have their laws. So are the regret and the bound "
         f"in the certificate of Leon as an optimizer, and its steps to {optimizers.EXACT:g}."
     ),
-    run=run,
-    seconds=60,
-    quick_seconds=12,
+    measure=measure,
+    seconds=(60, 12),
 )

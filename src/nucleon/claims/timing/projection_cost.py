@@ -3,25 +3,37 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from nucleon.claims import agreement
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings, one_thread
-from nucleon.claims.played import text
-from nucleon.claims.shown import Figure, Panel, Series, Table, named
+from nucleon.claims.beside import EXACT, SOLVED, against_oracle, gbpa_games, projected_games
+from nucleon.claims.engine import (
+    Check,
+    Claim,
+    Item,
+    Row,
+    Rows,
+    Run,
+    above,
+    at_least,
+    at_most,
+    cases,
+    label,
+    notes,
+)
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg import quadratic_projection
 from nucleon.linalg.quadratic import Solver
 from nucleon.online import streams
 from nucleon.online.learners import FAML, FTRL, Learner, OneSidedShampoo
 from nucleon.online.regret import Ledger
 
-SHAPE, QUICK_SHAPE = (128, 256), (32, 64)
-CAPTURED, QUICK_CAPTURED = (20, 30, 40), (10, 15, 20)
+SHAPE = ((128, 256), (32, 64))
+CAPTURED = ((20, 30, 40), (10, 15, 20))
 REFERENCE_SHAPE = (4, 8)
 GAPS = (1e-2, 1e-4, 1e-6, 1e-8)
 GAP = 1e-6
@@ -34,6 +46,7 @@ STREAMS = ("ill-conditioned", "with a mean")
 TIME_RATIO = 20.0
 # A linear rate makes the last two decades as long as the two before, a rate of 1/K 100 times.
 LINEAR = 3.0
+KEPT = ("problems", "faml", "regrets")
 
 
 @dataclass(frozen=True)
@@ -48,9 +61,8 @@ class Problem:
     start: Tensor
 
 
-@dataclass(frozen=True)
-class Solved:
-    """What a solver took to bring a problem to a relative gap; seconds are of processor time."""
+class Solved(Row):
+    """The cost of solving a problem to a relative gap; seconds are of processor time."""
 
     learner: str
     stream: str
@@ -63,12 +75,12 @@ class Solved:
 
     @property
     def converged(self) -> bool:
-        """Whether the gap was reached."""
+        """Return whether the gap was reached."""
         return self.reached <= self.tolerance
 
 
 def gradients(shape: tuple[int, int], mean: bool, seed: int) -> Callable[[int], Tensor]:
-    """The ill-conditioned stream t ↦ G_t, or ½(G_t + Ḡ) with Ḡ one more of its gradients.
+    """Return the ill-conditioned stream t ↦ G_t, or ½(G_t + Ḡ) with Ḡ one more of its gradients.
 
     Without a mean FTRL's unconstrained minimizer stays inside the ball and needs no solver.
     """
@@ -85,13 +97,13 @@ def _root(a: Tensor) -> Tensor:
 
 
 def of_shampoo(learner: OneSidedShampoo, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The problem that answers G_t: linear = G_t − L_tX_t/η, L = L_t/η, from X_t; D = 1."""
+    """Return the problem that answers G_t: linear = G_t − L_tX_t/η, L = L_t/η, from X_t; D = 1."""
     left = _root(learner.gram + gradient @ gradient.mT) / learner.eta
     return gradient - left @ learner.center, left, learner.center
 
 
 def of_ftrl(learner: FTRL) -> tuple[Tensor, Tensor, Tensor]:
-    """The problem of the next action: linear = S_t, L = Λ_t^{1/2}, from X_t; `start` is −X_t."""
+    """Return the problem of the next action: linear = S_t, L = Λ_t^{1/2}; the start is −X_t."""
     return learner.total, _root(learner.smoothing()), -learner.start
 
 
@@ -100,38 +112,51 @@ def capture(
     name: str,
     rounds: tuple[int, ...],
     seed: int,
-    tick: Callable[[str], None],
 ) -> tuple[list[Problem], float, dict[str, float]]:
-    """Play the three learners; the problems of some rounds, FAML's time a round, the regrets."""
+    """Return the problems of some rounds of all learners, FAML's time a round, the regrets."""
     options: dict[str, Any] = {"dtype": torch.float64, "validate": False}
-    solved: dict[str, Any] = {"solver": "douglas-rachford", "tolerance": 1e-4, **options}
-    faml, ftrl = FAML(shape, **options), FTRL(shape, **solved)
-    shampoo = OneSidedShampoo(shape, **solved)
+    projected: dict[str, Any] = {"solver": "douglas-rachford", "tolerance": 1e-4, **options}
+    faml, ftrl = FAML(shape, **options), FTRL(shape, **projected)
+    shampoo = OneSidedShampoo(shape, **projected)
     learners: dict[str, Learner] = {"FAML": faml, "FTRL": ftrl, "one-sided Shampoo": shampoo}
-    ledgers = {label: Ledger(shape) for label in learners}
+    ledgers = {who: Ledger(shape) for who in learners}
     stream, problems, seconds = gradients(shape, name == STREAMS[1], seed), list[Problem](), []
     for t in range(1, rounds[-1] + 1):
         gradient = stream(t)
         if t in rounds:
             found = of_shampoo(shampoo, gradient)
             problems.append(Problem("one-sided Shampoo", name, t, *found))
-        for label, learner in learners.items():
+        for who, learner in learners.items():
             begun = time.process_time()
             action = learner.play()
             learner.observe(gradient)
-            if label == "FAML":
+            if who == "FAML":
                 seconds.append(time.process_time() - begun)
-            ledgers[label].record(gradient, action)
+            ledgers[who].record(gradient, action)
         if t in rounds:
             problems.append(Problem("FTRL", name, t, *of_ftrl(ftrl)))
-        tick(f"games, {name}")
-    regrets = {label: ledger.regret().item() for label, ledger in ledgers.items()}
+    regrets = {who: ledger.regret().item() for who, ledger in ledgers.items()}
     return problems, statistics.median(seconds[5:]), regrets
 
 
+def solved(
+    problem: Problem, solver: str, tolerance: float, reached: float, iterations: int, seconds: float
+) -> Solved:
+    """Return the row of a problem and a solver."""
+    return Solved(
+        learner=problem.learner,
+        stream=problem.stream,
+        round=problem.round,
+        solver=solver,
+        tolerance=tolerance,
+        reached=reached,
+        iterations=iterations,
+        seconds=seconds,
+    )
+
+
 def solve(problem: Problem) -> Iterator[Solved]:
-    """Every solver of the library on a problem, to every gap that it reaches and the next."""
-    where = (problem.learner, problem.stream, problem.round)
+    """Solve a problem with every solver of the library, to every gap it reaches and the next."""
     for solver in get_args(Solver):
         for tolerance in GAPS:
             begun = time.process_time()
@@ -145,13 +170,13 @@ def solve(problem: Problem) -> Iterator[Solved]:
             )
             seconds = time.process_time() - begun
             reached, iterations = found.relative_gap.item(), int(found.iterations)
-            yield Solved(*where, solver, tolerance, reached, iterations, seconds)
+            yield solved(problem, solver, tolerance, reached, iterations, seconds)
             if reached > tolerance:
                 break
 
 
 def textbook(problem: Problem) -> Iterator[Solved]:
-    """Projected gradient as the paper costs it: a full SVD of m×n a step.
+    """Solve a problem by projected gradient as the paper costs it: a full SVD of m×n a step.
 
     Accelerated with restarts and from the same start, but with no eigenbasis, no reduction to m×m
     and no closed form. The time to measure its gap is not counted.
@@ -172,194 +197,139 @@ def textbook(problem: Problem) -> Iterator[Solved]:
         gap = (slope * x).sum() + torch.linalg.svdvals(slope).sum()
         reached = (gap / -((s + slope) * x).sum() * 2).item()
         while wanted and 0 <= reached <= wanted[0]:
-            where = (problem.learner, problem.stream, problem.round)
-            yield Solved(*where, TEXTBOOK, wanted.pop(0), reached, k, seconds)
+            yield solved(problem, TEXTBOOK, wanted.pop(0), reached, k, seconds)
         if not wanted:
             return
 
 
-@one_thread()
-def run(settings: Settings, progress: Progress) -> Result:
-    """Capture the problems of some rounds and solve each; `quick` takes smaller matrices."""
-    shape = QUICK_SHAPE if settings.quick else SHAPE
-    rounds = QUICK_CAPTURED if settings.quick else CAPTURED
-    progress.begin(len(STREAMS) * (rounds[-1] + 20 * 2 * len(rounds)), "steps")
-    solved: list[Solved] = []
-    faml: dict[str, float] = {}
-    regrets: dict[str, dict[str, float]] = {}
-    for name in STREAMS:
-        problems, faml[name], regrets[name] = capture(
-            shape, name, rounds, settings.first_seed, lambda stage: progress.advance(1, stage)
-        )
-        for problem in problems:
-            solved += [*solve(problem), *textbook(problem)]
-            progress.advance(20, f"solving for {problem.learner}, {name}")
-    costs = _Costs(solved, faml, len(rounds))
-    seed = settings.first_seed
-    agreed = [
-        *agreement.gbpa_games(("FAML", "FTRL"), [REFERENCE_SHAPE], seed=seed),
-        *agreement.projected_games(REFERENCE_SHAPE[0], names=("One-sided Shampoo",), seed=seed),
-    ]
-    return Result(
-        checks=(*_checks(costs), *agreement.checks(agreed)),
-        tables=(
-            _table(costs, shape),
-            _regret_table(faml, regrets, rounds[-1]),
-            agreement.table(agreed),
-        ),
-        figures=(_figure(costs, shape),),
-        records=tuple(asdict(s) for s in solved),
-        notes=_notes(costs, shape, rounds),
-    )
+class Costs(NamedTuple):
+    """The solved problems, FAML's seconds a round by stream, and how many rounds were captured."""
 
-
-@dataclass(frozen=True)
-class _Costs:
-    """The solved problems, and medians over the captured rounds."""
-
-    solved: list[Solved]
-    faml: dict[str, float]
+    solved: Rows
+    faml: Mapping[str, float]
     captured: int
 
     def ratio(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
-        """Time over a round of FAML on the same stream; infinite unless every round reached it."""
-        found = self._reached(learner, stream, solver, tolerance)
-        return self._median([s.seconds for s in found]) / self.faml[stream]
+        """Return the median time over a round of FAML; infinite unless every round reached it."""
+        return self.median("seconds", learner, stream, solver, tolerance) / self.faml[stream]
 
-    def iterations(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
-        """The median number, infinite unless every round reached the gap."""
-        found = self._reached(learner, stream, solver, tolerance)
-        return self._median([s.iterations for s in found])
+    def steps(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
+        """Return the median number of steps, infinite unless every round reached the gap."""
+        return self.median("iterations", learner, stream, solver, tolerance)
 
-    def _reached(self, learner: str, stream: str, solver: str, tolerance: float) -> list[Solved]:
-        key = (learner, stream, solver, tolerance)
-        own = (s for s in self.solved if (s.learner, s.stream, s.solver, s.tolerance) == key)
-        return [s for s in own if s.converged]
-
-    def _median(self, values: Sequence[float]) -> float:
+    def median(self, name: str, learner: str, stream: str, solver: str, tolerance: float) -> float:
+        """Return the median of a column over the rounds, infinite unless all reached the gap."""
+        key = {"learner": learner, "stream": stream, "solver": solver, "tolerance": tolerance}
+        values = self.solved.where(lambda row: row.converged, **key).column(name)
         return statistics.median(values) if len(values) == self.captured else math.inf
 
-    def cheapest(self, learner: str, stream: str) -> float:
-        """The least time over a round of FAML of any solver of the library."""
-        return min(self.ratio(learner, stream, solver) for solver in get_args(Solver))
 
-
-def _checks(costs: _Costs) -> tuple[Check, ...]:
+def cost_checks(costs: Costs) -> Iterator[Check]:
+    """Check what the projections cost, and how fast the solvers converge."""
     where = ("one-sided Shampoo", STREAMS[0])
-    steps = {g: costs.iterations(*where, "projected-gradient", g) for g in GAPS}
-    slow = [s for s in costs.solved if (s.learner, s.stream, s.solver) == (*where, "frank-wolfe")]
-    last = {s.round: s.reached for s in slow}
-    fewest = min(costs.iterations(*where, solver) for solver in get_args(Solver))
-    ftrl = min(costs.iterations("FTRL", stream, TEXTBOOK) for stream in STREAMS)
-    return (
-        Check(
-            f"one-sided, projected gradient to {GAP:g}: time over FAML's",
-            costs.ratio(*where, "projected-gradient"),
-            "≥",
-            TIME_RATIO,
-        ),
-        Check(
-            f"one-sided, any solver to {GAP:g}: fewest decompositions a round, FAML's is one",
-            fewest,
-            "≥",
-            TIME_RATIO,
-        ),
-        Check(
-            "one-sided, projected gradient: steps from 1e-6 to 1e-8 over those from 1e-4",
-            (steps[1e-8] - steps[1e-6]) / (steps[1e-6] - steps[1e-4]),
-            "≤",
-            LINEAR,
-        ),
-        Check(
-            f"one-sided, Frank–Wolfe: smallest gap after {MOST['frank-wolfe']} steps",
-            min(last.values()),
-            ">",
-            GAP,
-        ),
-        Check(f"FTRL, textbook to {GAP:g}: fewest SVDs a round, FAML's is one", ftrl, ">", 1.0),
-        Check(
-            f"FTRL, textbook to {GAP:g}: least time over FAML's",
-            min(costs.ratio("FTRL", stream, TEXTBOOK) for stream in STREAMS),
-            ">",
-            1.0,
-        ),
+    name = f"one-sided, projected gradient to {GAP:g}: time over FAML's"
+    yield at_least(name, costs.ratio(*where, "projected-gradient"), TIME_RATIO)
+    name = f"one-sided, any solver to {GAP:g}: fewest decompositions a round, FAML's is one"
+    yield at_least(name, [costs.steps(*where, solver) for solver in get_args(Solver)], TIME_RATIO)
+    steps = {g: costs.steps(*where, "projected-gradient", g) for g in GAPS}
+    rate = (steps[1e-8] - steps[1e-6]) / (steps[1e-6] - steps[1e-4])
+    name = "one-sided, projected gradient: steps from 1e-6 to 1e-8 over those from 1e-4"
+    yield at_most(name, rate, LINEAR)
+    slow = costs.solved.where(learner=where[0], stream=where[1], solver="frank-wolfe")
+    last = {row.round: row.reached for row in slow}
+    name = f"one-sided, Frank–Wolfe: smallest gap after {MOST['frank-wolfe']} steps"
+    yield above(name, last.values(), GAP)
+    fewest = [costs.steps("FTRL", stream, TEXTBOOK) for stream in STREAMS]
+    yield above(f"FTRL, textbook to {GAP:g}: fewest SVDs a round, FAML's is one", fewest, 1.0)
+    times = [costs.ratio("FTRL", stream, TEXTBOOK) for stream in STREAMS]
+    yield above(f"FTRL, textbook to {GAP:g}: least time over FAML's", times, 1.0)
+
+
+def measure(run: Run) -> Iterator[Item]:
+    """Capture the problems of some rounds and solve each."""
+    shape, rounds = run.pick(SHAPE), run.pick(CAPTURED)
+    played = run.each(
+        [{"stream": name} for name in STREAMS],
+        lambda stream: dict(zip(KEPT, capture(shape, stream, rounds, run.seed), strict=True)),
+        "games",
     )
+    problems = [{"problem": problem} for game in played for problem in game.problems]
+    tried = run.each(problems, lambda problem: {"_all": [*solve(problem), *textbook(problem)]})
+    rows = run.keep(Rows(row for own in tried for row in own._all))
+    costs = Costs(rows, {game.stream: game.faml for game in played}, len(rounds))
+    yield from cost_checks(costs)
+    yield from shown(costs, shape)
+    columns = {f"regret, {name}": lambda g, n=name: g.regrets[n] for name in played[0].regrets}
+    yield played.listing(
+        f"FAML's round and the regrets after {rounds[-1]} rounds",
+        {"stream": "stream", "FAML, ms per round": lambda g: 1e3 * g.faml, **columns},
+    )
+    yield from against_oracle(
+        gbpa_games(("FAML", "FTRL"), [REFERENCE_SHAPE], seed=run.seed),
+        projected_games(REFERENCE_SHAPE[0], names=("One-sided Shampoo",), seed=run.seed),
+    )
+    cheapest = (
+        min(costs.ratio("one-sided Shampoo", stream, solver) for solver in get_args(Solver))
+        for stream in STREAMS
+    )
+    still, moved = (f"{ratio:.1f}" for ratio in cheapest)
+    yield from notes(f"""
+        Problems of the rounds {", ".join(map(str, rounds))} of games at {label(shape)}, condition
+        1000, in float64; the learners advance with projections to 1e-4. A time is of the projection
+        alone, without the roots and sums of the rest of the round; FAML's is the whole round,
+        without validation.
+
+        Times are processor times, medians over the rounds, and vary with the machine; steps and
+        gaps are determined by the seed. Every step takes a decomposition of an m×m matrix, or m×n
+        for the textbook.
+
+        One-sided Shampoo by the cheapest solver, to {GAP:g}: {still} times FAML's round, with a
+        mean {moved}.
+
+        FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step.
+        What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and in
+        closed form where the ball does not bind, is in the table and in `benchmarks/learners.py`,
+        without a verdict.
+
+        The paper expects sublinear convergence of the inner loop under ill-conditioning. The
+        accelerated projected gradient keeps a linear rate here; Frank–Wolfe does not.
+    """)
 
 
-def _table(costs: _Costs, shape: tuple[int, int]) -> Table:
-    def cell(row: tuple[str, str, str], gap: float) -> str:
-        time_ratio = costs.ratio(*row, gap)
-        if math.isinf(time_ratio):
-            return "—"
-        return f"{time_ratio:.1f} ({costs.iterations(*row, gap):g})"
+def shown(costs: Costs, shape: tuple[int, int]) -> Iterator[Item]:
+    """Show time and steps of every solver, by the gap."""
+    solvers, learners = (*get_args(Solver), TEXTBOOK), ("one-sided Shampoo", "FTRL")
+    points = cases(learner=learners, stream=STREAMS, solver=solvers)
 
-    return Table.grid(
-        f"Time of a projection over a round of FAML (steps), {text(shape)}; —: not within "
+    def cell(point: Mapping[str, Any], gap: float) -> str:
+        ratio = costs.ratio(**point, tolerance=gap)
+        steps = costs.steps(**point, tolerance=gap)
+        return "—" if math.isinf(ratio) else f"{ratio:.1f} ({steps:g})"
+
+    gaps = {f"gap {g:g}": lambda point, g=g: cell(point, g) for g in GAPS}
+    yield Rows(points).listing(
+        f"Time of a projection over a round of FAML (steps), {label(shape)}; —: not within "
         f"{MOST_ITERATIONS} steps, of Frank–Wolfe {MOST['frank-wolfe']}",
-        "learner, stream, solver",
-        {
-            f"{learner}, {stream}, {solver}": (learner, stream, solver)
-            for learner in ("one-sided Shampoo", "FTRL")
-            for stream in STREAMS
-            for solver in (*get_args(Solver), TEXTBOOK)
-        },
-        {f"gap {g:g}": g for g in GAPS},
-        cell,
+        {"learner, stream, solver": lambda point: ", ".join(point.values()), **gaps},
     )
 
-
-def _regret_table(
-    faml: dict[str, float], regrets: dict[str, dict[str, float]], rounds: int
-) -> Table:
-    figures = {
-        name: {"FAML, ms per round": 1e3 * faml[name]}
-        | {f"regret, {label}": regret for label, regret in found.items()}
-        for name, found in regrets.items()
-    }
-    title = f"FAML's round and the regrets after {rounds} rounds"
-    columns = named(figures[STREAMS[0]])
-    return Table.grid(title, "stream", figures, columns, lambda row, column: row[column])
-
-
-def _figure(costs: _Costs, shape: tuple[int, int]) -> Figure:
     def panel(learner: str, stream: str) -> Panel:
-        series: list[Series] = []
-        for style, solver in enumerate((*get_args(Solver), TEXTBOOK)):
-            points = {g: costs.ratio(learner, stream, solver, g) for g in GAPS}
-            kept = {g: r for g, r in points.items() if math.isfinite(r)}
-            series.append(Series(solver, list(kept), list(kept.values()), style=style))
+        lines = list[Series]()
+        for style, solver in enumerate(solvers):
+            ratios = {g: costs.ratio(learner, stream, solver, g) for g in GAPS}
+            kept = {g: r for g, r in ratios.items() if math.isfinite(r)}
+            lines.append(Series(solver, list(kept), list(kept.values()), style=style))
         labels = ("relative gap", "time, in rounds of FAML")
-        return Panel(f"{learner}, {stream}", *labels, tuple(series), "log", "log", marked=True)
+        return Panel(f"{learner}, {stream}", *labels, tuple(lines), "log", "log", marked=True)
 
-    return Figure(
+    yield Figure(
         "gap-time",
         "What a projection costs, by the gap to which it is solved",
-        f"Medians over the captured rounds, {text(shape)}, processor time on one core. A "
+        f"Medians over the captured rounds, {label(shape)}, processor time on one core. A "
         f"solver that is missing at a gap did not reach it. On the ill-conditioned stream FTRL's "
         f"minimizer lies inside the ball, and the library takes it in closed form.",
-        tuple(panel(ln, st) for ln in ("one-sided Shampoo", "FTRL") for st in STREAMS),
+        tuple(panel(learner, stream) for learner in learners for stream in STREAMS),
         shared_axes=True,
-    )
-
-
-def _notes(costs: _Costs, shape: tuple[int, int], rounds: tuple[int, ...]) -> tuple[str, ...]:
-    return (
-        f"Problems of the rounds {', '.join(map(str, rounds))} of games at {text(shape)}, "
-        f"condition 1000, in float64; the learners advance with projections to 1e-4. A time is of "
-        f"the projection alone, without the roots and sums of the rest of the round; FAML's is the "
-        f"whole round, without validation.",
-        "Times are processor times, medians over the rounds, and vary with the machine; steps and "
-        "gaps are determined by the seed. Every step takes a decomposition of an m×m matrix, or "
-        "m×n for the textbook.",
-        f"One-sided Shampoo by the cheapest solver, to {GAP:g}: "
-        f"{costs.cheapest('one-sided Shampoo', STREAMS[0]):.1f} times FAML's round, with a mean "
-        f"{costs.cheapest('one-sided Shampoo', STREAMS[1]):.1f}.",
-        "FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step. "
-        "What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and "
-        "in closed form where the ball does not bind, is in the table and in "
-        "`benchmarks/learners.py`, without a verdict.",
-        "The paper expects sublinear convergence of the inner loop under ill-conditioning. The "
-        "accelerated projected gradient keeps a linear rate here; Frank–Wolfe does not.",
     )
 
 
@@ -377,9 +347,8 @@ CLAIM = Claim(
         f"any solver; projected gradient converges linearly, Frank–Wolfe does not arrive in "
         f"{MOST['frank-wolfe']} steps; FTRL's, as the paper solves it, takes more than one SVD and "
         f"more time than FAML's round. A few rounds of all three are the reference's, to "
-        f"{agreement.EXACT:g}, solved ones to {agreement.SOLVED:g}."
+        f"{EXACT:g}, solved ones to {SOLVED:g}."
     ),
-    run=run,
-    seconds=50,
-    quick_seconds=6,
+    measure=measure,
+    seconds=(50, 6),
 )

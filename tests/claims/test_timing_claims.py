@@ -1,4 +1,4 @@
-"""The claims on the online game: the quick ones hold, their numbers are right, they can fail."""
+"""The claims on times: their fits and their solvers, and that they can fail."""
 
 import functools
 import itertools
@@ -9,7 +9,10 @@ import pytest
 import scipy.optimize
 import torch
 
-from nucleon.claims.timing import cost_model
+from nucleon.claims.engine import Rows
+from nucleon.claims.timing import cost_model, projection_cost
+from nucleon.linalg import quadratic_projection
+from nucleon.online.learners import FTRL, OneSidedShampoo
 
 F64 = torch.float64
 
@@ -37,7 +40,7 @@ def test_the_fit_recovers_its_constants():
     assert found.explained == pytest.approx(1) and found.factor == pytest.approx(1)
     even = cost_model.fit(method, timings(lambda m, n, k: 1e-11 * method.flops(m, n, k)))
     assert even.exponents()[0] == pytest.approx(even.exponents()[1])
-    assert all(check.passed for check in cost_model.checks({"augmented": even}))
+    assert all(check.passed for check in cost_model.fit_checks({"augmented": even}))
 
 
 def test_the_cost_claim_can_fail():
@@ -45,7 +48,7 @@ def test_the_cost_claim_can_fail():
     rows, others = "it: error of the exponent of m", "it: of n and K, the larger"
 
     def missed(seconds):
-        made = cost_model.checks({"it": cost_model.fit(method, timings(seconds))})
+        made = cost_model.fit_checks({"it": cost_model.fit(method, timings(seconds))})
         return [check.name for check in made if not check.passed]
 
     assert {rows, others} <= set(missed(lambda m, n, k: 1e-9 * m**2))  # m² for m³, and no K
@@ -58,9 +61,9 @@ def test_the_cost_claim_can_fail():
     assert {"it: variance of log time explained", "it: median factor off the model"} <= set(jumpy)
 
 
-def slopes(seconds, rows=cost_model.ROWS):
+def slopes(seconds, rows=cost_model.ROWS[0]):
     """Of the logarithm in those of m, n/m and K, by NumPy over the claim's grid."""
-    grid = list(itertools.product(rows, cost_model.ASPECTS, cost_model.STEPS))
+    grid = list(itertools.product(rows, cost_model.ASPECTS[0], cost_model.STEPS))
     x = [[1, math.log(m), math.log(a), math.log(k)] for m, a, k in grid]
     y = [math.log(seconds(m, a * m, k)) for m, a, k in grid]
     return np.linalg.lstsq(np.array(x), np.array(y))[0][1:]
@@ -116,3 +119,59 @@ def test_the_parts_of_the_formulas():
     ):
         for m, n, k in ((3, 7, 2), (64, 64, 8)):
             assert cost_model.METHODS[name].square(m, n, k) == pytest.approx(square(m, k))
+
+
+# ---- projection-cost ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def captured():
+    return projection_cost.capture((6, 10), "with a mean", (8, 9), 0)
+
+
+def test_a_captured_problem_is_the_learners_own():
+    """Solved, it gives the action that the learner plays next."""
+    stream = projection_cost.gradients((4, 6), True, 0)
+    shampoo, ftrl = (kind((4, 6), dtype=F64, tolerance=1e-10) for kind in (OneSidedShampoo, FTRL))
+    for t in range(1, 6):
+        found = projection_cost.of_shampoo(shampoo, stream(t))
+        for learner in (shampoo, ftrl):
+            learner.play()
+            learner.observe(stream(t))
+        for learner, (linear, left, start) in (
+            (shampoo, found),
+            (ftrl, projection_cost.of_ftrl(ftrl)),
+        ):
+            x = quadratic_projection(linear, left, tolerance=1e-10, start=start).x
+            # f is only as strongly convex as its least eigenvalue: a gap of 1e-10 leaves 1e-4 in x.
+            np.testing.assert_allclose(x, learner.play(), atol=1e-4)
+            if t > 2:  # the start is the action before, not its opposite
+                assert ((x - start).norm() < 0.7 * x.norm()).item()
+
+
+def test_every_solver_reaches_its_gap_by_the_textbooks_measure(captured):
+    problems, seconds, regrets = captured
+    assert seconds > 0 and {p.learner for p in problems} == {"one-sided Shampoo", "FTRL"}
+    assert set(regrets) == {"FAML", "FTRL", "one-sided Shampoo"}
+    for problem in problems:
+        found = [*projection_cost.solve(problem), *projection_cost.textbook(problem)]
+        textbook = [s for s in found if s.solver == projection_cost.TEXTBOOK]
+        assert [s.tolerance for s in textbook] == list(projection_cost.GAPS)
+        steps = [s.iterations for s in textbook]
+        assert steps == sorted(steps) and textbook[-1].seconds >= textbook[0].seconds
+        assert all(s.converged for s in textbook)
+        for solver in ("projected-gradient", "douglas-rachford"):
+            assert sum(s.solver == solver and s.converged for s in found) == 4
+
+
+def test_a_gap_that_one_round_missed_counts_as_not_reached():
+    problem = projection_cost.Problem("a", "s", 1, *[torch.zeros(1, 1)] * 3)
+
+    def costs(*gaps):
+        rows = (projection_cost.solved(problem, "x", 1e-6, gap, 7, 0.2) for gap in gaps)
+        return projection_cost.Costs(Rows(rows), {"s": 0.01}, 2)
+
+    reached, missed = costs(1e-7, 1e-6), costs(1e-7, 2e-6)
+    assert reached.ratio("a", "s", "x") == pytest.approx(20)
+    assert reached.steps("a", "s", "x") == 7
+    assert math.isinf(missed.ratio("a", "s", "x")) and math.isinf(missed.steps("a", "s", "x"))
