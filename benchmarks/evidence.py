@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 import torch  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
+from _timing import processor  # noqa: E402
 from evidence_cells import CELLS, GROUPS, METHODS, Cell  # noqa: E402
 from nucleon._files import to_json  # noqa: E402
 from nucleon.optim.average import get_multi_avg_fn  # noqa: E402
@@ -150,7 +151,7 @@ def perform(run: Run, cell: Cell, data: Path) -> dict[str, Any]:
             readings[done] = judged(*FRACTIONS)
         elif falling and done in cell.between:
             readings[done] = judged(OPTION)
-    device = torch.cuda.get_device_name() if cell.device == "cuda" else "cpu"
+    device = torch.cuda.get_device_name() if cell.device == "cuda" else processor()
     seconds = round(time.perf_counter() - began, 2)
     versions = {"torch": torch.__version__, "device": device, "seconds": seconds}
     return {"run": asdict(run), "readings": readings, "forks": forks, **versions}
