@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import nucleon
-from nucleon._files import replacing, to_json, write_whole
+from nucleon._files import to_json, write_whole
 from nucleon.claims import Settings, Silent
 from nucleon.report.runs import Run, draft, publish
 from toys import toy
@@ -28,12 +28,17 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_fails_leaves_the_old_content(tmp_path):
-    path = tmp_path / "file"
+def test_what_fails_leaves_the_old_content(tmp_path, monkeypatch):
+    path, write = tmp_path / "file", Path.write_bytes
     write_whole(path, "old")
-    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
-        temporary.write_text("half")
+
+    def broken(path, content):
+        write(path, content[:2])
         raise ZeroDivisionError
+
+    monkeypatch.setattr(Path, "write_bytes", broken)
+    with pytest.raises(ZeroDivisionError):
+        write_whole(path, "new and long")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

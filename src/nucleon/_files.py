@@ -5,15 +5,14 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`, which becomes `path` if nothing is raised.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content`, text in UTF-8, under a temporary name that then becomes `path`.
 
     The content is on the disk before the name is: whatever the moment at which the process or the
     machine stops, a reader finds the old file or the new one, never half of it.
@@ -21,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        yield temporary
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         flush(temporary)
         temporary.replace(path)
         flush(path.parent)
@@ -32,12 +31,6 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # of a read-only disk, which is not to hide the first one
             temporary.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content`, text in UTF-8, so that no reader ever sees half of it."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def flush(path: Path) -> None:
@@ -56,18 +49,14 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def to_json(
-    value: object, indent: int | None = None, default: Callable[[object], object] | None = None
-) -> str:
-    """Return `value` as JSON; "nan", "inf" and "-inf" stand for numbers that JSON lacks.
+def to_json(value: object, indent: int | None = None) -> str:
+    """Return plain values as JSON; "nan", "inf" and "-inf" stand for numbers that JSON lacks.
 
     Args:
-        value: of plain types, unless `default` makes one of any other.
+        value: of plain types.
         indent: spaces per level; None is one line.
-        default: as of `json.dumps`.
     """
-    plain = _finite(value)
-    return json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent, default=default)
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 def _finite(value: object) -> object:

@@ -15,19 +15,19 @@ _PATTERN = re.compile(r"[^:=,]+:[^\W\d]\w*")
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> tuple[str, str]:
-    """That no `what` has this name, and for a hint the nearest that one has, or all of them."""
+    """Return a sentence on an unknown name, and a hint: the nearest name, or all of them."""
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
     return f"there is no {what} {name!r}", hint
 
 
 def is_address(words: str) -> bool:
-    """Whether `words` have the form of a name in a module or a file."""
+    """Return True where `words` have the form of a name in a module or a file."""
     return _PATTERN.fullmatch(words) is not None
 
 
 def named(words: str) -> Any:
-    """What `package.module:name` or `file.py:name` is; modules beside the file are found too."""
+    """Import `package.module:name` or `file.py:name`; modules beside the file are found too."""
     if not is_address(words):
         raise ValueError(f"{words!r} names nothing; write package.module:name or file.py:name")
     place, _, name = words.rpartition(":")

@@ -1,4 +1,4 @@
-"""What every verb shares: common options, printing, errors, progress.
+"""Options, printing, errors and progress that all verbs share.
 
 Exit codes: 0, all is well; 1, a claim did not hold; 2, the command could not do its work;
 130, interrupted.

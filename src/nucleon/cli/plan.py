@@ -57,7 +57,7 @@ def plan(
                 "nucleon.online.plan(..., estimates=...)",
             )
         with hinting("see `nucleon plan --help`"):
-            found = make_plan(
+            planned = make_plan(
                 optimizer,
                 rho=rho,
                 epsilon=epsilon,
@@ -67,30 +67,30 @@ def plan(
                 shape=matrix_shape(shape),
             )
         if as_json:
-            print_json(_plain(found))
+            print_json(_plain(planned))
         else:
-            _show(found)
-        raise typer.Exit(0 if found.kind == "reachable" else 1)
+            _show(planned)
+        raise typer.Exit(0 if planned.kind == "reachable" else 1)
 
 
-def _plain(found: Plan) -> dict[str, object]:
-    plain = asdict(found)
-    if found.bound is not None:
-        plain["bound"]["total"] = found.bound.total
+def _plain(planned: Plan) -> dict[str, object]:
+    plain = asdict(planned)
+    if planned.bound is not None:
+        plain["bound"]["total"] = planned.bound.total
     return plain
 
 
-def _show(found: Plan) -> None:
+def _show(planned: Plan) -> None:
     out = console()
-    out.print(f"[bold]{found.optimizer}[/]: {escape(found.kind)}. {escape(found.verdict)}")
-    if found.complexity is None or found.bound is None:
+    out.print(f"[bold]{planned.optimizer}[/]: {escape(planned.kind)}. {escape(planned.verdict)}")
+    if planned.complexity is None or planned.bound is None:
         return
     grid = Grid(show_header=False, box=None)
-    grid.add_row("discount γ", f"{found.discount:.10g}", "the optimizer's momentum")
-    grid.add_row("radius D", f"{found.radius:.6g}", "its lr, with step_length='exponential'")
-    grid.add_row("rounds T", f"{found.rounds}", "")
-    for name, value in found.complexity.terms.items():
+    grid.add_row("discount γ", f"{planned.discount:.10g}", "the optimizer's momentum")
+    grid.add_row("radius D", f"{planned.radius:.6g}", "its lr, with step_length='exponential'")
+    grid.add_row("rounds T", f"{planned.rounds}", "")
+    for name, value in planned.complexity.terms.items():
         grid.add_row(f"  T ≥ {name.replace('_', ' ')} term", f"{value:.6g}", "")
     for name in ("descent", "regret", "noise", "total"):
-        grid.add_row(f"  promised: {name}", f"{getattr(found.bound, name):.6g}", "")
+        grid.add_row(f"  promised: {name}", f"{getattr(planned.bound, name):.6g}", "")
     out.print(grid)

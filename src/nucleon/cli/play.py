@@ -147,7 +147,7 @@ class Pair:
     stream: Stream
     names: tuple[str, str]
     bounded: bool
-    """Whether a theorem bounds the regret."""
+    """True where a theorem bounds the regret."""
 
 
 # ------------------------------------------------------------------ from words to games

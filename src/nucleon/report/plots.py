@@ -15,7 +15,7 @@ from nucleon.claims import Figure, Panel, Series
 
 
 class Look(NamedTuple):
-    """How a series is told apart, whatever the reader's colour vision."""
+    """Colour, dash and marker of a series, distinct for every colour vision."""
 
     colour: str
     on_dark: str

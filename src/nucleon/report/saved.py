@@ -37,7 +37,7 @@ class Saved:
 
     @property
     def passed(self) -> bool | None:
-        """Whether all checks passed; None where there were none."""
+        """True where all checks passed; None where there were none."""
         return self.result.passed if self.result.checks else None
 
 

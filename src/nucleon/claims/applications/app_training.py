@@ -27,7 +27,7 @@ STEPS, QUICK_STEPS = 200, 100
 BATCH = 32
 AUX_RATE = 0.003
 HIDDEN = (64, 64)
-"""Of the matrices."""
+"""Shape of the second matrix, and of the steps beside the reference."""
 SPLIT_SEED = 0x646967697473
 """The held-out digits are the same in every run."""
 _ORDER, _SPLIT = 0, 2  # streams of the noise
@@ -122,13 +122,13 @@ class Curve:
 
     @property
     def cut(self) -> bool:
-        """Whether the good rates go on beyond the grid, so that `width` is too small."""
+        """True where the good rates go on beyond the grid, so that `width` is too small."""
         octaves = [math.log2(rate) for rate in self.rates]
         return self.span[0] <= octaves[0] or self.span[1] >= octaves[-1]
 
 
 def _reach(x: Sequence[float], height: Sequence[float]) -> float:
-    """Where the broken line through (x, height), which begins below zero, first crosses zero."""
+    """Return the first zero of the broken line through (x, height), which begins below zero."""
     for i in range(1, len(x)):
         if height[i] > 0:
             share = height[i - 1] / (height[i - 1] - height[i])
@@ -282,7 +282,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
 
 def _not_worse(curves: Mapping[str, Curve]) -> Check:
-    """Of full runs: it was made for their seeds and steps, and quick ones are too few to refute."""
+    """Return the check of full runs; it was made for their seeds, quick ones are too few."""
     return Check(
         f"Leon's test loss over Muon's, each at its best rate, {100 * CONFIDENCE:g} % limit",
         _limit(curves["Leon"], curves["Muon"]),
