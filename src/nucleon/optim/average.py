@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from nucleon import _checks
+from nucleon.linalg.kernels import triton_works
+from nucleon.optim.engines.cuda.layout import dense
 from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import shards
 
@@ -120,38 +122,75 @@ def get_multi_avg_fn(average: float) -> Callable[[Tensors, Tensors, Tensor | int
 
 @dataclass
 class _Pass:
-    """The parameters of one device whose W̄ have one dtype, updated together."""
+    """Parameters of one dtype on one device, whose W̄ have one dtype: updated together."""
 
     average: float
     count: Tensor
     params: list[Tensor]
     averages: list[Tensor]
+    addresses: list[int] = field(default_factory=list[int])
+    """Of the weights, for which `table` was made."""
+    table: Tensor | None = None
+    """The chunks that the kernel enters; None where it does not serve."""
 
     def run(self) -> None:
         """Enter the weights with the share of the count."""
         dtype = self.averages[0].dtype
         part = share(self.average, self.count.to(dtype))
         weights = [_plain(param) for param in self.params]
-        cast = [i for i, weight in enumerate(weights) if weight.dtype != dtype]
-        same = [i for i, weight in enumerate(weights) if weight.dtype == dtype]
-        if same:
-            lerp_([self.averages[i] for i in same], [weights[i] for i in same], part)
-        for chunk in _chunks(cast, weights):
+        if part.is_cuda and self._launch(weights, part):
+            return
+        if weights[0].dtype == dtype:
+            lerp_(self.averages, weights, part)
+            return
+        for chunk in _chunks(weights):
             averages = [self.averages[i] for i in chunk]
             wide = [torch.empty_like(each) for each in averages]
             torch._foreach_copy_(wide, [weights[i] for i in chunk])
             lerp_(averages, wide, part)
 
+    def _launch(self, weights: list[Tensor], part: Tensor) -> bool:
+        """Enter them by the kernel; return False, with nothing changed, where it does not serve."""
+        addresses = [*map(Tensor.data_ptr, weights)]
+        if addresses != self.addresses:
+            self.addresses, self.table = addresses, None
+            if _kernel_serves(self.averages, weights):
+                from nucleon.optim.engines.cuda import average_kernel
 
-def _chunks(indices: Sequence[int], weights: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Cut indices so that the weights of each part have at most `CHUNK` entries, or are one."""
+                self.table = average_kernel.chunks(weights, self.averages).to(part.device)
+        if self.table is None:
+            return False
+        from nucleon.optim.engines.cuda import average_kernel
+
+        with torch.cuda.device_of(part):  # Triton launches on the current device
+            average_kernel.run(self.table, part, weights[0].dtype)
+        return True
+
+
+def _kernel_serves(averages: Tensors, weights: Tensors) -> bool:
+    """Return whether W and W̄ lie alike on a GPU, without gaps, and W̄ is float32."""
+    first = averages[0]
+    return (
+        first.is_cuda
+        and first.dtype == torch.float32
+        and weights[0].dtype in (torch.float32, *_checks.HALF_DTYPES)
+        and triton_works()
+        and all(
+            w.stride() == a.stride() and dense(w) and w.data_ptr()
+            for w, a in zip(weights, averages, strict=True)
+        )
+    )
+
+
+def _chunks(weights: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Cut a list of weights so that each part has at most `CHUNK` entries, or is one weight."""
     chunk, size = list[int](), 0
-    for i in indices:
-        if chunk and size + weights[i].numel() > CHUNK:
+    for i, weight in enumerate(weights):
+        if chunk and size + weight.numel() > CHUNK:
             yield chunk
             chunk, size = [], 0
         chunk.append(i)
-        size += weights[i].numel()
+        size += weight.numel()
     if chunk:
         yield chunk
 
@@ -270,14 +309,14 @@ class Averaging:
 
     def _plan(self, average: float, states: States) -> None:
         counts: dict[torch.device, Tensor] = {}
-        passes: dict[tuple[torch.device, torch.dtype], _Pass] = {}
+        passes: dict[tuple[torch.device, torch.dtype, torch.dtype], _Pass] = {}
         for param, own in states.items():
             if "average" not in own:
                 continue
             held = _plain(own["average"])
             own["averaged"] = count = counts.setdefault(held.device, own["averaged"])
             new = _Pass(average, count, [], [])
-            each = passes.setdefault((held.device, held.dtype), new)
+            each = passes.setdefault((held.device, held.dtype, param.dtype), new)
             if held.numel():  # a shard may be empty
                 each.params.append(param)
                 each.averages.append(held)
