@@ -208,7 +208,7 @@ def test_ftl_linear_is_judged_on_seeds_nobody_had_looked_at():
 
 def test_random_signs_by_hand():
     """1×1: E|Σε_t| = T·C(T−1, ⌊(T−1)/2⌋)/2^(T−1), over FAML's 2√(1+T)."""
-    share, _ = tightness.random_signs(Run(Settings(), Silent()), "FAML", (1, 1), 10)
+    share, *_ = tightness.random_signs(Run(Settings(), Silent()), "FAML", (1, 1), 10)
     exact = 10 * math.comb(9, 4) / 2**9 / (2 * math.sqrt(11))
     error = math.sqrt(10 - (10 * math.comb(9, 4) / 2**9) ** 2) / math.sqrt(tightness.SIGNS[0])
     assert share == pytest.approx(exact, abs=4 * error / (2 * math.sqrt(11)))

@@ -157,6 +157,33 @@ def eta_one():
     potentials.Admissibility.eta = property(lambda self: 1.0)
 
 
+@fault("‖G_1‖ of a gradient that is zero", "thm-gbpa", internal=True)
+def first_of_zero():
+    def taken(absorb):
+        def absorbed(self, gradient):
+            absorb(self, gradient)
+            if self.rounds == 0:
+                self.first_round = torch.ones_like(self.first_round)
+
+        return absorbed
+
+    replace(gbpa.GBPA, "_absorb", taken)
+
+
+@fault("tall matrices are not transposed", "thm-gbpa", internal=True)
+def as_they_are():
+    def built(init):
+        def constructed(self, shape, *arguments, **options):
+            init(self, shape, *arguments, **options)
+            self.tall = False
+            self.total = torch.zeros(self.shape, dtype=torch.float64)
+            self.gram = self.total @ self.total.mT
+
+        return constructed
+
+    replace(gbpa.GBPA, "__init__", built)
+
+
 @fault("the discounted floor is G², not G²γ⁻²", "thm-gbpa", internal=True)
 def floor_undiscounted():
     gbpa.GBPA._least = lambda self, level: (level / self.eta) ** 2
@@ -260,6 +287,15 @@ def half_comparator():
     replace(nucleon.online.regret.Ledger, "regret", halved)
 
 
+@fault("what signs could force × 2√2", "tightness")
+def forced_too_much():
+    replace(
+        nucleon.online.regret.Ledger,
+        "lower",
+        lambda lower: lambda self: 2 * math.sqrt(2) * lower(self),
+    )
+
+
 # ---- the conversion
 
 
@@ -341,6 +377,43 @@ def left_root():
         )
 
     shampoo.Shampoo._roots = roots
+
+
+@fault("tall matrices: Shampoo's left root is M^½", "tab-shampoo", internal=True)
+def left_root_of_tall():
+    def rooted(roots):
+        def chosen(self, grams):
+            left, right = roots(self, grams)
+            if self.tall:
+                left = projected.Root(grams["gram"], epsilon=self.epsilon, power=0.5)
+            return left, right
+
+        return chosen
+
+    replace(shampoo.Shampoo, "_roots", rooted)
+
+
+@fault("the gaps of projections are reported as 0", "tab-shampoo", internal=True)
+def no_gaps():
+    def exact(minimize):
+        def minimized(self, *arguments):
+            center, gap = minimize(self, *arguments)
+            return center, 0 * gap
+
+        return minimized
+
+    replace(projected.ProjectedLearner, "_minimize", exact)
+
+
+@fault("learners with a projection ignore η", "tab-shampoo")
+def eta_ignored():
+    def built(init):
+        def constructed(self, shape, *, eta=None, **options):
+            init(self, shape, **options)
+
+        return constructed
+
+    replace(projected.ProjectedLearner, "__init__", built)
 
 
 @fault("one-sided Shampoo projects in the Euclidean norm", "tab-shampoo", internal=True)

@@ -1,5 +1,6 @@
 """The library beside the oracle: the same few rounds by both, and how far apart they are."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -175,11 +176,16 @@ def gbpa_games(
     settings: Sequence[tuple[float, float]] = ((1.0, 1.0),),
     samples: int = 4,
     seed: int = 0,
+    late: bool = False,
 ) -> Iterator[Row]:
-    """Compare GBPA learners in several shapes, with the (γ, factor of η) of `settings`."""
+    """Compare GBPA learners in several shapes, with the (γ, factor of η) of `settings`.
+
+    A `late` game begins with a gradient of zero.
+    """
     for m, n in shapes:
         shape = (2, m, n)
         gradients = leaning(shape, bound=bound, seed=seed)
+        gradients[0] *= not late
         draws = drawn(shape, samples=samples, seed=seed)
         for name in names:
             own = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}.get(name, {})
@@ -206,6 +212,38 @@ def projected_games(
         learner = PROJECTED[name](shape, radius=radius, dtype=F64, **SOLVER)
         twin = twins.preconditioned(name, radius=radius)
         yield compare(f"{name}, {label(shape)}", learner, leaning(shape, seed=seed), twin)
+
+
+def projected_variants(
+    shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0, factor: float = 0.5
+) -> Iterator[Row]:
+    """Compare their actions with another η, and an ε that makes solutions unique in any shape."""
+    epsilon, gradients = 0.1, leaning((2, *shape), seed=seed)
+    for name, make in PROJECTED.items():
+        own: dict[str, Any] = {"epsilon": epsilon} if "Shampoo" in name else {}
+        eta = factor * radius * (math.sqrt(2) if own else math.sqrt(0.5))
+        learner = make((2, *shape), radius=radius, eta=eta, dtype=F64, **own, **SOLVER)
+        twin = twins.preconditioned(name, radius=radius, factor=factor, epsilon=epsilon)
+        yield compare(f"{name}, {label(shape)}, η × {factor:g}", learner, gradients, twin)
+
+
+def coarse_gaps(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Check:
+    """Check the gaps that one-sided Shampoo states of coarse solutions, from its actions."""
+    gradients = leaning((2, *shape), seed=seed)
+    coarse: dict[str, Any] = {"solver": "projected-gradient", "tolerance": 1e-1}
+    learner, played = (
+        OneSidedShampoo((2, *shape), radius=radius, dtype=F64, **coarse),
+        list[Tensor](),
+    )
+    for gradient in gradients:
+        played.append(learner.play())
+        learner.observe(gradient)
+    actions = torch.stack([*played, learner.play()]).numpy()
+    wanted = learners.one_sided_gaps(gradients.numpy(), actions, radius=radius)
+    return close(
+        "one-sided, solved coarsely: gaps over the reference's − 1",
+        learner.gaps.numpy() / wanted - 1,
+    )
 
 
 def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:

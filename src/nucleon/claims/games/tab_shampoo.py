@@ -184,6 +184,7 @@ def measure(run: Run) -> Iterator[Item]:
         least_share = LEAST[titles.get(who, who)]
         yield at_least(f"{who} on the swing: regret/bound", swung(make(last)), least_share)
     yield original_bound(last, run.seed)
+    yield beside.coarse_gaps((4, 3), radius=RADIUS, seed=run.seed)
 
     yield games.where(shape=last).grid(
         f"Regret / bound, means over the games, {label(last)}, D = {RADIUS:g}",
@@ -223,6 +224,7 @@ def measure(run: Run) -> Iterator[Item]:
     )
     yield from beside.against_oracle(
         beside.projected_games(4, radius=RADIUS, seed=run.seed),
+        beside.projected_variants((4, 3), radius=RADIUS, seed=run.seed),
         beside.gbpa_games(("FTRL", "FAML"), [last], radius=RADIUS, seed=run.seed),
         beside.scalar_game(last, radius=RADIUS, seed=run.seed),
     )

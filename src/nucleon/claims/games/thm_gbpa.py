@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from nucleon.online.learners import FAML, FTPL, FTRL, ScalarGBPA
 from nucleon.online.o2nc.plans import Interval
 
 SHAPE, RADIUS, GRADIENT_BOUND = (3, 8), 2.0, 0.5
+TALL = (4, 2)  # beside the oracle, from a gradient of zero on
 DRAWS = 16  # games of FTPL, at least: its bound is on a mean
 SIGN_ROUNDS, SIGN_GAMES, SIGN_SIDE = 100, 64, 8
 SETTINGS = ((1.0, 1.0), (0.97, 1.0), (1.0, 0.5), (1.0, 2.0))
@@ -78,15 +80,10 @@ def measure(run: Run) -> Iterator[Item]:
     columns = {"learner": "learner", "stream": "stream", "γ": "discount"}
     columns |= {"η over the theorem's": "factor", "regret/bound": ratio}
     yield others.listing("Other discounts and η", columns)
+    beside: dict[str, Any] = {"radius": RADIUS, "bound": GRADIENT_BOUND, "seed": run.seed}
     yield from against_oracle(
-        gbpa_games(
-            LEARNERS,
-            [SHAPE],
-            radius=RADIUS,
-            bound=GRADIENT_BOUND,
-            settings=SETTINGS,
-            seed=run.seed,
-        )
+        gbpa_games(LEARNERS, [SHAPE], settings=SETTINGS, **beside),
+        gbpa_games(LEARNERS, [TALL], settings=[(0.97, 0.5)], late=True, **beside),
     )
 
     def panel(title: str, name: str, discount: float) -> Panel:

@@ -58,11 +58,14 @@ def compared(case: WorstCase) -> Row:
     return compare(title(case), learner, gradients, twin)
 
 
-def random_signs(run: Run, name: str, shape: tuple[int, int], rounds: int) -> tuple[float, float]:
+def random_signs(
+    run: Run, name: str, shape: tuple[int, int], rounds: int
+) -> tuple[float, float, float]:
     """Return what random signs times random isometries cost, in the mean over the signs.
 
     First D·E‖Σε_tG_t‖_* over the learner's bound, then the distance from it of the mean regret of
-    games on the first of them, over three standard errors.
+    games on the first of them, over three standard errors; last it over what the certificate says
+    that signs could force.
     """
     count = run.pick(SIGNS)
     ids, f64 = torch.arange(count), torch.float64
@@ -79,7 +82,9 @@ def random_signs(run: Run, name: str, shape: tuple[int, int], rounds: int) -> tu
     difference = trace.regret[-1] - comparators[:SIGN_GAMES]
     error = 3 * difference.std().item() / math.sqrt(SIGN_GAMES)
     share = comparators.mean() / trace.bound[-1].mean()
-    return share.item(), difference.mean().item() / error
+    assert trace.certificate.lower is not None
+    forced = comparators.mean() / trace.certificate.lower.max()
+    return share.item(), difference.mean().item() / error, forced.item()
 
 
 def measure(run: Run) -> Iterator[Item]:
@@ -87,10 +92,10 @@ def measure(run: Run) -> Iterator[Item]:
 
     def reached(learner: str, case: WorstCase) -> dict[str, Any]:
         again = replayed(run, case)
-        signs, apart = random_signs(run, learner, case.shape, case.rounds)
+        signs, apart, forced = random_signs(run, learner, case.shape, case.rounds)
         known = {"shape": case.shape, "rounds": case.rounds, "on_file": case.ratio}
         ratio = {"ratio": again.ratio.value, "margin": again.ratio.margin, "file": again.apart}
-        return {**known, **ratio, "signs": signs, "signs_apart": apart}
+        return {**known, **ratio, "signs": signs, "signs_apart": apart, "forced": forced}
 
     kept = [
         c for n, key in LEARNERS.items() for c in cases(learner=[n], case=worst_streams(run, key))
@@ -110,6 +115,8 @@ def measure(run: Run) -> Iterator[Item]:
         yield at_most(f"{name}, 1×1: distance to the closed form/margin", apart, 1.0)
     unbiased = [abs(r.signs_apart) for r in rows]
     yield at_most("random signs: |mean regret − D·E‖Σε_tG_t‖_*|/margin", unbiased, 5 / 3)
+    name = "random signs: D·E‖Σε_tG_t‖_* over what is said that they could force"
+    yield at_least(name, rows.column("forced"), 1.0)
     larger = [r.ratio - r.signs for r in rows]
     yield above("smallest share reached − that of random signs", larger, 0.0)
 

@@ -55,8 +55,11 @@ def gbpa(
 ) -> Array:
     """D((βη + α/η)·Tr√(G²γ^{-2}I + M̂_T) + (1 − βη)γ^{T-1}‖G_1‖_*), η = factor·√(α/β).
 
-    At factor 1 it is Theorem 3.2: 2√(αβ)·D·Tr√(…) + (1 − √(αβ))·D·γ^{T-1}‖G_1‖_*.
+    At factor 1 it is Theorem 3.2: 2√(αβ)·D·Tr√(…) + (1 − √(αβ))·D·γ^{T-1}‖G_1‖_*. The game begins
+    with its first gradient that is not zero.
     """
+    begins = int((gradients != 0).reshape(len(gradients), -1).any(-1).argmax())
+    gradients = gradients[begins:]
     (alpha, beta), step = constants, factor * eta(constants)
     gram = moments(wide(gradients), discount)[1]
     level = np.asarray(bound / discount)[..., None, None]

@@ -125,24 +125,46 @@ def _as_given(actions: list[Array], gradients: Array) -> Array:
 
 
 def shampoo(
-    gradients: Array, *, radius: float, exponents: tuple[float, float] = (0.25, 0.25)
+    gradients: Array,
+    *,
+    radius: float,
+    exponents: tuple[float, float] = (0.25, 0.25),
+    factor: float = 1.0,
+    epsilon: float = 0.0,
 ) -> Array:
-    """X_{t+1} = argmin ⟨G_t, X⟩ + Tr((X−X_t)ᵀL_t(X−X_t)R_t)/(2η), L = M^p, R = N^q, η = √2·D.
+    """X_{t+1} = argmin ⟨G_t, X⟩ + Tr((X−X_t)ᵀL_t(X−X_t)R_t)/(2η), L = (εI+M)^p, R = (εI+N)^q.
 
-    (¼, ¼) is Shampoo, (½, 0) the one-sided one. Unique where M_t and N_t are definite.
+    η = factor·√2·D; (¼, ¼) is Shampoo, (½, 0) the one-sided one. Unique where L and R are definite.
     """
-    fed, eta = wide(gradients), math.sqrt(2) * radius
+    fed, eta = wide(gradients), factor * math.sqrt(2) * radius
     actions = [np.zeros_like(fed[0])]
     for t in range(1, len(fed)):
-        left, right = _roots(fed[:t], exponents, 0.0)
+        left, right = _roots(fed[:t], exponents, epsilon)
         linear = fed[t - 1] - left @ actions[-1] @ right / eta
         actions.append(_solved(linear, left, right, eta, radius))
     return _as_given(actions, gradients)
 
 
-def kronecker_ftrl(gradients: Array, *, radius: float, bound: float) -> Array:
-    """X_{t+1} = argmin ⟨S_t, X⟩ + Tr(XᵀL_tXR_t)/(2η), fourth roots of G²I + M and N, η = D/√2."""
-    fed, eta = wide(gradients), radius / math.sqrt(2)
+def one_sided_gaps(gradients: Array, actions: Array, *, radius: float) -> Array:
+    """Σ_t ⟨∇F_t(X_{t+1}), X_{t+1}⟩ + D‖∇F_t(X_{t+1})‖_*, F_t what one-sided Shampoo minimizes.
+
+    The actions are X_1 … X_{T+1}, T + 1 of them.
+    """
+    fed, played = wide(gradients), wide(actions)
+    total = np.zeros(fed.shape[1:-2])
+    for t in range(1, len(fed) + 1):
+        left, _ = _roots(fed[:t], (0.5, 0.0), 0.0)
+        slope = fed[t - 1] + left @ (played[t] - played[t - 1]) / (math.sqrt(2) * radius)
+        total = total + inner(slope, played[t]) + radius * nuclear(slope)
+    return total
+
+
+def kronecker_ftrl(gradients: Array, *, radius: float, bound: float, factor: float = 1.0) -> Array:
+    """X_{t+1} = argmin ⟨S_t, X⟩ + Tr(XᵀL_tXR_t)/(2η), fourth roots of G²I + M and N.
+
+    η = factor·D/√2.
+    """
+    fed, eta = wide(gradients), factor * radius / math.sqrt(2)
     actions = [np.zeros_like(fed[0])]
     for t in range(1, len(fed)):
         left, right = _roots(fed[:t], (0.25, 0.25), bound**2)

@@ -103,8 +103,13 @@ def excess(
     )
 
 
-def preconditioned(name: str, *, radius: float, bound: float = 1.0) -> Twin:
-    """Return the twin of Shampoo, one-sided Shampoo, Kronecker FTRL or scalar GBPA."""
+def preconditioned(
+    name: str, *, radius: float, bound: float = 1.0, factor: float = 1.0, epsilon: float = 0.0
+) -> Twin:
+    """Return the twin of Shampoo, one-sided Shampoo, Kronecker FTRL or scalar GBPA.
+
+    With another η, factor times the theorem's, or an ε in Shampoo's roots it has no bound.
+    """
     known: Mapping[str, tuple[Callable[..., Array], Callable[..., Array], dict[str, Any]]] = {
         "Shampoo": (learners.shampoo, bounds.shampoo, {}),
         "One-sided Shampoo": (
@@ -118,6 +123,9 @@ def preconditioned(name: str, *, radius: float, bound: float = 1.0) -> Twin:
     actions, theorem, options = known[name]
     options |= {"radius": radius}
     exact = name == "Scalar GBPA"
+    if (factor, epsilon) != (1.0, 0.0):
+        own = {"factor": factor} | ({"epsilon": epsilon} if "Shampoo" in name else {})
+        return Twin(partial(actions, **options, **own), None, radius, exact=exact)
     return Twin(partial(actions, **options), partial(theorem, **options), radius, exact=exact)
 
 
