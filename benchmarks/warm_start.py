@@ -42,9 +42,9 @@ def main() -> None:
         loss.backward()
         leon.step()
         rest.step()
-        (work,) = worklist.present(leon, leon.param_groups, leon.state, leon.infos)
+        (work,), (settings,) = worklist.present(leon), leon._current_settings()
         with torch.no_grad():
-            total, smoothing, exact = (t[0] for t in present_direction(work))
+            total, smoothing, exact = (t[0] for t in present_direction(work, settings))
         gram = total @ total.mT + smoothing
         if before is not None and step >= options.steps // 3:
             e = before @ gram @ before

@@ -16,18 +16,18 @@ Scalar = float | Tensor
 def accumulate_total(total: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
     """Ĝ ← γĜ + G, in the dtype of `total`; the sum is formed in the wider of the two dtypes."""
     wide = torch.promote_types(total.dtype, gradient.dtype)
-    rate, old, new = _per_matrix(discount), total.to(wide), gradient.to(wide)
-    if isinstance(rate, Tensor):
-        return torch.addcmul(new, old, rate.to(wide)).to(total.dtype)
-    return torch.add(new, old, alpha=rate).to(total.dtype)
+    old, new = total.to(wide), gradient.to(wide)
+    if isinstance(discount, Tensor):
+        return torch.addcmul(new, old, _per_matrix(discount).to(wide)).to(total.dtype)
+    return torch.add(new, old, alpha=discount).to(total.dtype)
 
 
 def accumulate_gram(gram: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
     """M̂ ← γ²M̂ + GGᵀ, with the product formed in the dtype of `gram`."""
-    g, rate = gradient.to(gram.dtype), _per_matrix(discount)
-    if isinstance(rate, Tensor):
-        return (rate**2 * gram + g @ g.mT).to(gram.dtype)
-    return add_product(gram, g, g.mT, beta=rate**2)
+    g = gradient.to(gram.dtype)
+    if isinstance(discount, Tensor):
+        return (_per_matrix(discount) ** 2 * gram + g @ g.mT).to(gram.dtype)
+    return add_product(gram, g, g.mT, beta=discount**2)
 
 
 def smoothing(
@@ -41,12 +41,15 @@ def smoothing(
         eta: η = √(α/β) of the potential.
         discount: γ.
     """
-    bound, root, rate = map(_per_matrix, (gradient_bound, eta, discount))
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    shift = bound / rate / root
-    return (shift * shift * eye + gram / root**2).to(gram.dtype)  # x * x is inf where x**2 raises
+    shift = gradient_bound / discount / eta
+    if isinstance(shift, Tensor):
+        shift = _per_matrix(shift)
+    if isinstance(eta, Tensor):
+        eta = _per_matrix(eta)
+    return (shift * shift * eye + gram / eta**2).to(gram.dtype)  # x * x is inf where x**2 raises
 
 
-def _per_matrix(scalar: Scalar) -> Scalar:
+def _per_matrix(scalar: Tensor) -> Tensor:
     """One entry per matrix, lined up with the leading dimensions of the stack."""
-    return scalar[..., None, None] if isinstance(scalar, Tensor) and scalar.ndim else scalar
+    return scalar[..., None, None] if scalar.ndim else scalar

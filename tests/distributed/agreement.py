@@ -226,7 +226,7 @@ def carried(kind):
     param = spread(torch.ones(8, 8), kind).requires_grad_()
     optimizer = nucleon.Leon([("w", param)], placement="owner")
     stepped(param, optimizer)
-    (work,) = optimizer._runtime.worklist.works
+    (work,) = optimizer._worklist.works
     tasks = [task for tasks in work.rounds for task in tasks]
     held = [x.numel() for task in tasks for x in (*task.inbox.values(), task.outcome)]
     return len(tasks), sum(held)

@@ -122,7 +122,7 @@ def test_a_graph_outlives_the_worklist_it_was_captured_with():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         cases.step(optimizer)
-    optimizer._runtime.worklist = None
+    optimizer._worklist = None
     junk = [torch.full((2**16,), 7, device=CUDA) for _ in range(64)]  # where its tables were
     graph.replay()
     torch.cuda.synchronize()
@@ -166,7 +166,7 @@ def test_a_graph_is_replayed_and_its_tables_are_kept():
     optimizer = cases.optimizer_of(params)
     cases.give_gradients(params, 0)
     cases.step(optimizer)
-    (bucket,) = optimizer._runtime.worklist.works[0].cache
+    (bucket,) = optimizer._worklist.works[0].cache
     assert isinstance(bucket, adamw.Bucket) and bucket.graph is None
     cases.step(optimizer)
     tables, gradients, graph = bucket.tables, bucket.gradients, bucket.graph

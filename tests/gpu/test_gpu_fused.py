@@ -44,7 +44,7 @@ def train(optimizer, params, steps, start=0, spoil=None, at=0):
 
 
 def recordings(optimizer):
-    made = optimizer._runtime.worklist
+    made = optimizer._worklist
     caches = [work.cache for work in made.works] if made else []
     return [cache.recording for cache in caches if isinstance(cache, graphs.Cache)]
 
@@ -126,7 +126,7 @@ def test_schedules_loaded_states_and_missing_gradients_are_followed():
     for a, b in zip(params, others, strict=True):
         assert torch.equal(a, b)
     # What the device was told last.
-    works = one._runtime.worklist.works
+    works = one._worklist.works
     assert len(works) == 5  # two of the six parameters share a stack
     for work, r in zip(works, recordings(one), strict=True):
         rows, columns = work.stack.shape

@@ -57,12 +57,12 @@ def test_a_layout_is_served_and_right(cls, name, dtype, monkeypatch):
     value = torch.randn(shape, generator=torch.Generator().manual_seed(9)).to("cuda", dtype)
     first, second = (value.to(memory_format=memory, copy=True).requires_grad_() for _ in range(2))
     fast = trained(cls, first, spec, weight_decay=0.1)
-    assert {work.engine for work in fast._runtime.worklist.works} == {engine}
-    assert all(work.cache.recording.graph for work in fast._runtime.worklist.works)
+    assert {work.engine for work in fast._worklist.works} == {engine}
+    assert all(work.cache.recording.graph for work in fast._worklist.works)
     assert "torch" not in next(iter(fast.explain())).method
     monkeypatch.setattr(engine, "runs_on", lambda device: False)
     slow = trained(cls, second, spec, weight_decay=0.1)
-    assert {work.engine for work in slow._runtime.worklist.works} == {reference}
+    assert {work.engine for work in slow._worklist.works} == {reference}
     a, b = fast.state[first], slow.state[second]
     torch.testing.assert_close(a["total"], b["total"], rtol=1e-5, atol=1e-5)
     short = min(
@@ -81,7 +81,7 @@ def test_a_layout_is_served_and_right(cls, name, dtype, monkeypatch):
 def test_stochastic_rounding_takes_the_direction_of_the_kernels(monkeypatch):
     params = [torch.ones(64, 80, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     fast = trained(nucleon.Leon, params[0].requires_grad_(), "r c", stochastic_rounding=True)
-    assert {work.engine for work in fast._runtime.worklist.works} == {engine}
+    assert {work.engine for work in fast._worklist.works} == {engine}
     monkeypatch.setattr(engine, "runs_on", lambda device: False)
     trained(nucleon.Leon, params[1].requires_grad_(), "r c", stochastic_rounding=True)
     assert ((params[0] - params[1]).abs() <= 2**-7).all()  # the same draws: a digit apart at most
@@ -94,7 +94,7 @@ def test_a_memory_format_that_changes_is_followed():
     param.data = param.detach().to(memory_format=torch.channels_last)
     param.grad = torch.zeros_like(param)
     optimizer.step()
-    (work,) = optimizer._runtime.worklist.works
+    (work,) = optimizer._worklist.works
     assert work.engine is engine and work.cache.recording is not None
     torch.testing.assert_close(optimizer.state[param]["total"], 0.95 * kept)
 
@@ -120,7 +120,7 @@ def test_what_is_not_served_says_why():
         assert f"(torch: {expected}" in row.method, row.method
         param.grad = torch.ones_like(param)
         optimizer.step()
-        assert all(work.engine is reference for work in optimizer._runtime.worklist.works)
+        assert all(work.engine is reference for work in optimizer._worklist.works)
 
 
 class Block(nn.Module):
@@ -149,6 +149,6 @@ def test_a_whole_model_has_no_matrix_on_the_slow_path(cls):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    engines = [w.engine for w in optimizer._runtime.worklist.works if hasattr(w, "stack")]
+    engines = [w.engine for w in optimizer._worklist.works if hasattr(w, "stack")]
     assert engines and set(engines) == {engine}
     assert math.isfinite(losses[-1]) and losses[-1] < 0.5 * losses[0]

@@ -10,6 +10,7 @@ from torch import nn
 import nucleon
 from nucleon.optim.engines.cuda import adamw, engine
 from nucleon.optim.engines.ranks import owners
+from nucleon.optim.engines.ranks.gathered import Gathered
 from nucleon.optim.engines.work import Matrices
 from nucleon.optim.matrices import shards
 
@@ -71,13 +72,14 @@ def test_fsdp2_over_nccl_is_the_plain_run(mesh, cls, placement):
     optimizer = cls.for_model(model, placement=placement, **options)
     stepped(plain, expected, 0)
     stepped(model, optimizer, 0)
-    works = optimizer._runtime.worklist.works
+    works = optimizer._worklist.works
     assert adamw in {work.engine for work in works}
     stacks = [work for work in works if isinstance(work, Matrices)]
+    stacks += [work.whole for work in works if isinstance(work, Gathered)]
     for work in works:
         if work.engine is owners:
             stacks += [task.work for tasks in work.rounds for task in tasks]
-    assert stacks and all(work.computer is engine for work in stacks)
+    assert stacks and all(work.engine is engine for work in stacks)
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     stepped(plain, expected, 5)
     stepped(model, optimizer, 5)

@@ -291,7 +291,7 @@ def test_the_average_without_a_sync_and_in_a_captured_graph(dtype, average):
     groups = [{"params": params[:2]}, {"params": params[2:], "route": "adamw"}]
     optimizer = nucleon.Muon(groups, average=average)
     twins = [p.detach().double() for p in params]
-    averaging, t = optimizer._runtime.averaging, 0
+    averaging, t = optimizer._averaging, 0
 
     def follow():
         nonlocal t
@@ -309,7 +309,7 @@ def test_the_average_without_a_sync_and_in_a_captured_graph(dtype, average):
         follow()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # records, and enters nothing
-        averaging.update(optimizer.state, optimizer._runtime.worklist)
+        averaging.update(optimizer.state, optimizer._worklist)
     for _ in range(5):
         with torch.no_grad():
             params[0].mul_(1.25)

@@ -55,7 +55,7 @@ def test_a_step_is_near_that_in_float64(shape, options):
     generator = torch.Generator("cuda").manual_seed(2)
     gradients = [torch.randn(shape, generator=generator, device="cuda") for _ in range(4)]
     found, optimizer = direction(nucleon.Pion, gradients, torch.float32, **options)
-    (work,) = optimizer._runtime.worklist.works
+    (work,) = optimizer._worklist.works
     assert work.engine is engine
     exact, _ = direction(nucleon.Pion, gradients, torch.float64, method="svd", **options)
     assert torch.dist(found, exact) <= 0.15 * exact.norm()

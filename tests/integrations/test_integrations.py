@@ -1,7 +1,5 @@
 """Callbacks write what diagnostics() says, when they should; the Trainer's factory routes."""
 
-import warnings
-
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -233,41 +231,6 @@ def test_finetuning_of_lightning_unfreezes_and_resumes(tmp_path):
         resumed = fit(3, resume=tmp_path / f"epoch={epoch}-step={4 * (epoch + 1)}.ckpt")[1]
         for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
             assert torch.equal(p, q)
-
-
-class UnfreezeAtRate(Unfreeze):
-    def finetune_function(self, pl_module, epoch, optimizer):
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.body, optimizer, lr=1e-3)
-
-
-def test_a_rate_that_lightning_drops_is_said_once_with_where_to_give_it():
-    class Slow(Module):
-        def configure_optimizers(self):
-            return nucleon.Leon.for_model(self, lr=0.02, overrides=self.overrides)
-
-    def fit(overrides):
-        model, data = Slow(), TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4))
-        model.overrides = overrides
-        trainer = pl.Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            logger=False,
-            callbacks=[UnfreezeAtRate()],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            trainer.fit(model, DataLoader(data, batch_size=4))
-        groups = trainer.optimizers[0].param_groups
-        rate = next(g["lr"] for g in groups if any(p is model.body.weight for p in g["params"]))
-        return rate, [str(w.message) for w in said if "frozen in body" in str(w.message)]
-
-    rate, (said,) = fit({})
-    assert rate == 0.02 and "0.02 and 0.001" in said and "overrides={'body.*': {'lr': …}}" in said
-    assert fit({"body.*": {"lr": 1e-3}}) == (1e-3, [])
 
 
 @pytest.mark.parametrize("arguments", [(), (TrainingArguments("."),)], ids=["Trainer", "axolotl"])

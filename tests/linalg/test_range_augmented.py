@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from helpers_half import clusters
 from nucleon import moments
 from nucleon.linalg import augmented_polar
-from nucleon.linalg._rounding import floor, lifted
+from nucleon.linalg._rounding import floor
 from nucleon.linalg.augmented import (
     METHODS,
     augmented_bfloat16,
@@ -32,6 +32,7 @@ from nucleon.linalg.coefficients import (
     polar_express,
 )
 from nucleon.linalg.half import half_augmented
+from nucleon.linalg.kernels import lifted
 from nucleon.optim.polar_methods import polynomials
 from strategies import (
     F64,

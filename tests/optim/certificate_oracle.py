@@ -17,13 +17,13 @@ def applied_directions(monkeypatch):
     """
     log, move = {}, reference.move
 
-    def logged(work, direction, taken):
+    def logged(work, settings, direction, taken):
         stack = work.stack
         parts = zip(stack.params, stack.split(direction), stack.split(taken), strict=True)
         for param, part, ok in parts:
             played = part.double().masked_fill(~ok[:, None, None], math.nan)
             log.setdefault(param, []).append(played.numpy().copy())
-        return move(work, direction, taken)
+        return move(work, settings, direction, taken)
 
     with monkeypatch.context() as patch:
         patch.setattr(reference, "move", logged)

@@ -128,7 +128,7 @@ class Run:
             assert np.abs(found - twin.w).max() <= self.tolerance(), name
 
     def engines(self):
-        return {work.engine for work in self.optimizer._runtime.worklist.works}
+        return {work.engine for work in self.optimizer._worklist.works}
 
 
 def scale(twin):
@@ -143,7 +143,7 @@ def runs_as_written(device, method, dtype):
     run.step()
     run.check()
     assert run.engines() == {reference}
-    assert any(len(work.params) > 1 for work in run.optimizer._runtime.worklist.works)
+    assert any(len(work.params) > 1 for work in run.optimizer._worklist.works)
 
 
 def one_rank(device, method, dtype):

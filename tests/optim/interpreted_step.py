@@ -127,13 +127,13 @@ def not_there():
         optimizer = nucleon.Leon(params, method="half", lr=1.0, scale="none")
         generator = torch.Generator().manual_seed(3)
         gradients = [torch.randn(64, 70, generator=generator) for _ in params]
-        (work,) = worklist.present(
-            optimizer, optimizer.param_groups, optimizer.state, optimizer.infos
-        )
+        (work,), (settings,) = worklist.present(optimizer), optimizer._current_settings()
         assert work.engine is (engine if fast else reference)
         for there in (False, True, False):
             with torch.no_grad():
-                p, taken = work.engine.advance(work, gradients, torch.tensor([True, there]))
+                p, taken = work.engine.advance(
+                    work, settings, gradients, torch.tensor([True, there])
+                )
             gradients[1][5, 6] = math.nan
         for i, param in enumerate(params):  # the same through the public step
             param.grad = gradients[i].clone() if i == 0 else None
@@ -147,7 +147,7 @@ def not_there():
             for i, (param, old) in enumerate(zip(params, before, strict=True)):
                 assert torch.equal(param, old) == (i == missing)
             before = [param.detach().clone() for param in params]
-            (own,) = optimizer._runtime.worklist.works
+            (own,) = optimizer._worklist.works
             recordings.add(id(own.cache.recording if isinstance(own.cache, graphs.Cache) else None))
         assert len(recordings) == 1  # a mask is an input of the step, not another step
         found.append((p[0].float(), taken, work.states, before))
@@ -171,14 +171,12 @@ def for_others():
         weight = torch.zeros(64, 8, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
         group = {"params": [weight], "axes": ["r c c c"]}
         optimizer = nucleon.Leon([group], method="half", lr=1.0, scale="none")
-        (work,) = worklist.present(
-            optimizer, optimizer.param_groups, optimizer.state, optimizer.infos
-        )
+        (work,), (settings,) = worklist.present(optimizer), optimizer._current_settings()
         assert work.engine is (engine if fast else reference)
         generator = torch.Generator().manual_seed(5)
         gradient = torch.randn(64, 8, 3, 3, generator=generator)
         with torch.no_grad():
-            found.append(work.engine.advance(work, [gradient], None)[0].float())
+            found.append(work.engine.advance(work, settings, [gradient], None)[0].float())
     engine.runs_on = HERE
     assert ((found[0] - found[1]).abs() <= 0.01).all()  # as in `compare`
 

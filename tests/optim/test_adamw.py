@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def give_gradients(params, round_, scale=1.0):
 
 @torch.no_grad()
 def step(params, states, group):
-    adamw.step(Work(adamw, group, params, states))
+    adamw.step(Work(adamw, 0, params, states), SimpleNamespace(group=group))
 
 
 def check_close(actual, expected, steps=1):

@@ -385,7 +385,7 @@ def test_one_pass_reads_its_share_from_the_device_and_grows_with_no_parameter():
         optimizer = made(model, average=average)
         take(model, optimizer, 0, 1)
         with Calls() as found:
-            optimizer._runtime.averaging.update(optimizer.state, optimizer._runtime.worklist)
+            optimizer._averaging.update(optimizer.state, optimizer._worklist)
         return found.calls
 
     for average in (0.1, 50):

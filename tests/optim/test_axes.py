@@ -168,7 +168,7 @@ def test_several_specs_in_one_group():
     optimizer = nucleon.Leon([conv, linear], axes=["r c c c", None])
     steps(optimizer, [conv, linear], [[gradient.reshape(conv.shape), gradient]])
     assert torch.equal(conv.flatten(1), linear)
-    (work,) = optimizer._runtime.worklist.works
+    (work,) = optimizer._worklist.works
     assert work.stack.count == 2
 
 

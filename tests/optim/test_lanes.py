@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from nucleon.optim.engines import reference
-from nucleon.optim.engines.cuda import lanes
+import nucleon
+from nucleon.optim.engines import adamw, reference
+from nucleon.optim.engines.cuda import engine, lanes
+from nucleon.optim.engines.cuda.lanes import Lanes
 from nucleon.optim.engines.work import Matrices, Work
 from nucleon.optim.matrices import stacks
 
@@ -19,7 +21,7 @@ def stack_of(*shape, device="cuda:0"):
     with FakeTensorMode():
         param = torch.empty(shape, device=device)
     (stack,) = stacks.build([(param, None)], lambda *_: 2**62)
-    return Matrices(reference, {}, stack.params, [{}], None, stack, reference)
+    return Matrices(engine, 0, stack.params, [{}], None, stack)
 
 
 def small(count):
@@ -66,13 +68,12 @@ def device(monkeypatch):
 
     def run(given):
         """A step of these stacks; the streams they were on."""
-        found = []
-        lanes.assign(given)
-        with lanes.opened() as lane:
-            for stack in given:
-                with lane(stack):
-                    found.append(current(stack.params[0].device).name)
-                    log.append((found[-1], "runs", id(stack)))
+        found, shared = [], Lanes(given)
+        for stack in given:
+            with shared.entered(stack):
+                found.append(current(stack.params[0].device).name)
+                log.append((found[-1], "runs", id(stack)))
+        shared.join()
         return found
 
     return SimpleNamespace(log=log, run=run)
@@ -100,17 +101,17 @@ def test_lanes_that_are_not_used_are_not_waited_for(device):
     ]
 
 
-def test_lanes_are_joined_though_a_stack_fails(device):
-    first, second = given = small(2)
-    lanes.assign(given)
-    with pytest.raises(ZeroDivisionError), lanes.opened() as lane:
-        with lane(first):
-            pass
-        with lane(second):
-            raise ZeroDivisionError
-    assert [event[2] for event in waits(device.log)[2:]] == ["lane 0.0", "lane 0.1"]
-    assert {event[0] for event in waits(device.log)[2:]} == {"caller 0"}
-    assert device.run([LARGE]) == ["caller 0"]  # none is left entered
+def test_lanes_are_joined_though_a_stack_fails(monkeypatch):
+    """By the step, and none is waited for twice."""
+    joined, optimizer = [], nucleon.Muon([torch.zeros(4, 6, requires_grad=True)])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(4, 6)
+    optimizer.step()
+    monkeypatch.setattr(Lanes, "join", lambda shared: joined.append(shared.used))
+    monkeypatch.setattr(reference, "step", lambda work, settings: 1 / 0)
+    optimizer._worklist.lanes.used = {"a stream": "the caller's"}
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    assert joined == [{"a stream": "the caller's"}]
 
 
 def test_a_list_of_stacks_has_the_same_lanes_at_every_step(device):
@@ -155,16 +156,14 @@ def test_the_matrices_of_all_pieces_are_counted():
         assert lanes._small(stack) is (some == 64)
 
 
-def test_what_other_ranks_hold_too_and_the_cpu_stay_with_the_caller(device, monkeypatch):
+def test_other_engines_stay_with_the_caller(device, monkeypatch):
+    """AdamW's, torch's, and that which gathers matrices from other ranks in an order."""
     with FakeTensorMode():
-        others = Work(reference, {}, [torch.empty(3, device="cuda:0")], [{}])  # AdamW's
-    here = stack_of(64, 64, device="cpu")
-    lanes.assign([here, others])
-    with lanes.opened() as lane:
-        for work in (here, others):
-            with lane(work):
-                pass
-    assert device.log == []
+        others = Work(adamw, 0, [torch.empty(3, device="cuda:0")], [{}])
+    (slow,) = small(1)
+    slow.engine = reference
+    Lanes([slow, others])
+    assert slow.lane is None and slow.lanes is None
     others = small(1)
     monkeypatch.setattr(lanes.shards, "sharded", lambda tensor: True)
     assert device.run(others) == ["caller 0"]

@@ -1,23 +1,22 @@
 """What is known of an option stands where it is declared, also in a method of one's own."""
 
 import inspect
-from typing import Annotated, Literal, get_overloads
+from typing import Annotated, get_overloads
 
 import pytest
 import torch
 
 import nucleon
 from nucleon import optim
-from nucleon.optim import Option, of_potential, options
+from nucleon.optim import of_potential, options
 from nucleon.optim.leon import hyperbolic
 
 
 class DampedOptions(nucleon.optim.LeonOptions, total=False):
     """Options of `Damped`."""
 
-    damping: Annotated[float, Option(0.5)]
-    shape: Annotated[Literal["round", "square"], Option("round", structure=True)]
-    verbose: Annotated[bool, Option(False, run=True)]
+    damping: Annotated[float, 0.5]
+    verbose: Annotated[bool, False]
 
 
 class Damped(nucleon.Leon):
@@ -56,12 +55,6 @@ def test_options_of_ones_own_have_their_defaults(make):
     assert group["iterations"] == (7 if make is Plain else 5)
 
 
-def test_a_shared_option_with_another_default_is_what_it_was():
-    assert options.SHARED["iterations"].default == 5
-    assert Plain.declared.structure == nucleon.Leon.declared.structure
-    assert Plain.declared.all["iterations"] == Option(7, structure=True)
-
-
 @pytest.mark.parametrize("make", [Damped, Plain])
 def test_a_flag_of_ones_own_is_true_or_false(make):
     with pytest.raises(TypeError, match="verbose must be True or False, got 1"):
@@ -72,9 +65,7 @@ def test_a_flag_of_ones_own_is_true_or_false(make):
         opt.step()
 
 
-def test_a_literal_says_the_choices():
-    with pytest.raises(ValueError, match="shape must be one of 'round', 'square', got 'flat'"):
-        optimizer(Damped, shape="flat")
+def test_the_choices_of_an_option_are_checked_by_name():
     with pytest.raises(ValueError, match="method must be one of 'auto'"):
         optimizer(nucleon.Leon, method="svd")
     with pytest.raises(ValueError, match="placement must be one of 'local', 'owner'"):
@@ -84,27 +75,56 @@ def test_a_literal_says_the_choices():
 def test_an_option_of_the_structure_makes_another_list():
     opt = optimizer(Damped)
     opt.step()
-    first = opt._runtime.worklist
-    for name, value, kept in (("damping", 2.0, True), ("shape", "square", False)):
+    first = opt._worklist
+    for name, value, kept in (("damping", 2.0, True), ("iterations", 4, False)):
         opt.param_groups[0][name] = value
         opt.step()
-        assert (opt._runtime.worklist is first) is kept
+        assert (opt._worklist is first) is kept
 
 
 def test_an_option_of_the_run_is_not_loaded():
-    opt = optimizer(Damped, verbose=True)
+    opt = optimizer(Damped, wire_dtype=torch.bfloat16)
     opt.load_state_dict(optimizer(Damped, damping=3.0).state_dict())
-    assert opt.param_groups[0]["verbose"] is True and opt.param_groups[0]["damping"] == 3.0
+    group = opt.param_groups[0]
+    assert group["wire_dtype"] is torch.bfloat16 and group["damping"] == 3.0
 
 
-def test_a_fixed_option_of_ones_own_is_as_it_was_saved():
-    class Fixed(nucleon.Leon):
-        own_options = {"basis": Option("rows", fixed=True)}  # noqa: RUF012
+def test_there_is_one_seed_for_all_groups():
+    """All matrices of a step share one random length."""
+    groups = [{"params": [torch.zeros(3, 5, requires_grad=True)]} for _ in range(2)]
+    with pytest.raises(ValueError, match="have the seeds 0, 4; seed is an option of the run"):
+        nucleon.Leon([groups[0], {**groups[1], "seed": 4}])
+    opt = nucleon.Leon(groups, seed=3)
+    opt.param_groups[1]["seed"] = 4
+    with pytest.raises(ValueError, match="have the seeds 3, 4"):
+        opt.step()
+    opt.param_groups[0]["seed"] = 4
+    opt.step()
+    opt.add_param_group({"params": [torch.zeros(2, 2)]})
+    assert opt.param_groups[2]["seed"] == 4
 
-    opt = optimizer(Fixed, basis="columns")
-    with pytest.raises(ValueError, match="saved with basis='rows', this optimizer has"):
-        opt.load_state_dict(optimizer(Fixed).state_dict())
-    opt.load_state_dict(optimizer(Fixed, basis="columns").state_dict())
+
+def test_the_constructor_names_the_group_form_of_another_route():
+    weight, bias = torch.zeros(3, 5), torch.zeros(5)
+    with pytest.raises(ValueError, match=r"route='adamw' is for a group.*pass Muon") as refusal:
+        nucleon.Muon([bias], route="adamw")
+    given = str(refusal.value).partition("pass ")[2].replace("[...]", "[bias]")
+    eval(given.replace("Muon", "nucleon.Muon"), {"nucleon": nucleon, "bias": bias})
+    with pytest.warns(UserWarning, match="duplicate parameters; each is stepped once") as said:
+        opt = nucleon.Muon([weight, weight])
+    assert said[0].filename == __file__ and opt.param_groups[0]["params"] == [weight]
+
+
+def test_an_optimizer_is_shown_in_a_few_lines():
+    params = [torch.zeros(3, 5, requires_grad=True), torch.zeros(5, requires_grad=True)]
+    group = {"params": params[1:], "route": "adamw", "lr": 0.01, "eps": 0.1}
+    opt = nucleon.Leon([{"params": params[:1], "nesterov": True}, group], momentum=0.9)
+    assert repr(opt).splitlines() == [
+        "Leon (",
+        "  group 0: matrix, 1 parameter, lr=0.02, momentum=0.9, nesterov=True",
+        "  group 1: adamw, 1 parameter, lr=0.01, eps=0.1",
+        ")",
+    ]
 
 
 def test_a_class_of_options_says_every_default():
@@ -125,15 +145,15 @@ def test_a_subclass_names_only_what_it_adds():
     group = optimizer(Sub, extra=4).param_groups[0]
     found = [group[name] for name in ("blend", "extra", "damping", "beta2")]
     assert found == [0.25, 4, 1.5, None]
-    assert Sub.declared.all["shape"] is Damped.declared.all["shape"]
     model = torch.nn.Linear(4, 6, bias=False)
     group = Sub.for_model(model, head=None, blend=0.5, method="eigh").param_groups[0]
     assert (group["blend"], group["method"]) == (0.5, "eigh")
 
 
 def test_what_the_constructor_takes_is_no_option_of_ones_own():
-    with pytest.raises(TypeError, match="own_options names momentum, an argument of every method"):
-        type("Slow", (nucleon.Leon,), {"own_options": {"momentum": 0.99}})
+    slow = type("Slow", (nucleon.Leon,), {"own_options": {"momentum": 0.99}})
+    with pytest.raises(TypeError, match="own_options names momentum, an argument of every opt"):
+        optimizer(slow)
 
 
 def test_a_method_without_a_bound_is_refused_a_certificate_in_words():

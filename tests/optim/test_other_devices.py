@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 import nucleon
 from nucleon import _checks
 from nucleon.linalg import kernels, nuclear_norm, operator_norm, polar
+from nucleon.optim import polar_methods
 
 METHODS = {"muon": nucleon.Muon, "pion": nucleon.Pion, "leon": nucleon.Leon}
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
@@ -288,12 +289,14 @@ def test_a_rocm_build_takes_the_torch_iteration(make, hip, method, monkeypatch):
     importlib.import_module("torch._dynamo")  # which a fake tensor imports, by the real find_spec
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _: "found")
     kernels.triton_works.cache_clear()
+    polar_methods.method_for.cache_clear()
     try:
         with FakeTensorMode():
             weight = torch.nn.Parameter(torch.zeros(128, 256, device="cuda"))
             told = make([("weight", weight)]).explain()
     finally:
         kernels.triton_works.cache_clear()
+        polar_methods.method_for.cache_clear()
     found = told["weight"].method
     assert found.partition(" ")[0] == f"{make.name}/{method}"
     assert ("(torch: no Triton)" in found) == (hip is not None)

@@ -68,8 +68,10 @@ def method_of(make, param, options):
 def _no_memory(monkeypatch):
     for module in (engine, polar_methods):
         monkeypatch.setattr(module, "triton_works", lambda: True)
+    polar_methods.method_for.cache_clear()
     with FakeTensorMode():
         yield
+    polar_methods.method_for.cache_clear()
 
 
 @pytest.mark.parametrize("case", REMAINING)

@@ -130,7 +130,7 @@ def test_the_capacity_of_a_stack(monkeypatch):
 
     def capacity(param, serves, **own):
         monkeypatch.setattr(engine, "kind", lambda *_: () if serves else None)
-        worklist.matrices(optimizer, optimizer.param_groups[0] | own, [], {}, {})
+        worklist.matrices(optimizer, 0, optimizer.param_groups[0] | own, [])
         return asked.pop()(param, BLOCK)
 
     assert capacity(cpu, False) == 2**24
@@ -167,6 +167,8 @@ def test_stacks_of_large_products_are_not_captured(count, rows, columns, capture
 
 def test_what_is_float16_by_itself(monkeypatch):
     monkeypatch.setattr(polar_methods, "triton_works", lambda: True)
+    uncached = polar_methods.method_for.__wrapped__
+    monkeypatch.setattr(polar_methods, "method_for", uncached)
     cuda, group = torch.device("cuda"), {"method": "auto", "iterations": 5}
 
     def chosen(m, n, device=cuda, dtype=torch.float32, **other):
@@ -187,9 +189,9 @@ def test_looking_leaves_every_moment_where_it_lies(monkeypatch):
     weight = torch.zeros(64, 8, 3, 3, requires_grad=True)
     optimizer = nucleon.Leon([weight], axes="r c c c", method="half")
     weight.data = weight.data.to(memory_format=torch.channels_last)
-    groups, states, infos = optimizer.param_groups, optimizer.state, optimizer.infos
+    states = optimizer.state
     before = states[weight]["total"]
     optimizer.diagnostics()
     assert states[weight]["total"] is before
-    worklist.build(optimizer, groups, states, infos, {weight})
+    worklist.build(optimizer, optimizer._current_settings())
     assert states[weight]["total"].stride() == weight.stride() != before.stride()

@@ -3,7 +3,6 @@
 import copy
 import io
 import re
-import warnings
 
 import pytest
 import torch
@@ -251,92 +250,27 @@ def test_loading_makes_no_state_of_what_is_frozen():
 # ------------------------------------------------------------------------------ added later
 
 
-def test_a_module_of_the_model_is_routed_when_it_is_added():
-    model = network(frozen=False)
-    optimizer = nucleon.Leon.for_model(
-        model, lr=0.1, aux_lr=0.01, overrides={"*.bias": {"weight_decay": 0.5}}, head=None
-    )
-    model.append(nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)).double())
-    optimizer.add_param_group(model[5])
-    rows = {row.name: row for row in optimizer.explain()}
-    assert rows["5.0.weight"].route == "matrix" and rows["5.1.weight"].route == "adamw"
-    groups = {optimizer.infos[p].name: g for g in optimizer.param_groups for p in g["params"]}
-    assert groups["5.0.weight"]["lr"] == 0.1 and groups["5.1.weight"]["lr"] == 0.01
-    assert groups["5.0.bias"]["weight_decay"] == 0.5
-    before = [p.detach().clone() for p in model[5].parameters()]
-    train(model, optimizer, 1)
-    assert not any(torch.equal(p, q) for p, q in zip(model[5].parameters(), before, strict=True))
-
-
-def test_parameters_of_the_model_are_routed_with_the_options_given():
+def test_the_groups_of_a_module_are_added_as_for_model_routes_them():
     model = network(frozen=False)
     optimizer = nucleon.Leon.for_model(model, lr=0.1, aux_lr=0.01, head=None)
-    model.append(nn.Linear(3, 5).double())
-    named = [(n, p) for n, p in model.named_parameters() if n.startswith("5.")]
-    optimizer.add_param_group({"params": named, "lr": 0.02, "momentum": 0.5})
-    matrix, rest = optimizer.param_groups[2:]
-    assert (matrix["route"], matrix["lr"], matrix["momentum"]) == ("matrix", 0.02, 0.5)
-    assert rest["route"] == "adamw" and rest["lr"] == pytest.approx(0.002)  # the ratio is kept
-    model.append(nn.Linear(5, 5).double())
-    optimizer.add_param_group({"params": list(model[6].parameters()), "lr": 0.02, "aux_lr": 1.0})
-    assert [g["lr"] for g in optimizer.param_groups[4:]] == [0.02, 1.0]
-    assert optimizer.infos[model[6].weight].name == "6.weight"
+    model.append(nn.ModuleDict({"later": nn.Linear(3, 5), "norm": nn.LayerNorm(5)}).double())
+    for group in nucleon.optim.param_groups(model[5], head=None, aux_lr=0.02):
+        optimizer.add_param_group(group)
+    rows = {row.name: row for row in optimizer.explain()}
+    assert rows["later.weight"].route == "matrix" and rows["norm.weight"].route == "adamw"
+    assert [g["lr"] for g in optimizer.param_groups[-2:]] == [0.1, 0.02]
 
 
-def test_a_module_beside_the_model():
-    optimizer = nucleon.Leon.for_model(network(frozen=False), head=None)
-    critic = nn.ModuleDict({"critic": nn.Linear(4, 4)})
-    optimizer.add_param_group({"params": critic, "lr": 0.3})
-    assert optimizer.explain()["critic.weight"].route == "matrix"
-
-
-def test_only_what_is_added_is_routed_and_warned_of():
-    model = Strange()
-    model.qkv = nn.Linear(4, 12)
-    with pytest.warns(UserWarning, match="in a layout not known") as said:
-        optimizer = nucleon.Leon.for_model(model, head=None)
-    assert len(said) == 1
-    model.kernel.requires_grad_(True)  # of a module that nobody knows: it trains by AdamW
-    model.extra = nn.Linear(4, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.add_param_group({"params": model.extra})
-    assert optimizer.explain()["extra.weight"].route == "matrix"
-    model.more = nn.ModuleDict({"qkv": nn.Linear(4, 12)})
-    with pytest.warns(UserWarning, match=r"more\.qkv\.weight; pass one of") as said:
-        optimizer.add_param_group(model.more)
-    assert len(said) == 1 and "'*more.qkv.weight'" in str(said[0].message)
-
-
-def test_a_parameter_beside_the_model_is_added_as_the_refusal_says():
-    model = network()
-    optimizer = nucleon.Leon.for_model(model, head="4")
+def test_a_group_without_a_route_is_refused_as_the_error_says():
+    optimizer = nucleon.Leon.for_model(network(), head="4")
     extra = nn.Parameter(torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="not in the model") as refusal:
+    with pytest.raises(ValueError, match="needs a route") as refusal:
         optimizer.add_param_group({"params": [extra]})
+    with pytest.raises(TypeError, match=r"nucleon.optim.param_groups\(module\)"):
+        optimizer.add_param_group(nn.Linear(3, 3))
     with pytest.raises(ValueError, match=r'pass these with names, as in \[\("extra.weight", p\)\]'):
         optimizer.add_param_group({"params": [extra], "route": "adamw"})
+    assert len(optimizer.param_groups) == 2
     said = re.search(r"as in ({.*}), or", str(refusal.value))
     optimizer.add_param_group(eval(said[1], {"parameter": extra}))
     assert optimizer.explain()["extra.weight"].route == "adamw"
-
-
-def test_bad_additions_are_named_and_change_nothing():
-    model = network()
-    optimizer = nucleon.Leon.for_model(model)
-    count = len(optimizer.param_groups)
-    with pytest.raises(ValueError, match=r"has 1\.weight, 1\.bias already"):
-        optimizer.add_param_group(model[1])
-    with pytest.raises(ValueError, match="not in the model"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
-    with pytest.raises(ValueError, match=r"named 3\.bias, 3\.weight"):
-        optimizer.add_param_group(nn.ModuleDict({"3": nn.Linear(3, 3)}))
-    model.append(nn.Linear(3, 3).double())
-    with pytest.raises(TypeError, match="no option 'speed'"):
-        optimizer.add_param_group({"params": model[5], "speed": 3})
-    with pytest.raises(ValueError, match="betas"):
-        optimizer.add_param_group({"params": model[5], "aux": {"betas": (2, 0.9)}})
-    assert len(optimizer.param_groups) == count
-    assert model[5].weight not in optimizer.infos
-    with pytest.raises(TypeError, match="made by for_model routes"):
-        nucleon.Leon([nn.Parameter(torch.zeros(2, 2))]).add_param_group(model[5])

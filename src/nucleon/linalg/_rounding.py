@@ -1,5 +1,7 @@
 """What rounding may have taken from the eigenvalues of a positive semidefinite matrix."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from nucleon import _checks
 from nucleon.linalg.kernels import add_to_diagonal
 
 
+@lru_cache
 def floor(dtype: torch.dtype) -> float:
     """The relative floor δ/‖A‖_F of the coupled iteration: what rounding may take from A.
 
@@ -15,6 +18,7 @@ def floor(dtype: torch.dtype) -> float:
     return _checks.ROUNDING * torch.finfo(dtype).eps
 
 
+@lru_cache
 def roundings(discount: float) -> float:
     """How many times eps·‖A‖_F the sums A ← γA + GGᵀ, γ < 1, may lack beyond `floor`.
 
@@ -31,21 +35,3 @@ def raised(a: Tensor, share: float) -> Tensor:
     size = a.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(least)  # squares may overflow
     norm = torch.linalg.matrix_norm(a / size[..., None, None])
     return add_to_diagonal(a.clone(), share * norm * size)
-
-
-def lifted(a: Tensor) -> Tensor:
-    """A + δI ⪰ 0 where the rounding of subnormal entries made A indefinite; unchecked, no sync.
-
-    That rounding is absolute, `floor` is relative: a discounted sum may lack 32m times the smallest
-    number of the dtype in its least eigenvalue. δ is this or, where it is less, Gershgorin's bound
-    max_i (Σ_j≠i |a_ij| − a_ii)₊ on what is missing. So a zero or a diagonal matrix gets nothing,
-    and numbers well above the subnormal ones nothing that their rounding keeps.
-    """
-    m, info = a.shape[-1], torch.finfo(a.dtype)
-    if not m:
-        return a
-    fixed = a.detach()
-    diagonal = fixed.diagonal(dim1=-2, dim2=-1)
-    missing = (fixed.abs().sum(-1) - diagonal - diagonal).amax(-1)  # 2a_ii may overflow
-    most = _checks.ROUNDING * m * info.tiny * info.eps
-    return add_to_diagonal(a.clone(), missing.clamp(0.0, most))

@@ -14,11 +14,17 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg import coefficients
 from nucleon.linalg._precision import full_float32, widest
-from nucleon.linalg._rounding import floor, lifted
+from nucleon.linalg._rounding import floor
 from nucleon.linalg._scaling import is_zero, joint_unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.convergence import Convergence
-from nucleon.linalg.kernels import add_gram, add_product, add_to_diagonal, quintic_factor
+from nucleon.linalg.kernels import (
+    add_gram,
+    add_product,
+    add_to_diagonal,
+    lifted,
+    quintic_factor,
+)
 from nucleon.linalg.polar import polar_bfloat16
 from nucleon.linalg.roots import cholesky_root, coupled_inverse_sqrt, coupled_steps, psd_eigh
 

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nucleon.linalg._rounding import lifted
 from nucleon.linalg._scaling import joint_unit_scale, unit_scale
 from nucleon.linalg.coefficients import HALF_RESTART, HALF_SQUARES, Quintic
 from nucleon.linalg.kernels import (
     REMAINDER_SCALE,
     add_to_diagonal,
+    lifted,
     scaled_half,
     squares,
     symmetric_pair,

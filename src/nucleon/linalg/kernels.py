@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nucleon import _checks
 from nucleon.linalg._precision import widest
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
@@ -56,10 +57,29 @@ def add_to_diagonal(a: Tensor, value: float | Tensor) -> Tensor:
     return a
 
 
+def lifted(a: Tensor) -> Tensor:
+    """A + δI ⪰ 0 where the rounding of subnormal entries made A indefinite; unchecked, no sync.
+
+    That rounding is absolute, `floor` is relative: a discounted sum may lack 32m times the smallest
+    number of the dtype in its least eigenvalue. δ is this or, where it is less, Gershgorin's bound
+    max_i (Σ_j≠i |a_ij| − a_ii)₊ on what is missing. So a zero or a diagonal matrix gets nothing,
+    and numbers well above the subnormal ones nothing that their rounding keeps.
+    """
+    m, info = a.shape[-1], torch.finfo(a.dtype)
+    if not m:
+        return a
+    fixed = a.detach()
+    diagonal = fixed.diagonal(dim1=-2, dim2=-1)
+    missing = (fixed.abs().sum(-1) - diagonal - diagonal).amax(-1)  # 2a_ii may overflow
+    most = _checks.ROUNDING * m * info.tiny * info.eps
+    return add_to_diagonal(a.clone(), missing.clamp(0.0, most))
+
+
 def quintic_factor(b: Tensor, c1: float, c3: float, c5: float) -> Tensor:
     """T = c₁I + c₃B + c₅B², the factor that one odd polynomial puts on X, B = XXᵀ."""
     t = add_product(b, b, b, beta=c3, alpha=c5) if c5 else c3 * b
-    return add_to_diagonal(t, c1)
+    t.diagonal(dim1=-2, dim2=-1).add_(c1)
+    return t
 
 
 def symmetric_product(

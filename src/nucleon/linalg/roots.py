@@ -8,10 +8,10 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg._precision import exact, full_float32, widest
-from nucleon.linalg._rounding import floor, lifted
+from nucleon.linalg._rounding import floor
 from nucleon.linalg._scaling import exponent, shift
 from nucleon.linalg.convergence import Convergence
-from nucleon.linalg.kernels import add_product, add_to_diagonal
+from nucleon.linalg.kernels import add_product, add_to_diagonal, lifted
 
 RootMethod = Literal["eigh", "newton-schulz"]
 METHODS: tuple[RootMethod, ...] = get_args(RootMethod)

@@ -7,7 +7,7 @@ from nucleon.optim.engines.ranks.agreement import check_ranks
 from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.leon import Leon, LeonOptions
 from nucleon.optim.muon import Muon, MuonOptions
-from nucleon.optim.options import AdamWOptions, Option, Options, scale_factor
+from nucleon.optim.options import AdamWOptions, Options, scale_factor
 from nucleon.optim.pion import Pion, PionOptions
 from nucleon.optim.qk_clip import QKClip
 from nucleon.optim.registry import OPTIMIZERS, create
@@ -29,7 +29,6 @@ __all__ = [
     "MatrixOptimizer",
     "Muon",
     "MuonOptions",
-    "Option",
     "Options",
     "Pion",
     "PionOptions",

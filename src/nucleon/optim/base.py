@@ -12,8 +12,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from operator import is_, itemgetter
-from typing import Any, ClassVar, Self, cast, overload
+from functools import cached_property
+from operator import is_, is_not, itemgetter
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +22,13 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from nucleon.certificate import Certificate
-from nucleon.optim import groups, options, saving, schedulers, state, worklist
+from nucleon.optim import groups, options, saving, state, worklist
 from nucleon.optim.average import Averaging
-from nucleon.optim.engines.cuda import lanes
 from nucleon.optim.engines.ranks import agreement, placement, wire
-from nucleon.optim.engines.work import Context, Draws, State
+from nucleon.optim.engines.work import Context, Draws, Settings, State
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo
 from nucleon.optim.routing import routing
-from nucleon.optim.routing.explanation import Explanation
-from nucleon.optim.routing.later import Later
-from nucleon.optim.runtime import COPIED, Runtime
+from nucleon.optim.routing.explanation import Explanation, Row
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 
@@ -52,19 +50,36 @@ class MatrixOptimizer(Optimizer, ABC):
     name: ClassVar[str]
     """Of the method, in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the method itself, each with its default, or with an `Option` that says more."""
-    declared: ClassVar[options.Declared] = options.Declared({})
-    """All options, and the lists that follow from what is known of them."""
+    """Options of the method itself, each with its default; those of its bases are added."""
     has_gram: ClassVar[bool] = False
     """Whether M̂ is kept; without it `direction` is given an empty Λ."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Collect the options of the class and its bases."""
-        super().__init_subclass__(**kwargs)
-        own: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            own |= vars(base).get("own_options", {})
-        cls.declared = options.Declared(own)
+    _infos: dict[Tensor, ParameterInfo]
+    _first_rates: dict[Tensor, float | Tensor]
+    """The rate that each parameter's group was added with."""
+    _averaging: Averaging
+    _numbers: frozenset[int] = frozenset()
+    """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
+    _routed: bool = False
+    """True if `for_model` made the optimizer."""
+    _left_out: tuple[Row, ...] = ()
+    """Parameters of the model that routing left out."""
+    _note: str = ""
+    """What routing wants its user to know."""
+    # What follows is not copied with the optimizer.
+    _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
+    """The model of `for_model`, as long as it lives."""
+    _settings: Sequence[Settings] = ()
+    """Of each group at the last step."""
+    _structure: Sequence[object] = ()
+    """What the list of work was made for."""
+    _worklist: Worklist | None = None
+    _agreed: bool = False
+    """Whether the ranks have compared parameters and options."""
+    _warned: bool = False
+    """Whether it was said that AdamW has the rate of the matrices."""
+    _last_rates: Sequence[float | Tensor] = ()
+    """Of the groups at the last step: a scheduler has moved on when figures of it are asked for."""
 
     def __init__(
         self,
@@ -81,18 +96,31 @@ class MatrixOptimizer(Optimizer, ABC):
                 f'{type(self).__name__} has no name; write name = "…" in the class, by which '
                 f"states, reports and diagnostics know the method"
             )
-        known = {name: option.default for name, option in self.declared.all.items()}
-        defaults = {"lr": lr, "momentum": momentum, **known}
+        defaults = {"lr": lr, "momentum": momentum, **self._option_defaults()}
         if unknown := sorted(set(given) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
-        self._runtime = Runtime(averaging=Averaging(average, average_dtype))
+        if given.get("route", "matrix") != "matrix":
+            raise ValueError(
+                f"route={given['route']!r} is for a group, whose options are AdamW's; pass "
+                f'{type(self).__name__}([{{"params": [...], "route": "adamw", "lr": 1e-3}}])'
+            )
+        self._infos, self._first_rates = {}, {}
+        self._averaging = Averaging(average, average_dtype)
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": given.pop("axes")} if "axes" in given else {}
         given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
         super().__init__(given_groups, {**defaults, **given, "nucleon": tag})
         if reason := certificates.unbounded(self, self.param_groups):
-            routing.warn(f"certify=True measures the regret beside no bound: {reason}")
+            groups.warn(f"certify=True measures the regret beside no bound: {reason}")
+
+    @classmethod
+    def _option_defaults(cls) -> dict[str, Any]:
+        """Return all options with their defaults, those of the method and its bases among them."""
+        own: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            own |= vars(base).get("own_options", {})
+        return options.with_own(own)
 
     @classmethod
     def for_model(
@@ -125,27 +153,31 @@ class MatrixOptimizer(Optimizer, ABC):
                 `nucleon.optim.matrices.axes`) and options, as {"axes": "(b=3 r) c", "lr": 0.01}.
             given: options of the method, `momentum` among them; `average` and `average_dtype`.
         """
-        known = options.of_matrices(cls.declared.all)
+        known = options.of_matrices(cls._option_defaults())
         routing.check_names(
             f"{cls.__name__}.for_model", given, known | {*options.ModelOptions.__annotations__}
         )
         found = routing.routed(model, aux=aux, head=head, overrides=overrides, known=known)
         optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
-        words = {"aux": aux, "head": head, "overrides": overrides}
-        optimizer._runtime.later = Later(weakref.ref(model), lr, aux_lr, words, known)
-        optimizer._runtime.left_out, optimizer._runtime.note = found.left_out, found.note
+        optimizer._routed, optimizer._model = True, weakref.ref(model)
+        optimizer._left_out = found.left_out
+        optimizer._note = found.note
         return optimizer
 
     def explain(self) -> Explanation:
         """Which parameter goes where, and why: a table that prints, and exports to a dict."""
-        runtime = self._runtime
-        rows = routing.rows(self, self.param_groups, self.state, runtime.infos)
-        return Explanation(self.name, (*rows, *runtime.left_out), note=runtime.note)
+        rows = routing.rows(self, self.param_groups, self.state, self._infos)
+        return Explanation(self.name, (*rows, *self._left_out), note=self._note)
+
+    def __repr__(self) -> str:
+        """Return a few lines per group: its parameters, and the options that are not defaults."""
+        defaults = {"momentum": options.MOMENTUM, **self._option_defaults()}
+        return groups.described(type(self).__name__, self.param_groups, defaults)
 
     @property
     def infos(self) -> Infos:
         """Name, axes and routing of each parameter."""
-        return self._runtime.infos
+        return self._infos
 
     # ------------------------------------------------------------------ what a method says
 
@@ -178,29 +210,20 @@ class MatrixOptimizer(Optimizer, ABC):
 
     # ------------------------------------------------------------------ parameters and state
 
-    def add_param_group(self, param_group: dict[str, Any] | nn.Module) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options and parameters of a group, then add it with its state.
 
-        A frozen parameter has its state made with its first gradient. An optimizer that `for_model`
-        made routes a group without "route" as it did: a module, here or under "params", or
-        parameters of its model.
+        A frozen parameter has its state made with its first gradient. To an optimizer of
+        `for_model` a group says its "route"; `nucleon.optim.param_groups(module)` returns groups
+        that do.
         """
-        group = {"params": param_group} if isinstance(param_group, nn.Module) else param_group
-        later = self._runtime.later
-        if later is None or "route" in group:
-            self._add(group)
-            return
-        taken = {param: info.name for param, info in self._runtime.infos.items()}
-        found = later.groups(group, taken)
-        for each in found:
-            self._check_group(options.filled(each, self.defaults, self.name))
-        for each in found:
-            self._add(each)
-
-    def _add(self, param_group: dict[str, Any]) -> None:
+        groups.check_route(param_group, routed=self._routed)
         group = options.filled(param_group, self.defaults, self.name)
+        if self.param_groups:
+            group["seed"] = param_group.get("seed", self.param_groups[0]["seed"])
+            groups.check_seeds([*self.param_groups, group])
         self._check_group(group)
-        indices = (info.index for info in self._runtime.infos.values())
+        indices = (info.index for info in self._infos.values())
         first = 1 + max(indices, default=-1)  # after those of groups that were taken out since, too
         named, names = groups.named(group, first)
         if self.param_groups and (names is None) is ("param_names" in self.param_groups[0]):
@@ -223,9 +246,9 @@ class MatrixOptimizer(Optimizer, ABC):
         facts = ("axes", "reasons", "param_names")
         written = {} if names is None else {"param_names": names}
         super().add_param_group({k: v for k, v in group.items() if k not in facts} | written)
-        self._runtime.infos |= infos
-        self._runtime.rates |= dict.fromkeys(infos, group["lr"])
-        self._runtime.agreed = False
+        self._infos |= infos
+        self._first_rates.update((param, group["lr"]) for param in infos)
+        self._agreed = False
         self.state.update(self._missing_states(self.param_groups[-1]))
 
     def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:
@@ -234,26 +257,26 @@ class MatrixOptimizer(Optimizer, ABC):
         Under "owner" every rank has an entry for every parameter: all make that of the unfrozen.
         """
         made: dict[Tensor, State] = {}
-        for param, owned in placement.kept(group, self._runtime.infos):
+        for param, owned in placement.kept(group, self._infos):
             known = self.state.get(param)
             if known is None and (param.requires_grad or param.grad is not None):
                 made[param] = self._new_state(group, param, owned=owned)
             elif known and not state.fits(known, param, group):
                 own = self._new_state(group, param, owned=owned)
-                name = self._runtime.infos[param].name
+                name = self._infos[param].name
                 made[param] = saving.recast(known, name, param, own, group)
         return made
 
     def _new_state(self, group: Mapping[str, Any], param: Tensor, *, owned: bool) -> State:
-        average = self._runtime.averaging.new_state(param, self.state)
+        average = self._averaging.new_state(param, self.state)
         if group["route"] == "adamw":
             return state.new_adamw_state(param) | average
         # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
-        info = self._runtime.infos[param]
+        info = self._infos[param]
         number = state.number(info)
-        while number in self._runtime.numbers:  # of another one, whose noise it must not share
-            number += len(self._runtime.infos)
+        while number in self._numbers:  # of another one, whose noise it must not share
+            number += len(self._infos)
         new = state.new_matrix_state(
             param, info, number, step, group, has_gram=self.has_gram, owned=owned
         )
@@ -261,29 +284,44 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
         """Raise on a bad option; with the parameters, also on one that leaves their range."""
-        options.check(group, self.declared)
+        options.check(group, self._option_defaults())
         if group["route"] == "adamw":
             options.check_adamw(group)
         else:
             self.check_options(group)
-        options.check_range([(self._runtime.infos[p].name, p) for p in params], group)
+        options.check_range([(self._infos[p].name, p) for p in params], group)
 
-    def _check_changes(self) -> None:
-        """Check options that were set after their group was made, and derive from them anew."""
-        runtime = self._runtime
-        for group in self.param_groups:
-            values = [*map(group.get, self.declared.watched)]
-            known = runtime.checked.get(id(group))
-            if known is not None and all(map(is_, values, known)):
-                continue
-            self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
-            if runtime.worklist is not None:
-                runtime.worklist.derive(group)
-            runtime.checked[id(group)] = values
+    def _current_settings(self) -> Sequence[Settings]:
+        """Return the settings of each group, made and checked anew where an option has changed."""
+        known: Sequence[Settings | None] = self._settings
+        if len(known) != len(self.param_groups):
+            known = [None] * len(self.param_groups)
+        current: list[Settings] = []
+        for group, settings in zip(self.param_groups, known, strict=True):
+            values = [*map(group.get, self._watched)]
+            if (
+                settings is None
+                or settings.group is not group
+                or not all(map(is_, values, settings.snapshot))
+            ):
+                self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
+                groups.check_certify(group, self.state)
+                settings = Settings(self, group, values)
+            current.append(settings)
+        if any(map(is_not, current, known)):
+            groups.check_seeds(self.param_groups)
+        self._settings = current
+        return current
+
+    @cached_property
+    def _watched(self) -> Sequence[str]:
+        """The options on which settings depend."""
+        rates = options.RATES
+        return [name for name in (*self.defaults, *options.ADAMW_DEFAULTS) if name not in rates]
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns it all."""
-        self._runtime.averaging.refuse("state_dict()")
+        self._averaging.refuse("state_dict()")
         # Before the user's own hooks: they are to see what will be saved.
         hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
         try:
@@ -300,26 +338,26 @@ class MatrixOptimizer(Optimizer, ABC):
         # The outermost hooks see what the user's own hooks make of the state, and of its loading.
         final: dict[str, Any] = {}
         templates: dict[Tensor, State] = {}
-        ours, infos, known = self.param_groups, self._runtime.infos, self.declared
-        averaging = self._runtime.averaging
+        ours, infos = self.param_groups, self._infos
+        averaging = self._averaging
         averaging.refuse("load_state_dict()")
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             found = saving.aligned(given, ours, infos, self.defaults["nucleon"])
             found = averaging.reconciled(found, ours)
             templates.update(self._templates(found))
-            saving.check_state_dict(found, ours, templates, infos, self.defaults, known.fixed)
+            saving.check_state_dict(found, ours, templates, infos, self.defaults)
             for saved, group in zip(found["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
             final.update(found)
             return found
 
         def restore(_: Optimizer) -> None:
-            self._runtime.numbers = state.numbers(final["state"].values())
+            self._numbers = state.numbers(final["state"].values())
             for saved, old, group in zip(
                 final["param_groups"], ours, self.param_groups, strict=True
             ):
-                group.update({name: old[name] for name in known.run})
+                group.update({name: old[name] for name in options.RUN})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
                     if found := final["state"].get(key, {}):
@@ -339,7 +377,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """The state that each parameter with a saved one has, or would have."""
         found: dict[Tensor, State] = {}
         for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
-            kept = placement.kept(group, self._runtime.infos)
+            kept = placement.kept(group, self._infos)
             for key, (param, owned) in zip(given["params"], kept, strict=True):
                 if saved["state"].get(key):
                     own = self.state.get(param)
@@ -347,15 +385,18 @@ class MatrixOptimizer(Optimizer, ABC):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle has: torch's entries, and what is known of the parameters."""
-        kept = {name: getattr(self._runtime, name) for name in COPIED}
-        return {**super().__getstate__(), "runtime": kept}
-
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        """Take over what `__getstate__` gave."""
-        if "runtime" in saved:  # torch itself loads a state by this way, without
-            self._runtime = Runtime(**saved["runtime"])
-        super().__setstate__({name: x for name, x in saved.items() if name != "runtime"})
+        """Return torch's entries, and what is known of the parameters."""
+        copied = (
+            "_infos",
+            "_first_rates",
+            "_averaging",
+            "_numbers",
+            "_routed",
+            "_left_out",
+            "_note",
+        )
+        kept = {name: getattr(self, name) for name in copied}
+        return {**super().__getstate__(), **kept}
 
     # ------------------------------------------------------------------ the average
 
@@ -370,20 +411,18 @@ class MatrixOptimizer(Optimizer, ABC):
         Weights that FSDP2 has gathered are dropped on the way in and out where `for_model` knows
         the model; otherwise call `reshard()` of the modules that keep them.
         """
-        later = self._runtime.later
-        model = None if later is None else later.model()
-        return self._runtime.averaging.swapped(self.state, model)
+        return self._averaging.swapped(self.state, self._model())
 
     def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return `model.state_dict()` with W̄ for the parameters of this optimizer, in their dtype.
 
         Like torch's, its tensors are references, or a cast of one: save it before the next step.
         """
-        return self._runtime.averaging.state_dict(self.state, model)
+        return self._averaging.state_dict(self.state, model)
 
     def restart_average(self) -> None:
         """Begin the average anew with the next step, as after a change of data or of the rate."""
-        self._runtime.averaging.restart(self.state)
+        self._averaging.restart(self.state)
 
     # ------------------------------------------------------------------ looking at it
 
@@ -400,12 +439,11 @@ class MatrixOptimizer(Optimizer, ABC):
         and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the rate of the last step (one that
         is a tensor: as it is now), `skipped` steps.
         """
-        ours, infos = self.param_groups, self._runtime.infos
-        works = worklist.present(self, ours, self.state, infos)
-        rates = self._runtime.last_rates
+        ours, works, rates = self.param_groups, worklist.present(self), self._last_rates
         if len(rates) != len(ours):  # no step yet, or a group was added since
             rates = [group["lr"] for group in ours]
-        return diagnostics.collect(self.name, ours, works, infos, rates)
+        settings = self._current_settings()
+        return diagnostics.collect(self.name, ours, works, self._infos, rates, settings)
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -414,7 +452,7 @@ class MatrixOptimizer(Optimizer, ABC):
         Only groups with certify=True keep what is needed. A parameter of several matrices has one
         entry per matrix. With placement="owner" every rank must call it, and has all of the answer.
         """
-        return certificates.collect(self, self.param_groups, self.state, self._runtime.infos)
+        return certificates.collect(self, self.param_groups, self.state, self._infos)
 
     # ------------------------------------------------------------------ the step
 
@@ -426,57 +464,60 @@ class MatrixOptimizer(Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient; returns the closure's loss, if given one."""
-        loss = None
-        self._runtime.averaging.refuse("step()")
+        loss, averages = None, self._averaging.average is not None
+        if averages:
+            self._averaging.refuse("step()")
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_changes()
-        groups.check_gradients(self.name, self.param_groups, self.state, self._runtime.infos)
-        if len(self.param_groups) > 1:
-            schedulers.warn_of_one_rate(self._runtime, self.param_groups)
-        found = self._worklist()
-        self._runtime.last_rates = [*map(itemgetter("lr"), self.param_groups)]
-        if found.sharded:
-            wire.redistribute(found.sharded)
-        for states in found.counted.values():
-            torch._foreach_add_([own["step"] for own in states], 1)
-        with lanes.opened() as lane:
-            for work in found.works:
-                with lane(work):
-                    work.engine.step(work)
-        self._runtime.averaging.update(self.state, found)
+        settings = self._current_settings()
+        worklist.check_gradients(self)
+        if len(settings) > 1 and not self._warned:
+            self._warned = groups.warn_of_equal_rates(self.param_groups, self._first_rates)
+        current = self._current_worklist(settings)
+        self._last_rates = [*map(_RATE, self.param_groups)]
+        if current.sharded:
+            wire.redistribute(current.sharded)
+        for states in current.counted:
+            torch._foreach_add_([*map(_STEP, states)], 1)
+        try:
+            for work in current.works:
+                work.engine.step(work, settings[work.group])
+        finally:
+            if current.lanes.used:
+                current.lanes.join()
+        if averages:
+            self._averaging.update(self.state, current)
         return loss
 
-    def _worklist(self) -> Worklist:
-        """The list of work for the present structure: nearly always that of the last step."""
-        runtime, ours = self._runtime, self.param_groups
-        known = runtime.worklist
+    def _current_worklist(self, settings: Sequence[Settings]) -> Worklist:
+        """Return the list of work for the present structure: nearly always that of the last step.
+
+        It does not keep the optimizer alive: graphs and moments go with its last name.
+        """
+        current = self._worklist
         if (
-            known is None
-            or known.signature != worklist.signature(self, ours, self.state)
-            or any(self._enters(param) for param in known.waiting)
+            current is not None
+            and self._structure == worklist.structure(self, settings)
+            and not any(map(_may_have_gradient, current.stateless))
         ):
-            self._enter()
-            # Its list does not keep an optimizer alive: graphs and moments go with the last name.
-            method = cast(Self, weakref.proxy(self))
-            found = worklist.build(method, ours, self.state, runtime.infos, runtime.entered)
-            if not runtime.agreed and any(map(agreement.exchanges, ours)):
-                names = [*self.defaults, *options.ADAMW_DEFAULTS]
-                agreement.check_start(ours, runtime.infos, names)
-                runtime.agreed = True
-            runtime.worklist = known = found  # not before: a step that was refused is so again
-        return known
-
-    def _enters(self, param: Tensor) -> bool:
-        return param.grad is not None or (param.requires_grad and param not in self.state)
-
-    def _enter(self) -> None:
-        """Note who has a gradient for the first time, and make the state of what was frozen."""
-        made: dict[Tensor, State] = {}
+            return current
+        made: dict[Tensor, State] = {}  # of parameters that were unfrozen or cast since
         for group in self.param_groups:
             made |= self._missing_states(group)
-        unfrozen = made.keys() - self.state
         self.state.update(made)  # after all of them: one that cannot be cast changes nothing
-        self._runtime.entered |= {p for p in self._runtime.infos if p.grad is not None}
-        schedulers.warn_unfrozen(self._runtime, self.param_groups, unfrozen)
+        current = worklist.build(weakref.proxy(self), settings)
+        if not self._agreed and any(map(agreement.exchanges, self.param_groups)):
+            names = [*self.defaults, *options.ADAMW_DEFAULTS]
+            agreement.check_start(self.param_groups, self._infos, names)
+            self._agreed = True
+        # Not before: a step that was refused is so again.
+        self._structure, self._worklist = worklist.structure(self, settings), current
+        return current
+
+
+def _may_have_gradient(param: Tensor) -> bool:
+    return param.requires_grad or param.grad is not None
+
+
+_RATE, _STEP = itemgetter("lr"), itemgetter("step")

@@ -3,10 +3,10 @@
 Options are checked in `options`.
 """
 
-import math
+import sys
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
-from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from nucleon import _checks
 from nucleon.optim import options
 from nucleon.optim.engines.work import State
-from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos, blocks, canonical, root_of
 
 
@@ -48,8 +47,6 @@ def named(
 ) -> tuple[list[tuple[str, Tensor]], list[str] | None]:
     """Return the parameters of a group with their names, or numbers, and the names as given."""
     params = group["params"]
-    if isinstance(params, nn.Module):
-        raise TypeError("params is a module, which only an optimizer made by for_model routes")
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
     items: list[Any] = [params] if isinstance(params, Tensor) else list(params)
@@ -66,7 +63,7 @@ def named(
         unique.setdefault(id(param), (name, param))
     found = [*unique.values()]
     if len(found) < len(items):  # as torch, and of the weights of tied layers
-        warnings.warn("params has a parameter group with duplicate parameters", stacklevel=7)
+        warn("params has a parameter group with duplicate parameters; each is stepped once")
     names = [name for name, _ in found] if any(isinstance(x, tuple) for x in items) else None
     if "reasons" not in group:  # routing has seen all names of the model
         root = root_of(name for name, _ in found)
@@ -127,37 +124,99 @@ def _check_params(
         )
 
 
-def check_gradients(
-    name: str,
-    groups: Sequence[Mapping[str, Any]],
-    states: Mapping[Tensor, State],
-    infos: Infos,
-) -> None:
-    """Raise on rates and gradients that the optimizer `name` cannot step with, changing nothing."""
+def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
+    """Check that a group for a routed optimizer says where it goes."""
+    if isinstance(group, nn.Module) or isinstance(group.get("params"), nn.Module):
+        raise TypeError(
+            "a parameter group was given as a module; add the groups that "
+            "nucleon.optim.param_groups(module) returns"
+        )
+    if routed and "route" not in group:
+        raise ValueError(
+            'a group added to an optimizer of for_model needs a route, as in {"params": '
+            '[("extra.weight", parameter)], "route": "adamw"}, or "matrix"; '
+            "nucleon.optim.param_groups(module) returns the groups of a module"
+        )
+
+
+def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> None:
+    """Check that certify is what it was when the states of a group were made."""
+    kept = (states[p] for p in group["params"] if "total" in states.get(p, {}))
+    first = next(kept, None)
+    if first is not None and group["certify"] != ("ledger.played" in first):
+        raise ValueError(
+            f"certify was set to {group['certify']} during the run, so that its regret would "
+            f"lack steps; pass certify={group['certify']} when the group is added"
+        )
+
+
+def check_seeds(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all groups have one seed: one length serves all matrices of a step."""
+    seeds = [group["seed"] for group in groups]
+    if any(seed != seeds[0] for seed in seeds):
+        raise ValueError(
+            f"the groups have the seeds {', '.join(map(str, dict.fromkeys(seeds)))}; seed is an "
+            f"option of the run, since all matrices share one random length: pass it to the "
+            f"constructor, and to no group"
+        )
+
+
+def warn_of_equal_rates(
+    groups: Sequence[Mapping[str, Any]], firsts: Mapping[Tensor, float | Tensor]
+) -> bool:
+    """Warn, and return True, if AdamW's groups have come to the rate of the matrices.
+
+    So does a scheduler that takes one rate for all groups. Rates that were alike from the start,
+    rates that fall, and groups with scale="match-adamw", where one rate serves both, are passed.
+
+    Args:
+        groups: of an optimizer.
+        firsts: the rate that each parameter's group was added with.
+    """
+    matrix = {
+        group["lr"]: firsts.get(group["params"][0])
+        for group in groups
+        if group["route"] == "matrix" and group["scale"] != "match-adamw" and group["params"]
+        if not isinstance(group["lr"], Tensor)
+    }
     for group in groups:
-        for rate in options.RATES:
-            value = group[rate]
-            if isinstance(value, Tensor):  # which may be on the device
-                continue
-            if not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
-                raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
-        first = next((s for p in group["params"] if "total" in (s := states.get(p, {}))), None)
-        if first is not None and group["certify"] != ("ledger.played" in first):
-            raise ValueError(
-                f"certify was set to {group['certify']} during the run, so that its regret would "
-                f"lack steps; pass certify={group['certify']} when the group is added"
+        rate = group["lr"]
+        if group["route"] == "matrix" or isinstance(rate, Tensor) or rate not in matrix:
+            continue
+        first, other = firsts.get(group["params"][0]) if group["params"] else None, matrix[rate]
+        numbers = not isinstance(first, Tensor | None) and not isinstance(other, Tensor | None)
+        if numbers and first < rate and first != other:
+            warn(
+                f"AdamW's parameters have the learning rate of the matrices now, {rate:g}; they "
+                f"began with {first:g} beside {other:g}. Give the scheduler one rate for each "
+                f"group, in the order of param_groups, or make the optimizer with "
+                f'scale="match-adamw" if one rate is to serve both'
             )
-        for param in group["params"]:
-            gradient = param.grad
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise RuntimeError(
-                    f"{name} takes dense gradients, {infos[param].name} of shape "
-                    f"{tuple(param.shape)} has layout {gradient.layout}; use sparse=False or "
-                    f"another optimizer for it"
-                )
-            strict = gradient is not None and group["nonfinite"] == "raise"
-            if strict and not torch.isfinite(shards.local(gradient)).all():
-                raise ValueError(
-                    f"the gradient of {infos[param].name} is not finite; nonfinite='skip' would "
-                    f"leave it out of this step"
-                )
+            return True
+    return False
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user that led here through this package and torch."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _PASSED:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+_PASSED = ("nucleon", "torch")
+
+
+def described(name: str, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> str:
+    """Return an optimizer in a few lines: the rate of each group, and options off `defaults`."""
+    lines = [f"{name} ("]
+    for index, group in enumerate(groups):
+        adamw, params = group["route"] == "adamw", group["params"]
+        usual = {**defaults, **(options.ADAMW_DEFAULTS if adamw else {})}
+        names = options.OF_ADAMW if adamw else {*defaults} - {"route"}
+        changed = [k for k in sorted(names - {"lr"}) if k in group and group[k] != usual[k]]
+        said = (f"{k}={group[k]!r}" for k in ("lr", *changed))
+        count = f"{len(params)} parameter{'s' * (len(params) != 1)}"
+        text = f"group {index}: {group['route']}, {count}, {', '.join(said)}"
+        lines += textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="      ")
+    return "\n".join([*lines, ")"])

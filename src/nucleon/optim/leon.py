@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from nucleon.linalg.augmented import (
 from nucleon.linalg.half import half_augmented
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
-from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
-from nucleon.optim.polar_methods import check_iterations, chosen_method, polynomials
+from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, added_by
+from nucleon.optim.polar_methods import check_method, method_for, polynomials
 
 LeonMethod = Literal[
     "auto", "half", "polar-express", "bfloat16", "newton-schulz", "coupled", "eigh"
@@ -31,9 +31,9 @@ LeonMethod = Literal[
 class LeonOptions(GramOptions, total=False):
     """Options of `Leon`, each settable per parameter group."""
 
-    smoothing_scale: Annotated[float, Option(1.0)]
+    smoothing_scale: Annotated[float, 1.0]
     """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); more smooths more, 0 is Muon (default 1.0: the theorem's)."""
-    method: Annotated[LeonMethod, Option("auto", structure=True)]
+    method: Annotated[LeonMethod, "auto"]
     """"auto", the default, is "half" or "polar-express", see `nucleon.optim.polar_methods`; "half",
     the float16 Gram recursion (measured: the fastest on CUDA), where M̂ is made of gradients rounded
     to float16 too; "polar-express", the augmented recursion with optimal quintics (measured: the
@@ -99,7 +99,7 @@ class Leon(MatrixOptimizer):
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise on a bad `smoothing_scale`."""
-        check_iterations(group)
+        check_method(group, get_args(LeonMethod))
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
 
@@ -109,7 +109,7 @@ def augmented_direction(
     """(SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group, Λ of a sum with β₂."""
     iterations: int = group["iterations"]
     m, n = total.shape[-2:]
-    method = chosen_method(group, m, n, total.device, total.dtype)
+    method = method_for(group["method"], iterations, m, n, total.device, total.dtype)
     if method == "eigh":
         cut = math.sqrt(total.shape[-2]) * torch.finfo(total.dtype).eps
         return augmented_svd(exact(total), exact(smoothing), cut).to(total)

@@ -1,7 +1,7 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
-from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Option, Options, added_by
-from nucleon.optim.polar_methods import check_iterations, chosen_method, polynomials
+from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Options, added_by
+from nucleon.optim.polar_methods import check_method, method_for, polynomials
 
 PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schulz", "muon", "svd"]
 
@@ -19,7 +19,7 @@ PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schul
 class MuonOptions(Options, total=False):
     """Options of `Muon`, each settable per parameter group."""
 
-    method: Annotated[PolarMethod, Option("auto", structure=True)]
+    method: Annotated[PolarMethod, "auto"]
     """Of the polar factor. "auto", the default, is "half" or "polar-express", see
     `nucleon.optim.polar_methods`; "half", the float16 Gram recursion (measured: the fastest on
     CUDA); "polar-express", the optimal quintics (measured: the smallest error of a five-step
@@ -73,17 +73,18 @@ class Muon(MatrixOptimizer):
         return polar_direction(total, context.options)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on iterations that the method cannot take."""
-        check_iterations(group)
+        """Check `method` and its iterations."""
+        check_method(group, get_args(PolarMethod))
 
 
 def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:
     """polar(S) by the fixed-step method of a group."""
     m, n = total.shape[-2:]
-    method = chosen_method(group, m, n, total.device, total.dtype)
+    asked, iterations = group.get("method", "auto"), group["iterations"]
+    method = method_for(asked, iterations, m, n, total.device, total.dtype)
     if method == "svd":
         return polar_svd(total)
-    quintics = polynomials(method, group["iterations"])
+    quintics = polynomials(method, iterations)
     if method == "half":
         return half_polar(total, quintics)
     if method == "bfloat16":

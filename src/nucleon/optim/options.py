@@ -1,9 +1,11 @@
-"""The options that Muon, Pion and Leon share, what is known of each, and their checks."""
+"""The options that Muon, Pion and Leon share, and their checks.
+
+An option is declared with its default, as in `momentum: Annotated[float, 0.95]`.
+"""
 
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -29,85 +31,66 @@ Head = str | Sequence[str] | None
 LR, MOMENTUM = 0.02, 0.95
 """The learning rate of matrices and β₁, where none is given."""
 RATES = ("lr", "weight_decay")
-"""What a schedule may change with every step, so that every step checks it."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """What is known of an option beside its type and its meaning.
-
-    It stands where the option is declared: `Annotated[float, Option(0.5)]` in a class of options,
-    which `added_by` reads, or as a value of a method's `own_options`.
-    """
-
-    default: Any
-    fixed: bool = False
-    """Settled when a group is made: a state that was saved with another value is refused."""
-    run: bool = False
-    """Of the run, not of the state: loading a state leaves it as the optimizer has it."""
-    structure: bool = False
-    """It decides which engine steps a stack, or how large a stack is."""
-    adamw: bool = False
-    """AdamW's groups heed it too."""
-    choices: tuple[str, ...] = ()
-    """All its values, where they are few; in a class of options a Literal says them."""
-
-    def check(self, name: str, value: object) -> None:
-        """Raise unless the value is among the choices, and True or False where the default is."""
-        if self.choices:
-            _checks.choice(name, value, self.choices)
-        if isinstance(self.default, bool) and not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+"""Options that a schedule may change with every step: every step checks them."""
+FIXED = ("route", "axes", "certify")
+"""Options that a loaded state must have as the optimizer has them."""
+STRUCTURE = (
+    *("route", "placement", "certify", "largest_stack", "momentum_dtype"),
+    *("method", "iterations", "stochastic_rounding"),
+)
+"""Options that decide which engine steps a stack, or how large a stack is."""
+RUN = ("placement", "wire_dtype")
+"""Options of a run, which loading a state leaves as the optimizer has them."""
 
 
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer, each settable per parameter group."""
 
-    route: Annotated[Route, Option("matrix", fixed=True, structure=True)]
+    route: Annotated[Route, "matrix"]
     """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
     the options of `AdamWOptions`."""
-    axes: Annotated[str | list[str | None] | None, Option(None, fixed=True)]
+    axes: Annotated[str | list[str | None] | None, None]
     """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.matrices.axes`:
     one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
-    nesterov: Annotated[bool, Option(False)]
+    nesterov: Annotated[bool, False]
     """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
     way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
-    weight_decay: Annotated[float, Option(0.0)]
+    weight_decay: Annotated[float, 0.0]
     """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
-    scale: Annotated[Scale, Option("spectral")]
+    scale: Annotated[Scale, "spectral"]
     """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
     practice; the theory's is "none")."""
-    step_length: Annotated[StepLength, Option("constant")]
+    step_length: Annotated[StepLength, "constant"]
     """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) per step
     for all matrices together, the random scaling of the theory."""
-    iterations: Annotated[int, Option(5, structure=True)]
+    iterations: Annotated[int, 5]
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
-    nonfinite: Annotated[NonFinite, Option("skip", adamw=True)]
+    nonfinite: Annotated[NonFinite, "skip"]
     """"skip": a matrix whose gradient, moments, smoothing or direction are not finite keeps its
     weights and state bit for bit, without a host synchronization, and is counted (default: for
     safety; the theory has no such gradients). "raise": raise on a gradient that is not finite,
     before anything changes."""
-    maximize: Annotated[bool, Option(False, adamw=True)]
+    maximize: Annotated[bool, False]
     """Climb instead of descend (default False)."""
-    momentum_dtype: Annotated[torch.dtype | None, Option(None, structure=True)]
+    momentum_dtype: Annotated[torch.dtype | None, None]
     """Of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
     rounding); bfloat16 halves it. Taken when a state is made or loaded."""
-    stochastic_rounding: Annotated[bool, Option(False, structure=True)]
+    stochastic_rounding: Annotated[bool, False]
     """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
     has no rounding)."""
-    certify: Annotated[bool, Option(False, fixed=True, structure=True)]
+    certify: Annotated[bool, False]
     """Keep the discounted regret of each matrix, for `certificates()`: the last direction, ΣG and
     ΣGGᵀ in float64, 2mn + m² more numbers per matrix, and per step about 15 products of m×m
     matrices and a Cholesky factor (default False)."""
-    placement: Annotated[Placement, Option("local", run=True, structure=True)]
+    placement: Annotated[Placement, "local"]
     """Who computes which matrix in a run of several processes: "local", every rank every matrix
     (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
-    wire_dtype: Annotated[torch.dtype | None, Option(None, run=True)]
+    wire_dtype: Annotated[torch.dtype | None, None]
     """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
     exact (default); bfloat16 halves what is sent, and rounds P."""
-    seed: Annotated[int, Option(0)]
+    seed: Annotated[int, 0]
     """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
-    largest_stack: Annotated[int | None, Option(None, structure=True)]
+    largest_stack: Annotated[int | None, None]
     """Same-shape matrices of at most this many entries together go through one batched call, one
     matrix at least; it bounds the extra memory of a step, 20 to 110 bytes per entry (default
     None: 2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ on the CUDA engine, which takes 9
@@ -117,22 +100,22 @@ class Options(TypedDict, total=False):
 class GramOptions(Options, total=False):
     """Options of a method that keeps M̂."""
 
-    beta2: Annotated[float | None, Option(None)]
+    beta2: Annotated[float | None, None]
     """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
-    gradient_bound: Annotated[float, Option(0.0)]
+    gradient_bound: Annotated[float, 0.0]
     """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithms 2 and 3 as printed)."""
 
 
 class AdamWOptions(TypedDict, total=False):
     """Options of a group with route="adamw"; `maximize` and `nonfinite` are as for matrices."""
 
-    lr: Annotated[float | Tensor, Option(1e-3)]
+    lr: Annotated[float | Tensor, 1e-3]
     """A number or a one-element tensor (default 1e-3, that of `torch.optim.AdamW`)."""
-    betas: Annotated[tuple[float, float], Option((0.9, 0.999))]
+    betas: Annotated[tuple[float, float], (0.9, 0.999)]
     """(β₁, β₂) (default (0.9, 0.999), as torch)."""
-    eps: Annotated[float, Option(1e-8)]
+    eps: Annotated[float, 1e-8]
     """ε (default 1e-8, as torch)."""
-    weight_decay: Annotated[float, Option(0.0)]
+    weight_decay: Annotated[float, 0.0]
     """Decoupled (default 0.0, since norms and biases are seldom decayed; torch's is 0.01)."""
 
 
@@ -148,65 +131,46 @@ class ModelOptions(TypedDict, total=False):
     average_dtype: torch.dtype | None
 
 
-def declared_in(options: type) -> dict[str, Option]:
-    """What a class of options says of each, those that it inherits among them."""
-    found: dict[str, Option] = {}
+def defaults_in(options: type) -> dict[str, Any]:
+    """Return the default of each option of a class, those that it inherits among them."""
+    defaults: dict[str, Any] = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
-        kind, *told = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        option = next((x for x in told if isinstance(x, Option)), None)
-        if option is None:
+        if get_origin(hint) is not Annotated:
             raise TypeError(
-                f"{name} of {options.__name__} has no default; write Annotated[type, Option(…)]"
+                f"{name} of {options.__name__} has no default; write Annotated[type, default]"
             )
-        if get_origin(kind) is Literal:
-            option = replace(option, choices=get_args(kind))
-        found[name] = option
-    return found
+        defaults[name] = get_args(hint)[1]
+    return defaults
 
 
-SHARED = declared_in(Options)
-ADAMW_DEFAULTS = {name: option.default for name, option in declared_in(AdamWOptions).items()}
-OF_ADAMW = {*ADAMW_DEFAULTS, *(name for name, option in SHARED.items() if option.adamw)}
-"""What a group with route="adamw" heeds."""
+SHARED = defaults_in(Options)
+ADAMW_DEFAULTS = defaults_in(AdamWOptions)
+OF_ADAMW = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
+"""The options of a group with route="adamw"."""
 OF_METHODS = frozenset({"beta2", "gradient_bound", "method", "samples", "smoothing_scale"})
 """Own options of Muon, Pion and Leon: an error in a group of one of them that lacks it."""
+_CHOICES = {
+    "route": get_args(Route),
+    "scale": get_args(Scale),
+    "step_length": get_args(StepLength),
+    "nonfinite": get_args(NonFinite),
+    "placement": get_args(Placement),
+}
 
 
-def added_by(options: type) -> dict[str, Option]:
-    """The `own_options` of a method whose keywords are this class of options."""
-    return {name: option for name, option in declared_in(options).items() if name not in SHARED}
+def added_by(options: type) -> dict[str, Any]:
+    """Return the `own_options` of an optimizer whose keywords are this class of options."""
+    return {name: x for name, x in defaults_in(options).items() if name not in SHARED}
 
 
-class Declared:
-    """The options of a method, `Options` and its own, and the lists that follow from their facts.
-
-    Args:
-        own: the method's own, each an `Option` or its default alone.
-    """
-
-    def __init__(self, own: Mapping[str, Any]) -> None:
-        if taken := sorted({"lr", "momentum"}.intersection(own)):
-            raise TypeError(
-                f"own_options names {', '.join(taken)}, an argument of every method; give the "
-                f"constructor of the class another default"
-            )
-        found = {name: x if isinstance(x, Option) else _plain(name, x) for name, x in own.items()}
-        self.all: Mapping[str, Option] = {**SHARED, **found}
-        self.fixed = self._names(lambda option: option.fixed)
-        self.run = self._names(lambda option: option.run)
-        self.structure = self._names(lambda option: option.structure)
-        names = ("momentum", *self.all, *ADAMW_DEFAULTS)
-        self.watched = tuple(name for name in names if name not in RATES)
-        """Where one of them has changed, a step first checks the options of its group and derives
-        anew what follows from them."""
-
-    def _names(self, fact: Callable[[Option], bool]) -> tuple[str, ...]:
-        return tuple(name for name, option in self.all.items() if fact(option))
-
-
-def _plain(name: str, default: Any) -> Option:
-    """An option of which a method says the default alone; of a shared one the rest stays."""
-    return replace(SHARED[name], default=default) if name in SHARED else Option(default)
+def with_own(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shared options and an optimizer's own with their defaults."""
+    if taken := sorted({"lr", "momentum"}.intersection(own)):
+        raise TypeError(
+            f"own_options names {', '.join(taken)}, an argument of every optimizer; give the "
+            f"constructor of the class another default"
+        )
+    return {**SHARED, **own}
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -237,12 +201,14 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     return 1.0
 
 
-def check(group: Mapping[str, Any], declared: Declared) -> None:
-    """Raise on a bad value among the options of a group; the method checks its own further."""
+def check(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Check the options of a group; a flag among `defaults` must be True or False."""
     check_lr(group["lr"])
-    for name, option in declared.all.items():
-        if name in group:
-            option.check(name, group[name])
+    for name, values in _CHOICES.items():
+        _checks.choice(name, group[name], values)
+    for name, default in defaults.items():
+        if isinstance(default, bool) and not isinstance(group.get(name, default), bool):
+            raise TypeError(f"{name} must be True or False, got {group[name]!r}")
     _checks.fraction("momentum", group["momentum"], closed="0")
     if group.get("beta2") is not None:
         _checks.fraction("beta2", group["beta2"], closed="0")

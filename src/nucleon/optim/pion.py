@@ -5,7 +5,7 @@ An unrelated optimizer of the same name exists (arXiv 2605.12492).
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from nucleon.linalg.roots import cholesky_root
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.muon import PolarMethod, polar_direction
-from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, Option, added_by
-from nucleon.optim.polar_methods import check_iterations
+from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, added_by
+from nucleon.optim.polar_methods import check_method
 
 PionScale = float | Literal["theory", "literal"]
 
@@ -25,14 +25,14 @@ PionScale = float | Literal["theory", "literal"]
 class PionOptions(GramOptions, total=False):
     """Options of `Pion`, each settable per parameter group."""
 
-    smoothing_scale: Annotated[PionScale, Option("theory")]
+    smoothing_scale: Annotated[PionScale, "theory"]
     """c of Λ = c(G²β₁⁻²I + M̂). "theory" is 1/η² = β/α of the Gaussian smoothing, with Ĝ padded by
     zero columns to the width max(n, 2m, m+2) where that holds (default); "literal" is 1 without
     padding, Algorithm 2 as printed, whose noise is about n^¼·(n−m)^¼ times larger; or a number,
     with the padding."""
-    samples: Annotated[int, Option(1)]
+    samples: Annotated[int, 1]
     """k (default 1, the cheapest; the theorem takes the mean over infinitely many)."""
-    method: Annotated[PolarMethod, Option("auto", structure=True)]
+    method: Annotated[PolarMethod, "auto"]
     """Of the polar factors, as for `Muon` (default "auto")."""
 
 
@@ -122,7 +122,7 @@ class Pion(MatrixOptimizer):
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise on a bad `smoothing_scale` or `samples`."""
-        check_iterations(group)
+        check_method(group, get_args(PolarMethod))
         if isinstance(group["smoothing_scale"], str):
             _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
         else:

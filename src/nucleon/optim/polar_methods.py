@@ -1,12 +1,13 @@
 """What the option `method` stands for: its polynomials, and what "auto" is on which device."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from nucleon import _checks
 from nucleon.linalg import coefficients
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.kernels import triton_works
@@ -23,26 +24,35 @@ HALF_ENTRIES = 2**31
 """A matrix has fewer: the kernels' offsets in it have 32 bits."""
 
 
-def chosen_method(
-    group: Mapping[str, Any], m: int, n: int, device: torch.device, dtype: torch.dtype
+@lru_cache(maxsize=4096)  # every step asks
+def method_for(
+    method: str, iterations: int, m: int, n: int, device: torch.device, dtype: torch.dtype
 ) -> str:
-    """The method that a group's matrices of m×n go through; "auto" chooses by what is at hand.
+    """Return the method that matrices of m×n go through; "auto" depends on the device.
 
     "half" on CUDA with Triton, unless the weights are float64, a side is below 64, a matrix has 2³¹
     entries or more, or `iterations` is not 5; "polar-express" otherwise.
     """
-    method, small = group.get("method", "auto"), m * n < HALF_ENTRIES
+    small = m * n < HALF_ENTRIES
     if method == "half" and not small:
         raise ValueError(f"method='half' is for matrices below {m}×{n}; pass method='auto'")
     if method != "auto":
         return method
-    fits = min(m, n) >= HALF_ROWS and small and group["iterations"] == HALF_STEPS
+    fits = min(m, n) >= HALF_ROWS and small and iterations == HALF_STEPS
     fast = device.type == "cuda" and dtype != torch.float64 and triton_works()
     return "half" if fits and fast else "polar-express"
 
 
-def check_iterations(group: Mapping[str, Any]) -> None:
-    """Raise on iterations that the method of a group cannot take."""
+def chosen_method(
+    group: Mapping[str, Any], m: int, n: int, device: torch.device, dtype: torch.dtype
+) -> str:
+    """Return `method_for` the options of a group."""
+    return method_for(group.get("method", "auto"), group["iterations"], m, n, device, dtype)
+
+
+def check_method(group: Mapping[str, Any], methods: Sequence[str]) -> None:
+    """Check that the method of a group is among `methods`, and its iterations."""
+    _checks.choice("method", group["method"], methods)
     if group["method"] == "half" and group["iterations"] != HALF_STEPS:
         raise ValueError(
             f"method='half' takes {HALF_STEPS} iterations, got {group['iterations']!r}; "

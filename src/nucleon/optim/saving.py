@@ -12,6 +12,7 @@ from nucleon.optim.engines import ledger
 from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.parameters import Infos, canonical, globs, root_of
+from nucleon.optim.options import FIXED
 
 
 def pack(_: Any, packed: dict[str, Any]) -> None:
@@ -181,15 +182,14 @@ def check_state_dict(
     templates: Mapping[Tensor, Mapping[str, Tensor]],
     infos: Infos,
     defaults: Mapping[str, Any],
-    fixed: Sequence[str],
 ) -> None:
-    """Raise unless a saved state fits these groups; of options only the `fixed` are compared."""
+    """Raise unless a saved state fits these groups; of options only the fixed ones are compared."""
     for saved, group in zip(given["param_groups"], groups, strict=True):
         # torch itself adds "differentiable" to the defaults the first time a state is loaded.
         absent = sorted(set(defaults) - set(saved) - {"differentiable"})
         if absent:
             raise ValueError(f"state_dict lacks the options {absent}; it is damaged")
-        for option in (name for name in fixed if name in group):
+        for option in (name for name in FIXED if name in group):
             if saved[option] != group[option]:
                 raise ValueError(
                     f"state_dict was saved with {option}={saved[option]!r}, this optimizer has "

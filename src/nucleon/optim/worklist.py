@@ -1,16 +1,17 @@
 """The list of work of an optimizer: which stacks there are, and which engine steps each.
 
-It is made when a parameter has its first gradient, and kept. Rates, momenta, decays and addresses
-are inputs of a step; another structure, by `signature`, makes a new list: groups that were added, a
-state that was loaded, other dtypes, devices, layouts, or options that choose an engine.
+It is kept as long as the `structure` of the optimizer is the same. Everything else, as rates,
+momenta, decays and the addresses of gradients, is an input of a step.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from numbers import Real
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,61 +19,55 @@ from torch import Tensor
 from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
-from nucleon.optim.engines.cuda import lanes
+from nucleon.optim.engines.cuda.lanes import Lanes
 from nucleon.optim.engines.cuda.layout import layout_of, strides_of
 from nucleon.optim.engines.ranks import gathered, owners, placement
+from nucleon.optim.engines.ranks.gathered import Gathered
 from nucleon.optim.engines.ranks.owners import Owned, Task
-from nucleon.optim.engines.work import (
-    Computer,
-    Engine,
-    HasDirection,
-    Matrices,
-    State,
-    Work,
-    sums_long,
-)
+from nucleon.optim.engines.work import Direct, HasDirection, Matrices, Settings, State, Work
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import Infos
 from nucleon.optim.matrices.stacks import Stack
+from nucleon.optim.options import RATES
 
-Groups = Sequence[dict[str, Any]]
-States = Mapping[Tensor, State]
+
+class Stepped(HasDirection, Protocol):
+    """The members of an optimizer that its list of work is made of."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+    """The state of each parameter: a mapping."""
+
+    @property
+    def infos(self) -> Infos:
+        """Name, axes and routing of each parameter."""
+        ...
 
 
 @dataclass
 class Worklist:
-    """What a step does, in order."""
+    """The work of a step, in order."""
 
     works: list[Work]
-    signature: list[object]
-    counted: dict[torch.device, list[State]]
+    counted: list[list[State]]
     """The states of all matrix parameters, which count their steps, by device."""
     sharded: Sequence[Tensor]
     """All DTensors."""
-    waiting: Sequence[Tensor]
-    """Parameters that have had no gradient so far: the first one makes a new list."""
-    summing_long: Set[int]
-    """The groups, by identity, of which `sums_long` is true."""
-
-    def derive(self, group: dict[str, Any]) -> None:
-        """Derive anew what follows from the options of a group."""
-        for work in self.works:
-            if work.group is group:
-                work.derive()
-        if (id(group) in self.summing_long) != sums_long(group):  # another engine steps it then
-            self.signature = []
+    stateless: Sequence[Tensor]
+    """Parameters that were frozen: once one may have a gradient, it needs a state."""
+    lanes: Lanes
 
 
-def signature(optimizer: HasDirection, groups: Groups, states: States) -> list[object]:
-    """The structure that a list of work was made for: cheap, since every step looks at it."""
-    # A hook may be assigned at any time, to the instance or to its class.
+def structure(optimizer: Stepped, settings: Sequence[Settings]) -> list[object]:
+    """Return all that a list of work is made for: cheap, since every step compares it."""
+    # A direction may be assigned at any time, to the instance or to its class.
     found: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
-    for group in groups:
-        params: list[Tensor] = group["params"]
-        found += [id(group), *map(group.get, optimizer.declared.structure)]
+    for each in settings:
+        params: list[Tensor] = each.group["params"]
+        found += each.structure
         found += map(id, params)
-        found += map(id, map(states.get, params))
+        found += map(id, map(optimizer.state.get, params))
         found += map(_LOOK, params)
         found += map(Tensor.stride, params)
     return found
@@ -81,60 +76,74 @@ def signature(optimizer: HasDirection, groups: Groups, states: States) -> list[o
 _LOOK = attrgetter("dtype", "device", "shape")
 
 
-def build(
-    optimizer: HasDirection, groups: Groups, states: States, infos: Infos, entered: Set[Tensor]
-) -> Worklist:
-    """The work of parameters that have had a gradient, here or, for DTensors, on another rank."""
+def check_gradients(optimizer: Stepped) -> None:
+    """Check rates and gradients, before anything changes."""
+    for group in optimizer.param_groups:
+        for rate in RATES:
+            value = group[rate]
+            if isinstance(value, Tensor):  # which may be on the device
+                continue
+            if not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
+                raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
+        strict = group["nonfinite"] == "raise"
+        for param in group["params"]:
+            gradient = param.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{optimizer.name} takes dense gradients, {optimizer.infos[param].name} of "
+                    f"shape {tuple(param.shape)} has layout {gradient.layout}; use sparse=False "
+                    f"or another optimizer for it"
+                )
+            if strict and gradient is not None and not shards.local(gradient).isfinite().all():
+                raise ValueError(
+                    f"the gradient of {optimizer.infos[param].name} is not finite; "
+                    f"nonfinite='skip' would leave it out of this step"
+                )
+
+
+def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
+    """Return the work of all parameters that have a state, with the engine of each."""
+    groups, states = [each.group for each in settings], optimizer.state
     works: list[Work] = []
-    for group in groups:
-        chosen = [p for p in group["params"] if p in entered or shards.sharded(p)]
-        chosen = [p for p in chosen if p in states]
+    for index, group in enumerate(groups):
+        params = [param for param in group["params"] if param in states]
         if group["route"] == "adamw":
-            if chosen:
-                engine = cuda_adamw if cuda_adamw.serves(chosen) else adamw
-                works.append(Work(engine, group, chosen, [states[p] for p in chosen]))
+            if params:
+                engine = cuda_adamw if cuda_adamw.serves(params) else adamw
+                works.append(Work(engine, index, params, [states[p] for p in params]))
         elif placement.owned(group):
-            works.append(_owned(optimizer, group, states, infos))
+            works.append(_owned(optimizer, index, group))
         else:
-            works += _restrided(matrices(optimizer, group, chosen, states, infos))
+            works += map(_everywhere, _restrided(matrices(optimizer, index, group, params)))
     counted: dict[torch.device, list[State]] = defaultdict(list)
     for param in (p for g in groups if g["route"] == "matrix" for p in g["params"]):
         if param in states:
             counted[param.device].append(states[param])
-    sharded = [p for g in groups for p in g["params"] if shards.sharded(p)]
-    waiting = [p for g in groups for p in g["params"] if p not in entered]
-    pools: dict[Any, Any] = {}
-    for work in works:
-        if isinstance(work, Matrices):
-            work.pools = pools
-    lanes.assign(works)
-    long = {id(group) for group in groups if sums_long(group)}
-    return Worklist(
-        works, signature(optimizer, groups, states), dict(counted), sharded, waiting, long
-    )
+    every = [param for group in groups for param in group["params"]]
+    sharded = [param for param in every if shards.sharded(param)]
+    stateless = [param for param in every if param not in states]
+    return Worklist(works, [*counted.values()], sharded, stateless, Lanes(works))
 
 
-def present(
-    optimizer: HasDirection, groups: Groups, states: States, infos: Infos
-) -> list[Matrices]:
+def present(optimizer: Stepped) -> list[Matrices]:
     """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
     found: list[Matrices] = []
-    for group in (g for g in groups if g["route"] == "matrix"):
-        kept = [p for p in group["params"] if "total" in states.get(p, {})]
-        found += matrices(optimizer, group, kept, states, infos)
+    for index, group in enumerate(optimizer.param_groups):
+        if group["route"] == "matrix":
+            kept = [p for p in group["params"] if "total" in optimizer.state.get(p, {})]
+            found += matrices(optimizer, index, group, kept)
     return found
 
 
 def matrices(
-    optimizer: HasDirection,
-    group: dict[str, Any],
+    optimizer: Stepped,
+    index: int,
+    group: Mapping[str, Any],
     params: Sequence[Tensor],
-    states: States,
-    infos: Infos,
     *,
     cut: bool = True,
 ) -> list[Matrices]:
-    """Stacks of the matrices of these parameters, each with the engine that steps it."""
+    """Stacks of the matrices of these parameters, each with the engine that computes it."""
     known: dict[object, object] = {}
 
     def served(param: Tensor, block: Block) -> object:
@@ -150,38 +159,43 @@ def matrices(
     def work(stack: Stack) -> Matrices:
         piece = stack.pieces[0]  # of one kind with the others
         fast = served(piece.param, piece.block) is not None and layout_of(stack) is not None
-        computer = cast(Computer, cuda if fast else reference)
-        engine: Engine = gathered if shards.sharded(piece.param) else computer
-        own = [states[p] for p in stack.params]
-        made = Matrices(engine, group, stack.params, own, optimizer, stack, computer)
-        made.derive()
-        return made
+        engine = cast(Direct, cuda if fast else reference)
+        states = [optimizer.state[param] for param in stack.params]
+        return Matrices(engine, index, stack.params, states, optimizer, stack)
 
-    pairs = [(param, infos[param].axes) for param in params]
+    pairs = [(param, optimizer.infos[param].axes) for param in params]
     return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
 
 
 def _restrided(works: list[Matrices]) -> list[Matrices]:
     """The same, with every Ĝ in the strides that its engine reads."""
     for work in works:
-        if work.computer is cuda:
+        if work.engine is cuda:
             cuda.restride(work.stack, work.states)
     return works
 
 
-def _owned(optimizer: HasDirection, group: dict[str, Any], states: States, infos: Infos) -> Owned:
+def _everywhere(work: Matrices) -> Work:
+    """Return the work itself, or of DTensors the work that gathers their gradients for it."""
+    if not shards.sharded(work.params[0]):
+        return work
+    return Gathered(gathered, work.group, work.params, work.states, work)
+
+
+def _owned(optimizer: Stepped, index: int, group: Mapping[str, Any]) -> Owned:
     """The rounds of a group, see `Owned`."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
+    states = optimizer.state
     params = [p for p in group["params"] if p in states]  # what is frozen has none
-    for param, owner in zip(group["params"], placement.owners(group, infos), strict=True):
+    for param, owner in zip(group["params"], placement.owners(group, optimizer.infos), strict=True):
         if param in states:
             of_rank[cast(int, owner)].append(param)
     built = {
-        rank: _restrided(matrices(optimizer, group, of_rank[rank], states, infos, cut=False))
+        rank: _restrided(matrices(optimizer, index, group, of_rank[rank], cut=False))
         for rank in sorted(of_rank)
     }
     rounds = [
         [Task(owner, work) for owner, work in zip(built, row, strict=True) if work is not None]
         for row in zip_longest(*built.values())
     ]
-    return Owned(owners, group, params, [states[p] for p in params], rounds)
+    return Owned(owners, index, params, [states[p] for p in params], rounds)

@@ -21,11 +21,11 @@ from nucleon import _checks
 from nucleon.linalg._precision import widest
 from nucleon.optim.engines import rest
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.work import State, Work
+from nucleon.optim.engines.work import Settings, State, Work
 from nucleon.optim.matrices import shards
 
 
-def step(work: Work) -> None:
+def step(work: Work, settings: Settings) -> None:
     """One step of the parameters that have a gradient; no host synchronization.
 
     It is elementwise, so each rank does it to what it holds of a DTensor. All ranks of a mesh must
@@ -34,7 +34,7 @@ def step(work: Work) -> None:
     """
     for chosen in buckets(work.params):
         states = [work.states[i] for i in chosen]
-        update([work.params[i] for i in chosen], states, work.group)
+        update([work.params[i] for i in chosen], states, settings.group)
 
 
 def buckets(params: Sequence[Tensor]) -> list[list[int]]:

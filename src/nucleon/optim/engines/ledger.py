@@ -20,7 +20,7 @@ from nucleon import moments
 from nucleon.certificate import PROMISE
 from nucleon.linalg._precision import widest
 from nucleon.linalg.norms import operator_norm_bound
-from nucleon.optim.engines.work import Hyperparameters, Matrices, State
+from nucleon.optim.engines.work import Hyperparameters, Matrices, Settings, State
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
 
@@ -62,21 +62,24 @@ def new_state(param: Tensor, blocks: tuple[Block, ...]) -> dict[str, Tensor]:
     return {PREFIX + name: value for name, value in state.items()}
 
 
-def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -> None:
+def record(
+    work: Matrices, settings: Settings, gradient: Tensor, direction: Tensor, taken: Tensor
+) -> None:
     """Enter one round of every matrix of a stack, the skipped ones excepted; no synchronization.
 
     Args:
         work: the stack.
+        settings: of its group.
         gradient: G, (b, m, n), zero where a matrix is skipped.
         direction: P, (b, m, n).
         taken: the matrices that are not skipped, (b,).
     """
-    stack, states, hyper = work.stack, work.states, work.hyperparameters
-    wide, allowed = widest(gradient.device), tolerance(work.group, direction.dtype)
+    stack, states, hyper = work.stack, work.states, settings[work.stack.kind]
+    wide, allowed = widest(gradient.device), tolerance(settings.group, direction.dtype)
     kept = {name: stack.gather_own(_entry(states, name)) for name in (*_NUMBERS, "game")}
     kept |= {name: stack.gather(_entry(states, name), wide) for name in _SHAPED}
     kept["gram"] = torch.cat(stack.grams(states, PREFIX))
-    gradient, direction = gradient.to(wide), _applied(work, direction).to(wide)
+    gradient, direction = gradient.to(wide), _applied(settings.group, direction).to(wide)
     game = torch.stack([torch.full_like(kept["loss"], x) for x in _game(hyper)], dim=-1)
     changed = (kept["rounds"] > 0) & (game != kept["game"]).any(-1)
     old = {name: x.masked_fill(_like(changed, x), 0) for name, x in kept.items()}
@@ -90,7 +93,7 @@ def record(work: Matrices, gradient: Tensor, direction: Tensor, taken: Tensor) -
         "largest": torch.maximum(old["largest"], norm),
         "rounds": old["rounds"] + 1,
         "outside": old["outside"] + _outside(direction, allowed),
-        "began": torch.where(changed, work.context.step, kept["began"]),
+        "began": torch.where(changed, states[0]["step"], kept["began"]),
         "game": game,
         "played": direction,
         "total": moments.accumulate_total(old["total"], gradient, hyper.momentum),
@@ -120,9 +123,9 @@ def _game(hyper: Hyperparameters) -> tuple[float, float, float]:
     return hyper.momentum, hyper.smoothing if covered else 0.0, hyper.gradient_bound
 
 
-def _applied(work: Matrices, direction: Tensor) -> Tensor:
+def _applied(group: Mapping[str, Any], direction: Tensor) -> Tensor:
     """Return P as it moves the weights: an owner sends it in `wire_dtype`."""
-    return direction.to(_sent(work.group) or direction.dtype)
+    return direction.to(_sent(group) or direction.dtype)
 
 
 def _sent(group: Mapping[str, Any]) -> torch.dtype | None:

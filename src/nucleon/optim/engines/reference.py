@@ -14,6 +14,8 @@ where it knows, a step that concerns none saves the passes over the stack that m
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,35 +23,60 @@ from torch import Tensor
 from nucleon import moments, noise
 from nucleon.linalg._precision import exact_products
 from nucleon.optim.engines import ledger, rest
-from nucleon.optim.engines.work import Hyperparameters, Matrices
+from nucleon.optim.engines.work import (
+    EXPONENTIAL_STREAM,
+    Context,
+    Hyperparameters,
+    Matrices,
+    Settings,
+)
 from nucleon.optim.matrices import shards
 
 _ROUNDING_SEED = 0x5EED
 
 
-def step(work: Matrices) -> None:
-    """One step of matrices that are here whole; another engine may compute the direction."""
-    there = [param.grad is not None for param in work.params]
+def step(work: Matrices, settings: Settings) -> None:
+    """One step of matrices that are here whole."""
+    gradients, mask = gradients_of(work)
+    if gradients:
+        move(work, settings, *advance(work, settings, gradients, mask))
+
+
+def gradients_of(work: Matrices) -> tuple[list[Tensor], Tensor | None]:
+    """Return a gradient per piece, and which matrices have one, (b,); None: all have.
+
+    Without any gradient the list is empty.
+    """
+    gradients: list[Tensor | None] = [*map(_GRAD, work.params)]
+    there = [gradient is not None for gradient in gradients]
+    if all(there):
+        return cast(list[Tensor], gradients), None
     if not any(there):
-        return
-    mask = None if all(there) else work.stack.mask(there)
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in work.params]
-    move(work, *work.computer.advance(work, gradients, mask))
+        return [], None
+    both = zip(gradients, work.params, strict=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in both], work.stack.mask(there)
+
+
+_GRAD = attrgetter("grad")
+_TOTAL, _QUIET, _SKIPPED = map(itemgetter, ("total", "quiet", "skipped"))
 
 
 def advance(
-    work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
+    work: Matrices,
+    settings: Settings,
+    gradients: Sequence[Tensor],
+    has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Enter gradients, one per piece, into the state; (P, which matrices are to be moved, (b,)).
 
     A matrix without a gradient, by the mask (b,), is left alone; None says that all have one.
     """
     with exact_products(gradients[0].device):
-        stack, states, hyper = work.stack, work.states, work.hyperparameters
+        stack, states, hyper = work.stack, work.states, settings[work.stack.kind]
         gradient = stack.gather(gradients)
         gradient = gradient if hyper.sign > 0 else -gradient
         old, old_gram = moments_of(work)
-        old_quiet = stack.gather_own([s["quiet"] for s in states])
+        old_quiet = stack.gather_own(map(_QUIET, states))
 
         total = moments.accumulate_total(old, gradient, hyper.momentum)
         gram = old_gram
@@ -59,42 +86,42 @@ def advance(
         smoothing = smoothing_of(gram, hyper)
 
         size, largest = rest.frobenius(total), rest.largest(total)
-        finite = _finite(work, largest, ahead if hyper.lookahead else None, gram)  # (b,)
+        finite = _finite(work, hyper, largest, ahead if hyper.lookahead else None, gram)  # (b,)
         quiet = rest.quiet_steps(old_quiet, gradient)
         usable = finite if has_gradient is None else has_gradient & finite
         faded = rest.faded(size, gram)
         moving = usable & ~(faded | rest.resting(quiet, size, hyper.rest))
-        direction = _direction(work, rest.kept(moving, ahead), rest.kept(moving, smoothing))
+        kept = rest.kept(moving, ahead), rest.kept(moving, smoothing)
+        direction = _direction(work, settings, *kept)
         all_move = rest.everywhere(moving)
         if not all_move:  # of S = 0 a hook may make anything, as 0/0
             direction = rest.kept(moving, direction)
         computed = rest.largest(direction) < math.inf
         taken = usable & computed
-        masked = not (all_move and bool(computed.all()))
 
-        if work.group["certify"]:
-            ledger.record(work, rest.kept(taken, gradient), direction, taken)
-        if masked:
-            each, kept = taken[:, None, None], (~faded)[:, None, None]
-            total = torch.where(each, total * kept, old)
-            gram = torch.where(each, gram * kept, old_gram) if gram.numel() else gram
-        stack.scatter(total, [s["total"] for s in states])
+        if settings.group["certify"]:
+            ledger.record(work, settings, rest.kept(taken, gradient), direction, taken)
+        if not (all_move and bool(computed.all())):
+            each, keeps = taken[:, None, None], (~faded)[:, None, None]
+            total = torch.where(each, total * keeps, old)
+            gram = torch.where(each, gram * keeps, old_gram) if gram.numel() else gram
+        stack.scatter(total, map(_TOTAL, states))
         if work.optimizer.has_gram:
             torch._foreach_copy_(stack.grams(states), stack.split(gram))
-        stack.scatter_own(torch.where(taken, quiet, old_quiet), [s["quiet"] for s in states])
+        stack.scatter_own(torch.where(taken, quiet, old_quiet), map(_QUIET, states))
         skipped = ~taken if has_gradient is None else has_gradient & ~taken
-        counts = stack.own([s["skipped"] for s in states])
-        torch._foreach_add_(counts, stack.split(skipped.long()))
+        stack.add_own(skipped.long(), map(_SKIPPED, states))
         return direction, taken
 
 
-def _finite(work: Matrices, largest: Tensor, ahead: Tensor | None, gram: Tensor) -> Tensor:
+def _finite(
+    work: Matrices, hyper: Hyperparameters, largest: Tensor, ahead: Tensor | None, gram: Tensor
+) -> Tensor:
     """Where all that a step is made of is finite, (b,): largest entries say it for all.
 
     A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in, and an M̂
     that is not shows in Λ, also with c = 0.
     """
-    hyper = work.hyperparameters
     found = largest.to(work.states[0]["total"].dtype) < math.inf
     if ahead is not None:
         found = found & (rest.largest(ahead) < math.inf)
@@ -103,10 +130,11 @@ def _finite(work: Matrices, largest: Tensor, ahead: Tensor | None, gram: Tensor)
     return found
 
 
-def _direction(work: Matrices, total: Tensor, smoothing: Tensor) -> Tensor:
-    """P of the method's hook; raises where it has not the shape of S."""
+def _direction(work: Matrices, settings: Settings, total: Tensor, smoothing: Tensor) -> Tensor:
+    """Return P of the optimizer's `direction`; raise where it has not the shape of S."""
     shape = total.shape  # before the hook: it may work in place
-    found = work.optimizer.direction(total, smoothing, work.context)
+    context = Context(settings.group, work.stack, work.states, settings[work.stack.kind])
+    found = work.optimizer.direction(total, smoothing, context)
     is_tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_tensor or found.shape != shape:
         returned = tuple(found.shape) if is_tensor else type(found).__name__
@@ -120,7 +148,7 @@ def _direction(work: Matrices, total: Tensor, smoothing: Tensor) -> Tensor:
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
     """Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
     stack, states = work.stack, work.states
-    total = stack.gather([s["total"] for s in states])
+    total = stack.gather(map(_TOTAL, states))
     gram = torch.cat(stack.grams(states)) if work.optimizer.has_gram else total.new_empty(0)
     return total, gram
 
@@ -133,15 +161,15 @@ def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
     return moments.smoothing(gram, gradient_bound=hyper.raised_bound, eta=eta)
 
 
-def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
+def present_direction(work: Matrices, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     """(S, Λ, P) of the present state, S = Ĝ; zero where a step would skip; nothing changes."""
-    hyper = work.hyperparameters
+    hyper = settings[work.stack.kind]
     with exact_products(work.params[0].device):
         total, gram = moments_of(work)
-        finite = _finite(work, rest.largest(total), None, gram)
+        finite = _finite(work, hyper, rest.largest(total), None, gram)
         total, smoothing = rest.kept(finite, total), rest.kept(finite, smoothing_of(gram, hyper))
         # Copies, since a hook may write into them.
-        direction = _direction(work, total.clone(), smoothing.clone())
+        direction = _direction(work, settings, total.clone(), smoothing.clone())
     quiet = work.stack.gather_own(s["quiet"] for s in work.states)
     resting = rest.resting(quiet, rest.frobenius(total), hyper.rest)
     moves = ~resting & (rest.largest(direction) < math.inf)
@@ -151,41 +179,68 @@ def present_direction(work: Matrices) -> tuple[Tensor, Tensor, Tensor]:
 # ------------------------------------------------------------------ the weights
 
 
-def move(work: Matrices, direction: Tensor, taken: Tensor) -> None:
+def move(work: Matrices, settings: Settings, direction: Tensor, taken: Tensor) -> None:
     """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
-    stack, dither = work.stack, _dither(work)
+    stack, dithers = work.stack, dithered(work, settings)
     direction = direction.to(stack.work_dtype)
-    reads = work.group["weight_decay"] or dither is not None
+    reads = settings.group["weight_decay"] or dithers
     weights = stack.gather(stack.params) if reads else direction
-    change = _change(work, direction, weights, taken[:, None, None])
-    if dither is None:
-        torch._foreach_sub_(*stack.regions(stack.params, change))
+    change = _change(work, settings, direction, weights, taken[:, None, None])
+    if dithers:
+        stack.scatter(_round(weights - change, _dither(work, settings)), stack.params)
     else:
-        stack.scatter(_round(weights - change, dither), stack.params)
+        torch._foreach_sub_(*stack.regions(stack.params, change))
 
 
-def move_boxes(work: Matrices, directions: Sequence[Tensor], taken: Tensor) -> None:
+def move_boxes(
+    work: Matrices, settings: Settings, directions: Sequence[Tensor], taken: Tensor
+) -> None:
     """The same, to what this rank holds of the parameter of each piece.
 
     It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
     """
-    stack, dither = work.stack, _dither(work)
-    bits = stack.boxes(dither) if dither is not None else [None] * len(directions)
+    stack, dithers = work.stack, dithered(work, settings)
+    bits = stack.boxes(_dither(work, settings)) if dithers else [None] * len(directions)
     # Where a piece is not all of its parameter, the rest of it must stay as it is.
     many = any(math.prod(stack.shape) < p.numel() for p in stack.params)
     each = taken[:, None, None]
     oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
     for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
         weights = shards.local(param)
-        change = _change(work, direction, weights.to(direction.dtype), ok)
+        change = _change(work, settings, direction, weights.to(direction.dtype), ok)
         if low is None:
             weights.sub_(change)
         else:
             weights.copy_(_round(weights - change, low))
 
 
-def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -> Tensor:
-    rate, decay = work.rates()
+def rates(work: Matrices, settings: Settings) -> tuple[float | Tensor, float | Tensor]:
+    """Return lr·s·scale, the rate of P, and lr·`weight_decay`, the rate of W."""
+    group, scale = settings.group, settings[work.stack.kind].scale
+    lr, decay = group["lr"], group["weight_decay"]
+    if isinstance(lr, Tensor):  # one on the host is a number: reading it waits for nothing
+        lr = float(lr) if lr.is_cpu and not work.params[0].is_cpu else lr.reshape(())
+    length = _length(work, settings) if group["step_length"] == "exponential" else 1.0
+    return lr * length * scale, lr * decay if decay else 0.0
+
+
+def _length(work: Matrices, settings: Settings) -> Tensor:
+    """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
+    param = work.params[0]
+    return noise.exponential(
+        (),
+        seed=settings.group["seed"],
+        stream=EXPONENTIAL_STREAM,
+        step=work.states[0]["step"],
+        dtype=torch.float64 if param.dtype == torch.float64 else torch.float32,
+        device=param.device,
+    )
+
+
+def _change(
+    work: Matrices, settings: Settings, direction: Tensor, weights: Tensor, taken: Tensor
+) -> Tensor:
+    rate, decay = rates(work, settings)
     change = direction * rate
     if isinstance(decay, Tensor) or decay != 0.0:
         change = change + decay * weights
@@ -193,17 +248,19 @@ def _change(work: Matrices, direction: Tensor, weights: Tensor, taken: Tensor) -
     return change if rest.everywhere(taken) else change.masked_fill_(taken == 0, 0.0)
 
 
-def _dither(work: Matrices) -> Tensor | None:
-    """0 … 65535 for each entry, each as likely; None where nothing is rounded at random."""
-    if not work.group["stochastic_rounding"] or work.params[0].dtype != torch.bfloat16:
-        return None
-    context = work.context
-    stream = context.stream
+def dithered(work: Matrices, settings: Settings) -> bool:
+    """Return whether the weights are rounded at random."""
+    return settings.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16
+
+
+def _dither(work: Matrices, settings: Settings) -> Tensor:
+    """Draw 0 … 65535 for each entry, each as likely."""
+    stream = work.stack.gather_own(state["stream"] for state in work.states)
     uniform = noise.uniform(
         (len(stream), *sorted(work.stack.shape)),
-        seed=context.seed ^ _ROUNDING_SEED,
+        seed=settings.group["seed"] ^ _ROUNDING_SEED,
         stream=stream,
-        step=context.step,
+        step=work.states[0]["step"],
         device=stream.device,
         dtype=torch.float32,
     )

@@ -1,6 +1,7 @@
 """A piece of work: parameters with their state and options, and the engine that steps them."""
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,12 +10,12 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from nucleon import _checks, noise
+from nucleon import _checks
 from nucleon.certificate import Admissibility
 from nucleon.linalg._rounding import roundings
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.stacks import Stack
-from nucleon.optim.options import Declared, scale_factor
+from nucleon.optim.options import STRUCTURE, scale_factor
 
 State = dict[str, Tensor]
 EXPONENTIAL_STREAM = -1
@@ -93,12 +94,15 @@ def facts_of(optimizer: "HasDirection") -> Facts:
 _NO_FACTS = Facts()
 
 
+Kind = tuple[int, int, torch.dtype]
+"""Rows, columns and dtype of the parameters of a stack."""
+
+
 class HasDirection(Protocol):
     """The members of an optimizer that a step uses."""
 
     name: ClassVar[str]
     has_gram: ClassVar[bool]
-    declared: ClassVar[Declared]
 
     def direction(self, total: Tensor, smoothing: Tensor, context: "Context") -> Tensor:
         """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""
@@ -144,13 +148,12 @@ class Hyperparameters:
     """What the rounding of subnormal entries may have taken from M̂, where c > 1 enlarges it."""
 
     @classmethod
-    def of(
-        cls, optimizer: HasDirection, group: Mapping[str, Any], stack: Stack
-    ) -> "Hyperparameters":
-        """Those of a stack under the present options of its group."""
+    def of(cls, optimizer: HasDirection, group: Mapping[str, Any], kind: Kind) -> "Hyperparameters":
+        """Derive the numbers of the matrices of a kind from the options of their group."""
+        rows, columns, dtype = kind
+        m, n = sorted((rows, columns))
         momentum = float(group["momentum"])
         bound = float(group.get("gradient_bound", 0.0))
-        m, n = sorted(stack.shape)
         smooths = float(optimizer.smoothing_scale(group, m, n)) if optimizer.has_gram else 0.0
         settles = smooths and facts_of(optimizer).settles
         return cls(
@@ -160,11 +163,11 @@ class Hyperparameters:
             lookahead=group["nesterov"],
             smoothing=smooths,
             gradient_bound=bound,
-            scale=scale_factor(group["scale"], *stack.shape),
+            scale=scale_factor(group["scale"], rows, columns),
             sign=-1.0 if group["maximize"] else 1.0,
             rest=Rest.of(momentum, m, settling_bound=bound if settles else 0.0),
             draws=optimizer.draws(group, m, n),
-            lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, stack.params[0].dtype),
+            lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, dtype),
         )
 
     @cached_property
@@ -222,25 +225,54 @@ def sums_long(group: Mapping[str, Any]) -> bool:
 
 
 def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
-    """m·s/(2(1 − β₂)) at least, s the smallest number of the dtype: see `_rounding.lifted`."""
+    """m·s/(2(1 − β₂)) at least, s the smallest number of the dtype: see `kernels.lifted`."""
     info = torch.finfo(_checks.work_dtype(dtype))
     each = _checks.ROUNDING + roundings(gram_decay(group))
     return each * m * info.tiny * info.eps
 
 
+class Settings(dict[Kind, Hyperparameters]):
+    """The options of a group, and the hyperparameters of each kind of matrix under them.
+
+    Another value of an option makes another object; `lr` and `weight_decay` alone are read from the
+    group in every step.
+
+    Args:
+        optimizer: not kept alive by its settings.
+        group: checked.
+        snapshot: the values of the options that these settings are for.
+    """
+
+    def __init__(self, optimizer: HasDirection, group: dict[str, Any], snapshot: list[Any]) -> None:
+        super().__init__()
+        self.group, self.snapshot = group, snapshot
+        self.structure = (*map(group.get, STRUCTURE), sums_long(group))
+        """The values that decide which engine steps a stack, or how large it is."""
+        self._optimizer = weakref.proxy(optimizer)
+
+    def __missing__(self, kind: Kind) -> Hyperparameters:
+        self[kind] = Hyperparameters.of(self._optimizer, self.group, kind)
+        return self[kind]
+
+
 class Engine(Protocol):
     """Steps a piece of work; it is asked nothing else and does not call back."""
 
-    def step(self, work: Any, /) -> None:
-        """One step of everything in it."""
+    def step(self, work: Any, settings: Settings, /) -> None:
+        """Step everything in a piece of work, by the settings of its group."""
         ...
 
 
-class Computer(Engine, Protocol):
-    """An engine of matrices that are here: its two halves, between which ranks may talk."""
+class Direct(Engine, Protocol):
+    """An engine of matrices that are here whole, in two halves between which ranks may talk."""
 
     def advance(
-        self, work: "Matrices", gradients: Sequence[Tensor], has_gradient: Tensor | None, /
+        self,
+        work: "Matrices",
+        settings: Settings,
+        gradients: Sequence[Tensor],
+        has_gradient: Tensor | None,
+        /,
     ) -> tuple[Tensor, Tensor]:
         """Enter gradients, one per piece, into the state; (P, which matrices are to be moved)."""
         ...
@@ -251,54 +283,23 @@ class Work:
     """Parameters of one group that are stepped together."""
 
     engine: Engine
-    group: dict[str, Any]
+    group: int
+    """The place of the group among those of the optimizer."""
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
     cache: object = field(default=None, kw_only=True)
     """What the engine keeps of this work between steps, of a type of its own."""
-    lane: int | None = field(default=None, kw_only=True)
-    """The stream that it is stepped on, see `engines.cuda.lanes`; None is that of the caller."""
-
-    def derive(self) -> None:
-        """Take over the present options of the group; called before a step where one changed."""
 
 
 @dataclass
 class Matrices(Work):
     """A stack of matrices of one shape; `params` and `states` have one entry per piece of it."""
 
+    engine: Direct  # pyright: ignore[reportIncompatibleVariableOverride]  # never set again
     optimizer: HasDirection
     stack: Stack
-    computer: Computer
-    """What computes its direction: the engine itself, unless ranks collect and distribute."""
-    hyperparameters: Hyperparameters = field(init=False)
-    context: Context = field(init=False)
-    """What the direction of the method may depend on."""
-    pools: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """Memory that the CUDA graphs of a list share."""
-
-    def derive(self) -> None:
-        """Derive the hyperparameters from the present options of the group."""
-        self.hyperparameters = Hyperparameters.of(self.optimizer, self.group, self.stack)
-        self.context = Context(self.group, self.stack, self.states, self.hyperparameters)
-
-    def rates(self) -> tuple[float | Tensor, float | Tensor]:
-        """lr·s·scale, on P, and lr·`weight_decay`, on W."""
-        lr, decay = self.group["lr"], self.group["weight_decay"]
-        if isinstance(lr, Tensor):  # one on the host is a number: reading it waits for nothing
-            lr = float(lr) if lr.is_cpu and not self.params[0].is_cpu else lr.reshape(())
-        length = self._length() if self.group["step_length"] == "exponential" else 1.0
-        return lr * length * self.hyperparameters.scale, lr * decay if decay else 0.0
-
-    def _length(self) -> Tensor:
-        """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
-        context, param = self.context, self.params[0]
-        return noise.exponential(
-            (),
-            seed=context.seed,
-            stream=EXPONENTIAL_STREAM,
-            step=context.step,
-            dtype=torch.float64 if param.dtype == torch.float64 else torch.float32,
-            device=param.device,
-        )
+    lanes: Any = field(default=None, kw_only=True)
+    """The streams and the memory that the CUDA works of a list share."""
+    lane: int | None = field(default=None, kw_only=True)
+    """The stream that it is stepped on; None is that of the caller."""

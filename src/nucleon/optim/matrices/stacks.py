@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import cast
 
 import torch
@@ -85,6 +86,16 @@ class Stack:
         return self.pieces[0].block.rows, self.pieces[0].block.columns
 
     @cached_property
+    def tall(self) -> bool:
+        """Whether the matrices are transposed: the short side comes first."""
+        return self.shape[0] > self.shape[1]
+
+    @cached_property
+    def kind(self) -> tuple[int, int, torch.dtype]:
+        """Rows, columns and dtype of the parameters."""
+        return (*self.shape, self.params[0].dtype)
+
+    @cached_property
     def work_dtype(self) -> torch.dtype:
         """What its step is computed in."""
         return _checks.work_dtype(self.params[0].dtype)
@@ -109,17 +120,19 @@ class Stack:
 
         `dtype` is `work_dtype` by default.
         """
-        dtype = dtype or self.work_dtype
         if self.plain:
-            return short_side_first(torch.stack([*tensors]).to(dtype))
-        views = [piece.matrices(t) for piece, t in zip(self.pieces, tensors, strict=True)]
-        return short_side_first(torch.cat(views).to(dtype))
+            stacked = torch.stack([*tensors])
+        else:
+            both = zip(self.pieces, tensors, strict=True)
+            stacked = torch.cat([piece.matrices(tensor) for piece, tensor in both])
+        stacked = stacked.to(dtype or self.work_dtype)
+        return stacked.mT if self.tall else stacked
 
     def regions(
         self, tensors: Iterable[Tensor], stacked: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Where (b, m, n) belongs in such tensors, and its parts in the same shapes."""
-        natural = self._natural(stacked).contiguous()
+        natural = (stacked.mT if self.tall else stacked).contiguous()
         if self.plain:
             return [*tensors], [*natural.unbind()]
         parts = self.split(natural)
@@ -137,15 +150,10 @@ class Stack:
     def whole(self, stacked: Tensor) -> list[Tensor]:
         """(b, m, n) → for each piece a tensor shaped like its parameter, 0 outside of the piece."""
         if self.plain:
-            return [*self._natural(stacked).unbind()]
+            return [*(stacked.mT if self.tall else stacked).unbind()]
         found = [stacked.new_zeros(param.shape) for param in self.params]
         self.scatter(stacked, found)
         return found
-
-    def _natural(self, stacked: Tensor) -> Tensor:
-        """(b, m, n) with rows and columns as the parameters have them; a view."""
-        rows, columns = self.shape
-        return stacked.mT if rows > columns else stacked
 
     def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
         """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
@@ -153,11 +161,17 @@ class Stack:
 
     def gather_own(self, states: Iterable[Tensor]) -> Tensor:
         """State tensors with one entry per matrix, one per piece → (b, …)."""
-        return torch.cat(self.own(states))
+        return torch.cat([*states] if self.plain else self.own(states))
 
     def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Write (b, …) into state tensors with one entry per matrix, one per piece."""
-        torch._foreach_copy_(self.own(states), self.split(stacked))
+        own = [*states] if self.plain else self.own(states)
+        torch._foreach_copy_(own, stacked.split(self.counts))
+
+    def add_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
+        """Add (b, …) to state tensors with one entry per matrix, one per piece."""
+        own = [*states] if self.plain else self.own(states)
+        torch._foreach_add_(own, stacked.split(self.counts))
 
     def own(self, states: Iterable[Tensor]) -> list[Tensor]:
         """What belongs to each piece of state tensors with one entry per matrix; views."""
@@ -168,7 +182,7 @@ class Stack:
     def grams(self, states: Iterable[Mapping[str, Tensor]], prefix: str = "") -> list[Tensor]:
         """The Gram matrices of each piece, (count, m, m); views. `prefix` is that of their keys."""
         if self.plain:
-            return [state[f"{prefix}gram"] for state in states]
+            return [*map(itemgetter(f"{prefix}gram"), states)]
         return [p.gram(s, prefix) for p, s in zip(self.pieces, states, strict=True)]
 
     def mask(self, flags: Sequence[bool]) -> Tensor:

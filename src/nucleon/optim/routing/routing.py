@@ -6,8 +6,6 @@ with overrides to paste; a layout of q, k, v that is not known, and a head that 
 one warning each.
 """
 
-import sys
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +18,7 @@ from nucleon.optim import options
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import HasDirection, State, facts_of
+from nucleon.optim.groups import warn
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks
@@ -136,14 +135,6 @@ def param_groups(
     known = options.of_matrices(options.OF_METHODS)
     every = routed(model, aux=aux, head=head, overrides=overrides, known=known)
     return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
-
-
-def warn(message: str) -> None:
-    """Warn where this package was called from."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "nucleon":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def rows(

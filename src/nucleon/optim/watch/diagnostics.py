@@ -13,7 +13,7 @@ from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
 from nucleon.optim.engines import reference, rest
 from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.engines.work import Matrices
+from nucleon.optim.engines.work import Matrices, Settings
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos, blocks
 
@@ -26,25 +26,25 @@ def collect(
     works: Sequence[Matrices],
     infos: Infos,
     rates: Sequence[float | Tensor],
+    settings: Sequence[Settings],
 ) -> dict[str, float]:
     """The quantities of `MatrixOptimizer.diagnostics`, measured on device and read back at once.
 
-    `rates` has that of each group.
+    `rates` and `settings` are those of the groups.
     """
-    lr = {id(group): rate for group, rate in zip(groups, rates, strict=True)}
     keys: list[str] = []
     factors: list[float] = []
     tables: list[Tensor] = []
     weights = _weight_norms(groups, infos)
     for work in works:
         stack = work.stack
-        total, smoothing, direction = reference.present_direction(work)
+        total, smoothing, direction = reference.present_direction(work, settings[work.group])
         norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
         skipped = stack.gather_own(s["skipped"] for s in work.states)
         with exact_products(total.device):
-            table = _measure(total, smoothing, direction, norms, lr[id(work.group)], skipped)
+            table = _measure(total, smoothing, direction, norms, rates[work.group], skipped)
         tables.append(table.flatten())
-        scale = work.hyperparameters.scale
+        scale = settings[work.group][stack.kind].scale
         for piece in stack.pieces:
             for matrix in piece.names(infos[piece.param].name):
                 keys += [f"{name}/{matrix}/{quantity}" for quantity in QUANTITIES]

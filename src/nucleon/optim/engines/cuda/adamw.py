@@ -25,7 +25,7 @@ from nucleon.optim.engines.cuda import engine, pointers
 from nucleon.optim.engines.cuda.capture import captured
 from nucleon.optim.engines.cuda.layout import dense, has_strides, restrided
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.work import State, Work
+from nucleon.optim.engines.work import Settings, State, Work
 from nucleon.optim.matrices import shards
 
 if TYPE_CHECKING:  # it needs Triton
@@ -80,7 +80,7 @@ def refusal(param: Tensor) -> str | None:
     return engine.unreadable(param) or gaps
 
 
-def step(work: Work) -> None:
+def step(work: Work, settings: Settings) -> None:
     """One step of the parameters that have a gradient; no host synchronization."""
     if not isinstance(work.cache, Buckets):
         _restride(work)
@@ -90,8 +90,8 @@ def step(work: Work) -> None:
             for chosen in _split_by_gaps(work.params, bucket)
         )
     for bucket in work.cache:
-        if not (serves(bucket.params[:1]) and _step(bucket, work.group)):
-            adamw.update(bucket.params, bucket.states, work.group)
+        if not (serves(bucket.params[:1]) and _step(bucket, settings.group)):
+            adamw.update(bucket.params, bucket.states, settings.group)
 
 
 def _restride(work: Work) -> None:

@@ -25,7 +25,15 @@ from nucleon.optim.engines.cuda import graphs, pointers
 from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
 from nucleon.optim.engines.cuda.launch import compute
 from nucleon.optim.engines.cuda.layout import Side, dense, place_of, restrided
-from nucleon.optim.engines.work import KERNELS, HasDirection, Matrices, State, facts_of, sums_long
+from nucleon.optim.engines.work import (
+    KERNELS,
+    HasDirection,
+    Matrices,
+    Settings,
+    State,
+    facts_of,
+    sums_long,
+)
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.polar_methods import HALF_ROWS, chosen_method
@@ -107,37 +115,41 @@ def restride(stack: Stack, states: Sequence[State]) -> None:
             state["total"] = restrided(state["total"], param)
 
 
-def step(work: Matrices) -> None:
-    """One step of matrices that are here whole."""
+def step(work: Matrices, settings: Settings) -> None:
+    """One step of matrices that are here whole, on the stream of their lane."""
     gradients = [param.grad for param in work.params]
     there = [gradient is not None for gradient in gradients]
     if not any(there):
         return
-    dithered = work.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16
-    if not dithered:  # the kernels do not
-        cache = graphs.cache_of(work)
-        found, dtype = pointers.regular(
-            gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
-        )
-        if graphs.step(work, found, dtype, None if all(there) else there):
-            return
-    reference.step(work)
+    with work.lanes.entered(work):
+        if not reference.dithered(work, settings):  # the kernels do not round at random
+            cache = graphs.cache_of(work, settings)
+            regular, dtype = pointers.regular(
+                gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
+            )
+            if graphs.step(work, settings, regular, dtype, None if all(there) else there):
+                return
+        whole, mask = reference.gradients_of(work)
+        reference.move(work, settings, *advance(work, settings, whole, mask))
 
 
 def advance(
-    work: Matrices, gradients: Sequence[Tensor], has_gradient: Tensor | None
+    work: Matrices,
+    settings: Settings,
+    gradients: Sequence[Tensor],
+    has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
-    cache, device = graphs.cache_of(work), gradients[0].device
-    found, dtype = pointers.regular(
+    cache, device = graphs.cache_of(work, settings), gradients[0].device
+    regular, dtype = pointers.regular(
         gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
     )
-    job = graphs.job_of(work, dtype, masked=has_gradient is not None, moves=False)
-    new = pointers.of_tensors(job.layout, found, device)
+    job = graphs.job_of(work, settings, dtype, masked=has_gradient is not None, moves=False)
+    new = pointers.of_tensors(job.layout, regular, device)
     kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
     old = pointers.of_states(work.stack, job.layout, work.states, **kinds)
     narrow = job.small and job.total != torch.float32  # an option was changed since
     if new is None or old is None or narrow:
-        return reference.advance(work, gradients, has_gradient)
+        return reference.advance(work, settings, gradients, has_gradient)
     addresses = [*new, *old]
     return compute(aligned(job, addresses), pointers.table(addresses, device), has_gradient)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import launch, pointers
 from nucleon.optim.engines.cuda.capture import captured
 from nucleon.optim.engines.cuda.job import Job, aligned
 from nucleon.optim.engines.cuda.layout import Layout, layout_of
-from nucleon.optim.engines.work import Matrices, facts_of
+from nucleon.optim.engines.work import Matrices, Settings, facts_of
 from nucleon.optim.polar_methods import chosen_method
 
 LARGEST = 2**35
@@ -77,28 +78,30 @@ class Cache:
     """Of the runs of states and weights, as the kernels follow them."""
 
 
-def cache_of(work: Matrices) -> Cache:
+def cache_of(work: Matrices, settings: Settings) -> Cache:
     """What is kept of a stack, from its first step on."""
     if not isinstance(work.cache, Cache):
         ordered, param = layout_of(work.stack), work.params[0]
         drawn = facts_of(work.optimizer).kernel == "perturbed"
         stored = layout_of(work.stack, in_order=drawn)
         assert ordered is not None and stored is not None  # or it has another engine
-        method = chosen_method(work.group, *work.stack.shape, param.device, param.dtype)
+        method = chosen_method(settings.group, *work.stack.shape, param.device, param.dtype)
         small = method != "half"
         dtypes = (torch.float32,) if small else pointers.DTYPES
         work.cache = Cache(ordered, stored, small, dtypes)
     return work.cache
 
 
-def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool = True) -> Job:
+def job_of(
+    work: Matrices, settings: Settings, gradient: torch.dtype, *, masked: bool, moves: bool = True
+) -> Job:
     """The job of a stack under the present options: nearly always that of the last step.
 
     `moves` says whether the step moves the weights, and no one else asks for the direction.
     """
-    cache, total = cache_of(work), work.states[0]["total"].dtype
-    decays = bool(work.group["weight_decay"])
-    inputs = (gradient, total, masked, moves, decays, work.hyperparameters)
+    cache, total = cache_of(work, settings), work.states[0]["total"].dtype
+    decays, hyper = bool(settings.group["weight_decay"]), settings[work.stack.kind]
+    inputs = (gradient, total, masked, moves, decays, hyper)
     if cache.job is None or cache.inputs != inputs:
         kernel = facts_of(work.optimizer).kernel
         assert kernel is not None  # or it has another engine
@@ -114,8 +117,8 @@ def job_of(work: Matrices, gradient: torch.dtype, *, masked: bool, moves: bool =
             has_gram=work.optimizer.has_gram,
             masked=masked,
             decays=decays,
-            iterations=work.group["iterations"],
-            hyper=work.hyperparameters,
+            iterations=settings.group["iterations"],
+            hyper=hyper,
         )
     return cache.job
 
@@ -126,6 +129,7 @@ Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
 
 def step(
     work: Matrices,
+    settings: Settings,
     gradients: Sequence[Tensor | None],
     dtype: torch.dtype,
     there: Sequence[bool] | None,
@@ -135,14 +139,14 @@ def step(
     The gradients are regular ones of `dtype`, see `pointers.regular`; `there` says which of them
     are there, None: all. Once some were missing the kernels ask.
     """
-    cache = cache_of(work)
+    cache = cache_of(work, settings)
     cache.masked = cache.masked or there is not None
-    job = job_of(work, dtype, masked=cache.masked)
+    job = job_of(work, settings, dtype, masked=cache.masked)
     addresses = _addresses(work, cache, job, gradients)
     if addresses is None:
         return False
     job = aligned(job, addresses)
-    rates = work.rates()
+    rates = reference.rates(work, settings)
     there = there or [True] * len(gradients)
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
         table = pointers.table(addresses, work.params[0].device)
@@ -200,7 +204,7 @@ def _recording(work: Matrices, cache: Cache, job: Job, addresses: list[int]) -> 
         pointers.send(addresses, found.table)
         found.addresses = addresses
     if found.graph is None and not found.fails and captures(job):
-        _capture(work.pools, found, job)
+        _capture(work.lanes.pools, found, job)
     return found
 
 

@@ -6,13 +6,15 @@ done so far, the caller's stream in the end for all lanes, so nothing outside of
 graph that the caller captures has the lanes as its branches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import cycle
+from typing import Any
 
 import torch
 
+from nucleon.optim.engines.cuda import engine
 from nucleon.optim.engines.work import Matrices, Work
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.stacks import Stack
@@ -21,44 +23,44 @@ COUNT = 8
 TILE, LARGEST = 128, 64
 """A stack with more tiles in the triangles of its m×m products is alone: it fills the device."""
 
-Lane = Callable[[Work], AbstractContextManager[None]]
 
+class Lanes:
+    """The streams of a list of work, and the memory that its graphs share.
 
-def assign(works: Sequence[Work]) -> None:
-    """Give the small stacks of a list their lanes, in turns.
-
-    They have the same at every step: a graph is replayed where it was captured, beside none that
-    shares its memory.
+    Small stacks are given their lanes in turns, the same at every step: a graph is replayed where
+    it was captured, beside none that shares its memory.
     """
-    turns = cycle(range(COUNT))
-    for work in works:
-        if isinstance(work, Matrices) and _small(work.stack):
-            work.lane = next(turns)
 
-
-@contextmanager
-def opened() -> Iterator[Lane]:
-    """What puts the launches of a piece of work on its lane; all are joined in the end."""
-    used: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.pools: dict[Any, Any] = {}
+        """See `graphs.Pools`."""
+        self.used: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+        """The streams of this step, each with that of the caller."""
+        turns = cycle(range(COUNT))
+        for work in works:
+            if isinstance(work, Matrices) and work.engine is engine:
+                work.lanes = self
+                work.lane = next(turns) if _small(work.stack) else None
 
     @contextmanager
-    def lane(work: Work) -> Iterator[None]:
+    def entered(self, work: Matrices) -> Iterator[None]:
+        """Put the launches of a piece of work on its lane."""
         if work.lane is None:
             yield
             return
         device = work.params[0].device
         stream = _streams(device)[work.lane]
-        if stream not in used:
-            used[stream] = torch.cuda.current_stream(device)
-            stream.wait_stream(used[stream])
+        if stream not in self.used:
+            self.used[stream] = torch.cuda.current_stream(device)
+            stream.wait_stream(self.used[stream])
         with torch.cuda.stream(stream):
             yield
 
-    try:
-        yield lane
-    finally:
-        for stream, caller in used.items():
+    def join(self) -> None:
+        """Let the caller's streams wait for the lanes that were used."""
+        for stream, caller in self.used.items():
             caller.wait_stream(stream)
+        self.used.clear()
 
 
 def _small(stack: Stack) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.ranks import wire
-from nucleon.optim.engines.work import Matrices, Work
+from nucleon.optim.engines.work import Matrices, Settings, Work
 from nucleon.optim.matrices import axes, shards
 from nucleon.optim.matrices.shards import Box
 from nucleon.optim.matrices.stacks import Piece, Stack
@@ -42,15 +42,10 @@ class Owned(Work):
     rounds: Sequence[Sequence[Task]]
     """The i-th stack of every rank, for i = 0, 1, …; the same on all ranks, gradients or not."""
 
-    def derive(self) -> None:
-        """Those of every stack, its own or not: each rank moves its weights."""
-        for task in chain.from_iterable(self.rounds):
-            task.work.derive()
 
-
-def step(work: Owned) -> None:
+def step(work: Owned, settings: Settings) -> None:
     """Rounds of one stack per rank: collect one ahead, and send while the next is computed."""
-    rounds, group = work.rounds, work.group
+    rounds = work.rounds
     collected = _collect(rounds[0]) if rounds else wire.nothing
     under_way: tuple[Sequence[Task], Sequence[Callable[[], None]]] = ([], [])
     for tasks, following in zip_longest(rounds, rounds[1:], fillvalue=()):
@@ -58,12 +53,12 @@ def step(work: Owned) -> None:
         collected = _collect(following)
         for task in tasks:
             if task.owner == dist.get_rank():
-                _compute(task, group)
+                _compute(task, settings)
                 task.inbox.clear()  # tasks outlive the step, what they carry must not
-        sent = _distribute(tasks, group)
-        _finish(*under_way)
+        sent = _distribute(tasks, settings.group)
+        _finish(settings, *under_way)
         under_way = (tasks, sent)
-    _finish(*under_way)
+    _finish(settings, *under_way)
 
 
 def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
@@ -106,7 +101,7 @@ def _gradient_dtype(stack: Stack) -> torch.dtype:
     return found.pop() if len(found) == 1 else widest
 
 
-def _compute(task: Task, group: Mapping[str, Any]) -> None:
+def _compute(task: Task, settings: Settings) -> None:
     """As the owner: the direction of a stack from the gradients in its inbox."""
     work, stack = task.work, task.stack
     whole = [shards.zeros(p, _gradient_dtype(stack)) for p in stack.params]
@@ -117,10 +112,10 @@ def _compute(task: Task, group: Mapping[str, Any]) -> None:
         for target, piece, box, part in each:
             _unpack_into(target[box], piece, box, part)
         there = torch.maximum(there, flags.float())
-    direction, taken = work.computer.advance(work, whole, stack.per_matrix(there > 0))
+    direction, taken = work.engine.advance(work, settings, whole, stack.per_matrix(there > 0))
     direction = direction.to(stack.work_dtype)
     flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
-    task.outcome = flat.to(group["wire_dtype"] or flat.dtype)
+    task.outcome = flat.to(settings.group["wire_dtype"] or flat.dtype)
 
 
 def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callable[[], None]]:
@@ -152,7 +147,7 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callabl
     return [*waits, wire.exchange(sends, receives, "directions")]
 
 
-def _finish(tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
+def _finish(settings: Settings, tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
     """Move the weights of a round by the directions, once they have come."""
     for wait in waits:
         wait()
@@ -165,10 +160,10 @@ def _finish(tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
             boxes = _boxes(stack, dist.get_rank())
             for part, piece, box, x in zip(parts, stack.pieces, boxes, flat, strict=True):
                 _unpack_into(part, piece, box, x)
-            reference.move_boxes(task.work, parts, taken)
+            reference.move_boxes(task.work, settings, parts, taken)
         else:
             direction, taken = _unpack(task)
-            reference.move(task.work, direction.to(dtype), taken)
+            reference.move(task.work, settings, direction.to(dtype), taken)
         task.outcome = task.outcome.new_empty(0)
 
 
