@@ -2,15 +2,15 @@
 
     ‖∇L(W)‖^[ρ] = inf ‖E ∇L(Y)‖_*  over laws of Y with E Y = W and E‖Y − W‖_op ≤ ρ
 
-The infimum is approached from above by laws on pairs W + Δ_i, W − c_iΔ_i with the chances c_i : 1,
-which keep the mean whatever their weights p_i are; for 1×1 there are no others. For given pairs the
-weights solve a convex program,
+A law on sampled points W + Δ_i has the weights p_i of a convex program,
 
-    min ‖Σ p_i ḡ_i‖_*,  p ≥ 0,  Σ p_i = 1,  Σ p_i ℓ_i ≤ ρ,
+    min ‖g + Σ p_i (g_i − g)‖_*,  p ≥ 0,  Σ p_i ≤ 1,  Σ p_iΔ_i = 0,  Σ p_i‖Δ_i‖_op ≤ ρ,
 
-ḡ_i the mean gradient over the pair and ℓ_i = 2c_i/(1+c_i)·‖Δ_i‖_op its mean distance, and new pairs
-are drawn around those that have weight. Any law is a proof: what is returned is an upper bound of
-the infimum, and says itself which law reaches it.
+g_i the gradient at W + Δ_i and g that at W, which has the weight that is left. New points are drawn
+around those that have weight, each with a mirrored one W − cΔ: up to mn points in general position
+admit no law but Y = W. Whatever Σ p_iΔ_i a first-order method leaves, one more point balances, and
+its gradient counts. So the result is a law with mean W, and its value an upper bound of the
+infimum.
 
 Of a stochastic gradient with k draws, ‖ḡ − E g‖_* is compared with ‖Σ_j z_j(g_j − ḡ)‖_*/√(k(k−1)u),
 z normal and u an independent χ²_{k−1}/(k−1): of one entry that is Student's t. For normal draws in
@@ -37,7 +37,9 @@ Gradient = Callable[[Tensor], Tensor]
 _NOISE_SEED = 0x737461746E
 _GENERATIONS = 16
 _ITERATIONS = 250  # of the weights' program in each generation
-_REACH = 3.0  # decades of ‖Δ‖/ρ, from 1/5 up; far pairs get a small weight
+_LAST = 2000  # and in the last
+_RATIO = 10.0  # √ of the ratio of its steps in p and in the prices: best of 1, 3, 5, 10 on kinks
+_REACH = 3.0  # decades of ‖Δ‖/ρ, from 1/5 up; far points get a small weight
 _LOPSIDED = 2.0  # decades of c, from 1/100 to 100
 _RESAMPLES = 999  # of the margin: no quantile above 0.999 is among them
 
@@ -47,16 +49,19 @@ class StationarityGap:
     """An upper bound of ‖∇L(W)‖^[ρ], with the law that reaches it."""
 
     value: float
-    """‖E ∇L(Y)‖_*; of a stochastic gradient, that of a mean over draws the search has not seen."""
+    """‖E ∇L(Y)‖_*; for a stochastic gradient, of a mean over draws that the search has not seen."""
     margin: float
     """‖E ∇L(Y)‖_* is within value ± margin at the stated confidence, where the mean gradient over
     the law is normal; 0 for an exact gradient."""
+    gap: float
+    """Duality gap of the last program: by the gradients that the search sampled, no law on its
+    points has a value smaller than that of `weights` by more."""
     distance: float
     """E‖Y − W‖_op, at most ρ."""
     offsets: Tensor
     """Y − W where it is not 0, (k, m, n)."""
     weights: Tensor
-    """The probabilities of these, (k,); Y = W with what is left."""
+    """Probabilities of the offsets, (k,); Y = W with the rest."""
     at_the_point: float
     """‖∇L(W)‖_*, the value with ρ = 0; of a stochastic gradient, that of the mean of the draws."""
 
@@ -76,19 +81,19 @@ def stationarity_gap(
     confidence: float = 0.99,
     seed: int = 0,
 ) -> StationarityGap:
-    """The smallest ‖E ∇L(Y)‖_* found over laws with mean W and mean distance ≤ ρ (Definition 5.1).
+    """Return an upper bound of ‖∇L(W)‖^[ρ] (Definition 5.1), with the law that reaches it.
 
     Args:
         gradient: ∇L of a stack of points; with `draws`, a stochastic gradient, unbiased and with
             new noise for every point of the stack, which then holds each point so many times.
         w: the point W, (m, n), float32 or float64.
         rho: ρ > 0.
-        pairs: new pairs W ± Δ of each generation of the search (default 96).
+        pairs: new points W + Δ, W − cΔ in each generation of the search (default 96).
         draws: of the stochastic gradient at each point, at least 2; None for an exact one
             (default). Few of them leave a wide margin, which is Student's t; noise that is rare and
             large needs so many that it shows.
         confidence: of the margin, from 0.5 to 0.999 (default 0.99).
-        seed: of the pairs and the margin (default 0); the least value over several seeds is a
+        seed: of the points and the margin (default 0); the least value over several seeds is a
             bound as well.
     """
     if _checks.matrix("w", w, dtypes=_checks.FULL_DTYPES).ndim != 2:
@@ -102,154 +107,129 @@ def stationarity_gap(
             f"confidence must be from 0.5 to {1 - 1 / (_RESAMPLES + 1):g}, which {_RESAMPLES} "
             f"resamples can tell, got {confidence!r}; pass for example 0.99"
         )
-    around = _Around(gradient, w, 1 if draws is None else draws)
-    here = around.samples(torch.zeros_like(w).unsqueeze(0)).mean(0)[0]
-    found = _Pairs.none(w)
-    means = found.offsets.double()
-    weights = torch.zeros(0, dtype=torch.float64, device=w.device)
-    for generation in range(_GENERATIONS):
-        fresh = _proposals(found, weights, w, here, rho, pairs, seed, generation)
-        found = found.joined(fresh)
-        means = torch.cat([means, around.means(fresh)])
-        start = torch.cat([weights, weights.new_zeros(pairs)])
-        weights = minimal_average(here, means, found.lengths() / rho, start)
-        kept = weights > 1e-6 * weights.sum()
-        found, means, weights = found.at(kept), means[kept], weights[kept]
-    offsets, probabilities, distance = _within(rho, *found.law(weights))
-    samples = around.averages(offsets, probabilities)  # (draws, m, n), fresh ones
+
+    def sampled(offsets: Tensor) -> Tensor:
+        """Return the gradient at W + Δ, (draws, k, m, n), in float64."""
+        points = (w + offsets).repeat(draws or 1, 1, 1)
+        gradients = gradient(points)
+        if gradients.shape != points.shape:
+            raise ValueError(
+                f"gradient must map (k, m, n) to (k, m, n), gave {tuple(gradients.shape)} for "
+                f"{tuple(points.shape)}"
+            )
+        _checks.finite("the gradient around w", gradients)
+        return gradients.double().unflatten(0, (draws or 1, len(offsets)))
+
+    here = sampled(torch.zeros_like(w).unsqueeze(0)).mean(0)[0]
+    offsets, gradients = w.new_zeros(0, *w.shape), here.new_zeros(0, *w.shape)
+    program = Average(here.new_zeros(0), here.new_zeros(2 * here.numel() + 2), 0.0, 0.0)
+    for generation in range(1, _GENERATIONS + 1):
+        kept = program.weights > 1e-6 * program.weights.sum()
+        offsets, gradients, weights = offsets[kept], gradients[kept], program.weights[kept]
+        fresh = _proposals(offsets, weights, w, here, rho, pairs, seed, generation)
+        offsets = torch.cat([offsets, fresh])
+        gradients = torch.cat([gradients, sampled(fresh).mean(0)])
+        start = program._replace(weights=torch.cat([weights, weights.new_zeros(len(fresh))]))
+        count = _LAST if generation == _GENERATIONS else _ITERATIONS
+        program = least_average(here, gradients, offsets.double() / rho, start, iterations=count)
+    kept = program.weights > 0
+    offsets, weights, distance = _balanced(offsets[kept], program.weights[kept], rho)
+    points = torch.cat([torch.zeros_like(w).unsqueeze(0), offsets])
+    p = torch.cat([1 - weights.sum().reshape(1), weights])
+    samples = torch.einsum("k,dkmn->dmn", p, sampled(points))  # fresh ones
     mean = samples.mean(0)
-    margin = 0.0 if draws is None else _margin(samples - mean, confidence, seed)
+    value = nuclear_norm(mean).item()
     return StationarityGap(
-        value=nuclear_norm(mean).item(),
-        margin=margin,
+        value=value,
+        margin=0.0 if draws is None else _margin(samples - mean, confidence, seed),
+        gap=max(0.0, (value if draws is None else program.value) - program.lower),
         distance=distance,
         offsets=offsets,
-        weights=probabilities,
+        weights=weights,
         at_the_point=nuclear_norm(here).item(),
     )
 
 
-def minimal_average(
-    here: Tensor,
-    means: Tensor,
-    lengths: Tensor,
-    start: Tensor | None = None,
-    *,
-    iterations: int = _ITERATIONS,
-) -> Tensor:
-    """Weights p of min ‖g + Σp_i(ḡ_i − g)‖_* over p ≥ 0, Σp_i ≤ 1 and Σp_i·length_i ≤ 1.
+class Average(NamedTuple):
+    """An average of gradients, nearly the least of its program."""
 
-    The primal-dual method of Chambolle and Pock (2011) on the saddle point over p ≥ 0, ‖X‖_op ≤ 1
-    and the prices ≥ 0 of the two budgets, restarted from its averages; of what it visits, scaled
-    into the budgets, the best is returned.
+    weights: Tensor
+    """p, (k,), with Σp_i + ‖Σp_iΔ_i‖ ≤ 1 and Σp_i‖Δ_i‖ + ‖Σp_iΔ_i‖ ≤ 1: room to balance it."""
+    prices: Tensor
+    """X, a, b and Y of the saddle point, (2mn + 2,)."""
+    value: float
+    """‖g + Σp_i(g_i − g)‖_* + max‖g_i − g‖_*·‖Σp_iΔ_i‖_op: what is left to balance costs."""
+    lower: float
+    """A lower bound of the program, from a point of its dual."""
+
+
+def least_average(
+    here: Tensor, gradients: Tensor, offsets: Tensor, start: "Average", *, iterations: int
+) -> Average:
+    """Minimize ‖g + Σp_i(g_i − g)‖_* over p ≥ 0 with Σp_i ≤ 1, Σp_i‖Δ_i‖_op ≤ 1 and Σp_iΔ_i = 0.
+
+    The primal-dual method of Chambolle and Pock (2011) on the saddle point over p ≥ 0, ‖X‖_op ≤ 1,
+    prices a, b ≥ 0 of the two budgets and a free price Y of the mean. Every 50 iterations it starts
+    again from its average, where that has the smaller duality gap.
+    The lower bound is the dual function at ‖X‖_op ≤ 1, b ≥ 0 and Y,
+
+        ⟨X, g⟩ − b + min(0, min_i ⟨X, g_i − g⟩ + b‖Δ_i‖_op + ⟨Y, Δ_i⟩).
 
     Args:
-        here: g = ∇L(W), (m, n), float64, which has the weight that is left.
-        means: ḡ, (k, m, n).
-        lengths: ℓ_i/ρ, (k,).
-        start: weights to start from (default 0).
-        iterations: of the method (default 250).
+        here: g, (m, n), float64.
+        gradients: g_i, (k, m, n), float64.
+        offsets: Δ_i in units of the radius, (k, m, n), float64.
+        start: weights and prices to start from.
+        iterations: of the method.
     """
-    # In units of the largest weight that its length allows, all pairs are of one size.
+    cells, changes, lengths = here.numel(), gradients - here, operator_norm(offsets)
+    size = nuclear_norm(changes).amax().clamp(min=1e-300).item()
+    # In units of the largest weight that its length allows, all points are of one size.
     unit = 1 / lengths.clamp(min=1.0)
-    changes = (means - here) * unit[:, None, None]
-    size = torch.linalg.matrix_norm(changes).amax().clamp(min=1e-300)
-    budgets = torch.stack([unit, unit * lengths], 1)
-    matrix = torch.cat([changes.flatten(1), size * budgets], 1)  # (k, mn + 2)
-    step = 0.99 / torch.linalg.matrix_norm(matrix, 2)
+    budgets = torch.stack([torch.ones_like(lengths), lengths], 1)
+    matrix = torch.cat([changes.flatten(1) / size, budgets, offsets.flatten(1)], 1) * unit[:, None]
+    constant = torch.cat([here.flatten() / size, -here.new_ones(2), here.new_zeros(cells)])
+    step = 0.99 / torch.linalg.matrix_norm(matrix, 2).item()
 
-    def feasible(q: Tensor) -> tuple[Tensor, float]:
-        q = q / (q @ budgets).amax().clamp(min=1 + 1e-12)
-        average = here + (q[:, None, None] * changes).sum(0)
-        return q, torch.linalg.svdvals(average).sum().item()
+    def feasible(q: Tensor) -> tuple[float, Tensor]:
+        sums = q @ matrix
+        left = torch.linalg.matrix_norm(sums[cells + 2 :].reshape(here.shape), 2)
+        share = 1 / (sums[cells : cells + 2] + left).amax().clamp(min=1 + 1e-12)
+        average = (constant[:cells] + share * sums[:cells]).reshape(here.shape)
+        return (torch.linalg.svdvals(average).sum() + share * left).item(), share * q
 
-    q = torch.zeros_like(lengths) if start is None else start / unit
-    best, least = feasible(q)
-    dual = here.new_zeros(here.numel() + 2)
-    sums, count = [torch.zeros_like(q), torch.zeros_like(dual)], 0
-    for iteration in range(iterations):
-        moved = (q - step * (matrix @ dual)).clamp(min=0)
-        dual = dual + step * ((2 * moved - q) @ matrix)
-        x = truncated(dual[:-2].reshape(here.shape) + step * here, 1.0)
-        dual = torch.cat([x.flatten(), (dual[-2:] - step * size).clamp(min=0)])
-        q = moved
-        sums, count = [sums[0] + q, sums[1] + dual], count + 1
-        if count == 50 or iteration == iterations - 1:
-            average = sums[0] / count
-            visited = [feasible(point) for point in (q, average)]
-            best, least = min([(best, least), *visited], key=lambda pair: pair[1])
-            if visited[1][1] <= visited[0][1]:
-                q, dual = average, sums[1] / count
-            sums, count = [torch.zeros_like(q), torch.zeros_like(dual)], 0
-    return best * unit
+    def bound(dual: Tensor) -> float:
+        reduced = (matrix @ dual / unit - dual[cells]).amin().clamp(max=0)
+        return (reduced + constant @ dual + dual[cells]).item()
 
+    def projected(dual: Tensor) -> Tensor:
+        x = truncated(dual[:cells].reshape(here.shape), 1.0).flatten()
+        return torch.cat([x, dual[cells : cells + 2].clamp(min=0), dual[cells + 2 :]])
 
-class _Pairs(NamedTuple):
-    """Pairs W + Δ and W − cΔ."""
-
-    offsets: Tensor
-    """Δ, (k, m, n)."""
-    ratios: Tensor
-    """c, (k,)."""
-
-    @classmethod
-    def none(cls, w: Tensor) -> "_Pairs":
-        return cls(w.new_zeros(0, *w.shape), w.new_zeros(0))
-
-    def joined(self, other: "_Pairs") -> "_Pairs":
-        return _Pairs(*(torch.cat(parts) for parts in zip(self, other, strict=True)))
-
-    def at(self, kept: Tensor) -> "_Pairs":
-        return _Pairs(self.offsets[kept], self.ratios[kept])
-
-    def points(self) -> Tensor:
-        """Both offsets of every pair, (2k, m, n)."""
-        return torch.cat([self.offsets, -self.ratios[:, None, None] * self.offsets])
-
-    def lengths(self) -> Tensor:
-        """The mean distance of every pair, (k,)."""
-        c = self.ratios.double()
-        return 2 * c / (1 + c) * operator_norm(self.offsets).double()
-
-    def law(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The offsets of all points and their probabilities."""
-        c = self.ratios.double()
-        return self.points(), torch.cat([weights * c / (1 + c), weights / (1 + c)])
-
-
-class _Around:
-    """Gradients around W, each with so many draws."""
-
-    def __init__(self, gradient: Gradient, w: Tensor, draws: int) -> None:
-        self.gradient, self.w, self.draws = gradient, w, draws
-
-    def samples(self, offsets: Tensor) -> Tensor:
-        """The gradient at W + Δ, (draws, k, m, n), in float64."""
-        points = (self.w + offsets).repeat(self.draws, 1, 1)
-        found = self.gradient(points)
-        if found.shape != points.shape:
-            raise ValueError(
-                f"gradient must map (k, m, n) to (k, m, n), gave {tuple(found.shape)} for "
-                f"{tuple(points.shape)}"
-            )
-        _checks.finite("the gradient around w", found)
-        return found.double().unflatten(0, (self.draws, len(offsets)))
-
-    def means(self, pairs: _Pairs) -> Tensor:
-        """ḡ of every pair, (k, m, n)."""
-        ahead, behind = self.samples(pairs.points()).mean(0).chunk(2)
-        share = (pairs.ratios / (1 + pairs.ratios)).double()[:, None, None]
-        return share * ahead + (1 - share) * behind
-
-    def averages(self, offsets: Tensor, weights: Tensor) -> Tensor:
-        """E ∇L(Y) of each draw, the point with the weight that is left, (draws, m, n)."""
-        points = torch.cat([torch.zeros_like(self.w).unsqueeze(0), offsets])
-        p = torch.cat([1 - weights.sum().reshape(1), weights])
-        return torch.einsum("k,dkmn->dmn", p, self.samples(points))
+    q = start.weights / unit
+    dual = torch.cat([start.prices[:cells], start.prices[cells:] / size])
+    best, lower = feasible(q), 0.0
+    sums, terms = [torch.zeros_like(q), torch.zeros_like(dual)], 0
+    for iteration in range(1, iterations + 1):
+        moved = (q - _RATIO * step * (matrix @ dual)).clamp(min=0)
+        dual = projected(dual + step / _RATIO * ((2 * moved - q) @ matrix + constant))
+        q, terms = moved, terms + 1
+        sums = [sums[0] + q, sums[1] + dual]
+        if terms < 50 and iteration < iterations:
+            continue
+        visited = [(q, dual), (sums[0] / terms, sums[1] / terms)]
+        ends = [(feasible(q), bound(dual)) for q, dual in visited]
+        best = min(best, *(end[0] for end in ends), key=lambda pair: pair[0])
+        lower = max(lower, *(end[1] for end in ends))
+        gaps = [end[0][0] - end[1] for end in ends]
+        q, dual = visited[gaps.index(min(gaps))]
+        sums, terms = [torch.zeros_like(q), torch.zeros_like(dual)], 0
+    prices = torch.cat([dual[:cells], dual[cells:] * size])
+    return Average(best[1] * unit, prices, size * best[0], size * lower)
 
 
 def _proposals(
-    found: _Pairs,
+    offsets: Tensor,
     weights: Tensor,
     w: Tensor,
     slope: Tensor,
@@ -257,8 +237,8 @@ def _proposals(
     pairs: int,
     seed: int,
     generation: int,
-) -> _Pairs:
-    """New pairs: half near those that have weight, half of any direction, length and ratio.
+) -> Tensor:
+    """Return new offsets Δ and −cΔ: half near those that have weight, half of any kind.
 
     Of the latter, every other one lies along W or along the steepest direction, where kinks are met
     head on.
@@ -272,30 +252,31 @@ def _proposals(
     ahead = torch.cat([ahead, -ahead])
     direction[::4] = ahead[torch.arange(len(direction[::4]), device=w.device) % 4]
     length = rho * 10 ** (_REACH * uniform[0] - _REACH / 4)
+    fresh = direction * length[:, None, None]
+    if len(weights):
+        generator = torch.Generator().manual_seed(seed + generation)
+        shares = (weights * operator_norm(offsets)).cpu()
+        chosen = torch.multinomial(shares, pairs, replacement=True, generator=generator)
+        parents = offsets[chosen.to(w.device)]
+        spread = 10 ** (-4 * uniform[1])
+        stretch = 1 + (2 * uniform[2] - 1) * spread
+        turn = (operator_norm(parents) * spread)[:, None, None] * normal / math.sqrt(w.numel())
+        turn[1::4] = 0  # half of them only change in length
+        fresh[1::2] = (stretch[:, None, None] * parents + turn)[1::2]
     ratios = 10 ** (_LOPSIDED * (2 * uniform[3] - 1))
     ratios[::3] = 1.0
-    proposed = _Pairs(direction * length[:, None, None], ratios)
-    if not len(weights):
-        return proposed
-    generator = torch.Generator().manual_seed(seed + generation)
-    chosen = torch.multinomial(weights.cpu(), pairs, replacement=True, generator=generator)
-    parent = found.at(chosen.to(w.device))
-    spread = 10 ** (-4 * uniform[1])
-    stretch = 1 + (2 * uniform[2] - 1) * spread
-    turn = (operator_norm(parent.offsets) * spread)[:, None, None] * normal / math.sqrt(w.numel())
-    turn[1::4] = 0  # half of them only change in length
-    moved = stretch[:, None, None] * parent.offsets + turn
-    ratios = parent.ratios * (1 + (2 * uniform[3] - 1) * spread)
-    ratios[::3] = (parent.ratios / stretch)[::3]  # the other end stays where it is
-    near = torch.arange(pairs, device=w.device) % 2 == 1
-    offsets = torch.where(near[:, None, None], moved, proposed.offsets)
-    return _Pairs(offsets, torch.where(near, ratios, proposed.ratios))
+    return torch.cat([fresh, -ratios[:, None, None] * fresh])
 
 
-def _within(rho: float, offsets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, float]:
-    """A law with its mean distance, which rounding must not leave above ρ."""
+def _balanced(offsets: Tensor, weights: Tensor, rho: float) -> tuple[Tensor, Tensor, float]:
+    """Return a law with mean W, by one more point at distance ρ, and its mean distance ≤ ρ."""
+    left = torch.einsum("k,kmn->mn", weights, offsets.double())
+    size = operator_norm(left)
+    if size > 0:
+        offsets = torch.cat([offsets, (-rho / size * left).to(offsets.dtype).unsqueeze(0)])
+        weights = torch.cat([weights, (size / rho).reshape(1)])
     lengths = operator_norm(offsets).double()
-    while (distance := (weights * lengths).sum().item()) > rho:
+    while (distance := (weights * lengths).sum().item()) > rho:  # by rounding
         weights = weights * (rho / distance * (1 - 1e-15))
     return offsets, weights, distance
 
