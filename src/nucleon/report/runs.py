@@ -23,7 +23,6 @@ import torch
 import nucleon
 from nucleon._files import digest, flush, to_json, write_whole
 from nucleon.claims import Claim, Result
-from nucleon.report.plots import draw
 
 SCHEMA = 3
 MANIFEST, RESULT, TRACE = "manifest.json", "result.json", "trace.jsonl"
@@ -106,6 +105,8 @@ def publish(run: Run, folder: Path) -> Path:
     }
     write_whole(folder / TRACE, trace)
     write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
+    from nucleon.report.plots import draw  # matplotlib, which naming a processor does not need
+
     for figure in run.result.figures:
         for path in draw(figure, folder):
             flush(path)
