@@ -149,8 +149,10 @@ def test_figures_of_whole_models_are_those_of_their_files():
     )
     assert rows[0] in page  # what a step takes; how it was measured is apart
     assert not set(rows) - {*page, *method}
-    start = readme.index(rows[0])
-    table = readme[start : readme.index("", start)]
+    readme = readme[readme.index("## Speed") :]  # with shorter headings of the same columns
+    heading, line, *table = readme[2 + readme[2:].index("") + 1 :][: len(files) + 2]
+    table = [row for row in table if row.startswith("|")]
+    assert heading.count("|") == rows[0].count("|") and line == rows[1]
     assert len(table) > 2 and not set(table) - set(rows)
 
 
