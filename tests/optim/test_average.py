@@ -275,6 +275,21 @@ def test_resume_is_bit_for_bit(average, way):
         assert new.state[q]["averaged"].item() == 8
 
 
+def test_a_run_that_is_taken_back_repeats_itself():
+    model = net()
+    optimizer = made(model)
+    take(model, optimizer, 0, 1, 2)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    ends = []
+    for _ in range(2):
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        take(model, optimizer, 3, 4)
+        ends.append([optimizer.state[p]["average"].clone() for p in model.parameters()])
+        assert optimizer.state[model[0].weight]["averaged"].item() == 5
+    assert all(map(torch.equal, *ends))
+
+
 def test_a_state_without_an_average_starts_it_and_one_too_many_is_left_out():
     model, other = net(torch.float64), net(torch.float64)
     plain, averaging = made(model, average=None), made(other, average=0.5)

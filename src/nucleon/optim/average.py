@@ -17,7 +17,7 @@ float64 one. Under FSDP2 and tensor parallelism each rank keeps its shard, other
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -269,15 +269,6 @@ class Averaging:
                             states[key]["average"] = zero.expand(param.shape)
                             states[key]["averaged"] = torch.zeros((), dtype=torch.int64)
         return {**saved, "state": states}
-
-    def loaded(self, states: dict[Tensor, State], saved: Collection[Tensor]) -> None:
-        """Give parameters without a saved state, unfrozen since it was saved, the t of the rest."""
-        self._known = None
-        if self.average is not None and saved:
-            first = next(iter(saved))
-            for param, own in states.items():
-                if param not in saved:
-                    own |= self.new_state(param, {first: states[first]})
 
     def restart(self, states: States) -> None:
         """Begin again with the next step."""

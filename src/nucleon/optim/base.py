@@ -363,7 +363,6 @@ class MatrixOptimizer(Optimizer, ABC):
                     if found := final["state"].get(key, {}):
                         self.state[param] = saving.loaded(param, found, templates[param], group)
                 self.state.update(self._missing_states(group))  # frozen when it was saved
-            averaging.loaded(self.state, templates)
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
