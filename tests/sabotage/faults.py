@@ -12,10 +12,11 @@ from nucleon.online import potentials, theory
 from nucleon.online.learners import adagrad, gbpa, projected, scalar_gbpa, shampoo
 from nucleon.online.o2nc import meter as conversion
 from nucleon.online.o2nc import optimizer as o2nc
+from nucleon.online.o2nc import plans
 from nucleon.online.problems import quasi_newton, rotations
 from nucleon.online.theory import gbpa as gbpa_theory
 from nucleon.optim import average
-from nucleon.optim.engines import reference, work
+from nucleon.optim.engines import ledger, reference, work
 from nucleon.optim.watch import certificates
 
 # ---- optimizers
@@ -104,6 +105,32 @@ def long_steps():
 @fault("a run's certificate: the bound halved", "thm-leon", internal=True)
 def certified_too_little():
     replace(certificates, "_bound", lambda bound: lambda *arguments: bound(*arguments) / 2)
+
+
+def change_excess(change) -> None:
+    """Put change(before, after, γ) in the place of the excess that a run's ledger enters."""
+
+    def entered(record):
+        def recorded(work, *arguments):
+            entries = [state["ledger.excess"] for state in work.states]
+            before = [entry.clone() for entry in entries]
+            record(work, *arguments)
+            for entry, old in zip(entries, before, strict=True):
+                entry.copy_(change(old, entry, work.hyperparameters.momentum))
+
+        return recorded
+
+    replace(ledger, "record", entered)
+
+
+@fault("a run's certificate: no excess", "thm-leon", internal=True)
+def no_excess():
+    change_excess(lambda old, new, discount: torch.zeros_like(new))
+
+
+@fault("a run's certificate: excess discounted by γ²", "thm-leon", internal=True)
+def excess_forgets_fast():
+    change_excess(lambda old, new, discount: new - discount * (1 - discount) * old)
 
 
 # ---- moments, smoothing, η
@@ -338,6 +365,23 @@ def tau_uniform():
         return (u * self.rounds).ceil().long()
 
     o2nc.O2NC._draw_tau = uniform
+
+
+@fault("O2NC: τ of γ^(t+1)", "o2nc", "thm-leon", internal=True)
+def tau_late():
+    def late(self):
+        seed, shape = self.param_groups[0]["seed"], (*self._streams.shape, 2)
+        u = noise.uniform(shape, seed=seed, stream=self._streams, dtype=torch.float64)
+        t = (u[..., 0] * self.rounds).ceil()
+        last = u[..., 1] <= self.discount ** (t + 1)
+        return torch.where(last, self.rounds, t.long())
+
+    o2nc.O2NC._draw_tau = late
+
+
+@fault("a plan takes the rows of a tall shape", "thm-pion", internal=True)
+def unsorted_shape():
+    plans.sorted = list
 
 
 @fault("the proposition's descent term as printed", "o2nc")

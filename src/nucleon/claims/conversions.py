@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nucleon import noise
 from nucleon.claims.beside import close, drawn, largest
 from nucleon.claims.engine import Check, Row, at_most
 from nucleon.claims.oracle import conversion, twins
@@ -166,6 +167,11 @@ def conduct(seed: int) -> Iterator[Check]:
     yield at_most("lengths: √N·distance from Exp(1)", apart, KOLMOGOROV)
     apart = largest(shares - law) * LAW_GAMES**0.5
     yield at_most("τ: √N·distance from its law", apart, KOLMOGOROV)
+    drawn_from = noise.uniform(
+        (LAW_GAMES, 2), seed=seed, stream=-1 - torch.arange(LAW_GAMES), dtype=torch.float64
+    )
+    inverse = conversion.tau(drawn_from.numpy(), LAW_ROUNDS, LAW_DISCOUNT)
+    yield at_most("τ against its inverse, share of games", (tau != inverse).mean(), 0.0)
     errors = (np.stack(averages) - wanted, output - wanted[tau - 1, np.arange(LAW_GAMES)])
     yield close("W̄_t and W̄_τ against the reference's, over ρ", *(e / LAW_RHO for e in errors))
 

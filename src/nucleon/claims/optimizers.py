@@ -154,6 +154,14 @@ def certified_checks(shape: tuple[int, int], *, seed: int = 0) -> Iterator[Check
     (certificate,) = optimizer.certificates().values()
     apart = _misstated(certificate, gradients, actions[:-1], bound)
     yield close(f"{name}: certificate's regret and bound against the reference's", apart)
+    low = bound / 4  # which many gradients exceed
+    third = torch.nn.Parameter(start.clone())
+    optimizer = Leon([third], **(setting | {"gradient_bound": low}), certify=True)
+    _, gradients = _run(optimizer, third, gradient)
+    actions = learners.gbpa(learners.augmented, gradients, bound=low, discount=MOMENTUM)
+    (certificate,) = optimizer.certificates().values()
+    apart = _misstated(certificate, gradients, actions, low)
+    yield close(f"{name}, above its bound: certificate against the reference's", apart)
 
 
 def _run(
@@ -175,6 +183,7 @@ def _misstated(certificate: Certificate, gradients: Array, actions: Array, bound
     game: dict[str, Any] = {"radius": 1.0, "discount": MOMENTUM}
     regret = learners.regret(gradients, actions, **game)
     promised = bounds.gbpa(gradients, bounds.HYPERBOLIC, bound=bound, **game)
+    promised = promised + 2 * bounds.excess(gradients, bound, MOMENTUM)
     scale = discounted(nuclear(gradients), MOMENTUM)
     errors = (
         largest((certificate.regret.numpy() - regret) / scale),

@@ -68,6 +68,20 @@ def gbpa(
     return radius * ((beta * step + alpha / step) * trace + (1 - beta * step) * first)
 
 
+def excess(gradients: Array, bound: float, discount: float) -> Array:
+    """Σγ^{T-t}·min{√m‖G‖_F(1 − h/u), m(u − h)}, at least the nuclear norms of what is above h.
+
+    u = (Σσ^{4N})^{1/4N}, N = 2¹², is at least ‖G‖_op and needs no decomposition.
+    """
+    values = np.linalg.svd(gradients, compute_uv=False)
+    top, side = values.max(-1), values.shape[-1]
+    u = top * ((values / top[..., None]) ** 2**14).sum(-1) ** 2**-14
+    above = np.maximum(u - bound, 0.0)
+    whole = np.sqrt(side * (values**2).sum(-1)) * above / u
+    ages = np.arange(len(values))[::-1].reshape(-1, *(1 for _ in u.shape[1:]))
+    return (discount**ages * np.minimum(whole, side * above)).sum(0)
+
+
 def faml(gradients: Array, *, radius: float, bound: float) -> Array:
     """2D(Tr M_T^{1/2} + mG), Theorem 4.2 as printed."""
     gram = moments(wide(gradients))[1]

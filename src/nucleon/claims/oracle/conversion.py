@@ -63,6 +63,12 @@ def law_of_tau(rounds: int, discount: float) -> Array:
     return law
 
 
+def tau(uniform: Array, rounds: int, discount: float) -> Array:
+    """τ by its inverse from two uniform numbers, (…, 2): t uniform, T with probability γ^t."""
+    t = np.ceil(uniform[..., 0] * rounds)
+    return np.where(uniform[..., 1] <= discount**t, rounds, t)
+
+
 def proposition(
     truths: Array, gradients: Array, actions: Array, *, rho: float, discount: float, fall: Array
 ) -> tuple[Array, Array]:

@@ -73,6 +73,10 @@ class Target:
     @cached_property
     def plan(self) -> Plan:
         """Return γ, D and T of the theorem."""
+        return self.planned_for(SHAPE)
+
+    def planned_for(self, shape: tuple[int, int]) -> Plan:
+        """Return the plan for matrices of a shape."""
         return plan(
             self.optimizer,
             rho=self.rho,
@@ -80,7 +84,7 @@ class Target:
             q_nuclear=self.q_nuclear,
             loss_gap=self.loss_gap,
             gradient_bound=self.gradient_bound,
-            shape=SHAPE,
+            shape=shape,
         )
 
     def run(self, learner: Callable[..., Learner], **options: Any) -> dict[str, Any]:
@@ -221,12 +225,16 @@ def planned(target: Target, factor: float, constant: float) -> Iterator[Check]:
     }
     rows, aim = min(SHAPE), {"rho": target.rho, "epsilon": target.epsilon}
     wanted = conversion.plan(**aim, **known, rows=rows, factor=factor)
-    errors = (
-        (1 - target.plan.discount) / (1 - wanted.discount) - 1,
-        target.plan.radius / wanted.radius - 1,
-        # Rounding may decide which integer is the next above an integer.
-        max(0, abs(target.plan.rounds - wanted.rounds) - 1),
-    )
+    errors = [
+        error
+        for own in (target.plan, target.planned_for((SHAPE[1], SHAPE[0])))
+        for error in (
+            (1 - own.discount) / (1 - wanted.discount) - 1,
+            own.radius / wanted.radius - 1,
+            # Rounding may decide which integer is the next above an integer.
+            max(0, abs(own.rounds - wanted.rounds) - 1),
+        )
+    ]
     yield close(f"{target.name}: γ, D and T against the reference's", *errors)
     # At the plan's own T, since the term of the descent falls with it.
     own = replace(wanted, rounds=target.plan.rounds)
