@@ -24,6 +24,7 @@ def check(found: AdmissibilitySearch) -> None:
     assert found.alpha.holds and found.beta.holds and found.holds
     assert found.feasibility <= 1 + 1e-9
     assert found.dominance >= 0
+    assert found.homogeneous
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 5), (3, 2)])
@@ -124,7 +125,32 @@ def test_lost_dominance_and_feasibility_are_seen() -> None:
     assert doubled.dominance > 0 and doubled.feasibility > 1 and not doubled.holds
 
 
-def points(kind: str, m: int = 3, n: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+class Scaled(Understated):
+    """The hyperbolic potential at L²/(L + 10⁻⁶), for one row: β = 1 + 10⁻⁶/L, without a bound."""
+
+    def root(self, root: Tensor) -> Tensor:
+        return root.square() / (root + 1e-6)
+
+    def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        return self.value_at_root(s, smoothing.sqrt())
+
+    def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
+        return self.base.value_at_root(s, self.root(root))
+
+    def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
+        return self.base.gradient(s, self.root(smoothing.sqrt()).square())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_constant_lost_at_small_smoothings_is_refuted(seed: int) -> None:
+    """Where Λ is large beside 10⁻¹² the ratios are those of (1, 1)."""
+    result = search_admissibility(Scaled(Hyperbolic(), Admissibility(1.0, 1.0)), 1, 3, seed=seed)
+    assert result.alpha.holds and not result.beta.holds and not result.holds
+    assert result.beta.found > 2
+    assert result.inhomogeneity > 1e-3 and not result.homogeneous
+
+
+def points(kind: str, m: int = 3, n: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     parameters = admissibility._Parameters.random(6, m, n, generator)
     made = admissibility._Stability if kind == "stability" else admissibility._Smoothness
@@ -132,14 +158,15 @@ def points(kind: str, m: int = 3, n: int = 4) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_the_points_of_the_search_satisfy_the_definition() -> None:
-    _, lower, upper = points("stability")
+    _, lower, upper, unit = points("stability")
+    assert unit.max() / unit.min() > 1e15
     eigenvalues = torch.linalg.eigvalsh(torch.stack([lower, upper - lower]))
     assert (eigenvalues > -1e-12 * torch.linalg.matrix_norm(upper, ord=2)[:, None]).all()
     traces = (upper - lower).diagonal(dim1=-2, dim2=-1).sum(-1)
-    torch.testing.assert_close(traces, torch.ones(6, dtype=F64), rtol=0, atol=1e-10)
-    _, root, d = points("smoothness")
+    torch.testing.assert_close(traces / unit, torch.ones(6, dtype=F64), rtol=0, atol=1e-10)
+    _, root, d, unit = points("smoothness")
     quadratic = (d * torch.linalg.solve(root, d)).sum((-2, -1))
-    torch.testing.assert_close(quadratic, torch.ones(6, dtype=F64), rtol=1e-8, atol=0)
+    torch.testing.assert_close(quadratic, unit, rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("potential", [Regularized(tolerance=1e-12), Hyperbolic()])

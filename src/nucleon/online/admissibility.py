@@ -1,10 +1,11 @@
 """Admissibility by search: how large the two ratios of Definition 3.1 can be made.
 
-Every potential is homogeneous, Ψ(cS; cL) = cΨ(S; L), so each ratio is searched where its
-denominator is 1; its infinitesimal form (the derivative in L, the Hessian in S) is then the limit
-of large S and L. Gradient ascent from random starts looks for large ratios; the points it finds are
-measured again through `value` and `gradient`, on samples that the search has not seen, because the
-largest of many noisy numbers overstates itself.
+Each ratio is searched where its denominator is c; its infinitesimal form (the derivative in L, the
+Hessian in S) is then the limit of S and L large beside c. A homogeneous potential, with
+Ψ(cS; cL) = cΨ(S; L), has the same ratios at every c. Definition 3.1 does not ask for that, so the
+starts spread c over many decades. Gradient ascent from random starts looks for large ratios; the
+points it finds are measured again through `value` and `gradient`, on samples that the search has
+not seen, because the largest of many noisy numbers overstates itself.
 """
 
 import itertools
@@ -23,6 +24,8 @@ from nucleon.online.potentials import Potential, Regularized
 
 _LARGEST = math.log(1e4)  # of the log-scale of L: 1e-4 from the infinitesimal, 12 digits left
 _RATE = 0.1  # Adam's, on parameters of order one
+_SPREAD = math.log(1e8)  # c of the starts is from its inverse to it
+_HOMOGENEOUS = 1e-6  # largest change of ∇Ψ: scaling by powers of two leaves solvers their digits
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,14 @@ class AdmissibilitySearch:
     """The largest ‖∇Ψ‖_op over the points of the search; at most 1 up to rounding."""
     dominance: float
     """The smallest (Ψ − ‖S‖_* + margin)/Ψ over those points; at least 0."""
+    inhomogeneity: float
+    """The largest ‖∇Ψ(cS; c²Λ) − ∇Ψ(S; Λ)‖_F over those points and powers c of 2; of a random
+    potential, its lower confidence limit."""
+
+    @property
+    def homogeneous(self) -> bool:
+        """True if no point refutes ∇Ψ(cS; c²Λ) = ∇Ψ(S; Λ), which discounted games need."""
+        return self.inhomogeneity <= _HOMOGENEOUS
 
     @property
     def holds(self) -> bool:
@@ -86,6 +97,8 @@ def search_admissibility(
     seed: int = 0,
 ) -> AdmissibilitySearch:
     """Maximize the ratios of Definition 3.1 over m×n totals and their smoothings, in float64.
+
+    The points of the search also test the homogeneity ∇Ψ(cS; c²Λ) = ∇Ψ(S; Λ).
 
     Args:
         potential: any but one without constants, such as `Nuclear`. One that is random says so
@@ -118,17 +131,19 @@ def search_admissibility(
     found_stability = _ascend(_Stability.of, stability, draws, steps)
     found_smoothness = _ascend(_Smoothness.of, smoothness, draws, steps)
     visited = [_Stability.of(stability), found_stability, _Smoothness.of(smoothness)]
-    feasibility, dominance = _inequalities([*visited, found_smoothness], measure)
+    points = [*visited, found_smoothness]
+    feasibility, dominance = _inequalities(points, measure)
     return AdmissibilitySearch(
         alpha=_estimate(found_stability, stated.alpha, measure),
         beta=_estimate(found_smoothness.both_signs(), stated.beta, measure),
         feasibility=feasibility,
         dominance=dominance,
+        inhomogeneity=_inhomogeneity(points, measure),
     )
 
 
 class _Parameters(NamedTuple):
-    """Free parameters of a batch of points: three matrices and the log-scales of S and L."""
+    """Free parameters of a batch of points: three matrices and the log-scales of L, S and c."""
 
     total: Tensor
     """(b, m, n)."""
@@ -137,98 +152,110 @@ class _Parameters(NamedTuple):
     other: Tensor
     """(b, m, max(m, n)): the increment of L, or the direction in S."""
     scales: Tensor
-    """(2, b, 1, 1)."""
+    """(3, b, 1, 1)."""
 
     @classmethod
     def random(cls, batch: int, m: int, n: int, generator: torch.Generator) -> Self:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-        return cls(
-            normal(batch, m, n),
-            normal(batch, m, m),
-            normal(batch, m, max(m, n)),
-            2 * normal(2, batch, 1, 1),
-        )
+        matrices = normal(batch, m, n), normal(batch, m, m), normal(batch, m, max(m, n))
+        # Both halves of the batch have the whole spread; a single start has c = 1.
+        spread = torch.linspace(-1, 1, batch // 2, dtype=torch.float64) if batch > 2 else 0.0
+        unit = (_SPREAD * spread * torch.ones(2, 1, dtype=torch.float64)).expand(2, batch // 2)
+        return cls(*matrices, torch.cat([2 * normal(2, batch, 1, 1), unit.reshape(1, -1, 1, 1)]))
 
     def halves(self) -> tuple["_Parameters", "_Parameters"]:
         first, second = zip(*(p.chunk(2, -3) for p in self), strict=True)
         return _Parameters(*first), _Parameters(*second)
 
+    @property
+    def unit(self) -> Tensor:
+        """c, (b, 1, 1)."""
+        return self.scales[2].exp()
+
     def root(self) -> Tensor:
-        """L = e^scale AAᵀ."""
+        """L = c·e^scale AAᵀ."""
         factor = self.scaled_factor()
-        return factor @ factor.mT
+        return self.unit * factor @ factor.mT
 
     def scaled_factor(self) -> Tensor:
         return (self.scales[0].clamp(max=_LARGEST) / 2).exp() * self.factor
 
     def s(self, *, relative: bool) -> Tensor:
-        """S = e^scale T, with the scale of L on top of its own where `relative`."""
-        scale = self.scales.sum(0) if relative else self.scales[1]
-        return scale.clamp(max=_LARGEST).exp() * self.total
+        """S = c·e^scale T, with the scale of L on top of its own where `relative`."""
+        scale = self.scales[:2].sum(0) if relative else self.scales[1]
+        return self.unit * scale.clamp(max=_LARGEST).exp() * self.total
 
 
 class _Stability(NamedTuple):
-    """Points (S, L₁, L₂) with 0 ⪯ L₁ ⪯ L₂ and Tr L₂ − Tr L₁ = 1."""
+    """Points (S, L₁, L₂) with 0 ⪯ L₁ ⪯ L₂ and Tr L₂ − Tr L₁ = c."""
 
     s: Tensor
     root: Tensor
     larger: Tensor
+    unit: Tensor
+    """c, (b,)."""
 
     @classmethod
     def of(cls, p: _Parameters) -> Self:
         b = p.other / torch.linalg.matrix_norm(p.other, keepdim=True)
-        return cls(p.s(relative=False), p.root(), p.root() + b @ b.mT)
+        larger = p.root() + p.unit * b @ b.mT
+        return cls(p.s(relative=False), p.root(), larger, p.unit[..., 0, 0])
 
     def ratio(self, potential: Potential) -> Tensor:
-        """Ψ(S; L₂) − Ψ(S; L₁), differentiable."""
+        """(Ψ(S; L₂) − Ψ(S; L₁))/c, differentiable."""
         larger = potential.value_at_root(self.s, self.larger)
-        return larger - potential.value_at_root(self.s, self.root)
+        return (larger - potential.value_at_root(self.s, self.root)) / self.unit
 
     def measured(self, potential: Potential) -> tuple[Tensor, Tensor]:
         """The ratio through the public functions, and a bound on its numerical error."""
         value, error = _value(potential, self.s, self.larger)
         below, its_error = _value(potential, self.s, self.root)
-        return value - below, error + its_error
+        return (value - below) / self.unit, (error + its_error) / self.unit
 
 
 class _Smoothness(NamedTuple):
-    """Points (X, L) and directions D with Tr DᵀL⁻¹D = 1: D = AE for L = AAᵀ and ‖E‖_F = 1."""
+    """Points (X, L) and directions D with Tr DᵀL⁻¹D = c: D = cAE for L = cAAᵀ and ‖E‖_F = 1."""
 
     s: Tensor
     root: Tensor
     direction: Tensor
+    unit: Tensor
+    """c, (b,)."""
 
     @classmethod
     def of(cls, p: _Parameters) -> Self:
         e = p.other[..., : p.total.shape[-1]]
         e = e / torch.linalg.matrix_norm(e, keepdim=True)
-        return cls(p.s(relative=True), p.root(), p.scaled_factor() @ e)
+        direction = p.unit * p.scaled_factor() @ e
+        return cls(p.s(relative=True), p.root(), direction, p.unit[..., 0, 0])
 
     def ratio(self, potential: Potential) -> Tensor:
-        """Ψ(X+D) − 2Ψ(X) + Ψ(X−D), differentiable.
+        """(Ψ(X+D) − 2Ψ(X) + Ψ(X−D))/c, differentiable.
 
         It is the mean of the ratio 2·Bregman(Y‖X) over Y = X ± D and tends to the Hessian form, so
         it has the same supremum; and its derivatives need no second derivative of Ψ.
         """
         ahead = potential.value_at_root(self.s + self.direction, self.root)
         behind = potential.value_at_root(self.s - self.direction, self.root)
-        return ahead + behind - 2 * potential.value_at_root(self.s, self.root)
+        return (ahead + behind - 2 * potential.value_at_root(self.s, self.root)) / self.unit
 
     def measured(self, potential: Potential) -> tuple[Tensor, Tensor]:
-        """2·Bregman(X+D‖X) through the public functions, and a bound on its numerical error."""
+        """2·Bregman(X+D‖X)/c through the public functions, and a bound on its numerical error."""
         ahead, error = _value(potential, self.s + self.direction, self.root)
         here, its_error = _value(potential, self.s, self.root)
         gradient = potential.gradient(self.s, _square(self.root))
         slope = (gradient * self.direction).sum((-2, -1))
-        # ½‖X̂ − X‖²_L ≤ gap, and |⟨X̂ − X, D⟩| ≤ ‖X̂ − X‖_L for a direction of unit length.
-        drift = (2 * _gap(potential, self.s, self.root)).sqrt()
-        return 2 * (ahead - here - slope), 2 * (error + its_error + drift)
+        # ½‖X̂ − X‖²_L ≤ gap, and |⟨X̂ − X, D⟩| ≤ ‖X̂ − X‖_L·√(Tr DᵀL⁻¹D).
+        drift = (2 * self.unit * _gap(potential, self.s, self.root)).sqrt()
+        errors = 2 * (error + its_error + drift)
+        return 2 * (ahead - here - slope) / self.unit, errors / self.unit
 
     def both_signs(self) -> Self:
         both = torch.cat([self.direction, -self.direction])
-        return type(self)(self.s.repeat(2, 1, 1), self.root.repeat(2, 1, 1), both)
+        s, root = self.s.repeat(2, 1, 1), self.root.repeat(2, 1, 1)
+        return type(self)(s, root, both, self.unit.repeat(2))
 
 
 _Points = _Stability | _Smoothness
@@ -289,7 +316,7 @@ def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate
     index = int((ratio - margin).argmax())
     best = type(points)(*(part[index] for part in points))
     found, margin = measure(best.measured)
-    return Estimate(stated, found.item(), margin.item(), tuple(best))
+    return Estimate(stated, found.item(), margin.item(), tuple(best[:3]))
 
 
 def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float, float]:
@@ -300,6 +327,29 @@ def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float,
     value, margin = measure(lambda potential: _value(potential, s, root), share=0.25)
     dominance = (value - nuclear_norm(s) + margin) / value
     return operator_norm(gradient).max().item(), dominance.min().item()
+
+
+def _inhomogeneity(visited: list[_Points], measure: _Measurement) -> float:
+    """The largest ‖∇Ψ(cS; c²Λ) − ∇Ψ(S; Λ)‖_F over the points, c from 2⁻²⁰ to 2²⁰.
+
+    Of each difference the part along that of one draw is measured on others.
+    """
+    s = torch.cat([points.s for points in visited])
+    square = _square(torch.cat([points.root for points in visited]))
+    c = 2.0 ** torch.linspace(-20, 20, len(s), dtype=s.dtype).round()[:, None, None]
+
+    def difference(potential: Potential) -> Tensor:
+        return potential.gradient(c * s, c**2 * square) - potential.gradient(s, square)
+
+    first = difference(next(measure.draws))
+    direction = first / torch.linalg.matrix_norm(first, keepdim=True).clamp(min=1e-300)
+
+    def along(potential: Potential) -> tuple[Tensor, Tensor]:
+        size = (difference(potential) * direction).sum((-2, -1))
+        return size, torch.zeros_like(size)
+
+    size, margin = measure(along, share=0.25)
+    return (size - margin).max().item()
 
 
 def _value(potential: Potential, s: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:

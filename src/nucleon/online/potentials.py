@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, final, get_args
+from typing import Any, ClassVar, final, get_args
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class Potential(ABC):
     A class of your own says `value`, `gradient` and `admissibility`; what else there is has a
     default. `nucleon.online.learners.GBPA` plays it.
     """
+
+    homogeneous: ClassVar[bool] = False
+    """True declares ∇Ψ(cS; c²Λ) = ∇Ψ(S; Λ) for c > 0. Definition 3.1 does not imply it, and the
+    bound of a discounted game needs it: without the declaration it names this as a condition."""
 
     @abstractmethod
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
@@ -85,6 +89,7 @@ class Nuclear(Potential):
         method: of the polar factor (default `"svd"`).
     """
 
+    homogeneous: ClassVar[bool] = True
     method: PolarMethod = "svd"
 
     def __post_init__(self) -> None:
@@ -124,6 +129,7 @@ class Regularized(Potential):
         max_iterations: of the solver (default 5000).
     """
 
+    homogeneous: ClassVar[bool] = True
     solver: Solver = "douglas-rachford"
     tolerance: float = 1e-8
     max_iterations: int = 5000
@@ -205,6 +211,7 @@ class Gaussian(Potential):
         method: of the polar factors (default `"svd"`).
     """
 
+    homogeneous: ClassVar[bool] = True
     samples: int = 16
     seed: int = 0
     antithetic: bool = False
@@ -323,6 +330,7 @@ class Hyperbolic(Potential):
         method: of the augmented polar factor (default `"eigh"`).
     """
 
+    homogeneous: ClassVar[bool] = True
     method: AugmentedMethod = "eigh"
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from helpers import (
 )
 from nucleon import noise
 from nucleon.online import potentials, streams, theory
+from nucleon.online.admissibility import search_admissibility
 from nucleon.online.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.online.regret import Ledger
 
@@ -493,6 +494,45 @@ def test_a_potential_of_ones_own_is_played(shape):
     for other in (Plain("another"), potentials.Hyperbolic()):
         with pytest.raises(ValueError, match="the state has"):
             GBPA(shape, other, dtype=F64).load_state_dict(state)
+
+
+class Stepped(potentials.Potential):
+    """The hyperbolic potential of one entry at 3L for L < √250 and at L above: α = 3, β = 1.
+
+    It has values above |s|, a Hessian of at most 1/L, and rises with L by at most 3 per unit.
+    """
+
+    def value(self, s, smoothing):
+        return potentials.Hyperbolic().value(s, smoothing * (1 + 8 * (smoothing < 250)))
+
+    def gradient(self, s, smoothing):
+        return potentials.Hyperbolic().gradient(s, smoothing * (1 + 8 * (smoothing < 250)))
+
+    def admissibility(self, m, n):
+        return potentials.Admissibility(3.0, 1.0)
+
+
+def test_a_discounted_game_needs_a_homogeneous_potential():
+    """Gradients that move Λ across the step climb where |x| is small and descend where it is large.
+
+    Admissibility does not forbid it: in the plain game L never falls.
+    """
+    assert search_admissibility(Stepped(), 1, 1, starts=4, steps=10).holds
+    discount, learner = 0.9995, GBPA((1, 1), Stepped(), discount=0.9995, dtype=F64)
+    for t in range(2500):
+        smoothing = learner.smoothing().item()
+        # With η² = 3 this square would bring Λ from the discounted Gram to the step.
+        square = 3 * (250 - smoothing) + (1 - discount**2) * learner.gram.item()
+        size = min(1.0, max(0.0, square + (0.015 if smoothing < 250 else -0.015))) ** 0.5
+        start = 1.0 if t < 25 else (-1.0) ** t
+        size = start if square > 1 else size if smoothing < 250 else -size
+        learner.play()
+        learner.observe(torch.tensor([[size]], dtype=F64))
+    certificate = learner.certificate()
+    assert certificate.regret > 1.5 * certificate.bound and not certificate.holds
+    assert "provided that Stepped is homogeneous" in certificate.theorem
+    for other in (GBPA((1, 1), Stepped()), FAML((1, 1), discount=0.9)):
+        assert "provided" not in other.certificate().theorem
 
 
 def test_a_random_potential_is_drawn_anew_every_round():

@@ -3,7 +3,7 @@
     X_1 = 0,  X_{t+1} = −D ∇Ψ(S_t; Λ_t),  Λ_t = (G²I + M_t)/η²,  η = √(α/β)
 
 with S_t = ΣG_s and M_t = ΣG_sG_sᵀ. The discounted game is the plain one on γ^{-t}G_t with the bound
-Gγ^{-(t+1)}; ∇Ψ does not change when S and Λ^{1/2} are scaled alike, so it is played on the sums
+Gγ^{-(t+1)}; where ∇Ψ does not change with S and Λ^{1/2} scaled alike, it is played on the sums
 Ĝ_t = Σγ^{t-s}G_s and M̂_t = Σγ^{2(t-s)}G_sG_sᵀ with Λ̂_t = (G²γ^{-2}I + M̂_t)/η², which never
 overflow. The sums are float64 and live on the short side: tall matrices are transposed. So are Λ
 and ∇Ψ, whatever the dtype of the game; only the action is rounded to it.
@@ -247,12 +247,16 @@ class GBPA(Learner):
         return super().refusal(oblivious=oblivious, delta=delta)
 
     def _theorem(self, oblivious: bool, delta: float | None) -> str:
+        theorem = self.theorem
+        if self.discount < 1 and not self.potential.homogeneous:
+            kind = type(self.potential).__name__
+            theorem += f", provided that {kind} is homogeneous: ∇Ψ(cS; c²Λ) = ∇Ψ(S; Λ)"
         if not self.is_random:
-            return self.theorem
+            return theorem
         if delta is None:
-            return f"{self.theorem}, in the mean over the noise, of which this is one draw"
+            return f"{theorem}, in the mean over the noise, of which this is one draw"
         against = "" if oblivious else " against gradients that see the actions, linear in T"
-        return f"{self.theorem}, with probability at least {1 - delta:g}{against}"
+        return f"{theorem}, with probability at least {1 - delta:g}{against}"
 
     def _bounded(self) -> tuple[Tensor, Tensor]:
         return self.level, 2 * self.radius * self.excess
