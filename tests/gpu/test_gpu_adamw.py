@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 pytest.importorskip("triton")
 
-from nucleon.optim.engines.cuda import adamw, pointers
+from nucleon.optim.engines.cuda import adamw
 from optim import adamw_cases as cases
 
 CUDA = torch.device("cuda")
@@ -91,7 +91,6 @@ def test_the_callers_graph_takes_the_same_steps(warm):
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         cases.step(compiled)  # kernels are compiled and loaded
-        pointers.table([2**40] * 32, CUDA)
         if warm:
             cases.step(two)
     torch.cuda.current_stream().wait_stream(stream)
@@ -167,17 +166,20 @@ def test_a_graph_is_replayed_and_its_tables_are_kept():
     cases.give_gradients(params, 0)
     cases.step(optimizer)
     (bucket,) = optimizer._worklist.works[0].cache
-    assert isinstance(bucket, adamw.Bucket) and bucket.graph is None
+    recording = bucket.followed.result
+    assert isinstance(recording, adamw.Recording) and recording.replay.graph is None
     cases.step(optimizer)
-    tables, gradients, graph = bucket.tables, bucket.gradients, bucket.graph
+    gradients, graph = recording.gradients.tensor, recording.replay.graph
     assert graph is not None
     params[0].grad = params[0].grad.clone()
     optimizer.param_groups[0]["lr"] = 0.5
     cases.step(optimizer)
-    assert bucket.tables is tables and bucket.gradients is gradients and bucket.graph is graph
-    assert gradients.tolist() == bucket.addresses and tables.lr.item() == 0.5
+    assert bucket.followed.result is recording
+    assert recording.gradients.tensor is gradients and recording.replay.graph is graph
+    assert gradients.tolist() == recording.gradients.known
+    assert recording.tables.lr.item() == 0.5
     optimizer.param_groups[0]["eps"] = 1e-4
     cases.step(optimizer)
-    assert bucket.graph is None
+    assert recording.replay.graph is None
     cases.step(optimizer)
-    assert bucket.graph is not None
+    assert recording.replay.graph is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim.engines.cuda import engine, graphs, lanes
+from nucleon.optim.engines.cuda import engine, program, replay
 
 SHAPES = [(64, 200), (64, 200), (200, 72), (96, 96), (3, 64, 80), (130, 1030)]
 CLASSES = [nucleon.Muon, nucleon.Leon, nucleon.Pion]
@@ -46,7 +46,11 @@ def train(optimizer, params, steps, start=0, spoil=None, at=0):
 def recordings(optimizer):
     made = optimizer._worklist
     caches = [work.cache for work in made.works] if made else []
-    return [cache.recording for cache in caches if isinstance(cache, graphs.Cache)]
+    return [cache.recording for cache in caches if isinstance(cache, engine.Cache)]
+
+
+def graphs(optimizer):
+    return [recording.replay.graph for recording in recordings(optimizer)]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -59,7 +63,7 @@ def test_the_fused_step_is_that_of_the_torch_path(cls, dtype, options, monkeypat
     params, others = parameters(dtype), parameters(dtype)
     optimizer = cls(params, **options)
     train(optimizer, params, 5, spoil=1)
-    assert recordings(optimizer) and all(r.graph is not None for r in recordings(optimizer))
+    assert graphs(optimizer) and all(graphs(optimizer))
     monkeypatch.setattr(engine, "runs_on", lambda device: False)
     other = cls(others, **options)
     train(other, others, 5, spoil=1)
@@ -88,10 +92,10 @@ def test_the_fused_step_is_that_of_the_torch_path(cls, dtype, options, monkeypat
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_replay_is_bit_for_bit_the_launches_it_replaces(cls, monkeypatch):
     first = train(cls(p := parameters(), weight_decay=0.1), p, 6)
-    monkeypatch.setattr(graphs, "LARGEST", 0)  # as of larger stacks
+    monkeypatch.setattr(program, "LARGEST", 0)  # as of larger stacks
     optimizer = cls(p := parameters(), weight_decay=0.1)
     second = train(optimizer, p, 6)
-    assert recordings(optimizer) and all(r.graph is None for r in recordings(optimizer))
+    assert graphs(optimizer) and not any(graphs(optimizer))
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
 
@@ -103,10 +107,10 @@ def test_gradients_may_begin_anywhere_in_a_buffer(dtype):
     others = parameters(dtype)
     optimizer = nucleon.Leon(others)
     train(optimizer, others, 2, at=1)
-    before = [r.graph for r in recordings(optimizer)]
-    assert all(graph is not None for graph in before)
+    before = graphs(optimizer)
+    assert all(before)
     train(optimizer, others, 2, start=2, at=0)  # other kernels: captured anew
-    assert not any(r.graph in before for r in recordings(optimizer))
+    assert not any(graph in before for graph in graphs(optimizer))
     for a, b in zip(first, others, strict=True):
         assert torch.equal(a, b)
 
@@ -131,9 +135,10 @@ def test_schedules_loaded_states_and_missing_gradients_are_followed():
     for work, r in zip(works, recordings(one), strict=True):
         rows, columns = work.stack.shape
         expected = (0.1 / 6 * math.sqrt(max(1.0, rows / columns)), 0.0)
-        assert r.known == pytest.approx(expected)
-        assert r.rates.tolist() == pytest.approx(expected)
-        assert r.mask.all()
+        assert r.rates.known == pytest.approx(expected)
+        assert r.rates.tensor.tolist() == pytest.approx(expected)
+        assert r.table.tensor.tolist() == r.table.known
+        assert r.mask.tensor.all()
 
 
 def train_one(optimizer, params, step):
@@ -184,7 +189,7 @@ def test_a_hook_that_is_assigned_later_is_the_one_that_runs(cls, to, monkeypatch
     params = parameters()
     optimizer = cls(params)
     train(optimizer, params, 3)
-    assert all(r.graph is not None for r in recordings(optimizer))
+    assert all(graphs(optimizer))
     before = [p.detach().clone() for p in params]
     target = optimizer if to == "instance" else cls
     monkeypatch.setattr(target, "direction", lambda *given: torch.zeros_like(given[-3]))
@@ -200,7 +205,7 @@ def test_a_schedule_of_the_momentum_is_not_captured():
     for step in range(4):
         optimizer.param_groups[0]["momentum"] = 0.9 + 0.01 * step
         train(optimizer, params, 1, start=step)
-    assert [r.graph for r in recordings(optimizer)] == [None]
+    assert graphs(optimizer) == [None]
 
 
 def test_options_that_change_once_are_followed_and_captured_anew(monkeypatch):
@@ -215,8 +220,8 @@ def test_options_that_change_once_are_followed_and_captured_anew(monkeypatch):
         return optimizer, params
 
     one, params = trained()
-    assert all(r.graph is not None for r in recordings(one))
-    monkeypatch.setattr(graphs, "_capture", lambda *_: None)
+    assert all(graphs(one))
+    monkeypatch.setattr(replay, "_captured", lambda *_: None)
     _, others = trained()
     for a, b in zip(params, others, strict=True):
         assert torch.equal(a, b)
@@ -225,17 +230,17 @@ def test_options_that_change_once_are_followed_and_captured_anew(monkeypatch):
 def test_a_capture_that_fails_is_done_without(monkeypatch):
     params, others = parameters(), parameters()
     train(nucleon.Leon(others), others, 4)
-    run = graphs.launch.step
+    launch = engine.launch
 
     def failing(*args):
-        run(*args)
+        launch(*args)
         if torch.cuda.is_current_stream_capturing():
             raise ValueError
 
-    monkeypatch.setattr(graphs.launch, "step", failing)
+    monkeypatch.setattr(engine, "launch", failing)
     optimizer = nucleon.Leon(params)
     train(optimizer, params, 4)
-    assert all(r.graph is None and r.fails for r in recordings(optimizer))
+    assert all(r.replay.fails for r in recordings(optimizer)) and not any(graphs(optimizer))
     for a, b in zip(params, others, strict=True):
         assert torch.equal(a, b)
 
@@ -257,8 +262,8 @@ def test_queries_keys_and_values_are_fused_with_a_projection():
     params = parameters(shapes=[(192, 64), (64, 64)])
     optimizer = nucleon.Leon(params, axes=["(b=3 r) c", None])
     train(optimizer, params, 3)
-    (found,) = recordings(optimizer)
-    assert found.graph is not None
+    (graph,) = graphs(optimizer)
+    assert graph is not None
 
 
 def test_a_learning_rate_on_the_host_with_random_lengths_and_decay():
@@ -303,7 +308,7 @@ def test_neither_capture_nor_replay_waits_for_the_device(cls):
             optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(r.graph is not None for r in recordings(optimizer))
+    assert all(graphs(optimizer))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -374,6 +379,6 @@ def test_small_stacks_side_by_side_are_bit_for_bit_those_in_turn(cls, monkeypatc
         return moved
 
     beside = trained()
-    monkeypatch.setattr(lanes, "LARGEST", 0)
+    monkeypatch.setattr(replay, "LARGEST", 0)
     for p, q in zip(beside, trained(), strict=True):
         assert torch.equal(p, q)

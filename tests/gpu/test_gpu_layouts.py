@@ -58,7 +58,7 @@ def test_a_layout_is_served_and_right(cls, name, dtype, monkeypatch):
     first, second = (value.to(memory_format=memory, copy=True).requires_grad_() for _ in range(2))
     fast = trained(cls, first, spec, weight_decay=0.1)
     assert {work.engine for work in fast._worklist.works} == {engine}
-    assert all(work.cache.recording.graph for work in fast._worklist.works)
+    assert all(work.cache.recording.replay.graph for work in fast._worklist.works)
     assert "torch" not in next(iter(fast.explain())).method
     monkeypatch.setattr(engine, "runs_on", lambda device: False)
     slow = trained(cls, second, spec, weight_decay=0.1)

@@ -8,7 +8,7 @@ import torch
 import nucleon
 from nucleon import noise
 from nucleon.linalg.roots import cholesky_root
-from nucleon.optim.engines.cuda import engine, perturbed, pointers
+from nucleon.optim.engines.cuda import addresses, engine, perturbed
 from nucleon.optim.engines.work import Draws
 
 KINDS = {
@@ -21,7 +21,7 @@ KINDS = {
 
 def drawn(m, width, samples, streams, step, seed):
     here = torch.device("cuda")
-    tables = [pointers.table([x.data_ptr()], here) for x in (streams, step)]
+    tables = [addresses.table([x.data_ptr()], here) for x in (streams, step)]
     return perturbed.drawn(Draws(seed, samples, width), *tables, m, len(streams), 0, len(streams))
 
 
@@ -71,8 +71,8 @@ def test_the_root_is_cholesky_s(m, monkeypatch):
     kept = []
     run = perturbed.cholesky
 
-    def watched(job, table, entered):
-        kept.append((run(job, table, entered), entered.factors[0], job.hyper.smoothing))
+    def watched(program, table, entered):
+        kept.append((run(program, table, entered), entered.factors[0], program.hyper.smoothing))
         return kept[-1][0]
 
     monkeypatch.setattr(perturbed, "cholesky", watched)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nucleon
-from nucleon.optim.engines.cuda.layout import place_of
+from nucleon.optim.engines.cuda.addresses import place_of
 from nucleon.optim.matrices import axes
 
 WIDTH, HEADS_PER_KV, SIZE, EXPERTS = 8, 2, 2, 4

@@ -14,13 +14,12 @@ import adamw_cases
 
 import interpreting  # noqa: F401  (patches the language once)
 from nucleon.linalg import triton_symmetric
-from nucleon.optim.engines.cuda import adamw_kernels, average_kernel, engine, pointers
+from nucleon.optim.engines.cuda import adamw_kernels, addresses, average_kernel, engine
 
 assert triton_symmetric.INTERPRETED
 
 engine.runs_on = lambda device: True
-pointers.table = lambda places, device: torch.tensor(places)
-pointers.send = lambda places, table: table.copy_(torch.tensor(places))
+addresses.send = lambda places, table: table.copy_(torch.tensor(places))
 torch.cuda.is_current_stream_capturing = lambda: False
 adamw_kernels.PART = 4096  # the interpreter's time is that of the programs, not of the entries
 

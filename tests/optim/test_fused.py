@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim.engines.cuda import pointers
-from nucleon.optim.engines.cuda.layout import Side, layout_of
+from nucleon.optim.engines.cuda import addresses
+from nucleon.optim.engines.cuda.addresses import Side, layout_of
 from nucleon.optim.matrices import stacks
 
 HERE = Path(__file__).parent
@@ -157,18 +157,24 @@ def test_an_address_is_only_taken_of_what_lies_as_it_should():
     (stack,) = stacks.build([(param, None)], room())
     layout, here = layout_of(stack), param.device
     assert layout is not None
-    assert pointers.of_tensors(layout, [param], here) == [param.data_ptr()]
+    assert addresses.of_tensors(layout, [param], here) == [param.data_ptr()]
     for other in (
         param.double(),
         torch.zeros(8, 16)[:, ::2],
         param.to("meta"),
         torch.zeros(8).expand(8, 8),
     ):
-        assert pointers.of_tensors(layout, [other], here) is None
-    assert pointers.of_tensors(layout, [param], torch.device("meta")) is None
+        assert addresses.of_tensors(layout, [other], here) is None
+    assert addresses.of_tensors(layout, [param], torch.device("meta")) is None
     for start, alignment in ((0, 16), (1, 4), (4, 16)):
-        places = pointers.of_tensors(layout, [torch.zeros(68)[start:][:64].view(8, 8)], here)
-        assert places is not None and pointers.alignment(places, 4) == alignment
+        places = addresses.of_tensors(layout, [torch.zeros(68)[start:][:64].view(8, 8)], here)
+        assert places is not None and addresses.alignment(places, 4) == alignment
+
+
+def test_addresses_that_are_arguments_of_kernels_are_exact():
+    places, table = [0, 2**61, 2**62 - 1, 140_000_000_000_017, 5], torch.full((5,), 7)
+    addresses.as_arguments(places, table)
+    assert table.tolist() == places
 
 
 def stepped(optimizer):

@@ -1,4 +1,4 @@
-"""Which stream a stack is launched on, and who waits for whom; no GPU is needed."""
+"""What is launched, captured or replayed, and on which stream; no GPU is needed."""
 
 from contextlib import contextmanager
 from functools import cache
@@ -9,10 +9,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import nucleon
-from nucleon.optim.engines import adamw, reference
-from nucleon.optim.engines.cuda import engine, lanes
-from nucleon.optim.engines.cuda.lanes import Lanes
-from nucleon.optim.engines.work import Matrices, Work
+from nucleon.optim.engines import reference
+from nucleon.optim.engines.cuda import engine, replay
+from nucleon.optim.engines.cuda.replay import Lanes
+from nucleon.optim.engines.work import Matrices
 from nucleon.optim.matrices import stacks
 
 
@@ -60,9 +60,9 @@ def device(monkeypatch):
 
     @cache
     def streams(device):
-        return [Stream(f"lane {device.index}.{i}", log) for i in range(lanes.COUNT)]
+        return [Stream(f"lane {device.index}.{i}", log) for i in range(replay.LANES)]
 
-    monkeypatch.setattr(lanes, "_streams", streams)
+    monkeypatch.setattr(replay, "_streams", streams)
     monkeypatch.setattr(torch.cuda, "current_stream", current)
     monkeypatch.setattr(torch.cuda, "stream", entered)
 
@@ -85,8 +85,8 @@ def waits(log):
 
 def test_lanes_begin_after_the_caller_and_the_caller_goes_on_after_all_of_them(device):
     used = device.run(small(20))
-    assert set(used) == {f"lane 0.{i}" for i in range(lanes.COUNT)}
-    assert len(waits(device.log)) == 2 * lanes.COUNT  # no lane for another, each once
+    assert set(used) == {f"lane 0.{i}" for i in range(replay.LANES)}
+    assert len(waits(device.log)) == 2 * replay.LANES  # no lane for another, each once
     for name in set(used):
         runs = [i for i, event in enumerate(device.log) if event[:2] == (name, "runs")]
         assert device.log.index((name, "waits for", "caller 0")) < runs[0]
@@ -119,7 +119,7 @@ def test_a_list_of_stacks_has_the_same_lanes_at_every_step(device):
     first = device.run(given)
     assert device.run(given) == device.run(given) == first
     assert first.pop(7) == "caller 0"
-    assert first == [f"lane 0.{i % lanes.COUNT}" for i in range(20)]
+    assert first == [f"lane 0.{i % replay.LANES}" for i in range(20)]
 
 
 def test_each_device_has_lanes_and_a_caller_of_its_own(device):
@@ -153,18 +153,60 @@ def test_the_matrices_of_all_pieces_are_counted():
         params = [torch.empty(64, 64, device="cuda:0") for _ in range(65)]
     for some in (64, 65):
         (stack,) = stacks.build([(p, None) for p in params[:some]], lambda *_: 2**62)
-        assert lanes._small(stack) is (some == 64)
+        assert replay._small(stack) is (some == 64)
 
 
-def test_other_engines_stay_with_the_caller(device, monkeypatch):
-    """AdamW's, torch's, and that which gathers matrices from other ranks in an order."""
-    with FakeTensorMode():
-        others = Work(adamw, 0, [torch.empty(3, device="cuda:0")], [{}])
-    (slow,) = small(1)
-    slow.engine = reference
-    Lanes([slow, others])
-    assert slow.lane is None and slow.lanes is None
+def test_matrices_of_other_ranks_stay_with_the_caller(device, monkeypatch):
+    """They are gathered in an order."""
     others = small(1)
-    monkeypatch.setattr(lanes.shards, "sharded", lambda tensor: True)
+    monkeypatch.setattr(replay.shards, "sharded", lambda tensor: True)
     assert device.run(others) == ["caller 0"]
     assert waits(device.log) == []
+
+
+def replayed(monkeypatch, fails=False):
+    """A replay and its log: what was launched or captured, for which arguments, or replayed."""
+    log, shared = [], replay.Replay()
+
+    def captured(launch, pools, device):
+        launch()
+        log.append("captured")
+        graph = SimpleNamespace(replay=lambda: log.append("replayed"))
+        return None if fails else graph
+
+    def run(arguments, pools, device="cuda"):
+        shared.run(arguments, lambda: log.append(arguments), pools, torch.device(device))
+
+    monkeypatch.setattr(replay, "_captured", captured)
+    return log, run
+
+
+def test_launches_are_captured_when_they_come_again_and_anew_for_others(monkeypatch):
+    log, run = replayed(monkeypatch)
+    for arguments in ("a", "a", "a", "b", "b", "a"):
+        run(arguments, {})
+    again = ["captured", "replayed"]
+    assert log == ["a", "a", *again, "replayed", "b", "b", *again, "a"]
+
+
+def test_launches_are_done_where_nothing_is_captured(monkeypatch):
+    """Since it would not pay, on a CPU, or since it fails: that is tried once."""
+    log, run = replayed(monkeypatch, fails=True)
+    for pools, device in ((None, "cuda"), (None, "cuda"), ({}, "cpu"), ({}, "cuda"), ({}, "cuda")):
+        run("a", pools, device)
+    assert log == ["a", "a", "a", "a", "captured", "a", "a"]
+
+
+def test_an_input_is_written_when_its_value_changes():
+    rates = replay.Input(torch.zeros(2))
+    rates.fill(0.5, 0.25)
+    rates.tensor[0] = 7.0  # to see whether it is written to
+    rates.fill(0.5, 0.25)
+    assert rates.tensor.tolist() == [7.0, 0.25]
+    rates.fill(0.5, torch.tensor(0.125))  # which may change where it lies
+    assert rates.tensor.tolist() == [0.5, 0.125]
+    rates.fill(0.5, torch.tensor(0.75))
+    assert rates.tensor.tolist() == [0.5, 0.75]
+    rates.fill(0.5, 0.75)
+    rates.fill(1.0, 0.75)
+    assert rates.tensor.tolist() == [1.0, 0.75] and rates.known == (1.0, 0.75)

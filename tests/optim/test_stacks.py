@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import nucleon
 from nucleon.optim import of_potential, polar_methods, worklist
-from nucleon.optim.engines.cuda import engine, graphs
+from nucleon.optim.engines.cuda import engine
+from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.engines.work import facts_of
 from nucleon.optim.matrices import axes, stacks
 
@@ -161,8 +162,9 @@ def test_a_bucket_has_the_least_room_of_its_parameters():
     [(12, 768, 3072, True), (24, 4096, 1024, True), (8, 8192, 2048, False), (1, 4096, 4096, False)],
 )
 def test_stacks_of_large_products_are_not_captured(count, rows, columns, captured):
-    job = SimpleNamespace(directions=count, m=min(rows, columns))
-    assert graphs.captures(job) is captured
+    layout = SimpleNamespace(count=count)
+    program = SimpleNamespace(m=min(rows, columns), layout=layout, draws=None)
+    assert Program.captured.func(program) is captured
 
 
 def test_what_is_float16_by_itself(monkeypatch):

@@ -16,7 +16,6 @@ kernels = pytest.importorskip("nucleon.optim.engines.cuda.kernels")
 adamw_kernels = pytest.importorskip("nucleon.optim.engines.cuda.adamw_kernels")
 small = pytest.importorskip("nucleon.optim.engines.cuda.small")
 perturbed = pytest.importorskip("nucleon.optim.engines.cuda.perturbed")
-fill = pytest.importorskip("nucleon.optim.engines.cuda.fill")
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
@@ -75,11 +74,6 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
 
 # Kernel, the kinds of its arguments, its constants.
 CASES = {
-    "fill": (
-        fill.fill,
-        {"table": TABLE, **{f"p{i}": "i64" for i in range(fill.POINTERS)}},
-        {},
-    ),
     "sum_squares": (
         kernels.sum_squares,
         {**TENSORS, "mask": "*i1", "sums": "*fp64", **WHERE, **FACTORS},

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.linalg.kernels import triton_works
-from nucleon.optim.engines.cuda.layout import dense
+from nucleon.optim.engines.cuda.addresses import dense
 from nucleon.optim.engines.work import State
 from nucleon.optim.matrices import shards
 

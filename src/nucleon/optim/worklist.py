@@ -19,8 +19,8 @@ from torch import Tensor
 from nucleon.optim.engines import adamw, reference
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
-from nucleon.optim.engines.cuda.lanes import Lanes
-from nucleon.optim.engines.cuda.layout import layout_of, strides_of
+from nucleon.optim.engines.cuda.addresses import layout_of, strides_of
+from nucleon.optim.engines.cuda.replay import Lanes
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.gathered import Gathered
 from nucleon.optim.engines.ranks.owners import Owned, Task
@@ -122,7 +122,8 @@ def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
     every = [param for group in groups for param in group["params"]]
     sharded = [param for param in every if shards.sharded(param)]
     stateless = [param for param in every if param not in states]
-    return Worklist(works, [*counted.values()], sharded, stateless, Lanes(works))
+    fast = [work for work in works if isinstance(work, Matrices) and work.engine is cuda]
+    return Worklist(works, [*counted.values()], sharded, stateless, Lanes(fast))
 
 
 def present(optimizer: Stepped) -> list[Matrices]:

@@ -13,7 +13,6 @@ where they lie on the device; ranks that talk in between launch one by one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,15 @@ import torch
 from torch import Tensor
 
 from nucleon.optim.engines import adamw
-from nucleon.optim.engines.cuda import engine, pointers
-from nucleon.optim.engines.cuda.capture import captured
-from nucleon.optim.engines.cuda.layout import dense, has_strides, restrided
+from nucleon.optim.engines.cuda import addresses, engine
+from nucleon.optim.engines.cuda.addresses import dense, has_strides, restrided
+from nucleon.optim.engines.cuda.replay import Input, Replay
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import Settings, State, Work
 from nucleon.optim.matrices import shards
 
 if TYPE_CHECKING:  # it needs Triton
-    from nucleon.optim.engines.cuda.adamw_kernels import Numbers, Tables
+    from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
 EMPTY = 2**61
 """In place of the address of what has no entries: a multiple of anything, and never read."""
@@ -38,31 +37,25 @@ Memory = tuple[Sequence[Tensor], ...]
 """Weights, then `STATE`, of each parameter of a bucket: what this rank holds of them."""
 
 
-@dataclass
 class Bucket:
-    """Parameters of one dtype on one device and mesh, and what is known of their memory."""
+    """Parameters of one dtype on one device and mesh, and where they and their states lie."""
 
-    params: Sequence[Tensor]
-    states: Sequence[State]
-    memory: Memory = ()
-    """The tensors that `tables` were made of."""
-    seen: Sequence[int] = ()
-    """Their addresses."""
-    strides: tuple[tuple[int, ...], ...] = ()
-    """Of the weights."""
-    tables: "Tables | None" = None
-    """Where parameters and states lie; None where the kernels cannot follow."""
-    addresses: Sequence[int] = ()
-    """Of the last gradients."""
-    gradients: Tensor | None = None
-    """`addresses` on the device."""
-    lr: object = None
-    """What `tables.lr` holds, where the host knows it."""
-    known: "Numbers | None" = None
-    """The options of the last step, and of the graph."""
-    graph: torch.cuda.CUDAGraph | None = None
-    fails: bool = False
-    """Whether no graph could be made."""
+    def __init__(self, params: Sequence[Tensor], states: Sequence[State]) -> None:
+        self.params, self.states = params, states
+        self.followed = addresses.Followed[Recording]()
+
+
+class Recording:
+    """What is launched on a bucket as long as it lies where it does: tables, inputs and graph."""
+
+    def __init__(self, memory: Memory, tables: "Tables") -> None:
+        self.tables = tables
+        self.strides = tuple(map(Tensor.stride, memory[0]))
+        """Of the weights."""
+        self.gradients = Input(tables.rows.new_empty(len(memory[0])))
+        """Their addresses."""
+        self.rate = Input(tables.lr)
+        self.replay = Replay()
 
 
 class Buckets(list[Bucket]):
@@ -120,71 +113,47 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
         return True
     memory = _memory(bucket)
     with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
-        tables = _tables(bucket, memory)
-        gradients, dtype = pointers.regular(gradients, memory[0], bucket.strides)
-        missing = kernels.MISSING.value
-        addresses = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
-        if tables is None or 0 in addresses:
-            return False
-        table = _gradient_table(bucket, addresses, first.device)
-        _set_rate(bucket, tables, group["lr"])
-        numbers = kernels.Numbers.of(group, dtype)
-        if shards.sharded(first):
-            kernels.look_at(tables, table, numbers)
-            wire.add_up(tables.counts, shards.mesh_groups(first), "gradients")
-            kernels.move(tables, table, numbers)
+        if torch.cuda.is_current_stream_capturing():  # the caller's graph may outlive the bucket
+            recording = _recording(memory)
         else:
-            _launch(bucket, tables, table, numbers)
+            recording = bucket.followed.get(memory, lambda: _recording(memory))
+        if recording is None:
+            return False
+        gradients, dtype = addresses.regular(gradients, memory[0], recording.strides)
+        missing = kernels.MISSING.value
+        places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
+        if 0 in places:
+            return False
+        tables, table = recording.tables, recording.gradients.tensor
+        recording.gradients.set(places, lambda: addresses.send(places, table))
+        lr = group["lr"]
+        on_device = isinstance(lr, Tensor) and not lr.is_cpu
+        recording.rate.fill(lr.reshape(()) if on_device else float(lr))
+        numbers = kernels.Numbers.of(group, dtype)
+
+        def launch() -> None:
+            kernels.look_at(tables, table, numbers)
+            if shards.sharded(first):
+                wire.add_up(tables.counts, shards.mesh_groups(first), "gradients")
+            kernels.move(tables, table, numbers)
+
+        pools = None if shards.sharded(first) else {}
+        recording.replay.run(numbers, launch, pools, table.device)
     return True
-
-
-def _launch(bucket: Bucket, tables: "Tables", table: Tensor, numbers: "Numbers") -> None:
-    """All launches of a step: those of the first one by one, then captured, then replayed."""
-    from nucleon.optim.engines.cuda import adamw_kernels as kernels
-
-    def run() -> None:
-        kernels.look_at(tables, table, numbers)
-        kernels.move(tables, table, numbers)
-
-    if not table.is_cuda or torch.cuda.is_current_stream_capturing():
-        return run()
-    if bucket.known != numbers:  # an option that changes at every step makes no graph
-        bucket.known, bucket.graph = numbers, None
-        return run()
-    if bucket.graph is None and not bucket.fails:
-        bucket.graph = captured(run, torch.cuda.Stream(table.device))
-        bucket.fails = bucket.graph is None
-    return run() if bucket.graph is None else bucket.graph.replay()
 
 
 # ---------------------------------------------------------------------- where it all lies
 
 
 def _memory(bucket: Bucket) -> Memory:
-    found = bucket.params, *([own[name] for own in bucket.states] for name in STATE)
+    memory = bucket.params, *([state[name] for state in bucket.states] for name in STATE)
     if shards.sharded(bucket.params[0]):
-        return tuple([shards.local(tensor) for tensor in tensors] for tensors in found)
-    return found
+        return tuple([shards.local(tensor) for tensor in tensors] for tensors in memory)
+    return memory
 
 
-def _tables(bucket: Bucket, memory: Memory) -> "Tables | None":
-    """Where parameters and states lie; None where the kernels cannot follow.
-
-    They are kept, as to find them again costs a step its time. A graph that the caller captures
-    has its own: it may outlive the bucket.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        return _new_tables(memory)
-    # What lies where a tensor that is kept lay is that tensor; another stride makes a new list.
-    seen = [*map(Tensor.data_ptr, chain(*memory))]
-    if bucket.seen != seen:
-        bucket.tables, bucket.memory, bucket.seen = _new_tables(memory), memory, seen
-        bucket.strides = tuple(map(Tensor.stride, memory[0]))
-        bucket.lr = bucket.known = bucket.graph = None
-    return bucket.tables
-
-
-def _new_tables(memory: Memory) -> "Tables | None":
+def _recording(memory: Memory) -> Recording | None:
+    """Return what a step needs of parameters and states; None where one is irregular."""
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
     params, *states = memory
@@ -194,8 +163,8 @@ def _new_tables(memory: Memory) -> "Tables | None":
     starts = [[_address(tensor) for tensor in tensors] for tensors in (params, *states)]
     ends = [start + p.nbytes for start, p in zip(starts[0], params, strict=True)]
     rows = list(zip(*starts, ends, strict=True))
-    table = pointers.table([*chain.from_iterable(rows)], device)
-    return Tables.of(table.view(len(rows), -1), [p.numel() for p in params], dtype)
+    table = addresses.table([*chain.from_iterable(rows)], device).view(len(rows), -1)
+    return Recording(memory, Tables.of(table, [p.numel() for p in params], dtype))
 
 
 def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
@@ -215,26 +184,3 @@ def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> b
 def _address(tensor: Tensor) -> int:
     """Where it begins; 0 for subclasses without a storage of their own."""
     return EMPTY if not tensor.numel() else tensor.data_ptr()
-
-
-def _gradient_table(bucket: Bucket, addresses: list[int], device: torch.device) -> Tensor:
-    """The addresses of gradients on the device: the last ones, or sent there."""
-    if torch.cuda.is_current_stream_capturing():
-        return pointers.table(addresses, device)
-    if bucket.gradients is None:
-        bucket.gradients = pointers.table(addresses, device)
-    elif bucket.addresses != addresses:
-        pointers.send(addresses, bucket.gradients)
-    bucket.addresses = addresses
-    return bucket.gradients
-
-
-def _set_rate(bucket: Bucket, tables: "Tables", lr: float | Tensor) -> None:
-    """Let the tables have this rate; one on the CPU is read at once, as a number."""
-    if isinstance(lr, Tensor) and not lr.is_cpu:
-        tables.lr.copy_(lr.reshape(()))
-        bucket.lr = None
-    elif tables is not bucket.tables or bucket.lr != float(lr):  # those of a graph are new
-        tables.lr.fill_(float(lr))
-        if tables is bucket.tables:
-            bucket.lr = float(lr)

@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nucleon.linalg import half
+from nucleon.linalg._precision import exact_products
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
-from nucleon.optim.engines.cuda import graphs, pointers
-from nucleon.optim.engines.cuda.job import LONGEST, MOST_NOISE, aligned
-from nucleon.optim.engines.cuda.launch import compute
-from nucleon.optim.engines.cuda.layout import Side, dense, place_of, restrided
+from nucleon.optim.engines.cuda import addresses
+from nucleon.optim.engines.cuda.addresses import Side, dense, place_of, restrided
+from nucleon.optim.engines.cuda.program import Program, Programs
+from nucleon.optim.engines.cuda.replay import Input, Replay
 from nucleon.optim.engines.work import (
     KERNELS,
     HasDirection,
@@ -36,7 +38,38 @@ from nucleon.optim.engines.work import (
 )
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
-from nucleon.optim.polar_methods import HALF_ROWS, chosen_method
+from nucleon.optim.polar_methods import HALF_ROWS, chosen_method, polynomials
+
+RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
+"""Of `KERNELS` those without noise: the direction in float16, from the operands of `begin`."""
+MOST_NOISE = 2**30
+"""Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
+LONGEST = 2**16
+"""Columns of a matrix below 64 rows: one program goes through them in turn."""
+
+
+class Cache:
+    """What this engine keeps of a stack between steps."""
+
+    def __init__(self, work: Matrices, settings: Settings) -> None:
+        self.programs = Programs(work, settings)
+        self.masked = False
+        """Whether a gradient was ever missing: then the kernels ask."""
+        self.recording: Recording | None = None
+
+
+class Recording:
+    """A step that was seen before: its inputs on the device, and its graph."""
+
+    def __init__(self, work: Matrices, entries: int) -> None:
+        device = work.params[0].device
+        self.table = Input(torch.empty(entries, dtype=torch.int64, device=device))
+        """The addresses."""
+        self.rates = Input(torch.empty(2, dtype=torch.float32, device=device))
+        """On the direction, and of the decay."""
+        self.mask = Input(torch.ones(work.stack.count, dtype=torch.bool, device=device))
+        """Which matrices have a gradient."""
+        self.replay = Replay()
 
 
 def runs_on(device: torch.device) -> bool:
@@ -48,7 +81,7 @@ def unreadable(param: Tensor) -> str | None:
     """Why the kernels cannot read a parameter, wherever its entries lie; None where they can."""
     if not runs_on(param.device):
         return "no Triton" if param.device.type == "cuda" else "not on CUDA"
-    return None if param.dtype in pointers.DTYPES else f"{_name(param.dtype)} weights"
+    return None if param.dtype in addresses.DTYPES else f"{_name(param.dtype)} weights"
 
 
 def refusal(
@@ -118,19 +151,42 @@ def restride(stack: Stack, states: Sequence[State]) -> None:
 def step(work: Matrices, settings: Settings) -> None:
     """One step of matrices that are here whole, on the stream of their lane."""
     gradients = [param.grad for param in work.params]
-    there = [gradient is not None for gradient in gradients]
-    if not any(there):
+    if all(gradient is None for gradient in gradients):
         return
     with work.lanes.entered(work):
-        if not reference.dithered(work, settings):  # the kernels do not round at random
-            cache = graphs.cache_of(work, settings)
-            regular, dtype = pointers.regular(
-                gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
-            )
-            if graphs.step(work, settings, regular, dtype, None if all(there) else there):
-                return
-        whole, mask = reference.gradients_of(work)
-        reference.move(work, settings, *advance(work, settings, whole, mask))
+        # The kernels do not round at random.
+        if reference.dithered(work, settings) or not _stepped(work, settings, gradients):
+            whole, mask = reference.gradients_of(work)
+            reference.move(work, settings, *advance(work, settings, whole, mask))
+
+
+def _stepped(work: Matrices, settings: Settings, gradients: Sequence[Tensor | None]) -> bool:
+    """Step a stack by kernels alone; False, with nothing changed, where they cannot follow it."""
+    cache, there = _cache(work, settings), [gradient is not None for gradient in gradients]
+    cache.masked = cache.masked or not all(there)
+    bound = cache.programs.get(work, settings, gradients, masked=cache.masked, moves=True)
+    if bound is None:
+        return False
+    program, places, _ = bound
+    rates, device = reference.rates(work, settings), work.params[0].device
+    if torch.cuda.is_current_stream_capturing():  # the caller's graph
+        launch(program, addresses.table(places, device), work.stack.mask(there), *rates)
+        return True
+    if cache.recording is None:
+        cache.recording = Recording(work, len(places))
+    inputs = cache.recording
+    table, mask = inputs.table.tensor, inputs.mask.tensor
+    inputs.table.set(places, lambda: addresses.send(places, table))
+    inputs.rates.fill(*rates)
+    if program.masked:
+        inputs.mask.set(there, lambda: mask.copy_(work.stack.mask(there)))
+    inputs.replay.run(
+        program,
+        lambda: launch(program, table, mask, *inputs.rates.tensor.unbind()),
+        work.lanes.pools if program.captured else None,
+        device,
+    )
+    return True
 
 
 def advance(
@@ -140,16 +196,48 @@ def advance(
     has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
-    cache, device = graphs.cache_of(work, settings), gradients[0].device
-    regular, dtype = pointers.regular(
-        gradients, work.params, cache.in_axis_order.strides, cache.gradient_dtypes
-    )
-    job = graphs.job_of(work, settings, dtype, masked=has_gradient is not None, moves=False)
-    new = pointers.of_tensors(job.layout, regular, device)
-    kinds = {"has_gram": job.has_gram, "has_noise": job.draws is not None}
-    old = pointers.of_states(work.stack, job.layout, work.states, **kinds)
-    narrow = job.small and job.total != torch.float32  # an option was changed since
-    if new is None or old is None or narrow:
+    programs, masked = _cache(work, settings).programs, has_gradient is not None
+    bound = programs.get(work, settings, gradients, masked=masked, moves=False)
+    if bound is None:
         return reference.advance(work, settings, gradients, has_gradient)
-    addresses = [*new, *old]
-    return compute(aligned(job, addresses), pointers.table(addresses, device), has_gradient)
+    program, places, _ = bound
+    return direction(program, addresses.table(places, gradients[0].device), has_gradient)
+
+
+def _cache(work: Matrices, settings: Settings) -> Cache:
+    if not isinstance(work.cache, Cache):
+        work.cache = Cache(work, settings)
+    return work.cache
+
+
+# ---------------------------------------------------------------------- the launches
+
+
+def direction(
+    program: Program, table: Tensor, has_gradient: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Enter the gradients of a table; (P (b, m, n), which matrices are taken, (b,))."""
+    from nucleon.optim.engines.cuda import kernels, perturbed, small
+
+    # Triton launches on the current device; products of float16 are summed in float32.
+    with torch.cuda.device_of(table), exact_products(table.device):
+        if program.kernel == "perturbed":
+            return perturbed.compute(program, table, has_gradient)
+        if program.small:
+            return small.compute(program, table, has_gradient)
+        start, taken = kernels.begin(program, table, has_gradient)
+        sequence = polynomials("half", program.iterations)
+        return RECURSIONS[program.kernel](start, sequence, torch.float16), taken
+
+
+def launch(
+    program: Program, table: Tensor, mask: Tensor, rate: float | Tensor, decay: float | Tensor
+) -> None:
+    """The whole step, by a table in which the weights are the last."""
+    from nucleon.optim.engines.cuda import kernels
+
+    runs = program.layout.runs
+    states, weights = table[: program.kinds * runs], table[program.kinds * runs :]
+    directions, taken = direction(program, states, mask if program.masked else None)
+    with torch.cuda.device_of(table):
+        kernels.moved(program, weights, directions, taken, rate, decay)

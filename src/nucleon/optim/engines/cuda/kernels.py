@@ -2,8 +2,8 @@
 
 They read and write the tensors of many parameters at once, by a table of their addresses: entry i
 is where the matrices i·each … (i+1)·each − 1 of the stack begin, `inner` entries apart; where the
-entries of a matrix lie its two sides say, see `layout`. The compiler reads and writes each tensor
-along the side that is contiguous in it, so what is stored transposed is turned on the way.
+entries of a matrix lie its two sides say, see `addresses`. The compiler reads and writes each
+tensor along the side that is contiguous in it, so what is stored transposed is turned on the way.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
@@ -21,7 +21,7 @@ from torch import Tensor
 from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start, spread_of
 from nucleon.linalg.kernels import REMAINDER_SCALE
 from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric, table_bytes
-from nucleon.optim.engines.cuda.job import Job
+from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.engines.rest import Rest
 
 BLOCK = 1024
@@ -40,7 +40,7 @@ def tile_of(m, n):
 
 @triton.jit
 def _along(k, stride, size, within, FOLDED: tl.constexpr):
-    """Where the entries `k` of a side lie, see `layout`."""
+    """Where the entries `k` of a side lie, see `addresses`."""
     if FOLDED:
         found = (k // size).to(tl.int64) * stride + (k % size).to(tl.int64) * within
     else:
@@ -287,23 +287,28 @@ def tiles(m: int, n: int) -> int:
     return triton.cdiv(m, TILE.value) * triton.cdiv(n, TILE.value)
 
 
-def place(job: Job) -> dict[str, int | bool]:
+def place(program: Program) -> dict[str, int | bool]:
     """Where the matrices lie, as the kernels call it."""
-    short, long = job.layout.short, job.layout.long
-    found = {"m": job.m, "n": job.n, "each": job.layout.each, "inner": job.layout.inner}
+    short, long = program.layout.short, program.layout.long
+    found = {
+        "m": program.m,
+        "n": program.n,
+        "each": program.layout.each,
+        "inner": program.layout.inner,
+    }
     found |= {"i_stride": short.stride, "i_size": short.size, "i_within": short.within}
     found |= {"j_stride": long.stride, "j_size": long.size, "j_within": long.within}
     return found | {"I_FOLDED": short.folded, "J_FOLDED": long.folded}
 
 
-def reading(job: Job) -> dict[str, Any]:
+def reading(program: Program) -> dict[str, Any]:
     """How G, Ĝ and S are read and summed, as the kernels call it."""
-    hyper = job.hyper
+    hyper = program.hyper
     lead, extra = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
     found = {"sign": hyper.sign, "momentum": hyper.momentum, "lead": lead, "extra": extra}
-    found |= {"GRADIENT": TYPES[job.gradient], "GRADIENT_BYTES": job.alignments[0]}
-    found |= {"TOTAL": TYPES[job.total], "TOTAL_BYTES": job.alignments[1]}
-    return place(job) | found
+    found |= {"GRADIENT": TYPES[program.gradient], "GRADIENT_BYTES": program.alignments[0]}
+    found |= {"TOTAL": TYPES[program.total], "TOTAL_BYTES": program.alignments[1]}
+    return place(program) | found
 
 
 @dataclass(frozen=True)
@@ -325,14 +330,14 @@ def resting(rule: Rest) -> tuple[int, float, float]:
     return rule.longest, min(rule.settled, torch.finfo(torch.float32).max), falls
 
 
-def enter(job: Job, table: Tensor, mask: Tensor | None) -> Entered:
+def enter(program: Program, table: Tensor, mask: Tensor | None) -> Entered:
     """Ĝ and M̂ of the present gradients, in place."""
-    hyper, m, n = job.hyper, job.m, job.n
-    count, each, device = job.layout.count, job.layout.each, table.device
-    gradients, totals, skipped, quiet, grams, *_ = table.view(job.kinds, -1).unbind()
-    copies = 1 if job.draws is None else job.draws.width
-    spread = spread_of(n if job.draws is None else copies)
-    parts, read = tiles(m, n), reading(job)
+    hyper, m, n = program.hyper, program.m, program.n
+    count, each, device = program.layout.count, program.layout.each, table.device
+    gradients, totals, skipped, quiet, grams, *_ = table.view(program.kinds, -1).unbind()
+    copies = 1 if program.draws is None else program.draws.width
+    spread = spread_of(n if program.draws is None else copies)
+    parts, read = tiles(m, n), reading(program)
     sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
     factors = torch.empty((6, count), dtype=torch.float32, device=device)
     taken = torch.empty(count, dtype=torch.bool, device=device)
@@ -347,39 +352,39 @@ def enter(job: Job, table: Tensor, mask: Tensor | None) -> Entered:
         parts, m, each, *resting(hyper.rest),
         hyper.gram_decay, hyper.smoothing, hyper.shift, float(copies), spread,
         limits.max / 2, limits.tiny, limits.tiny / limits.eps,
-        HAS_GRAM=job.has_gram, BLOCK=BLOCK, TABLE_BYTES=table_bytes(m), **masked,
+        HAS_GRAM=program.has_gram, BLOCK=BLOCK, TABLE_BYTES=table_bytes(m), **masked,
     )  # fmt: skip
     x = torch.empty((count, m, n), dtype=torch.float16, device=device)
-    scaled = torch.empty_like(x) if job.has_gram else x
+    scaled = torch.empty_like(x) if program.has_gram else x
     advance[(parts, count)](
-        gradients, totals, factors, taken, x, scaled, **read, HAS_GRAM=job.has_gram
+        gradients, totals, factors, taken, x, scaled, **read, HAS_GRAM=program.has_gram
     )  # fmt: skip
 
-    if job.has_gram:
+    if program.has_gram:
         back, kept = factors[3], factors[4]
         given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], "tf32", "", REMAINDER_SCALE)
         symmetric(scaled, scaled, *given, addend_scale=kept, each=each)
     return Entered(x, factors, taken, spread)
 
 
-def begin(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
+def begin(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
     """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
-    entered = enter(job, table, mask)
-    x, taken, spread, hyper = entered.x, entered.taken, entered.spread, job.hyper
-    _, _, skipped, _, grams = table.view(job.kinds, -1).unbind()
+    entered = enter(program, table, mask)
+    x, taken, spread, hyper = entered.x, entered.taken, entered.spread, program.hyper
+    _, _, skipped, _, grams = table.view(program.kinds, -1).unbind()
     r, norms = gram_buffers(x)
-    alpha, remainder = job.m / spread**2, None
-    if job.has_gram:
+    alpha, remainder = program.m / spread**2, None
+    if program.has_gram:
         remainder = torch.empty_like(r)
-        factors = [alpha, job.m * hyper.smoothing, 0.0]
+        factors = [alpha, program.m * hyper.smoothing, 0.0]
         given = (grams, entered.factors[1], r, remainder, factors, [0, 2], "tf32", "remainder")
-        more = {"addend_shift": hyper.shift, "norms": norms, "each": job.layout.each}
+        more = {"addend_shift": hyper.shift, "norms": norms, "each": program.layout.each}
         parts = symmetric(x, x, *given, REMAINDER_SCALE, **more)
     else:
         given = (None, None, r, r, [alpha, 0.0, 0.0], [0, 0], "tf32", "", REMAINDER_SCALE)
         parts = symmetric(x, x, *given, norms=norms)
     found = (x, r, remainder, norms, parts, spread)
-    return start(*found, taken=taken, skipped=skipped, each=job.layout.each), taken
+    return start(*found, taken=taken, skipped=skipped, each=program.layout.each), taken
 
 
 def gram_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -414,7 +419,7 @@ def start(
 
 
 def moved(
-    job: Job,
+    program: Program,
     weights: Tensor,
     directions: Tensor,
     taken: Tensor,
@@ -429,8 +434,8 @@ def moved(
         decay = decay.to(weights.device, torch.float32)
     else:  # also of NumPy's numbers, which Triton does not take
         rate, decay = float(rate), float(decay)
-    move[(tiles(job.m, job.n), job.layout.count)](
-        weights, directions.contiguous(), taken, rate, decay, **place(job),
-        WEIGHT=TYPES[job.weight], BYTES=job.alignments[2],
-        DECAYS=job.decays, ON_DEVICE=on_device,
+    move[(tiles(program.m, program.n), program.layout.count)](
+        weights, directions.contiguous(), taken, rate, decay, **place(program),
+        WEIGHT=TYPES[program.weight], BYTES=program.alignments[2],
+        DECAYS=program.decays, ON_DEVICE=on_device,
     )  # fmt: skip

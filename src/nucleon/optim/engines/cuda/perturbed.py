@@ -25,7 +25,7 @@ from nucleon.linalg.half import augmented_factors, polar_factors
 from nucleon.linalg.kernels import REMAINDER_SCALE
 from nucleon.linalg.triton_symmetric import boxes, fits, matrix, symmetric, table_bytes
 from nucleon.optim.engines.cuda import kernels
-from nucleon.optim.engines.cuda.job import Job
+from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.engines.work import Draws
 from nucleon.optim.matrices.stacks import LARGEST_GRID
 from nucleon.optim.polar_methods import polynomials
@@ -238,20 +238,20 @@ def perturb(
 # ---------------------------------------------------------------------- their launches
 
 
-def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new moments, P (b, m, n) in float16, and which matrices are taken, (b,)."""
-    draws, m, n, count = job.draws, job.m, job.n, job.layout.count
+    draws, m, n, count = program.draws, program.m, program.n, program.layout.count
     assert draws is not None
-    entered = kernels.enter(job, table, mask)
-    root = cholesky(job, table, entered)
-    streams, steps = table.view(job.kinds, -1)[5:].unbind()
-    sequence = polynomials("half", job.iterations)
+    entered = kernels.enter(program, table, mask)
+    root = cholesky(program, table, entered)
+    streams, steps = table.view(program.kinds, -1)[5:].unbind()
+    sequence = polynomials("half", program.iterations)
     factors = augmented_factors if draws.width > n else polar_factors
     directions = torch.empty((count, m, n), dtype=torch.float16, device=table.device)
     most = max(1, min(ENTRIES // (m * draws.width), LARGEST_GRID) // draws.samples)
     for first in range(0, count, most):
         part = slice(first, first + most)
-        z = drawn(draws, streams, steps, m, job.layout.each, first, len(root[part]))
+        z = drawn(draws, streams, steps, m, program.layout.each, first, len(root[part]))
         y = perturbed(draws, root[part], z, entered.x[part])
         del z
         q, x = factors(_start(y, n, entered.spread), sequence)
@@ -259,10 +259,10 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     return directions, entered.taken
 
 
-def cholesky(job: Job, table: Tensor, entered: kernels.Entered) -> Tensor:
+def cholesky(program: Program, table: Tensor, entered: kernels.Entered) -> Tensor:
     """L of `linalg.roots.cholesky_root`, scaled as S of `entered` is, (b, m, m) in float16."""
-    hyper, m, count, each = job.hyper, job.m, job.layout.count, job.layout.each
-    tables, scale = table.view(job.kinds, -1), entered.factors[0]
+    hyper, m, count, each = program.hyper, program.m, program.layout.count, program.layout.each
+    tables, scale = table.view(program.kinds, -1), entered.factors[0]
     factor = torch.empty((count, m, m), dtype=torch.float32, device=table.device)
     root = torch.zeros_like(factor, dtype=torch.float16)
     broken = torch.zeros(count, dtype=torch.int32, device=table.device)
@@ -275,7 +275,7 @@ def cholesky(job: Job, table: Tensor, entered: kernels.Entered) -> Tensor:
             hyper.smoothing, hyper.shift, jitter, **shared, DEPTH=SLICE, num_warps=4, num_stages=2,
         )  # fmt: skip
     diagonal_fallback[(blocks, count)](
-        tables[4], entered.x, root, scale, broken, entered.taken, tables[2], m, job.n, each,
+        tables[4], entered.x, root, scale, broken, entered.taken, tables[2], m, program.n, each,
         hyper.smoothing, hyper.shift, 1 / math.sqrt(m), **shared,
     )  # fmt: skip
     return root

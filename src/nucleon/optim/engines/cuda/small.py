@@ -19,8 +19,8 @@ from torch import Tensor
 
 from nucleon.linalg import _rounding
 from nucleon.linalg.triton_symmetric import matrix, table_bytes
-from nucleon.optim.engines.cuda.job import Job
 from nucleon.optim.engines.cuda.kernels import entries, moments, reading, resting, verdict
+from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.polar_methods import polynomials
 
 WIDE = 4096
@@ -124,9 +124,9 @@ def advance(
     tl.store(taken + batch, ok)
 
 
-def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new moments, P (b, m, n) in float32, and which matrices are taken, (b,)."""
-    hyper, m, n, count = job.hyper, job.m, job.n, job.layout.count
+    hyper, m, n, count = program.hyper, program.m, program.n, program.layout.count
     gradients, totals, skipped, quiet, grams = table.view(5, -1).unbind()
     taken = torch.empty(count, dtype=torch.bool, device=table.device)
     directions = torch.empty((count, m, n), dtype=torch.float32, device=table.device)
@@ -134,15 +134,15 @@ def compute(job: Job, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     rows = max(16, triton.next_power_of_2(m))
     longest, settled, falls = resting(hyper.rest)
     lost = _rounding.roundings(hyper.gram_decay) * limits.eps
-    quintics = polynomials("polar-express", job.iterations)
+    quintics = polynomials("polar-express", program.iterations)
     advance[(count,)](
         gradients, totals, skipped, quiet, grams, taken if mask is None else mask, taken,
-        directions, **reading(job),
+        directions, **reading(program),
         longest=longest, settled=settled, falls=falls,
         keep=hyper.gram_decay, smoothing=hyper.smoothing, bound=hyper.shift,
         limit=limits.max / 2, least=limits.tiny / limits.eps,
         floor=_rounding.floor(torch.float32) + lost,
-        HAS_GRAM=job.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
+        HAS_GRAM=program.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
         POLYNOMIALS=tuple(x for quintic in quintics for x in quintic), STEPS=len(quintics),
         M=rows, N=min(WIDE // rows, max(16, triton.next_power_of_2(n))),
         TABLE_BYTES=table_bytes(m), num_warps=8 if rows == 64 else 4,

@@ -1,0 +1,390 @@
+"""Where the tensors of a stack lie: their strides, and tables of addresses for the kernels.
+
+The kernels read every matrix short side first, whatever axes of a parameter it is made of. Entry
+(i, j) lies at
+
+    start + short(i) + long(j),   side(k) = (k // size)·stride + (k % size)·within
+
+A weight that is stored transposed, a cut into heads and a kernel in channels-last memory differ in
+these numbers alone. `size` is 1 but where a side is made of two axes that are apart in memory.
+
+A step that moves the weights itself may go through the long side in the order of the memory: with
+columns exchanged GGᵀ stays as it is, and P has the same columns exchanged.
+
+A kernel that is given the address of anything irregular would take the whole process down, so what
+does not lie as the layout has it, of one dtype and on one device, has no addresses.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.stacks import LARGEST_GRID, Stack
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that the kernels read and write."""
+_DTYPE = attrgetter("dtype")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the entries along one side of a matrix lie, in entries from its start."""
+
+    stride: int
+    size: int = 1
+    within: int = 0
+
+    @property
+    def folded(self) -> bool:
+        """Whether it takes two strides."""
+        return self.size > 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """The matrices of a block in a tensor of given strides."""
+
+    short: Side
+    long: Side
+    starts: tuple[int, ...]
+    inner: int | None
+    """From one matrix to the next; None where that is not one number."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Runs of matrices with one distance between them."""
+
+    short: Side
+    long: Side
+    offsets: tuple[tuple[int, ...], ...]
+    """For each piece, of the first matrix of each run of `each`."""
+    each: int
+    """Matrices in a run; all pieces are made of such runs."""
+    inner: int
+    """From one matrix of a run to the next."""
+    shapes: tuple[torch.Size, ...]
+    strides: tuple[tuple[int, ...], ...]
+    """For each piece, those of its parameter, which all tensors like it must have."""
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return sum(map(len, self.offsets))
+
+    @property
+    def count(self) -> int:
+        """How many matrices there are."""
+        return self.each * self.runs
+
+
+def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
+    """The layout of a stack; None where no one rule says it for all pieces.
+
+    `in_order` says that the long side has the order of its axes, not that of the memory.
+    """
+    found = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
+    places = [place for place in found if place is not None]
+    if len(places) < len(found) or len({(place.short, place.long) for place in places}) > 1:
+        return None
+    first = places[0]
+    alike = first.inner is not None and all(place.inner == first.inner for place in places)
+    each = math.gcd(*(piece.count for piece in stack.pieces)) if alike else 1
+    offsets = (
+        place.starts[piece.start : piece.stop : each]
+        for place, piece in zip(places, stack.pieces, strict=True)
+    )
+    strides = tuple(strides_of(param) for param in stack.params)
+    shapes = tuple(param.shape for param in stack.params)
+    inner = first.inner or 0
+    layout = Layout(first.short, first.long, tuple(offsets), each, inner, shapes, strides)
+    return layout if layout.count <= LARGEST_GRID else None
+
+
+def strides_of(param: Tensor) -> tuple[int, ...]:
+    """How tensors like a parameter lie; what is gathered from other ranks is contiguous."""
+    return _contiguous(tuple(param.shape)) if shards.sharded(param) else param.stride()
+
+
+def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> Place | None:
+    """Where the matrices of a block lie; None if no two strides per side say it."""
+    return _place(block, tuple(param.shape), strides_of(param), in_order)
+
+
+def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor has this shape and these strides; those of axes of length 1 do not count."""
+    own = tensor.stride()
+    return tensor.shape == shape and (
+        own == strides
+        or all(a == b or size == 1 for a, b, size in zip(own, strides, shape, strict=True))
+    )
+
+
+def empty_like(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor with the strides that all tensors like a parameter have."""
+    return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)
+
+
+def restrided(state: Tensor, param: Tensor) -> Tensor:
+    """A state tensor with the strides of its parameter: a copy, where it has others.
+
+    Not while a graph is captured, of which the copy would be a part.
+    """
+    if state.shape != param.shape or has_strides(state, param.shape, strides_of(param)):
+        return state
+    if torch.cuda.is_current_stream_capturing():
+        return state
+    return empty_like(param, state.dtype).copy_(state)
+
+
+def dense(param: Tensor) -> bool:
+    """Whether the entries of a parameter fill its memory, each once."""
+    return _dense(tuple(param.shape), strides_of(param))
+
+
+@lru_cache(maxsize=4096)
+def _place(
+    block: Block, shape: tuple[int, ...], strides: tuple[int, ...], in_order: bool
+) -> Place | None:
+    if not _dense(shape, strides):
+        return None
+    view = block.region(torch.empty_strided(shape, strides, device="meta"))
+    axes = list(zip(view.shape, view.stride(), strict=True))
+    batch, rest = axes[: len(block.batch)], axes[len(block.batch) :]
+    many = next(k for k in range(len(rest) + 1) if math.prod(n for n, _ in rest[:k]) == block.rows)
+    sides = [rest[:many], rest[many:]]
+    if block.rows > block.columns:
+        sides.reverse()
+    if not in_order:
+        sides[1].sort(key=lambda axis: -axis[1])
+    short, long = map(_side, sides)
+    if short is None or long is None:
+        return None
+    starts = [int(view.storage_offset())]
+    for size, stride in batch:
+        starts = [start + k * stride for start in starts for k in range(size)]
+    merged = _merged(batch)
+    inner = None if len(merged) > 1 else merged[0][1] if merged else 0
+    return Place(short, long, tuple(starts), inner)
+
+
+def _side(axes: Sequence[tuple[int, int]]) -> Side | None:
+    """A side made of axes, (size, stride) each, the slowest first."""
+    merged = _merged(axes)
+    if len(merged) > 2:
+        return None
+    if len(merged) == 2:
+        return Side(merged[0][1], *merged[1])
+    return Side(merged[0][1] if merged else 1)
+
+
+def _merged(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same entries in the same order by as few axes as can be."""
+    found: list[tuple[int, int]] = []
+    for size, stride in axes:
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            size *= found.pop()[0]
+        found.append((size, stride))
+    return found
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the entries fill their memory, each once: a tensor made like it has its strides."""
+    expected = 1
+    for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+# ---------------------------------------------------------------------- addresses
+
+
+class Followed(Generic[T]):
+    """A result of tensors, found anew where one of them lies elsewhere than at the last step."""
+
+    def __init__(self) -> None:
+        self.result: T | None = None
+        self._tensors: Sequence[Sequence[Tensor]] = ()
+        self._starts: Sequence[int] = ()
+
+    def get(self, tensors: Sequence[Sequence[Tensor]], find: Callable[[], T | None]) -> T | None:
+        """Return what `find` returns for these tensors, or returned when they were last here."""
+        # The tensors are kept, so nothing else can be at their addresses.
+        starts = [*map(Tensor.data_ptr, chain.from_iterable(tensors))]
+        if self._starts != starts:
+            self.result, self._tensors, self._starts = find(), tensors, starts
+        return self.result
+
+
+def regular(
+    gradients: Sequence[Tensor | None],
+    params: Sequence[Tensor],
+    strides: Sequence[object],
+    allowed: Collection[torch.dtype] = DTYPES,
+) -> tuple[Sequence[Tensor | None], torch.dtype]:
+    """Gradients of one dtype in the strides of their parameters, most as they are; their dtype.
+
+    Args:
+        gradients: one per parameter, or None.
+        params: whole, or what this rank holds of them.
+        strides: a tuple of those that all gradients mostly have.
+        allowed: the dtypes that the kernels take; others become float32.
+    """
+    there = [g for g in gradients if g is not None]
+    dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
+    dtype = dtypes.pop()
+    if dtypes or dtype not in allowed:
+        dtype = torch.float32
+    elif len(there) == len(params) and tuple(map(Tensor.stride, there)) == strides:
+        return there, dtype
+    found = [*gradients]
+    other: list[tuple[Tensor, Tensor]] = []
+    for i, (gradient, param) in enumerate(zip(gradients, params, strict=True)):
+        if gradient is None:
+            continue
+        if gradient.dtype == dtype and has_strides(gradient, param.shape, strides_of(param)):
+            continue
+        found[i] = new = empty_like(param, dtype)
+        other.append((new, gradient))
+    if other:
+        torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
+    return found, dtype
+
+
+def of_regular(layout: Layout, tensors: Sequence[Tensor | None]) -> list[int] | None:
+    """The address of each run in tensors with the strides of their parameters, 0 without a tensor.
+
+    None where a tensor has no storage of its own, as some subclasses have none.
+    """
+    size = next((tensor.element_size() for tensor in tensors if tensor is not None), 0)
+    starts = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    if 0 in starts and not all(s for s, t in zip(starts, tensors, strict=True) if t is not None):
+        return None
+    runs = zip(starts, layout.offsets, strict=True)
+    return [start and start + size * offset for start, offsets in runs for offset in offsets]
+
+
+def of_tensors(
+    layout: Layout,
+    tensors: Sequence[Tensor],
+    device: torch.device,
+    allowed: Collection[torch.dtype] = DTYPES,
+) -> list[int] | None:
+    """The address of each run in tensors like the parameters; None where one is irregular."""
+    forms = zip(tensors, layout.shapes, layout.strides, strict=True)
+    if not all(has_strides(tensor, *form) for tensor, *form in forms):
+        return None
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) > 1 or any(t not in allowed or d != device for t, d in kinds):
+        return None
+    return of_regular(layout, tensors)
+
+
+def alignment(addresses: Sequence[int], size: int) -> int:
+    """What all addresses of entries of so many bytes are multiples of: 16, or the size of an entry.
+
+    Parts of a flat buffer, as of gradients, may begin anywhere in it.
+    """
+    return 16 if math.gcd(16, *addresses) == 16 else size
+
+
+def of_stack(
+    stack: Stack,
+    layout: Layout,
+    states: Sequence[Mapping[str, Tensor]],
+    kinds: Sequence[str],
+    weights: Sequence[Tensor],
+    totals: Collection[torch.dtype],
+) -> list[int] | None:
+    """The address of each run in states of these kinds, one after the other, then in the weights.
+
+    None where one is irregular. Of "step" there is one, as all matrices have the same.
+
+    Args:
+        stack: the matrices.
+        layout: where they lie.
+        states: one per piece.
+        kinds: names of states; "gram" stands for those of each piece.
+        weights: one per piece, or none.
+        totals: the dtypes that the kernels accept of "total".
+    """
+    device = stack.params[0].device
+    parts: list[list[int] | None] = []
+    for kind in kinds:
+        if kind == "total":
+            parts.append(of_tensors(layout, [s[kind] for s in states], device, totals))
+        elif kind == "gram":
+            square = (min(stack.shape),) * 2
+            parts.append(_owned(stack, layout, stack.grams(states), torch.float32, square))
+        elif kind == "step":
+            step = states[0][kind]
+            regular = (step.dtype, step.device) == (torch.int64, device)
+            parts.append([step.data_ptr()] * layout.runs if regular else None)
+        else:
+            parts.append(_owned(stack, layout, stack.own(s[kind] for s in states), torch.int64))
+    if weights:
+        parts.append(of_tensors(layout, weights, device))
+    found = [part for part in parts if part is not None]
+    return [*chain(*found)] if len(found) == len(parts) else None
+
+
+def _owned(
+    stack: Stack,
+    layout: Layout,
+    tensors: Sequence[Tensor],
+    dtype: torch.dtype,
+    entry: tuple[int, ...] = (),
+) -> list[int] | None:
+    """The address of each run in tensors with an entry per matrix; None if one is irregular."""
+    device, pieces = stack.params[0].device, stack.pieces
+    kinds = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
+    shaped = all(t.shape == (p.count, *entry) for t, p in zip(tensors, pieces, strict=True))
+    if kinds != {(dtype, device, True)} or not shaped:
+        return None
+    size = tensors[0].nbytes // pieces[0].count
+    return [
+        tensor.data_ptr() + size * start
+        for piece, tensor in zip(pieces, tensors, strict=True)
+        for start in range(0, piece.count, layout.each)
+    ]
+
+
+def table(addresses: Sequence[int], device: torch.device) -> Tensor:
+    """Addresses as a tensor on the device; the host does not wait for it."""
+    found = torch.empty(len(addresses), dtype=torch.int64, device=device)
+    send(addresses, found)
+    return found
+
+
+def send(addresses: Sequence[int], table: Tensor) -> None:
+    """Put addresses into a table that stays where it is; the host does not wait for it."""
+    with torch.cuda.device_of(table):
+        if torch.cuda.is_current_stream_capturing():  # replayed when the host's memory is gone
+            as_arguments(addresses, table)
+        else:
+            host = torch.tensor(addresses, device="cpu").pin_memory()
+            table.copy_(host, non_blocking=True)
+
+
+def as_arguments(addresses: Sequence[int], table: Tensor) -> None:
+    """Put addresses into a table by kernels of which they are arguments."""
+    torch._foreach_add_(table.zero_().unbind(), addresses)

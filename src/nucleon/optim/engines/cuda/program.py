@@ -1,0 +1,165 @@
+"""The arguments of a stack's launches: all that a step needs but the values of its inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from nucleon.optim.engines.cuda import addresses
+from nucleon.optim.engines.cuda.addresses import Layout, layout_of
+from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices, Settings, State, facts_of
+from nucleon.optim.polar_methods import chosen_method
+
+LARGEST = 2**35
+"""bm³ of what is captured, b directions of short side m: 0.1 ms per product on an H200."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The arguments of a stack's launches; their inputs are a table of addresses, mask and rates.
+
+    Two steps with equal programs are the same launches.
+    """
+
+    m: int
+    """Length of the short side."""
+    n: int
+    layout: Layout
+    kernel: str
+    """The recursion of the direction, one of `KERNELS`."""
+    small: bool
+    """Whether it is that of `small`."""
+    gradient: torch.dtype
+    total: torch.dtype
+    weight: torch.dtype
+    has_gram: bool
+    masked: bool
+    """Whether a mask says which matrices have a gradient."""
+    decays: bool
+    """Whether the weights decay."""
+    iterations: int
+    hyper: Hyperparameters
+    alignments: tuple[int, int, int] = (16, 16, 16)
+    """Of gradients, totals and weights, see `addresses.alignment`."""
+
+    @cached_property
+    def draws(self) -> Draws | None:
+        """The noise that the kernels draw."""
+        return self.hyper.draws if self.kernel == "perturbed" else None
+
+    @cached_property
+    def states(self) -> Sequence[str]:
+        """The states in a table of addresses, after the gradients and before the weights."""
+        gram = "gram" if self.has_gram else "skipped"  # which stands for it
+        noise = () if self.draws is None else ("stream", "step")
+        return ("total", "skipped", "quiet", gram, *noise)
+
+    @cached_property
+    def kinds(self) -> int:
+        """The number of tables of addresses before that of the weights."""
+        return 1 + len(self.states)
+
+    @cached_property
+    def captured(self) -> bool:
+        """Whether launches take long beside the kernels: only then are they captured."""
+        directions = self.layout.count * (1 if self.draws is None else self.draws.samples)
+        return directions * self.m**3 <= LARGEST
+
+    def aligned(self, places: Sequence[int]) -> "Program":
+        """The program for tensors at these addresses, kind after kind."""
+        runs = self.layout.runs
+        parts = places[:runs], places[runs : 2 * runs], places[self.kinds * runs :]
+        dtypes = self.gradient, self.total, self.weight
+        gradient, total, weight = map(
+            addresses.alignment, parts, (dtype.itemsize for dtype in dtypes)
+        )
+        if (gradient, total, weight) == self.alignments:  # as mostly: a copy costs time
+            return self
+        return replace(self, alignments=(gradient, total, weight))
+
+
+Bound = tuple[Program, list[int], Sequence[Tensor | None]]
+"""A program, its addresses, and the gradients: copies among them must live until the launches."""
+
+
+class Programs:
+    """The programs of a stack under the options of its group, and where its tensors lie."""
+
+    def __init__(self, work: Matrices, settings: Settings) -> None:
+        stack, param, kernel = work.stack, work.params[0], facts_of(work.optimizer).kernel
+        # The direction that other ranks are sent has the order of the axes, and so has noise.
+        sent, moved = layout_of(stack), layout_of(stack, in_order=kernel == "perturbed")
+        assert sent is not None and moved is not None and kernel  # or it has another engine
+        self.sent, self.moved, self.kernel = sent, moved, kernel
+        method = chosen_method(settings.group, *stack.shape, param.device, param.dtype)
+        self.small = method != "half"
+        self.dtypes = (torch.float32,) if self.small else addresses.DTYPES
+        """Those of gradients and totals: other gradients are copied."""
+        self._options: object = None
+        self._program: Program | None = None
+        self._entries: Sequence[tuple[State, str]] = ()
+        """The entries of states that are in the table, each by its dictionary and key."""
+        self._followed = addresses.Followed[list[int]]()
+
+    def get(
+        self,
+        work: Matrices,
+        settings: Settings,
+        gradients: Sequence[Tensor | None],
+        *,
+        masked: bool,
+        moves: bool,
+    ) -> Bound | None:
+        """Return what to launch for these gradients; None where a tensor is irregular.
+
+        `moves` says whether the step moves the weights, and no one else asks for the direction.
+        """
+        strides = self.sent.strides
+        gradients, dtype = addresses.regular(gradients, work.params, strides, self.dtypes)
+        program = self._current(work, settings, dtype, masked, moves)
+        layout, weights = program.layout, work.params if moves else ()
+        places = addresses.of_regular(layout, gradients)
+        others = self._followed.get(
+            ([state[key] for state, key in self._entries], weights),
+            lambda: addresses.of_stack(
+                work.stack, layout, work.states, program.states, weights, self.dtypes
+            ),
+        )
+        if places is None or others is None:
+            return None
+        places += others
+        return program.aligned(places), places, gradients
+
+    def _current(
+        self, work: Matrices, settings: Settings, gradient: torch.dtype, masked: bool, moves: bool
+    ) -> Program:
+        """Return the program of aligned tensors: nearly always that of the last step."""
+        total, hyper = work.states[0]["total"].dtype, settings[work.stack.kind]
+        decays = bool(settings.group["weight_decay"])
+        options = (gradient, total, masked, moves, decays, hyper)
+        if self._program is None or self._options != options:
+            self._options = options
+            self._program = Program(
+                *sorted(work.stack.shape),
+                layout=self.moved if moves else self.sent,
+                kernel=self.kernel,
+                small=self.small,
+                gradient=gradient,
+                total=total,
+                weight=work.params[0].dtype,
+                has_gram=work.optimizer.has_gram,
+                masked=masked,
+                decays=decays,
+                iterations=settings.group["iterations"],
+                hyper=hyper,
+            )
+            keys = {"gram": work.stack.gram_keys}
+            self._entries = [
+                (state, key)
+                for kind in self._program.states
+                for state, key in zip(work.states, keys.get(kind, repeat(kind)), strict=False)
+            ]
+        return self._program
