@@ -13,7 +13,7 @@ from nucleon.cli.plan import plan as verb
 from nucleon.online import theory
 from nucleon.online.o2nc.plans import MARGIN, Estimates, Interval, estimate, plan
 
-GIVEN = {"rho": 1.0, "q_nuclear": 3.0, "loss_gap": 2.0, "gradient_bound": 1.0, "shape": (8, 16)}
+GIVEN = {"rho": 1.0, "q_nuclear": 3.0, "loss_gap": 2.0, "gradient_bound": 1.0, "shapes": [(8, 16)]}
 
 
 def test_leon_by_hand():
@@ -28,8 +28,8 @@ def test_leon_by_hand():
 def test_pion_pads_to_its_width():
     """8×16 is its own width 16: C⁴ = 16/7. 8×8 is padded to 16."""
     leon, pion = (plan(name, epsilon=0.5, **GIVEN) for name in ("leon", "pion"))
-    square = plan("pion", epsilon=0.5, **{**GIVEN, "shape": (8, 8)})
-    tall = plan("pion", epsilon=0.5, **{**GIVEN, "shape": (16, 8)})
+    square = plan("pion", epsilon=0.5, **{**GIVEN, "shapes": [(8, 8)]})
+    tall = plan("pion", epsilon=0.5, **{**GIVEN, "shapes": [(16, 8)]})
     assert pion.rounds == math.ceil(576_000 * (16 / 7) ** 0.5)
     assert square.rounds == tall.rounds == pion.rounds
     assert 1 - pion.discount == pytest.approx((1 - leon.discount) / (16 / 7) ** 0.5, rel=1e-9)
@@ -81,7 +81,7 @@ def test_what_float64_cannot_hold_is_out_of_reach(optimizer, change):
 
 def test_tiny_units_plan_as_usual():
     """ε, ‖Q‖_* and G in units of 1e-200 and ρ in 1e200: the same T."""
-    units = {"q_nuclear": 3e-200, "gradient_bound": 1e-200, "rho": 1e200, "shape": (8, 16)}
+    units = {"q_nuclear": 3e-200, "gradient_bound": 1e-200, "rho": 1e200, "shapes": [(8, 16)]}
     assert plan("leon", epsilon=0.5e-200, loss_gap=2.0, **units).rounds == pytest.approx(576_000)
 
 
@@ -95,8 +95,11 @@ def test_tiny_units_plan_as_usual():
         ({"q_nuclear": 0.0}, "q_nuclear"),
         ({"loss_gap": -1.0}, "loss_gap"),
         ({"gradient_bound": math.inf}, "gradient_bound"),
-        ({"shape": (0, 3)}, "shape"),
-        ({"shape": (2, 3, 4)}, r"shape must be \(m, n\)"),
+        ({"gradient_bound": [1.0, 2.0]}, "one for each of 1 shapes, got 2"),
+        ({"shapes": [(0, 3)]}, "shapes"),
+        ({"shapes": [(2, 3, 4)]}, r"shapes must name \(m, n\)"),
+        ({"shapes": (2, 3)}, r"shapes must name \(m, n\)"),
+        ({"shapes": []}, r"shapes must name \(m, n\)"),
     ],
 )
 def test_bad_targets_are_named(change, word):
@@ -107,6 +110,31 @@ def test_bad_targets_are_named(change, word):
 def test_muon_cannot_be_planned():
     with pytest.raises(ValueError, match="no theorem"):
         plan("muon", epsilon=0.5, **GIVEN)
+
+
+def test_several_matrices_add_their_rows_and_bounds():
+    """𝒬 = 1 in all and G = 1 for each row: of forty rows 𝒢 = 40, and ε ≤ 10√2/40."""
+    target = {"rho": 1.0, "q_nuclear": 1.0, "loss_gap": 1.0, "gradient_bound": 1.0}
+    assert plan("leon", epsilon=0.8, shapes=[(1, 9)], **target).kind == "reachable"
+    forty = {"shapes": [(1, 9)] * 40, **target}
+    refused = plan("leon", epsilon=0.8, **forty)
+    assert refused.kind == "not covered" and f"{10 * math.sqrt(2) / 40:.6g}" in refused.verdict
+    inside = plan("leon", epsilon=0.999 * 10 * math.sqrt(2) / 40, **forty)
+    assert inside.kind == "reachable"
+    assert inside.complexity.terms["gradient_bound"] == pytest.approx(
+        10 * math.sqrt(2) * 40 / (0.999 * 10 * math.sqrt(2) / 40)
+    )
+    # One bound for each, of tall and wide: 𝒢 = 2·3 + 1·5.
+    each = {**target, "q_nuclear": 4.0, "gradient_bound": [3.0, 5.0]}
+    mixed = plan("leon", epsilon=0.5, shapes=[(7, 2), (1, 4)], **each)
+    assert mixed.complexity.terms["gradient_bound"] == pytest.approx(10 * math.sqrt(2) * 11 / 0.5)
+
+
+def test_pion_takes_the_largest_factor_of_its_matrices():
+    """n′ = 16 of 8×16 gives C⁴ = 16/7, n′ = 64 of 2×64 gives 64/61."""
+    alone = plan("pion", epsilon=0.5, **GIVEN)
+    both = plan("pion", epsilon=0.5, **{**GIVEN, "shapes": [(2, 64), (8, 16)]})
+    assert both.discount == alone.discount and both.rounds == alone.rounds
 
 
 # ---------------------------------------------------------------------- the estimates
@@ -126,8 +154,8 @@ def test_exact_batches_give_exact_estimates():
     found = estimate(weight, lambda a: (a * weight).sum() + 0.5, model(0, 5, 0.0), lower=0.25)
     assert found.q_nuclear.value == pytest.approx(3.0, rel=1e-12)
     assert found.q_nuclear.high - found.q_nuclear.low < 1e-6  # of rounding: √(eps)
-    assert found.gradient_bound.value == pytest.approx(2.0, rel=1e-12)
-    assert found.gradient_bound.high == math.inf
+    assert found.gradient_bounds == pytest.approx((2.0,), rel=1e-12)
+    assert found.shapes == ((2, 3),)
     assert found.loss_gap.value == pytest.approx(0.25)
     assert torch.equal(weight.grad, torch.ones_like(weight)) and not weight.any()
 
@@ -171,7 +199,10 @@ def test_several_parameters_add_up():
 
     found = estimate(weights, loss, [1.0, -1.0, 1.0])
     assert found.q_nuclear.value == pytest.approx(4.0, rel=1e-6)
-    assert found.gradient_bound.value == pytest.approx(3.0, rel=1e-6)
+    assert found.gradient_bounds == pytest.approx((1.0, 3.0), rel=1e-6)
+    # 𝒢 = 2·1 + 2·3 = 8, and not 4 rows of the largest.
+    planned = plan("leon", rho=1.0, epsilon=0.5, loss_gap=1.0, estimates=found)
+    assert planned.complexity.terms["gradient_bound"] == pytest.approx(160 * math.sqrt(2))
 
 
 def test_estimates_refuse_what_they_cannot_do():
@@ -194,8 +225,9 @@ def test_estimates_refuse_bad_losses():
         estimate(weight, lambda a: weight.sum() + a, [1.0, 2.0], lower=-math.inf)
 
 
-ESTIMATES = Estimates(Interval(3.0, 2.5, 4.0), Interval(1.0, 1.0, math.inf), Interval(2.0, 1.0, 3))
-TARGET = {"rho": 1.0, "epsilon": 0.5, "shape": (8, 16)}
+ESTIMATES = Estimates(Interval(3.0, 2.5, 4.0), (1.0,), Interval(2.0, 1.0, 3), ((8, 16),))
+TARGET = {"rho": 1.0, "epsilon": 0.5}
+SHAPES = {"shapes": [(8, 16)]}
 
 
 def test_a_plan_from_estimates_has_both_ends():
@@ -205,7 +237,7 @@ def test_a_plan_from_estimates_has_both_ends():
     assert found.low.rounds == 200_000 and found.high.rounds == 1_536_000
     assert "200000 to 1536000" in found.verdict
     given = {"q_nuclear": 4.0, "loss_gap": 3.0, "gradient_bound": MARGIN * 1.0}
-    assert found.high == plan("leon", **TARGET, **given)
+    assert found.high == plan("leon", **TARGET, **SHAPES, **given)
     for name in ("discount", "radius"):
         assert getattr(found.high, name) != getattr(found.low, name)
 
@@ -216,13 +248,13 @@ def test_what_is_given_is_not_estimated():
     assert found.low.discount == found.discount == found.high.discount
     assert (found.low.rounds, found.high.rounds) == (288_000, 864_000)
     whole = plan("leon", **TARGET, **given, loss_gap=2.0, estimates=ESTIMATES)
-    assert whole.low is None and whole == plan("leon", **TARGET, **given, loss_gap=2.0)
+    assert whole.low is None and whole == plan("leon", **TARGET, **SHAPES, **given, loss_gap=2.0)
     with pytest.raises(ValueError, match=r"loss_gap must be given or estimated.*estimate\("):
-        plan("leon", **TARGET, **given)
+        plan("leon", **TARGET, **SHAPES, **given)
 
 
 def test_lower_ends_below_zero_are_taken_for_what_they_can_be():
-    wide = Estimates(Interval(3.0, -1.0, 7.0), Interval(1.0, 1.0, math.inf), Interval(2.0, -1.0, 5))
+    wide = Estimates(Interval(3.0, -1.0, 7.0), (1.0,), Interval(2.0, -1.0, 5), ((8, 16),))
     found = plan("leon", **TARGET, estimates=wide)
     assert found.low.kind == "trivial" and found.kind == "reachable"
 
@@ -275,6 +307,8 @@ def test_the_command_prints_json(command):
     assert found["complexity"]["rounds"] == expected.rounds
     assert found["bound"]["total"] <= 0.5
     assert result.exit_code == 0
+    several = json.loads(command("--json", "--shape", "4x1").output)["complexity"]["terms"]
+    assert several["gradient_bound"] == pytest.approx(10 * math.sqrt(2) * 9 / 0.5)
 
 
 def test_the_command_says_what_is_trivial_and_what_is_wrong(command):

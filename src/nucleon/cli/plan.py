@@ -25,9 +25,14 @@ def plan(
     optimizer: Annotated[Planned, typer.Option(help="Method of the theorem.")],
     rho: Annotated[float, typer.Option(help="Radius ρ of the stationary point.")],
     epsilon: Annotated[float, typer.Option(help="Accuracy ε in the nuclear norm.")],
-    shape: Annotated[str, typer.Option(help="Rows x columns of the matrix, as 8x16.")],
+    shape: Annotated[
+        list[str], typer.Option(help="Rows x columns of a matrix, as 8x16; repeat it for several.")
+    ],
     q_nuclear: Annotated[
-        float | None, typer.Option(help="‖Q‖_*, where E[GGᵀ] ⪯ Q²; needed.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Sum over the matrices of ‖Q‖_*, where E[GGᵀ] ⪯ Q²; needed.", show_default=False
+        ),
     ] = None,
     delta: Annotated[
         float | None,
@@ -64,7 +69,7 @@ def plan(
                 q_nuclear=q_nuclear,
                 loss_gap=delta,
                 gradient_bound=gradient_bound,
-                shape=matrix_shape(shape),
+                shapes=[matrix_shape(words) for words in shape],
             )
         if as_json:
             print_json(_plain(planned))

@@ -84,7 +84,7 @@ class Target:
             q_nuclear=self.q_nuclear,
             loss_gap=self.loss_gap,
             gradient_bound=self.gradient_bound,
-            shape=shape,
+            shapes=[shape],
         )
 
     def run(self, learner: Callable[..., Learner], **options: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The parameters with which Theorems 5.2 and 5.3 promise a (ρ, ε)-stationary point."""
 
+import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -55,7 +57,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan` found: a verdict in words and, unless the target is trivial, the parameters."""
+    """A verdict in words and, unless the target is trivial, the parameters of a run."""
 
     optimizer: Planned
     kind: Kind
@@ -100,49 +102,54 @@ def plan(
     epsilon: float,
     q_nuclear: float | None = None,
     loss_gap: float | None = None,
-    gradient_bound: float | None = None,
-    shape: tuple[int, int],
+    gradient_bound: float | Sequence[float] | None = None,
+    shapes: Sequence[tuple[int, int]] | None = None,
     estimates: "Estimates | None" = None,
 ) -> Plan:
-    """γ, D and T of Theorem 5.2 (Pion) or 5.3 (Leon), and whether they mean anything.
+    """Return γ, D and T of Theorem 5.2 (Pion) or 5.3 (Leon), and whether they mean anything.
 
-    γ = 1 − (ε/(20C‖Q‖_*))²,  D = (1−γ)ρ/(2γ),
-    T = max{4000C²‖Q‖_*²ΔL/(ρε³), 400C²‖Q‖_*²/ε², 10√2·C·mG/ε}
+    γ = 1 − (ε/(20C𝒬))²,  D = (1−γ)ρ/(2γ),
+    T = max{4000C²𝒬²ΔL/(ρε³), 400C²𝒬²/ε², 10√2·C·𝒢/ε},  𝒬 = Σ‖Q_b‖_*,  𝒢 = Σ m_bG_b
 
-    C is 1 for Leon and (n′/(n′−m−1))^¼ at the padded width n′ for Pion, whose theorem takes the
-    mean over its noise as exact. What is not given is taken from `estimates`: the plan is that at
-    the estimated values, its `low` and `high` those at the ends of their intervals. No sample
-    bounds G above: `high` takes `MARGIN` times the largest gradient seen.
+    The matrices share γ, D, T, the lengths s and τ, as they do in `O2NC`; the gap is the largest
+    nuclear norm over the product of their balls, Σ_b‖·‖_*. C is 1 for Leon, and for Pion the
+    largest (n′/(n′−m−1))^¼ at their padded widths n′; its theorem takes the mean over its noise as
+    exact. Arguments that are None come from `estimates`: the plan is that at the estimated values,
+    its `low` and `high` those at the ends of their intervals. No sample bounds G above: `high`
+    takes `MARGIN` times the largest gradient seen.
 
     Args:
         optimizer: "leon" or "pion".
         rho: ρ, the radius of the (ρ, ε)-stationary point.
         epsilon: ε, its accuracy in the nuclear norm.
-        q_nuclear: ‖Q‖_* of a Q with E[GGᵀ] ⪯ Q² wherever the run may come (default: estimated).
+        q_nuclear: Σ‖Q_b‖_* with E[G_tG_tᵀ] ⪯ Q_b² wherever the run may come (default: estimated).
         loss_gap: ΔL = L(W_0) − inf L (default: estimated).
-        gradient_bound: G ≥ ‖G_t‖_op (default: estimated).
-        shape: (m, n) of the matrix, tall or wide.
-        estimates: what `estimate` found, for those of the three that are not given (default None).
+        gradient_bound: G_b ≥ ‖G_t‖_op, one number for all matrices or one for each (default:
+            estimated).
+        shapes: (m, n) of each matrix, tall or wide (default: those of the estimates).
+        estimates: of a model, by `estimate`, for the arguments that are None (default None).
     """
     if optimizer not in PLANNED:
         raise ValueError(
             f"optimizer must be 'leon' or 'pion', got {optimizer!r}; Muon has no theorem to plan "
             f"with, since the regret of following the leader can be linear"
         )
-    if len(shape) != 2:
-        raise ValueError(f"shape must be (m, n), got {shape!r}; plan for one matrix")
+    if shapes is None and estimates is not None:
+        shapes = estimates.shapes
+    if not shapes or any(not isinstance(s, Sequence) or len(s) != 2 for s in shapes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"shapes must name (m, n) of each matrix, got {shapes!r}; pass [(8, 16)]")
     given = {"q_nuclear": q_nuclear, "loss_gap": loss_gap, "gradient_bound": gradient_bound}
-    known = {name: value for name, value in given.items() if value is not None}
+    known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     missing = tuple(name for name in given if name not in known)
     if not missing:
-        return _plan(optimizer, shape, rho=rho, epsilon=epsilon, **known)
+        return _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **known)
     if estimates is None:
         raise ValueError(
             f"{', '.join(missing)} must be given or estimated; pass estimates=estimate(params, "
             f"closure, batches)"
         )
     at = {
-        end: _plan(optimizer, shape, rho=rho, epsilon=epsilon, **{**estimates.at(end), **known})
+        end: _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **{**estimates.at(end), **known})
         for end in ENDS
     }
     ends = " to ".join(
@@ -159,56 +166,69 @@ def plan(
 
 def _plan(
     optimizer: Planned,
-    shape: tuple[int, int],
+    shapes: Sequence[tuple[int, int]],
     *,
     rho: float,
     epsilon: float,
     q_nuclear: float,
     loss_gap: float,
-    gradient_bound: float,
+    gradient_bound: float | Sequence[float],
 ) -> Plan:
-    rows, columns = sorted(_checks.count("every side of shape", side) for side in shape)
-    positive = {"rho": rho, "epsilon": epsilon, "q_nuclear": q_nuclear}
-    for name, value in positive.items():
-        _checks.positive(name, value)
-    nonnegative = {"loss_gap": loss_gap, "gradient_bound": gradient_bound}
-    for name, value in nonnegative.items():
-        _checks.nonnegative(name, value)
+    sides = [sorted(_checks.count("every side of shapes", side) for side in s) for s in shapes]
+    bounds = gradient_bound if isinstance(gradient_bound, Sequence) else [gradient_bound]
+    bounds = [_checks.nonnegative("gradient_bound", value) for value in bounds]
+    if len(bounds) not in (1, len(sides)):
+        raise ValueError(
+            f"gradient_bound must be one number or one for each of {len(sides)} shapes, got "
+            f"{len(bounds)}; pass gradient_bound={max(bounds, default=1.0)!r} for all"
+        )
+    _checks.positive("rho", rho)
+    _checks.positive("epsilon", epsilon)
+    _checks.positive("q_nuclear", q_nuclear)
+    _checks.nonnegative("loss_gap", loss_gap)
     if epsilon >= q_nuclear:
         verdict = (
             f"ε = {epsilon:.6g} is trivial: no mean gradient exceeds ‖Q‖_* = {q_nuclear:.6g} in "
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict, None, None)
-    try:
-        if optimizer == "pion":
-            width = Gaussian().padded_width(rows, columns)
-            factor = theory.ftpl_factor(rows, width)
-            regret_constant = 2 * math.sqrt(2) * factor
-            found = theory.pion_complexity(**positive, **nonnegative, rows=rows, width=width)
-        else:
-            factor, regret_constant = 1.0, 2.0
-            found = theory.leon_complexity(**positive, **nonnegative, rows=rows)
+    rows = sum(m for m, _ in sides)
+    # 𝒢 = Σ m_bG_b is that of one matrix with all rows and the mean of the bounds over them.
+    mean = sum(m / rows * g for (m, _), g in zip(sides, itertools.cycle(bounds), strict=False))
+    factor, constant = 1.0, 2.0
+    if optimizer == "pion":
+        factor = max(theory.ftpl_factor(m, Gaussian().padded_width(m, n)) for m, n in sides)
+        constant = 2 * math.sqrt(2) * factor
+    try:  # C enters the theorem as a factor of 𝒬 and 𝒢
+        complexity = theory.leon_complexity(
+            rho=rho,
+            epsilon=epsilon,
+            q_nuclear=min(factor * q_nuclear, sys.float_info.max),
+            loss_gap=loss_gap,
+            gradient_bound=min(factor * mean, sys.float_info.max),
+            rows=rows,
+        )
     except OutOfReachError as error:
         return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
     bound = theory.stationarity_bound(
-        **nonnegative,
         rho=rho,
+        loss_gap=loss_gap,
+        gradient_bound=mean,
         q_nuclear=q_nuclear,
-        discount=found.discount,
-        rounds=found.rounds,
+        discount=complexity.discount,
+        rounds=complexity.rounds,
         rows=rows,
-        regret_constant=regret_constant,
+        regret_constant=constant,
     )
-    if not found.valid:  # the condition on G fails: that on γ follows from ε < ‖Q‖_*
-        largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / rows / gradient_bound))
+    if not complexity.valid:  # the condition on G fails: that on γ follows from ε < ‖Q‖_*
+        largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / rows / mean))
         verdict = (
             f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
             f"{largest:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
         )
-        return Plan(optimizer, "not covered", verdict, found, bound)
-    kind, verdict = _verdict(found, bound)
-    return Plan(optimizer, kind, verdict, found, bound)
+        return Plan(optimizer, "not covered", verdict, complexity, bound)
+    kind, verdict = _verdict(complexity, bound)
+    return Plan(optimizer, kind, verdict, complexity, bound)
 
 
 def _verdict(found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
@@ -231,21 +251,23 @@ class Estimates:
 
     q_nuclear: Interval
     """Σ over the parameters of Tr√(mean GGᵀ), corrected for its bias by the jackknife."""
-    gradient_bound: Interval
-    """The largest ‖G‖_op seen. A sample bounds no maximum: the interval is open above."""
+    gradient_bounds: tuple[float, ...]
+    """The largest ‖G‖_op seen of each parameter: a lower bound, as a sample bounds no maximum."""
     loss_gap: Interval
     """The mean loss less `lower`."""
+    shapes: tuple[tuple[int, int], ...]
+    """(m, n) of each parameter."""
 
-    def at(self, end: "End") -> dict[str, float]:
-        """The three numbers at an end of their intervals, or at their values."""
-        bound = (MARGIN if end == "high" else 1.0) * self.gradient_bound.value
+    def at(self, end: "End") -> dict[str, Any]:
+        """Return the numbers at an end of their intervals, or at their values."""
+        factor = MARGIN if end == "high" else 1.0
         q_nuclear, loss_gap = getattr(self.q_nuclear, end), getattr(self.loss_gap, end)
         # A lower end below what the quantity can be says as much as the least it can be.
         q_nuclear = max(q_nuclear, TINY) if end == "low" else q_nuclear
         return {
             "q_nuclear": q_nuclear,
             "loss_gap": max(loss_gap, 0.0) if end == "low" else loss_gap,
-            "gradient_bound": bound,
+            "gradient_bound": [factor * bound for bound in self.gradient_bounds],
         }
 
 
@@ -256,10 +278,10 @@ def estimate(
     *,
     lower: float = 0.0,
 ) -> Estimates:
-    """‖Q‖_*, G and ΔL of a model at its present weights, for `plan(..., estimates=…)`.
+    """Estimate Σ‖Q_b‖_*, G_b and ΔL of a model at its weights, for `plan(..., estimates=…)`.
 
-    ‖Q‖_* and ΔL have intervals of ±3 standard errors over the batches; G is the largest ‖G‖_op
-    seen, with no upper end. The theorems need ‖Q‖_* and G along the whole run, of which the first
+    Σ‖Q_b‖_* and ΔL have intervals of ±3 standard errors over the batches; each G_b is the largest
+    ‖G‖_op seen, with no upper end. The theorems need both along the whole run, of which the first
     weights show only the beginning, so a plan from them is a guess. Weights and their gradients are
     left as they were.
 
@@ -290,8 +312,9 @@ def estimate(
             f"lower={lower!r} is above the mean loss {gap.value + lower:.6g}; pass a lower bound"
         )
     stacks = [torch.stack(each) for each in zip(*gradients, strict=True)]
-    largest = max(operator_norm(stack).max().item() for stack in stacks)
-    return Estimates(_q_nuclear(stacks), Interval(largest, largest, math.inf), gap)
+    largest = tuple(operator_norm(stack).max().item() for stack in stacks)
+    shapes = tuple((p.shape[0], p.shape[1]) for p in matrices)
+    return Estimates(_q_nuclear(stacks), largest, gap, shapes)
 
 
 def _q_nuclear(stacks: Sequence[Tensor]) -> Interval:
