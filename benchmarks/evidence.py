@@ -35,10 +35,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 import torch  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
-from _timing import processor  # noqa: E402
 from evidence_cells import CELLS, GROUPS, METHODS, Cell  # noqa: E402
 from nucleon._files import to_json  # noqa: E402
 from nucleon.optim.average import get_multi_avg_fn  # noqa: E402
+from nucleon.report.runs import processor  # noqa: E402
 
 DOCS = ROOT / "docs/evidence"
 EXTENSIONS = 2

@@ -18,6 +18,7 @@ against the exact polar factor.
 import argparse
 import gc
 import json
+import os
 import platform
 import random
 import statistics
@@ -32,7 +33,6 @@ import torch
 from torch import Tensor
 
 import nucleon
-from _timing import instructions
 from nucleon._files import to_json, write_whole
 from nucleon.optim.leon import augmented_direction
 from nucleon.optim.muon import polar_direction
@@ -389,6 +389,18 @@ def directions(
         "norm": norms,
         "orthogonality": orthogonality,
     }
+
+
+def instructions() -> str:
+    """Return the instruction set of torch's kernels, the units for bfloat16, and what is set."""
+    units = {
+        "AVX512_BF16": torch.cpu._is_avx512_bf16_supported(),
+        "AMX": torch.cpu._is_amx_tile_supported(),
+    }
+    present = [name for name, supported in units.items() if supported]
+    names = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+    limits = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *present, *limits])
 
 
 def environment(options: argparse.Namespace, peers: dict[str, str]) -> dict[str, object]:

@@ -456,26 +456,45 @@ def later(what):
     return [param.tolist() for param in params]
 
 
-def step_of(way, shapes, dtype, replicas=1):
-    """What one step of benchmarks/scale.py sends, computes and keeps on this rank."""
+def weighted(shapes, method, sharded, placement, wire_dtype=None, dtype=torch.float32, replicas=1):
+    """Make an optimizer of weights with gradients; shards are cut along the long side."""
+    size = dist.get_world_size()
+    mesh = mesh_of(*(replicas, size // replicas)[replicas == 1 :]) if sharded else None
+    torch.manual_seed(0)
+
+    def spread(x):
+        if mesh is None:
+            return x
+        axis = 0 if x.shape[0] > x.shape[1] else 1
+        return distribute_tensor(x, mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(axis)])
+
+    weights = [spread(torch.randn(m, n, dtype=dtype)).requires_grad_() for m, n, _ in shapes]
+    for p in weights:
+        p.grad = spread(torch.randn(p.shape, dtype=dtype))
+    group = {"params": weights, "axes": [axes for _, _, axes in shapes]}
+    options = {"placement": placement, "wire_dtype": wire_dtype, "method": "polar-express"}
+    return MAKE[method]([group], **options)
+
+
+def cost_of_a_step(**options):
+    """Return the bytes that this rank sends in a step, its flops and the bytes of its moments."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    import scale
+    from nucleon.optim.engines.ranks.wire import TRAFFIC
 
-    sizes = (replicas, dist.get_world_size() // replicas)[replicas == 1 :]
-    mesh = mesh_of(*sizes) if scale.WAYS[way].sharded else None
-    optimizer = scale.optimizer_of(scale.WAYS[way], shapes, mesh, dtype)
+    optimizer = weighted(**options)
+    optimizer.step()
+    TRAFFIC.bytes = 0
     with FlopCounterMode(display=False) as counter:
-        _, sent, kept = scale.measure(optimizer, rounds=1)
-    return sent, counter.get_total_flops() // 2, kept  # two steps
+        optimizer.step()
+    moments = (s[k] for s in optimizer.state.values() for k in ("total", "gram") if k in s)
+    kept = sum(getattr(x, "_local_tensor", x).nbytes for x in moments)
+    return TRAFFIC.bytes, counter.get_total_flops(), kept
 
 
-def weights_after(way, shapes):
-    """The whole weights of benchmarks/scale.py after two steps."""
-    import scale
-
-    mesh = mesh_of(dist.get_world_size()) if scale.WAYS[way].sharded else None
-    optimizer = scale.optimizer_of(scale.WAYS[way], shapes, mesh, torch.float64)
+def weights_after(**options):
+    """Return the whole weights after two steps."""
+    optimizer = weighted(**options)
     for _ in range(2):
         optimizer.step()
     return [whole(p) for p in optimizer.param_groups[0]["params"]]

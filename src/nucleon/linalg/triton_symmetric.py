@@ -36,7 +36,7 @@ CONFIGS = [
 LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
 # For a product that is added to a float32 matrix in place. FINE: each tile on the diagonal is three
 # of half the side, which come last; the larger ones then need no registers for what is done on a
-# diagonal, and with a few that are spilled two programs fit. Measured: `benchmarks/symmetric.py`.
+# diagonal, and with a few that are spilled two programs fit. `docs/kernels.md` has the times.
 IN_PLACE = triton.Config(
     {"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3, maxnreg=128
 )

@@ -288,8 +288,7 @@ def measure(run: Run) -> Iterator[Item]:
 
         FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step.
         What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and in
-        closed form where the ball does not bind, is in the table and in `benchmarks/learners.py`,
-        without a verdict.
+        closed form where the ball does not bind, is in the table, without a verdict.
 
         The paper expects sublinear convergence of the inner loop under ill-conditioning. The
         accelerated projected gradient keeps a linear rate here; Frank–Wolfe does not.
