@@ -46,29 +46,29 @@ class Bucket:
 
 
 class Recording:
-    """What is launched on a bucket as long as it lies where it does: tables, inputs and graph."""
+    """Tables, inputs and graph of a bucket, as long as it lies where it does."""
 
     def __init__(self, memory: Memory, tables: "Tables") -> None:
         self.tables = tables
         self.strides = tuple(map(Tensor.stride, memory[0]))
-        """Of the weights."""
+        """Strides of the weights."""
         self.gradients = Input(tables.rows.new_empty(len(memory[0])))
-        """Their addresses."""
+        """Addresses of the gradients."""
         self.rate = Input(tables.lr)
         self.replay = Replay()
 
 
 class Buckets(list[Bucket]):
-    """What this engine keeps of a piece of work between steps."""
+    """The buckets of a piece of work, kept between steps."""
 
 
 def serves(params: Sequence[Tensor]) -> bool:
-    """Whether this engine steps some of the parameters; the others it hands over."""
+    """Return whether this engine steps some of the parameters; it hands over the others."""
     return any(engine.unreadable(param) is None for param in params)
 
 
 def refusal(param: Tensor) -> str | None:
-    """Why this engine hands a parameter over; None where it steps it."""
+    """Return why this engine hands a parameter over; None where it steps it."""
     gaps = None if dense(shards.local(param)) else "its memory has gaps"
     return engine.unreadable(param) or gaps
 
@@ -95,11 +95,11 @@ def _restride(work: Work) -> None:
 
 
 def _split_by_gaps(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
-    """Those whose memory has no gaps, and the others; DTensors together: ranks must not differ."""
+    """Split off parameters whose memory has gaps; not of DTensors, in which ranks may differ."""
     if shards.sharded(params[chosen[0]]):
         return [[*chosen]]
-    found = [i for i in chosen if dense(params[i])], [i for i in chosen if not dense(params[i])]
-    return [part for part in found if part]
+    parts = [i for i in chosen if dense(params[i])], [i for i in chosen if not dense(params[i])]
+    return [part for part in parts if part]
 
 
 def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
@@ -168,7 +168,7 @@ def _recording(memory: Memory) -> Recording | None:
 
 
 def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
-    """Whether the kernels can follow a parameter and its state as flat memory."""
+    """Return whether the kernels can read a parameter and its state as flat memory."""
     tensors = (param, first, second, *counts)
     return (
         dense(param)
@@ -182,5 +182,5 @@ def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> b
 
 
 def _address(tensor: Tensor) -> int:
-    """Where it begins; 0 for subclasses without a storage of their own."""
+    """Return the address of its first entry; 0 for subclasses without a storage of their own."""
     return EMPTY if not tensor.numel() else tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""Where the tensors of a stack lie: their strides, and tables of addresses for the kernels.
+"""Strides and addresses of the tensors of a stack, in tables that the kernels read.
 
 The kernels read every matrix short side first, whatever axes of a parameter it is made of. Entry
 (i, j) lies at
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Side:
-    """Where the entries along one side of a matrix lie, in entries from its start."""
+    """Distances of the entries along one side of a matrix from its start, counted in entries."""
 
     stride: int
     size: int = 1
@@ -46,7 +46,7 @@ class Side:
 
     @property
     def folded(self) -> bool:
-        """Whether it takes two strides."""
+        """True if it takes two strides."""
         return self.size > 1
 
 
@@ -79,12 +79,12 @@ class Layout:
 
     @property
     def runs(self) -> int:
-        """How many runs there are."""
+        """Number of runs."""
         return sum(map(len, self.offsets))
 
     @property
     def count(self) -> int:
-        """How many matrices there are."""
+        """Number of matrices."""
         return self.each * self.runs
 
 
@@ -112,17 +112,17 @@ def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
 
 
 def strides_of(param: Tensor) -> tuple[int, ...]:
-    """How tensors like a parameter lie; what is gathered from other ranks is contiguous."""
+    """Return the strides of tensors like a parameter; those gathered from ranks are contiguous."""
     return _contiguous(tuple(param.shape)) if shards.sharded(param) else param.stride()
 
 
 def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> Place | None:
-    """Where the matrices of a block lie; None if no two strides per side say it."""
+    """Return the place of the matrices of a block; None if two strides per side are too few."""
     return _place(block, tuple(param.shape), strides_of(param), in_order)
 
 
 def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor has this shape and these strides; those of axes of length 1 do not count."""
+    """Return whether a tensor has this shape and, of axes longer than 1, these strides."""
     own = tensor.stride()
     return tensor.shape == shape and (
         own == strides
@@ -148,7 +148,7 @@ def restrided(state: Tensor, param: Tensor) -> Tensor:
 
 
 def dense(param: Tensor) -> bool:
-    """Whether the entries of a parameter fill its memory, each once."""
+    """Return whether the entries of a parameter fill its memory, each once."""
     return _dense(tuple(param.shape), strides_of(param))
 
 
@@ -189,7 +189,7 @@ def _side(axes: Sequence[tuple[int, int]]) -> Side | None:
 
 
 def _merged(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same entries in the same order by as few axes as can be."""
+    """Merge axes that are one in memory."""
     found: list[tuple[int, int]] = []
     for size, stride in axes:
         if size == 1:
@@ -201,7 +201,7 @@ def _merged(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the entries fill their memory, each once: a tensor made like it has its strides."""
+    """Return whether the entries fill their memory: a tensor made like it has its strides."""
     expected = 1
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
         if stride != expected:
@@ -300,7 +300,7 @@ def of_tensors(
 
 
 def alignment(addresses: Sequence[int], size: int) -> int:
-    """What all addresses of entries of so many bytes are multiples of: 16, or the size of an entry.
+    """Return 16 if all addresses are multiples of it, else the size of an entry in bytes.
 
     Parts of a flat buffer, as of gradients, may begin anywhere in it.
     """

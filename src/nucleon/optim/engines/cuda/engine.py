@@ -41,7 +41,7 @@ from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.polar_methods import HALF_ROWS, chosen_method, polynomials
 
 RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
-"""Of `KERNELS` those without noise: the direction in float16, from the operands of `begin`."""
+"""The recursions without noise: the direction in float16, from the operands of `begin`."""
 MOST_NOISE = 2**30
 """Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
 LONGEST = 2**16
@@ -49,12 +49,12 @@ LONGEST = 2**16
 
 
 class Cache:
-    """What this engine keeps of a stack between steps."""
+    """Programs and recording of a stack, kept between steps."""
 
     def __init__(self, work: Matrices, settings: Settings) -> None:
         self.programs = Programs(work, settings)
         self.masked = False
-        """Whether a gradient was ever missing: then the kernels ask."""
+        """True once a gradient was missing: then the kernels read the mask."""
         self.recording: Recording | None = None
 
 
@@ -73,12 +73,12 @@ class Recording:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels are at hand."""
+    """Return whether the kernels run on a device."""
     return device.type == "cuda" and triton_works()
 
 
 def unreadable(param: Tensor) -> str | None:
-    """Why the kernels cannot read a parameter, wherever its entries lie; None where they can."""
+    """Return why the kernels cannot read a parameter of any strides; None where they can."""
     if not runs_on(param.device):
         return "no Triton" if param.device.type == "cuda" else "not on CUDA"
     return None if param.dtype in addresses.DTYPES else f"{_name(param.dtype)} weights"
@@ -87,7 +87,7 @@ def unreadable(param: Tensor) -> str | None:
 def refusal(
     optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> str | None:
-    """Why this engine does not step such matrices of a parameter; None where it does.
+    """Return why this engine does not step such matrices of a parameter; None where it does.
 
     Under "owner" the same is true of matrices that it computes for other ranks.
     """
@@ -133,7 +133,7 @@ def _name(dtype: torch.dtype) -> str:
 def kind(
     optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block
 ) -> tuple[Side, Side] | None:
-    """What the matrices of a stack must share: how their sides lie; None where not served."""
+    """Return the sides that the matrices of a stack share; None where this engine has none."""
     if refusal(optimizer, group, param, block) is not None:
         return None
     place = place_of(param, block)

@@ -283,12 +283,12 @@ def move(
 
 
 def tiles(m: int, n: int) -> int:
-    """How many programs a matrix is divided among."""
+    """Return the number of programs that a matrix is divided among."""
     return triton.cdiv(m, TILE.value) * triton.cdiv(n, TILE.value)
 
 
 def place(program: Program) -> dict[str, int | bool]:
-    """Where the matrices lie, as the kernels call it."""
+    """Return the layout as arguments of the kernels."""
     short, long = program.layout.short, program.layout.long
     found = {
         "m": program.m,
@@ -302,7 +302,7 @@ def place(program: Program) -> dict[str, int | bool]:
 
 
 def reading(program: Program) -> dict[str, Any]:
-    """How G, Ĝ and S are read and summed, as the kernels call it."""
+    """Return what G, Ĝ and S are read and summed by, as arguments of the kernels."""
     hyper = program.hyper
     lead, extra = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
     found = {"sign": hyper.sign, "momentum": hyper.momentum, "lead": lead, "extra": extra}
@@ -313,7 +313,7 @@ def reading(program: Program) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Entered:
-    """What is known of a stack when its moments are new."""
+    """Operands and factors of a stack whose moments are new."""
 
     x: Tensor
     """(b, m, n): S·spread/‖[S L]‖_F in float16, zero where a matrix does not move."""

@@ -31,19 +31,19 @@ class Program:
     kernel: str
     """The recursion of the direction, one of `KERNELS`."""
     small: bool
-    """Whether it is that of `small`."""
+    """True if it is that of `small`."""
     gradient: torch.dtype
     total: torch.dtype
     weight: torch.dtype
     has_gram: bool
     masked: bool
-    """Whether a mask says which matrices have a gradient."""
+    """True if a mask says which matrices have a gradient."""
     decays: bool
-    """Whether the weights decay."""
+    """True if the weights decay."""
     iterations: int
     hyper: Hyperparameters
     alignments: tuple[int, int, int] = (16, 16, 16)
-    """Of gradients, totals and weights, see `addresses.alignment`."""
+    """Alignments of gradients, totals and weights, see `addresses.alignment`."""
 
     @cached_property
     def draws(self) -> Draws | None:
@@ -64,7 +64,7 @@ class Program:
 
     @cached_property
     def captured(self) -> bool:
-        """Whether launches take long beside the kernels: only then are they captured."""
+        """True if launches take long beside the kernels: only then are they captured."""
         directions = self.layout.count * (1 if self.draws is None else self.draws.samples)
         return directions * self.m**3 <= LARGEST
 
@@ -97,7 +97,7 @@ class Programs:
         method = chosen_method(settings.group, *stack.shape, param.device, param.dtype)
         self.small = method != "half"
         self.dtypes = (torch.float32,) if self.small else addresses.DTYPES
-        """Those of gradients and totals: other gradients are copied."""
+        """Dtypes of gradients and totals; other gradients are copied."""
         self._options: object = None
         self._program: Program | None = None
         self._entries: Sequence[tuple[State, str]] = ()

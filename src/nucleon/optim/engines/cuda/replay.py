@@ -48,7 +48,7 @@ class Input:
 
     def set(self, value: object, write: Callable[[], object]) -> None:
         """Call `write`, which puts the value there, unless it is known to be there."""
-        if value is None or self.known != value:
+        if self.known != value:
             write()
             self.known = value
 
@@ -69,7 +69,7 @@ class Replay:
         """All that is baked in."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fails = False
-        """Whether no graph could be made: the launches show what is wrong."""
+        """True if no graph could be made: the launches show what is wrong."""
 
     def run(
         self,
@@ -164,7 +164,7 @@ class Lanes:
 
 
 def _small(stack: Stack) -> bool:
-    """Whether it leaves room on a GPU; not what is gathered from other ranks, in an order."""
+    """Return whether a stack leaves room on a GPU; False for those gathered from ranks in turn."""
     first, across = stack.params[0], -(-min(stack.shape) // TILE)
     if first.device.type != "cuda" or shards.sharded(first):
         return False
