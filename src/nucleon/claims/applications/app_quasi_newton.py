@@ -1,20 +1,32 @@
 """app-quasi-newton: curvature learned online, in an optimizer (Appendix A)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from nucleon.claims import agreement
 from nucleon.claims.applications.app_rotations import ProjectedDescent
-from nucleon.claims.base import Check, Claim, Progress, Result, Settings, one_thread
+from nucleon.claims.beside import EXACT, ROUNDS, close
+from nucleon.claims.engine import (
+    Check,
+    Claim,
+    Item,
+    Row,
+    Rows,
+    Run,
+    at_least,
+    at_most,
+    below,
+    notes,
+)
 from nucleon.claims.oracle import curvature
 from nucleon.claims.oracle.algebra import Array
-from nucleon.claims.shown import Figure, Panel, Series, Table, records
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online.learners import FAML, Learner, ScalarGBPA
 from nucleon.online.problems.quasi_newton import (
     RUNNING_FAML,
@@ -53,24 +65,33 @@ class Objective:
     """Where it is constant."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A method on an objective, stopped at the first ‖∇f‖₂ ≤ 1e-8."""
+class Minimized(Row):
+    """A method on an objective, stopped at the first ‖∇f‖₂ ≤ 1e-8.
+
+    `minimum` is what the online method found, None of others.
+    """
 
     method: str
     history: tuple[float, ...]
     evaluations: int
     seconds: float
-    found: Minimum | None = None
+    minimum: Minimum | None
 
     @property
     def iterations(self) -> int:
-        """Steps taken."""
+        """Return the number of steps."""
         return len(self.history) - 1
+
+    def record(self) -> dict[str, object]:
+        """Return the counts and the last norm."""
+        last = {"iterations": self.iterations, "final": self.history[-1]}
+        return {
+            k: v for k, v in {**super().record(), **last}.items() if k not in ("history", "seconds")
+        }
 
 
 def quadratic(dimension: int, condition: float, seed: int) -> Objective:
-    """½(x − x*)ᵀH(x − x*) with eigenvalues from 1 down to 1/condition in equal ratios."""
+    """Return ½(x − x*)ᵀH(x − x*) with eigenvalues from 1 down to 1/condition in equal ratios."""
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(dimension + 1, dimension, dtype=torch.float64, generator=generator)
     basis = torch.linalg.qr(normal[1:]).Q
@@ -89,7 +110,7 @@ def quadratic(dimension: int, condition: float, seed: int) -> Objective:
 
 
 def digits(penalty: float) -> Objective:
-    """Logistic regression of scikit-learn's digits, 0–4 against 5–9, with penalty‖w‖²/2.
+    """Return logistic regression of scikit-learn's digits, 0–4 against 5–9, with penalty‖w‖²/2.
 
     The 61 pixels that vary, standardized, and a constant. ∇²f = mean σ(1−σ)aaᵀ + penalty·I, so
     μ = penalty and L = ‖A‖²_op/(4N) + penalty.
@@ -119,23 +140,23 @@ def digits(penalty: float) -> Objective:
     return Objective(name, value, gradient, signed.new_zeros(signed.shape[1]), penalty, L)
 
 
-def online(objective: Objective, name: str) -> Run:
-    """The optimizer with one of `LEARNERS`."""
+def online(objective: Objective, name: str) -> Minimized:
+    """Minimize by the optimizer with one of `LEARNERS`."""
     optimizer = OnlineQuasiNewton(objective.mu, objective.L, LEARNERS[name])
-    found = optimizer.minimize(
+    minimum = optimizer.minimize(
         objective.gradient, objective.start, tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS
     )
-    return Run(
-        SHORT.get(name, f"online, {name}"),
-        found.history,
-        found.evaluations,
-        found.seconds,
-        found,
+    return Minimized(
+        method=SHORT.get(name, f"online, {name}"),
+        history=minimum.history,
+        evaluations=minimum.evaluations,
+        seconds=minimum.seconds,
+        minimum=minimum,
     )
 
 
-def descent(objective: Objective) -> Run:
-    """Gradient descent with the best fixed step: x ← x − 2/(μ+L)·∇f(x)."""
+def descent(objective: Objective) -> Minimized:
+    """Minimize by gradient descent with the best fixed step: x ← x − 2/(μ+L)·∇f(x)."""
     step, x, begun = 2 / (objective.mu + objective.L), objective.start, perf_counter()
     slope = objective.gradient(x)
     history = [torch.linalg.vector_norm(slope).item()]
@@ -143,11 +164,17 @@ def descent(objective: Objective) -> Run:
         x = x - step * slope
         slope = objective.gradient(x)
         history.append(torch.linalg.vector_norm(slope).item())
-    return Run("gradient descent", tuple(history), len(history), perf_counter() - begun)
+    return Minimized(
+        method="gradient descent",
+        history=tuple(history),
+        evaluations=len(history),
+        seconds=perf_counter() - begun,
+        minimum=None,
+    )
 
 
-def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Run:
-    """SciPy's minimizer, stopped by the 2-norm at its own iterates: gtol is on the ∞-norm."""
+def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Minimized:
+    """Minimize by SciPy, stopped by the 2-norm at its own iterates: gtol is on the ∞-norm."""
     try:
         from scipy.optimize import minimize
     except ImportError as error:
@@ -174,68 +201,20 @@ def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Run:
         options.update(ftol=0.0, maxfun=MOST_ITERATIONS)
     minimize(both, start, jac=True, method=method, callback=look, options=options)
     seconds = (stopped or [perf_counter()])[0] - begun
-    return Run(f"SciPy {method}", (norms[start.tobytes()], *history), len(norms), seconds)
-
-
-@one_thread()
-def run(settings: Settings, progress: Progress) -> Result:
-    """Minimize every objective by every method; `quick` takes two objectives and two learners."""
-    seed = settings.first_seed
-    objectives = [quadratic(50, 1e2 if settings.quick else 1e3, seed), digits(1e-2)]
-    names = [DEFAULT, "FAML, bound 1"] if settings.quick else list(LEARNERS)
-    if not settings.quick:
-        objectives += [quadratic(200, 1e2, seed), digits(1e-3)]
-    progress.begin(len(objectives) * (len(names) + 3), "minimizations")
-    found: dict[str, tuple[Objective, list[Run]]] = {}
-    for objective in objectives:
-        methods: list[Callable[[], Run]] = [
-            *(lambda o=objective, n=name: online(o, n) for name in names),
-            lambda o=objective: descent(o),
-            lambda o=objective: scipy_run(o, "BFGS"),
-            lambda o=objective: scipy_run(o, "L-BFGS-B"),
-        ]
-        runs: list[Run] = []
-        for method in methods:
-            runs.append(method())
-            progress.advance(1, objective.name)
-        found[objective.name] = objective, runs
-    return Result(
-        checks=(
-            *(c for objective, runs in found.values() for c in _checks(objective, runs)),
-            _lower_side(*found[objectives[0].name]),
-            *_agrees(seed),
-        ),
-        tables=tuple(_table(objective, runs) for objective, runs in found.values()),
-        figures=(_figure(found),),
-        records=records(
-            [(objective, r) for objective, runs in found.values() for r in runs],
-            {
-                "objective": lambda item: item[0].name,
-                "method": lambda item: item[1].method,
-                "iterations": lambda item: item[1].iterations,
-                "evaluations": lambda item: item[1].evaluations,
-                "final": lambda item: item[1].history[-1],
-            },
-        ),
-        notes=_notes(found),
+    return Minimized(
+        method=f"SciPy {method}",
+        history=(norms[start.tobytes()], *history),
+        evaluations=len(norms),
+        seconds=seconds,
+        minimum=None,
     )
 
 
-def _lower_side(objective: Objective, runs: list[Run]) -> Check:
-    """What FAML loses of its bound on an objective."""
-    (run,) = (r for r in runs if r.method == "online, FAML, bound 1")
-    assert run.found is not None
-    certificate = run.found.curvature.certificate()
-    share = (certificate.regret / certificate.bound).item()
-    name = f"{objective.name}, {run.method}: regret/bound"
-    return Check(name, share, "≥", LEAST_SHARE)
-
-
-def _agrees(seed: int) -> tuple[Check, Check]:
-    """Both FAMLs on a few pairs of a Hessian: B_t, and all that is in units of the losses."""
+def oracle_checks(seed: int) -> Iterator[Check]:
+    """Check both FAMLs on a few pairs of a Hessian: B_t, and all that is in units of the losses."""
     mu, L, n = 0.1, 2.0, 6
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(agreement.ROUNDS + n, n, dtype=torch.float64, generator=generator)
+    drawn = torch.randn(ROUNDS + n, n, dtype=torch.float64, generator=generator)
     basis = torch.linalg.qr(drawn[:n]).Q
     hessian = (basis * torch.linspace(mu, L, n, dtype=torch.float64)) @ basis.mT
     hessian, other = (hessian + hessian.mT) / 2, L * torch.eye(n, dtype=torch.float64)
@@ -259,120 +238,133 @@ def _agrees(seed: int) -> tuple[Check, Check]:
             learned.loss.item() / wanted.loss - 1,
             learned.loss_of(other).item() / of_other - 1,
         ]
-    return (
-        agreement.close("B_t against the reference's, over L", *matrices),
-        agreement.close("regret, bound and losses against the reference's", *sums),
-    )
+    yield close("B_t against the reference's, over L", *matrices)
+    yield close("regret, bound and losses against the reference's", *sums)
 
 
-def _checks(objective: Objective, runs: list[Run]) -> list[Check]:
-    baseline = next(r for r in runs if r.method == "gradient descent")
-    checks: list[Check] = []
-    for r in runs:
-        label = f"{objective.name}, {r.method}"
-        checks.append(Check(f"{label}: ‖∇f‖ reached", r.history[-1], "≤", TOLERANCE))
-        if r.found is not None:
-            checks += _learned_checks(label, objective, r.found)
-            if "OGD" not in r.method:  # it is within its bound, but its trials fail
-                checks.append(
-                    Check(f"{label}: gradients", r.evaluations, "<", baseline.evaluations)
-                )
-    return checks
-
-
-def _learned_checks(label: str, objective: Objective, found: Minimum) -> list[Check]:
-    learned = found.curvature
+def learned_checks(words: str, objective: Objective, learned: CurvatureLearner) -> Iterator[Check]:
+    """Check the regret, the eigenvalues of B_T, and the losses beside the Hessian's."""
     certificate = learned.certificate()
     regret = certificate.regret.item() if certificate.refusal is None else math.nan
+    yield at_most(f"{words}: regret", regret, certificate.bound.item())
     values = torch.linalg.eigvalsh(learned.matrix())
     outside = max(objective.mu - values[0].item(), values[-1].item() - objective.L)
-    checks = [
-        Check(f"{label}: regret", regret, "≤", certificate.bound.item()),
-        Check(f"{label}: B_T outside [μ, L], over L", outside / objective.L, "≤", ROUNDING),
-    ]
+    yield at_most(f"{words}: B_T outside [μ, L], over L", outside / objective.L, ROUNDING)
     if objective.hessian is not None:
-        excess = (learned.loss - learned.loss_of(objective.hessian)).item()
-        checks.append(Check(f"{label}: loss above the Hessian's", excess, "≤", regret))
-    return checks
+        excess = learned.loss - learned.loss_of(objective.hessian)
+        yield at_most(f"{words}: loss above the Hessian's", excess, regret)
 
 
-def _table(objective: Objective, runs: list[Run]) -> Table:
-    def learned(r: Run, value: Callable[[CurvatureLearner], float]) -> str | float:
-        return "—" if r.found is None else value(r.found.curvature)
-
-    def least(c: CurvatureLearner) -> float:
-        return torch.linalg.eigvalsh(c.matrix())[0].item() / objective.mu
-
-    return Table.listing(
-        f"{objective.name}: to ‖∇f‖₂ ≤ {TOLERANCE:g}",
-        runs,
-        {
-            "method": lambda r: r.method,
-            "iterations": lambda r: r.iterations,
-            "gradients": lambda r: r.evaluations,
-            "fallbacks": lambda r: "—" if r.found is None else r.found.fallbacks,
-            "seconds": lambda r: r.seconds,
-            "‖∇f‖": lambda r: r.history[-1],
-            "λ_min(B_T)/μ": lambda r: learned(r, least),
-            "regret": lambda r: learned(r, lambda c: c.regret().item()),
-            "bound": lambda r: learned(r, lambda c: c.certificate().bound.item()),
-        },
+def measure(run: Run) -> Iterator[Item]:
+    """Minimize every objective by every method."""
+    objectives = [quadratic(50, 1e2 if run.quick else 1e3, run.seed), digits(1e-2)]
+    learners = [DEFAULT, "FAML, bound 1"] if run.quick else list(LEARNERS)
+    if not run.quick:
+        objectives += [quadratic(200, 1e2, run.seed), digits(1e-3)]
+    methods: list[Callable[[Objective], Minimized]] = [
+        *(partial(online, name=name) for name in learners),
+        descent,
+        partial(scipy_run, method="BFGS"),
+        partial(scipy_run, method="L-BFGS-B"),
+    ]
+    points = [
+        {"objective": o.name, "_problem": o, "_method": method}
+        for o in objectives
+        for method in methods
+    ]
+    rows = run.each(
+        points, lambda _problem, _method: vars(_method(_problem)), "minimizations", Minimized
     )
+    for objective in objectives:
+        own = rows.where(objective=objective.name)
+        baseline = own.one(method="gradient descent").evaluations
+        for row in own:
+            words = f"{objective.name}, {row.method}"
+            yield at_most(f"{words}: ‖∇f‖ reached", row.history[-1], TOLERANCE)
+            if row.minimum is not None:
+                yield from learned_checks(words, objective, row.minimum.curvature)
+                if "OGD" not in row.method:  # it is within its bound, but its trials fail
+                    yield below(f"{words}: gradients", row.evaluations, baseline)
+    first = rows.one(objective=objectives[0].name, method="online, FAML, bound 1")
+    certificate = first.minimum.curvature.certificate()
+    share = certificate.regret / certificate.bound
+    yield at_least(f"{first.objective}, {first.method}: regret/bound", share, LEAST_SHARE)
+    yield from oracle_checks(run.seed)
+    yield from shown(rows, objectives)
+    yield from remarks(rows)
 
 
-def _figure(found: dict[str, tuple[Objective, list[Run]]]) -> Figure:
+def shown(rows: Rows, objectives: list[Objective]) -> Iterator[Item]:
+    """Show counts, times and regrets, and the gradient norm along the way."""
+
+    def learned(value: Callable[[Minimum], Any]) -> Callable[[Minimized], Any]:
+        return lambda row: "—" if row.minimum is None else value(row.minimum)
+
+    for o in objectives:
+        yield rows.where(objective=o.name).listing(
+            f"{o.name}: to ‖∇f‖₂ ≤ {TOLERANCE:g}",
+            {
+                "method": "method",
+                "iterations": "iterations",
+                "gradients": "evaluations",
+                "fallbacks": learned(lambda m: m.fallbacks),
+                "seconds": "seconds",
+                "‖∇f‖": lambda row: row.history[-1],
+                "λ_min(B_T)/μ": learned(
+                    lambda m, mu=o.mu: torch.linalg.eigvalsh(m.curvature.matrix())[0] / mu
+                ),
+                "regret": learned(lambda m: m.curvature.regret()),
+                "bound": learned(lambda m: m.curvature.certificate().bound),
+            },
+        )
     styles = {"online, FAML": 4, "gradient descent": 6, "SciPy BFGS": 0, "SciPy L-BFGS-B": 2}
 
-    def series(r: Run) -> Series:
-        kept = sorted({round(r.iterations ** (k / 150)) for k in range(151)})
-        return Series(
-            r.method,
-            [float(t) for t in kept],
-            [math.log10(r.history[t]) for t in kept],  # nine decades crowd a logarithmic axis
-            style=styles[r.method],
-        )
+    def line(row: Minimized) -> Series:
+        kept = sorted({round(row.iterations ** (k / 150)) for k in range(151)})
+        logs = [math.log10(row.history[t]) for t in kept]  # nine decades crowd a logarithmic axis
+        return Series(row.method, [float(t) for t in kept], logs, style=styles[row.method])
 
-    def panel(objective: Objective, runs: list[Run]) -> Panel:
-        lines = tuple(series(r) for r in runs if r.method in styles)
-        return Panel(objective.name, "iteration", "log₁₀ ‖∇f‖", lines, x_scale="log")
+    def panel(o: Objective) -> Panel:
+        own = rows.where(lambda row: row.method in styles, objective=o.name)
+        return Panel(o.name, "iteration", "log₁₀ ‖∇f‖", tuple(map(line, own)), x_scale="log")
 
-    return Figure(
+    yield Figure(
         "quasi-newton",
         "Curvature learned online: the gradient norm along the way",
         "The online method computes one gradient per iteration, two if it falls back.",
-        tuple(panel(*each) for each in found.values()),
+        tuple(map(panel, objectives)),
     )
 
 
-def _notes(found: dict[str, tuple[Objective, list[Run]]]) -> tuple[str, ...]:
-    def sentence(objective: Objective, runs: list[Run]) -> str:
-        by = {r.method: r for r in runs}
+def remarks(rows: Rows) -> Iterator[str]:
+    """Compare the methods, and explain how they are stopped."""
+    for name in rows.different("objective"):
         mine, gd, bfgs, limited = (
-            by[m] for m in ("online, FAML", "gradient descent", "SciPy BFGS", "SciPy L-BFGS-B")
+            rows.one(objective=name, method=method)
+            for method in ("online, FAML", "gradient descent", "SciPy BFGS", "SciPy L-BFGS-B")
         )
         overhead = mine.seconds - mine.evaluations * gd.seconds / gd.evaluations
         even = 1e3 * overhead / (gd.evaluations - mine.evaluations)
-        return (
-            f"{objective.name}: {gd.evaluations / mine.evaluations:.1f} times fewer gradients than "
+        yield (
+            f"{name}: {gd.evaluations / mine.evaluations:.1f} times fewer gradients than "
             f"gradient descent, {mine.iterations / bfgs.iterations:.2f} times BFGS's iterations, "
             f"{mine.iterations / limited.iterations:.2f} times L-BFGS's; in time it passes "
             f"gradient descent once a gradient takes more than {max(even, 0):.2g} ms."
         )
+    yield from notes("""
+        Where it wins: on all of these in gradients against gradient descent; in iterations against
+        BFGS where the dimension is high and the condition number moderate. Where not: in time, as a
+        round costs an eigendecomposition and a factorization, O(n³), against BFGS's O(n²) and
+        L-BFGS's O(n); and in iterations at high condition numbers. Eigenvalues near μ are at the
+        edge of the ball: FAML's B_T still overestimates them at the end, while OGD's least one sits
+        at μ, and most of OGD's trials fail. Scalar GBPA, whose η of √n is bolder, needs the fewest
+        gradients of the online ones. The method needs μ and L, which SciPy does not, but no line
+        search and no values of f.
 
-    return (
-        *(sentence(*each) for each in found.values()),
-        "Where it wins: on all of these in gradients against gradient descent; in iterations "
-        "against BFGS where the dimension is high and the condition number moderate. Where not: in "
-        "time, as a round costs an eigendecomposition and a factorization, O(n³), against BFGS's "
-        "O(n²) and L-BFGS's O(n); and in iterations at high condition numbers. Eigenvalues near μ "
-        "are at the edge of the ball: FAML's B_T still overestimates them at the end, while OGD's "
-        "least one sits at μ, and most of OGD's trials fail. Scalar GBPA, whose η of √n is bolder, "
-        "needs the fewest gradients of the online ones. The method needs μ and L, which SciPy does "
-        "not, but no line search and no values of f.",
-        "SciPy stops by the ∞-norm; here every method is stopped at its first iterate with "
-        "‖∇f‖₂ ≤ 1e-8. The running bound is certified on the condition that it states; with the "
-        "bound 1, which μ and L imply, the certificate is unconditional, and the start slower.",
-    )
+        SciPy stops by the ∞-norm; here every method is stopped at its first iterate with ‖∇f‖₂ ≤
+        1e-8. The running bound is certified on the condition that it states; with the bound 1,
+        which μ and L imply, the certificate is unconditional, and the start slower.
+    """)
 
 
 CLAIM = Claim(
@@ -389,9 +381,8 @@ CLAIM = Claim(
         "are within the regret of the Hessian's; FAML and scalar GBPA take fewer gradients than "
         "gradient descent. On the first objective FAML's regret is at least "
         f"{LEAST_SHARE:g} of its bound; on a few pairs B_t, the losses, the regret and its bound, "
-        f"in units of the losses, are the reference's to {agreement.EXACT:g}."
+        f"in units of the losses, are the reference's to {EXACT:g}."
     ),
-    run=run,
-    seconds=50,
-    quick_seconds=5,
+    measure=measure,
+    seconds=(50, 5),
 )
