@@ -219,7 +219,7 @@ def test_resume_does_not_trust_other_code(command, runs, tmp_path, monkeypatch):
 
 def test_jobs_measure_the_same_beside_each_other(command, runs, tmp_path):
     here = []
-    timed = toy(name="timed", run=lambda *_: here.append("by itself") or toy().run(*_))
+    timed = toy(name="timed", run=lambda run: here.append("by itself") or toy().measure(run))
     claims = [
         replace(timed, alone=True),
         toy(name="a"),

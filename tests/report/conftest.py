@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nucleon.claims import Figure, Panel, Result, Series, Settings, Silent
+from nucleon.claims import Figure, Panel, Series, Settings, Silent
 from nucleon.report.runs import Run, draft, publish
 from nucleon.report.saved import load
 from toys import EVIL, toy
@@ -22,7 +22,7 @@ def saved(root, claim, **options):
         return load(publish(run, folder))
 
 
-def curves(settings, progress):
+def curves(run):
     """Two panels on shared axes, two series in each."""
     x = [float(t) for t in range(1, 101)]
     root, line = [t**0.5 for t in x], [t * 2 for t in x]
@@ -32,7 +32,7 @@ def curves(settings, progress):
         )
         for title in ("alternating", "gaussian")
     )
-    return Result(checks=(), figures=(Figure("curves", "Regret", "As it grows.", panels, True),))
+    yield Figure("curves", "Regret", "As it grows.", panels, True)
 
 
 @pytest.fixture(scope="session")

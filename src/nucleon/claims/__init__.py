@@ -1,12 +1,16 @@
-"""The claims of the paper, one file each, named like its id."""
+"""The claims of the paper, one file each, named like its id.
+
+A claim is data and a generator of checks, which `engine` runs; it is compared with `oracle`, which
+is NumPy alone. Imports from the whole library but `report` and `cli`.
+"""
 
 from typing import TYPE_CHECKING
 
 from nucleon import _lazy
 
 if TYPE_CHECKING:
-    from nucleon.claims.base import Check, Claim, Progress, Result, Settings, Silent
     from nucleon.claims.claims import CLAIMS
+    from nucleon.claims.engine import Check, Claim, Progress, Result, Settings, Silent
     from nucleon.claims.shown import Cell, Figure, Panel, Series, Table
 
 __all__ = [
@@ -28,7 +32,7 @@ __getattr__, __dir__ = _lazy.attach(
     __name__,
     __all__,
     {
-        "base": "Check Claim Progress Result Settings Silent",
+        "engine": "Check Claim Progress Result Settings Silent",
         "claims": "CLAIMS",
         "shown": "Cell Figure Panel Series Table",
     },

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from nucleon.claims.applications import app_quasi_newton, app_rotations, app_training
-from nucleon.claims.base import Claim
+from nucleon.claims.engine import Claim
 from nucleon.claims.games import (
     ftl_linear,
     high_probability,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,16 +53,6 @@ class Check:
     measured: float
     relation: Relation
     threshold: float
-
-    @classmethod
-    def at_most(cls, name: str, values: Iterable[float], threshold: float) -> Self:
-        """Check that the largest of some numbers is ≤ `threshold`."""
-        return cls(name, worst(values), "≤", threshold)
-
-    @classmethod
-    def at_least(cls, name: str, values: Iterable[float], threshold: float) -> Self:
-        """Check that the smallest of some numbers is ≥ `threshold`."""
-        return cls(name, least(values), "≥", threshold)
 
     @property
     def passed(self) -> bool:

@@ -20,7 +20,7 @@ from rich.table import Table
 from nucleon._naming import is_address, named, unknown
 from nucleon.claims import Check, Figure, Panel, Result, Series
 from nucleon.claims import Table as Listing
-from nucleon.claims.base import one_thread
+from nucleon.claims.engine import one_thread
 from nucleon.cli.console import (
     AsJson,
     CommandError,
