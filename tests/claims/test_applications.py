@@ -1,4 +1,4 @@
-"""The two classical applications: what their claims measure, and that the quick ones hold."""
+"""The two classical applications: what their claims measure."""
 
 import math
 import sys
@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.linalg import orthogonal_procrustes
 
-from nucleon.claims import CLAIMS, Settings, Silent
 from nucleon.claims.applications import app_quasi_newton, app_rotations
 from nucleon.claims.applications.app_rotations import Procrustes, ProjectedDescent
 from nucleon.online import streams
@@ -18,54 +17,7 @@ from nucleon.online.problems import Registration, SignRounding
 F64 = torch.float64
 
 
-class Counter:
-    def begin(self, total, unit):
-        self.total, self.done = total, 0
-
-    def advance(self, amount, stage):
-        self.done += amount
-
-
-def failed(result):
-    return [check for check in result.checks if not check.passed]
-
-
-def is_complete(result):
-    for table in result.tables:
-        assert {len(row) for row in table.rows} == {len(table.columns)}
-    for figure in result.figures:
-        shown = {s.name for s in figure.panels[0].series}  # the legend is the first panel's
-        for series in (s for panel in figure.panels for s in panel.series):
-            assert series.name in shown and len(series.x) == len(series.y) > 1
-            assert all(math.isfinite(y) for y in series.y)
-    return bool(result.tables and result.figures and result.records and result.notes)
-
-
 # ---------------------------------------------------------------------- rotations
-
-
-@pytest.fixture(scope="module")
-def rotations():
-    counter = Counter()
-    return CLAIMS["app-rotations"].run(Settings(quick=True), counter), counter
-
-
-def test_the_quick_claim_on_rotations_holds(rotations):
-    result, counter = rotations
-    assert result.passed, failed(result)
-    assert counter.done == counter.total and is_complete(result)
-    # Three certified learners on four streams.
-    assert sum(check.name.endswith(": regret") for check in result.checks) == 12
-
-
-def test_a_run_is_determined_by_its_settings(monkeypatch):
-    for name in ("QUICK_ROUNDS", "QUICK_HIGH_ROUNDS"):
-        monkeypatch.setattr(app_rotations, name, 12)
-    claim = CLAIMS["app-rotations"]
-    one, two = (claim.run(Settings(quick=True, seeds=2), Silent()) for _ in range(2))
-    assert (one.records, one.checks) == (two.records, two.checks)
-    other = claim.run(Settings(quick=True, seeds=2, first_seed=3), Silent())
-    assert other.records != one.records
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -134,34 +86,6 @@ def test_projected_descent_by_hand():
 
 
 # ---------------------------------------------------------------------- quasi-Newton
-
-
-@pytest.fixture(scope="module")
-def curvature():
-    counter = Counter()
-    return CLAIMS["app-quasi-newton"].run(Settings(quick=True), counter), counter
-
-
-def test_the_quick_claim_on_curvature_holds(curvature):
-    result, counter = curvature
-    assert result.passed, failed(result)
-    assert counter.done == counter.total and is_complete(result)
-    assert sum(check.name.endswith(": regret") for check in result.checks) == 4
-
-
-def test_the_counts_do_not_change_from_run_to_run(curvature):
-    """The times do; the iterates, and SciPy's, are the same."""
-    objective = app_quasi_newton.digits(1e-2)
-    again = [
-        app_quasi_newton.online(objective, app_quasi_newton.DEFAULT),
-        app_quasi_newton.scipy_run(objective, "L-BFGS-B"),
-    ]
-    records = {(r["objective"], r["method"]): r for r in curvature[0].records}
-    for run in again:
-        record = records[objective.name, run.method]
-        assert record["iterations"] == run.iterations
-        assert record["evaluations"] == run.evaluations
-        assert record["final"] == run.history[-1]
 
 
 @pytest.mark.parametrize("make", ["quadratic", "digits"])

@@ -103,7 +103,7 @@ SHORT = {
     prop_admissibility: {"SEARCH": SEARCH, "CURVE_SAMPLES": 8},
     fig_ripples: {"STEPS": 6},
     thm_leon: {"plan": thirty_rounds},
-    app_rotations: {"QUICK_ROUNDS": 20, "QUICK_HIGH_ROUNDS": 10},
+    app_rotations: {"ROUNDS": (20, 20), "HIGH_ROUNDS": (10, 10)},
 }
 
 

@@ -16,11 +16,11 @@ from nucleon.report.saved import load
 from toys import toy
 
 
-def interrupt(settings, progress):
+def interrupt(run):
     raise KeyboardInterrupt
 
 
-def kill_itself(settings, progress):
+def kill_itself(run):
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -337,18 +337,21 @@ class Run:
         """Measure every case, given by its names, and return the cases with what was measured.
 
         A name that `measure` does not take labels the row alone. `kind` is the class of the rows.
+        A row of which JSON can hold nothing that was measured is left out of the trace.
         """
         every = list(points)
         parameters = inspect.signature(measure).parameters.values()
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         taken = {p.name for p in parameters}
         self.progress.begin(len(every), unit)
-        rows = Rows()
+        rows, told = Rows(), Rows()
         for point in every:
             measured = measure(**{n: v for n, v in point.items() if everything or n in taken})
             rows.append(kind(**{**point, **measured}))
+            told += rows[-1:] if rows[-1].record().keys() - point.keys() else []
             self.progress.advance(1, stage_of(point))
-        return self.keep(rows)
+        self.keep(told)
+        return rows
 
     def keep(self, rows: Rows) -> Rows:
         """Write the rows to the trace, and return them."""

@@ -35,7 +35,7 @@ class Series:
 
     @classmethod
     def spanning(cls, name: str, x: Sequence[float], values: Tensor, style: int = 0) -> Self:
-        """Return the means of values, (points, repetitions), in a band that spans the repetitions."""
+        """Return the means of values, (points, repetitions), in a band that spans them."""
         mean, low, high = (v.tolist() for v in (values.mean(1), values.amin(1), values.amax(1)))
         return cls(name, x, mean, low, high, style)
 

@@ -24,6 +24,7 @@ from nucleon.claims.engine import (
 from nucleon.claims.grid import BOUND, swing, swung
 from nucleon.claims.oracle import twins, unknown
 from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.online import theory
 from nucleon.online.game import play
 from nucleon.online.learners import FAML, FTPL, FTRL, GBPA, AdaGradFTRL
 from nucleon.online.streams import replay
@@ -109,10 +110,13 @@ def matrices_agree(seed: int) -> Iterator[Row]:
 
 
 def too_small_a_delta() -> float:
-    """Return regret/bound of FTRL with δ = 1e-6 on the gradients 1e-3 and −1."""
-    gradients = torch.tensor([1e-3, -1.0], dtype=F64).reshape(2, 1, 1, 1)
-    options: dict[str, Any] = {"offset": "stated", "delta": 1e-6, "validate": False}
-    return shares(gradients, preconditioner="scalar", **options)[-1].item()
+    """Return regret over Table 2's bound of FTRL with δ = 1e-6 on the gradients 1e-3 and −1."""
+    gradients = torch.tensor([1e-3, -1.0], dtype=F64).reshape(2, 1, 1)
+    table: dict[str, Any] = {"preconditioner": "scalar", "ball": "linf", "delta": 1e-6}
+    learner = AdaGradFTRL((1, 1), offset="stated", validate=False, dtype=F64, **table)
+    regret = play(learner, replay(gradients), 2).regret[-1]
+    moment = gradients.square().sum((0, 2))
+    return (regret / theory.adagrad_bound(moment, update="ftrl", radius=1.0, **table)).item()
 
 
 def measure(run: Run) -> Iterator[Item]:
