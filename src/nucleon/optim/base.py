@@ -4,7 +4,7 @@ A step checks the gradients, then hands each piece of work to its engine:
 
     for work in worklist:  work.engine.step(work)
 
-The mathematics of a step is in `engines.reference`; a method adds its `direction`. Groups with
+The mathematics of a step is in `engines.reference`; a subclass adds its `direction`. Groups with
 route="adamw" take AdamW's step.
 """
 
@@ -34,7 +34,7 @@ from nucleon.optim.worklist import Worklist
 
 
 class MatrixOptimizer(Optimizer, ABC):
-    """Options, state and step of a method; a subclass writes `direction` and names its options.
+    """Options, state and step; a subclass writes `direction` and names its options.
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
@@ -44,42 +44,42 @@ class MatrixOptimizer(Optimizer, ABC):
         average: mean age of the iterates in their average, a fraction of the run or a number of
             steps, see `nucleon.optim.average` (None: no average is kept).
         average_dtype: dtype of the average (None: float32, or float64 for float64 parameters).
-        given: `own_options` of the method, and those of `Options`.
+        given: `own_options` of the class, and those of `Options`.
     """
 
     name: ClassVar[str]
-    """Of the method, in states, reports and diagnostics."""
+    """Name of the optimizer in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the method itself, each with its default; those of its bases are added."""
+    """Options of the optimizer itself, each with its default; those of its bases are added."""
     has_gram: ClassVar[bool] = False
-    """Whether M̂ is kept; without it `direction` is given an empty Λ."""
+    """True to keep M̂; without it `direction` is given an empty Λ."""
 
     _infos: dict[Tensor, ParameterInfo]
     _first_rates: dict[Tensor, float | Tensor]
     """The rate that each parameter's group was added with."""
     _averaging: Averaging
     _numbers: frozenset[int] = frozenset()
-    """Of the streams of noise in a loaded state, which may count the parameters otherwise."""
+    """Streams of noise in a loaded state, which may count the parameters otherwise."""
     _routed: bool = False
     """True if `for_model` made the optimizer."""
     _left_out: tuple[Row, ...] = ()
     """Parameters of the model that routing left out."""
     _note: str = ""
-    """What routing wants its user to know."""
+    """A remark of routing for `explain`."""
     # What follows is not copied with the optimizer.
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
     """The model of `for_model`, as long as it lives."""
     _settings: Sequence[Settings] = ()
-    """Of each group at the last step."""
+    """The settings of each group at the last step."""
     _structure: Sequence[object] = ()
-    """What the list of work was made for."""
+    """The structure that the list of work was made for."""
     _worklist: Worklist | None = None
     _agreed: bool = False
-    """Whether the ranks have compared parameters and options."""
+    """True once the ranks have compared parameters and options."""
     _warned: bool = False
-    """Whether it was said that AdamW has the rate of the matrices."""
+    """True once a warning has said that AdamW has the rate of the matrices."""
     _last_rates: Sequence[float | Tensor] = ()
-    """Of the groups at the last step: a scheduler has moved on when figures of it are asked for."""
+    """Rates of the groups at the last step: a scheduler has moved on when diagnostics ask."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if not isinstance(getattr(self, "name", None), str):
             raise TypeError(
                 f'{type(self).__name__} has no name; write name = "…" in the class, by which '
-                f"states, reports and diagnostics know the method"
+                f"states, reports and diagnostics know the optimizer"
             )
         defaults = {"lr": lr, "momentum": momentum, **self._option_defaults()}
         if unknown := sorted(set(given) - set(defaults)):
@@ -116,7 +116,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     @classmethod
     def _option_defaults(cls) -> dict[str, Any]:
-        """Return all options with their defaults, those of the method and its bases among them."""
+        """Return all options with their defaults, those of the class and its bases among them."""
         own: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             own |= vars(base).get("own_options", {})
@@ -165,7 +165,7 @@ class MatrixOptimizer(Optimizer, ABC):
         return optimizer
 
     def explain(self) -> Explanation:
-        """Which parameter goes where, and why: a table that prints, and exports to a dict."""
+        """Return the route of every parameter with its reason: a table that prints and exports."""
         rows = routing.rows(self, self.param_groups, self.state, self._infos)
         return Explanation(self.name, (*rows, *self._left_out), note=self._note)
 
@@ -179,7 +179,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """Name, axes and routing of each parameter."""
         return self._infos
 
-    # ------------------------------------------------------------------ what a method says
+    # ------------------------------------------------------------------ what a subclass writes
 
     @abstractmethod
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
@@ -189,24 +189,24 @@ class MatrixOptimizer(Optimizer, ABC):
 
         Args:
             total: S, in float32, or float64 for float64 parameters.
-            smoothing: Λ, empty for a method without a Gram.
+            smoothing: Λ, empty without a Gram.
             context: the options of the group, the `hyperparameters` derived from them, and seed,
                 stream and step for noise.
         """
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
-        """The factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices.
+        """Return the factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices.
 
         As `draws`, it is asked for when an option of the group has changed, not in every step.
         """
         return group.get("smoothing_scale", 1.0)
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
-        """The noise in the direction of m×n matrices, m ≤ n; None where there is none."""
+        """Return the noise in the direction of m×n matrices, m ≤ n; None where there is none."""
         return None
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on a bad option of the method itself; the shared ones are checked before."""
+        """Check the options of the class itself; the shared ones are checked before."""
 
     # ------------------------------------------------------------------ parameters and state
 
@@ -252,7 +252,7 @@ class MatrixOptimizer(Optimizer, ABC):
         self.state.update(self._missing_states(self.param_groups[-1]))
 
     def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:
-        """New states of parameters that may have a gradient and lack one, or were cast since.
+        """Return new states of parameters that may have a gradient and lack one, or were cast.
 
         Under "owner" every rank has an entry for every parameter: all make that of the unfrozen.
         """
@@ -283,7 +283,7 @@ class MatrixOptimizer(Optimizer, ABC):
         return new | average
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
-        """Raise on a bad option; with the parameters, also on one that leaves their range."""
+        """Check the options, and that they fit the dtype of the parameters."""
         options.check(group, self._option_defaults())
         if group["route"] == "adamw":
             options.check_adamw(group)
@@ -315,12 +315,12 @@ class MatrixOptimizer(Optimizer, ABC):
 
     @cached_property
     def _watched(self) -> Sequence[str]:
-        """The options on which settings depend."""
+        """Names of the options on which settings depend."""
         rates = options.RATES
         return [name for name in (*self.defaults, *options.ADAMW_DEFAULTS) if name not in rates]
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps, see `nucleon.optim.checkpoints`; `consolidate` returns it all."""
+        """Return the state of this rank, see `checkpoints`; `consolidate` returns all of it."""
         self._averaging.refuse("state_dict()")
         # Before the user's own hooks: they are to see what will be saved.
         hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
@@ -373,7 +373,7 @@ class MatrixOptimizer(Optimizer, ABC):
             after.remove()
 
     def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, State]:
-        """The state that each parameter with a saved one has, or would have."""
+        """Return the state that each parameter with a saved one has, or would have."""
         found: dict[Tensor, State] = {}
         for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
             kept = placement.kept(group, self._infos)
@@ -427,7 +427,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """What the optimizer is doing to each matrix, as a flat dict; synchronizes once.
+        """Return figures of the last update of each matrix as a flat dict; synchronizes once.
 
         Keys are "{optimizer}/{parameter}/{quantity}", with the parameter's name where it was given
         one, else its index; where it holds several matrices "{parameter}.{matrix}". The direction
@@ -446,7 +446,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
-        """The discounted regret of each parameter beside its bound, radius 1; synchronizes.
+        """Return the discounted regret of each parameter beside its bound, radius 1; synchronizes.
 
         Only groups with certify=True keep what is needed. A parameter of several matrices has one
         entry per matrix. With placement="owner" every rank must call it, and has all of the answer.

@@ -93,12 +93,12 @@ class Leon(MatrixOptimizer):
         theorem="Theorem 3.2 with the constants of Theorem 4.2, discounted",
     )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
-        """(SSᵀ + Λ)^(-1/2) S by the method of the group."""
+        """Return (SSᵀ + Λ)^(-1/2) S by the method of the group."""
         beta2 = context.hyperparameters.gram_decay
         return augmented_direction(total, smoothing, context.options, beta2)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on a bad `smoothing_scale`."""
+        """Check `method` and `smoothing_scale`."""
         check_method(group, get_args(LeonMethod))
         _checks.nonnegative("smoothing_scale", group["smoothing_scale"])
 
@@ -106,7 +106,7 @@ class Leon(MatrixOptimizer):
 def augmented_direction(
     total: Tensor, smoothing: Tensor, group: Mapping[str, Any], beta2: float
 ) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group, Λ of a sum with β₂."""
+    """Return (SSᵀ + Λ)^(-1/2) S by the fixed-step method of a group, Λ of a sum with β₂."""
     iterations: int = group["iterations"]
     m, n = total.shape[-2:]
     method = method_for(group["method"], iterations, m, n, total.device, total.dtype)

@@ -20,7 +20,7 @@ class MuonOptions(Options, total=False):
     """Options of `Muon`, each settable per parameter group."""
 
     method: Annotated[PolarMethod, "auto"]
-    """Of the polar factor. "auto", the default, is "half" or "polar-express", see
+    """Algorithm of the polar factor. "auto", the default, is "half" or "polar-express", see
     `nucleon.optim.polar_methods`; "half", the float16 Gram recursion (measured: the fastest on
     CUDA); "polar-express", the optimal quintics (measured: the smallest error of a five-step
     method, both `benchmarks/step.py`); "bfloat16", the same by products of bfloat16 (measured: half
@@ -69,7 +69,7 @@ class Muon(MatrixOptimizer):
         kernel="polar", uncertified="the nuclear norm is not smooth, the regret can be linear"
     )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
-        """polar(S) by the method of the group."""
+        """Return polar(S) by the method of the group."""
         return polar_direction(total, context.options)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Muon(MatrixOptimizer):
 
 
 def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """polar(S) by the fixed-step method of a group."""
+    """Return polar(S) by the fixed-step method of a group."""
     m, n = total.shape[-2:]
     asked, iterations = group.get("method", "auto"), group["iterations"]
     method = method_for(asked, iterations, m, n, total.device, total.dtype)

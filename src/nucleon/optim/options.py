@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
     the options of `AdamWOptions`."""
     axes: Annotated[str | list[str | None] | None, None]
-    """Which axes of the parameters are rows, columns and batch, see `nucleon.optim.matrices.axes`:
+    """Axes of the parameters that are rows, columns and batch, see `nucleon.optim.matrices.axes`:
     one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
     nesterov: Annotated[bool, False]
     """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
@@ -73,7 +73,7 @@ class Options(TypedDict, total=False):
     maximize: Annotated[bool, False]
     """Climb instead of descend (default False)."""
     momentum_dtype: Annotated[torch.dtype | None, None]
-    """Of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
+    """Dtype of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
     rounding); bfloat16 halves it. Taken when a state is made or loaded."""
     stochastic_rounding: Annotated[bool, False]
     """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
@@ -83,13 +83,14 @@ class Options(TypedDict, total=False):
     ΣGGᵀ in float64, 2mn + m² more numbers per matrix, and per step about 15 products of m×m
     matrices and a Cholesky factor (default False)."""
     placement: Annotated[Placement, "local"]
-    """Who computes which matrix in a run of several processes: "local", every rank every matrix
-    (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
+    """The ranks that compute a matrix in a run of several processes: "local", every rank every
+    matrix (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
     wire_dtype: Annotated[torch.dtype | None, None]
-    """Of the directions sent by an owner: None is float32, or float64 for float64 parameters, and
-    exact (default); bfloat16 halves what is sent, and rounds P."""
+    """Dtype of the directions sent by an owner: None is float32, or float64 for float64 parameters,
+    and exact (default); bfloat16 halves what is sent, and rounds P."""
     seed: Annotated[int, 0]
-    """Of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
+    """Seed of Pion's noise, the exponential lengths and the stochastic rounding, one for all groups
+    (default 0)."""
     largest_stack: Annotated[int | None, None]
     """Same-shape matrices of at most this many entries together go through one batched call, one
     matrix at least; it bounds the extra memory of a step, 20 to 110 bytes per entry (default
@@ -174,7 +175,7 @@ def with_own(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """A new group with the defaults of what it leaves out; raises on options of our other methods.
+    """Return a group with the defaults of what it leaves out; refuse options of other optimizers.
 
     Other entries are the user's own, and stay.
     """
@@ -189,7 +190,7 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -
 
 
 def scale_factor(scale: Scale, rows: int, columns: int) -> float:
-    """The factor on the direction P for a rows×columns weight.
+    """Return the factor on the direction P for a rows×columns weight.
 
     `"spectral"`: √max(1, rows/columns), as in Muon. `"match-adamw"`: 0.2·√max(rows, columns),
     which gives an orthogonal P a root mean square of 0.2, usual for AdamW. `"none"`: 1.
@@ -318,7 +319,7 @@ HINTS = {
     "adamw_betas": 'aux={"betas": …} of for_model',
     "use_muon": 'route="matrix" or route="adamw"',
 }
-"""What to write for options of AdamW and of other Muons."""
+"""Names of this library for options of AdamW and of other Muons."""
 
 
 def unknown(of: str, given: Collection[str], known: Collection[str], more: str = "") -> TypeError:

@@ -33,7 +33,7 @@ class PionOptions(GramOptions, total=False):
     samples: Annotated[int, 1]
     """k (default 1, the cheapest; the theorem takes the mean over infinitely many)."""
     method: Annotated[PolarMethod, "auto"]
-    """Of the polar factors, as for `Muon` (default "auto")."""
+    """Algorithm of the polar factors, as for `Muon` (default "auto")."""
 
 
 class PionModelOptions(PionOptions, ModelOptions, total=False):
@@ -90,7 +90,7 @@ class Pion(MatrixOptimizer):
         uncertified="the gradients of a run depend on the noise that was drawn",
     )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
-        """The mean of polar factors of perturbed matrices."""
+        """Return the mean of polar factors of perturbed matrices."""
         draws, n = context.hyperparameters.draws, total.shape[-1]
         assert draws is not None  # by `draws` below
         root, _ = cholesky_root(smoothing)
@@ -112,16 +112,16 @@ class Pion(MatrixOptimizer):
         return mean
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
-        """1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
+        """Return 1/η² of the padded Gaussian smoothing, 1 as printed, or the given number."""
         return perturbation(group["smoothing_scale"], m, n)[0]
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws:
-        """As many as `samples`, of the padded width."""
+        """Return as many draws as `samples`, of the padded width."""
         width = perturbation(group["smoothing_scale"], m, n)[1]
         return Draws(group["seed"], group["samples"], width)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise on a bad `smoothing_scale` or `samples`."""
+        """Check `method`, `smoothing_scale` and `samples`."""
         check_method(group, get_args(PolarMethod))
         if isinstance(group["smoothing_scale"], str):
             _checks.choice("smoothing_scale", group["smoothing_scale"], ("theory", "literal"))
@@ -132,7 +132,7 @@ class Pion(MatrixOptimizer):
 
 @lru_cache
 def perturbation(smoothing_scale: PionScale, m: int, n: int) -> tuple[float, int]:
-    """The factor c on G²β₁⁻²I + M̂ and the width n′ of the perturbed matrix, for m×n, m ≤ n."""
+    """Return the factor c on G²β₁⁻²I + M̂ and the width n′ of the perturbed m×n matrix, m ≤ n."""
     if smoothing_scale == "literal":
         return 1.0, n
     width = padded_width(m, n)

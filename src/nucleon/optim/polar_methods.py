@@ -1,4 +1,4 @@
-"""What the option `method` stands for: its polynomials, and what "auto" is on which device."""
+"""The polynomials of the option `method`, and the choice of "auto" on each device."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ REACH = 0.99
 HALF_ROWS = 64
 """From so many rows on float16 pays, and its noise, which falls as 1/√m, is small enough."""
 HALF_STEPS = 5
-"""What the float16 recursion is made for: with four the 15 % of room after its restart have no step
+"""Steps of the float16 recursion: with four the 15 % of room after its restart have no step
 left that makes them good, and with six rounding takes ‖P‖_op to 1.04."""
 HALF_ENTRIES = 2**31
 """A matrix has fewer: the kernels' offsets in it have 32 bits."""
@@ -62,7 +62,10 @@ def check_method(group: Mapping[str, Any], methods: Sequence[str]) -> None:
 
 @lru_cache
 def polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
-    """The odd polynomials of a method; their composition maps [0, 1] into itself but for "muon"."""
+    """Return the odd polynomials of a method.
+
+    Their composition maps [0, 1] into itself but for "muon".
+    """
     if method == "muon":
         return (coefficients.muon(),) * iterations
     if method == "newton-schulz":

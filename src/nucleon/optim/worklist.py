@@ -127,7 +127,7 @@ def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
 
 
 def present(optimizer: Stepped) -> list[Matrices]:
-    """All matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
+    """Return all matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
     found: list[Matrices] = []
     for index, group in enumerate(optimizer.param_groups):
         if group["route"] == "matrix":
@@ -144,7 +144,7 @@ def matrices(
     *,
     cut: bool = True,
 ) -> list[Matrices]:
-    """Stacks of the matrices of these parameters, each with the engine that computes it."""
+    """Return stacks of the matrices of these parameters, each with the engine that computes it."""
     known: dict[object, object] = {}
 
     def served(param: Tensor, block: Block) -> object:
@@ -169,7 +169,7 @@ def matrices(
 
 
 def _restrided(works: list[Matrices]) -> list[Matrices]:
-    """The same, with every Ĝ in the strides that its engine reads."""
+    """Return the same works, with every Ĝ in the strides that its engine reads."""
     for work in works:
         if work.engine is cuda:
             cuda.restride(work.stack, work.states)
@@ -184,7 +184,7 @@ def _everywhere(work: Matrices) -> Work:
 
 
 def _owned(optimizer: Stepped, index: int, group: Mapping[str, Any]) -> Owned:
-    """The rounds of a group, see `Owned`."""
+    """Return the rounds of a group, see `Owned`."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
     states = optimizer.state
     params = [p for p in group["params"] if p in states]  # what is frozen has none

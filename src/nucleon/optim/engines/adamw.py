@@ -104,7 +104,7 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
 
 
 def _held(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, as real numbers."""
+    """Return the part of a tensor that this rank holds, as real numbers."""
     held = shards.local(tensor)
     return torch.view_as_real(held.resolve_conj()) if held.is_complex() else held
 
@@ -117,7 +117,7 @@ def _complement(beta: float, step: Tensor) -> Tensor:
 
 
 def _flags(params: Sequence[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Whether each gradient is there, and has finite squares, on all ranks that hold it: (k,)."""
+    """Return which gradients are there, and have finite squares, on all ranks that hold them."""
     # All squares are finite if the largest is; what a rank holds may be nothing.
     some = [g if g.numel() else g.new_zeros(1) for g in gradients]
     finite = torch.stack(torch._foreach_norm(some, ord=torch.inf)).square().isfinite()

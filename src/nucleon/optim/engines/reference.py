@@ -7,7 +7,7 @@ For each matrix W (m×n, transposed when tall) and its gradient G,
     P = direction(S, Λ),   Λ = c(G_max²β₁⁻²I + M̂),   c = `smoothing_scale`
     W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
 
-It takes any method, dtype, device and axes, and keeps certificates. Skipping and resting are
+It serves any optimizer, dtype, device and axes, and keeps certificates. Skipping and resting are
 arithmetic, not branches: the host never learns which matrices they concern, see `rest`. On a CPU,
 where it knows, a step that concerns none saves the passes over the stack that mask it.
 """
@@ -67,7 +67,7 @@ def advance(
     gradients: Sequence[Tensor],
     has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Enter gradients, one per piece, into the state; (P, which matrices are to be moved, (b,)).
+    """Enter gradients, one per piece, into the state; return P and which matrices move, (b,).
 
     A matrix without a gradient, by the mask (b,), is left alone; None says that all have one.
     """
@@ -117,7 +117,7 @@ def advance(
 def _finite(
     work: Matrices, hyper: Hyperparameters, largest: Tensor, ahead: Tensor | None, gram: Tensor
 ) -> Tensor:
-    """Where all that a step is made of is finite, (b,): largest entries say it for all.
+    """Return which matrices have finite moments and Λ, (b,), by their largest entries.
 
     A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in, and an M̂
     that is not shows in Λ, also with c = 0.
@@ -146,7 +146,7 @@ def _direction(work: Matrices, settings: Settings, total: Tensor, smoothing: Ten
 
 
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
-    """Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
+    """Return Ĝ (b, m, n) and M̂ (b, m, m) of the present state; M̂ is empty without a Gram."""
     stack, states = work.stack, work.states
     total = stack.gather(map(_TOTAL, states))
     gram = torch.cat(stack.grams(states)) if work.optimizer.has_gram else total.new_empty(0)
@@ -162,7 +162,7 @@ def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
 
 
 def present_direction(work: Matrices, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """(S, Λ, P) of the present state, S = Ĝ; zero where a step would skip; nothing changes."""
+    """Return (S, Λ, P) of the present state, S = Ĝ, zero where a step would skip."""
     hyper = settings[work.stack.kind]
     with exact_products(work.params[0].device):
         total, gram = moments_of(work)
@@ -195,7 +195,7 @@ def move(work: Matrices, settings: Settings, direction: Tensor, taken: Tensor) -
 def move_boxes(
     work: Matrices, settings: Settings, directions: Sequence[Tensor], taken: Tensor
 ) -> None:
-    """The same, to what this rank holds of the parameter of each piece.
+    """Do the same to what this rank holds of the parameter of each piece.
 
     It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
     """

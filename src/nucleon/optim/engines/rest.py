@@ -1,4 +1,4 @@
-"""Which matrices take a step: what is not finite is skipped, what has no gradient comes to rest.
+"""Masks of a step: matrices that are not finite are skipped, those without gradients come to rest.
 
 Three rules, each a mask with one entry per matrix, decided on the device:
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rest:
-    """When a matrix without gradients comes to rest."""
+    """The rule by which a matrix without gradients comes to rest."""
 
     longest: int
     """Steps with a zero gradient up to which it moves: β₁ᵏ ≥ 1/e for k up to it."""
@@ -52,7 +52,7 @@ class Rest:
 
 
 def faded(size: Tensor, gram: Tensor) -> Tensor:
-    """Where Ĝ, by its ‖Ĝ‖_F, and M̂ are both too small to be told from rounding, (b,)."""
+    """Return which Ĝ, by ‖Ĝ‖_F, and M̂ are both too small to be told from rounding, (b,)."""
     limits = torch.finfo(size.dtype)
     least = limits.tiny / limits.eps
     gone = size < math.sqrt(least)
@@ -62,12 +62,12 @@ def faded(size: Tensor, gram: Tensor) -> Tensor:
 
 
 def quiet_steps(before: Tensor, gradient: Tensor) -> Tensor:
-    """For how many steps each gradient has been exactly zero, (b,) int64."""
+    """Return for how many steps each gradient has been exactly zero, (b,) int64."""
     return torch.where(largest(gradient) == 0, before + 1, 0)
 
 
 def resting(quiet: Tensor, size: Tensor, rule: Rest) -> Tensor:
-    """Which matrices rest, (b,), after so many steps without a gradient and with this ‖Ĝ‖_F."""
+    """Return which matrices rest, (b,), after `quiet` steps without a gradient."""
     late = quiet > rule.longest
     if rule.settled < 0:
         return late
@@ -91,5 +91,5 @@ def kept(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def everywhere(mask: Tensor) -> bool:
-    """Whether a mask is known to hold for all: on a CPU, since elsewhere to ask is to wait."""
+    """Return whether a mask is known to hold for all: on a CPU, since other devices would wait."""
     return mask.is_cpu and bool(mask.all())

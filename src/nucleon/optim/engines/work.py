@@ -19,7 +19,7 @@ from nucleon.optim.options import STRUCTURE, scale_factor
 
 State = dict[str, Tensor]
 EXPONENTIAL_STREAM = -1
-"""Of the lengths s ~ Exp(1); matrices have streams ≥ 0."""
+"""Stream of the lengths s ~ Exp(1); matrices have streams ≥ 0."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Facts:
     theorem: str = "none"
     """The theorem that bounds its regret."""
     uncertified: str | None = None
-    """Why no run can be certified, where the reason is not that it names no theorem."""
+    """The reason why no run can be certified, other than that it names no theorem."""
 
     def __post_init__(self) -> None:
         if self.kernel is not None:
@@ -60,7 +60,7 @@ class Facts:
 
     @property
     def refusal(self) -> str | None:
-        """Why no run can be certified; None where one can."""
+        """The reason why no run can be certified; None where one can."""
         unnamed = "the optimizer names no theorem" if self.theorem == "none" else None
         return self.uncertified or unnamed
 
@@ -141,11 +141,11 @@ class Hyperparameters:
     sign: float
     """−1 to climb."""
     rest: Rest
-    """When the direction is zero for want of gradients."""
+    """The rule by which the direction is zero for want of gradients."""
     draws: Draws | None
     """The noise in the direction."""
     lost: float
-    """What the rounding of subnormal entries may have taken from M̂, where c > 1 enlarges it."""
+    """The loss of M̂ by the rounding of subnormal entries, where c > 1 enlarges it."""
 
     @classmethod
     def of(cls, optimizer: HasDirection, group: Mapping[str, Any], kind: Kind) -> "Hyperparameters":
@@ -183,10 +183,10 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Context:
-    """What a direction may depend on besides the moments."""
+    """Everything that a direction may depend on besides the moments."""
 
     options: Mapping[str, Any]
-    """Of the parameter group."""
+    """Options of the parameter group."""
     stack: Stack
     states: Sequence[Mapping[str, Tensor]]
     hyperparameters: Hyperparameters
@@ -194,7 +194,7 @@ class Context:
 
     @property
     def seed(self) -> int:
-        """Of all noise."""
+        """Seed of all noise."""
         return self.options["seed"]
 
     @property
@@ -220,7 +220,7 @@ def gram_decay(group: Mapping[str, Any]) -> float:
 
 
 def sums_long(group: Mapping[str, Any]) -> bool:
-    """Whether β₂ is so near to 1 that Λ has to be raised by what rounding took from M̂."""
+    """Return whether β₂ is so near to 1 that Λ must make up for the rounding of M̂."""
     return roundings(gram_decay(group)) > 0
 
 
@@ -289,7 +289,7 @@ class Work:
     states: Sequence[State]
     """The state of each of `params`."""
     cache: object = field(default=None, kw_only=True)
-    """What the engine keeps of this work between steps, of a type of its own."""
+    """Kept by the engine between steps, of a type of its own."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which axes of a parameter are rows, columns and batch: a parameter read as matrices.
+"""Rows, columns and batch among the axes of a parameter: a parameter read as matrices.
 
 A spec has one word for each axis, in order. Rows r are outputs, columns c are inputs:
 
@@ -45,17 +45,17 @@ class Block:
     """The factors of all axes, counted in order: those of the batch, of rows, of columns."""
     batch: tuple[int, ...]
     count: int
-    """How many matrices there are, the product of `batch`."""
+    """Number of matrices, the product of `batch`."""
     rows: int
     columns: int
     first: int
-    """How many matrices of the parameter come before."""
+    """Number of matrices of the parameter that come before."""
     section: int | None
     """The number of the section; None where nothing is cut."""
 
     @property
     def plain(self) -> bool:
-        """Whether it is a 2-D parameter as it is: of this no view need be made."""
+        """True for a 2-D parameter as it is: it needs no view."""
         return self.section is None and len(self.factors) == 2 and self.order == (0, 1)
 
     def region(self, tensor: Tensor) -> Tensor:

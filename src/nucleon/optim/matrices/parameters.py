@@ -1,4 +1,4 @@
-"""What an optimizer knows of a parameter beside its values: name, axes, and why it is there."""
+"""Facts of a parameter beside its values: name, axes, and the reason of its route."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,13 +23,13 @@ class ParameterInfo:
     index: int
     """Over all groups, at the time when it was added."""
     axes: str | None = None
-    """Which axes are rows, columns and batch; None is the default of its dimension."""
+    """Spec of rows, columns and batch; None is the default of its dimension."""
     reason: str = "as given"
-    """Why it is routed as it is."""
+    """Reason of its route."""
 
 
 Infos = Mapping[Tensor, ParameterInfo]
-"""What is known of each parameter."""
+"""Facts of each parameter."""
 
 
 def canonical(name: str, root: str = "module.") -> str:

@@ -1,4 +1,4 @@
-"""Which part of a parameter lies on which rank: plain tensors are whole, DTensors in boxes."""
+"""Parts of a parameter on each rank: plain tensors are whole, DTensors in boxes."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Shards:
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
     replicas: tuple[tuple[int, ...], ...]
-    """Of each rank, its place along the axes that replicate. Those with the same place hold a whole
+    """For each rank its place along the axes that replicate. Those with the same place hold a whole
     parameter together."""
 
     def replica_of(self, rank: int) -> list[int]:
@@ -33,12 +33,12 @@ class Shards:
 
 
 def sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is a DTensor."""
+    """Return whether a tensor is a DTensor."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, to be read and written."""
+    """Return the part of a tensor that this rank holds, to be read and written."""
     return tensor._local_tensor if sharded(tensor) else tensor
 
 
@@ -116,7 +116,7 @@ def mesh_groups(param: "DTensor") -> list[dist.ProcessGroup]:
 
 
 def kind(param: Tensor) -> object:
-    """What tensors must share to be computed together: how they are cut, and over which ranks."""
+    """Return what tensors computed together share: how they are cut, and over which ranks."""
     return (param.placements, param.device_mesh) if sharded(param) else None
 
 

@@ -18,9 +18,9 @@ from nucleon.optim.matrices.parameters import blocks
 LARGEST_GRID = 65535
 """Matrices in a stack at most: a kernel has one program or more for each, along its second axis."""
 Capacity = Callable[[Tensor, Block], int]
-"""How many entries a stack of such matrices, of a block of a parameter, may have."""
+"""Most entries of a stack of such matrices, of a block of a parameter."""
 Kind = Callable[[Tensor, Block], object]
-"""What the matrices of a stack must share besides shape, dtype and device."""
+"""A key that the matrices of a stack share besides shape, dtype and device."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Piece:
 
     @property
     def count(self) -> int:
-        """How many matrices there are."""
+        """Number of matrices."""
         return self.stop - self.start
 
     def matrices(self, tensor: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Piece:
         return _cut(self.block.matrices(tensor), self.start, self.stop)
 
     def region(self, tensor: Tensor) -> Tensor:
-        """The same as (*batch, …rows, …columns): always a view, to be written to."""
+        """Return the piece as (*batch, …rows, …columns): always a view, to be written to."""
         view = self.block.region(tensor)
         if self.count == self.block.count:
             return view
@@ -72,7 +72,7 @@ class Stack:
     params: Sequence[Tensor]
     """The parameter of each piece; one cut into pieces appears more than once."""
     plain: bool
-    """Whether each piece is a 2-D parameter as it is: a view of each would take a step its time."""
+    """True if each piece is a 2-D parameter as it is, which saves a step the views."""
 
     @staticmethod
     def of(pieces: Sequence[Piece]) -> "Stack":
@@ -87,7 +87,7 @@ class Stack:
 
     @cached_property
     def tall(self) -> bool:
-        """Whether the matrices are transposed: the short side comes first."""
+        """True if the matrices are transposed, so that the short side comes first."""
         return self.shape[0] > self.shape[1]
 
     @cached_property
@@ -97,22 +97,22 @@ class Stack:
 
     @cached_property
     def work_dtype(self) -> torch.dtype:
-        """What its step is computed in."""
+        """Dtype of the computation."""
         return _checks.work_dtype(self.params[0].dtype)
 
     @cached_property
     def counts(self) -> list[int]:
-        """How many matrices each piece has."""
+        """Number of matrices of each piece."""
         return [piece.count for piece in self.pieces]
 
     @cached_property
     def count(self) -> int:
-        """How many matrices there are."""
+        """Number of matrices."""
         return sum(self.counts)
 
     @cached_property
     def gram_keys(self) -> list[str]:
-        """What the state of each piece calls its Gram matrices."""
+        """Keys of the Gram matrices in the state of each piece."""
         return [gram_key(piece.block) for piece in self.pieces]
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
@@ -131,7 +131,7 @@ class Stack:
     def regions(
         self, tensors: Iterable[Tensor], stacked: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Where (b, m, n) belongs in such tensors, and its parts in the same shapes."""
+        """Return the regions of such tensors that (b, m, n) fills, and its parts for them."""
         natural = (stacked.mT if self.tall else stacked).contiguous()
         if self.plain:
             return [*tensors], [*natural.unbind()]
@@ -174,7 +174,7 @@ class Stack:
         torch._foreach_add_(own, stacked.split(self.counts))
 
     def own(self, states: Iterable[Tensor]) -> list[Tensor]:
-        """What belongs to each piece of state tensors with one entry per matrix; views."""
+        """Return the part of each piece of state tensors with one entry per matrix; views."""
         if self.plain:
             return [*states]
         return [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
@@ -191,7 +191,7 @@ class Stack:
         return torch.cat([torch.full((count,), flag, device=device) for flag, count in each])
 
     def per_matrix(self, flags: Tensor) -> Tensor:
-        """The same of flags that are on the device, one per piece."""
+        """Return the mask of flags that are on the device, one per piece."""
         each = zip(flags.unbind(), self.counts, strict=True)
         return torch.cat([flag.expand(count) for flag, count in each])
 
@@ -211,7 +211,7 @@ def short_side_first(x: Tensor) -> Tensor:
 
 
 def gram_key(block: Block) -> str:
-    """What the state calls the Gram matrices of a block."""
+    """Return the key of the Gram matrices of a block in the state."""
     return "gram" if block.section is None else f"gram.{block.section}"
 
 

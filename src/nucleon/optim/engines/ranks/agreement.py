@@ -25,7 +25,7 @@ SHOWN = 5
 
 
 def exchanges(group: Mapping[str, Any]) -> bool:
-    """Whether a step of a group talks to other ranks."""
+    """Return whether a step of a group talks to other ranks."""
     if world(group["params"]) == (0,):
         return False
     sharded = any(map(shards.sharded, group["params"]))

@@ -83,7 +83,7 @@ def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
 
 
 def _held_gradients(stack: Stack) -> Tensor:
-    """What this rank holds of the gradients of a stack, flat; then 1 or 0: is it there."""
+    """Return the gradients of a stack that this rank holds, flat; then 1 or 0: is it there."""
     there = [float(p.grad is not None) for p in stack.params]
     parts = [
         torch.zeros_like(shards.local(p)) if p.grad is None else shards.local(p.grad)
@@ -95,7 +95,7 @@ def _held_gradients(stack: Stack) -> Tensor:
 
 
 def _gradient_dtype(stack: Stack) -> torch.dtype:
-    """Of gradients on their way: that of the parameters, unless their `grad_dtype` is another."""
+    """Return the dtype of sent gradients: that of the parameters, or of their `grad_dtype`."""
     widest = stack.work_dtype
     found = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}  # None is any
     return found.pop() if len(found) == 1 else widest
@@ -174,13 +174,13 @@ def _unpack(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _boxes(stack: Stack, rank: int) -> list[Box]:
-    """What a rank holds of the parameter of each piece; a plain tensor is everywhere whole."""
+    """Return the box of each piece's parameter on a rank; a plain tensor is everywhere whole."""
     held = [(param, shards.of(param)) for param in stack.params]
     return [h.boxes[h.ranks.index(rank)] if h else shards.box(p) for p, h in held]
 
 
 def _sizes(stack: Stack, rank: int) -> list[int]:
-    """How many entries of each piece a rank holds, those of other sections left out."""
+    """Return how many entries of each piece a rank holds, without those of other sections."""
     both = zip(stack.pieces, _boxes(stack, rank), strict=True)
     return [math.prod(_shape(piece, box)) for piece, box in both]
 

@@ -1,4 +1,4 @@
-"""Which ranks hold the parameters of a group, and which of them owns each."""
+"""The ranks that hold the parameters of a group, and the owner of each."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -22,7 +22,7 @@ def world(params: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def owned(group: Mapping[str, Any]) -> bool:
-    """Whether each parameter of a group has one rank that keeps its state and steps it."""
+    """Return whether each parameter of a group has one rank that keeps its state and steps it."""
     asked = group["placement"] == "owner" and group["route"] == "matrix"
     return asked and world(group["params"]) != (0,)
 
@@ -61,7 +61,7 @@ def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> t
 
 
 def spread(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether some state is kept by one rank alone."""
+    """Return whether some state is kept by one rank alone."""
     return any(map(owned, groups))
 
 

@@ -1,4 +1,4 @@
-"""What goes between ranks: counted, waited for later, and a clear error when a rank is silent."""
+"""Messages between ranks: counted, waited for later, with a clear error when a rank is silent."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class Traffic:
-    """What this rank has sent since the counters were last set to zero.
+    """Traffic that this rank has sent since the counters were last set to zero.
 
     Collectives count as rings: a broadcast is passed on by every rank but the last, an all-reduce
     sends twice all parts of the tensor but one.
@@ -38,7 +38,7 @@ TRAFFIC = Traffic()
 
 
 def nothing() -> None:
-    """What there is to wait for when nothing was sent."""
+    """Wait for nothing, since nothing was sent."""
 
 
 def exchange(
@@ -105,7 +105,7 @@ def redistribute(params: Iterable[Tensor]) -> None:
 
 
 ProcessGroups = Sequence[dist.ProcessGroup | None]
-"""Of ranks that are asked one after the other, the axes of a mesh; [None] is all ranks at once."""
+"""Groups of ranks asked one after the other, the axes of a mesh; [None] is all ranks at once."""
 
 
 def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[T]:
