@@ -324,7 +324,8 @@ class Hyperbolic(Potential):
     """Ψ = Tr √(SSᵀ + Λ) = ‖[S L]‖_* and ∇Ψ = (SSᵀ + Λ)^(-1/2) S, the augmented polar factor.
 
     `value` takes singular values of [S L] in float64: its relative error is of order eps at any
-    condition number, where the eigenvalues of SSᵀ + Λ lose half of the digits.
+    condition number, where the eigenvalues of SSᵀ + Λ lose half of the digits. At Λ = ε²I it is
+    Σ√(σ² + ε²), and its gradient the regularized polar factor of arXiv 2605.23871.
 
     Args:
         method: of the augmented polar factor (default `"eigh"`).

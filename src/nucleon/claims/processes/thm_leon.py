@@ -203,8 +203,8 @@ def measure(run: Run) -> Iterator[Item]:
         Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on every
         problem. What it loses as a learner it must pay by climbing the loss, since
         E[L(W_t) − L(W_t-1)] = E⟨G_t, X_t⟩. The resistance makes it climb; it answers the path and
-        is no fixed function of W. We know of no fixed loss in few dimensions that does the same to
-        Muon at these γ and D.
+        is no fixed function of W. Muon fails on fixed convex losses as well (arXiv 2605.08980); we
+        have none in few dimensions that does it at these γ and D.
     """)
 
 
