@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg.metric import Ball, Metric, dual_norm
 from nucleon.linalg.roots import psd_eigh
 from nucleon.online import theory
 from nucleon.online.learners.base import LearnerOptions
 from nucleon.online.learners.vectors import VectorLearner
+from nucleon.online.metric import Ball, Metric, dual_norm
 from nucleon.online.regret import Shape
 from nucleon.online.theory.adagrad import Preconditioner
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg.metric import Ball
 from nucleon.online.learners.base import Learner
+from nucleon.online.metric import Ball
 from nucleon.online.regret import Ledger, Shape
 
 

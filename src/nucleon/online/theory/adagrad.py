@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.certificate import Real, real
-from nucleon.linalg.metric import Ball
+from nucleon.online.metric import Ball
 from nucleon.online.theory._statistics import Sides, root_trace
 from nucleon.online.theory.gbpa import gbpa_bound
 

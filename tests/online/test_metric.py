@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleon.linalg.metric import Metric, dual_norm
+from nucleon.online.metric import Metric, dual_norm
 
 F64 = torch.float64
 
