@@ -23,8 +23,7 @@ reproduce: $(VENV)/.run
 # While working: lint and types beside the quick tests of what all else stands on, at most 90 s on two idle cores. Without
 # games, ranks, sabotage, claims, command lines, browser and Triton's interpreter, with a tenth of the random examples.
 CHECKED := tests/linalg tests/online/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
-LEFT    := $(addprefix --ignore=tests/,$(addsuffix .py,linalg/test_range linalg/test_range_augmented \
-	optim/test_fused optim/test_other_devices optim/test_triton_compiles))
+LEFT    := $(addprefix --ignore=tests/optim/,$(addsuffix .py,test_fused test_other_devices test_triton_compiles))
 check: $(VENV)/.dev
 	@$(CAPPED); log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
 	HYPOTHESIS_PROFILE=quick $(TESTED) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \

@@ -13,12 +13,21 @@ HALF = (torch.bfloat16, torch.float16)
 SHAPES = ((1, 1), (1, 7), (6, 1), (5, 5), (4, 9), (12, 3), (17, 17))
 EMPTY = ((0, 3, 4), (2, 0, 4), (2, 4, 0), (0, 0), (0, 5), (5, 0), (3, 0, 2, 2))
 
+# DESIGN's promise of ‖P‖_op − 1: the references, then the iterations.
+REFERENCE = {F64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+ITERATIVE = REFERENCE | {F64: 1e-3, torch.float32: 1e-3}
+
 shapes = st.sampled_from(SHAPES)
 seeds = st.integers(0, 2**31)
 
 
 def eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The smallest subnormal number."""
+    return torch.finfo(dtype).tiny * eps(dtype)
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -63,6 +72,12 @@ def times_power_of_two(x: Tensor, power: int) -> Tensor:
     """x·2^power without an intermediate overflow, exact while the result is normal."""
     half = power // 2
     return ((x.double() * 2.0**half) * 2.0 ** (power - half)).to(x.dtype)
+
+
+def unit(x: Tensor) -> tuple[Tensor, int]:
+    """x·2^-e in float64, its largest entry in [½, 1), and e; exact."""
+    e = math.frexp(x.double().abs().max().item())[1] if x.any() else 0
+    return times_power_of_two(x.double(), -e), e
 
 
 def operator_norms(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 import math
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,18 +12,19 @@ from nucleon.linalg.coefficients import (
     HALF_LOWER_BOUND,
     HALF_RESTART,
     HALF_SQUARES,
+    REACH,
+    Iteration,
+    bound_for,
     contracted,
     half_polar_express,
     image,
     muon,
     newton_schulz,
-    newton_schulz_steps,
     polar_express,
-    polar_express_steps,
     qdwh,
-    qdwh_steps,
+    reached,
     scaled_newton,
-    scaled_newton_steps,
+    steps_for,
 )
 
 INTERVALS = [1e-6, 1e-3, 0.0241, 0.1, 0.5, 0.9, 0.99, 0.9985, 0.9995, 0.99995]
@@ -199,12 +201,13 @@ def test_steps_are_enough_and_one_fewer_is_not(lower, tolerance):
             y = (factor * y + 1 / (factor * y)) / 2
         return (1 - 1 / y).max()
 
-    for error, steps in (
-        (newton_schulz_error, newton_schulz_steps(lower, tolerance)),
-        (polar_express_error, polar_express_steps(lower, tolerance)),
-        (qdwh_error, qdwh_steps(lower, tolerance)),
-        (scaled_newton_error, scaled_newton_steps(lower, tolerance)),
-    ):
+    for method, error in {
+        "newton-schulz": newton_schulz_error,
+        "polar-express": polar_express_error,
+        "qdwh": qdwh_error,
+        "scaled-newton": scaled_newton_error,
+    }.items():
+        steps = steps_for(method, lower, tolerance)
         assert error(steps) <= tolerance + 1e-13
         # The ends belong to the grid, so the worst point of each method but Polar Express is seen;
         # its contracted worst point is the lower end up to equioscillation.
@@ -213,13 +216,21 @@ def test_steps_are_enough_and_one_fewer_is_not(lower, tolerance):
 
 def test_step_counts_of_the_literature():
     """Condition 1e16: six QDWH steps (Nakatsukasa et al.), nine scaled Newton (Byers, Xu)."""
-    assert qdwh_steps(1e-16, 2.0**-52) == 6
-    assert scaled_newton_steps(1e-16, 2.0**-52) == 9
+    assert steps_for("qdwh", 1e-16, 2.0**-52) == 6
+    assert steps_for("scaled-newton", 1e-16, 2.0**-52) == 9
 
 
-def test_steps_end_when_rounding_does():
-    for steps in (newton_schulz_steps, polar_express_steps, scaled_newton_steps, qdwh_steps):
-        assert steps(1e-4, 0.0) <= 40
+@pytest.mark.parametrize("method", get_args(Iteration))
+def test_steps_end_when_rounding_does(method):
+    assert steps_for(method, 1e-4, 0.0) <= 40
+
+
+@pytest.mark.parametrize("method", get_args(Iteration))
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
+def test_the_bound_of_a_number_of_steps_is_the_least_they_serve(method, steps):
+    bound = bound_for(method, steps)
+    assert reached(method, bound, steps) >= REACH
+    assert bound <= 1e-12 * (1 + 1e-9) or reached(method, 0.999 * bound, steps) < REACH
 
 
 @pytest.mark.parametrize("lower", [1e-8, 1e-3, 0.1, 0.5])

@@ -1,91 +1,121 @@
-"""The two norms against NumPy, duality and exact cases."""
+"""The two norms and the projection onto the ball, over every dtype, rank, condition and scale.
+
+The oracle is NumPy in float64 on exactly rescaled matrices. The number of examples is that of the
+hypothesis profile, so that `soak` looks further.
+"""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nucleon.linalg import nuclear_norm, operator_norm
+from nucleon.linalg import nuclear_norm, operator_norm, project_operator_ball
+from nucleon.linalg.norms import operator_norm_bound
+from nucleon.linalg.projections import clip_singular_values
 from strategies import (
     EMPTY,
     F64,
     FULL,
     HALF,
+    ends,
     eps,
-    exponents,
-    geometric,
     normal,
+    operator_norms,
     orthogonal,
+    ranged,
+    ranked,
     seeds,
     shapes,
+    smallest,
     times_power_of_two,
+    unit,
+    whole_range,
     with_singular_values,
     work_dtype,
 )
 
-NORMS = {operator_norm: 2, nuclear_norm: "nuc"}
-norms = pytest.mark.parametrize("norm", NORMS)
+few = settings(max_examples=settings.default.max_examples // 5)
+by_dtype = pytest.mark.parametrize("dtype", FULL + HALF)
+norms = pytest.mark.parametrize("norm", [operator_norm, nuclear_norm])
 
 
-def rounding(x, dtype):
-    """An SVD moves each singular value by a modest multiple of eps·σ_max, here 10·√(mn) of them,
-    min(m, n) of which add up; a half-precision result is rounded once more."""
-    m, n = x.shape[-2:]
-    return min(m, n) * 10 * math.sqrt(m * n) * eps(work_dtype(dtype)) + eps(dtype)
+def table(dtype):
+    """Shape × rank × condition × scale."""
+    least, most = ends(dtype)
+    tops = (least + 2, math.frexp(torch.finfo(dtype).tiny)[1], 0, most)
+    for shape, share, log_cond, top in product(
+        ((1, 5), (6, 6), (4, 9), (9, 4)), (0, 0.5, 1), (0, 3, 12), tops
+    ):
+        yield ranked(shape, math.ceil(share * min(shape)), log_cond, top, dtype, seed=shape[0])
 
 
-@norms
-@settings(max_examples=40)
-@given(
-    shape=shapes,
-    dtype=st.sampled_from(FULL + HALF),
-    log_cond=st.floats(0, 12),
-    data=st.data(),
-    seed=seeds,
-)
-def test_against_numpy_at_any_rank_condition_and_scale(norm, shape, dtype, log_cond, data, seed):
-    sigma = geometric(min(shape), log_cond, data.draw(st.integers(0, min(shape))))
-    # The nuclear norm of 17 unit values must still be representable.
-    power = min(data.draw(exponents(dtype)), math.floor(math.log2(torch.finfo(dtype).max)) - 5)
-    x = times_power_of_two(with_singular_values(shape, sigma, seed).to(dtype), power)
-    found = norm(x)
-    assert found.dtype == dtype
-    assert found.shape == ()
-    # NumPy at unit scale: the float64 range is as wide as the largest scale here.
-    back = times_power_of_two(x.double(), -power)
-    expected = np.linalg.norm(back.numpy(), NORMS[norm])
-    # Where the norm itself is subnormal a unit of the smallest subnormal is its rounding.
-    unit = times_power_of_two(torch.tensor(torch.finfo(dtype).tiny * eps(dtype), dtype=F64), -power)
-    error = abs(times_power_of_two(found.double(), -power).item() - expected)
-    assert error <= rounding(x, dtype) * expected + unit.item()
+def check_norms(x):
+    """One rounding of the dtype and one SVD; infinite just where the norm is no number."""
+    scaled, e = unit(x)
+    sigma = np.linalg.svd(scaled.numpy(), compute_uv=False)
+    info = torch.finfo(x.dtype)
+    relative = 4 * sum(x.shape) * eps(work_dtype(x.dtype)) + info.eps
+    for function, value in ((operator_norm, sigma[0]), (nuclear_norm, sigma.sum())):
+        found = function(x)
+        assert found.dtype == x.dtype and found.shape == ()
+        if math.frexp(value * (1 - relative))[1] + e > math.frexp(info.max)[1]:
+            assert found == math.inf
+        elif math.frexp(value * (1 + relative))[1] + e <= math.frexp(info.max)[1]:
+            expected = math.ldexp(value, e)
+            assert abs(found.item() - expected) <= relative * expected + smallest(x.dtype)
+    if x.dtype in FULL:
+        bound, least = operator_norm_bound(x).double().item(), sigma[0] * (1 - relative)
+        assert bound == math.inf or bound >= math.ldexp(least, e) - smallest(x.dtype)
+        bound = operator_norm_bound(scaled.to(x.dtype)).item()  # m^(1/4N) above at most
+        assert least <= bound <= sigma[0] * (1 + 1e-3) + 2 * info.tiny
 
 
-@norms
-@pytest.mark.parametrize("dtype", FULL)
-@pytest.mark.parametrize("end", ["max", "tiny", "subnormal"])
-def test_the_ends_of_the_range(norm, dtype, end):
-    info = torch.finfo(dtype)
-    value = {"max": info.max, "tiny": info.tiny, "subnormal": info.tiny * info.eps}[end]
-    x = torch.zeros(3, 4, dtype=dtype)
-    x[1, 2] = -value
-    assert norm(x).item() == value
+def check_projection(x, radius):
+    """U min(Σ, r) Vᵀ, its entries rounded once, below the normal numbers by half the smallest."""
+    p = project_operator_ball(x, radius)
+    assert p.dtype == x.dtype and torch.isfinite(p).all()
+    m, n = x.shape
+    scale, e = unit(x)
+    u, sigma, vt = np.linalg.svd(scale.numpy(), full_matrices=False)
+    power = math.frexp(radius)[1] - e
+    limit = math.ldexp(radius, -e) if power < 1000 or not radius else 1e300
+    expected = torch.from_numpy((u * np.minimum(sigma, limit)) @ vt)
+    found = times_power_of_two(p.double(), -e)
+    slack = 1e-9 + math.sqrt(min(m, n)) * eps(x.dtype)
+    absolute = math.ldexp(math.sqrt(m * n) * smallest(x.dtype), -e)
+    assert operator_norms(found) <= limit * (1 + slack) + absolute
+    assert operator_norms(found - expected) <= slack * min(limit, sigma[0]) + absolute + 1e-13
 
 
-@norms
-@settings(max_examples=20)
-@given(shape=shapes, dtype=st.sampled_from(FULL), k=st.integers(-90, 90), seed=seeds)
-def test_powers_of_two_come_out_exactly(norm, shape, dtype, k, seed):
-    x = normal(*shape, seed=seed, dtype=dtype)
-    x = torch.where(x.abs() < 1e-3, 0.5, x)
-    assert norm(x * 2.0**k) == norm(x) * 2.0**k
+@by_dtype
+@few
+@given(data=st.data())
+def test_every_input(dtype, data):
+    """Radii about ‖X‖_op and anywhere in the range."""
+    x = data.draw(ranged(dtype))
+    check_norms(x)
+    radius = 2.0 ** data.draw(whole_range(dtype))
+    if data.draw(st.booleans()) and x.any():
+        radius = min(x.double().abs().max().item() * data.draw(st.floats(0.1, 3)), 1e308)
+    check_projection(x, radius)
+
+
+@by_dtype
+def test_the_table(dtype):
+    for x in table(dtype):
+        check_norms(x)
+        for radius in (0.0, smallest(dtype), 1.0, x.double().abs().max().item() / 2):
+            check_projection(x, radius)
 
 
 @settings(max_examples=30)
-@given(shape=shapes, seed=seeds)
-def test_duality_and_invariance(shape, seed):
+@given(shape=shapes, k=st.integers(-90, 90), seed=seeds)
+def test_duality_invariance_and_powers_of_two(shape, k, seed):
     """‖X‖_* = ⟨X, UVᵀ⟩ ≥ ⟨X, Y⟩ for ‖Y‖_op ≤ 1, ‖X‖_op ≤ ‖X‖_F ≤ ‖X‖_*, rotations, transposes."""
     x, y = normal(*shape, seed=seed), normal(*shape, seed=seed + 1)
     nuclear, operator = nuclear_norm(x), operator_norm(x)
@@ -98,40 +128,63 @@ def test_duality_and_invariance(shape, seed):
     for moved in (left @ x @ right, x.mT, -x):
         assert abs(nuclear_norm(moved) - nuclear) <= slack
         assert abs(operator_norm(moved) - operator) <= slack
+    assert nuclear_norm(x * 2.0**k) == nuclear * 2.0**k
+    assert operator_norm(x * 2.0**k) == operator * 2.0**k
 
 
 @norms
-def test_closed_cases(norm):
-    diagonal = torch.diag(torch.tensor([3.0, -4.0, 0.0], dtype=F64))
-    assert norm(diagonal).item() == pytest.approx(4.0 if norm is operator_norm else 7.0, rel=1e-15)
-    vector = torch.tensor([[3.0, 4.0]], dtype=F64)  # one row: the Euclidean length
-    assert norm(vector).item() == pytest.approx(5.0, rel=1e-15)
-    assert norm(vector.mT).item() == pytest.approx(5.0, rel=1e-15)
-    assert norm(torch.zeros(3, 4)).item() == 0
-
-
-@norms
-@pytest.mark.parametrize("shape", EMPTY)
-def test_matrices_without_entries(norm, shape):
-    assert torch.equal(norm(torch.zeros(shape)), torch.zeros(shape[:-2]))
-
-
-@norms
-def test_a_stack_is_its_matrices(norm):
+def test_stacks_empty_matrices_and_the_largest_number(norm):
     x = normal(2, 3, 4, 5) * torch.logspace(-290, 290, 6, dtype=F64).reshape(2, 3, 1, 1)
     x[1, 1] = 0
-    found = norm(x)
-    assert found.shape == (2, 3)
-    for i in range(2):
-        for j in range(3):
-            torch.testing.assert_close(found[i, j], norm(x[i, j]), rtol=1e-14, atol=0)
+    for i, j in product(range(2), range(3)):
+        torch.testing.assert_close(norm(x)[i, j], norm(x[i, j]), rtol=1e-14, atol=0)
+    for shape in EMPTY:
+        assert torch.equal(norm(torch.zeros(shape)), torch.zeros(shape[:-2]))
+    for dtype in FULL:
+        for value in (torch.finfo(dtype).max, torch.finfo(dtype).tiny, smallest(dtype)):
+            single = torch.zeros(3, 4, dtype=dtype)
+            single[1, 2] = -value
+            assert norm(single) == value
 
 
-@norms
+# --- the ball ------------------------------------------------------------------------------------
+
+
+def test_a_matrix_inside_comes_back_unchanged_and_unaliased():
+    x = with_singular_values((6, 4), torch.logspace(0, -5, 4, dtype=F64))
+    projected = project_operator_ball(x, 1.0 + 1e-12)
+    assert torch.equal(projected, x)
+    assert projected.data_ptr() != x.data_ptr()
+    for shape in EMPTY:
+        assert project_operator_ball(torch.zeros(shape)).shape == shape
+
+
+@settings(max_examples=25)
+@given(shape=shapes, size=st.floats(0.1, 1e4), seed=seeds)
+def test_the_projection_is_the_nearest_point(shape, size, seed):
+    """⟨x − p, z − p⟩ ≤ 0 over the ball: its support function at x − p is the nuclear norm of that,
+    attained at p."""
+    x = size * normal(*shape, seed=seed)
+    p = project_operator_ball(x)
+    normal_cone = (x - p).numpy()
+    support = np.linalg.norm(normal_cone, "nuc")
+    assert support - np.sum(normal_cone * p.numpy()) <= 1e-11 * (1 + size) * 30
+
+
+def test_the_unchecked_clip_agrees_and_never_waits_for_the_device():
+    x = 3 * normal(2, 4, 6)
+    torch.testing.assert_close(
+        clip_singular_values(x, 0.7), project_operator_ball(x, 0.7), rtol=0, atol=1e-13
+    )
+    with FakeTensorMode() as mode:  # refuses every data-dependent value
+        assert clip_singular_values(mode.from_tensor(x), 0.7).shape == x.shape
+
+
+@pytest.mark.parametrize("function", [operator_norm, nuclear_norm, project_operator_ball])
 @pytest.mark.parametrize(
     ("x", "error", "words"),
     [
-        (1.0, TypeError, "x must be a torch.Tensor"),
+        ([[1.0]], TypeError, "x must be a torch.Tensor"),
         (torch.ones(2, 2).int(), TypeError, "x must hold floating-point"),
         (torch.ones(2, 2).cfloat(), TypeError, "x must be real"),
         (torch.ones(2, 2).to_sparse(), TypeError, "x must be dense"),
@@ -140,6 +193,12 @@ def test_a_stack_is_its_matrices(norm):
         (torch.full((2, 2), -math.inf), ValueError, "x must be finite"),
     ],
 )
-def test_bad_input(norm, x, error, words):
+def test_bad_matrices(function, x, error, words):
     with pytest.raises(error, match=words):
-        norm(x)
+        function(x)
+
+
+@pytest.mark.parametrize("radius", [-1.0, math.inf])
+def test_bad_radii(radius):
+    with pytest.raises(ValueError, match="radius must be a finite number ≥ 0"):
+        project_operator_ball(torch.ones(2, 2), radius)

@@ -1,7 +1,6 @@
 """Matrix functions of the theory: checked public functions over unchecked, fixed-step ones."""
 
-from nucleon.linalg.augmented import augmented_polar
-from nucleon.linalg.convergence import Convergence
+from nucleon.linalg.augmented import augmented_polar, residual
 from nucleon.linalg.norms import nuclear_norm, operator_norm
 from nucleon.linalg.polar import polar
 from nucleon.linalg.projections import project_operator_ball
@@ -9,7 +8,6 @@ from nucleon.linalg.quadratic import QuadraticSolution, quadratic_projection
 from nucleon.linalg.roots import inverse_sqrt
 
 __all__ = [
-    "Convergence",
     "QuadraticSolution",
     "augmented_polar",
     "inverse_sqrt",
@@ -18,4 +16,5 @@ __all__ = [
     "polar",
     "project_operator_ball",
     "quadratic_projection",
+    "residual",
 ]

@@ -11,7 +11,7 @@ from nucleon import _checks
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """What sums are kept in: float64, or float32 on a device that may have none."""
+    """Return the dtype of sums: float64, or float32 on a device that may have none."""
     return torch.float64 if device.type in _checks.COMPLETE else torch.float32
 
 

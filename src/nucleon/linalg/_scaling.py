@@ -15,7 +15,7 @@ def exponent(x: Tensor) -> Tensor:
 
 
 def exponent_bits(x: Tensor) -> Tensor:
-    """What `torch.frexp` gives as the exponent of numbers x ≥ 0, by integer operations alone."""
+    """Return the exponent of `torch.frexp` for numbers x ≥ 0, by integer operations alone."""
     x = x.detach().to(_checks.work_dtype(x.dtype))
     word, digits, bias = (
         (torch.int64, 52, 1022) if x.dtype == torch.float64 else (torch.int32, 23, 126)

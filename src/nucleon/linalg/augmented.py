@@ -6,25 +6,18 @@ the polar factor of S, and a large Λ the unconstrained FTRL direction Λ^(-1/2)
 
 import math
 from collections.abc import Container, Sequence
-from typing import Literal, get_args, overload
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
-from nucleon.linalg._precision import full_float32, widest
-from nucleon.linalg._rounding import floor
-from nucleon.linalg._scaling import is_zero, joint_unit_scale
+from nucleon.linalg._precision import exact, full_float32, widest
+from nucleon.linalg._rounding import check_method, floor
+from nucleon.linalg._scaling import is_zero, joint_unit_scale, unit_scale
 from nucleon.linalg.coefficients import Quintic
-from nucleon.linalg.convergence import Convergence
-from nucleon.linalg.kernels import (
-    add_gram,
-    add_product,
-    add_to_diagonal,
-    lifted,
-    quintic_factor,
-)
+from nucleon.linalg.kernels import add_gram, add_product, add_to_diagonal, lifted, quintic_factor
 from nucleon.linalg.polar import polar_bfloat16
 from nucleon.linalg.roots import cholesky_root, coupled_inverse_sqrt, coupled_steps, psd_eigh
 
@@ -40,26 +33,6 @@ Five quintics lift singular values from 3e-3 on to 1 by B alone, so one whose sq
 would end above 1."""
 
 
-@overload
-def augmented_polar(
-    s: Tensor,
-    smoothing: Tensor,
-    method: AugmentedMethod = "eigh",
-    *,
-    steps: int | None = None,
-    rank_tolerance: float | None = None,
-    report: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def augmented_polar(
-    s: Tensor,
-    smoothing: Tensor,
-    method: AugmentedMethod = "eigh",
-    *,
-    steps: int | None = None,
-    rank_tolerance: float | None = None,
-    report: Literal[True],
-) -> tuple[Tensor, Convergence]: ...
 @full_float32()
 def augmented_polar(
     s: Tensor,
@@ -68,8 +41,7 @@ def augmented_polar(
     *,
     steps: int | None = None,
     rank_tolerance: float | None = None,
-    report: bool = False,
-) -> Tensor | tuple[Tensor, Convergence]:
+) -> Tensor:
     """(SSᵀ + Λ)^(-1/2) S for a batch of matrices S (…, m, n) and smoothings Λ (…, m, m).
 
     Both are rescaled together by an exact power of two: for every S and Λ that the dtype can hold,
@@ -93,56 +65,67 @@ def augmented_polar(
         steps: of the iteration; None takes enough for singular values of [S L] down to
             `rank_tolerance` times the largest.
         rank_tolerance: relative singular value of [S L] that still counts; None is √m·eps for
-            `"eigh"` and √eps for the iterations. Smaller ones end between 0 and 1.
-        report: also return a `Convergence` with the residual ‖P − (SSᵀ+Λ)^(-1/2) S‖_op over the
-            singular directions of [S L] that count, against its SVD in float64.
+            `"eigh"`, √eps for the iterations, or with `steps` of `"polar-express"` the least that
+            so many take to 0.99. Smaller ones end between 0 and 1.
     """
     _checks.matrix("s", s)
     _checks.smoothing(smoothing, s)
-    _checks.choice("method", method, METHODS)
-    if steps is not None:
-        _checks.count("steps", steps)
-        if method == "eigh":
-            raise ValueError("steps applies to the iterative methods only, not to method='eigh'")
-    if rank_tolerance is not None:
-        _checks.fraction("rank_tolerance", rank_tolerance, closed="0" if method == "eigh" else "")
-    dtype = torch.float64 if method == "eigh" else _checks.work_dtype(s.dtype)
-    eps = torch.finfo(_checks.work_dtype(s.dtype)).eps
-    default = math.sqrt(s.shape[-2]) * eps if method == "eigh" else math.sqrt(eps)
-    cut = default if rank_tolerance is None else rank_tolerance
-    direction, taken = _solve(s.to(dtype), smoothing.to(dtype), method, steps, cut, s.dtype)
-    if not report:
-        return direction.to(s.dtype)
-    # Of the direction before it is rounded: that rounding is the dtype's, not the iteration's.
-    residual = _residual(direction, s, smoothing, cut)
-    return direction.to(s.dtype), Convergence(residual, math.sqrt(eps), taken)
-
-
-def _solve(
-    s: Tensor,
-    smoothing: Tensor,
-    method: AugmentedMethod,
-    steps: int | None,
-    cut: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, int]:
+    m, work = s.shape[-2], _checks.work_dtype(s.dtype)
+    cut = check_method(work, m, method, METHODS, steps, rank_tolerance)
     if s.numel() == 0:
-        return torch.zeros_like(s), 0
+        return torch.zeros_like(s)
     if method == "eigh":
-        return augmented_eigh(s, smoothing, cut, dtype=dtype), 0
+        return augmented_eigh(s.double(), smoothing.double(), cut, dtype=s.dtype).to(s.dtype)
+    x = s.to(work)
     if method == "coupled":
-        taken = coupled_steps(s.dtype) if steps is None else steps
-        return augmented_coupled(s, smoothing, taken), taken
-    start = cut / math.sqrt(s.shape[-2])  # the recursion divides by ‖[S L]‖_F ≤ √m σ_max
-    tolerance = torch.finfo(s.dtype).eps
+        steps = coupled_steps(work) if steps is None else steps
+        return augmented_coupled(x, smoothing, steps).to(s.dtype)
+    start = cut / math.sqrt(m)  # the recursion divides by ‖[S L]‖_F ≤ √m σ_max
+    if steps is None:
+        steps = coefficients.steps_for(method, start, torch.finfo(work).eps)
+    elif rank_tolerance is None:
+        start = max(start, coefficients.bound_for(method, steps))
     if method == "newton-schulz":
-        taken = coefficients.newton_schulz_steps(start, tolerance) if steps is None else steps
-        sequence, every = (coefficients.newton_schulz(),) * taken, 5
+        sequence, every = (coefficients.newton_schulz(),) * steps, 5
     else:
-        taken = coefficients.polar_express_steps(start, tolerance) if steps is None else steps
-        sequence, every = coefficients.contracted(coefficients.polar_express(start, taken)), 2
-    smoothing = smoothing.expand(*s.shape[:-1], s.shape[-2])
-    return augmented_polynomial(s, smoothing, sequence, restarts=range(every, taken, every)), taken
+        sequence = coefficients.contracted(coefficients.polar_express(start, steps))
+        every = 2
+    smoothing = smoothing.expand(*s.shape[:-1], m)
+    return augmented_polynomial(x, smoothing, sequence, restarts=range(every, steps, every)).to(
+        s.dtype
+    )
+
+
+@torch.no_grad()
+def residual(
+    p: Tensor, s: Tensor, smoothing: Tensor | None = None, *, rank_tolerance: float | None = None
+) -> Tensor:
+    """Return ‖Uᵀ(P − P*)‖_op per matrix, (…), the float64 distance to the exact P*.
+
+    P* is (SSᵀ + Λ)^(-1/2) S, the polar factor of S where Λ is None. U are the left singular vectors
+    of [S L], Λ = LLᵀ, whose singular values are above rank_tolerance·σ_max, default √eps: a
+    direction that needs more steps counts, one that is rounding noise does not.
+    """
+    _checks.matrix("s", s)
+    if _checks.matrix("p", p).shape != s.shape:
+        raise ValueError(f"p must have the shape {tuple(s.shape)} of s, got {tuple(p.shape)}")
+    cut = math.sqrt(torch.finfo(_checks.work_dtype(s.dtype)).eps)
+    if rank_tolerance is not None:
+        cut = _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
+    if s.numel() == 0:
+        return torch.zeros(s.shape[:-2], dtype=widest(s.device), device=s.device)
+    x, n = exact(s), s.shape[-1]
+    if smoothing is None:
+        x = unit_scale(x)
+    else:
+        rest = exact(_checks.smoothing(smoothing, s)).expand(*s.shape[:-1], s.shape[-2])
+        x, rest = joint_unit_scale(x, rest)
+        values, vectors = psd_eigh(rest)
+        x = torch.cat([x, vectors * values.sqrt().unsqueeze(-2)], dim=-1)
+    u, sigma, vh = torch.linalg.svd(x, full_matrices=False)
+    counts = (sigma > cut * sigma[..., :1]).unsqueeze(-1)
+    difference = u.mT @ exact(p) - vh[..., :n]
+    return torch.linalg.matrix_norm(difference * counts, ord=2)
 
 
 def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtype) -> Tensor:
@@ -290,18 +273,3 @@ def augmented_bfloat16(s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic]
     root, _ = cholesky_root(gram, (4 * m + math.sqrt(n)) * info.eps)
     factor = polar_bfloat16(root, sequence)
     return torch.linalg.solve_triangular(root, factor, upper=False, left=False) @ x
-
-
-def _residual(p: Tensor, s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
-    """‖Uᵀ(P − exact)‖_op, U the left singular vectors of [S L] whose singular values count."""
-    if s.numel() == 0:
-        return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
-    s, smoothing = joint_unit_scale(
-        s.double(), smoothing.double().expand(*s.shape[:-1], s.shape[-2])
-    )
-    values, vectors = psd_eigh(smoothing)
-    augmented = torch.cat([s, vectors * values.sqrt().unsqueeze(-2)], dim=-1)
-    u, sigma, _ = torch.linalg.svd(augmented, full_matrices=False)
-    counts = (sigma > cut * sigma[..., :1]).to(u.dtype)
-    difference = p.double() - augmented_svd(s, smoothing, cut)
-    return torch.linalg.matrix_norm((u * counts.unsqueeze(-2)).mT @ difference, ord=2)

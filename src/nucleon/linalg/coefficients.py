@@ -12,13 +12,19 @@ Halley's iteration for computing the matrix polar decomposition" (ibid. 31, 2010
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Literal
 
 from nucleon import _checks
 
 Quintic = tuple[float, float, float]
 """(a, b, c), the odd polynomial ax + bx³ + cx⁵."""
+
+Iteration = Literal["newton-schulz", "polar-express", "scaled-newton", "qdwh"]
+
+REACH = 0.99
+"""The value to which `bound_for` takes its lower bound."""
 
 SAFETY = 0.01
 """Polar Express leaves this relative room above each interval for rounding errors."""
@@ -81,6 +87,23 @@ def contracted(coefficients: Iterable[Quintic]) -> tuple[Quintic, ...]:
     """
     *first, last = coefficients
     return (*first, _scaled(last, 1 / image([*first, last], 0.0, 1.0)[1]))
+
+
+def custom(coefficients: Sequence[Quintic], steps: int | None = None) -> tuple[Quintic, ...]:
+    """Return a user's triples, checked; with `steps` the last is repeated, as Polar Express does.
+
+    Raises:
+        ValueError: if they are no finite triples, or more than `steps`.
+    """
+    triples = [tuple(map(float, triple)) for triple in coefficients]
+    if not triples or not all(len(t) == 3 and all(map(math.isfinite, t)) for t in triples):
+        raise ValueError(
+            f"coefficients must be triples of finite numbers such as [(1.5, -0.5, 0.0)], "
+            f"got {coefficients!r}"
+        )
+    count = len(triples)
+    more = 0 if steps is None else _checks.count("steps", steps, minimum=count) - count
+    return tuple((a, b, c) for a, b, c in triples + triples[-1:] * more)
 
 
 def image(coefficients: Iterable[Quintic], lower: float, upper: float) -> tuple[float, float]:
@@ -158,41 +181,41 @@ def qdwh(lower_bound: float, steps: int) -> tuple[tuple[Quintic, ...], float]:
     return tuple(weights), lower
 
 
-@lru_cache
-def newton_schulz_steps(lower_bound: float, tolerance: float) -> int:
-    """How many cubics take [lower_bound, 1] into [1 − tolerance, 1]."""
-    return _steps(lambda k: image([newton_schulz()] * k, lower_bound, 1.0)[0], tolerance)
+def reached(method: Iteration, lower_bound: float, steps: int) -> float:
+    """Return the least value in (0, 1] to which `steps` of a method take [lower_bound, 1]."""
+    if method == "newton-schulz":
+        return image([newton_schulz()] * steps, lower_bound, 1.0)[0]
+    if method == "polar-express":
+        return image(contracted(polar_express(lower_bound, steps)), lower_bound, 1.0)[0]
+    if method == "scaled-newton":
+        return 1 / scaled_newton(lower_bound, steps)[1]
+    return qdwh(lower_bound, steps)[1]
 
 
 @lru_cache
-def polar_express_steps(lower_bound: float, tolerance: float) -> int:
-    """How many quintics, contracted, take [lower_bound, 1] into [1 − tolerance, 1]."""
+def steps_for(method: Iteration, lower_bound: float, tolerance: float) -> int:
+    """Return the fewest steps ≥ 1 that take [lower_bound, 1] into [1 − tolerance, 1].
 
-    def reached(steps: int) -> float:
-        sequence = contracted(polar_express(lower_bound, steps))
-        return image(sequence, lower_bound, 1.0)[0]
-
-    return _steps(reached, tolerance)
-
-
-@lru_cache
-def scaled_newton_steps(lower_bound: float, tolerance: float) -> int:
-    """How many scaled Newton steps take [lower_bound, 1] into [1, 1/(1 − tolerance)]."""
-    return _steps(lambda k: 1 / scaled_newton(lower_bound, k)[1], tolerance)
-
-
-@lru_cache
-def qdwh_steps(lower_bound: float, tolerance: float) -> int:
-    """How many weighted Halley steps take [lower_bound, 1] into [1 − tolerance, 1]."""
-    return _steps(lambda k: qdwh(lower_bound, k)[1], tolerance)
-
-
-def _steps(reached: Callable[[int], float], tolerance: float) -> int:
-    """The least k ≥ 1 with 1 − reached(k) ≤ tolerance, or where rounding ends the progress."""
-    k, previous, value = 1, 0.0, reached(1)
+    Fewer where rounding ends the progress.
+    """
+    steps, previous, value = 1, 0.0, reached(method, lower_bound, 1)
     while 1 - value > tolerance and value > previous:
-        k, previous, value = k + 1, value, reached(k + 1)
-    return k
+        steps, previous, value = steps + 1, value, reached(method, lower_bound, steps + 1)
+    return steps
+
+
+@lru_cache
+def bound_for(method: Iteration, steps: int) -> float:
+    """Return the least lower bound that so many steps take to `REACH`.
+
+    Five quintics reach down to 3.2e-3, six to 7.8e-4; designed for less, they would leave the
+    largest singular values short of 1.
+    """
+    low, high = 1e-12, 1.0
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reached(method, middle, steps) >= REACH else (middle, high)
+    return high
 
 
 def _minimax_quintic(lower: float, upper: float) -> Quintic:

@@ -45,12 +45,12 @@ FIRST_FLOOR = 0.1
 """Over √k, added to R after the first step, which multiplies small eigenvalues by 67. Rounding to
 eleven bits moves them the more, the fewer rows k have the large entries."""
 LEAST_FLOOR = FIRST_FLOOR / 16
-"""The same at least: beyond 16² rows rounding in the later steps is the larger part."""
+"""The least value of it: beyond 16² rows rounding in the later steps is the larger part."""
 RESTART_FLOOR = 3e-3
 """Added to R at the restart, where rounding may have moved its eigenvalues by about as much."""
 SMOOTHED_FLOOR = 6e-2
-"""Over √m, the same where Λ is part of R: QR is rounded relative to its largest entries, which may
-be those of Λ alone."""
+"""Over √m, this floor where Λ is part of R: QR is rounded relative to its largest entries, which
+may be those of Λ alone."""
 
 
 WIDE = 1.5
@@ -66,7 +66,7 @@ class Start:
     r: Tensor
     """(b, m, m): m(SSᵀ + Λ)/‖[S L]‖_F²."""
     remainder: Tensor | None
-    """What the rounding of r lost, times `REMAINDER_SCALE`; None where Λ = 0."""
+    """The part of r that rounding lost, times `REMAINDER_SCALE`; None where Λ = 0."""
     scale: Tensor
     """(b,): 1/‖r‖_F, so that R of the equations is r·scale."""
     length: Tensor
@@ -178,7 +178,7 @@ def spread_of(n: int) -> float:
 
 
 def start(s: Tensor, smoothing: Tensor | None) -> Start:
-    """Where the recursions begin, from S and Λ in float32 or float64."""
+    """Return the operands of the recursions for S and Λ in float32 or float64."""
     m, n = s.shape[-2:]
     spread = spread_of(n)
     if smoothing is not None:

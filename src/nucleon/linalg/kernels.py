@@ -12,7 +12,7 @@ from nucleon.linalg._precision import widest
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
 OPERANDS = (torch.float16, torch.bfloat16, torch.float32)
-"""What `symmetric_product` multiplies, all of it summed in float32."""
+"""The dtypes that `symmetric_product` multiplies; it sums in float32."""
 
 REMAINDER_SCALE = 2048.0
 """A remainder is stored times 2¹¹: it is that much below its value and would be subnormal."""
@@ -156,7 +156,7 @@ def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _launches(x: Tensor) -> bool:
-    """Whether elementwise passes are kernels of our own."""
+    """True where elementwise passes are Triton kernels."""
     return x.is_cuda and triton_works()
 
 
@@ -192,7 +192,7 @@ def _symmetric_torch(
     precision: str,
     kind: str,
 ) -> tuple[Tensor, Tensor]:
-    """The same in torch: all tiles, float32 products, the lower triangle mirrored."""
+    """Compute the product in torch: all tiles, in float32, the lower triangle mirrored."""
     alpha, beta, shift, *rest = factors
     s = a.new_ones(1, 1, 1, dtype=torch.float32) if scale is None else scale[:, None, None]
     total = (a.float() @ b.float().mT) * alpha

@@ -7,69 +7,44 @@ all of them take stacks (…, m, n) and work on the short side.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args, overload
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg import coefficients
+from nucleon.linalg import coefficients as design
 from nucleon.linalg._precision import exact, full_float32
+from nucleon.linalg._rounding import check_method
 from nucleon.linalg._scaling import unit_scale
 from nucleon.linalg.coefficients import Quintic
-from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.kernels import add_product
 
 Method = Literal["svd", "newton-schulz", "polar-express", "scaled-newton", "qdwh"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 RIDGE = 1 / 3
-"""Scaled Newton inverts S augmented by RIDGE·rank_tolerance·I."""
+"""Scaled Newton inverts S augmented by RIDGE·lower_bound·I."""
 
 CHOLESKY_WEIGHT = 100.0
 """QDWH factors I + cXXᵀ, of condition number 1 + c at most, once c is no larger than this."""
 
 
-@overload
-def polar(
-    s: Tensor,
-    method: Method = "svd",
-    *,
-    steps: int | None = None,
-    tolerance: float | None = None,
-    rank_tolerance: float | None = None,
-    report: Literal[False] = False,
-) -> Tensor: ...
-
-
-@overload
-def polar(
-    s: Tensor,
-    method: Method = "svd",
-    *,
-    steps: int | None = None,
-    tolerance: float | None = None,
-    rank_tolerance: float | None = None,
-    report: Literal[True],
-) -> tuple[Tensor, Convergence]: ...
-
-
 @full_float32()
 def polar(
     s: Tensor,
-    method: Method = "svd",
+    method: Method | None = None,
     *,
     steps: int | None = None,
-    tolerance: float | None = None,
     rank_tolerance: float | None = None,
-    report: bool = False,
-) -> Tensor | tuple[Tensor, Convergence]:
+    coefficients: Sequence[Quintic] | None = None,
+) -> Tensor:
     """The polar factor P = U Vᵀ of each matrix of `s`, a partial isometry; 0 gives 0.
 
-    A singular value above rank_tolerance·σ_max becomes 1 up to `tolerance`, a zero one stays 0,
-    and ‖P‖_op ≤ 1 + 1e-3, in half precision 1 + 1e-2. Smaller ones are cut to 0 by "svd"; the
-    other methods take them into [0, 1] and those far below, rounding noise included, to
-    κ√min(m, n)·σ/(rank_tolerance‖S‖_F) with the κ given here for the default tolerances.
+    A singular value above rank_tolerance·σ_max becomes 1 up to eps^¾ (6e-6 in float32, 2e-12 in
+    float64), a zero one stays 0, and ‖P‖_op ≤ 1 + 1e-3, in half precision 1 + 1e-2. Smaller ones
+    are cut to 0 by "svd"; the other methods take them into [0, 1] and those far below, rounding
+    noise included, to κ√min(m, n)·σ/(rank_tolerance‖S‖_F) with the κ listed here.
     polar(2^k s) = polar(s) bit for bit while 2^k s is exact, subnormal or not.
 
     - "svd": the reference, in float64.
@@ -80,37 +55,37 @@ def polar(
 
     Args:
         s: (…, m, n); half precision is computed in float32, whose defaults then apply.
-        method: one of the above.
-        steps: run exactly this many (for the iterative methods), instead of `tolerance`.
-        tolerance: how close to 1; default eps^¾ (6e-6 in float32, 2e-12 in float64). The number of
-            steps follows from it and from `rank_tolerance`, on the host.
+        method: one of the above; None is "svd".
+        steps: run exactly this many (for the iterative methods); None runs as many as
+            `rank_tolerance` needs.
         rank_tolerance: relative to σ_max; default √min(m, n)·eps for "svd", the most that rounding
-                the entries of S can move a singular value; √eps for the others.
-        report: also return a `Convergence` with the residual max |1 − σ_i(UᵀP)|, U the left
-            singular vectors of σ > rank_tolerance·σ_max, before P is rounded to the dtype of `s`.
+            the entries of S can move a singular value; √eps for the others, or with `steps` the
+            least that so many take to 0.99: five steps of "polar-express" reach σ = 3.2e-3·‖S‖_F.
+        coefficients: triples (a, b, c) in the place of a method: X ← aX + bXXᵀX + c(XXᵀ)²X, one a
+            step, from X = S/‖S‖_F; up to `steps` the last is repeated. Nothing keeps P in the ball:
+            ‖P‖_op can be `nucleon.linalg.coefficients.image(coefficients, 0, 1)[1]`, 1.203 for five
+            times (3.4445, -4.7750, 2.0315), the triple of `torch.optim.Muon`.
     """
     s = _checks.matrix("s", s)
-    _checks.choice("method", method, METHODS)
     x = s.to(_checks.work_dtype(s.dtype))
-    eps = _eps(x)
-    if steps is not None and tolerance is not None:
-        raise ValueError(f"give steps or tolerance, not both, got {steps!r} and {tolerance!r}")
-    tolerance = _tolerance("tolerance", tolerance, eps**0.75, at_least=eps)
+    if coefficients is not None:
+        if method is not None or rank_tolerance is not None:
+            raise ValueError(
+                f"coefficients take the place of method and rank_tolerance, got method={method!r} "
+                f"and rank_tolerance={rank_tolerance!r}; leave them out"
+            )
+        return polar_polynomial(x, design.custom(coefficients, steps)).to(s)
+    method = "svd" if method is None else method
+    side = min(s.shape[-2:])
+    cut = check_method(x.dtype, side, method, METHODS, steps, rank_tolerance)
     if method == "svd":
-        if steps is not None:
-            raise ValueError(f'steps does not apply to method="svd", got {steps!r}; leave it out')
-        if rank_tolerance is None:
-            rank_tolerance = _rounding(x)
-        rank_tolerance = _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
-        p, steps = polar_svd(exact(x), rank_tolerance), 0
-    else:
-        rank_tolerance = _tolerance("rank_tolerance", rank_tolerance, eps**0.5, at_least=eps)
-        steps = _steps(x, method, tolerance, rank_tolerance) if steps is None else steps
-        p = _iterate(x, method, _checks.count("steps", steps), rank_tolerance)
-    result = p.to(s)
-    if not report:
-        return result
-    return result, Convergence(_residual(x, p, rank_tolerance), tolerance, steps)
+        return polar_svd(exact(x), cut).to(s)
+    bound = cut / math.sqrt(max(1, side))  # of ‖S‖_F
+    if steps is None:
+        steps = _steps(method, bound, _eps(x) ** 0.75)
+    elif rank_tolerance is None:
+        bound = max(bound, design.bound_for(method, steps))
+    return _iterate(x, method, steps, bound).to(s)
 
 
 def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
@@ -122,10 +97,10 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
     if _is_tall(s):
         return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
-        rank_tolerance = _rounding(s)
+        rank_tolerance = math.sqrt(max(1, min(s.shape[-2:]))) * _eps(s)
     u, sigma, vh = torch.linalg.svd(_checks.decomposable(unit_scale(s)), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
-    return _compose((u * keep.unsqueeze(-2)) @ vh, [coefficients.newton_schulz()]).to(s.device)
+    return _compose((u * keep.unsqueeze(-2)) @ vh, [design.newton_schulz()]).to(s.device)
 
 
 def polar_polynomial(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
@@ -151,34 +126,33 @@ def polar_bfloat16(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
     return _compose(_normalized(s).bfloat16(), sequence).to(s.dtype)
 
 
-def polar_scaled_newton(s: Tensor, steps: int, rank_tolerance: float | None = None) -> Tensor:
+def polar_scaled_newton(s: Tensor, steps: int, lower_bound: float) -> Tensor:
     """X ← (γX + X^{-ᵀ}/γ)/2 on the m×m factor of [S τI], then Newton–Schulz steps on S's block.
 
-    The ridge τ = RIDGE·rank_tolerance makes any S invertible, bounds the spectrum from below, so
-    that γ is known on the host, and leaves σ/√(σ²+τ²) for each σ; the Newton–Schulz steps take
-    that to 1 within eps where σ ≥ rank_tolerance·σ_max. float32 or float64.
+    The ridge τ = RIDGE·lower_bound makes any S, here of ‖S‖_F = 1, invertible, bounds the spectrum
+    from below, so that γ is known on the host, and leaves σ/√(σ²+τ²) for each σ; the Newton–Schulz
+    steps take that to 1 within eps where σ ≥ lower_bound. float32 or float64.
     """
     if _is_tall(s):
-        return polar_scaled_newton(s.mT, steps, rank_tolerance).mT
-    columns = s.shape[-1]
-    ridge = RIDGE * _lower_bound(s, rank_tolerance)
-    factors, bound = coefficients.scaled_newton(_ridged(ridge), steps)
+        return polar_scaled_newton(s.mT, steps, lower_bound).mT
+    columns, ridge = s.shape[-1], RIDGE * lower_bound
+    factors, bound = design.scaled_newton(_ridged(ridge), steps)
     augmented = torch.cat([_normalized(s), ridge * _identity(s)], dim=-1) / math.hypot(1, ridge)
     q, r = torch.linalg.qr(augmented.mT)  # (…, n+m, m), (…, m, m)
     x = r.mT
     for factor in factors:
         x = (factor * x + torch.linalg.inv_ex(x).inverse.mT / factor) / 2
     x = (x / bound) @ q[..., :columns, :].mT  # the singular values of x lay in [1, bound]
-    repair = coefficients.newton_schulz_steps(1 / math.hypot(1, RIDGE), _eps(s))
-    return _compose(x, [coefficients.newton_schulz()] * repair)
+    repair = design.steps_for("newton-schulz", 1 / math.hypot(1, RIDGE), _eps(s))
+    return _compose(x, [design.newton_schulz()] * repair)
 
 
-def polar_qdwh(s: Tensor, steps: int, rank_tolerance: float | None = None) -> Tensor:
-    """X ← X(aI + bXᵀX)(I + cXᵀX)^{-1} with weights from the lower bound; float32 or float64."""
+def polar_qdwh(s: Tensor, steps: int, lower_bound: float) -> Tensor:
+    """X ← X(aI + bXᵀX)(I + cXᵀX)^{-1} for singular values ≥ lower_bound·‖S‖_F; float32 or 64."""
     if _is_tall(s):
-        return polar_qdwh(s.mT, steps, rank_tolerance).mT
+        return polar_qdwh(s.mT, steps, lower_bound).mT
     columns, identity, x = s.shape[-1], _identity(s), _normalized(s)
-    for a, b, c in coefficients.qdwh(_lower_bound(s, rank_tolerance), steps)[0]:
+    for a, b, c in design.qdwh(lower_bound, steps)[0]:
         if c > CHOLESKY_WEIGHT:  # QR of [√c·X I]ᵀ: no Gram matrix of condition number c
             q, _ = torch.linalg.qr(torch.cat([math.sqrt(c) * x, identity], dim=-1).mT)
             inverse_x = q[..., columns:, :] @ q[..., :columns, :].mT / math.sqrt(c)
@@ -189,44 +163,20 @@ def polar_qdwh(s: Tensor, steps: int, rank_tolerance: float | None = None) -> Te
     return x
 
 
-def _steps(s: Tensor, method: str, tolerance: float, rank_tolerance: float) -> int:
-    lower_bound = _lower_bound(s, rank_tolerance)
+def _steps(method: design.Iteration, lower_bound: float, tolerance: float) -> int:
+    """Return the steps that take singular values from lower_bound·‖S‖_F on to 1 − tolerance."""
+    bound = _ridged(RIDGE * lower_bound) if method == "scaled-newton" else lower_bound
+    return design.steps_for(method, bound, tolerance)
+
+
+def _iterate(s: Tensor, method: design.Iteration, steps: int, lower_bound: float) -> Tensor:
     if method == "newton-schulz":
-        return coefficients.newton_schulz_steps(lower_bound, tolerance)
+        return polar_polynomial(s, [design.newton_schulz()] * steps)
     if method == "polar-express":
-        return coefficients.polar_express_steps(lower_bound, tolerance)
+        return polar_polynomial(s, design.contracted(design.polar_express(lower_bound, steps)))
     if method == "scaled-newton":
-        return coefficients.scaled_newton_steps(_ridged(RIDGE * lower_bound), tolerance)
-    return coefficients.qdwh_steps(lower_bound, tolerance)
-
-
-def _iterate(s: Tensor, method: str, steps: int, rank_tolerance: float) -> Tensor:
-    if method == "newton-schulz":
-        return polar_polynomial(s, [coefficients.newton_schulz()] * steps)
-    if method == "polar-express":
-        sequence = coefficients.polar_express(_lower_bound(s, rank_tolerance), steps)
-        return polar_polynomial(s, coefficients.contracted(sequence))
-    if method == "scaled-newton":
-        return polar_scaled_newton(s, steps, rank_tolerance)
-    return polar_qdwh(s, steps, rank_tolerance)
-
-
-def _residual(s: Tensor, p: Tensor, rank_tolerance: float) -> Tensor:
-    """The residual max |1 − σ_i(UᵀP)|, U the left singular vectors of S above rank_tolerance·σ_max.
-
-    P is seen only where S is: a direction that needed more steps counts, one of rank noise does
-    not; and UᵀP, unlike the norms of its rows, also sees a rotation within equal singular values.
-    """
-    if _is_tall(s):
-        return _residual(s.mT, p.mT, rank_tolerance)
-    if s.numel() == 0:
-        return torch.zeros(s.shape[:-2], dtype=torch.float64, device=s.device)
-    u, sigma, _ = torch.linalg.svd(unit_scale(exact(s)), full_matrices=False)
-    u = torch.linalg.qr(u).Q  # orthogonal to rounding, which GPU solvers do not give
-    keep = sigma > rank_tolerance * sigma[..., :1]  # descending: the first rank(S) ones
-    block = (u * keep.unsqueeze(-2)).mT @ exact(p)
-    values = torch.linalg.eigvalsh(block @ block.mT).flip(-1).clamp_min(0).sqrt()
-    return torch.where(keep, (1 - values).abs(), 0.0).amax(dim=-1)
+        return polar_scaled_newton(s, steps, lower_bound)
+    return polar_qdwh(s, steps, lower_bound)
 
 
 def _compose(x: Tensor, sequence: Sequence[Quintic]) -> Tensor:
@@ -243,28 +193,9 @@ def _normalized(s: Tensor) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(0.25)
 
 
-def _rounding(s: Tensor) -> float:
-    """Relative to σ_max, the most that rounding the entries moves a singular value."""
-    return math.sqrt(max(1, min(s.shape[-2:]))) * _eps(s)
-
-
-def _lower_bound(s: Tensor, rank_tolerance: float | None) -> float:
-    """What rank_tolerance·σ_max, default √eps·σ_max, is at least in units of ‖S‖_F."""
-    if rank_tolerance is None:
-        rank_tolerance = math.sqrt(_eps(s))
-    return rank_tolerance / math.sqrt(max(1, min(s.shape[-2:])))
-
-
 def _ridged(ridge: float) -> float:
     """The least singular value of [X ridge·I]/√(1+ridge²), whose largest is at most 1."""
     return ridge / math.hypot(1, ridge)
-
-
-def _tolerance(name: str, value: float | None, default: float, at_least: float = 0.0) -> float:
-    number = default if value is None else _checks.fraction(name, value)
-    if number < at_least:
-        raise ValueError(f"{name} must be ≥ the rounding unit {at_least:.3g}, got {value!r}")
-    return number
 
 
 def _identity(s: Tensor) -> Tensor:

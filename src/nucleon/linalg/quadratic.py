@@ -35,8 +35,8 @@ class QuadraticSolution:
     value: Tensor
     """f(x) = ⟨S,x⟩ + ½Tr(xᵀLxR), shape (…)."""
     gap: Tensor
-    """What bounds f(x) − min f, shape (…): `frank_wolfe_gap` or, where smaller, the distance of
-    f(x) to its minimum over all X, which is the sharper bound for a minimizer inside the ball."""
+    """An upper bound of f(x) − min f, shape (…): `frank_wolfe_gap` or, where smaller, the distance
+    of f(x) to its minimum over all X, the sharper bound for a minimizer inside the ball."""
     frank_wolfe_gap: Tensor
     """max_{‖X‖_op ≤ 1} ⟨∇f(x), x−X⟩ = ⟨∇f(x),x⟩ + ‖∇f(x)‖_*, shape (…). It bounds f(x) − f(X) +
     ½‖X−x‖² in the norm of f, for every X of the ball, which is what a regret bound needs."""

@@ -1,40 +1,21 @@
 """Inverse square roots and triangular roots of positive semidefinite matrices."""
 
 import math
-from typing import Literal, get_args, overload
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg._precision import exact, full_float32, widest
-from nucleon.linalg._rounding import floor
+from nucleon.linalg._rounding import check_method, floor
 from nucleon.linalg._scaling import exponent, shift
-from nucleon.linalg.convergence import Convergence
 from nucleon.linalg.kernels import add_product, add_to_diagonal, lifted
 
 RootMethod = Literal["eigh", "newton-schulz"]
 METHODS: tuple[RootMethod, ...] = get_args(RootMethod)
 
 
-@overload
-def inverse_sqrt(
-    a: Tensor,
-    method: RootMethod = "eigh",
-    *,
-    steps: int | None = None,
-    rank_tolerance: float | None = None,
-    report: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def inverse_sqrt(
-    a: Tensor,
-    method: RootMethod = "eigh",
-    *,
-    steps: int | None = None,
-    rank_tolerance: float | None = None,
-    report: Literal[True],
-) -> tuple[Tensor, Convergence]: ...
 @full_float32()
 def inverse_sqrt(
     a: Tensor,
@@ -42,8 +23,7 @@ def inverse_sqrt(
     *,
     steps: int | None = None,
     rank_tolerance: float | None = None,
-    report: bool = False,
-) -> Tensor | tuple[Tensor, Convergence]:
+) -> Tensor:
     """A^(-1/2) of symmetric positive semidefinite matrices (…, m, m), A^(-1/2) A A^(-1/2) = I.
 
     Finite for every A that the dtype can hold, of any rank, subnormal numbers included; 0 gives 0.
@@ -59,38 +39,28 @@ def inverse_sqrt(
             numbers may have taken, 32m times the smallest one at most, or, in half precision,
             what the least eigenvalue is below 0.
         steps: steps of the coupled iteration; None takes enough for every eigenvalue down to δ.
-        rank_tolerance: relative eigenvalue that `"eigh"` takes for zero, and
-            below which `report` does not look; None is √m·eps.
-        report: also return a `Convergence` with the residual ‖ZAZ − I‖_F/√r over the r
-            eigenvectors of A above the rank tolerance.
+        rank_tolerance: relative eigenvalue that `"eigh"` takes for zero; None is √m·eps.
     """
     _checks.positive_semidefinite("a", _checks.symmetric("a", a))
-    _checks.choice("method", method, METHODS)
-    if steps is not None:
-        _checks.count("steps", steps)
-        if method == "eigh":
-            raise ValueError("steps applies to method='newton-schulz' only, not to 'eigh'")
-    if rank_tolerance is not None:
-        _checks.fraction("rank_tolerance", rank_tolerance, closed="0")
+    tolerance = check_method(a.dtype, a.shape[-1], method, METHODS, steps, rank_tolerance)
+    if method != "eigh" and rank_tolerance is not None:
+        raise ValueError(
+            f"rank_tolerance does not apply to method={method!r}, whose floor is 32 eps·‖A‖_F, got "
+            f"{rank_tolerance!r}; leave it out, or pass method='eigh'"
+        )
     wide = torch.float64 if method == "eigh" else _checks.work_dtype(a.dtype)
     even = 2 * torch.div(exponent(a.to(wide)) + 1, 2, rounding_mode="floor")
-    rounding = math.sqrt(a.shape[-1]) * torch.finfo(a.dtype).eps
-    tolerance = rounding if rank_tolerance is None else rank_tolerance
     if method == "eigh":
         values, vectors = psd_eigh(shift(a.to(wide), -even))
         least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
         cut = torch.maximum(tolerance * values[..., -1:], least)  # ascending: of the largest
         inverse = torch.where(values > cut, values, torch.inf).rsqrt()
-        root, taken = (vectors * inverse.unsqueeze(-2)) @ vectors.mT, 0
+        root = (vectors * inverse.unsqueeze(-2)) @ vectors.mT
     else:
-        taken = coupled_steps(wide) if steps is None else steps
         positive = lifted(a) if a.dtype == wide else _lifted_half(a)
-        root = coupled_inverse_sqrt(shift(positive, -even).to(wide), taken)
-    result = shift(root, -torch.div(even, 2, rounding_mode="floor")).to(a.dtype)
-    if not report:
-        return result
-    residual = _residual(shift(a.double(), -even), root.double(), tolerance)
-    return result, Convergence(residual, math.sqrt(torch.finfo(a.dtype).eps), taken)
+        steps = coupled_steps(wide) if steps is None else steps
+        root = coupled_inverse_sqrt(shift(positive, -even).to(wide), steps)
+    return shift(root, -torch.div(even, 2, rounding_mode="floor")).to(a.dtype)
 
 
 def _lifted_half(a: Tensor) -> Tensor:
@@ -165,13 +135,3 @@ def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, those that rounding made negative set to 0, and eigenvectors; unchecked."""
     values, vectors = torch.linalg.eigh(a)
     return values.clamp_min(0), vectors
-
-
-def _residual(a: Tensor, z: Tensor, tolerance: float) -> Tensor:
-    if a.shape[-1] == 0:
-        return a.new_zeros(a.shape[:-2])
-    values, vectors = torch.linalg.eigh(a)
-    kept = (values > tolerance * values[..., -1:]).double()
-    defect = vectors.mT @ z @ a @ z @ vectors - torch.eye(a.shape[-1], dtype=a.dtype).to(a.device)
-    masked = kept.unsqueeze(-1) * defect * kept.unsqueeze(-2)
-    return torch.linalg.matrix_norm(masked) / kept.sum(-1).clamp_min(1).sqrt()

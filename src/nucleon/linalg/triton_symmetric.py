@@ -223,7 +223,7 @@ def _symmetric(
 
 
 def table_bytes(rows: int) -> int:
-    """What the addresses of float32 matrices in a batch of such squares are multiples of."""
+    """Return the number that divides the addresses of a batch of such float32 squares."""
     return 4 if rows % 2 else 16
 
 
@@ -354,7 +354,7 @@ def _time(launch: Callable[[], object]) -> float:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether Hopper's copy engine takes it: 16-bit entries, rows at multiples of 16 bytes."""
+    """True if Hopper's copy engine takes it: 16-bit entries, rows at multiples of 16 bytes."""
     regular = x.element_size() == 2 and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0
     return regular and _has_copy_engine(x.device)
 

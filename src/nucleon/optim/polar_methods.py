@@ -1,6 +1,5 @@
 """The polynomials of the option `method`, and the choice of "auto" on each device."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,9 +10,6 @@ from nucleon import _checks
 from nucleon.linalg import coefficients
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.kernels import triton_works
-
-REACH = 0.99
-"""Polar Express takes the singular values it is designed for to at least this."""
 
 HALF_ROWS = 64
 """From so many rows on float16 pays, and its noise, which falls as 1/√m, is small enough."""
@@ -72,24 +68,5 @@ def polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
         return (coefficients.newton_schulz(),) * iterations
     if method == "half":
         return coefficients.half_polar_express(iterations)
-    return _polar_express(_lower_bound(iterations), iterations)
-
-
-def _polar_express(lower_bound: float, iterations: int) -> tuple[Quintic, ...]:
-    return coefficients.contracted(coefficients.polar_express(lower_bound, iterations))
-
-
-def _lower_bound(iterations: int) -> float:
-    """The least singular value that so many quintics take to REACH; the Frobenius norm is 1.
-
-    Five reach down to 3.2e-3, six to 7.8e-4; designing them for less would leave the large singular
-    values short of 1.
-    """
-    low, high = 1e-12, 1.0
-    for _ in range(50):
-        middle = math.sqrt(low * high)
-        if coefficients.image(_polar_express(middle, iterations), middle, 1.0)[0] >= REACH:
-            high = middle
-        else:
-            low = middle
-    return high
+    bound = coefficients.bound_for("polar-express", iterations)
+    return coefficients.contracted(coefficients.polar_express(bound, iterations))
