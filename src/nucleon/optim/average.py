@@ -16,7 +16,6 @@ float64 one. Under FSDP2 and tensor parallelism each rank keeps its shard, other
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from nucleon import _checks
 from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines.cuda.addresses import dense
 from nucleon.optim.engines.work import State
+from nucleon.optim.groups import warn
 from nucleon.optim.matrices import shards
 
 CHUNK = 2**24
@@ -256,10 +256,9 @@ class Averaging:
                 own.pop("average", None)
                 own.pop("averaged", None)
             if self.average is not None:
-                warnings.warn(
+                warn(
                     f"the loaded state has no average; average={self.average} starts with the next "
-                    f"step",
-                    stacklevel=4,
+                    f"step"
                 )
                 for group, own in zip(saved["param_groups"], groups, strict=True):
                     for key, param in zip(group["params"], own["params"], strict=True):
@@ -346,11 +345,10 @@ class Averaging:
             if param.requires_grad and param not in states
         ]
         if missing:
-            warnings.warn(
+            warn(
                 f"{len(missing)} trainable parameters, such as {missing[0]}, are not in this "
                 f"optimizer, so averaged_state_dict has them as they are; with several optimizers "
-                f"save the model inside the averaged() of each",
-                stacklevel=3,
+                f"save the model inside the averaged() of each"
             )
         values = model.state_dict(keep_vars=True)
         shown = {id(value) for value in values.values()}
