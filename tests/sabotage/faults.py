@@ -111,12 +111,12 @@ def change_excess(change) -> None:
     """Put change(before, after, γ) in the place of the excess that a run's ledger enters."""
 
     def entered(record):
-        def recorded(work, *arguments):
+        def recorded(work, settings, *arguments):
             entries = [state["ledger.excess"] for state in work.states]
             before = [entry.clone() for entry in entries]
-            record(work, *arguments)
+            record(work, settings, *arguments)
             for entry, old in zip(entries, before, strict=True):
-                entry.copy_(change(old, entry, work.hyperparameters.momentum))
+                entry.copy_(change(old, entry, settings.group["momentum"]))
 
         return recorded
 
