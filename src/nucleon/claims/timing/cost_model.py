@@ -127,8 +127,8 @@ class Uncounted(Ledger):
 def faml_round(problem: Problem) -> Callable[[], None]:
     """Return a round of the learner with the coupled root, in float64, without its ledger."""
     _, g, _, _ = problem.draw()
-    # Within the bound of 1 by its Frobenius norm alone, or every round takes an SVD to see it.
-    shape, gradient = (problem.m, problem.n), g.double() / g.norm()
+    # Well within the bound of 1 by its Frobenius norm, or every round takes SVDs to see that.
+    shape, gradient = (problem.m, problem.n), g.double() / (2 * g.norm())
     learner = FAML(shape, method="coupled", dtype=torch.float64, validate=False)
     learner.ledger = Uncounted(shape)
 
