@@ -22,7 +22,7 @@ from nucleon.online.problems.kinks import Kinks
 
 SHAPE = (2, 8)
 LAW_GAMES, LAW_ROUNDS, LAW_RHO, LAW_DISCOUNT = 4096, 40, 1.0, 0.9
-"""Of the process itself: enough games for its laws, and rounds for its averages to differ."""
+"""The process itself: enough games for its laws, and rounds for its averages to differ."""
 KOLMOGOROV = 2.2
 """√N times the distance of two distribution functions exceeds it once in 8000 samples."""
 TWINS: Mapping[Callable[..., Learner], str] = {FTL: "FTL", FTPL: "FTPL", FAML: "FAML"}

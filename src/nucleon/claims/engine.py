@@ -360,7 +360,7 @@ class Run:
 
 
 Item = Check | Table | Figure | str
-"""What a claim yields; a string is a note."""
+"""An item that a claim yields; a string is a note."""
 
 
 def notes(text: str) -> Iterator[str]:

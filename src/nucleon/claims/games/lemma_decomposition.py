@@ -216,8 +216,6 @@ def measure(run: Run) -> Iterator[Item]:
         the derivatives come from autograd of the values, the actions from the closed forms, and
         FAML's actions under FTRL's potential must not fit.
 
-        Discounted, the terms are those of the plain game on γ^-t·G_t, times γ^T.
-
         FTPL draws Z once a game, as the lemma needs one potential; its terms are within their
         bounds in the mean over Z, shown over games with a noise of their own each. FTL's potential
         is not smooth: its Bregman terms have no bound, and grow with T.

@@ -44,9 +44,9 @@ MATRICES: dict[str, tuple[type[GBPA], dict[str, Any]]] = {
     "FTPL": (FTPL, {"samples": 4}),
 }
 SIZES = (1.0, 3.0, 0.2, 5.0, 0.5, 9.0, 1.0, 2.0)
-"""Of the gradients that the oracle plays too: above the largest so far three times."""
+"""Sizes of the gradients that the oracle plays too: above the largest so far three times."""
 EXCESS = ("clip", "grow")
-"""What a matrix learner does with gradients above the bound."""
+"""Answers of a matrix learner to gradients above the bound."""
 
 # Regression lines: what the swing of 30 rounds costs each variant, and that of 200 rounds each
 # matrix learner without a stated bound, rounded down.

@@ -253,10 +253,6 @@ def remarks(games: Rows, dimension: int, seeds: int) -> Iterator[str]:
         for each of {len(DECAYS)} directions v_i ∝ q^i, of “swing” one. η is what makes each bound
         smallest, δ of FTRL the least that its bound allows.
 
-        The paper calls the diameter of a ball of radius D by D; it is 2D. So OGD's constant is 2√2,
-        not the printed √2, which the swing exceeds. FTRL regularizes around the center, where D is
-        right, and keeps √2.
-
         “Always” on ℓ∞ is true of the bounds that the paper compares, without δ. FTRL's δ costs
         δD√(d/2) with the scalar and δDd/√2 with the diagonal preconditioner, and where all
         coordinates are alike that makes the diagonal bound the larger one.

@@ -103,11 +103,6 @@ def measure(run: Run) -> Iterator[Item]:
 
         The printed bound 2D(Tr M_T^½ + mG) is looser than that of Theorem 3.2 with α = β = 1, 2D·Tr
         √(G²I + M_T). Both need G beforehand.
-
-        Appendix B calls the diameter of a ball of radius D D; it is 2D. With that the constant of
-        one-sided Shampoo is 2√2, and FAML's 2 is below it.
-
-        On a row the action is −D·s/√(‖s‖² + G² + Σ‖g‖²): summed by hand it gives the same regret.
     """)
 
 

@@ -37,7 +37,7 @@ SIGN_SAMPLES = 4  # of FTPL on random signs: the games average over its noise
 # Regression lines: what the streams on file reach at T = 30, at the worst shape, rounded down.
 REACHED = {"FAML": 0.7, "FTRL": 0.88, "FTPL": 0.37}
 CLOSED = 1e-4
-"""Of a ratio at 1×1 to the closed form, above what FTRL's solver leaves open."""
+"""Distance of a ratio at 1×1 to the closed form, above what FTRL's solver leaves open."""
 _SIGNS, _DIRECTIONS = 0, 1
 
 

@@ -174,9 +174,6 @@ def measure(run: Run) -> Iterator[Item]:
     caption = "On equal gradients both lemmas tend to equality."
     yield Figure("shares", "The lemmas on gradient sums are tight", caption, (panel,))
     yield from notes("""
-        The reference has both sides from singular values of the stacked gradients [G_1 … G_t], in
-        which no Gram matrix is formed.
-
         Lemma C.3 and, at 1×1, Lemma C.4 tend to equality on many equal gradients: Σ1/√t = 2√T −
         1.46. Proposition C.2 is an equality for steps that meet no boundary and the comparator
         X_{T+1}. Lemma C.5 is at 1×1 exactly ½ for a constant distance: its proof pays once for L_t

@@ -47,7 +47,7 @@ ATTAINED = 0.25
 """The share of Theorem 4.1's αβ that a search attains, at least: both constants are of the right
 order, and neither is sharp."""
 DRAWS, ERRORS = 2000, 4.0
-"""Of the oracle's mean over Z at a point, and the standard errors that it is trusted to."""
+"""Draws of the oracle's mean over Z at a point, and the standard errors that it is trusted to."""
 
 
 class Curve(Row):

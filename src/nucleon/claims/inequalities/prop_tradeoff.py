@@ -183,10 +183,6 @@ def measure(run: Run) -> Iterator[Item]:
         A mixture of admissible smoothings at different scales of L is admissible with the mixed
         constants. By Cauchy–Schwarz their product is at least (Σw_i√(α_iβ_i))² ≥ ½, with equality
         for the regularized smoothing alone: mixing never helps.
-
-        The proof puts Ψ(X; L) between ‖X‖_* and α Tr L + β/2·Tr XᵀL⁻¹X and takes L =
-        √(β/2α)·√(XXᵀ), where the latter is √(2αβ)‖X‖_*. A pair with αβ < ½ would put the ceiling
-        below the floor.
     """)
 
 

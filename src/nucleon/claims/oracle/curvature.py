@@ -17,7 +17,7 @@ Pairs = list[tuple[Array, Array]]
 
 @dataclass(frozen=True)
 class Game:
-    """What FAML does on a list of pairs, and what it pays."""
+    """The matrices of FAML on a list of pairs, and what it pays."""
 
     matrices: Array
     """B_1 … B_T."""

@@ -1,4 +1,4 @@
-"""What k samples of FTPL add to the regret of its mean actions, but with probability δ.
+"""The terms that k samples of FTPL add to the regret of its mean actions, but with probability δ.
 
 X_1 = 0 is not drawn, so the first gradient costs nothing; in the discounted game ‖G_t‖_* counts
 γ^{T-t} times. Several games share δ equally.

@@ -10,7 +10,7 @@ ACTIONS: dict[str, Callable[[float], float]] = {
     "FTRL": lambda x: max(-1.0, min(1.0, x)),
     "FTPL": lambda x: mean_cosine(x),
 }
-"""Of ηs/√(1 + Σg²), up to the sign: FAML's x/√(1+x²), FTRL's clipped x, FTPL's in the mean."""
+"""Actions from x = ηs/√(1 + Σg²), up to the sign; FTPL's in the mean over its noise."""
 
 
 def ratio(learner: str, gradients: Iterable[float]) -> float:

@@ -26,7 +26,7 @@ ETA: dict[Offset, float] = {"scale-free": 2**-0.75, "clip": 2**-0.5, "proximal":
 
 
 class Fed(NamedTuple):
-    """What is left of a history under the bound in force."""
+    """A history as it is fed under the bound in force."""
 
     gradients: Array
     levels: Array

@@ -7,9 +7,9 @@ import numpy as np
 from nucleon.claims.oracle.algebra import Array, inner, nuclear, power, transposed
 
 PANELS = 4000
-"""Of the quadrature in v, where e^{−λ(1−v²)/2} needs λ/panels < 1."""
+"""Panels of the quadrature in v, where e^{−λ(1−v²)/2} needs λ/panels < 1."""
 ANGLES = 40
-"""Of the quadrature over the angle, whose integrand is smooth."""
+"""Panels of the quadrature over the angle, whose integrand is smooth."""
 
 
 def hessian(x: Array, direction: Array, step: float = 1e-3) -> float:

@@ -241,9 +241,6 @@ def remarks(paths: Rows, instances: int) -> Iterator[str]:
         “Literal” is Pion as printed; “theory” scales its noise as the theorem does, on a
         zero-padded matrix, since the theorem does not cover square ones.
 
-        The paper calls the paths of Pion and Leon monotonic. They are nearly so at the small rates
-        only: the table of upward movement shows how far.
-
         Leon ends below Muon in {", ".join(lower)} of {instances} instances at the rates {rates}.
         Its mean is the lowest of all methods here at {len(lowest)} of {len(RATES)} rates
         ({", ".join(lowest) or "none"}).

@@ -60,7 +60,7 @@ class Target:
     start: Tensor
     seed: int
     answers: Callable[[int], tuple[Answers, Fall]]
-    """Those of a new run of so many rounds, and what the loss falls by."""
+    """Return the answers of a new run of so many rounds, and what the loss falls by."""
     first_gradient: float
     """‖∇L(W_1)‖_*."""
     rho: float
@@ -197,8 +197,6 @@ def measure(run: Run) -> Iterator[Item]:
         Leon and Muon run as what they are, the conversion of FAML and of FTL; the optimizers with
         gradient_bound, step_length="exponential" and no scaling take the same steps. Leon does so
         here, and its certificate is the reference's.
-
-        The plan's constants are safe, so the measured gap is far below ε.
 
         Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on every
         problem. What it loses as a learner it must pay by climbing the loss, since

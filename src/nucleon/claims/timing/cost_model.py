@@ -335,14 +335,6 @@ def measure(run: Run) -> Iterator[Item]:
         Times are the least CPU time of the process on one thread; they differ from run to run and
         from machine to machine, and the seed does not determine them.
 
-        The exponents may be off by what the formulas leave out, if that takes as long as the flops
-        at m = {LEADS}: in m by {ROW_EXPONENT:.2g}, since the time is that of a term m² too, and in
-        n and K by {EXPONENT:.2g}, since a flop of one term may cost twice one of another. An
-        earlier tolerance was 0.5 for all three, which a time that ignores n would have met in the
-        coupled root; this one and its wider grid were settled before the times on it were measured.
-        It says little on n in FAML's round, whose {METHODS["FAML's round"].steps[0]} steps leave n
-        an exponent near zero.
-
         The formulas count matrix products alone. What they leave out, from reading the matrices to
         what is done elementwise, makes a flop dearer in small matrices; what starting the
         operations takes is measured on matrices of {TINY} rows and taken off. Products with n
@@ -353,9 +345,6 @@ def measure(run: Run) -> Iterator[Item]:
         LZ, which the paper omits, and its m³ is the Cholesky factor alone, whose flops are slow.
         Our own augmented recursion postpones the products with X and restarts, which costs less for
         wide matrices and stays in the ball; see `linalg.augmented`.
-
-        FAML's round is the learner's, in float64, with the {METHODS["FAML's round"].steps[0]} steps
-        that float64 needs.
     """)
 
 
