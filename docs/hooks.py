@@ -46,9 +46,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def table(name: str) -> str:
     """The fields that a class of options adds, as a table in Markdown."""
-    hints, declared = get_type_hints(CLASSES[name]), options.declared_in(CLASSES[name])
+    hints, defaults = get_type_hints(CLASSES[name]), options.defaults_in(CLASSES[name])
     rows = [
-        f"| `{field}` | `{declared[field].default!r}` | {_kind(hints[field])} | {_cell(words)} |"
+        f"| `{field}` | `{defaults[field]!r}` | {_kind(hints[field])} | {_cell(words)} |"
         for field, words in fields(name).items()
     ]
     return "\n".join(["| option | default | type | meaning |", "|---|---|---|---|", *rows])

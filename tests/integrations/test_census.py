@@ -30,7 +30,7 @@ REFUSED = {
     "Kosmos2_5Model": "latent_query",
     "Llama4ForConditionalGeneration": "positional_embedding_vlm",
     "RecurrentGemmaModel": "input_gate_weight",
-    "ReformerModel": "position_embeddings.weights.0",
+    "ReformerModel": "weights.0",
     "T5Gemma2Model": "mm_input_projection_weight",
     "XCLIPModel": "prompts_visual_projection",
     "XLNetModel": "q",
@@ -38,7 +38,10 @@ REFUSED = {
 }
 """Models with parameters that nobody knows, and how the names of these end."""
 
-FUSED = {"LevitModel": "queries_keys_values.linear"}
+FUSED = {
+    "LevitModel": "queries_keys_values.linear",
+    "VibeVoiceForConditionalGeneration": "diffusion_head.layers.0.linear",
+}
 """Models warned of several maps in a weight of an unknown layout, and the name of one."""
 NOT_BUILT = {
     "AutoformerModel",

@@ -377,7 +377,7 @@ def lengths(make, steps, seed=0):
     moves = []
     for kind in ("exponential", "constant"):
         params = [torch.nn.Parameter(torch.zeros(s, dtype=torch.float64)) for s in shapes]
-        optimizer = make(params, **PLAIN, steps=kind, seed=seed, method="newton-schulz")
+        optimizer = make(params, **PLAIN, step_length=kind, seed=seed, method="newton-schulz")
         rows = []
         for step in range(steps):
             for i, p in enumerate(params):

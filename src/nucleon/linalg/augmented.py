@@ -100,7 +100,7 @@ def augmented_polar(
 def residual(
     p: Tensor, s: Tensor, smoothing: Tensor | None = None, *, rank_tolerance: float | None = None
 ) -> Tensor:
-    """Return ‖Uᵀ(P − P*)‖_op per matrix, (…), the float64 distance to the exact P*.
+    """Return `‖Uᵀ(P − P*)‖_op` per matrix, (…), the float64 distance to the exact `P*`.
 
     P* is (SSᵀ + Λ)^(-1/2) S, the polar factor of S where Λ is None. U are the left singular vectors
     of [S L], Λ = LLᵀ, whose singular values are above rank_tolerance·σ_max, default √eps: a

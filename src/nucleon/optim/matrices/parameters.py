@@ -64,6 +64,8 @@ def _glob(name: str, others: Sequence[str]) -> str:
         any_layer = set(numbers[: len(numbers) - kept])
         wild = ["*" if place in any_layer else part for place, part in enumerate(parts)]
         for count in range(1, len(parts) + 1):
+            if wild[-count].isdigit():  # it would match the end of a longer number
+                continue
             glob = "*" + ".".join(wild[-count:]).removeprefix("*")
             if not any(fnmatchcase(other, glob) for other in others):
                 return glob
