@@ -225,11 +225,15 @@ def another_option(optimizer, param):
     optimizer.param_groups[0]["method"] = "svd"
 
 
+def own_coefficients(optimizer, param):
+    optimizer.param_groups[0]["coefficients"] = [(1.5, -0.5, 0.0)]
+
+
 @pytest.mark.parametrize(
     "change",
     [
         *(other_entries, other_strides, other_dtype, loaded),
-        *(another_state, another_group, another_option),
+        *(another_state, another_group, another_option, own_coefficients),
     ],
 )
 def test_another_structure_makes_another_list(change):

@@ -83,6 +83,107 @@ def test_muon_equals_torchs_muon_in_float64(options, monkeypatch):
 
 
 @pytest.mark.parametrize("options", TORCH_OPTIONS, ids=str)
+def test_coefficients_are_torchs_ns_coefficients(options, monkeypatch):
+    """The same triple five times, and as a list of triples; one of five differs, and is seen."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.double().clone())
+    triple = (3.0, -3.2, 1.2)
+    theirs = {**options, "ns_coefficients": triple}
+    for given in ([triple], [triple] * 5):
+        ours = {**options, "coefficients": given}
+        assert run_beside_torch(theirs, ours, torch.float64) < 1e-11
+    for given in ([triple, (1.5, -0.5, 0.0)], [(1.5, -0.5, 0.0), triple]):
+        ours = {**options, "coefficients": given}
+        assert run_beside_torch(theirs, ours, torch.float64) > 1e-2
+
+
+def test_coefficients_that_leave_the_ball_say_by_how_much():
+    params = [torch.nn.Parameter(draw(8, 12, seed=1))]
+    jordan, cubics = [(3.4445, -4.7750, 2.0315)], [(1.5, -0.5, 0.0)] * 3
+    wide = nucleon.Muon(params, coefficients=jordan)
+    assert wide.explain().rows[0].method == "muon/coefficients (‖P‖_op ≤ 1.203)"
+    mild = nucleon.Muon(params, coefficients=cubics)
+    assert mild.explain().rows[0].method == "muon/coefficients (‖P‖_op ≤ 1)"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"coefficients": [(1.0, 2.0)]}, "coefficients must be triples of finite numbers"),
+        ({"coefficients": "quintic"}, "coefficients must be triples"),
+        ({"coefficients": 3}, "coefficients must be triples"),
+        ({"coefficients": []}, "coefficients must be triples"),
+        ({"coefficients": [(1.5, -0.5, float("inf"))]}, "coefficients must be triples"),
+        ({"coefficients": [(1.5, -0.5, 0.0)], "method": "svd"}, "method='svd'; pass method='auto'"),
+        ({"coefficients": [(1.5, -0.5, 0.0)] * 6}, "pass iterations=6"),
+    ],
+)
+def test_bad_coefficients_are_refused_by_name(options, words):
+    params = [torch.nn.Parameter(draw(3, 4, seed=1))]
+    with pytest.raises(ValueError, match=words):
+        nucleon.Muon(params, **options)
+    optimizer = nucleon.Muon(params)
+    before = params[0].detach().clone()
+    params[0].grad = draw(3, 4, seed=2)
+    optimizer.step()
+    optimizer.param_groups[0].update(options)
+    moved = params[0].detach().clone()
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    assert torch.equal(params[0], moved) and not torch.equal(moved, before)
+
+
+def test_coefficients_may_change_on_a_running_optimizer_and_are_saved():
+    """From one step to the next, by group; a loaded state has them, and goes on alike."""
+    triple = (3.0, -3.2, 1.2)
+
+    def run(optimizer, param, steps):
+        for step in steps:
+            param.grad = draw(4, 6, seed=step)
+            optimizer.step()
+
+    param, other = (torch.nn.Parameter(draw(4, 6, seed=9)) for _ in range(2))
+    optimizer, straight = nucleon.Muon([param]), nucleon.Muon([other], coefficients=[triple])
+    run(optimizer, param, range(2))
+    run(straight, other, range(2))
+    assert not torch.equal(param, other)
+    with torch.no_grad():
+        other.copy_(param)
+    optimizer.param_groups[0]["coefficients"] = [triple]
+    copy = torch.nn.Parameter(param.detach().clone())
+    loaded = nucleon.Muon([copy])
+    loaded.load_state_dict(optimizer.state_dict())
+    for each, weight in ((optimizer, param), (straight, other), (loaded, copy)):
+        run(each, weight, range(2, 4))
+    assert torch.equal(param, other) and torch.equal(param, copy)
+
+
+@pytest.mark.parametrize(
+    ("scale", "factor"),
+    [
+        ("spectral", {(6, 20): 1.0, (20, 6): (20 / 6) ** 0.5}),
+        ("unit-rms", {(6, 20): (6 / 20) ** 0.5, (20, 6): (20 / 6) ** 0.5}),
+        ("match-adamw", {(6, 20): 0.2 * 20**0.5, (20, 6): 0.2 * 20**0.5}),
+        ("none", {(6, 20): 1.0, (20, 6): 1.0}),
+        (0.25, {(6, 20): 0.25, (20, 6): 0.25}),
+        (("unit-rms", 0.5), {(6, 20): 0.5 * (6 / 20) ** 0.5, (20, 6): 0.5 * (20 / 6) ** 0.5}),
+        (["spectral", 3], {(6, 20): 3.0, (20, 6): 3 * (20 / 6) ** 0.5}),
+    ],
+    ids=str,
+)
+def test_a_step_has_the_length_of_its_scale(scale, factor):
+    """‖ΔW‖_op of a first step by "svd"; rows are outputs, also where a weight lies transposed."""
+    for shape, expected in factor.items():
+        for axes, size in (("r c", shape), ("c r", shape[::-1])):
+            param = torch.nn.Parameter(torch.zeros(size, dtype=torch.float64))
+            group = {"params": [param], "axes": axes}
+            optimizer = nucleon.Muon([group], lr=0.5, method="svd", scale=scale)
+            param.grad = draw(*size, seed=3)
+            optimizer.step()
+            length = torch.linalg.matrix_norm(param.detach(), 2).item()
+            assert length == pytest.approx(0.5 * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("options", TORCH_OPTIONS, ids=str)
 def test_muon_is_torchs_muon_up_to_its_bfloat16(options):
     """An 8-bit mantissa errs by 2⁻⁹ in each of 15 roundings, and slopes of up to 4 amplify them.
 

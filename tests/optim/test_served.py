@@ -46,6 +46,10 @@ REMAINING = {
     "a method": (nucleon.Leon, (64, 80), {}, {"method": "eigh"}, "method='eigh' for 64×80"),
     "iterations": (nucleon.Leon, (64, 80), {}, {"iterations": 6}, "method='polar-express' for 64×"),
     "a small method": (nucleon.Muon, (6, 8), {}, {"method": "svd"}, "method='svd' for 6×8"),
+    "coefficients": (
+        *(nucleon.Muon, (64, 80), {}, {"coefficients": [(1.5, -0.5, 0.0)]}),
+        "method='coefficients' for 64×80",
+    ),
     "2³¹ entries": (nucleon.Leon, (2**16, 2**15), {}, {}, "method='polar-express' for 32768×"),
     "too long": (nucleon.Leon, (8, 2**16 + 1), {}, {}, "8×65537 is too long"),
     "small and half": (nucleon.Leon, (8, 80), {}, {"momentum_dtype": HALF}, "momentum_dtype=bf"),

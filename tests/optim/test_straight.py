@@ -77,6 +77,7 @@ CHANGES = {
     "iterations": 3,
     "stochastic_rounding": True,
 }
+OF_MUON = {"coefficients": [(1.5, -0.5, 0.0)]}
 OF_PION = {"samples": 3, "seed": 5}
 OF_ADAMW = {"betas": (0.5, 0.9), "eps": 0.1, "weight_decay": 0.5, "lr": 0.3, "maximize": True}
 UNSEEN = {
@@ -93,13 +94,14 @@ def test_every_option_is_changed_below_or_is_not_seen_in_one_process():
     groups += nucleon.Leon([{"params": [param], "route": "adamw"}]).param_groups
     known = {*options.ADAMW_DEFAULTS, *options.OF_METHODS, *options.SHARED, "momentum"}
     found = {name for group in groups for name in group} & known
-    assert found - UNSEEN == {*CHANGES, *OF_PION, *OF_ADAMW}
+    assert found - UNSEEN == {*CHANGES, *OF_MUON, *OF_PION, *OF_ADAMW}
 
 
 @pytest.mark.parametrize(
     ("make", "given", "option", "value"),
     [
         *((nucleon.Leon, {}, *change) for change in CHANGES.items()),
+        *((nucleon.Muon, {}, *change) for change in OF_MUON.items()),
         *((nucleon.Pion, {"samples": 2}, *change) for change in OF_PION.items()),
         *((nucleon.Leon, {"route": "adamw"}, *change) for change in OF_ADAMW.items()),
         (Damped, {}, "damping", 4.0),

@@ -95,7 +95,10 @@ def custom(coefficients: Sequence[Quintic], steps: int | None = None) -> tuple[Q
     Raises:
         ValueError: if they are no finite triples, or more than `steps`.
     """
-    triples = [tuple(map(float, triple)) for triple in coefficients]
+    try:
+        triples = [tuple(map(float, triple)) for triple in coefficients]
+    except (TypeError, ValueError):
+        triples = []
     if not triples or not all(len(t) == 3 and all(map(math.isfinite, t)) for t in triples):
         raise ValueError(
             f"coefficients must be triples of finite numbers such as [(1.5, -0.5, 0.0)], "
@@ -113,6 +116,17 @@ def image(coefficients: Iterable[Quintic], lower: float, upper: float) -> tuple[
         values = [_evaluate(p, x) for x in points]
         lower, upper = min(values), max(values)
     return lower, upper
+
+
+def largest(coefficients: Iterable[Quintic]) -> float:
+    """Return a bound of |p_K(…p_1(x))| on [0, 1], the least where no value is below 0.
+
+    It is that of ‖P‖_op for the P that these triples make of a matrix.
+    """
+    most = 1.0
+    for p in coefficients:
+        most = max(map(abs, image([p], 0.0, most)))
+    return most
 
 
 HALF_LOWER_BOUND = 3e-3

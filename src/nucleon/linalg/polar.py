@@ -63,7 +63,7 @@ def polar(
             least that so many take to 0.99: five steps of "polar-express" reach σ = 3.2e-3·‖S‖_F.
         coefficients: triples (a, b, c) in the place of a method: X ← aX + bXXᵀX + c(XXᵀ)²X, one a
             step, from X = S/‖S‖_F; up to `steps` the last is repeated. Nothing keeps P in the ball:
-            ‖P‖_op can be `nucleon.linalg.coefficients.image(coefficients, 0, 1)[1]`, 1.203 for five
+            ‖P‖_op is at most `nucleon.linalg.coefficients.largest(coefficients)`, 1.203 for five
             times (3.4445, -4.7750, 2.0315), the triple of `torch.optim.Muon`.
     """
     s = _checks.matrix("s", s)

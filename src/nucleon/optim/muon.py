@@ -1,17 +1,23 @@
 """Muon: the O2NC optimizer of Follow-the-Leader (Algorithm 1)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
+from nucleon.linalg.coefficients import Quintic, custom
 from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
 from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Options, added_by
-from nucleon.optim.polar_methods import check_method, method_for, polynomials
+from nucleon.optim.polar_methods import (
+    check_coefficients,
+    check_method,
+    method_for,
+    polynomials,
+)
 
 PolarMethod = Literal["auto", "half", "polar-express", "bfloat16", "newton-schulz", "muon", "svd"]
 
@@ -26,6 +32,11 @@ class MuonOptions(Options, total=False):
     method, both `benchmarks/step.py`); "bfloat16", the same by products of bfloat16 (measured: half
     the time on a CPU that has them); "newton-schulz", the paper's cubic; "muon", Jordan's quintic,
     which leaves the ball; "svd", exact and slow."""
+    coefficients: Annotated[Sequence[Quintic] | None, None]
+    """Triples (a, b, c) in the place of `method`: X ← aX + bXXᵀX + c(XXᵀ)²X, one a step from
+    X = Ĝ/‖Ĝ‖_F, the last repeated up to `iterations`; `[(3.4445, -4.775, 2.0315)]` is the
+    `ns_coefficients` of torch's Muon. They may leave the ball: ‖P‖_op is at most
+    `nucleon.linalg.coefficients.largest(…)`, which `explain()` shows (default None)."""
 
 
 class MuonModelOptions(MuonOptions, ModelOptions, total=False):
@@ -73,14 +84,18 @@ class Muon(MatrixOptimizer):
         return polar_direction(total, context.options)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Check `method` and its iterations."""
+        """Check `method` and its iterations, or `coefficients`."""
         check_method(group, get_args(PolarMethod))
+        if group.get("coefficients") is not None:
+            check_coefficients(group)
 
 
 def polar_direction(total: Tensor, group: Mapping[str, Any]) -> Tensor:
     """Return polar(S) by the fixed-step method of a group."""
     m, n = total.shape[-2:]
     asked, iterations = group.get("method", "auto"), group["iterations"]
+    if group.get("coefficients") is not None:
+        return polar_polynomial(total, custom(group["coefficients"], iterations))
     method = method_for(asked, iterations, m, n, total.device, total.dtype)
     if method == "svd":
         return polar_svd(total)

@@ -14,7 +14,8 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg._precision import widest
 
-Scale = Literal["spectral", "match-adamw", "none"]
+ScaleName = Literal["spectral", "unit-rms", "match-adamw", "none"]
+Scale = ScaleName | float | tuple[ScaleName, float]
 StepLength = Literal["constant", "exponential"]
 NonFinite = Literal["skip", "raise"]
 Placement = Literal["local", "owner"]
@@ -36,7 +37,7 @@ FIXED = ("route", "axes", "certify")
 """Options that a loaded state must have as the optimizer has them."""
 STRUCTURE = (
     *("route", "placement", "certify", "largest_stack", "momentum_dtype"),
-    *("method", "iterations", "stochastic_rounding"),
+    *("method", "iterations", "coefficients", "stochastic_rounding"),
 )
 """Options that decide which engine steps a stack, or how large a stack is."""
 RUN = ("placement", "wire_dtype")
@@ -58,8 +59,8 @@ class Options(TypedDict, total=False):
     weight_decay: Annotated[float, 0.0]
     """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
     scale: Annotated[Scale, "spectral"]
-    """Factor on the direction by the shape of W, see `scale_factor` (default "spectral", usual in
-    practice; the theory's is "none")."""
+    """Factor on the direction by the shape of W: a name, a number, or a pair of both for their
+    product, see `scale_factor` (default "spectral", usual in practice; the theory's is "none")."""
     step_length: Annotated[StepLength, "constant"]
     """"constant", s = 1 (default, usual in practice), or "exponential", one s ~ Exp(1) per step
     for all matrices together, the random scaling of the theory."""
@@ -148,11 +149,12 @@ SHARED = defaults_in(Options)
 ADAMW_DEFAULTS = defaults_in(AdamWOptions)
 OF_ADAMW = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
 """The options of a group with route="adamw"."""
-OF_METHODS = frozenset({"beta2", "gradient_bound", "method", "samples", "smoothing_scale"})
+OF_METHODS = frozenset(
+    {"beta2", "coefficients", "gradient_bound", "method", "samples", "smoothing_scale"}
+)
 """Own options of Muon, Pion and Leon: an error in a group of one of them that lacks it."""
 _CHOICES = {
     "route": get_args(Route),
-    "scale": get_args(Scale),
     "step_length": get_args(StepLength),
     "nonfinite": get_args(NonFinite),
     "placement": get_args(Placement),
@@ -192,14 +194,28 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -
 def scale_factor(scale: Scale, rows: int, columns: int) -> float:
     """Return the factor on the direction P for a rows×columns weight.
 
-    `"spectral"`: √max(1, rows/columns), as in Muon. `"match-adamw"`: 0.2·√max(rows, columns),
-    which gives an orthogonal P a root mean square of 0.2, usual for AdamW. `"none"`: 1.
+    `"spectral"`: √max(1, rows/columns), as in Muon. `"unit-rms"`: √(rows/columns), with which
+    inputs of root mean square 1 change the outputs by 1 at most, wide weights too. `"match-adamw"`:
+    0.2·√max(rows, columns), which gives an orthogonal P a root mean square of 0.2, usual for AdamW.
+    `"none"`: 1. A number stands for itself, and ("unit-rms", 0.5) for half of `"unit-rms"`.
     """
-    if scale == "spectral":
-        return math.sqrt(max(1.0, rows / columns))
-    if scale == "match-adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return 1.0
+    name, number = _name_and_number(scale)
+    if name == "spectral":
+        return number * math.sqrt(max(1.0, rows / columns))
+    if name == "unit-rms":
+        return number * math.sqrt(rows / columns)
+    if name == "match-adamw":
+        return number * 0.2 * math.sqrt(max(rows, columns))
+    return number
+
+
+def _name_and_number(scale: object) -> tuple[object, float]:
+    """Return the name and the number of a scale, which need not be valid."""
+    if isinstance(scale, str):
+        return scale, 1.0
+    if isinstance(scale, tuple | list) and len(pair := cast(Sequence[Any], scale)) == 2:
+        return pair[0], pair[1]
+    return "none", cast(float, scale)
 
 
 def check(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -207,6 +223,9 @@ def check(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     check_lr(group["lr"])
     for name, values in _CHOICES.items():
         _checks.choice(name, group[name], values)
+    name, number = _name_and_number(group["scale"])
+    _checks.choice("scale", name, get_args(ScaleName))
+    _checks.positive("scale", number)
     for name, default in defaults.items():
         if isinstance(default, bool) and not isinstance(group.get(name, default), bool):
             raise TypeError(f"{name} must be True or False, got {group[name]!r}")
@@ -313,7 +332,8 @@ HINTS = {
     "mu": "momentum",
     "eps": 'aux={"eps": …} of for_model',
     "ns_steps": "iterations",
-    "ns_coefficients": "method",
+    "ns_coefficients": "coefficients=[(a, b, c)] of Muon",
+    "extra_scale_factor": 'scale=("spectral", factor)',
     "adjust_lr_fn": 'scale="spectral" or scale="match-adamw"',
     "adamw_lr": "aux_lr of for_model",
     "adamw_betas": 'aux={"betas": …} of for_model',

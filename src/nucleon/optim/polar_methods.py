@@ -42,8 +42,25 @@ def method_for(
 def chosen_method(
     group: Mapping[str, Any], m: int, n: int, device: torch.device, dtype: torch.dtype
 ) -> str:
-    """Return `method_for` the options of a group."""
+    """Return `method_for` the options of a group, "coefficients" where it has its own."""
+    if group.get("coefficients") is not None:
+        return "coefficients"
     return method_for(group.get("method", "auto"), group["iterations"], m, n, device, dtype)
+
+
+def check_coefficients(group: Mapping[str, Any]) -> None:
+    """Check the coefficients of a group beside its `method` and `iterations`."""
+    given, iterations = coefficients.custom(group["coefficients"]), group["iterations"]
+    if group["method"] != "auto":
+        raise ValueError(
+            f"coefficients take the place of method, got method={group['method']!r}; "
+            f"pass method='auto', or coefficients=None"
+        )
+    if len(given) > iterations:
+        raise ValueError(
+            f"coefficients has {len(given)} triples for iterations={iterations!r}, and would lose "
+            f"the last; pass iterations={len(given)}"
+        )
 
 
 def check_method(group: Mapping[str, Any], methods: Sequence[str]) -> None:

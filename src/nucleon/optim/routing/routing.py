@@ -6,6 +6,7 @@ with overrides to paste; a layout of q, k, v that is not known, and a head that 
 one warning each.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nucleon import _checks
+from nucleon.linalg.coefficients import custom, largest
 from nucleon.optim import options
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
@@ -181,7 +183,11 @@ def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec:
 def _how(method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
     text = method.name
     if facts_of(method).kernel is not None:
-        text += f"/{chosen_method(group, block.rows, block.columns, param.device, param.dtype)}"
+        chosen = chosen_method(group, block.rows, block.columns, param.device, param.dtype)
+        text += f"/{chosen}"
+        if chosen == "coefficients":
+            most = largest(custom(group["coefficients"], group["iterations"]))
+            text += f" (‖P‖_op ≤ {math.ceil(1000 * most - 1e-6) / 1000:g})"
     refusal = cuda.refusal(method, group, param, block) if param.is_cuda else None
     return f"{text} (torch: {refusal})" if refusal else text
 
