@@ -27,14 +27,20 @@ from nucleon.claims.inequalities import (
     prop_admissibility,
     prop_tradeoff,
 )
-from nucleon.claims.processes import fig_ripples, thm_leon
+from nucleon.claims.processes import (
+    average_schedule,
+    fig_ripples,
+    o2nc,
+    thm_average,
+    thm_leon,
+)
 from nucleon.online import theory
 from nucleon.online.learners import FAML, FTL, FTPL, GBPA, AdaGradFTRL, OneSidedShampoo
 from nucleon.online.potentials import Admissibility, Hyperbolic
 from nucleon.online.theory import Sides
 
 F64 = torch.float64
-LONG = ("thm-pion", "app-training", "cost-model")
+LONG = ("app-training", "app-quasi-newton")
 TIMED = ("cost-model", "projection-cost")
 """Claims on times, which no seed determines."""
 
@@ -103,6 +109,10 @@ SHORT = {
     prop_admissibility: {"SEARCH": SEARCH, "CURVE_SAMPLES": 8},
     fig_ripples: {"STEPS": 6},
     thm_leon: {"plan": thirty_rounds},
+    o2nc: {"ROUNDS": (60, 60), "LENGTHS": (500, 500)},
+    thm_average: {"ROUNDS": (20, 20), "RUNS": (20, 20), "HORIZON": 200},
+    average_schedule: {"CURVATURES": 100, "STEPS": (50, 50), "CONVEX_STEPS": (50, 50)}
+    | {"KINK_STEPS": (100, 400), "KINK_RUNS": (50, 50)},
     app_rotations: {"ROUNDS": (20, 20), "HIGH_ROUNDS": (10, 10)},
 }
 
