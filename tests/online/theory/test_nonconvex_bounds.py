@@ -8,19 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nucleon.claims.oracle import conversion
 from nucleon.online import theory
 
 
 @pytest.mark.parametrize(("rounds", "discount"), [(1, 0.5), (7, 0.9), (500, 0.999)])
 def test_law_of_tau_and_the_average_s_weights(rounds, discount):
-    law = theory.tau_law(rounds, discount)
-    assert law.sum().item() == pytest.approx(1, rel=1e-12)
-    t = np.arange(1, rounds)
-    np.testing.assert_allclose(law[:-1].numpy(), (1 - discount**t) / rounds, rtol=1e-11)
-    weights = theory.ewa_weights(rounds, discount)
-    s = np.arange(1, rounds + 1)
-    expected = (1 - discount) / (1 - discount**rounds) * discount ** (rounds - s)
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-11)
+    law = theory.tau_law(rounds, discount).numpy()
+    np.testing.assert_allclose(law, conversion.law_of_tau(rounds, discount), rtol=1e-11)
+    assert law.sum() == pytest.approx(1, rel=1e-12)
+    weights = theory.ewa_weights(rounds, discount).numpy()
+    path = np.random.default_rng(0).standard_normal((rounds, 1))
+    np.testing.assert_allclose(weights @ path, conversion.average(path, discount), rtol=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -111,12 +110,11 @@ def test_leon_complexity_by_hand():
 
 
 def test_pion_pays_its_factor():
-    leon = theory.leon_complexity(rows=4, **GIVEN)
     pion = theory.pion_complexity(rows=4, width=10, **GIVEN)
-    factor = (10 / 5) ** 0.25
-    assert pion.terms["descent"] == pytest.approx(factor**2 * leon.terms["descent"])
-    assert pion.terms["gradient_bound"] == pytest.approx(factor * leon.terms["gradient_bound"])
-    assert 1 - pion.discount == pytest.approx((1 - leon.discount) / factor**2, rel=1e-9)
+    wanted = conversion.plan(rows=4, factor=(10 / 5) ** 0.25, **GIVEN)
+    assert 1 - pion.discount == pytest.approx(1 - wanted.discount, rel=1e-9)
+    assert pion.radius == pytest.approx(wanted.radius, rel=1e-9)
+    assert pion.rounds == pytest.approx(wanted.rounds, abs=1)
 
 
 @settings(max_examples=60, deadline=None)
