@@ -192,36 +192,35 @@ def _plan(
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict, None, None)
-    rows = sum(m for m, _ in sides)
-    # 𝒢 = Σ m_bG_b is that of one matrix with all rows and the mean of the bounds over them.
-    mean = sum(m / rows * g for (m, _), g in zip(sides, itertools.cycle(bounds), strict=False))
+    total = sum(m * g for (m, _), g in zip(sides, itertools.cycle(bounds), strict=False))  # 𝒢
     factor, constant = 1.0, 2.0
     if optimizer == "pion":
         factor = max(theory.ftpl_factor(m, Gaussian().padded_width(m, n)) for m, n in sides)
         constant = 2 * math.sqrt(2) * factor
+    most = sys.float_info.max  # beyond it nothing can be planned, which the theorem's form says
     try:  # C enters the theorem as a factor of 𝒬 and 𝒢
         complexity = theory.leon_complexity(
             rho=rho,
             epsilon=epsilon,
-            q_nuclear=min(factor * q_nuclear, sys.float_info.max),
+            q_nuclear=min(factor * q_nuclear, most),
             loss_gap=loss_gap,
-            gradient_bound=min(factor * mean, sys.float_info.max),
-            rows=rows,
+            gradient_bound=min(factor * total, most),
+            rows=1,
         )
     except OutOfReachError as error:
         return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
     bound = theory.stationarity_bound(
         rho=rho,
         loss_gap=loss_gap,
-        gradient_bound=mean,
+        gradient_bound=total,
         q_nuclear=q_nuclear,
         discount=complexity.discount,
         rounds=complexity.rounds,
-        rows=rows,
+        rows=1,
         regret_constant=constant,
     )
     if not complexity.valid:  # the condition on G fails: that on γ follows from ε < ‖Q‖_*
-        largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / rows / mean))
+        largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / total))
         verdict = (
             f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
             f"{largest:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
