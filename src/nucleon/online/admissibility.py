@@ -39,7 +39,7 @@ class Estimate:
     margin: float
     """Half the confidence interval, plus what the solver's gap and rounding can add."""
     point: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
-    """Where: (S, L₁, L₂) of an α, (X, L, Y − X) of a β."""
+    """(S, L₁, L₂) of an α, (X, L, Y − X) of a β."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class AdmissibilitySearch:
-    """What a search found against each of the four properties of Definition 3.1."""
+    """Results of a search against each of the four properties of Definition 3.1."""
 
     alpha: Estimate
     """Upper stability."""

@@ -31,7 +31,7 @@ Searched = Literal["faml", "ftrl", "ftpl"]
 Build = Callable[[tuple[int, ...], int], GBPA]
 """A learner of a shape, (m, n) or (b, m, n) for b games, with a seed for its noise; float64."""
 GAMES, SAMPLES = 64, 64
-"""Of FTPL in a measurement: games with noise of their own, and draws of each round."""
+"""Games of FTPL in a measurement, each with other noise, and draws of each round."""
 _ASCENT_SAMPLES = 16
 _NOISE = 0x776F727374  # of the ascent, apart from the seeds with which learners are built
 _STEP = 0.01  # h, of the slopes

@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a game was, and what was recorded of it; series have one row per recorded round."""
+    """A game and its records; series have one row per recorded round."""
 
     learner: str
     """The learner's name."""
@@ -53,11 +53,11 @@ class Trace:
     stream: str
     """The stream's name."""
     oblivious: bool
-    """Whether all gradients were fixed before the game, also those of an earlier part of it."""
+    """True if all gradients were fixed before the game, also those of an earlier part of it."""
     shape: Shape
     """(m, n), or (b, m, n) for b games."""
     dtype: str
-    """Of gradients and actions."""
+    """Dtype of gradients and actions."""
     radius: float
     """D."""
     discount: float
@@ -214,7 +214,7 @@ def _on_cpu(certificate: Certificate) -> Certificate:
 
 
 def _is_due(t: int, record: Literal["log"] | int) -> bool:
-    """Whether round t is recorded: every so many, or where ⌊20·log₁₀ t⌋ steps up."""
+    """Return whether round t is recorded: every so many, or where ⌊20·log₁₀ t⌋ steps up."""
     if record != "log":
         return t % record == 0
     return t == 1 or _decade(t) > _decade(t - 1)

@@ -61,18 +61,18 @@ class Potential(ABC):
 
     @property
     def is_random(self) -> bool:
-        """Whether `value` and `gradient` are estimates from samples (default False)."""
+        """True if `value` and `gradient` are estimates from samples (default False)."""
         return False
 
     def redrawn(self, draw: int) -> "Potential":
-        """The same potential with samples of its own for each number `draw`.
+        """Return the potential with other samples for each number `draw`.
 
         The default is this one, which is right where nothing is random and where every call draws.
         """
         return self
 
     def options(self) -> dict[str, Any]:
-        """What tells it apart from others of its class, as plain values: its attributes."""
+        """Return what distinguishes it within its class, as plain values: its attributes."""
         plain = (bool, int, float, str, type(None))
         return {
             name: value if isinstance(value, plain) else repr(value)

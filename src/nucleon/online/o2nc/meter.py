@@ -34,7 +34,7 @@ class ConversionTerms:
     regret: Tensor
     """(Reg_T(1) + (1−γ)Σ_{t<T} Reg_t(1))/T."""
     noise: Tensor
-    """The same mean of ‖Σ_{s≤t} γ^{t-s}(G_s − ∇L(W_s))‖_*."""
+    """Mean with the same weights of ‖Σ_{s≤t} γ^{t-s}(G_s − ∇L(W_s))‖_*."""
 
     @property
     def bound(self) -> Tensor:

@@ -71,7 +71,7 @@ class O2NC(Optimizer):
         self.round = 0
         """Gradients taken so far, t."""
         self.swapped = False
-        """Whether the parameters hold an average now."""
+        """True while the parameters are an average."""
         own = {"rho": float(rho), "discount": self.discount, "rounds": rounds}
         given = [params] if isinstance(params, Tensor) else list(params)
         _check_params(given, independent)
@@ -324,7 +324,7 @@ class O2NC(Optimizer):
 
 
 def _unwrapped(learner: Callable[..., Learner]) -> tuple[Callable[..., Learner], set[str]]:
-    """What partial functions are of, and the keywords that they set."""
+    """Return the function inside partial ones, and the keywords that they set."""
     fixed = set[str]()
     while isinstance(learner, functools.partial):
         fixed |= learner.keywords.keys()

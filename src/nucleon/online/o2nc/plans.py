@@ -26,7 +26,7 @@ STANDARD_ERRORS = 3.0
 """Half the width of an `Interval`; for 16 runs or more it covers the mean 99 times of 100."""
 
 MARGIN = 2.0
-"""What `plan` multiplies the largest gradient seen by, for want of an upper end."""
+"""Factor on the largest gradient seen, which `plan` takes for its upper end."""
 TINY = 1e-300
 """For a ‖Q‖_* whose lower end is not positive: every target is trivial there."""
 
@@ -62,12 +62,12 @@ class Plan:
     optimizer: Planned
     kind: Kind
     verdict: str
-    """What to make of it, in a sentence or two."""
+    """The plan in words: reachable, or why not."""
     complexity: theory.Complexity | None
     """γ, D and T with the terms and conditions they come from; None for a trivial target, and for
     one so far out of reach that float64 cannot hold them."""
     bound: theory.ConversionBound | None
-    """What the proof promises at these γ and T, term by term, at most ε where it applies."""
+    """The bound of the proof at these γ and T, term by term, at most ε where it applies."""
     low: "Plan | None" = None
     """The plan at the lower ends of the estimates; None where all was given."""
     high: "Plan | None" = None
@@ -230,23 +230,23 @@ def _plan(
     return Plan(optimizer, kind, verdict, complexity, bound)
 
 
-def _verdict(found: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
-    """Whether a plan that the theorem covers can be followed, and why not."""
-    if found.rounds > MOST_ROUNDS:
+def _verdict(complexity: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
+    """Return whether a plan that the theorem covers can be followed, and why not."""
+    if complexity.rounds > MOST_ROUNDS:
         return "out of reach", (
-            f"{found.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
+            f"{complexity.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
             f"needs about an eighth of them."
         )
-    name = max(found.terms, key=lambda term: found.terms[term]).replace("_", " ")
+    name = max(complexity.terms, key=lambda term: complexity.terms[term]).replace("_", " ")
     return "reachable", (
-        f"{found.rounds} rounds, set by the {name} term, promise a gap of at most "
+        f"{complexity.rounds} rounds, set by the {name} term, promise a gap of at most "
         f"{bound.total:.6g} ≤ ε in the mean over the random time, the lengths and the noise."
     )
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What `plan` needs to know of a model, from a few of its batches."""
+    """Statistics of a model for `plan`, from a few of its batches."""
 
     q_nuclear: Interval
     """Σ over the parameters of Tr√(mean GGᵀ), corrected for its bias by the jackknife."""
@@ -301,8 +301,8 @@ def estimate(
         with torch.enable_grad():
             loss = closure(batch)
             losses.append(_checks.finite("the loss", loss.detach()).item())
-            found = torch.autograd.grad(loss, matrices)
-        gradients.append([_checks.finite("the gradient", g.double()) for g in found])
+            slopes = torch.autograd.grad(loss, matrices)
+        gradients.append([_checks.finite("the gradient", g.double()) for g in slopes])
     if len(losses) < 2:
         raise ValueError(f"batches must hold at least two for an interval, got {len(losses)}")
     gap = Interval.of_mean(torch.tensor(losses, dtype=torch.float64) - lower)

@@ -170,14 +170,14 @@ class CurvatureLearner:
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """What a minimization found."""
+    """Result of a minimization."""
 
     x: Tensor
     """The last point."""
     gradient_norm: float
     """‖∇f(x)‖₂."""
     converged: bool
-    """Whether it is within the tolerance."""
+    """True if the gradient is within the tolerance."""
     iterations: int
     """Steps taken."""
     evaluations: int

@@ -1,4 +1,4 @@
-"""What all streams share: the protocol, the options, the noise, and gradients of norm ≤ G.
+"""Shared by all streams: the protocol, the options, the noise, and gradients of norm ≤ G.
 
 ‖G_t‖_op ≤ G holds exactly, rounding to `dtype` included: a gradient is formed in float64 with norm
 at most one, then multiplied by G·(1 − slack), where the slack pays for the worst rounding of the
@@ -25,7 +25,7 @@ _NOISE_SEED = 0x73747265616D73  # apart from the learners' noise, which users al
 
 
 class Options(TypedDict, total=False):
-    """What every stream but `replay` takes, by keyword."""
+    """Keyword options of every stream but `replay`."""
 
     bound: float  # the gradient bound G (default 1)
     seed: int  # of the sequence (default 0)
@@ -83,7 +83,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all streams share: checked options, noise, and matrices (b, short, long) in float64."""
+    """Base of all streams: checked options, noise, and matrices (b, short, long) in float64."""
 
     shape: Shape
     bound: float

@@ -1,4 +1,4 @@
-"""What the bounds are computed from: spectra of Gram matrices and checked real arguments."""
+"""Inputs of the bounds: spectra of Gram matrices and checked real arguments."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""How far FTPL's regret with k samples may lie above that of its mean actions, with probability.
+"""Regret of FTPL with k samples above that of its mean actions, with high probability.
 
 Theorem 3.2 bounds the regret of the mean actions X̄_t = −D·E[P_t] on every path, P_t being the
 leading block of polar([S_{t-1} 0] + LZ), ‖P_t‖_op ≤ 1. With k independent draws,

@@ -45,13 +45,13 @@ class Complexity:
     terms: dict[str, float]
     """The three lower bounds on T: descent, regret and gradient_bound."""
     conditions: dict[str, bool]
-    """What the proof assumes of ε, by name."""
+    """Assumptions of the proof on ε, by name, and if they hold."""
     trivial: bool
     """ε ≥ ‖Q‖_*: every point is stationary to that accuracy."""
 
     @property
     def valid(self) -> bool:
-        """Whether the theorem applies."""
+        """True if the theorem applies."""
         return all(self.conditions.values())
 
 
