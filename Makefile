@@ -14,14 +14,14 @@ CAPPED   = if [ -z "$$ONEDNN_MAX_CPU_ISA" ] && ! $(PY) -c '$(PRODUCT)'; then \
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; \
 	echo "a product of bfloat16 dies on this machine: ONEDNN_MAX_CPU_ISA=$$ONEDNN_MAX_CPU_ISA for this run"; fi
 
-.PHONY: reproduce check test portable test-torchtitan test-timm soak sabotage evidence gpu lint docs clean
+.PHONY: reproduce check test pages portable test-torchtitan test-timm soak sabotage evidence gpu lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
 
 # While working: lint and types beside the quick tests of what all else stands on, at most 90 s on two idle cores. Without
-# games, ranks, sabotage, claims, command lines, browser and Triton's interpreter, with a tenth of the random examples.
+# games, ranks, sabotage, claims, command lines and Triton's interpreter, with a tenth of the random examples.
 CHECKED := tests/linalg tests/online/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
 LEFT    := $(addprefix --ignore=tests/optim/,$(addsuffix .py,test_fused test_other_devices test_triton_compiles))
 check: $(VENV)/.dev
@@ -32,8 +32,14 @@ check: $(VENV)/.dev
 	echo "check: lint and types $$(said $$lint), tests $$(said $$tests)"; \
 	[ $$lint = 0 ] && [ $$tests = 0 ]
 
+# tests/conftest.py says which tests share a worker, and which begin first.
 test: $(VENV)/.dev
-	@$(CAPPED); $(TESTED) $(PY) -m pytest -n auto --dist worksteal
+	@$(CAPPED); $(TESTED) $(PY) -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(addprefix --ignore=,$(PAGES))
+
+# The site as mkdocs builds it, and pages in a browser: `.ci/run` alone runs these.
+PAGES = tests/test_site.py tests/report/test_browser.py
+pages: $(VENV)/.dev
+	$(TESTED) $(PY) -m pytest -n 2 --dist loadfile $(PAGES)
 
 # The numerical tests as other processors would run them: with no more than SSE4, with AVX2, and with a mixture, for which
 # hypothesis explores anew. A failure is a bound that was measured on one machine: derive it; an example becomes an @example.
@@ -59,9 +65,11 @@ test-timm: $(TRAINERS)/.timm
 sabotage: $(VENV)/.dev
 	$(TESTED) $(PY) tests/sabotage/sabotage.py
 
-# For the night: long quiet runs, and far more examples of steps and of functions.
+# For the night: long quiet runs, far more examples of steps and of functions, every case of Triton's interpreter, every
+# configuration of its compiler.
+SOAKED := $(addprefix tests/,soundness linalg optim/test_fused.py optim/test_adamw.py optim/test_triton_compiles.py)
 soak: $(VENV)/.dev
-	$(TESTED) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal tests/soundness tests/linalg
+	$(TESTED) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal $(SOAKED)
 
 # The protocol of docs/evidence.md on two cores, in about three hours; goes on where it was stopped.
 DATA ?= .data

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,33 @@ settings.register_profile("quick", settings.get_profile("nucleon"), max_examples
 settings.register_profile("soak", settings.get_profile("explore"), max_examples=5000)
 usual = "soak" if os.environ.get("NUCLEON_SOAK") == "1" else "nucleon"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", usual))
+
+
+# ---- groups: tests that share a worker, under `--dist loadgroup` ----
+
+TESTS = Path(__file__).parent
+FIRST = ("ranks", "claims/", "optim/test_fused.py", "integrations/test_census.py")
+"""Beginnings of the groups that start first, as they take longest."""
+
+
+def group_of(item):
+    """Return a name for the tests that share pools of ranks, the run of a claim, or a file."""
+    if {"ranks2", "ranks4"} & set(item.fixturenames):
+        return "ranks"
+    file = item.path.relative_to(TESTS).as_posix()
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if file.startswith("claims/") and parameters.get("name"):
+        return f"claims/{parameters['name']}"  # the result of a claim is computed once
+    return file
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("dist", "no") != "loadgroup":
+        return
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: not groups[item].startswith(FIRST))
 
 
 def pytest_collection_finish():

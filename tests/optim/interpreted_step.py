@@ -25,6 +25,7 @@ from nucleon.optim import worklist
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import addresses, engine, kernels, perturbed
 from nucleon.optim.engines.cuda import small as small_kernel
+from soaking import every_third
 from soundness import cases, skips
 
 assert triton_symmetric.INTERPRETED
@@ -95,6 +96,7 @@ def steps(
     return params, [optimizer.state[p] for p in params]
 
 
+@every_third
 def compare(cls, shapes, spoil=None, **options):
     fast = steps(cls, shapes, fast=True, spoil=spoil, **options)
     slow = steps(cls, shapes, fast=False, spoil=spoil, **options)
@@ -243,6 +245,7 @@ def without_gradients(cls, shape=(64, 70), **options):
     return [length for (length,) in watched.lengths]
 
 
+@every_third
 def spoiled(name, cls=nucleon.Leon, **options):
     """A step that is not finite keeps every bit, and is counted once."""
     engine.runs_on = lambda device: True
