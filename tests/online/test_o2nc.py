@@ -549,6 +549,37 @@ def test_the_terms_are_those_of_the_proposition(independent):
     assert 30 <= len(meter.curve) <= 31
 
 
+def test_several_matrices_keep_the_proposition_with_one_length_and_time():
+    """100 runs of 2×3, 1×4 and 1×1 on kinks that couple them: left ≤ right, each block ≤ its bound.
+
+    The mean of left − right over runs is at most 0; three of its standard errors are allowed.
+    """
+    runs, rounds, shapes = 100, 150, [(2, 3), (1, 4), (1, 1)]
+    slopes = [gradients((6, *shape), 1, 90 + i)[0] for i, shape in enumerate(shapes)]
+    params = [torch.nn.Parameter(torch.full((runs, *s), 0.3, dtype=F64)) for s in shapes]
+    optimizer = make(params, rounds=rounds, independent=True, gradient_bound=20.0)
+    meter = ConversionMeter(optimizer)
+
+    def values():
+        pairs = zip(slopes, params, strict=True)
+        return sum(torch.einsum("kmn,bmn->bk", slope, w.detach()) for slope, w in pairs)
+
+    first = values().abs().sum(1)
+    for t in range(rounds):
+        truth = [torch.einsum("bk,kmn->bmn", values().sign(), slope) for slope in slopes]
+        noises = [gradients(g.shape, 1, 1000 + 3 * t + i)[0] for i, g in enumerate(truth)]
+        for param, slope, noisy in zip(params, truth, noises, strict=True):
+            param.grad = slope + noisy
+        meter.record(truth)
+        optimizer.step()
+    for learner in optimizer.learners:
+        assert learner.certificate().holds
+    terms = meter.terms(first[0].item())  # inf L = 0, and all runs begin alike
+    over = terms.gap - terms.bound
+    assert over.mean() + 3 * over.std() / runs**0.5 <= 0
+    assert terms.gap.mean() > 0.2 * terms.bound.mean()  # not by a wide margin
+
+
 def test_the_meter_wants_every_round():
     params = parameters([(2, 2)])
     optimizer = make(params, rounds=3)
