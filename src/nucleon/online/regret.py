@@ -9,12 +9,15 @@ from torch import Tensor
 
 from nucleon import _checks, moments
 from nucleon.certificate import PROMISE, forced_regret
-from nucleon.linalg.norms import nuclear_norm, operator_norm
+from nucleon.linalg.norms import nuclear_norm, operator_norm, operator_norm_bound
 from nucleon.online import theory
 from nucleon.online.potentials import Gaussian, Potential, Regularized
 from nucleon.online.saving import State, packed, unpacked
 
 Shape = tuple[int, ...]
+
+_DECOMPOSED = 128
+"""Gradients of fewer rows have their norm by singular values, which are faster there."""
 
 
 class Ledger:
@@ -80,7 +83,8 @@ class Ledger:
         _checks.finite("the regret with this gradient and action", bound)
         wide = gradient if self.shape[-2] <= self.shape[-1] else gradient.mT
         if not bool((torch.linalg.matrix_norm(gradient) <= self.largest).all()):
-            self.largest = torch.maximum(self.largest, operator_norm(gradient))
+            above = operator_norm if wide.shape[-2] < _DECOMPOSED else operator_norm_bound
+            self.largest = torch.maximum(self.largest, above(gradient))
         if not self._holds(action):
             self.outside = self._outside(action)
         self.total, self.loss, self.rounds = total, loss, self.rounds + 1
