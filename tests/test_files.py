@@ -14,7 +14,7 @@ import pytest
 import nucleon
 from nucleon._files import to_json, write_whole
 from nucleon.claims import Settings, Silent
-from nucleon.report.runs import Run, draft, publish
+from nucleon.report.runs import RunRecord, draft, publish
 from toys import toy
 
 SOURCE = Path(nucleon.__file__).parent
@@ -89,7 +89,7 @@ def test_a_writer_may_die_at_any_moment(tmp_path):
 def publish_a_run(root):
     result = toy().run(Settings(), Silent())
     with draft(root.parent, root.name) as folder:
-        publish(Run(toy(), "", {}, result, datetime(2026, 1, 2, tzinfo=UTC), 1.0), folder)
+        publish(RunRecord(toy(), "", {}, result, datetime(2026, 1, 2, tzinfo=UTC), 1.0), folder)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="opens folders")

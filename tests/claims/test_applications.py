@@ -50,7 +50,7 @@ def test_the_variance_of_a_draw_is_the_one_of_all_signs():
             return torch.tensor([[0.6, 0.3, 0], [-0.2, 0.5, 0.1], [0, 0.1, -0.4]], dtype=F64)
 
     u, v = Registration().pairs(1)
-    game = app_rotations.Game(Fixed(), None)
+    game = app_rotations.RotationGame(Fixed(), None)
     game.draw(u, v, torch.Generator().manual_seed(0))
     rounding, seen = SignRounding.of(Fixed().matrix()), v.mT @ u / len(u)
     values, chances = [], []

@@ -36,7 +36,7 @@ def test_the_regret_of_curvature_is_that_of_its_losses(running):
 
 def test_what_is_promised_are_the_terms_of_the_proposition():
     """Zero gradients leave the descent; a constant v has the weights (v + (1−γ)(T−1)v)/T."""
-    found = conversion.Plan(0.9, conversion.radius(2.0, 0.9), 7)
+    found = conversion.TheoremPlan(0.9, conversion.radius(2.0, 0.9), 7)
     known = {"q_nuclear": 3.0, "loss_gap": 5.0, "gradient_bound": 0.4, "rows": 2, "constant": 2.0}
     descent, regret, noise = conversion.promised(found, **known)
     none = np.zeros((7, 2, 3))

@@ -97,7 +97,7 @@ def test_nonnegative_least_squares_against_scipy(seed):
 
 def test_what_is_timed_computes_what_it_should():
     """With many steps the first two are (SSᵀ + M + GGᵀ)^(-1/2) S, FTPL the mean polar factor."""
-    problem = cost_model.Problem(6, 10, 40, 1)
+    problem = cost_model.RoundInputs(6, 10, 40, 1)
     s, g, gram, z = (x.double().numpy() for x in problem.draw())
     smoothing = gram + g @ g.T
     values, vectors = np.linalg.eigh(s @ s.T + smoothing)
@@ -105,7 +105,7 @@ def test_what_is_timed_computes_what_it_should():
     coupled = cost_model.coupled_round(problem)().numpy()
     assert coupled == pytest.approx(exact, abs=1e-4)
     # The printed recursion lets rounding errors grow, so it is given few steps here.
-    few = cost_model.Problem(6, 10, 12, 1)
+    few = cost_model.RoundInputs(6, 10, 12, 1)
     assert cost_model.augmented_round(few)().numpy() == pytest.approx(exact, abs=1e-3)
     u, _, vt = np.linalg.svd(s + np.linalg.cholesky(smoothing) @ z, full_matrices=False)
     assert cost_model.ftpl_round(problem)().numpy() == pytest.approx((u @ vt).mean(0), abs=1e-4)
@@ -165,7 +165,7 @@ def test_every_solver_reaches_its_gap_by_the_textbooks_measure(captured):
 
 
 def test_a_gap_that_one_round_missed_counts_as_not_reached():
-    problem = projection_cost.Problem("a", "s", 1, *[torch.zeros(1, 1)] * 3)
+    problem = projection_cost.Projection("a", "s", 1, *[torch.zeros(1, 1)] * 3)
 
     def costs(*gaps):
         rows = (projection_cost.solved(problem, "x", 1e-6, gap, 7, 0.2) for gap in gaps)

@@ -3,14 +3,14 @@ from datetime import UTC, datetime
 import pytest
 
 from nucleon.claims import Figure, Panel, Series, Settings, Silent
-from nucleon.report.runs import Run, draft, publish
+from nucleon.report.runs import RunRecord, draft, publish
 from nucleon.report.saved import load
 from toys import EVIL, toy
 
 
 def saved(root, claim, **options):
     result = claim.run(Settings(), Silent())
-    run = Run(
+    run = RunRecord(
         claim,
         f"nucleon reproduce {claim.id}",
         options,

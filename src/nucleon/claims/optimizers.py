@@ -39,30 +39,30 @@ Gradient = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Twin:
+class OracleOptimizer:
     """The oracle's optimizer: P = polar(Ĝ), or P = (ĜĜᵀ + M̂)^{-1/2}Ĝ."""
 
     direction: learners.Direction
     smoothing_scale: float = 1.0
 
 
-MUON, LEON = Twin(learners.leader), Twin(learners.augmented)
+MUON, LEON = OracleOptimizer(learners.leader), OracleOptimizer(learners.augmented)
 
 
-def pion(shape: tuple[int, ...], *, literal: bool, samples: int, seed: int) -> Twin:
+def pion(shape: tuple[int, ...], *, literal: bool, samples: int, seed: int) -> OracleOptimizer:
     """Return P = mean polar([Ĝ 0] + LZ), LLᵀ = c·M̂, c and width as printed or of the theory."""
     m, n = shape[-2:]
     width = n if literal else bounds.padded(m, n)
     draws = drawn(shape, samples=samples, seed=seed, width=width)
     scale = 1.0 if literal else bounds.eta(bounds.gaussian(m, width)) ** -2
-    return Twin(learners.perturbed(draws), scale)
+    return OracleOptimizer(learners.perturbed(draws), scale)
 
 
 def difference(
     optimizer: Optimizer,
     weight: torch.nn.Parameter,
     gradient: Gradient,
-    twin: Twin,
+    twin: OracleOptimizer,
     *,
     lr: float,
     momentum: float,

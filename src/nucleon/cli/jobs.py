@@ -16,7 +16,7 @@ import torch
 
 from nucleon.claims import Claim, Progress, Result, Settings, Silent
 from nucleon.cli.console import CommandError, explain
-from nucleon.report.runs import Run, draft, publish
+from nucleon.report.runs import RunRecord, draft, publish
 
 START = "spawn"  # a fork of a process with threads may hang
 
@@ -74,7 +74,7 @@ def check(
         seconds = time.perf_counter() - clock
         outcome = Outcome(claim, result, seconds)
         words, expected = command(claim, settings), claim.expected(settings.quick)
-        run = Run(claim, words, asdict(settings), result, started, seconds, expected)
+        run = RunRecord(claim, words, asdict(settings), result, started, seconds, expected)
         try:
             return replace(outcome, folder=publish(run, folder))
         except OSError as error:

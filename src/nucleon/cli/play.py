@@ -34,13 +34,13 @@ from nucleon.cli.console import (
     setting,
     usable_device,
 )
-from nucleon.online.game import Row, Trace
+from nucleon.online.game import RecordedRound, Trace
 from nucleon.online.game import play as play_game
 from nucleon.online.learners import GBPA, LEARNERS, Learner, ScalarGBPA
 from nucleon.online.potentials import POTENTIALS
 from nucleon.online.streams import STREAMS, Stream
 from nucleon.report.page import number
-from nucleon.report.runs import About, Run, draft, publish
+from nucleon.report.runs import About, RunRecord, draft, publish
 
 RECORDS = 400
 """Recorded rounds of a game, evenly spaced."""
@@ -125,12 +125,14 @@ def play(
             traces = _play(pairs, rounds, delta)
             result = _result(pairs, traces)
             seconds = time.perf_counter() - clock
-            last = [Row(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]) for t in traces]
+            last = [
+                RecordedRound(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]) for t in traces
+            ]
             out.print(_tables(pairs, last))
             for note in result.notes:
                 out.print(f"[dim]• {escape(note)}[/]")
             kept = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
-            run = Run(about, shlex.join(words), {**kept, **options}, result, started, seconds)
+            run = RunRecord(about, shlex.join(words), {**kept, **options}, result, started, seconds)
             final = publish(run, folder)
         out.print(f"run  {escape(str(final))}", soft_wrap=True)
         if as_json:
@@ -226,7 +228,7 @@ def _made(
 
 def _play(pairs: Sequence[Pair], rounds: int, delta: float | None) -> list[Trace]:
     """Play all games, one after the other, on a table that moves."""
-    rows: list[Row | None] = [None] * len(pairs)
+    rows: list[RecordedRound | None] = [None] * len(pairs)
     traces = list[Trace]()
     with progress(above=lambda: _tables(pairs, rows)) as bar_of, one_thread():
         bar = bar_of("play")
@@ -234,7 +236,7 @@ def _play(pairs: Sequence[Pair], rounds: int, delta: float | None) -> list[Trace
         for i, pair in enumerate(pairs):
             title = " on ".join(pair.names)
 
-            def show(row: Row, i: int = i, title: str = title) -> None:
+            def show(row: RecordedRound, i: int = i, title: str = title) -> None:
                 before = rows[i]
                 rows[i] = row
                 done = row.round - (before.round if before else 0)
@@ -247,7 +249,7 @@ def _play(pairs: Sequence[Pair], rounds: int, delta: float | None) -> list[Trace
     return traces
 
 
-def _cells(pair: Pair, row: Row | None) -> tuple[str | float, ...]:
+def _cells(pair: Pair, row: RecordedRound | None) -> tuple[str | float, ...]:
     if row is None:
         return (*pair.names, "", "", "", "", "")
     regret, bound, slack, norm = map(float, (row.regret, row.bound, row.slack, row.norm))
@@ -255,7 +257,7 @@ def _cells(pair: Pair, row: Row | None) -> tuple[str | float, ...]:
     return (*pair.names, str(row.round), regret, *known, norm)
 
 
-def _tables(pairs: Sequence[Pair], rows: Sequence[Row | None]) -> Group:
+def _tables(pairs: Sequence[Pair], rows: Sequence[RecordedRound | None]) -> Group:
     """Return a table for each stream, whose columns do not jump with the numbers."""
     longest = max(len(pair.names[0]) for pair in pairs)
     tables = dict[str, Table]()
@@ -289,7 +291,8 @@ def _result(pairs: Sequence[Pair], traces: Sequence[Trace]) -> Result:
             note += f"these gradients could force {float(end.lower / end.bound):.2g} of it"
         notes.append(note)
     rows = tuple(
-        _cells(pair, Row(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1])) for pair, t in games
+        _cells(pair, RecordedRound(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]))
+        for pair, t in games
     )
     return Result(
         checks=tuple(checks),

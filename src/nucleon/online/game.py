@@ -24,7 +24,7 @@ _MEASURED = ("regret", "bound", *_OPTIONAL)
 _PER_DECADE = 20
 
 
-class Row(NamedTuple):
+class RecordedRound(NamedTuple):
     """A recorded round, as it happens."""
 
     round: int
@@ -136,7 +136,7 @@ def play(
     rounds: int,
     *,
     record: Literal["log"] | int = "log",
-    on_record: Callable[[Row], object] | None = None,
+    on_record: Callable[[RecordedRound], object] | None = None,
     delta: float | None = None,
 ) -> Trace:
     """Play `rounds` rounds: X_t from the learner, G_t from the stream.
@@ -150,7 +150,7 @@ def play(
         rounds: how many, ≥ 1.
         record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
             decade (default), or every so many; the last one always.
-        on_record: called with each recorded `Row` as it happens, to watch the game live.
+        on_record: called with each recorded `RecordedRound` as it happens, to watch the game live.
         delta: δ, with which probability the bound of a learner that draws noise may fail at the
             last round; None bounds the mean over the noise (default).
     """
@@ -160,7 +160,7 @@ def play(
     _check_pair(learner, stream, rounds)
     learner.certificate(delta=delta)  # raises on a bad δ before the first round
     first, last = learner.rounds + 1, learner.rounds + rounds
-    rows: list[Row] = []
+    rows: list[RecordedRound] = []
     for t in range(first, last + 1):
         action = learner.play()
         gradient = stream.gradient(t, None if stream.oblivious else action)
@@ -189,9 +189,9 @@ def play(
     )
 
 
-def _row(learner: Learner, action: Tensor, delta: float | None) -> Row:
+def _row(learner: Learner, action: Tensor, delta: float | None) -> RecordedRound:
     certificate, norm = learner.certificate(delta=delta), learner.ledger.norm(action)
-    return Row(learner.rounds, certificate.regret, certificate.bound, norm)
+    return RecordedRound(learner.rounds, certificate.regret, certificate.bound, norm)
 
 
 def _check_pair(learner: Learner, stream: Stream, rounds: int) -> None:

@@ -28,7 +28,7 @@ from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Draws, Settings, State
 from nucleon.optim.matrices.parameters import Infos, ParameterInfo
 from nucleon.optim.routing import routing
-from nucleon.optim.routing.explanation import Explanation, Row
+from nucleon.optim.routing.explanation import Explanation, ParameterRow
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
 
@@ -62,7 +62,7 @@ class MatrixOptimizer(Optimizer, ABC):
     """Streams of noise in a loaded state, which may count the parameters otherwise."""
     _routed: bool = False
     """True if `for_model` made the optimizer."""
-    _left_out: tuple[Row, ...] = ()
+    _left_out: tuple[ParameterRow, ...] = ()
     """Parameters of the model that routing left out."""
     _note: str = ""
     """A remark of routing for `explain`."""

@@ -52,7 +52,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A run, how it was made and what it measured.
 
     Args:
@@ -86,7 +86,7 @@ def draft(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(run: Run, folder: Path) -> Path:
+def publish(run: RunRecord, folder: Path) -> Path:
     """Write `run` into its draft `folder`, rename it, and return the final folder."""
     trace = "".join(to_json(record) + "\n" for record in run.result.records)
     about = ("id", "title", "statement", "place", "tolerance")

@@ -151,7 +151,7 @@ _STYLES = (4, 5, 2, 0, 1)  # the colours of the learners and of Procrustes apart
 
 
 @dataclass
-class Game:
+class RotationGame:
     """One player on one stream: losses, the plain regret, its time and, of a learner, its draws."""
 
     player: Player
@@ -188,10 +188,10 @@ class Game:
         return player.certificate() if isinstance(player, OnlineRotations) else None
 
 
-def play(stream: Registration, rounds: int) -> dict[str, Game]:
+def play(stream: Registration, rounds: int) -> dict[str, RotationGame]:
     """Play all players on the same scans; FAML also draws."""
     n = stream.dimension
-    games = {name: Game(make(n), Ledger((n, n))) for name, make in PLAYERS.items()}
+    games = {name: RotationGame(make(n), Ledger((n, n))) for name, make in PLAYERS.items()}
     generator = torch.Generator().manual_seed(stream.seed)
     for t in range(1, rounds + 1):
         u, v = stream.pairs(t)

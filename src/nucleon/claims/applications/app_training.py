@@ -36,7 +36,7 @@ Make = Callable[[list[Tensor], list[Tensor]], tuple[Rated, ...]]
 
 
 @dataclass(frozen=True)
-class Method:
+class TunedOptimizer:
     """Optimizers, at rate 1, made from the matrices and the other weights; octaves of its rates."""
 
     make: Make
@@ -55,11 +55,11 @@ def _adamw(matrices: list[Tensor], rest: list[Tensor]) -> tuple[Rated, ...]:
     return ((AdamW([*matrices, *rest], lr=1.0, weight_decay=0.0), True),)
 
 
-METHODS: Mapping[str, Method] = {
-    "Muon": Method(_beside_adamw(Muon), style=0),
-    "Pion": Method(_beside_adamw(Pion), style=2),
-    "Leon": Method(_beside_adamw(Leon), style=4),
-    "AdamW": Method(_adamw, style=6, shift=-3),
+METHODS: Mapping[str, TunedOptimizer] = {
+    "Muon": TunedOptimizer(_beside_adamw(Muon), style=0),
+    "Pion": TunedOptimizer(_beside_adamw(Pion), style=2),
+    "Leon": TunedOptimizer(_beside_adamw(Leon), style=4),
+    "AdamW": TunedOptimizer(_adamw, style=6, shift=-3),
 }
 
 # Settled before a seed from FIRST_SEED on was run. A test of non-inferiority: that Leon's loss is
@@ -82,7 +82,7 @@ WORST = 10.0
 """Losses above, and those that are not finite, count as this: the run has diverged."""
 
 
-class Curve(Row):
+class RateCurve(Row):
     """A method at every rate and seed: test losses and accuracies (rates, seeds)."""
 
     method: str
@@ -238,7 +238,7 @@ def _evaluate(
     return losses.view(shape), accuracies.view(shape)
 
 
-def _ratio(a: Curve, b: Curve) -> tuple[float, float]:
+def _ratio(a: RateCurve, b: RateCurve) -> tuple[float, float]:
     """Return the ratio of best mean losses, with the standard error of the paired excess."""
     ours, theirs = a.losses[a.best], b.losses[b.best]  # the same seeds: first weights and batches
     excess = (ours - theirs) / theirs.mean()
@@ -246,7 +246,7 @@ def _ratio(a: Curve, b: Curve) -> tuple[float, float]:
     return 1 + excess.mean().item(), error
 
 
-def _limit(a: Curve, b: Curve) -> float:
+def _limit(a: RateCurve, b: RateCurve) -> float:
     """Return the upper limit of that ratio at `CONFIDENCE`, by Student's t; ∞ for one seed."""
     from scipy.stats import t  # scikit-learn, which has the digits, brings it
 
@@ -255,7 +255,7 @@ def _limit(a: Curve, b: Curve) -> float:
     return ratio + float(t.ppf(CONFIDENCE, freedom)) * error
 
 
-def curve_checks(curves: Mapping[str, Curve], quick: bool) -> Iterator[Check]:
+def curve_checks(curves: Mapping[str, RateCurve], quick: bool) -> Iterator[Check]:
     """Check Leon against Muon, and that every method learns.
 
     The ratio is judged in full runs: it was made for their seeds and steps, and quick ones are too
@@ -282,13 +282,13 @@ def measure(run: Run) -> Iterator[Item]:
         losses, accuracies = fit(data, METHODS[method].make, rates, seeds, steps)
         return {"rates": rates, "seeds": seeds, "losses": losses, "accuracies": accuracies}
 
-    curves = run.each([{"method": name} for name in METHODS], trained, "methods", Curve)
+    curves = run.each([{"method": name} for name in METHODS], trained, "methods", RateCurve)
     by_method = {curve.method: curve for curve in curves}
     yield from curve_checks(by_method, run.quick)
     yield from optimizers.checks(HIDDEN, seed=run.seed)
     yield from optimizers.default_checks(HIDDEN, seed=run.seed)
 
-    def loss(curve: Curve) -> str:
+    def loss(curve: RateCurve) -> str:
         losses = curve.losses[curve.best]
         spread = f" ± {losses.std().item():.4f}" if len(losses) > 1 else ""
         return f"{losses.mean().item():.4f}{spread}"
@@ -305,7 +305,7 @@ def measure(run: Run) -> Iterator[Item]:
         },
     )
 
-    def panel(title: str, words: str, values: Callable[[Curve], Tensor]) -> Panel:
+    def panel(title: str, words: str, values: Callable[[RateCurve], Tensor]) -> Panel:
         lines = tuple(
             Series.spanning(c.method, c.rates, values(c), METHODS[c.method].style) for c in curves
         )

@@ -50,7 +50,7 @@ DRAWS, ERRORS = 2000, 4.0
 """Draws of the oracle's mean over Z at a point, and the standard errors that it is trusted to."""
 
 
-class Curve(Row):
+class AdmissibilityCurve(Row):
     """Ψ(X; c√(XXᵀ))/‖X‖_* along c, beside αc + β/(2c), which bounds it; c = √(β/2α)·SCALES."""
 
     name: str
@@ -59,7 +59,7 @@ class Curve(Row):
     upper: Tensor
 
 
-def trade_off(name: str, potential: Potential, seed: int) -> Curve:
+def trade_off(name: str, potential: Potential, seed: int) -> AdmissibilityCurve:
     """Return Ψ along c at one random X, with one Z; the upper curve has its least value √(2αβ)."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(CURVE_SHAPE, dtype=torch.float64, generator=generator)
@@ -69,7 +69,7 @@ def trade_off(name: str, potential: Potential, seed: int) -> Curve:
     c = math.sqrt(stated.beta / (2 * stated.alpha)) * torch.tensor(SCALES, dtype=torch.float64)
     values = torch.stack([potential.value(x, scale**2 * gram) for scale in c]) / norm
     upper = stated.alpha * c + stated.beta / (2 * c)
-    return Curve(name=name, stated=stated, values=values, upper=upper)
+    return AdmissibilityCurve(name=name, stated=stated, values=values, upper=upper)
 
 
 def oracle_checks(shapes: tuple[tuple[int, int], ...], seed: int) -> Iterator[Check]:
@@ -151,7 +151,7 @@ def share_found(row: Row) -> float:
     return row.search.alpha.closeness * row.search.beta.closeness
 
 
-def curve_checks(curves: list[Curve]) -> Iterator[Check]:
+def curve_checks(curves: list[AdmissibilityCurve]) -> Iterator[Check]:
     """Check that no potential is above what its constants allow, and where the two meet."""
     excess = [(c.values / c.upper - 1).max() for c in curves]
     yield at_most("Ψ(X; c√(XXᵀ)) over (αc + β/2c)·‖X‖_*, largest − 1", excess, ROUNDING)
@@ -198,7 +198,7 @@ def measure(run: Run) -> Iterator[Item]:
         },
     )
 
-    def panel(curve: Curve) -> Panel:
+    def panel(curve: AdmissibilityCurve) -> Panel:
         lines = (
             Series("Ψ(X; c√(XXᵀ))/‖X‖_*", SCALES, curve.values.tolist(), style=4),
             Series("αc + β/(2c)", SCALES, curve.upper.tolist(), style=5),

@@ -109,7 +109,7 @@ def discounted_changes(losses: Sequence[float], discount: float) -> tuple[Fracti
 
 
 @dataclass(frozen=True)
-class Plan:
+class TheoremPlan:
     """γ, D and T of Theorem 5.2, with C of Pion, or 5.3, where C = 1."""
 
     discount: float
@@ -126,7 +126,7 @@ def plan(
     gradient_bound: float,
     rows: int,
     factor: float = 1.0,
-) -> Plan:
+) -> TheoremPlan:
     """γ = 1 − (ε/(20C‖Q‖_*))², T = ⌈max{4000C²‖Q‖_*²ΔL/(ρε³), 400C²‖Q‖_*²/ε², 10√2·C·mG/ε}⌉."""
     size = factor * q_nuclear
     discount = 1 - (epsilon / (20 * size)) ** 2
@@ -135,11 +135,11 @@ def plan(
         400 * size**2 / epsilon**2,
         10 * math.sqrt(2) * factor * rows * gradient_bound / epsilon,
     )
-    return Plan(discount, radius(rho, discount), math.ceil(rounds))
+    return TheoremPlan(discount, radius(rho, discount), math.ceil(rounds))
 
 
 def promised(
-    plan: Plan,
+    plan: TheoremPlan,
     *,
     q_nuclear: float,
     loss_gap: float,

@@ -16,7 +16,7 @@ Pairs = list[tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class Game:
+class CurvatureGame:
     """The matrices of FAML on a list of pairs, and what it pays."""
 
     matrices: Array
@@ -36,7 +36,7 @@ def loss(pair: tuple[Array, Array], matrix: Array) -> float:
     return float(residual @ residual / (2 * s @ s))
 
 
-def play(pairs: Pairs, *, mu: float, L: float, running: bool) -> Game:
+def play(pairs: Pairs, *, mu: float, L: float, running: bool) -> CurvatureGame:
     """FAML with 2r for the bound on ∇ℓ_t, or the largest norm so far where it is `running`."""
     n, half = len(pairs[0][0]), (L - mu) / 2
     center, level = (mu + L) / 2 * np.eye(n), None if running else 2 * half
@@ -55,4 +55,4 @@ def play(pairs: Pairs, *, mu: float, L: float, running: bool) -> Game:
     else:
         bound = bounds.gbpa(gradients, bounds.HYPERBOLIC, radius=half, bound=2 * half)
     regret = learners.regret(gradients, played, radius=half)
-    return Game(center + played, paid, float(regret), float(bound))
+    return CurvatureGame(center + played, paid, float(regret), float(bound))

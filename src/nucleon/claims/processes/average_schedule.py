@@ -150,7 +150,7 @@ def kink(steps: int, runs: int, seed: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ScheduledLoss:
     """A loss of (instances, m, n), its gradients at a step, and where runs start."""
 
     value: Callable[[Tensor], Tensor]
@@ -158,7 +158,7 @@ class Problem:
     start: Tensor
 
 
-def problem_of(name: str, seeds: range) -> Problem:
+def problem_of(name: str, seeds: range) -> ScheduledLoss:
     """Return rippled sensing with true gradients, or ℓ₁ regression with those of a batch.
 
     f(X) = mean |⟨A_k, X⟩ − b_k|: "noisy", many measurements with errors, whose minimum is rounded;
@@ -166,7 +166,7 @@ def problem_of(name: str, seeds: range) -> Problem:
     """
     if name == "ripples":
         ripples, start = random_ripples(seeds, dtype=F64), random_start(seeds, dtype=F64)
-        return Problem(ripples.value, lambda x, _: ripples.gradient(x), start)
+        return ScheduledLoss(ripples.value, lambda x, _: ripples.gradient(x), start)
     count, side = {"noisy": (1000, 8), "exact": (100, 20)}[name]
     shape: dict[str, Any] = {"shape": (side, side), "dtype": F64}
     a = random_ripples(seeds, measurements=count, **shape).measurements.flatten(-2)
@@ -182,10 +182,14 @@ def problem_of(name: str, seeds: range) -> Problem:
         signs = residuals(x)[:, chosen].sign()
         return torch.einsum("bk,bke->be", signs, a[:, chosen]).view_as(x) / BATCH
 
-    return Problem(lambda x: residuals(x).abs().mean(-1), gradient, random_start(seeds, **shape))
+    return ScheduledLoss(
+        lambda x: residuals(x).abs().mean(-1), gradient, random_start(seeds, **shape)
+    )
 
 
-def descend(problem: Problem, rate: Callable[[int], float], steps: int, at: list[int]) -> Tensor:
+def descend(
+    problem: ScheduledLoss, rate: Callable[[int], float], steps: int, at: list[int]
+) -> Tensor:
     """Return the mean losses of (the last iterate, the average) of one run after each of `at`."""
     weight = torch.nn.Parameter(problem.start.clone())
     options: dict[str, Any] = {"method": "svd", "scale": "none", "momentum": 0.9}

@@ -38,17 +38,17 @@ Make = Callable[[list[Tensor], float, int], Optimizer]
 
 
 @dataclass(frozen=True)
-class Method:
+class RippleOptimizer:
     """An optimizer of the figure, made from (parameters, rate, seed); it costs `samples` polars."""
 
     make: Make
-    twin: Callable[[tuple[int, ...], int], optimizers.Twin]
+    twin: Callable[[tuple[int, ...], int], optimizers.OracleOptimizer]
     """The reference's, from the shape of the stack and the seed."""
     samples: int = 1
 
 
-def _pion(smoothing_scale: Literal["theory", "literal"], samples: int) -> Method:
-    return Method(
+def _pion(smoothing_scale: Literal["theory", "literal"], samples: int) -> RippleOptimizer:
+    return RippleOptimizer(
         lambda params, rate, seed: Pion(
             params,
             rate,
@@ -67,15 +67,15 @@ def _pion(smoothing_scale: Literal["theory", "literal"], samples: int) -> Method
     )
 
 
-METHODS: Mapping[str, Method] = {
-    "Muon": Method(
+METHODS: Mapping[str, RippleOptimizer] = {
+    "Muon": RippleOptimizer(
         lambda params, rate, seed: Muon(params, rate, BETA, method="svd", scale="none"),
         lambda shape, seed: optimizers.MUON,
     ),
     "Pion, literal, k=1": _pion("literal", 1),
     "Pion, literal, k=10": _pion("literal", 10),
     "Pion, theory, k=10": _pion("theory", 10),
-    "Leon": Method(
+    "Leon": RippleOptimizer(
         lambda params, rate, seed: Leon(
             params, rate, BETA, beta2=BETA, method="eigh", scale="none"
         ),

@@ -62,7 +62,7 @@ FLOAT32 = 1e-3
 
 
 @dataclass(frozen=True)
-class Problem:
+class RoundInputs:
     """A round to be timed: S, G, M and FTPL's noise, in float32."""
 
     m: int
@@ -77,11 +77,11 @@ class Problem:
         return s, g, g @ g.mT, drawn[2:]
 
 
-Round = Callable[[Problem], Callable[[], object]]
+Round = Callable[[RoundInputs], Callable[[], object]]
 """From a problem to the function that is timed."""
 
 
-def augmented_round(problem: Problem) -> Callable[[], Tensor]:
+def augmented_round(problem: RoundInputs) -> Callable[[], Tensor]:
     """Return the recursion as printed: T = (3I − B)/2, X ← TX, B ← TBT."""
     s, g, gram, _ = problem.draw()
     eye = torch.eye(problem.m)
@@ -98,13 +98,13 @@ def augmented_round(problem: Problem) -> Callable[[], Tensor]:
     return step
 
 
-def coupled_round(problem: Problem) -> Callable[[], Tensor]:
+def coupled_round(problem: RoundInputs) -> Callable[[], Tensor]:
     """Return the coupled inverse root of SSᵀ + M + GGᵀ, times S."""
     s, g, gram, _ = problem.draw()
     return lambda: augmented_coupled(s, gram + g @ g.mT, problem.steps)
 
 
-def ftpl_round(problem: Problem) -> Callable[[], Tensor]:
+def ftpl_round(problem: RoundInputs) -> Callable[[], Tensor]:
     """The mean of the polar factors of S + LZ; Z is drawn beforehand, as the formula has it."""
     s, g, gram, z = problem.draw()
     sequence = [newton_schulz()] * problem.steps
@@ -124,7 +124,7 @@ class Uncounted(Ledger):
         self.rounds += 1
 
 
-def faml_round(problem: Problem) -> Callable[[], None]:
+def faml_round(problem: RoundInputs) -> Callable[[], None]:
     """Return a round of the learner with the coupled root, in float64, without its ledger."""
     _, g, _, _ = problem.draw()
     # Well within the bound of 1 by its Frobenius norm, or every round takes SVDs to see that.
@@ -141,7 +141,7 @@ def faml_round(problem: Problem) -> Callable[[], None]:
 
 
 @dataclass(frozen=True)
-class Method:
+class TimedMethod:
     """A round to be timed, its number of steps if fixed, and the parts of its formula."""
 
     round: Round
@@ -153,11 +153,15 @@ class Method:
         return 2 * self.flops(m, n, steps) - self.flops(m, 2 * n, steps)
 
 
-METHODS: dict[str, Method] = {
-    "augmented": Method(augmented_round, lambda m, n, k: theory.augmented_flops(m, n, steps=k)),
-    "coupled": Method(coupled_round, lambda m, n, k: theory.coupled_flops(m, n, steps=k)),
-    "FTPL": Method(ftpl_round, lambda m, n, k: theory.ftpl_flops(m, n, steps=k, samples=SAMPLES)),
-    "FAML's round": Method(
+METHODS: dict[str, TimedMethod] = {
+    "augmented": TimedMethod(
+        augmented_round, lambda m, n, k: theory.augmented_flops(m, n, steps=k)
+    ),
+    "coupled": TimedMethod(coupled_round, lambda m, n, k: theory.coupled_flops(m, n, steps=k)),
+    "FTPL": TimedMethod(
+        ftpl_round, lambda m, n, k: theory.ftpl_flops(m, n, steps=k, samples=SAMPLES)
+    ),
+    "FAML's round": TimedMethod(
         faml_round,
         lambda m, n, k: theory.coupled_flops(m, n, steps=k),
         (coupled_steps(torch.float64),),
@@ -223,7 +227,7 @@ def timings(run: Run) -> dict[str, tuple[Timing, ...]]:
     """
     rows = (TINY, *run.pick(ROWS))
     points = [
-        (name, Problem(m, aspect * m, k, run.seed))
+        (name, RoundInputs(m, aspect * m, k, run.seed))
         for name, method in METHODS.items()
         for m, aspect, k in itertools.product(rows, run.pick(ASPECTS), method.steps)
     ]
@@ -248,7 +252,7 @@ def timings(run: Run) -> dict[str, tuple[Timing, ...]]:
     }
 
 
-def fit(method: Method, timings: tuple[Timing, ...]) -> Fit:
+def fit(method: TimedMethod, timings: tuple[Timing, ...]) -> Fit:
     """Fit by nonnegative least squares in relative errors: every row is divided by its time."""
     flops = [method.flops(t.m, t.n, t.steps) for t in timings]
     square = [method.square(t.m, t.n, t.steps) for t in timings]
@@ -275,7 +279,7 @@ def nonnegative(a: Tensor, b: Tensor) -> Tensor:
 
 def counts(seed: int) -> Iterator[Check]:
     """Check the formulas against counted products, and what is timed against the oracle."""
-    problem = Problem(SMALL[0], SMALL[1], CONVERGED, seed)
+    problem = RoundInputs(SMALL[0], SMALL[1], CONVERGED, seed)
     s, g, gram, z = (part.double().numpy() for part in problem.draw())
     smoothing = gram + g @ g.T
     exact = learners.augmented(s, smoothing)

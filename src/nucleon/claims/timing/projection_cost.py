@@ -50,7 +50,7 @@ KEPT = ("problems", "faml", "regrets")
 
 
 @dataclass(frozen=True)
-class Problem:
+class Projection:
     """min ⟨linear, X⟩ + ½Tr XᵀLX over ‖X‖_op ≤ 1, as a learner met it in a round."""
 
     learner: str
@@ -112,7 +112,7 @@ def capture(
     name: str,
     rounds: tuple[int, ...],
     seed: int,
-) -> tuple[list[Problem], float, dict[str, float]]:
+) -> tuple[list[Projection], float, dict[str, float]]:
     """Return the problems of some rounds of all learners, FAML's time a round, the regrets."""
     options: dict[str, Any] = {"dtype": torch.float64, "validate": False}
     projected: dict[str, Any] = {"solver": "douglas-rachford", "tolerance": 1e-4, **options}
@@ -120,12 +120,12 @@ def capture(
     shampoo = OneSidedShampoo(shape, **projected)
     learners: dict[str, Learner] = {"FAML": faml, "FTRL": ftrl, "one-sided Shampoo": shampoo}
     ledgers = {who: Ledger(shape) for who in learners}
-    stream, problems, seconds = gradients(shape, name == STREAMS[1], seed), list[Problem](), []
+    stream, problems, seconds = gradients(shape, name == STREAMS[1], seed), list[Projection](), []
     for t in range(1, rounds[-1] + 1):
         gradient = stream(t)
         if t in rounds:
             found = of_shampoo(shampoo, gradient)
-            problems.append(Problem("one-sided Shampoo", name, t, *found))
+            problems.append(Projection("one-sided Shampoo", name, t, *found))
         for who, learner in learners.items():
             begun = time.process_time()
             action = learner.play()
@@ -134,13 +134,18 @@ def capture(
                 seconds.append(time.process_time() - begun)
             ledgers[who].record(gradient, action)
         if t in rounds:
-            problems.append(Problem("FTRL", name, t, *of_ftrl(ftrl)))
+            problems.append(Projection("FTRL", name, t, *of_ftrl(ftrl)))
     regrets = {who: ledger.regret().item() for who, ledger in ledgers.items()}
     return problems, statistics.median(seconds[5:]), regrets
 
 
 def solved(
-    problem: Problem, solver: str, tolerance: float, reached: float, iterations: int, seconds: float
+    problem: Projection,
+    solver: str,
+    tolerance: float,
+    reached: float,
+    iterations: int,
+    seconds: float,
 ) -> Solved:
     """Return the row of a problem and a solver."""
     return Solved(
@@ -155,7 +160,7 @@ def solved(
     )
 
 
-def solve(problem: Problem) -> Iterator[Solved]:
+def solve(problem: Projection) -> Iterator[Solved]:
     """Solve a problem with every solver of the library, to every gap it reaches and the next."""
     for solver in get_args(Solver):
         for tolerance in GAPS:
@@ -175,7 +180,7 @@ def solve(problem: Problem) -> Iterator[Solved]:
                 break
 
 
-def textbook(problem: Problem) -> Iterator[Solved]:
+def textbook(problem: Projection) -> Iterator[Solved]:
     """Solve a problem by projected gradient as the paper costs it: a full SVD of m×n a step.
 
     Accelerated with restarts and from the same start, but with no eigenbasis, no reduction to m×m

@@ -21,15 +21,15 @@ from nucleon.online.streams.sequences import (
     replay,
     sparse,
 )
-from nucleon.online.streams.setting import Options, Shape, Stream
+from nucleon.online.streams.setting import Shape, Stream, StreamOptions
 from nucleon.online.streams.worst_case import WorstCase, worst, worst_cases
 
 __all__ = [
     "STREAMS",
     "Entry",
-    "Options",
     "Shape",
     "Stream",
+    "StreamOptions",
     "WorstCase",
     "adversary",
     "alternating",

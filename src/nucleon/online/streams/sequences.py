@@ -14,10 +14,10 @@ from nucleon import _checks, noise
 from nucleon.online.streams.setting import (
     ROUNDING,
     TAIL,
-    Options,
     Setting,
     Shape,
     Stream,
+    StreamOptions,
     clipped,
     gaussian_scale,
     operator_norm,
@@ -26,7 +26,9 @@ from nucleon.online.streams.setting import (
 from nucleon.online.streams.worst_case import worst
 
 
-def alternating(shape: Shape, *, rank: int | None = None, **options: Unpack[Options]) -> Stream:
+def alternating(
+    shape: Shape, *, rank: int | None = None, **options: Unpack[StreamOptions]
+) -> Stream:
     """½E, then −E, +E, −E, …: the total is ±½E, and a learner that follows it is always wrong.
 
     E has `rank` (default min(m, n)) singular values equal to the bound, the others 0: the leading
@@ -41,7 +43,7 @@ def alternating(shape: Shape, *, rank: int | None = None, **options: Unpack[Opti
     return s.stream("alternating", unit, exact=s.seed is None)
 
 
-def gaussian(shape: Shape, **options: Unpack[Options]) -> Stream:
+def gaussian(shape: Shape, **options: Unpack[StreamOptions]) -> Stream:
     """Independent normal entries of deviation G/(√m + √n + 3).
 
     The few matrices whose norm exceeds the bound, at most 12 in 1000, are scaled back to it.
@@ -50,7 +52,7 @@ def gaussian(shape: Shape, **options: Unpack[Options]) -> Stream:
     return s.stream("gaussian", lambda t, _: s.gaussian(t))
 
 
-def low_rank(shape: Shape, *, rank: int = 1, **options: Unpack[Options]) -> Stream:
+def low_rank(shape: Shape, *, rank: int = 1, **options: Unpack[StreamOptions]) -> Stream:
     """U Z_t Vᵀ, Z_t Gaussian of side `rank` (default 1): all share one row and one column space.
 
     U and V have orthonormal columns, drawn once; Z_t is scaled and clipped as in `gaussian`.
@@ -61,7 +63,9 @@ def low_rank(shape: Shape, *, rank: int = 1, **options: Unpack[Options]) -> Stre
     return s.stream("low-rank", lambda t, _: left @ s.gaussian(t, rank, rank) @ right.mT)
 
 
-def ill_conditioned(shape: Shape, *, condition: float = 1e3, **options: Unpack[Options]) -> Stream:
+def ill_conditioned(
+    shape: Shape, *, condition: float = 1e3, **options: Unpack[StreamOptions]
+) -> Stream:
     """U diag(σ) Z_t, Z_t Gaussian, σ geometric from 1 to 1/condition (default 1000), U fixed.
 
     U is a random basis of the shorter side, on which E[G_tG_tᵀ] has the condition number
@@ -82,7 +86,11 @@ def ill_conditioned(shape: Shape, *, condition: float = 1e3, **options: Unpack[O
 
 
 def drifting(
-    shape: Shape, *, period: float = 1000.0, noise_level: float = 0.5, **options: Unpack[Options]
+    shape: Shape,
+    *,
+    period: float = 1000.0,
+    noise_level: float = 0.5,
+    **options: Unpack[StreamOptions],
 ) -> Stream:
     """−(1−ν)·Q_t + ν·N_t: the best action is a partial isometry Q_t that turns with the rounds.
 
@@ -104,7 +112,7 @@ def drifting(
     return s.stream("drifting", unit)
 
 
-def sparse(shape: Shape, *, density: float = 0.1, **options: Unpack[Options]) -> Stream:
+def sparse(shape: Shape, *, density: float = 0.1, **options: Unpack[StreamOptions]) -> Stream:
     """Normal entries, each kept with probability `density` in (0, 1] (default 0.1), the rest 0.
 
     Their deviation is G/(√density·(√m + √n) + 3); larger norms are scaled back to the bound.
@@ -120,7 +128,7 @@ def sparse(shape: Shape, *, density: float = 0.1, **options: Unpack[Options]) ->
     return s.stream("sparse", unit)
 
 
-def heavy_tailed(shape: Shape, *, degrees: float = 2.0, **options: Unpack[Options]) -> Stream:
+def heavy_tailed(shape: Shape, *, degrees: float = 2.0, **options: Unpack[StreamOptions]) -> Stream:
     """Independent Student t entries with `degrees` of freedom > 0 (default 2), clipped in norm.
 
     Entries are scaled as in `gaussian`, and a matrix whose norm then exceeds the bound is scaled
@@ -141,7 +149,10 @@ def heavy_tailed(shape: Shape, *, degrees: float = 2.0, **options: Unpack[Option
 
 
 def adversary(
-    shape: Shape, *, kind: Literal["greedy", "orthogonal"] = "greedy", **options: Unpack[Options]
+    shape: Shape,
+    *,
+    kind: Literal["greedy", "orthogonal"] = "greedy",
+    **options: Unpack[StreamOptions],
 ) -> Stream:
     """Adaptive: answers the action X_t = U Σ Vᵀ that it sees with G·U[I 0]Vᵀ, the worst gradient.
 

@@ -24,7 +24,7 @@ ROUNDING = 2.0**-46
 _NOISE_SEED = 0x73747265616D73  # apart from the learners' noise, which users also seed from 0 up
 
 
-class Options(TypedDict, total=False):
+class StreamOptions(TypedDict, total=False):
     """Keyword options of every stream but `replay`."""
 
     bound: float  # the gradient bound G (default 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nucleon._files import to_json, write_whole
-from nucleon.online.streams.setting import Options, Setting, Shape, Stream
+from nucleon.online.streams.setting import Setting, Shape, Stream, StreamOptions
 
 FORMAT, VERSION = "nucleon-worst-case", 1
 FOLDER = Path(__file__).parent / "worst_cases"
@@ -114,7 +114,7 @@ def worst(
     learner: str = "faml",
     rounds: int | None = None,
     file: str | Path | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[StreamOptions],
 ) -> Stream:
     """The stream that a search found worst for `learner`: alternation first, then a drift.
 

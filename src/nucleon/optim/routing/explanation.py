@@ -10,7 +10,7 @@ HEADINGS = ("name", "shape", "axes", "route", "method", "state", "reason")
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterRow:
     """One parameter."""
 
     name: str
@@ -36,16 +36,16 @@ class Explanation:
     """The rows of all parameters; prints as a table."""
 
     optimizer: str
-    rows: Sequence[Row]
+    rows: Sequence[ParameterRow]
     note: str = ""
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ParameterRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> ParameterRow:
         """Return the row of a parameter."""
         for row in self.rows:
             if row.name == name:

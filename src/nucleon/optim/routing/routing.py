@@ -28,7 +28,7 @@ from nucleon.optim.options import OF_ADAMW, Head, Overrides
 from nucleon.optim.polar_methods import chosen_method
 from nucleon.optim.routing import notices, roles
 from nucleon.optim.routing import overrides as wishes
-from nucleon.optim.routing.explanation import Row
+from nucleon.optim.routing.explanation import ParameterRow
 from nucleon.optim.routing.heads import last_map, output_heads
 from nucleon.optim.routing.places import Parameter, parameters_of
 from nucleon.optim.routing.roles import Role
@@ -48,10 +48,10 @@ class Routed:
     """A remark for the user."""
 
     @property
-    def left_out(self) -> tuple[Row, ...]:
+    def left_out(self) -> tuple[ParameterRow, ...]:
         """The parameters that are not optimized, for `explain`."""
         return tuple(
-            Row(p.name, tuple(p.param.shape), None, "frozen", p.reason, 0, "")
+            ParameterRow(p.name, tuple(p.param.shape), None, "frozen", p.reason, 0, "")
             for p in self.parameters
             if p.route == "frozen"
         )
@@ -144,16 +144,16 @@ def rows(
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
     infos: Mapping[Tensor, ParameterInfo],
-) -> list[Row]:
+) -> list[ParameterRow]:
     """Return a row for each parameter of an optimizer."""
-    rows: list[Row] = []
+    rows: list[ParameterRow] = []
     for group in groups:
         matrix = group["route"] == "matrix"
         for param in group["params"]:
             info, state = infos[param], states.get(param, {}).values()
             spec = (info.axes or axes.default(param.ndim)) if matrix else None
             rows.append(
-                Row(
+                ParameterRow(
                     name=info.name,
                     shape=tuple(param.shape),
                     axes=spec,

@@ -51,7 +51,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockLayout:
     """The matrices of a block in a tensor of given strides."""
 
     short: Side
@@ -116,7 +116,7 @@ def strides_of(param: Tensor) -> tuple[int, ...]:
     return _contiguous(tuple(param.shape)) if shards.sharded(param) else param.stride()
 
 
-def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> Place | None:
+def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> BlockLayout | None:
     """Return the place of the matrices of a block; None if two strides per side are too few."""
     return _place(block, tuple(param.shape), strides_of(param), in_order)
 
@@ -155,7 +155,7 @@ def dense(param: Tensor) -> bool:
 @lru_cache(maxsize=4096)
 def _place(
     block: Block, shape: tuple[int, ...], strides: tuple[int, ...], in_order: bool
-) -> Place | None:
+) -> BlockLayout | None:
     if not _dense(shape, strides):
         return None
     view = block.region(torch.empty_strided(shape, strides, device="meta"))
@@ -175,7 +175,7 @@ def _place(
         starts = [start + k * stride for start in starts for k in range(size)]
     merged = _merged(batch)
     inner = None if len(merged) > 1 else merged[0][1] if merged else 0
-    return Place(short, long, tuple(starts), inner)
+    return BlockLayout(short, long, tuple(starts), inner)
 
 
 def _side(axes: Sequence[tuple[int, int]]) -> Side | None:
