@@ -106,65 +106,49 @@ def on_wide(function, s, smoothing=None):
     return p.mT if tall else p
 
 
-CHECKED = {
-    f"polar {m}": Case("polar", partial(polar, method=m), REFERENCE if m == "svd" else ITERATIVE, m)
-    for m in POLAR
-}
-CHECKED |= {
-    f"augmented {m}": Case(
-        "augmented",
-        partial(augmented_polar, method=m),
-        REFERENCE if m == "eigh" else ITERATIVE,
-        m,
-    )
-    for m in aug.METHODS
-}
-CHECKED |= {f"root {m}": Case("root", partial(inverse_sqrt, method=m), None, m) for m in ROOTS}
+def excess(method):
+    return REFERENCE if method in ("svd", "eigh") else ITERATIVE
 
-cubics = [newton_schulz()]
+
+FUNCTIONS = {
+    "polar": (polar, POLAR),
+    "augmented": (augmented_polar, aug.METHODS),
+    "root": (inverse_sqrt, ROOTS),
+}
+CHECKED = {
+    f"{kind} {m}": Case(kind, partial(f, method=m), None if kind == "root" else excess(m), m)
+    for kind, (f, methods) in FUNCTIONS.items()
+    for m in methods
+}
+
+CUBIC, recursion = [newton_schulz()], aug.augmented_polynomial
+OF_S = {
+    "quintics": partial(polar_polynomial, sequence=quintics(5)),
+    "cubics": partial(polar_polynomial, sequence=CUBIC * 12),
+    "scaled Newton": partial(polar_scaled_newton, steps=6, lower_bound=1e-4),
+    "QDWH": partial(polar_qdwh, steps=5, lower_bound=1e-4),
+    "svd": polar_svd,
+    "half": partial(on_wide, half_polar),
+    **{f"bfloat16, {k} steps": partial(polar_bfloat16, sequence=quintics(k)) for k in (2, 5, 8)},
+}
+OF_BOTH = {
+    "augmented, five quintics": partial(recursion, sequence=quintics(5), restarts=()),
+    "augmented, eight": partial(recursion, sequence=quintics(8), restarts=range(2, 8, 2)),
+    "augmented, cubics": partial(recursion, sequence=CUBIC * 15, restarts=range(5, 15, 5)),
+    "augmented, coupled": partial(aug.augmented_coupled, steps=15),
+    "augmented svd": lambda s, r: aug.augmented_svd(
+        s.double(), r.double(), math.sqrt(s.shape[-2]) * eps(s.dtype)
+    ).to(s.dtype),
+    "augmented half": partial(on_wide, half_augmented),
+    **{
+        f"augmented bfloat16, {k} steps": partial(aug.augmented_bfloat16, sequence=quintics(k))
+        for k in (2, 5, 8)
+    },
+}
 FIXED = {
-    "quintics": Case("polar", lambda s: polar_polynomial(s, quintics(5)), ITERATIVE),
-    "cubics": Case("polar", lambda s: polar_polynomial(s, cubics * 12), ITERATIVE),
-    "scaled Newton": Case("polar", lambda s: polar_scaled_newton(s, 6, 1e-4), ITERATIVE),
-    "QDWH": Case("polar", lambda s: polar_qdwh(s, 5, 1e-4), ITERATIVE),
-    "svd": Case("polar", polar_svd, REFERENCE),
-    "half": Case("polar", partial(on_wide, half_polar), NARROW),
-    **{
-        f"bfloat16, {k} steps": Case("polar", lambda s, k=k: polar_bfloat16(s, quintics(k)), NARROW)
-        for k in (2, 5, 8)
-    },
-    "augmented, five quintics": Case(
-        "augmented",
-        lambda s, r: aug.augmented_polynomial(s, r, quintics(5), restarts=()),
-        ITERATIVE,
-    ),
-    "augmented, eight quintics": Case(
-        "augmented",
-        lambda s, r: aug.augmented_polynomial(s, r, quintics(8), restarts=range(2, 8, 2)),
-        ITERATIVE,
-    ),
-    "augmented, fifteen cubics": Case(
-        "augmented",
-        lambda s, r: aug.augmented_polynomial(s, r, cubics * 15, restarts=range(5, 15, 5)),
-        ITERATIVE,
-    ),
-    "augmented, coupled": Case(
-        "augmented", lambda s, r: aug.augmented_coupled(s, r, 15), ITERATIVE
-    ),
-    "augmented svd": Case(
-        "augmented",
-        lambda s, r: aug.augmented_svd(
-            s.double(), r.double(), math.sqrt(s.shape[-2]) * eps(s.dtype)
-        ).to(s.dtype),
-        REFERENCE,
-    ),
-    "augmented half": Case("augmented", partial(on_wide, half_augmented), NARROW),
-    **{
-        f"augmented bfloat16, {k} steps": Case(
-            "augmented", lambda s, r, k=k: aug.augmented_bfloat16(s, r, quintics(k)), NARROW
-        )
-        for k in (2, 5, 8)
-    },
+    name: Case(kind, run, NARROW if "half" in name or "16" in name else excess(name.split()[-1]))
+    for kind, runs in (("polar", OF_S), ("augmented", OF_BOTH))
+    for name, run in runs.items()
 }
 CASES = CHECKED | FIXED
 MATRIX = [(name, dtype) for name in CHECKED for dtype in FULL + HALF]
@@ -509,7 +493,8 @@ MATRICES = [
 SQUARES = [
     (lambda x: torch.ones(2, 3), ValueError, "must be square"),
     (lambda x: torch.tensor([[1.0, 0.5], [0.0, 1.0]]), ValueError, "must be symmetric"),
-    (lambda x: -x, ValueError, "must be positive semidefinite"),
+    (lambda x: x - 1.5 * torch.eye(2)[0].diag(), ValueError, "must be positive semidefinite"),
+    (lambda x: torch.tensor([[1.0, 2.0], [2.0, 1.0]]), ValueError, "must be positive semidefinite"),
 ]
 SMOOTHINGS = [
     (lambda x: torch.eye(3), ValueError, "must be 2×2 to act on the rows"),

@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 from nucleon.linalg import operator_norm, polar
 from nucleon.linalg.coefficients import (
     bound_for,
-    contracted,
     image,
     muon,
-    newton_schulz,
-    polar_express,
 )
 from nucleon.linalg.polar import (
     METHODS,
-    _steps,
     polar_polynomial,
-    polar_qdwh,
-    polar_scaled_newton,
-    polar_svd,
 )
 from nucleon.optim.polar_methods import polynomials
 from strategies import (
@@ -166,21 +159,6 @@ def test_five_steps_are_those_of_the_optimizers(dtype):
     assert torch.equal(p, polar_polynomial(s.to(dtype), polynomials("polar-express", 5)))
     designed = polar(s.to(dtype), "polar-express", steps=5, rank_tolerance=eps(dtype) ** 0.5)
     assert operator_norms(designed - exact) > 0.5
-
-
-def test_the_unchecked_functions_are_those_of_polar():
-    s, bound = with_singular_values((6, 9), geometric(6, 3.0, 5)), (eps(F64) / 6) ** 0.5
-    steps = {method: _steps(method, bound, eps(F64) ** 0.75) for method in ITERATIVE}
-    assert torch.equal(polar_svd(s), polar(s))
-    for method, p in {
-        "newton-schulz": polar_polynomial(s, [newton_schulz()] * steps["newton-schulz"]),
-        "polar-express": polar_polynomial(
-            s, contracted(polar_express(bound, steps["polar-express"]))
-        ),
-        "scaled-newton": polar_scaled_newton(s, steps["scaled-newton"], bound),
-        "qdwh": polar_qdwh(s, steps["qdwh"], bound),
-    }.items():
-        torch.testing.assert_close(polar(s, method), p, rtol=0, atol=1e-12)  # √(eps/6), √eps/√6
 
 
 # --- polynomials of one's own ---------------------------------------------------------------------

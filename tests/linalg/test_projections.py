@@ -206,20 +206,6 @@ def test_the_gap_around_a_minimizer_inside_the_ball(size, away, seed):
     assert excess - slack <= gap <= excess * (1 + 1e-6) + slack
 
 
-@settings(deadline=None, max_examples=25)
-@given(problem=problems)
-def test_solvers_agree_within_their_gaps(problem):
-    s, left, right = build(**problem)
-    loose = quadratic_projection(
-        s, left, right, solver="frank-wolfe", tolerance=1e-2, max_iterations=300
-    )
-    exact = [quadratic_projection(s, left, right, solver=solver) for solver in FAST]
-    assert all(bool(solution.converged) for solution in exact)
-    for one, other in [(exact[0], exact[1]), (exact[1], exact[0]), (loose, exact[0])]:
-        slack = rounding(s, left, one.x) + rounding(s, left, other.x)
-        assert one.value - other.value <= one.gap + slack
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
 class TestClosedCases:
@@ -260,17 +246,6 @@ class TestClosedCases:
 
 
 @pytest.mark.parametrize("solver", FAST)
-def test_diagonal_problems_are_coordinatewise(solver):
-    s, weights = torch.tensor([3.0, -0.2, 0.01, 0.0]).double(), torch.tensor([1.0, 0.5, 0.1, 2.0])
-    solution = quadratic_projection(
-        torch.diag(s), torch.diag(weights.double()), solver=solver, tolerance=1e-12
-    )
-    torch.testing.assert_close(
-        solution.x, torch.diag((-s / weights).clamp(-1, 1)), rtol=0, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("solver", FAST)
 def test_one_row_with_a_metric_on_the_columns(solver):
     # min ⟨s,x⟩ + ½xRxᵀ over ‖x‖₂ ≤ 1: x = −(R + μI)⁻¹s with the μ ≥ 0 at which ‖x‖ = 1.
     s, right = 2 * gaussian(1, 6), semidefinite(6, 100.0)
@@ -306,15 +281,6 @@ def test_empty_matrices(shape):
     assert solution.x.shape == shape
     assert solution.gap.shape == shape[:-2]
     assert solution.converged.all()
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_an_eigenvalue_below_zero_by_rounding_counts_as_zero(solver):
-    s, left = gaussian(2, 3), torch.diag(torch.tensor([1.0, -1e-16], dtype=torch.float64))
-    solution = quadratic_projection(s, left, solver=solver, tolerance=1e-3)
-    singular = quadratic_projection(s, left.clamp(min=0), solver=solver, tolerance=1e-3)
-    assert solution.converged
-    torch.testing.assert_close(solution.x, singular.x, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
