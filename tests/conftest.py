@@ -2,7 +2,6 @@
 
 import gc
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,29 +27,37 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", usual))
 
 # ---- groups: tests that share a worker, under `--dist loadgroup` ----
 
-TESTS = Path(__file__).parent
-FIRST = ("ranks", "claims/", "optim/test_fused.py", "integrations/test_census.py")
-"""Beginnings of the groups that start first, as they take longest."""
+FIRST = ("distributed/", "claims/", "optim/test_fused.py", "integrations/test_census.py")
+"""Files that start first, as they take longest."""
 
 
-def group_of(item):
-    """Return a name for the tests that share pools of ranks, the run of a claim, or a file."""
-    if {"ranks2", "ranks4"} & set(item.fixturenames):
+def group_of(nodeid):
+    """Return a name for the tests that share the pools of ranks, the run of a claim, or a file."""
+    file, _, test = nodeid.removeprefix("tests/").partition("::")
+    if file.startswith("distributed/"):
         return "ranks"
-    file = item.path.relative_to(TESTS).as_posix()
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if file.startswith("claims/") and parameters.get("name"):
-        return f"claims/{parameters['name']}"  # the result of a claim is computed once
+    if file == "claims/test_claims.py" and "[" in test:
+        return test.partition("[")[2]  # the result of a claim is computed once
     return file
 
 
-def pytest_collection_modifyitems(config, items):
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    groups = {item: group_of(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: not groups[item].startswith(FIRST))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Group by the address of a test: the marks of xdist 3.8 are lost with pytest 9.2."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(FIRST))
 
 
 def pytest_collection_finish():
