@@ -144,7 +144,7 @@ def _played(run: Run, match: Match) -> Game:
     stage, done = stage_of(match.case), 0
     watched = {name: list[Tensor]() for name in match.watch}
 
-    def tell(row: online.Row) -> None:
+    def tell(row: online.RecordedRound) -> None:
         nonlocal done
         run.progress.advance(row.round - done, stage)
         done = row.round
