@@ -23,7 +23,7 @@ thousand rank-one rounds in float32 leave half of that."""
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype an iteration works in: float32 for half precision, else `dtype` itself."""
+    """Return the dtype of an iteration: float32 for half precision, else `dtype` itself."""
     return torch.float32 if dtype in HALF_DTYPES else dtype
 
 
@@ -44,7 +44,7 @@ def matrix(name: str, value: object, *, dtypes: Sequence[torch.dtype] = REAL_DTY
 
 
 def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
-    """Return `value` if it is a finite symmetric matrix (…, m, m), of side `size` when given."""
+    """Return `value` if it is a finite symmetric matrix (…, m, m); `size`, if set, is its side."""
     tensor = matrix(name, value)
     rows, columns = tensor.shape[-2:]
     if rows != columns:
@@ -77,12 +77,12 @@ def smoothing(value: object, s: Tensor) -> Tensor:
 
 
 def complete(device: torch.device) -> bool:
-    """Whether torch has everything on a device, float64 first of all."""
+    """Return True for a device with float64 and all decompositions."""
     return device.type in COMPLETE
 
 
 def decomposable(x: Tensor) -> Tensor:
-    """`x`, on the CPU where its own device may have no decompositions."""
+    """Return `x`, moved to the CPU if its device may lack decompositions."""
     return x if complete(x.device) else x.cpu()
 
 
@@ -90,16 +90,16 @@ def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:
     """Return the symmetric `tensor` if no eigenvalue is more negative than rounding explains."""
     if tensor.numel() == 0:
         return tensor
-    held, info = decomposable(tensor), torch.finfo(tensor.dtype)
+    x, info = decomposable(tensor), torch.finfo(tensor.dtype)
     # Subnormals round like the smallest normal number, whatever their size.
     least = info.smallest_normal
-    largest = held.abs().amax(dim=(-2, -1), keepdim=True).double().clamp_min(least)
-    wide = held.double() / largest
+    largest = x.abs().amax(dim=(-2, -1), keepdim=True).double().clamp_min(least)
+    wide = x.double() / largest
     norm = torch.linalg.matrix_norm(wide, keepdim=True)
     norm = norm.clamp_min(wide.shape[-1] * least / largest)
     rounding = ROUNDING * info.eps * norm
     eye = torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
-    # Cholesky wants a positive definite matrix even where the given one is zero.
+    # Cholesky needs a positive definite matrix even where `tensor` is zero.
     _, failed = torch.linalg.cholesky_ex(
         wide + rounding.clamp_min(torch.finfo(wide.dtype).eps) * eye
     )
@@ -114,7 +114,7 @@ def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:
 
 
 def finite(name: str, tensor: Tensor) -> Tensor:
-    """Return `tensor` if it holds no NaN and no infinity."""
+    """Return `tensor` if it has no NaN and no infinity."""
     if not torch.isfinite(tensor).all():
         bad = int((~torch.isfinite(tensor)).sum())
         raise ValueError(
@@ -127,12 +127,12 @@ def finite(name: str, tensor: Tensor) -> Tensor:
 def same(
     name: str, tensor: Tensor, other_name: str, other: Tensor, *, dtype: torch.dtype | None = None
 ) -> None:
-    """Raise unless the two tensors share the device and the dtype, or the first has `dtype`."""
-    wanted = other.dtype if dtype is None else dtype
-    if tensor.dtype != wanted:
+    """Check that two tensors share the device and the dtype, or that the first has `dtype`."""
+    expected = other.dtype if dtype is None else dtype
+    if tensor.dtype != expected:
         raise TypeError(
             f"{name} has dtype {tensor.dtype} but {other_name} has {other.dtype}, which needs "
-            f"{wanted}; convert it: {name}.to({wanted})"
+            f"{expected}; convert it: {name}.to({expected})"
         )
     if tensor.device != other.device:
         raise ValueError(
@@ -142,7 +142,7 @@ def same(
 
 
 def broadcastable(name: str, shape: torch.Size, other_name: str, other: torch.Size) -> None:
-    """Raise unless the batch shapes broadcast to the second one."""
+    """Check that `shape` broadcasts to `other`."""
     if shape == other:  # torch.broadcast_shapes is slow, and imports much the first time
         return
     try:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, digests, and JSON that stays JSON."""
+"""Files written whole or not at all, digests, and strict JSON."""
 
 import hashlib
 import json
@@ -14,8 +14,8 @@ from typing import cast
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content`, text in UTF-8, under a temporary name that then becomes `path`.
 
-    The content is on the disk before the name is: whatever the moment at which the process or the
-    machine stops, a reader finds the old file or the new one, never half of it.
+    The content reaches the disk before the name does. If the process or the machine stops, a reader
+    finds the old file or the new one, never half of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
@@ -29,7 +29,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
             error.filename = str(path)
         raise
     finally:
-        with suppress(OSError):  # of a read-only disk, which is not to hide the first one
+        with suppress(OSError):  # a read-only disk raises here too and would hide the first error
             temporary.unlink(missing_ok=True)
 
 

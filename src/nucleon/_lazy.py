@@ -9,14 +9,14 @@ from typing import Any
 def attach(
     package: str, listed: Collection[str], sources: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package.
+    """Return `__getattr__` and `__dir__` of a package.
 
     Type checkers see the same names by imports under `if TYPE_CHECKING`.
 
     Args:
         package: its `__name__`.
-        listed: its `__all__`, in which modules of the package stand for themselves.
-        sources: module of the package → the names it has of them, with spaces between.
+        listed: its `__all__`, which may name modules of the package.
+        sources: module of the package → the names to load from it, separated by spaces.
     """
     source = {name: module for module, names in sources.items() for name in names.split()}
 
@@ -26,7 +26,7 @@ def attach(
         try:
             module = import_module(f"{package}.{source.get(name, name)}")
         except ModuleNotFoundError as error:
-            if error.name != f"{package}.{name}":  # what the module needs is missing, not itself
+            if error.name != f"{package}.{name}":  # a dependency of the module is missing
                 raise
             raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
         value = getattr(module, name) if name in source else module

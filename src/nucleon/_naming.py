@@ -1,4 +1,4 @@
-"""Python objects by name, `package.module:name` or `file.py:name`; names that nothing has."""
+"""Import Python objects by `package.module:name` or `file.py:name`; report unknown names."""
 
 import difflib
 import hashlib
@@ -14,15 +14,15 @@ from typing import Any
 _PATTERN = re.compile(r"[^:=,]+:[^\W\d]\w*")
 
 
-def unknown(what: str, name: str, known: Collection[str]) -> tuple[str, str]:
+def unknown(kind: str, name: str, names: Collection[str]) -> tuple[str, str]:
     """Return a sentence on an unknown name, and a hint: the nearest name, or all of them."""
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the {what}s are {', '.join(known)}"
-    return f"there is no {what} {name!r}", hint
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the {kind}s are {', '.join(names)}"
+    return f"there is no {kind} {name!r}", hint
 
 
 def is_address(words: str) -> bool:
-    """Return True where `words` have the form of a name in a module or a file."""
+    """Return True if `words` have the form `package.module:name` or `file.py:name`."""
     return _PATTERN.fullmatch(words) is not None
 
 
@@ -43,7 +43,7 @@ def named(words: str) -> Any:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The file as a module, loaded once, under a name that hides no other module."""
+    """Load a file as a module, once, under a name that hides no other module."""
     path = path.resolve()
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:

@@ -28,7 +28,7 @@ from nucleon import _checks
 Real = float | Tensor
 """A number, or one per game as a tensor that broadcasts to the batch."""
 PROMISE = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""How far outside the ball rounding may take an action, relative to the radius, by its dtype."""
+"""Largest relative excess of an action's norm over the radius by rounding, by its dtype."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Admissibility:
 
     @property
     def product(self) -> float:
-        """αβ, all that the regret depends on."""
+        """αβ, which alone determines the best regret bound."""
         return self.alpha * self.beta
 
     @property
@@ -82,7 +82,7 @@ def gbpa_bound(
         discount: γ in (0, 1], 1.0 for plain regret.
         rounds: T, counted from the first gradient; needed when γ < 1.
         eta: η, None for √(α/β).
-        excess: Σ γ^{T-t}‖E_t‖_*, what lay above the bound in force, 0.0 when nothing did.
+        excess: Σ γ^{T-t}‖E_t‖_* of the parts above the bound in force (0.0).
     """
     radius = _checks.positive("radius", radius)
     eta = checked_eta(eta, alpha, beta)
@@ -97,7 +97,7 @@ def gbpa_bound(
 
 
 def preconditioner_trace(gram: Tensor, *, gradient_bound: Real, discount: float = 1.0) -> Tensor:
-    """Tr L_T = Tr √(G²γ^{-2}I + M̂_T), what every bound of this family grows with (Theorem 3.2)."""
+    """Return Tr L_T = Tr √(G²γ^{-2}I + M̂_T), to which the bound of Theorem 3.2 is proportional."""
     discount = _checks.fraction("discount", discount, closed="1")
     eigenvalues = spectrum("gram", gram)
     bound = real("gradient_bound", gradient_bound, eigenvalues.sum(-1)) / discount
@@ -105,7 +105,7 @@ def preconditioner_trace(gram: Tensor, *, gradient_bound: Real, discount: float 
 
 
 def ftpl_constants(rows: int, width: int) -> tuple[float, float]:
-    """(α, β) = (√m + √n', 1/√(n'−m−1)) of the stochastic smoothing (Theorem 4.1)."""
+    """Return (α, β) = (√m + √n', 1/√(n'−m−1)) of the stochastic smoothing (Theorem 4.1)."""
     check_width(rows, width)
     return math.sqrt(rows) + math.sqrt(width), 1 / math.sqrt(width - rows - 1)
 
@@ -159,12 +159,12 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """True if the theorem applies, and every game has a finite bound and is within it."""
-        known = self.regret.isfinite() & self.bound.isfinite()
-        return self.refusal is None and bool((known & (self.slack >= 0)).all())
+        """True if the theorem applies and the regret of every game is within a finite bound."""
+        finite = self.regret.isfinite() & self.bound.isfinite()
+        return self.refusal is None and bool((finite & (self.slack >= 0)).all())
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what it states of the game nearest to its bound, as (name, sentence)."""
+        """Return the statements on the game nearest to its bound, as (name, sentence)."""
         worst = int(self.slack.argmin())
 
         def of(values: Tensor) -> float:
@@ -216,24 +216,24 @@ class Certificate:
         )
 
     def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
+        """Return verdict and rows as an HTML table, for notebooks."""
         rows = [("certificate", self._verdict), *self.rows()]
         cells = "".join(f"<tr><th>{n}</th><td>{html.escape(text)}</td></tr>" for n, text in rows)
         return f"<table>{cells}</table>"
 
 
 def forced_regret(gram: Tensor, radius: float = 1.0) -> Tensor:
-    """Return D√(Tr M̂/2): with some signs the same gradients cost every learner as much.
+    """Return D√(Tr M̂/2), which an adversary can force by choosing the signs of the gradients.
 
-    Under independent signs ε_t no learner gains on the average, so that its mean regret is
-    D·E‖Σγ^{T-t}ε_tG_t‖_*, at least D times the mean Frobenius norm. That is at least 1/√2 of
+    Under independent signs ε_t the mean gain of every learner is zero. Its mean regret is therefore
+    D·E‖Σγ^{T-t}ε_tG_t‖_*, at least D times the mean Frobenius norm. That mean is at least 1/√2 of
     the root of the mean square (Latała and Oleszkiewicz 1994).
     """
     return radius * (gram.diagonal(dim1=-2, dim2=-1).sum(-1) / 2).sqrt()
 
 
 def checked_eta(eta: float | None, alpha: float, beta: float, dimension: int = 1) -> float:
-    """Return η, √(α·dimension/β) by default; raise on constants that no smoothing has."""
+    """Return η, by default √(α·dimension/β); raise if αβ < ½, which no smoothing has."""
     alpha, beta = _checks.positive("alpha", alpha), _checks.positive("beta", beta)
     if alpha * beta < 0.5 * (1 - 1e-12):  # room for the rounding of a product that is exactly ½
         raise ValueError(
@@ -244,12 +244,12 @@ def checked_eta(eta: float | None, alpha: float, beta: float, dimension: int = 1
 
 
 def spectrum(name: str, gram: Tensor) -> Tensor:
-    """The eigenvalues (…, m) of the Gram matrix (…, m, m) in float64, clipped at 0.
+    """Return the eigenvalues (…, m) of the Gram matrix (…, m, m) in float64, clipped at 0.
 
-    It is checked up to the rounding of its dtype, so it must come in the one it was summed in.
+    The check allows for the rounding of its dtype, so `gram` must have the dtype it was summed in.
     """
-    held = _checks.decomposable(_checks.symmetric(name, gram))
-    eigenvalues = torch.linalg.eigvalsh(held.double())
+    x = _checks.decomposable(_checks.symmetric(name, gram))
+    eigenvalues = torch.linalg.eigvalsh(x.double())
     # A sum of many rounded products drifts from semidefinite by far more than one rounding, so the
     # check only refuses what no accumulation could explain. Subnormals round like the smallest
     # normal number, whatever their size.
@@ -264,7 +264,7 @@ def spectrum(name: str, gram: Tensor) -> Tensor:
 
 
 def real(name: str, value: Real, batch: Tensor) -> Tensor:
-    """`value` ≥ 0 in float64, a scalar or a tensor that broadcasts to the shape of `batch`."""
+    """Return `value` ≥ 0 in float64, a scalar or a tensor that broadcasts to `batch`."""
     if not isinstance(value, Tensor):
         number = _checks.nonnegative(name, value)
         return torch.as_tensor(number, dtype=torch.float64, device=batch.device)
@@ -275,7 +275,7 @@ def real(name: str, value: Real, batch: Tensor) -> Tensor:
 
 
 def check_width(rows: int, width: int) -> None:
-    """Raise on a width of the perturbed matrix for which Theorem 4.1 has no constants."""
+    """Check that width ≥ rows + 2, as the constants of Theorem 4.1 need."""
     if _checks.count("width", width) < _checks.count("rows", rows) + 2:
         raise ValueError(
             f"width must be at least rows + 2 = {rows + 2}, got {width}; pad with zero columns"

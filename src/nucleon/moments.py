@@ -1,4 +1,4 @@
-"""The two moments of a gradient sequence and the smoothing they make: sums, never averages.
+"""The two moments of a gradient sequence and the smoothing built from them: sums, not averages.
 
 Pure functions on stacks (…, m, n), shared by learners and optimizers: no checks, no
 synchronization. A scalar argument is a float, a 0-d tensor, or a tensor with one entry per matrix
@@ -37,7 +37,7 @@ def smoothing(
 
     Args:
         gram: M̂, (…, m, m).
-        gradient_bound: G; 0 leaves the Gram alone, and then the theorem does not apply.
+        gradient_bound: G; with 0 the smoothing is M̂/η² and the theorem does not apply.
         eta: η = √(α/β) of the potential.
         discount: γ.
     """
@@ -51,5 +51,5 @@ def smoothing(
 
 
 def _per_matrix(scalar: Tensor) -> Tensor:
-    """One entry per matrix, lined up with the leading dimensions of the stack."""
+    """Return one entry per matrix, aligned with the leading dimensions of the stack."""
     return scalar[..., None, None] if scalar.ndim else scalar

@@ -1,9 +1,9 @@
 """Counter-based noise: every number is a function of (seed, stream, step, sample) and nothing else.
 
-A 64-bit key is hashed from the four words and from the name of the distribution; the words that
-follow are hashes of that key and a counter, through the finalizer of splitmix64 (Steele, Lea and
-Flood, OOPSLA 2014). There is no state: a resumed run repeats bit for bit, and matrices drawn in one
-stack equal the same matrices drawn one by one.
+A 64-bit key is hashed from the four integers and the number of the distribution. The random words
+are hashes of that key and a counter, by the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA
+2014). There is no state: a resumed run repeats bit for bit, and matrices drawn in one stack equal
+those drawn one by one.
 
 Each value uses 32 random bits whatever the dtype, so float32 noise is float64 noise up to rounding,
 normals end at √(64 ln 2) ≈ 6.66 and exponentials at 32 ln 2 ≈ 22.2. The random words are the same
@@ -19,8 +19,8 @@ from nucleon import _checks
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2⁶⁴/φ, odd, as a signed word
 ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
-_NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN = 1, 2, 3, 4  # first word of a key: never the same bits
-_SEED = 5  # likewise
+# The first word of a key keeps the distributions apart.
+_NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN, _SEED = 1, 2, 3, 4, 5
 
 
 def normal(
@@ -35,19 +35,19 @@ def normal(
 ) -> Tensor:
     """Standard normal noise: √(−2 ln u)·(cos θ, sin θ), u and θ uniform.
 
-    Integer tensors among `stream`, `step` and `sample` broadcast to a batch shape that must be the
-    leading dimensions of `shape`; each of its entries has its own sequence, which fills the
-    remaining dimensions. So `normal((b, m, n), seed=s, stream=ids)` with `ids` of shape (b,) stacks
-    the b matrices `normal((m, n), seed=s, stream=id)`, and `sample=arange(k)` adds an axis of k
-    draws, each independent of k. Tensors are never read back: the call is free of host
-    synchronization and can be compiled or captured in a CUDA graph.
+    Integer tensors among `stream`, `step` and `sample` broadcast to a batch shape, which must be
+    the leading dimensions of `shape`. Each entry of the batch has its own sequence, which fills the
+    remaining dimensions. For example, `normal((b, m, n), seed=s, stream=ids)` with `ids` of shape
+    (b,) stacks the b matrices `normal((m, n), seed=s, stream=id)`; `sample=arange(k)` adds an axis
+    of k draws, and each draw does not depend on k. The call does not synchronize with the host, so
+    it can be compiled or captured in a CUDA graph.
 
     Args:
         shape: shape of the result.
         seed: any integer (modulo 2⁶⁴).
         stream: identity of the parameter or game (default 0).
         step: round or optimizer step (default 0).
-        sample: which of several draws (default 0).
+        sample: number of the draw (default 0).
         dtype: float16, bfloat16, float32 or float64 (default: torch's).
         device: of the result (default: torch's); the tensors above must be on it, or 0-d.
     """
@@ -110,7 +110,7 @@ def signs(
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """A seed for each number, a 64-bit hash of both: those of neighbouring seeds have no relation.
+    """Return a 64-bit hash of `seed` and `number`; neighbouring seeds give unrelated ones.
 
     Args:
         seed: any integer (modulo 2⁶⁴).
@@ -121,9 +121,9 @@ def derived_seed(seed: int, number: int) -> int:
 
 
 def normal_key(seed: int) -> int:
-    """The key of normal noise after its seed, a signed 64-bit word.
+    """Return the key of normal noise after absorbing the seed, a signed 64-bit word.
 
-    A kernel that draws the noise itself absorbs step, sample and stream into it, in this order.
+    A kernel that draws the noise itself absorbs step, sample and stream next, in this order.
     """
     return _mix_int((_NORMAL ^ _signed(seed)) + GOLDEN)
 
@@ -137,9 +137,9 @@ def _words(
     sample: int | Tensor,
     device: torch.device | str | None,
 ) -> Tensor:
-    """Random int32 words (*batch, 2·pairs), at least one for each entry of a block of `shape`."""
+    """Return random int32 words (*batch, 2·pairs), at least one per entry of a block of `shape`."""
     key: int | Tensor = distribution
-    # Plain integers first: they are hashed on the host, and only what follows a tensor on device.
+    # Integers are hashed on the host until the first tensor; `stream` is the likeliest one.
     for name, word in (("seed", seed), ("step", step), ("sample", sample), ("stream", stream)):
         key = _absorb(key, _integer(name, word))
     batch = tuple(key.shape) if isinstance(key, Tensor) else ()
@@ -157,10 +157,9 @@ def _words(
 
 
 def _sequence(key: int | Tensor, length: int, device: torch.device | str | None) -> Tensor:
-    """The 64-bit words mix((key ⊕ w)·golden + mix(key + golden)), w = 0, …, length − 1.
+    """Return the 64-bit words mix((key ⊕ w)·golden + mix(key + golden)), w = 0, …, length − 1.
 
-    The second term keeps keys apart that differ in their low bits only, whose words would be the
-    same, permuted.
+    Without the second term, keys that differ in low bits only would have equal words, permuted.
     """
     other = _absorb(key, 0)
     if isinstance(key, Tensor) and isinstance(other, Tensor):
@@ -171,13 +170,13 @@ def _sequence(key: int | Tensor, length: int, device: torch.device | str | None)
 
 
 def _absorb(key: int | Tensor, word: int | Tensor) -> int | Tensor:
-    """mix((key ⊕ word) + golden): for each key a bijection of `word`, and the other way round."""
+    """Return mix((key ⊕ word) + golden), a bijection of `word` for each key and vice versa."""
     mixed = (key ^ word) + GOLDEN
     return _mix(mixed) if isinstance(mixed, Tensor) else _mix_int(mixed)
 
 
 def _mix(z: Tensor) -> Tensor:
-    """splitmix64's finalizer, in place on an int64 tensor."""
+    """Apply splitmix64's finalizer in place to an int64 tensor."""
     for shift, factor in ROUNDS:
         # torch shifts arithmetically: the mask clears the copies of the sign bit.
         z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))
@@ -187,7 +186,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _mix_int(z: int) -> int:
-    """splitmix64's finalizer on a Python integer, as a signed 64-bit word."""
+    """Return splitmix64's finalizer of an integer, as a signed 64-bit word."""
     z &= (1 << 64) - 1
     for shift, factor in ROUNDS:
         z = ((z ^ (z >> shift)) * factor) & ((1 << 64) - 1)
@@ -195,17 +194,17 @@ def _mix_int(z: int) -> int:
 
 
 def _signed(word: int) -> int:
-    """The signed 64-bit word congruent to `word` modulo 2⁶⁴."""
+    """Return the signed 64-bit word congruent to `word` modulo 2⁶⁴."""
     return ((word + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _unit(values: Tensor) -> Tensor:
-    """In place, |x + ½|·2⁻³¹ ∈ (0, 1]: a float near 0 keeps all bits of x, so the tail is exact."""
+    """Map x to |x + ½|·2⁻³¹ ∈ (0, 1] in place; a float near 0 keeps all bits of x in the tail."""
     return values.add_(0.5).abs_().mul_(2.0**-31)
 
 
 def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The leading entries of each block, without the one that pads an odd block."""
+    """Return the leading entries of each block, without the padding of an odd block."""
     batch = values.ndim - 1
     return values[..., : math.prod(shape[batch:])].reshape(shape)
 

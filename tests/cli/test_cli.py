@@ -60,7 +60,7 @@ def test_a_missing_extra_is_named_in_one_sentence(monkeypatch, capsys):
         cli.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == (
-        "nucleon: the command line needs rich, which the extra [cli] brings: "
+        "nucleon: the command line needs rich; install the extra [cli]: "
         "pip install 'nucleon-optim[cli]'\n"
     )
 

@@ -1,4 +1,8 @@
-"""The command `nucleon`."""
+"""The command `nucleon`, one file a verb.
+
+Imports every other package, typer and rich; nothing imports it. Imported without the extra [cli],
+it names what to install.
+"""
 
 import sys
 from importlib.util import find_spec
@@ -7,12 +11,12 @@ _EXTRA = ("typer", "rich", "matplotlib", "jinja2")
 
 
 def main() -> None:
-    """Run the command line, or say in one sentence what to install for it."""
+    """Run the command line; without the extra [cli], print what to install."""
     missing = [name for name in _EXTRA if find_spec(name) is None]
     if missing:
         print(
-            f"nucleon: the command line needs {', '.join(missing)}, which the extra "
-            f"[cli] brings: pip install 'nucleon-optim[cli]'",
+            f"nucleon: the command line needs {', '.join(missing)}; install the extra [cli]: "
+            f"pip install 'nucleon-optim[cli]'",
             file=sys.stderr,
         )
         sys.exit(2)

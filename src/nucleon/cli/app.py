@@ -1,4 +1,4 @@
-"""The verbs of the command line, each loaded when it is called: `--help` waits for no torch."""
+"""The verbs of the command line, each loaded when it is called, so `--help` imports no torch."""
 
 from importlib import import_module
 from typing import Annotated, Any
@@ -18,11 +18,11 @@ VERBS = {
 }
 """The first sentence of each verb's help."""
 ALONE = ("list", "report")
-"""Verbs that need no argument; the others show their help without one."""
+"""Verbs that run without an argument; the others show their help."""
 
 
 def command(name: str) -> Any:
-    """Return the verb itself, with its options."""
+    """Return the command of a verb, with its options."""
     module = import_module(f"nucleon.cli.{name}")
     function = module.list_names if name == "list" else getattr(module, name)
     alone = typer.Typer(
@@ -33,10 +33,10 @@ def command(name: str) -> Any:
 
 
 class Verbs(TyperGroup):
-    """Lists the verbs by their summaries, and loads the one that is called."""
+    """Group that lists the verbs by their summaries and loads the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb itself in the place of its summary."""
+        """Return the command of the verb that is called."""
         name, summary, rest = super().resolve_command(ctx, args)
         return name, summary and command(str(name)), rest
 
@@ -53,8 +53,8 @@ for name, summary in VERBS.items():
     app.command(name, help=summary)(lambda: None)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"nucleon {nucleon.__version__}")
         raise typer.Exit
 

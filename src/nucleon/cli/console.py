@@ -1,10 +1,9 @@
 """Options, printing, errors and progress that all verbs share.
 
-Exit codes: 0, all is well; 1, a claim did not hold; 2, the command could not do its work;
-130, interrupted.
+Exit codes: 0, success; 1, a claim or a bound did not hold; 2, the command failed; 130, interrupted.
 
-The body of a verb stands under `with plain_errors(debug)`. With `--json` it prints one value by
-`print_json`, and words go to a quiet console.
+The body of a verb runs inside `with plain_errors(debug)`. With `--json` it prints one value by
+`print_json` and writes text to a quiet console.
 """
 
 import ast
@@ -27,7 +26,7 @@ from nucleon._files import to_json
 
 PIPE_WIDTH = 120
 VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "-inf": -math.inf}
-"""Words for what Python writes otherwise, or not at all."""
+"""Values of options that are no Python literals."""
 HINTS = {
     errno.ENOSPC: "free some room there, or choose another folder with --output",
     errno.EDQUOT: "free some of your quota, or choose another folder with --output",
@@ -39,7 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and n
 
 
 class CommandError(Exception):
-    """A sentence on what went wrong and a hint at what to do."""
+    """An error of a command: a sentence, and a hint at the remedy."""
 
     def __init__(self, sentence: str, hint: str) -> None:
         super().__init__(sentence)
@@ -57,12 +56,12 @@ def hinting(
         raise CommandError(f"{before}{error}", hint) from error
 
 
-# ------------------------------------------------------------------ words of the command line
+# ------------------------------------------------------------------ options
 
 
 def usable_device(name: str) -> str:
     """Return the device `name`, if torch can make a tensor there."""
-    import torch  # takes seconds, which commands without it need not wait for
+    import torch  # here, since it takes seconds and most commands do not need it
 
     try:
         torch.empty(0, device=name)
@@ -83,9 +82,9 @@ def matrix_shape(words: str) -> tuple[int, int]:
 
 
 def setting(option: str, text: str, form: str) -> tuple[str, Any]:
-    """Return the name and the value of NAME=VALUE; dashes of the name become underscores.
+    """Return name and value of NAME=VALUE; dashes in the name become underscores.
 
-    A value is one of `VALUES`, a Python literal, or else text.
+    The value is one of `VALUES`, a Python literal, or else a string.
     """
     name, equals, word = text.partition("=")
     name = name.replace("-", "_")
@@ -103,7 +102,7 @@ def setting(option: str, text: str, form: str) -> tuple[str, Any]:
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Return a console on the present `sys.stdout`; a pipe is wide enough for the tables."""
+    """Return a console on the present `sys.stdout`, or on stderr; pipes are `PIPE_WIDTH` wide."""
     out = Console(stderr=stderr, highlight=False, quiet=quiet)
     if not out.is_terminal:
         out.width = PIPE_WIDTH
@@ -111,7 +110,7 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def columns(rows: Iterable[Iterable[str]], **looks: Any) -> Table:
-    """Return words in columns, without headings or lines."""
+    """Return a table without headings or lines."""
     table = Table(show_header=False, box=None, **looks)
     for row in rows:
         table.add_row(*map(escape, row))
@@ -125,17 +124,17 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def plain_errors(debug: bool) -> Iterator[None]:
-    """Turn exceptions into a sentence, a hint and exit code 2; `debug` lets them through."""
+    """Turn exceptions into a sentence, a hint and exit code 2; with `debug`, re-raise them."""
     try:
         yield
-    except (typer.Exit, typer.Abort, BrokenPipeError):  # a closed pipe is the reader's business
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # typer handles these
         raise
     except KeyboardInterrupt:
         if debug:
             raise
         complain(
-            "interrupted; what was not finished is discarded",
-            "run the same command again; --resume, where it has one, goes on",
+            "interrupted; unfinished runs are discarded",
+            "run the same command again; `nucleon reproduce --resume` keeps finished claims",
         )
         raise typer.Exit(130) from None
     except Exception as error:
@@ -157,7 +156,7 @@ def explain(error: BaseException) -> tuple[str, str]:
 
 
 def complain(sentence: str, hint: str) -> None:
-    """Say on stderr what went wrong and what to do."""
+    """Print an error and its remedy on stderr."""
     print(f"nucleon: {sentence}\n  hint: {hint}", file=sys.stderr)
 
 
@@ -165,46 +164,46 @@ def complain(sentence: str, hint: str) -> None:
 
 
 class Bar:
-    """A bar of `shown`, as claims and games advance it; a full one goes away."""
+    """A progress bar that claims and games advance; a full bar is hidden."""
 
-    def __init__(self, shown: Progress, name: str) -> None:
-        self.shown, self.name, self.task = shown, name, TaskID(0)
+    def __init__(self, bars: Progress, name: str) -> None:
+        self.bars, self.name, self.task = bars, name, TaskID(0)
 
     def begin(self, total: int, unit: str) -> None:
         """Show an empty bar."""
-        self.task = self.shown.add_task("", total=total, what=self.name)
+        self.task = self.bars.add_task("", total=total, name=self.name)
 
     def advance(self, amount: int, stage: str) -> None:
         """Move the bar."""
-        self.shown.update(self.task, advance=amount, description=stage)
-        self.shown.update(self.task, visible=not self.shown.tasks[self.task].finished)
+        self.bars.update(self.task, advance=amount, description=stage)
+        self.bars.update(self.task, visible=not self.bars.tasks[self.task].finished)
 
 
 @contextmanager
 def progress(
     above: Callable[[], RenderableType] | None = None,
 ) -> Iterator[Callable[[str], Bar]]:
-    """Yield name → its bar; bars are drawn on a terminal only.
+    """Yield a function from names to bars; bars are drawn on a terminal only.
 
     Args:
-        above: returns what to show live above the bars (nothing).
+        above: returns a table to show live above the bars (None).
     """
     out = console(stderr=True)
     parts = (
-        TextColumn("{task.fields[what]}"),
+        TextColumn("{task.fields[name]}"),
         TextColumn("{task.percentage:>3.0f} %"),
         BarColumn(bar_width=32),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.description}", style="dim"),
     )
-    # What is printed meanwhile goes above the bars, unless it goes to a pipe.
+    # On a terminal, text printed meanwhile is placed above the bars.
     both, hidden = sys.stdout.isatty(), not out.is_terminal
-    with _Shown(*parts, console=out, transient=True, redirect_stdout=both, disable=hidden) as shown:
-        shown.above = above
-        yield partial(Bar, shown)
+    with _Bars(*parts, console=out, transient=True, redirect_stdout=both, disable=hidden) as bars:
+        bars.above = above
+        yield partial(Bar, bars)
 
 
-class _Shown(Progress):
+class _Bars(Progress):
     above: Callable[[], RenderableType] | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:

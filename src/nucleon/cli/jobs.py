@@ -1,4 +1,4 @@
-"""One claim checked and written, here or in a process of its own beside others."""
+"""Check a claim and write its run, in this process or in several at once."""
 
 import multiprocessing as mp
 import os
@@ -23,15 +23,15 @@ START = "spawn"  # a fork of a process with threads may hang
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim after it was checked.
+    """Outcome of checking a claim.
 
     Args:
-        claim: that was checked.
-        result: None when the claim could not be measured.
-        seconds: the measurement took.
-        folder: of the run; None when it could not be saved.
-        trouble: a sentence and a hint, where something went wrong.
-        resumed: whether an earlier run was taken.
+        claim: the claim.
+        result: its result; None if the measurement failed.
+        seconds: duration of the measurement.
+        folder: folder of the run; None if it could not be saved.
+        trouble: a sentence and a hint, if an error occurred.
+        resumed: True if an earlier run was used.
     """
 
     claim: Claim
@@ -59,9 +59,9 @@ def command(claim: Claim, settings: Settings) -> str:
 def check(
     claim: Claim, settings: Settings, output: Path, progress: Progress, debug: bool
 ) -> Outcome:
-    """Measure `claim` and write its run; a measurement that fails is an outcome too.
+    """Measure `claim` and write its run; return a failed measurement as an outcome too.
 
-    The draft comes first: an output folder that cannot be written is an error, before any work.
+    The draft comes first, so an output folder that cannot be written raises before any work.
     """
     with draft(output, claim.id) as folder:
         started, clock = datetime.now().astimezone(), time.perf_counter()
@@ -91,15 +91,15 @@ def check_in_parallel(
     debug: bool,
     starting: Callable[[Claim], None],
 ) -> Iterator[Outcome]:
-    """Yield outcomes as they come, from `jobs` processes; `starting` is called before each."""
+    """Yield outcomes as claims finish in `jobs` processes; `starting` is called before each."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ProcessPoolExecutor(jobs, mp.get_context(START), _enter_worker, (threads,))
     try:
-        left, pending = list(claims), set[Future[Outcome]]()
-        while left or pending:
-            while left and len(pending) < jobs:  # no claim waits in the pool's own queue
-                starting(left[0])
-                pending.add(pool.submit(check, left.pop(0), settings, output, Silent(), debug))
+        waiting, pending = list(claims), set[Future[Outcome]]()
+        while waiting or pending:
+            while waiting and len(pending) < jobs:  # submitted claims start at once
+                starting(waiting[0])
+                pending.add(pool.submit(check, waiting.pop(0), settings, output, Silent(), debug))
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in finished)
     except BrokenProcessPool:
@@ -118,4 +118,4 @@ def check_in_parallel(
 def _enter_worker(threads: int) -> None:
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by an exception, so drafts are gone
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, which deletes drafts

@@ -1,4 +1,4 @@
-"""`nucleon list`: what there is, one line and the equation each."""
+"""`nucleon list`: learners, potentials, streams, optimizers and claims, a line each."""
 
 import inspect
 from collections.abc import Mapping
@@ -25,8 +25,7 @@ def list_names(
 ) -> None:
     """List learners, potentials, streams, optimizers and claims, each with its equation.
 
-    The names are those that the other verbs take; these also take package.module:Class and
-    file.py:Class.
+    The other verbs accept these names, and also package.module:Class and file.py:Class.
 
     For example:
 

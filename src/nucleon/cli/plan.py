@@ -1,4 +1,4 @@
-"""`nucleon plan`: γ, D and T of the theorems for a target, or why there are none."""
+"""`nucleon plan`: γ, D and T of the theorems for a target, or the reason why none exist."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -31,23 +31,23 @@ def plan(
     q_nuclear: Annotated[
         float | None,
         typer.Option(
-            help="Sum over the matrices of ‖Q‖_*, where E[GGᵀ] ⪯ Q²; needed.", show_default=False
+            help="Sum over the matrices of ‖Q‖_*, where E[GGᵀ] ⪯ Q²; required.", show_default=False
         ),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="ΔL, the first loss less its infimum; needed.", show_default=False),
+        typer.Option(help="ΔL, the first loss less its infimum; required.", show_default=False),
     ] = None,
     gradient_bound: Annotated[
-        float | None, typer.Option(help="G, at least every ‖G_t‖_op; needed.", show_default=False)
+        float | None, typer.Option(help="G, at least every ‖G_t‖_op; required.", show_default=False)
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.
 
-    Exit code 0 when the theorem reaches the target, 1 when the target is trivial, not covered or
-    out of reach, 2 when the command could not run.
+    Exit code 0 if the theorem reaches the target, 1 if the target is trivial, not covered or out of
+    reach, 2 if the command failed.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""`nucleon play`: learners against streams, regret beside bound, live."""
+"""`nucleon play`: play learners against streams and show regret beside bound, live."""
 
 import inspect
 import math
@@ -46,7 +46,7 @@ RECORDS = 400
 """Recorded rounds of a game, evenly spaced."""
 PLAYERS: Mapping[str, type[Learner]] = {**LEARNERS, GBPA.name: GBPA}
 """Learners by name; GBPA needs a potential."""
-Made = TypeVar("Made")
+T = TypeVar("T")
 COLUMNS = ("learner", "stream", "round", "regret", "bound", "slack", "‖X_t‖")
 _STREAM = ("name", "shape", "gradient_bound", "oblivious", "rounds", "gradient")
 
@@ -79,8 +79,8 @@ def play(
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Probability with which the bound of a learner that draws noise may fail; "
-            "without it, the bound is on its mean.",
+            help="Probability with which the bound of a learner with noise may fail; "
+            "default: the bound is on its mean.",
             show_default=False,
         ),
     ] = None,
@@ -91,8 +91,7 @@ def play(
 ) -> None:
     """Play every learner against every stream: round, regret, bound and slack, live.
 
-    Exit code 0 when every regret is within its bound, 1 when one is not, 2 when the command could
-    not do its work.
+    Exit code 0 if every regret is within its bound, 1 if one is not, 2 if the command failed.
 
     For example:
 
@@ -131,8 +130,10 @@ def play(
             out.print(_tables(pairs, last))
             for note in result.notes:
                 out.print(f"[dim]• {escape(note)}[/]")
-            kept = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
-            run = RunRecord(about, shlex.join(words), {**kept, **options}, result, started, seconds)
+            settings = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
+            run = RunRecord(
+                about, shlex.join(words), {**settings, **options}, result, started, seconds
+            )
             final = publish(run, folder)
         out.print(f"run  {escape(str(final))}", soft_wrap=True)
         if as_json:
@@ -143,7 +144,7 @@ def play(
 
 @dataclass(frozen=True)
 class Pair:
-    """A learner and a stream, each with the words that named it."""
+    """A learner and a stream, with their texts on the command line."""
 
     learner: Learner
     stream: Stream
@@ -152,16 +153,16 @@ class Pair:
     """True where a theorem bounds the regret."""
 
 
-# ------------------------------------------------------------------ from words to games
+# ------------------------------------------------------------------ construction
 
 
 def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str, Any]) -> Pair:
-    """Return the learner and the stream that the words name, made for each other."""
+    """Construct the stream, and the learner with its shape and gradient bound."""
     place: dict[str, Any] = {"dtype": torch.float64, "device": shared["device"]}
     if shared["seed"] is not None:
         place["seed"] = shared["seed"]
     constructor, options = _parse("stream", stream, {n: e.constructor for n, e in STREAMS.items()})
-    opponent = _made("stream", stream, constructor, {"shape": shape, **place}, options)
+    opponent = _constructed("stream", stream, constructor, {"shape": shape, **place}, options)
     missing = [name for name in _STREAM if not hasattr(opponent, name)]
     if missing:
         raise CommandError(
@@ -171,14 +172,19 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
     constructor, options = _parse("learner", learner, PLAYERS)
     if "potential" in options:
         name = str(options["potential"])
-        known = {kind.lower(): potential for kind, potential in POTENTIALS.items()}
-        kind, _ = _parse("potential", name if is_address(name) else name.lower(), known)
-        options["potential"] = _made("potential", name, kind, {}, {})
+        potentials = {kind.lower(): potential for kind, potential in POTENTIALS.items()}
+        kind, _ = _parse("potential", name if is_address(name) else name.lower(), potentials)
+        options["potential"] = _constructed("potential", name, kind, {}, {})
     bound = opponent.gradient_bound
     if isinstance(constructor, type) and issubclass(constructor, ScalarGBPA):
-        bound *= math.sqrt(min(opponent.shape[-2:]))  # of the norm of Frobenius
-    given = {"shape": opponent.shape, "radius": shared["radius"], "gradient_bound": bound, **place}
-    player = _made("learner", learner, constructor, given, options)
+        bound *= math.sqrt(min(opponent.shape[-2:]))  # on the Frobenius norm
+    shared_options = {
+        "shape": opponent.shape,
+        "radius": shared["radius"],
+        "gradient_bound": bound,
+        **place,
+    }
+    player = _constructed("learner", learner, constructor, shared_options, options)
     if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CommandError(f"{learner} is no learner", "derive its class from Learner or GBPA")
     refusal = player.refusal(oblivious=opponent.oblivious, delta=shared["delta"])
@@ -186,48 +192,48 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
 
 
 def _parse(
-    what: str, words: str, known: Mapping[str, Callable[..., Made]]
-) -> tuple[Callable[..., Made], dict[str, Any]]:
+    category: str, words: str, constructors: Mapping[str, Callable[..., T]]
+) -> tuple[Callable[..., T], dict[str, Any]]:
     """Read `name:option=value,…`; the name may be an address."""
     name, _, rest = words.partition(":")
-    if name not in known and is_address(":".join(words.split(":")[:2])):
+    if name not in constructors and is_address(":".join(words.split(":")[:2])):
         place, attribute, *options = words.split(":", 2)
         name, rest = f"{place}:{attribute}", "".join(options)
-    if name not in known and not is_address(name):
-        sentence, hint = unknown(what, name, known)
+    if name not in constructors and not is_address(name):
+        sentence, hint = unknown(category, name, constructors)
         raise CommandError(sentence, f"{hint} (or write module:Class)")
     pairs = [pair for pair in rest.split(",") if pair]
     options = dict(setting(f"an option of {name}", p, f"{name}:option=value") for p in pairs)
-    with hinting(f"the {what}s by name are {', '.join(known)}"):
-        return known[name] if name in known else named(name), options
+    with hinting(f"the {category}s by name are {', '.join(constructors)}"):
+        return constructors[name] if name in constructors else named(name), options
 
 
-def _made(
-    what: str,
+def _constructed(
+    category: str,
     words: str,
-    constructor: Callable[..., Made],
+    constructor: Callable[..., T],
     shared: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> Made:
-    """Construct with the options, and those of the shared ones that the constructor takes.
+) -> T:
+    """Construct with the options, and with the shared ones that the constructor accepts.
 
-    One with untyped keyword arguments takes all of them but a seed.
+    A constructor with untyped keyword arguments receives all shared options except `seed`.
     """
     parameters = inspect.signature(constructor).parameters
     rest = [p.annotation for p in parameters.values() if p.kind is p.VAR_KEYWORD]
     typed = {name for kind in rest for kinds in get_args(kind) for name in kinds.__annotations__}
     untyped = set(shared) - {"seed"} if rest and not typed else set[str]()
-    taken = {*parameters, *typed, *untyped}
+    accepted = {*parameters, *typed, *untyped}
     kinds = (ValueError, TypeError, OSError)
-    with hinting(f"see `nucleon list {what}s`", kinds, before=f"{words}: "):
-        return constructor(**{**{k: v for k, v in shared.items() if k in taken}, **options})
+    with hinting(f"see `nucleon list {category}s`", kinds, before=f"{words}: "):
+        return constructor(**{**{k: v for k, v in shared.items() if k in accepted}, **options})
 
 
 # ------------------------------------------------------------------ the games
 
 
 def _play(pairs: Sequence[Pair], rounds: int, delta: float | None) -> list[Trace]:
-    """Play all games, one after the other, on a table that moves."""
+    """Play all games, one after the other, with a live table."""
     rows: list[RecordedRound | None] = [None] * len(pairs)
     traces = list[Trace]()
     with progress(above=lambda: _tables(pairs, rows)) as bar_of, one_thread():
@@ -253,12 +259,12 @@ def _cells(pair: Pair, row: RecordedRound | None) -> tuple[str | float, ...]:
     if row is None:
         return (*pair.names, "", "", "", "", "")
     regret, bound, slack, norm = map(float, (row.regret, row.bound, row.slack, row.norm))
-    known = (bound, slack) if pair.bounded and math.isfinite(bound) else ("none", "")
-    return (*pair.names, str(row.round), regret, *known, norm)
+    bounds = (bound, slack) if pair.bounded and math.isfinite(bound) else ("none", "")
+    return (*pair.names, str(row.round), regret, *bounds, norm)
 
 
 def _tables(pairs: Sequence[Pair], rows: Sequence[RecordedRound | None]) -> Group:
-    """Return a table for each stream, whose columns do not jump with the numbers."""
+    """Return a table for each stream; minimal widths keep the columns in place."""
     longest = max(len(pair.names[0]) for pair in pairs)
     tables = dict[str, Table]()
     for pair, row in zip(pairs, rows, strict=True):

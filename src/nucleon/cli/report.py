@@ -1,4 +1,4 @@
-"""`nucleon report`: one page over runs that were written before."""
+"""`nucleon report`: write one page over saved runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ def report(
 ) -> None:
     """Write one self-contained page over runs: claims, marks, charts, tables, commands.
 
-    Exit code 0 when all runs are in it, 1 when damaged ones were left out, 2 when there are none.
+    Exit code 0 if all runs are in it, 1 if damaged runs were left out, 2 if there are none.
 
     For example:
 
@@ -60,13 +60,13 @@ def report(
         paths = runs or [RUNS]
         beside = paths[0].parent if (paths[0] / MANIFEST).exists() else paths[0]
         page = output or beside / REPORT
-        shown, damaged = make_page(paths, page)
+        saved, damaged = make_page(paths, page)
         console(quiet=as_json).print(f"report  {escape(str(page))}", soft_wrap=True)
         if as_json:
             print_json(
                 {
                     "report": str(page),
-                    "runs": [str(run.folder) for run in shown],
+                    "runs": [str(run.folder) for run in saved],
                     "damaged": [str(error) for error in damaged],
                 }
             )
@@ -74,22 +74,22 @@ def report(
 
 
 def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[DamagedRunError]]:
-    """Write `page` over the runs under `paths`, and name those that are damaged on stderr."""
-    found = {path: find(path) for path in paths}
-    for path, folders in found.items():
+    """Write `page` over the runs under `paths`; report damaged ones on stderr."""
+    folders_of = {path: find(path) for path in paths}
+    for path, folders in folders_of.items():
         if not folders:
             hint = "run `nucleon reproduce` first, or name their folder"
             raise CommandError(f"there are no runs in {path}", hint)
-    folders = list(dict.fromkeys(folder for folders in found.values() for folder in folders))
-    order = {name: place for place, name in enumerate(CLAIMS)}  # the paper's, then the others
+    folders = list(dict.fromkeys(folder for folders in folders_of.values() for folder in folders))
+    order = {name: place for place, name in enumerate(CLAIMS)}  # claims first, then other runs
     folders.sort(key=lambda folder: order.get(folder.parent.name, len(order)))
-    shown, damaged = load_all(folders)
+    saved, damaged = load_all(folders)
     for error in damaged:
         complain(f"{error}; that run is left out", "delete it and run its command again")
-    if not shown:
+    if not saved:
         raise CommandError(
             "there is no undamaged run to report",
-            "run `nucleon reproduce` first, or go on as said above",
+            "delete the damaged runs and run `nucleon reproduce` again",
         )
-    write_whole(page, render(shown, damaged))
-    return shown, damaged
+    write_whole(page, render(saved, damaged))
+    return saved, damaged

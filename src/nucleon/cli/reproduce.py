@@ -1,4 +1,4 @@
-"""`nucleon reproduce`: check claims of the paper, write a run of each and a page over all."""
+"""`nucleon reproduce`: check claims of the paper, write a run of each and a page over all runs."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ from nucleon.cli.report import REPORT, make_page
 from nucleon.report.page import number
 from nucleon.report.saved import completed
 
-MOST_JOBS = 4  # unless asked: each holds its own torch
-MOST_SEEDS = 1000  # what fits into the memory of a small machine, with room to spare
+MOST_JOBS = 4  # by default, since each process loads torch
+MOST_SEEDS = 1000  # fits into the memory of a small machine, with room to spare
 MARKS = {True: "[bold green]PASS[/]", False: "[bold red]FAIL[/]"}
 
 
@@ -66,14 +66,14 @@ def reproduce(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Keep what this code already checked with these options."),
+        typer.Option("--resume", help="Keep results of the same code with the same options."),
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Check claims of the paper: each against its tolerance, with a figure and a page.
 
-    Exit code 0 when all hold, 1 when one does not, 2 when the command could not do its work.
+    Exit code 0 if all hold, 1 if one does not, 2 if the command failed.
 
     For example:
 
@@ -97,8 +97,8 @@ def reproduce(
         outcomes = _earlier(claims, settings, output) if resume else []
         for outcome in outcomes:
             _show(outcome, out)
-        known = {outcome.claim.id for outcome in outcomes}
-        together, alone = _split([claim for claim in claims if claim.id not in known], jobs)
+        resumed = {outcome.claim.id for outcome in outcomes}
+        together, alone = _split([claim for claim in claims if claim.id not in resumed], jobs)
         out.print(_forecast(together, alone, quick, jobs), style="dim")
         for outcome in _check_all(together, alone, settings, output, jobs, debug, out):
             outcomes.append(outcome)
@@ -125,7 +125,7 @@ def _find(name: str) -> Claim:
 
 
 def _earlier(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:
-    """Return the outcomes of claims that need not be checked again."""
+    """Return the outcomes of claims with a saved run of the same code and options."""
     saved = ((claim, completed(output, claim.id, asdict(settings))) for claim in claims)
     return [
         Outcome(claim, run.result, run.manifest["seconds"], run.folder, resumed=True)
@@ -166,7 +166,7 @@ def _check_all(
 
 def _forecast(together: Sequence[Claim], alone: Sequence[Claim], quick: bool, jobs: int) -> str:
     if not (together or alone):
-        return "nothing is left to check"
+        return "all claims are checked already"
     beside = [claim.expected(quick) for claim in together]
     total = max((sum(beside) / jobs, *beside)) + sum(claim.expected(quick) for claim in alone)
     count = len(together) + len(alone)
@@ -190,7 +190,7 @@ def _plain(outcome: Outcome) -> dict[str, object]:
     }
 
 
-# ------------------------------------------------------------------ what is printed
+# ------------------------------------------------------------------ printing
 
 
 def _show(outcome: Outcome, out: Console) -> None:

@@ -1,1 +1,4 @@
-"""Where the optimizers meet other frameworks; each module needs the library it is named after."""
+"""Adapters of the optimizers to other frameworks; a module imports the library in its name.
+
+They import `nucleon.optim`, and nothing imports them.
+"""

@@ -22,11 +22,11 @@ from nucleon.optim.registry import create
 def factory(name: str) -> type:
     """Return a factory for `Trainer(optimizer_cls_and_kwargs=(factory("leon"), options))`.
 
-    The Trainer (transformers 5 and later) instantiates what is not a torch optimizer class and
-    calls it with its model, so that the parameters are routed by module. With an earlier one build
-    the optimizer yourself and pass `optimizers=(optimizer, None)`. The options are those of
-    `for_model`. The Trainer passes none of its arguments on, so `lr` and `weight_decay` must be
-    among the options; the schedule is the Trainer's.
+    The Trainer (transformers 5 and later) calls an instance of the factory with its model, so that
+    the parameters are routed by module. With an earlier version, build the optimizer yourself and
+    pass `optimizers=(optimizer, None)`. The options are those of `for_model`. The Trainer does not
+    pass its arguments on, so the options must contain `lr` and `weight_decay`. The schedule is the
+    Trainer's.
 
     Args:
         name: an optimizer of `nucleon.optim.OPTIMIZERS`.
@@ -34,7 +34,7 @@ def factory(name: str) -> type:
 
     class Factory:
         def __call__(self, model: nn.Module, *arguments: object, **options: Any) -> Optimizer:
-            # axolotl passes its TrainingArguments too; one rule serves both.
+            # `arguments` are the TrainingArguments, which axolotl passes and the Trainer does not.
             if missing := [each for each in ("lr", "weight_decay") if each not in options]:
                 raise ValueError(
                     f"the options lack {' and '.join(missing)}: learning_rate and weight_decay of "
@@ -49,17 +49,17 @@ def factory(name: str) -> type:
 
 
 class AverageCallback(TrainerCallback):
-    """`trainer.add_callback(AverageCallback(trainer))` evaluates and saves the average W̄.
+    """Evaluate and save the average W̄: `trainer.add_callback(AverageCallback(trainer))`.
 
-    The optimizer keeps an average: `factory` was given {"average": 0.1} among its options.
-    `evaluate` and `predict` run with W̄, during the training and after it. A checkpoint has the raw
-    weights, from which alone a run may go on, and W̄ beside them in a model folder of its own,
-    "checkpoint-…/average"; at the end W̄ is in "average" of the output directory. Both are loaded by
+    The optimizer must keep an average, for example by {"average": 0.1} among the options of
+    `factory`. `evaluate` and `predict` run with W̄, during and after the training. A checkpoint
+    contains the raw weights, from which a run is resumed; W̄ is saved in its folder
+    "checkpoint-…/average". At the end W̄ is saved in "average" of the output directory. Load both by
     `from_pretrained`.
 
     Args:
-        trainer: whose optimizer is Muon, Pion or Leon, and which does not load its best model at
-            the end: that would be the raw weights of a checkpoint whose average was the best.
+        trainer: its optimizer is Muon, Pion or Leon, and `load_best_model_at_end` is False, since
+            it would load raw weights.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -71,9 +71,9 @@ class AverageCallback(TrainerCallback):
         self.trainer = trainer
         loop = trainer.evaluation_loop
 
-        def averaged_loop(*given: Any, **options: Any) -> Any:
+        def averaged_loop(*arguments: Any, **options: Any) -> Any:
             with self._averaged():
-                return loop(*given, **options)
+                return loop(*arguments, **options)
 
         trainer.evaluation_loop = averaged_loop
 
@@ -99,19 +99,19 @@ class AverageCallback(TrainerCallback):
 
 
 def _matrix_optimizer(trainer: Trainer) -> MatrixOptimizer | None:
-    """Return the optimizer of a Trainer, as accelerate wraps it or not, if it is one of ours."""
+    """Return the optimizer of a Trainer, unwrapped from accelerate, if it is a MatrixOptimizer."""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     return optimizer if isinstance(optimizer, MatrixOptimizer) else None
 
 
 class DiagnosticsCallback(TrainerCallback):
-    """`trainer.add_callback(DiagnosticsCallback(trainer))` logs the optimizer every N steps.
+    """Log the optimizer every N steps: `trainer.add_callback(DiagnosticsCallback(trainer))`.
 
-    It goes to everything that the Trainer reports to, TensorBoard, Weights & Biases and others, see
-    `nucleon.integrations.quantities`.
+    The `nucleon.integrations.quantities` go to every logger of the Trainer: TensorBoard, Weights &
+    Biases and others.
 
     Args:
-        trainer: whose optimizer is Muon, Pion or Leon; of any other nothing is logged.
+        trainer: its optimizer is Muon, Pion or Leon; for any other nothing is logged.
         every: N (100); each time synchronizes with the device.
     """
 
@@ -130,6 +130,6 @@ class DiagnosticsCallback(TrainerCallback):
         optimizer = _matrix_optimizer(self.trainer)
         if state.global_step % self.every or optimizer is None:
             return
-        due = control.should_log  # which logging ends, though the loss is still to be logged
+        due = control.should_log  # `log` clears it, though the loss is still to be logged
         self.trainer.log(quantities(optimizer))
         control.should_log = due

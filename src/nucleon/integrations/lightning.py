@@ -29,7 +29,7 @@ class DiagnosticsLogger(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Log once for each N-th step, also where several batches make a step."""
+        """Log once after each N-th step, also if a step takes several batches."""
         step = trainer.global_step
         if step == self.last or step % self.every:
             return

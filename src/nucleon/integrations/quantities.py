@@ -8,8 +8,8 @@ from nucleon.optim.base import MatrixOptimizer
 def quantities(optimizer: MatrixOptimizer) -> dict[str, float]:
     """Return `diagnostics()`, and for each certificate `regret`, a finite `bound`, and `holds`.
 
-    Keys are "{optimizer}/{parameter}/{quantity}", with "{parameter}.{matrix}" where a parameter has
-    several. Where states are spread over ranks, every rank must call it.
+    Keys are "{optimizer}/{parameter}/{quantity}"; a parameter of several matrices has a key
+    "{parameter}.{matrix}" for each. If states are spread over ranks, every rank must call it.
     """
     numbers = optimizer.diagnostics()
     for name, certificate in optimizer.certificates().items():

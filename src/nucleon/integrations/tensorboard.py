@@ -25,10 +25,10 @@ class DiagnosticsWriter:
 
     Args:
         optimizer: Muon, Pion or Leon.
-        writer: a `SummaryWriter`; None on ranks that do not write but, with a `placement`, must
-            take part in `diagnostics()`.
+        writer: a `SummaryWriter`; None on ranks that do not write. With a `placement` they must
+            still call `diagnostics()`.
         every: N (100); each time synchronizes with the device once.
-        start: steps taken before, where a run is resumed (0).
+        start: steps taken before, in a resumed run (0).
     """
 
     def __init__(

@@ -1,21 +1,21 @@
-"""torchtitan: its container of optimizers, with one of ours for each part of the model.
+"""torchtitan: its container of optimizers, with Muon, Pion or Leon for each part of the model.
 
     --override.imports 'nucleon.integrations.torchtitan.leon={"lr": 0.02, "placement": "owner"}'
 
-The options of the override are those of `for_model`, and concern the matrices. What goes to AdamW
-keeps what the run's configuration says of it, pattern by pattern, and where a pattern says nothing
-the defaults of torch's AdamW, unless the override has `aux_lr` or `aux`. torchtitan's schedule
-multiplies all rates.
+The options of the override are those of `for_model`, and concern the matrices. Parameters of AdamW
+keep the options of the run's configuration, pattern by pattern, completed by the defaults of
+torch's AdamW; `aux_lr` and `aux` of the override come first. torchtitan's schedule multiplies all
+rates.
 
-With `average` among the options, two more overrides put the average W̄ where the run is judged and
-where it ends; checkpoints keep the raw weights, with W̄ in the state of the optimizer:
+With `average` among the options, two more overrides validate the average W̄ and save it as the last
+model. Checkpoints keep the raw weights, with W̄ in the state of the optimizer:
 
     --override.imports 'nucleon.integrations.torchtitan.averaged_validation'
     --override.imports 'nucleon.integrations.torchtitan.averaged_model'
 """
 
 # pyright: basic, reportMissingImports=false
-# torchtitan is not among the packages that the types are checked with.
+# torchtitan is not installed where the types are checked.
 
 import re
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ from nucleon.optim.routing.routing import AUX_LR, param_groups
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """States by parameter, so that stages of a pipeline can be cut and joined."""
 _ALWAYS = ("fused", "foreach", "capturable")
-"""Options of how torch's AdamW is computed, which leave its step as it is; nucleon has one way."""
+"""Options that choose an implementation of torch's AdamW; nucleon has one."""
 _OF_PART: WeakKeyDictionary[nn.Module, MatrixOptimizer] = WeakKeyDictionary()
 """The optimizer of each part of a model."""
 
@@ -61,12 +61,12 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
-        """Beside torchtitan's `param_groups`, which here are those of AdamW's parameters."""
+        """Options; torchtitan's `param_groups` concern the parameters of AdamW."""
 
         method: str = "leon"
         """An optimizer of `nucleon.optim.OPTIMIZERS`."""
         options: dict[str, Any] = field(default_factory=dict)
-        """Of `for_model`; dtypes by their names, as "bfloat16"."""
+        """Options of `for_model`; dtypes by their names, as "bfloat16"."""
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         self.model_parts = model_parts
@@ -102,7 +102,7 @@ def averaged(model_parts: Sequence[nn.Module]) -> Iterator[None]:
             optimizer = _OF_PART.get(part)
             if optimizer is None:
                 raise RuntimeError(
-                    "the average is kept by Muon, Pion or Leon; add the override "
+                    "no optimizer of Muon, Pion or Leon keeps an average; add the override "
                     "'nucleon.integrations.torchtitan.muon={\"average\": 0.1}'"
                 )
             stack.enter_context(optimizer.averaged())
@@ -114,7 +114,7 @@ class AveragedValidator(Validator):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Validator.Config):
-        """The same options."""
+        """Options of torchtitan's validation."""
 
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
         """Validate W̄."""
@@ -123,18 +123,18 @@ class AveragedValidator(Validator):
 
 
 class AveragedCheckpoints(CheckpointManager):
-    """torchtitan's checkpoints; the last one, where it is the model alone, is the average W̄."""
+    """torchtitan's checkpoints; a last one of the model alone is the average W̄."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """The same options."""
+        """Options of torchtitan's checkpoints."""
 
-    def __init__(self, config: Config, *, model_parts: list[nn.Module], **given: Any) -> None:
-        super().__init__(config, model_parts=model_parts, **given)
+    def __init__(self, config: Config, *, model_parts: list[nn.Module], **options: Any) -> None:
+        super().__init__(config, model_parts=model_parts, **options)
         self.model_parts = model_parts
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Save the raw weights to go on from, or W̄ at the end."""
+        """Save the raw weights, or W̄ at the end."""
         if not (last_step and self.last_save_model_only):
             return super()._save(curr_step, last_step)
         with averaged(self.model_parts):
@@ -146,23 +146,23 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
     if config.implementation == "fused_opt_states_bf16":
         raise ValueError(
             "optimizer.implementation is 'fused_opt_states_bf16', but AdamW's moments are float32 "
-            "here; choose 'fused', and momentum_dtype='bfloat16' for the matrices"
+            "here; write 'fused', and momentum_dtype='bfloat16' for the matrices"
         )
-    found = {
+    options = {
         name: TORCH_DTYPE_MAP.get(value, value) if name.endswith("_dtype") else value
         for name, value in config.options.items()
     }
-    if getattr(part, "lm_head", part) is None:  # a stage of a pipeline, whose head another has
-        found.setdefault("head", None)
-    told = {**(found.get("aux") or {})}
-    told |= {"lr": found["aux_lr"]} if "aux_lr" in found else {}
+    if getattr(part, "lm_head", part) is None:  # a stage of a pipeline without the head
+        options.setdefault("head", None)
+    explicit = {**(options.get("aux") or {})}
+    explicit |= {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     patterns = _patterns(config)
     last = patterns[-1][1] if patterns else {"lr": AUX_LR}
-    shared = {name: x for name, x in last.items() if name in ADAMW_DEFAULTS} | told
-    values = {param: _of(name, patterns) | told for name, param in _rest(part, found)}
-    apart = differing(values, shared), found.get("overrides") or {}
+    shared = {name: x for name, x in last.items() if name in ADAMW_DEFAULTS} | explicit
+    values = {param: _of(name, patterns) | explicit for name, param in _rest(part, options)}
+    apart = differing(values, shared), options.get("overrides") or {}
     aux = {name: value for name, value in shared.items() if name != "lr"}
-    return {**found, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
+    return {**options, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
 
 
 def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
@@ -173,25 +173,25 @@ def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
 
 
 def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]]]:
-    """Return each pattern of AdamW with all its options, which it shares with no other pattern.
+    """Return each pattern of Adam and AdamW with all its options.
 
-    Patterns of other optimizers are of the matrices, whose options are those of the override.
+    Patterns of other optimizers concern the matrices, whose options are those of the override.
     """
     patterns: list[tuple[str, dict[str, Any]]] = []
     for group in config.param_groups:
         if (kind := group.optimizer_name) not in ("Adam", "AdamW"):
             continue
         defaults = getattr(torch.optim, kind)([torch.empty(0)]).defaults
-        given = config.optimizer_factory_kwargs_by_name.get(kind, {}) | group.optimizer_kwargs
-        chosen = {name: x for name, x in given.items() if name not in _ALWAYS}
-        options = {name: defaults[name] for name in ADAMW_DEFAULTS} | chosen
-        if kind == "Adam" and options["weight_decay"]:
+        configured = config.optimizer_factory_kwargs_by_name.get(kind, {}) | group.optimizer_kwargs
+        relevant = {name: x for name, x in configured.items() if name not in _ALWAYS}
+        complete = {name: defaults[name] for name in ADAMW_DEFAULTS} | relevant
+        if kind == "Adam" and complete["weight_decay"]:
             raise ValueError(
                 f"the pattern {group.pattern!r} of optimizer.param_groups has Adam with "
-                f"weight_decay={options['weight_decay']}, which Adam adds to the gradient; here "
-                f"decay is apart from it: write optimizer_name='AdamW', or weight_decay=0"
+                f"weight_decay={complete['weight_decay']}, which Adam adds to the gradient; only "
+                f"decoupled decay is available: write optimizer_name='AdamW', or weight_decay=0"
             )
-        patterns.append((group.pattern, options))
+        patterns.append((group.pattern, complete))
     return patterns
 
 
@@ -200,37 +200,37 @@ def _of(name: str, patterns: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     first = next((options for pattern, options in patterns if re.search(pattern, name)), None)
     if first is None and patterns:
         raise ValueError(
-            f"{name} goes to AdamW, and no pattern of AdamW in optimizer.param_groups has it; add "
-            f"one, as the last ParamGroupConfig(pattern='.*', optimizer_name='AdamW', …)"
+            f"{name} goes to AdamW, but no pattern of AdamW in optimizer.param_groups matches it; "
+            f"add a last ParamGroupConfig(pattern='.*', optimizer_name='AdamW', …)"
         )
     return first or {}
 
 
 @override(target=OptimizersContainer.Config, description="matrices by Leon, the rest by AdamW")
 def leon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
-    """`nucleon.Leon` in the place of the run's optimizer."""
+    """Replace the run's optimizer by `nucleon.Leon`."""
     return derive(config, MatrixOptimizers.Config, method="leon", options=options)
 
 
 @override(target=OptimizersContainer.Config, description="matrices by Muon, the rest by AdamW")
 def muon(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
-    """`nucleon.Muon` in the place of the run's optimizer."""
+    """Replace the run's optimizer by `nucleon.Muon`."""
     return derive(config, MatrixOptimizers.Config, method="muon", options=options)
 
 
 @override(target=OptimizersContainer.Config, description="matrices by Pion, the rest by AdamW")
 def pion(config: OptimizersContainer.Config, **options: Any) -> MatrixOptimizers.Config:
-    """`nucleon.Pion` in the place of the run's optimizer."""
+    """Replace the run's optimizer by `nucleon.Pion`."""
     return derive(config, MatrixOptimizers.Config, method="pion", options=options)
 
 
 @override(target=Validator.Config, description="validate the average of the weights")
 def averaged_validation(config: Validator.Config) -> AveragedValidator.Config:
-    """`AveragedValidator` in the place of the run's validator."""
+    """Replace the run's validator by `AveragedValidator`."""
     return derive(config, AveragedValidator.Config)
 
 
 @override(target=CheckpointManager.Config, description="the last model is the average")
 def averaged_model(config: CheckpointManager.Config) -> AveragedCheckpoints.Config:
-    """`AveragedCheckpoints` in the place of the run's checkpoints."""
+    """Replace the run's checkpoints by `AveragedCheckpoints`."""
     return derive(config, AveragedCheckpoints.Config)

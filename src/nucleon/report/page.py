@@ -24,12 +24,12 @@ DIGITS = 6
 
 
 def number(value: Cell) -> str:
-    """Return a cell as text: numbers with four significant digits."""
+    """Return a cell as text, numbers with four significant digits."""
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> str:
-    """Return the page over `runs`, in this order, with a line on each that could not be read."""
+    """Return the page of `runs`, in this order, with a line for each damaged run."""
     environment = Environment(
         loader=PackageLoader("nucleon.report", "."),
         autoescape=True,
@@ -76,10 +76,10 @@ def _heading(runs: Sequence[Saved]) -> str:
     verdicts = [run.passed for run in claims if run.passed is not None]
     if not verdicts:
         return f"{len(runs)} run{'s' * (len(runs) != 1)}"
-    held = sum(verdicts)
+    passed = sum(verdicts)
     if len(verdicts) == 1:
-        return "The claim holds" if held else "The claim does not hold"
-    return f"{'All' if held == len(verdicts) else f'{held} of'} {len(verdicts)} claims hold"
+        return "The claim holds" if passed else "The claim does not hold"
+    return f"{'All' if passed == len(verdicts) else f'{passed} of'} {len(verdicts)} claims hold"
 
 
 def _facts(run: Saved) -> dict[str, str]:

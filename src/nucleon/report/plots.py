@@ -20,7 +20,7 @@ class Look(NamedTuple):
     colour: str
     on_dark: str
     dash: tuple[float, ...]
-    """On and off in widths of the line; nothing for a solid one."""
+    """Lengths of dashes and gaps, in widths of the line; empty for a solid line."""
     marker: str
 
 
@@ -55,10 +55,10 @@ LOOK: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "svg.fonttype": "path",
-    "text.parse_math": False,  # a name with dollars in it is a name
+    "text.parse_math": False,  # names may contain dollars
 }
 WIDTH, PANEL_HEIGHT, HEADING = 9.0, 2.9, 0.85  # inches
-KEY, LETTER, KEY_HEIGHT = 0.6, 0.075, 0.21  # of the legend: a key, a letter of its name, a row
+KEY, LETTER, KEY_HEIGHT = 0.6, 0.075, 0.21  # inches of the legend: a key, a letter, a row
 DPI = 160
 ABOUT: dict[str, Any] = {"Date": None, "Creator": "nucleon"}
 
@@ -108,7 +108,7 @@ def _canvas(figure: Figure) -> Canvas:
 
 
 def _draw_panel(panel: Panel, axis: Axes) -> dict[tuple[str, int], Line2D]:
-    """Draw a panel; returns the line of each name and style, for the legend."""
+    """Draw a panel; return the line of each name and style, for the legend."""
     lines = {(s.name, s.style): _draw_series(s, axis, panel.marked) for s in panel.series}
     axis.set_title(panel.title, loc="left", size=10.5)
     axis.set_xlabel(panel.x_label)
@@ -132,7 +132,7 @@ def _draw_series(series: Series, axis: Axes, marked: bool) -> Line2D:
     look = STYLES[series.style % len(STYLES)]
     if series.low is not None and series.high is not None:
         axis.fill_between(series.x, series.low, series.high, color=look.colour, alpha=0.13, lw=0)
-    seen = marked or len(series.x) == 1  # a line through one point is not
+    markers = marked or len(series.x) == 1  # a line through one point is invisible
     (line,) = axis.plot(
         series.x,
         series.y,
@@ -140,7 +140,7 @@ def _draw_series(series: Series, axis: Axes, marked: bool) -> Line2D:
         linestyle=(0, look.dash) if look.dash else "solid",
         linewidth=1.5,
         label=series.name,
-        marker=look.marker if seen else None,
+        marker=look.marker if markers else None,
         markersize=5.5,
         markeredgecolor="white",
         markeredgewidth=0.6,

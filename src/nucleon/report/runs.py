@@ -1,8 +1,8 @@
-"""A run as a folder `<root>/<id>/<time>-<hash>/`, complete or not there at all.
+"""A run as a folder `<root>/<id>/<time>-<hash>/`, written whole or not at all.
 
-Everything is written into a hidden folder beside it, which is renamed at the end: a run that is
-killed, or a full disk, leaves no folder under a final name. The hash is that of the trace, so
-equal hashes are equal measurements.
+All files are written into a hidden folder beside it, which is renamed at the end. A killed run or a
+full disk therefore leaves no folder under a final name. The hash is of the trace, so equal hashes
+mean equal measurements.
 """
 
 import os
@@ -36,13 +36,13 @@ def _source() -> str:
     )
 
 
-SOURCE = _source()  # now: by the end of a run the files may have changed
+SOURCE = _source()  # at import, since the files may change during a run
 """The digest of the package's code, which also tells two changed checkouts apart."""
 
 
 @dataclass(frozen=True)
 class About:
-    """Name and words of a run that checks no claim."""
+    """Name and texts of a run that checks no claim."""
 
     id: str
     title: str
@@ -53,11 +53,11 @@ class About:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run, how it was made and what it measured.
+    """A run: its subject, command and result.
 
     Args:
-        subject: a claim, or what takes its place.
-        command: that repeats the run.
+        subject: a claim, or the texts of a run without one.
+        command: repeats the run.
         options: of the command, as plain values.
         result: the measurement.
         started: time of the start.
@@ -76,7 +76,7 @@ class RunRecord:
 
 @contextmanager
 def draft(root: Path, name: str) -> Iterator[Path]:
-    """Yield a hidden folder for a run of `name`; gone afterwards unless it was published."""
+    """Yield a hidden folder for a run of `name`; delete it afterwards unless it was published."""
     folder = root / name / f".{uuid.uuid4().hex[:12]}.tmp"
     folder.parent.mkdir(parents=True, exist_ok=True)  # its error names no hidden folder
     folder.mkdir()
@@ -105,7 +105,7 @@ def publish(run: RunRecord, folder: Path) -> Path:
     }
     write_whole(folder / TRACE, trace)
     write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
-    from nucleon.report.plots import draw  # matplotlib, which naming a processor does not need
+    from nucleon.report.plots import draw  # here: `processor` should not import matplotlib
 
     for figure in run.result.figures:
         for path in draw(figure, folder):
@@ -115,7 +115,7 @@ def publish(run: RunRecord, folder: Path) -> Path:
 
 
 def identity() -> dict[str, object]:
-    """Return what two equal runs share besides their options: versions and source."""
+    """Return the versions and the digest of the source, equal for runs that can be compared."""
     versions = {
         "nucleon": nucleon.__version__,
         "python": platform.python_version(),
@@ -127,8 +127,8 @@ def identity() -> dict[str, object]:
 
 def _content(result: Result) -> dict[str, object]:
     checks = [{**asdict(check), "passed": check.passed} for check in result.checks]
-    kept = {name: list(map(asdict, getattr(result, name))) for name in ("tables", "figures")}
-    return {"checks": checks, **kept, "notes": list(result.notes)}
+    parts = {name: list(map(asdict, getattr(result, name))) for name in ("tables", "figures")}
+    return {"checks": checks, **parts, "notes": list(result.notes)}
 
 
 def _rename(folder: Path, name: str) -> Path:

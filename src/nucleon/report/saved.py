@@ -1,4 +1,4 @@
-"""Runs read back from disk; one that cannot be read is named."""
+"""Read runs from disk; report each damaged one by name."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def _parsed(path: Path) -> Any:
 
 
 def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError]]:
-    """Return the runs that can be read, and an error for each other one."""
+    """Return the readable runs, and an error for each damaged one."""
     saved, damaged = list[Saved](), list[DamagedRunError]()
     for folder in folders:
         try:
@@ -77,10 +77,10 @@ def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError
 
 
 def find(path: Path) -> list[Path]:
-    """Return the folders of the runs that `path` stands for.
+    """Return the folders of the runs at `path`.
 
-    A run stands for itself, the folder of an id for its newest run, a folder of ids for what each
-    of them stands for, and for runs put into it under other names.
+    `path` is a run, the folder of an id (its newest run is returned) or a folder of ids (the newest
+    run of each, and runs stored in it under other names).
     """
     if (path / MANIFEST).exists():
         return [path]
@@ -92,10 +92,10 @@ def find(path: Path) -> list[Path]:
 
 
 def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | None:
-    """Return the newest readable run of `name` with these options, by this very code."""
-    wanted = {**identity(), "options": json.loads(to_json(dict(options)))}
+    """Return the newest readable run of `name` with these options and the present source."""
+    expected = {**identity(), "options": json.loads(to_json(dict(options)))}
     saved, _ = load_all(reversed(_runs(root / name)))
-    return next((s for s in saved if {key: s.manifest[key] for key in wanted} == wanted), None)
+    return next((s for s in saved if {key: s.manifest[key] for key in expected} == expected), None)
 
 
 def _runs(path: Path) -> list[Path]:
@@ -104,7 +104,7 @@ def _runs(path: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the folders in `path` that are not hidden, as drafts are."""
+    """Return the folders in `path`, without the hidden ones of drafts."""
     if not path.is_dir():
         return []
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -139,6 +139,6 @@ def _panel(*, series: list[dict[str, Any]], **words: Any) -> Panel:
 
 
 def _series(*, name: str, style: int, **columns: list[float] | None) -> Series:
-    """Return a series; `float` reads the words that stand for numbers that JSON lacks."""
+    """Return a series; `float` also reads the words "nan", "inf" and "-inf"."""
     read = {key: None if c is None else [float(value) for value in c] for key, c in columns.items()}
     return Series(name=name, style=int(style), **read)  # pyright: ignore[reportArgumentType]
