@@ -117,7 +117,9 @@ def test_full_state_dict_of_owners_is_refused(ranks2, kind, certify, used):
         arguments = {"kind": kind, "placement": "owner", "resumed": resumed, "used": used}
         for ok, message in ranks2.try_all("full_state", certify=certify, **arguments):
             assert not ok
-            assert "ValueError: full_state_dict=True takes what one rank owns" in message
+            assert (
+                "ValueError: full_state_dict=True loses the states that other ranks own" in message
+            )
 
 
 @pytest.mark.parametrize(("kind", "placement"), LAYOUTS)

@@ -203,7 +203,7 @@ def test_a_state_of_others_frozen_says_what_to_do():
     train(model, optimizer, 1)
     saved = without_frozen(optimizer, names=False)
     model.requires_grad_(True)
-    with pytest.raises(ValueError, match="while the same ones are frozen"):
+    with pytest.raises(ValueError, match="parameters that were frozen when it was saved"):
         nucleon.Leon.for_model(model, head=None).load_state_dict(saved)
 
 

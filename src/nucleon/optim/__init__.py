@@ -1,4 +1,8 @@
-"""Muon, Pion and Leon: torch optimizers from online learning over the operator-norm ball."""
+"""Muon, Pion and Leon: torch optimizers from online learning over the operator-norm ball.
+
+Imports `nucleon.linalg` and the shared modules (`noise`, `moments`, `certificate`), never
+`nucleon.online` or `nucleon.claims`.
+"""
 
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.checkpoints import consolidate

@@ -1,18 +1,18 @@
-"""The average of the iterates as the model, at any time and without a horizon.
+"""The average W̄ of the iterates, usable as the model at any time and without a horizon.
 
-After each step W̄ ← W̄ + σ_t(W − W̄), where t counts the steps and W is every parameter as it is after
-the step. The option `average` is the mean age of the iterates in W̄:
+After each step W̄ ← W̄ + σ_t(W − W̄), where t counts the steps and W is a parameter after the step.
+The option `average` is the mean age of the iterates in W̄:
 
     a fraction f in (0, 0.5]   of the run so far: σ_t = (p+1)/(t+p) with p = 1/f − 2; the mean age
                                is f(t−1), and 0.5 is the plain mean
     a number N ≥ 1             of steps: σ_t = (1−γ)/(1−γ^t) with γ = N/(N+1), an exponential
                                average, corrected for its start
 
-A skipped step advances t and enters W unchanged. The conversion of the theory enters the iterate
-before the step instead, see `nucleon.online.o2nc`.
+A skipped step advances t and averages the unchanged W. The conversion of the theory averages the
+iterate before the step instead, see `nucleon.online.o2nc`.
 
-W̄ is float32 for half-precision weights, else of their dtype: 4 bytes for each such weight, 8 for a
-float64 one. Under FSDP2 and tensor parallelism each rank keeps its shard, otherwise every rank all.
+W̄ is float32 for half-precision weights, else of their dtype: 4 bytes per weight, 8 for float64.
+Under FSDP2 and tensor parallelism each rank stores its shard; otherwise every rank stores all of W̄.
 """
 
 import math
@@ -52,7 +52,7 @@ def check(average: object, dtype: object = None) -> None:
     if dtype not in (None, *_checks.FULL_DTYPES):
         raise TypeError(
             f"average_dtype must be None, torch.float32 or torch.float64, got {dtype!r}; half "
-            f"precision would round the small steps of an average away"
+            f"precision would lose the small steps of an average"
         )
 
 
@@ -65,7 +65,7 @@ def share(average: float, t: Tensor) -> Tensor:
 
 
 def lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
-    """W̄ ← W̄ + share·(W − W̄) in one multi-tensor pass, the share read from its device."""
+    """Update W̄ ← W̄ + share·(W − W̄) in one multi-tensor pass, reading the share on its device."""
     first = averages[0]
     alike = all(
         x.stride() == y.stride() and x.dtype == y.dtype
@@ -78,9 +78,9 @@ def lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
 
 
 def _fused_lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
-    """Do the same by the step of SGD, W̄ ← W̄ − share·(W̄ − W), which reads its rate on a device.
+    """Update W̄ by the step of SGD, W̄ ← W̄ − share·(W̄ − W), which reads its rate on the device.
 
-    torch's multi-tensor lerp is one pass for a share that is a Python number alone.
+    torch's multi-tensor lerp needs several passes unless the share is a Python number.
     """
     torch._fused_sgd_(
         averages,
@@ -99,11 +99,11 @@ def _fused_lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
 def get_multi_avg_fn(average: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
     """Return a `multi_avg_fn` for `torch.optim.swa_utils.AveragedModel`, with t = num_averaged + 1.
 
-    `AveragedModel` keeps its average in the dtype of the weights, where half precision would lose
-    the small steps: average a float32 copy of such a model, or use the option `average`.
+    `AveragedModel` stores its average in the dtype of the weights, and half precision would lose
+    the small steps. For such a model average a float32 copy, or use the option `average`.
 
     Args:
-        average: as the option, a fraction f in (0, 0.5] or a number of steps N ≥ 1.
+        average: mean age, a fraction f in (0, 0.5] or a number of steps N ≥ 1.
     """
     check(average)
 
@@ -122,19 +122,19 @@ def get_multi_avg_fn(average: float) -> Callable[[Tensors, Tensors, Tensor | int
 
 @dataclass
 class _Pass:
-    """Parameters of one dtype on one device, whose W̄ have one dtype: updated together."""
+    """Parameters of one dtype on one device, with W̄ of one dtype, which are updated together."""
 
     average: float
     count: Tensor
     params: list[Tensor]
     averages: list[Tensor]
     addresses: list[int] = field(default_factory=list[int])
-    """Of the weights, for which `table` was made."""
+    """Addresses of the weights in `table`."""
     table: Tensor | None = None
-    """The chunks that the kernel enters; None where it does not serve."""
+    """Chunks for the kernel; None if it cannot be used."""
 
     def run(self) -> None:
-        """Enter the weights with the share of the count."""
+        """Average the weights with the share of the count."""
         dtype = self.averages[0].dtype
         part = share(self.average, self.count.to(dtype))
         weights = [_plain(param) for param in self.params]
@@ -150,7 +150,7 @@ class _Pass:
             lerp_(averages, wide, part)
 
     def _launch(self, weights: list[Tensor], part: Tensor) -> bool:
-        """Enter them by the kernel; return False, with nothing changed, where it does not serve."""
+        """Average the weights by the kernel; return False, with no change, if it cannot be used."""
         addresses = [*map(Tensor.data_ptr, weights)]
         if addresses != self.addresses:
             self.addresses, self.table = addresses, None
@@ -168,7 +168,7 @@ class _Pass:
 
 
 def _kernel_serves(averages: Tensors, weights: Tensors) -> bool:
-    """Return whether W and W̄ lie alike on a GPU, without gaps, and W̄ is float32."""
+    """Return True if W and W̄ are dense on a GPU with equal strides, and W̄ is float32."""
     first = averages[0]
     return (
         first.is_cuda
@@ -183,7 +183,7 @@ def _kernel_serves(averages: Tensors, weights: Tensors) -> bool:
 
 
 def _chunks(weights: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Cut a list of weights so that each part has at most `CHUNK` entries, or is one weight."""
+    """Split a list of weights into parts of at most `CHUNK` entries, or of one weight."""
     chunk, size = list[int](), 0
     for i, weight in enumerate(weights):
         if chunk and size + weight.numel() > CHUNK:
@@ -196,16 +196,16 @@ def _chunks(weights: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, as real numbers."""
-    held = shards.local(tensor)
-    return torch.view_as_real(held) if held.is_complex() else held
+    """Return the local part of a tensor, as real numbers."""
+    part = shards.local(tensor)
+    return torch.view_as_real(part) if part.is_complex() else part
 
 
 class Averaging:
-    """The average of one optimizer; does nothing with average=None.
+    """The average of an optimizer; without effect if average=None.
 
-    The state of each parameter has `average`, W̄, and `averaged`, the number t of iterates in it,
-    0-d int64 and one tensor for all parameters of a device. Before the first step W̄ is zero.
+    The state of each parameter contains `average`, W̄, and `averaged`, the number t of iterates in
+    it: 0-d int64, one tensor for all parameters of a device. Before the first step W̄ is zero.
     """
 
     def __init__(self, average: float | None = None, dtype: torch.dtype | None = None) -> None:
@@ -217,38 +217,38 @@ class Averaging:
         self._passes: list[_Pass] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the option alone."""
+        """Copy and pickle the options alone."""
         self.refuse("copying the optimizer")
         return type(self), (self.average, self.dtype)
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, call: str) -> None:
         """Raise inside `averaged()`, where the model is W̄."""
         if self._inside:
             raise RuntimeError(
-                f"{what} is not possible inside averaged(), where the parameters are the average; "
+                f"{call} is not possible inside averaged(), where the parameters are the average; "
                 f"leave the block first"
             )
 
     # ------------------------------------------------------------------ state
 
     def new_state(self, param: Tensor, states: States) -> State:
-        """Return W̄ and t of a parameter: zero, or for one that comes late W and the t of others."""
+        """Return W̄ and t of a parameter: zero, or for a late parameter W and the t of others."""
         if self.average is None:
             return {}
         dtype = self.dtype or _checks.work_dtype(param.dtype)
         dtype = dtype.to_complex() if param.is_complex() else dtype
         average = torch.zeros_like(param, dtype=dtype).detach()
-        others = (own["averaged"] for own in states.values() if "averaged" in own)
+        others = (state["averaged"] for state in states.values() if "averaged" in state)
         count = next(others, torch.zeros((), dtype=torch.int64, device=param.device))
         count = count.to(param.device, copy=True)
-        held = shards.local(average)
-        held.copy_(torch.where(count > 0, shards.local(param.detach()), held))
+        part = shards.local(average)
+        part.copy_(torch.where(count > 0, shards.local(param.detach()), part))
         return {"average": average, "averaged": count}
 
     def reconciled(
         self, saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return a saved state with the entries of this optimizer, starting W̄ where it has none."""
+        """Return a saved state with the entries of this optimizer; a missing W̄ starts at zero."""
         states = {key: dict(own) for key, own in saved["state"].items()}
         begun = [own for own in states.values() if own]
         if self.average is None or not all("average" in own for own in begun):
@@ -270,22 +270,22 @@ class Averaging:
         return {**saved, "state": states}
 
     def restart(self, states: States) -> None:
-        """Begin again with the next step."""
+        """Restart the average at the next step."""
         self._require()
         self.refuse("restart_average()")
-        for own in states.values():
-            if "average" in own:
-                own["averaged"].zero_()
-                shards.local(own["average"]).zero_()
+        for state in states.values():
+            if "average" in state:
+                state["averaged"].zero_()
+                shards.local(state["average"]).zero_()
 
     # ------------------------------------------------------------------ the step
 
     def update(self, states: States, structure: object) -> None:
-        """Enter the present weights.
+        """Average the present weights.
 
         Args:
-            states: of the optimizer.
-            structure: another object once parameters or states are others.
+            states: the states of the optimizer.
+            structure: a new object whenever parameters or states have changed.
         """
         if self.average is None:
             return
@@ -300,16 +300,16 @@ class Averaging:
     def _plan(self, average: float, states: States) -> None:
         counts: dict[torch.device, Tensor] = {}
         passes: dict[tuple[torch.device, torch.dtype, torch.dtype], _Pass] = {}
-        for param, own in states.items():
-            if "average" not in own:
+        for param, state in states.items():
+            if "average" not in state:
                 continue
-            held = _plain(own["average"])
-            own["averaged"] = count = counts.setdefault(held.device, own["averaged"])
+            values = _plain(state["average"])
+            state["averaged"] = count = counts.setdefault(values.device, state["averaged"])
             new = _Pass(average, count, [], [])
-            each = passes.setdefault((held.device, held.dtype, param.dtype), new)
-            if held.numel():  # a shard may be empty
+            each = passes.setdefault((values.device, values.dtype, param.dtype), new)
+            if values.numel():  # a shard may be empty
                 each.params.append(param)
-                each.averages.append(held)
+                each.averages.append(values)
         self._counts = [*counts.values()]
         self._passes = [each for each in passes.values() if each.params]
 
@@ -317,7 +317,7 @@ class Averaging:
 
     @contextmanager
     def swapped(self, states: States, model: nn.Module | None) -> Iterator[None]:
-        """Have the parameters hold W̄ inside, and exactly what they held again outside."""
+        """Set the parameters to W̄ inside the block, and restore them exactly at its end."""
         self._require()
         self.refuse("averaged()")
         self._inside = True
@@ -327,8 +327,8 @@ class Averaging:
             _reshard(model)
             undo.enter_context(
                 swapped(
-                    (shards.local(param), shards.local(own["average"]))
-                    for param, own in self._begun(states).items()
+                    (shards.local(param), shards.local(state["average"]))
+                    for param, state in self._begun(states).items()
                 )
             )
             yield
@@ -353,7 +353,7 @@ class Averaging:
         values = model.state_dict(keep_vars=True)
         shown = {id(value) for value in values.values()}
         if not all(id(param) in shown for param in model.parameters() if param in begun):
-            # A hook of the model makes other tensors of them, as torchtitan's of a fused weight.
+            # A hook of the model replaces some tensors, such as torchtitan's fused weights.
             with self.swapped(states, model):
                 copied = model.state_dict()
                 for name, value in copied.items():
@@ -367,10 +367,12 @@ class Averaging:
 
     def _begun(self, states: States) -> dict[Tensor, State]:
         """Return the states with an iterate in their average; synchronizes."""
-        found = {param: own for param, own in states.items() if "average" in own}
-        counts = {id(own["averaged"]): own["averaged"] for own in found.values()}
+        averages = {param: state for param, state in states.items() if "average" in state}
+        counts = {id(state["averaged"]): state["averaged"] for state in averages.values()}
         empty = {name for name, count in counts.items() if not int(count)}
-        return {param: own for param, own in found.items() if id(own["averaged"]) not in empty}
+        return {
+            param: state for param, state in averages.items() if id(state["averaged"]) not in empty
+        }
 
     def _require(self) -> None:
         if self.average is None:
@@ -379,9 +381,9 @@ class Averaging:
 
 @contextmanager
 def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Copy the second of each pair into the first inside a block, and take the first back exactly.
+    """Copy the second of each pair into the first inside a block, and restore the first exactly.
 
-    Meanwhile the first waits in the memory of the second, or, if their dtypes differ, in a copy.
+    Meanwhile the first is stored in the memory of the second, or in a copy if their dtypes differ.
     """
     with ExitStack() as undo:
         for weight, average in pairs:
@@ -391,7 +393,7 @@ def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
 
 @torch.no_grad()
 def _swapped_in(weight: Tensor, average: Tensor) -> Callable[[], None]:
-    """Copy W̄ into the weight; return what takes it back."""
+    """Copy W̄ into the weight; return a function that restores it."""
     if weight.dtype == average.dtype:
         _exchange(weight, average)
         return partial(_exchange, weight, average)
@@ -407,13 +409,13 @@ def _restore(weight: Tensor, raw: Tensor) -> None:
 
 @torch.no_grad()
 def _exchange(x: Tensor, y: Tensor) -> None:
-    held = x.detach().clone()
+    before = x.detach().clone()
     x.copy_(y)
-    y.copy_(held)
+    y.copy_(before)
 
 
 def _reshard(model: nn.Module | None) -> None:
-    """Drop whole weights that FSDP2 keeps of its shards after a forward pass: they are old now."""
+    """Drop the gathered weights that FSDP2 keeps after a forward pass, which are outdated."""
     for module in model.modules() if model is not None else ():
         if hasattr(module, "unshard") and callable(reshard := getattr(module, "reshard", None)):
             reshard()

@@ -1,11 +1,11 @@
-"""The optimizer behind Muon, Pion and Leon: torch's contract around a list of work.
+"""The base class of Muon, Pion and Leon: the interface of a torch optimizer over a list of work.
 
-A step checks the gradients, then hands each piece of work to its engine:
+A step checks the gradients, then passes each piece of work to its engine:
 
-    for work in worklist:  work.engine.step(work)
+    for work in worklist:  work.engine.step(work, settings)
 
-The mathematics of a step is in `engines.reference`; a subclass adds its `direction`. Groups with
-route="adamw" take AdamW's step.
+The mathematics of a step is in `engines.reference`; a method adds its `direction`. Groups with
+route="adamw" are updated by AdamW.
 """
 
 import weakref
@@ -34,7 +34,7 @@ from nucleon.optim.worklist import Worklist
 
 
 class MatrixOptimizer(Optimizer, ABC):
-    """Options, state and step; a subclass writes `direction` and names its options.
+    """Base class of an optimizer; a subclass defines `direction` and declares its options.
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
@@ -44,42 +44,42 @@ class MatrixOptimizer(Optimizer, ABC):
         average: mean age of the iterates in their average, a fraction of the run or a number of
             steps, see `nucleon.optim.average` (None: no average is kept).
         average_dtype: dtype of the average (None: float32, or float64 for float64 parameters).
-        given: `own_options` of the class, and those of `Options`.
+        method_options: `own_options` of the method, and those of `Options`.
     """
 
     name: ClassVar[str]
-    """Name of the optimizer in states, reports and diagnostics."""
+    """Name of the method in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the optimizer itself, each with its default; those of its bases are added."""
+    """Options of the method itself with their defaults; those of its base classes are added."""
     has_gram: ClassVar[bool] = False
-    """True to keep M̂; without it `direction` is given an empty Λ."""
+    """True if M̂ is stored; otherwise `direction` receives an empty Λ."""
 
     _infos: dict[Tensor, ParameterInfo]
     _first_rates: dict[Tensor, float | Tensor]
-    """The rate that each parameter's group was added with."""
+    """Learning rate of each parameter's group when it was added."""
     _averaging: Averaging
     _numbers: frozenset[int] = frozenset()
-    """Streams of noise in a loaded state, which may count the parameters otherwise."""
+    """Numbers of the noise streams in a loaded state, which new parameters must not reuse."""
     _routed: bool = False
-    """True if `for_model` made the optimizer."""
+    """True if `for_model` constructed the optimizer."""
     _left_out: tuple[ParameterRow, ...] = ()
     """Parameters of the model that routing left out."""
     _note: str = ""
-    """A remark of routing for `explain`."""
-    # What follows is not copied with the optimizer.
+    """Message of routing to the user."""
+    # The attributes below are not copied with the optimizer.
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
     """The model of `for_model`, as long as it lives."""
     _settings: Sequence[Settings] = ()
-    """The settings of each group at the last step."""
+    """Settings of each group at the last step."""
     _structure: Sequence[object] = ()
-    """The structure that the list of work was made for."""
+    """Structure for which the list of work was built."""
     _worklist: Worklist | None = None
     _agreed: bool = False
-    """True once the ranks have compared parameters and options."""
+    """True after the ranks have compared parameters and options."""
     _warned: bool = False
-    """True once a warning has said that AdamW has the rate of the matrices."""
+    """True after the warning that AdamW has the rate of the matrices."""
     _last_rates: Sequence[float | Tensor] = ()
-    """Rates of the groups at the last step: a scheduler has moved on when diagnostics ask."""
+    """Rates of the groups at the last step; a scheduler may have changed them since."""
 
     def __init__(
         self,
@@ -89,38 +89,38 @@ class MatrixOptimizer(Optimizer, ABC):
         *,
         average: float | None = None,
         average_dtype: torch.dtype | None = None,
-        **given: Any,
+        **method_options: Any,
     ) -> None:
         if not isinstance(getattr(self, "name", None), str):
             raise TypeError(
-                f'{type(self).__name__} has no name; write name = "…" in the class, by which '
-                f"states, reports and diagnostics know the optimizer"
+                f'{type(self).__name__} has no name; write name = "…" in the class, for '
+                f"states, reports and diagnostics"
             )
         defaults = {"lr": lr, "momentum": momentum, **self._option_defaults()}
-        if unknown := sorted(set(given) - set(defaults)):
+        if unknown := sorted(set(method_options) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
-        if given.get("route", "matrix") != "matrix":
+        if (route := method_options.get("route", "matrix")) != "matrix":
             raise ValueError(
-                f"route={given['route']!r} is for a group, whose options are AdamW's; pass "
+                f"route={route!r} is for a group, whose options are AdamW's; pass "
                 f'{type(self).__name__}([{{"params": [...], "route": "adamw", "lr": 1e-3}}])'
             )
         self._infos, self._first_rates = {}, {}
         self._averaging = Averaging(average, average_dtype)
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
-        axes = {"axes": given.pop("axes")} if "axes" in given else {}
+        axes = {"axes": method_options.pop("axes")} if "axes" in method_options else {}
         given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
-        super().__init__(given_groups, {**defaults, **given, "nucleon": tag})
+        super().__init__(given_groups, {**defaults, **method_options, "nucleon": tag})
         if reason := certificates.unbounded(self, self.param_groups):
             groups.warn(f"certify=True measures the regret beside no bound: {reason}")
 
     @classmethod
     def _option_defaults(cls) -> dict[str, Any]:
-        """Return all options with their defaults, those of the class and its bases among them."""
-        own: dict[str, Any] = {}
+        """Return all options with their defaults, shared ones and those of the method."""
+        method_options: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
-            own |= vars(base).get("own_options", {})
-        return options.with_own(own)
+            method_options |= vars(base).get("own_options", {})
+        return options.with_own(method_options)
 
     @classmethod
     def for_model(
@@ -132,45 +132,50 @@ class MatrixOptimizer(Optimizer, ABC):
         aux: Mapping[str, Any] | None = None,
         head: options.Head = "auto",
         overrides: options.Overrides | None = None,
-        **given: Any,
+        **method_options: Any,
     ) -> Self:
-        """Return one optimizer for a whole model: its matrices by this method, the rest by AdamW.
+        """Return one optimizer for a whole model: this method for matrices, AdamW for the rest.
 
         Args:
-            model: its parameters are routed by the module that holds them, see `explain`.
+            model: its parameters are routed by the module that contains them, see `explain`.
             lr: learning rate of the matrices (0.02).
             aux_lr: learning rate of the parameters that go to AdamW: embeddings, output heads,
                 norms, biases and scalars (1e-3).
-            aux: their other options, see `AdamWOptions` (None).
+            aux: other options of those parameters, see `AdamWOptions` (None).
             head: the output heads, which go to AdamW: a glob over module names or a list of them;
-                None for no head; "auto" for what the model itself tells and usual names, see
-                `nucleon.optim.routing.heads` ("auto").
-            overrides: routes, axes and options of single parameters, which go before all else
-                (None). {glob over parameter names: override}, where of several that match the
-                later wins, key by key; or a function (name, module, parameter) → override, or
-                None to leave the parameter as it is. An override is a route, "matrix", "adamw"
-                or "frozen" (left out), or a dict with any of "route", "axes" (see
-                `nucleon.optim.matrices.axes`) and options, as {"axes": "(b=3 r) c", "lr": 0.01}.
-            given: options of the method, `momentum` among them; `average` and `average_dtype`.
+                None for no head; "auto" to find them by the methods of the model and by usual
+                names, see `nucleon.optim.routing.heads` ("auto").
+            overrides: routes, axes and options of single parameters, which precede all other rules
+                (None): {glob over parameter names: override}, where the last match wins, key by
+                key; or a function (name, module, parameter) → override, or None for no change. An
+                override is a route, "matrix", "adamw" or "frozen" (left out), or a dict with any of
+                "route", "axes" (see `nucleon.optim.matrices.axes`) and options, as
+                {"axes": "(b=3 r) c", "lr": 0.01}.
+            method_options: options of the method, `momentum` among them; `average` and
+                `average_dtype`.
         """
-        known = options.of_matrices(cls._option_defaults())
+        accepted = options.of_matrices(cls._option_defaults())
         routing.check_names(
-            f"{cls.__name__}.for_model", given, known | {*options.ModelOptions.__annotations__}
+            f"{cls.__name__}.for_model",
+            method_options,
+            accepted | {*options.ModelOptions.__annotations__},
         )
-        found = routing.routed(model, aux=aux, head=head, overrides=overrides, known=known)
-        optimizer = cls(found.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **given)
+        routes = routing.routed(model, aux=aux, head=head, overrides=overrides, known=accepted)
+        optimizer = cls(
+            routes.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **method_options
+        )
         optimizer._routed, optimizer._model = True, weakref.ref(model)
-        optimizer._left_out = found.left_out
-        optimizer._note = found.note
+        optimizer._left_out = routes.left_out
+        optimizer._note = routes.note
         return optimizer
 
     def explain(self) -> Explanation:
-        """Return the route of every parameter with its reason: a table that prints and exports."""
+        """Return a table of each parameter's route and the reason; it also exports to a dict."""
         rows = routing.rows(self, self.param_groups, self.state, self._infos)
         return Explanation(self.name, (*rows, *self._left_out), note=self._note)
 
     def __repr__(self) -> str:
-        """Return a few lines per group: its parameters, and the options that are not defaults."""
+        """Return a summary of each group: its parameters, and options that differ from defaults."""
         defaults = {"momentum": options.MOMENTUM, **self._option_defaults()}
         return groups.described(type(self).__name__, self.param_groups, defaults)
 
@@ -179,7 +184,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """Name, axes and routing of each parameter."""
         return self._infos
 
-    # ------------------------------------------------------------------ what a subclass writes
+    # ------------------------------------------------------------------ hooks of a method
 
     @abstractmethod
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
@@ -197,25 +202,25 @@ class MatrixOptimizer(Optimizer, ABC):
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
         """Return the factor c = 1/η² in Λ = c(G²β₁⁻²I + M̂) for m×n matrices.
 
-        As `draws`, it is asked for when an option of the group has changed, not in every step.
+        Like `draws`, it is called when an option of the group has changed, not in every step.
         """
         return group.get("smoothing_scale", 1.0)
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
-        """Return the noise in the direction of m×n matrices, m ≤ n; None where there is none."""
+        """Return the noise in the direction of m×n matrices, m ≤ n, or None."""
         return None
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Check the options of the class itself; the shared ones are checked before."""
+        """Check the options of the method itself; the shared ones are checked before."""
 
     # ------------------------------------------------------------------ parameters and state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options and parameters of a group, then add it with its state.
 
-        A frozen parameter has its state made with its first gradient. To an optimizer of
-        `for_model` a group says its "route"; `nucleon.optim.param_groups(module)` returns groups
-        that do.
+        The state of a frozen parameter is created with its first gradient. A group added to an
+        optimizer of `for_model` needs a "route"; `nucleon.optim.param_groups(module)` returns
+        such groups.
         """
         groups.check_route(param_group, routed=self._routed)
         group = options.filled(param_group, self.defaults, self.name)
@@ -224,7 +229,7 @@ class MatrixOptimizer(Optimizer, ABC):
             groups.check_seeds([*self.param_groups, group])
         self._check_group(group)
         indices = (info.index for info in self._infos.values())
-        first = 1 + max(indices, default=-1)  # after those of groups that were taken out since, too
+        first = 1 + max(indices, default=-1)  # also above the indices of removed groups
         named, names = groups.named(group, first)
         if self.param_groups and (names is None) is ("param_names" in self.param_groups[0]):
             remedy = 'with names, as in [("extra.weight", p)]' if names is None else "without names"
@@ -252,30 +257,30 @@ class MatrixOptimizer(Optimizer, ABC):
         self.state.update(self._missing_states(self.param_groups[-1]))
 
     def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:
-        """Return new states of parameters that may have a gradient and lack one, or were cast.
+        """Return new states of parameters that lack one, or that were cast since it was created.
 
-        Under "owner" every rank has an entry for every parameter: all make that of the unfrozen.
+        Frozen parameters have none. Under "owner" every rank has an entry for every parameter.
         """
-        made: dict[Tensor, State] = {}
+        states: dict[Tensor, State] = {}
         for param, owned in placement.kept(group, self._infos):
-            known = self.state.get(param)
-            if known is None and (param.requires_grad or param.grad is not None):
-                made[param] = self._new_state(group, param, owned=owned)
-            elif known and not state.fits(known, param, group):
-                own = self._new_state(group, param, owned=owned)
+            present = self.state.get(param)
+            if present is None and (param.requires_grad or param.grad is not None):
+                states[param] = self._new_state(group, param, owned=owned)
+            elif present and not state.fits(present, param, group):
+                template = self._new_state(group, param, owned=owned)
                 name = self._infos[param].name
-                made[param] = saving.recast(known, name, param, own, group)
-        return made
+                states[param] = saving.recast(present, name, param, template, group)
+        return states
 
     def _new_state(self, group: Mapping[str, Any], param: Tensor, *, owned: bool) -> State:
         average = self._averaging.new_state(param, self.state)
         if group["route"] == "adamw":
             return state.new_adamw_state(param) | average
-        # A late group counts from the same step as the others: Exp(1) lengths are shared by all.
+        # A late group starts at the step of the others, since all share the Exp(1) lengths.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
         info = self._infos[param]
         number = state.number(info)
-        while number in self._numbers:  # of another one, whose noise it must not share
+        while number in self._numbers:  # another parameter has this noise
             number += len(self._infos)
         new = state.new_matrix_state(
             param, info, number, step, group, has_gram=self.has_gram, owned=owned
@@ -292,12 +297,12 @@ class MatrixOptimizer(Optimizer, ABC):
         options.check_range([(self._infos[p].name, p) for p in params], group)
 
     def _current_settings(self) -> Sequence[Settings]:
-        """Return the settings of each group, made and checked anew where an option has changed."""
-        known: Sequence[Settings | None] = self._settings
-        if len(known) != len(self.param_groups):
-            known = [None] * len(self.param_groups)
+        """Return the settings of each group, rebuilt and checked if an option has changed."""
+        last: Sequence[Settings | None] = self._settings
+        if len(last) != len(self.param_groups):
+            last = [None] * len(self.param_groups)
         current: list[Settings] = []
-        for group, settings in zip(self.param_groups, known, strict=True):
+        for group, settings in zip(self.param_groups, last, strict=True):
             values = [*map(group.get, self._watched)]
             if (
                 settings is None
@@ -308,7 +313,7 @@ class MatrixOptimizer(Optimizer, ABC):
                 groups.check_certify(group, self.state)
                 settings = Settings(self, group, values)
             current.append(settings)
-        if any(map(is_not, current, known)):
+        if any(map(is_not, current, last)):
             groups.check_seeds(self.param_groups)
         self._settings = current
         return current
@@ -320,9 +325,9 @@ class MatrixOptimizer(Optimizer, ABC):
         return [name for name in (*self.defaults, *options.ADAMW_DEFAULTS) if name not in rates]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, see `checkpoints`; `consolidate` returns all of it."""
+        """Return the state of this rank, see `nucleon.optim.checkpoints` and `consolidate`."""
         self._averaging.refuse("state_dict()")
-        # Before the user's own hooks: they are to see what will be saved.
+        # It runs before the user's hooks, so that they see the state as it is saved.
         hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
         try:
             return super().state_dict()
@@ -330,27 +335,27 @@ class MatrixOptimizer(Optimizer, ABC):
             hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the same method and shapes; refuse any other, changing nothing.
+        """Load a state of the same method and shapes; raise on any other, before any change.
 
-        Moments have the dtype that a run of these parameters gives them: torch's cast to that of
-        the parameter would round the float32 ones of a bf16 parameter.
+        Moments keep the dtype of a run of these parameters. torch would cast them to the dtype of
+        the parameter, and so round the float32 moments of a bf16 parameter.
         """
-        # The outermost hooks see what the user's own hooks make of the state, and of its loading.
+        # These hooks are outermost: `check` runs after the user's hooks, `restore` before them.
         final: dict[str, Any] = {}
         templates: dict[Tensor, State] = {}
         ours, infos = self.param_groups, self._infos
         averaging = self._averaging
         averaging.refuse("load_state_dict()")
 
-        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            found = saving.aligned(given, ours, infos, self.defaults["nucleon"])
-            found = averaging.reconciled(found, ours)
-            templates.update(self._templates(found))
-            saving.check_state_dict(found, ours, templates, infos, self.defaults)
-            for saved, group in zip(found["param_groups"], ours, strict=True):
+        def check(_: Optimizer, loading: dict[str, Any]) -> dict[str, Any]:
+            aligned = saving.aligned(loading, ours, infos, self.defaults["nucleon"])
+            aligned = averaging.reconciled(aligned, ours)
+            templates.update(self._templates(aligned))
+            saving.check_state_dict(aligned, ours, templates, infos, self.defaults)
+            for saved, group in zip(aligned["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
-            final.update(found)
-            return found
+            final.update(aligned)
+            return aligned
 
         def restore(_: Optimizer) -> None:
             self._numbers = state.numbers(final["state"].values())
@@ -360,9 +365,9 @@ class MatrixOptimizer(Optimizer, ABC):
                 group.update({name: old[name] for name in options.RUN})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
-                    if found := final["state"].get(key, {}):
-                        self.state[param] = saving.loaded(param, found, templates[param], group)
-                self.state.update(self._missing_states(group))  # frozen when it was saved
+                    if aligned := final["state"].get(key, {}):
+                        self.state[param] = saving.loaded(param, aligned, templates[param], group)
+                self.state.update(self._missing_states(group))  # of parameters frozen at saving
 
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -373,18 +378,18 @@ class MatrixOptimizer(Optimizer, ABC):
             after.remove()
 
     def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, State]:
-        """Return the state that each parameter with a saved one has, or would have."""
-        found: dict[Tensor, State] = {}
-        for given, group in zip(saved["param_groups"], self.param_groups, strict=True):
-            kept = placement.kept(group, self._infos)
-            for key, (param, owned) in zip(given["params"], kept, strict=True):
+        """Return the present or a new state of each parameter that has a saved one."""
+        templates: dict[Tensor, State] = {}
+        for saved_group, group in zip(saved["param_groups"], self.param_groups, strict=True):
+            owned_params = placement.kept(group, self._infos)
+            for key, (param, owned) in zip(saved_group["params"], owned_params, strict=True):
                 if saved["state"].get(key):
-                    own = self.state.get(param)
-                    found[param] = own or self._new_state(group, param, owned=owned)
-        return found
+                    present = self.state.get(param)
+                    templates[param] = present or self._new_state(group, param, owned=owned)
+        return templates
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return torch's entries, and what is known of the parameters."""
+        """Return torch's entries, and the attributes that a copy needs."""
         copied = (
             "_infos",
             "_first_rates",
@@ -394,49 +399,49 @@ class MatrixOptimizer(Optimizer, ABC):
             "_left_out",
             "_note",
         )
-        kept = {name: getattr(self, name) for name in copied}
-        return {**super().__getstate__(), **kept}
+        values = {name: getattr(self, name) for name in copied}
+        return {**super().__getstate__(), **values}
 
     # ------------------------------------------------------------------ the average
 
     def averaged(self) -> AbstractContextManager[None]:
         """Make the model its average W̄ inside a `with` block, in place.
 
-        Leaving the block takes the weights back exactly, also after an exception. Meanwhile they
-        wait in the memory of the average; half-precision weights wait in a copy of their own size.
-        Inside, `step`, `state_dict`, `load_state_dict` and a second `averaged` raise. Before the
-        first step the model is its own average.
+        Leaving the block restores the weights exactly, also after an exception. Meanwhile they are
+        stored in the memory of the average; half-precision weights in a copy of their own size.
+        Inside the block `step`, `state_dict`, `load_state_dict` and a second `averaged` raise.
+        Before the first step the model is its own average.
 
-        Weights that FSDP2 has gathered are dropped on the way in and out where `for_model` knows
-        the model; otherwise call `reshard()` of the modules that keep them.
+        With an optimizer of `for_model`, weights that FSDP2 has gathered are dropped on entry and
+        exit; otherwise call `reshard()` of the modules that keep them.
         """
         return self._averaging.swapped(self.state, self._model())
 
     def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return `model.state_dict()` with W̄ for the parameters of this optimizer, in their dtype.
 
-        Like torch's, its tensors are references, or a cast of one: save it before the next step.
+        Like torch's, its tensors are references or casts of one: save it before the next step.
         """
         return self._averaging.state_dict(self.state, model)
 
     def restart_average(self) -> None:
-        """Begin the average anew with the next step, as after a change of data or of the rate."""
+        """Restart the average at the next step, for example after a change of data or rate."""
         self._averaging.restart(self.state)
 
-    # ------------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------------ measurements
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """Return figures of the last update of each matrix as a flat dict; synchronizes once.
+        """Return quantities of each matrix's update, as a flat dict; synchronizes once.
 
-        Keys are "{optimizer}/{parameter}/{quantity}", with the parameter's name where it was given
-        one, else its index; where it holds several matrices "{parameter}.{matrix}". The direction
-        P is that of the present state, S = Ĝ. Where parameters or states are spread over ranks,
-        every rank must call it, and has the whole answer.
+        Keys are "{optimizer}/{parameter}/{quantity}", with the name of the parameter, or its index
+        if it has none, and "{parameter}.{matrix}" if it contains several matrices. The direction P
+        is of the present state, S = Ĝ. If parameters or states are spread over ranks, every rank
+        must call it, and each returns the whole dict.
 
         Quantities: `update_norm` ‖P‖_op, `smoothing_share` Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P
-        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the rate of the last step (one that
-        is a tensor: as it is now), `skipped` steps.
+        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the rate of the last step (a tensor
+        rate: its present value), `skipped` steps.
         """
         ours, works, rates = self.param_groups, worklist.present(self), self._last_rates
         if len(rates) != len(ours):  # no step yet, or a group was added since
@@ -448,8 +453,8 @@ class MatrixOptimizer(Optimizer, ABC):
     def certificates(self) -> dict[str, Certificate]:
         """Return the discounted regret of each parameter beside its bound, radius 1; synchronizes.
 
-        Only groups with certify=True keep what is needed. A parameter of several matrices has one
-        entry per matrix. With placement="owner" every rank must call it, and has all of the answer.
+        Only parameters of groups with certify=True have a certificate, with one entry per matrix.
+        With placement="owner" every rank must call it, and each returns all certificates.
         """
         return certificates.collect(self, self.param_groups, self.state, self._infos)
 
@@ -459,10 +464,10 @@ class MatrixOptimizer(Optimizer, ABC):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
-    @_disable_dynamo  # a compiled training loop calls the plain step: nothing here is traced
+    @_disable_dynamo  # a compiled training loop calls the step untraced
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if given one."""
+        """Update every parameter that has a gradient; return the loss of the closure, if any."""
         loss, averages = None, self._averaging.average is not None
         if averages:
             self._averaging.refuse("step()")
@@ -490,9 +495,9 @@ class MatrixOptimizer(Optimizer, ABC):
         return loss
 
     def _current_worklist(self, settings: Sequence[Settings]) -> Worklist:
-        """Return the list of work for the present structure: nearly always that of the last step.
+        """Return the list of work for the present structure, nearly always that of the last step.
 
-        It does not keep the optimizer alive: graphs and moments go with its last name.
+        It refers to the optimizer weakly, so that graphs and moments are freed with it.
         """
         current = self._worklist
         if (
@@ -501,16 +506,16 @@ class MatrixOptimizer(Optimizer, ABC):
             and not any(map(_may_have_gradient, current.stateless))
         ):
             return current
-        made: dict[Tensor, State] = {}  # of parameters that were unfrozen or cast since
+        added: dict[Tensor, State] = {}  # of parameters that were unfrozen or cast since
         for group in self.param_groups:
-            made |= self._missing_states(group)
-        self.state.update(made)  # after all of them: one that cannot be cast changes nothing
+            added |= self._missing_states(group)
+        self.state.update(added)  # after all of them, since a failing cast must change nothing
         current = worklist.build(weakref.proxy(self), settings)
         if not self._agreed and any(map(agreement.exchanges, self.param_groups)):
             names = [*self.defaults, *options.ADAMW_DEFAULTS]
             agreement.check_start(self.param_groups, self._infos, names)
             self._agreed = True
-        # Not before: a step that was refused is so again.
+        # Assigned last, so that a step that raised raises again.
         self._structure, self._worklist = worklist.structure(self, settings), current
         return current
 

@@ -2,12 +2,12 @@
 
 `state_dict()` returns on each rank, by the placement of a group:
 
-    "local"   everything, the same on every rank
-    "owner"   everything of the parameters that the rank owns, of the others step, stream and axes
+    "local"   the whole state
+    "owner"   the states of the parameters that the rank owns; step, stream and axes of the others
 
-Distributed Checkpoint saves either, by the names that `get_optimizer_state_dict` gives to
-parameters, and loads it under any other placement, on any number of ranks, or cut into the stages
-of a pipeline.
+Distributed Checkpoint saves either, by the names that `get_optimizer_state_dict` assigns to the
+parameters. It loads them under any placement, on any number of ranks, or split into the stages of a
+pipeline.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ from nucleon.optim.matrices import shards
 
 @torch.no_grad()
 def consolidate(optimizer: MatrixOptimizer) -> dict[str, Any]:
-    """Return the whole state, on the CPU of rank 0; {} on the others, which must call it too.
+    """Return the whole state on the CPU of rank 0; other ranks must call it too and return {}.
 
-    It is the `state_dict()` of a single process: `torch.save` it, and load it with
-    `load_state_dict` on every rank, under any placement. One parameter's state is gathered at a
-    time.
+    The result equals the `state_dict()` of a single process: save it by `torch.save`, and load it
+    by `load_state_dict` on every rank, under any placement. The state of one parameter at a time is
+    gathered.
     """
     packed = optimizer.state_dict()
     here = not dist.is_initialized() or dist.get_rank() == 0
@@ -36,10 +36,10 @@ def consolidate(optimizer: MatrixOptimizer) -> dict[str, Any]:
     for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         owners = placement.owners(group, optimizer.infos)
         for param, key, owner in zip(group["params"], saved["params"], owners, strict=True):
-            found = packed["state"].get(key, {})
+            entries = packed["state"].get(key, {})
             if owner:  # another rank than 0
-                found = _sent_to_first(found, layouts[owner].get(key, {}), owner, param.device)
-            whole = {name: shards.full(value) for name, value in found.items()}
+                entries = _sent_to_first(entries, layouts[owner].get(key, {}), owner, param.device)
+            whole = {name: shards.full(value) for name, value in entries.items()}
             if here and whole:
                 state[key] = {name: v.detach().cpu().clone() for name, v in whole.items()}
     return {**packed, "state": state} if here else {}
@@ -58,17 +58,17 @@ def _layouts(packed: dict[str, Any]) -> list[_Layout]:
 
 
 def _sent_to_first(
-    found: dict[str, Tensor],
+    entries: dict[str, Tensor],
     layout: dict[str, tuple[torch.Size, torch.dtype]],
     owner: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Send the state of a parameter from its owner to rank 0; the others return what they have."""
+    """Return the state of a parameter, sent from its owner to rank 0; others return their own."""
     for name, (shape, dtype) in layout.items():
         if dist.get_rank() == owner:
-            wire.exchange([(0, found[name].contiguous())], [], "state")()
+            wire.exchange([(0, entries[name].contiguous())], [], "state")()
         elif dist.get_rank() == 0:
             value = torch.empty(shape, dtype=dtype, device=device)
             wire.exchange([], [(owner, value)], "state")()
-            found = {**found, name: value}
-    return found
+            entries = {**entries, name: value}
+    return entries

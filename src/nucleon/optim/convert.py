@@ -1,16 +1,16 @@
-"""Go on with a running job under Muon, Pion or Leon, from AdamW or another Muon.
+"""Continue a running job of AdamW or another Muon with Muon, Pion or Leon.
 
-Others keep averages, nucleon keeps sums. With m the average of gradients, v that of their squares
-(corrected for its start), and β₁, β₂ those of the new optimizer,
+Other optimizers store averages, nucleon stores sums. With m the average of gradients, v the average
+of their squares (corrected for its start), and β₁, β₂ of the new optimizer,
 
     Ĝ = m/(1−β₁)
     M̂ = (mmᵀ + diag(Σ_j max(0, v_ij − m_ij²)))/(1−β₂)       from AdamW
     M̂ = ĜĜᵀ·(1−β₁²)/(1−β₂)                                  from Muon, which keeps no squares
 
-The first M̂ has the diagonal of the mean GGᵀ exactly, and all of it where the rows of the noise are
-not correlated. The second is the expectation of M̂ where gradients are noise around zero; where they
-are all signal it is (1+β₁)/(1−β₁) times too large, which makes the first steps shorter, and is
-forgotten in about 1/(1−β₂) steps.
+The first M̂ has exactly the diagonal of the mean GGᵀ, and equals it if the rows of the noise are
+uncorrelated. The second is the expectation of M̂ if the gradients are noise around zero. If they are
+all signal, it is (1+β₁)/(1−β₁) times too large; the first steps are then shorter, and the excess
+decays in about 1/(1−β₂) steps.
 """
 
 import warnings
@@ -36,7 +36,7 @@ Old = tuple[dict[str, Any], Mapping[str, Any]]
 """The group and the state of a parameter in its old optimizer."""
 _RATES = ("lr", "max_lr", "min_lr")
 _CYCLED = ("base_momentum", "max_momentum")
-"""What schedulers of torch write into groups, beside `initial_lr`."""
+"""Entries that schedulers of torch write into groups, besides `initial_lr`."""
 
 
 @torch.no_grad()
@@ -45,19 +45,19 @@ def converted(
 ) -> M:
     """Return a new optimizer of a model with the hyperparameters and moments of its old ones.
 
-    `torch.optim.AdamW` becomes the AdamW of the new optimizer as it is; its matrices keep its rate
-    by `scale="match-adamw"`. `torch.optim.Muon` and the plain Muon script (Keller Jordan's present
-    one, with or without its AdamW) keep their rate at its scale. Parameters without a state of the
-    kind that is needed start from zero.
+    The states of `torch.optim.AdamW` are copied to the AdamW of the new optimizer; its matrices
+    keep its rate by `scale="match-adamw"`. `torch.optim.Muon` and the plain Muon script (Keller
+    Jordan's present one, with or without its AdamW) keep their rate and scale. Parameters without a
+    suitable state start from zero.
 
-    Where a scheduler has changed the rates, rates given here are those it starts from, and another
-    one goes on with `last_epoch=old_scheduler.last_epoch - 1`.
+    If a scheduler has changed the rates, pass its initial rates here, and continue with a new
+    scheduler with `last_epoch=old_scheduler.last_epoch - 1`.
 
     Args:
-        optimizer: the old optimizer, or several that share the parameters among them.
+        optimizer: the old optimizer, or several with different parameters.
         model: the model that they train.
         kind: `nucleon.Muon`, `nucleon.Leon`, `nucleon.Pion`, or a subclass.
-        options: arguments of `for_model`, which replace what the old optimizers have. With
+        options: arguments of `for_model`, which replace those of the old optimizers. With
             `average`, the average starts with the first step of the new optimizer.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -82,9 +82,9 @@ def converted(
         raise ValueError("certify=True needs a run from its start; convert without it")
     steps = max(int(state.get("step", 0)) for _, state in old.values())
     for group in new.param_groups:
-        known = [p for p in group["params"] if p in old]
-        if known:
-            _follow_schedule(group, old[known[0]][0])
+        carried = [p for p in group["params"] if p in old]
+        if carried:
+            _follow_schedule(group, old[carried[0]][0])
         for param in group["params"]:
             state = new.state.get(param)
             if state is None:  # frozen
@@ -99,22 +99,25 @@ def converted(
 
 
 def _checked(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group of an optimizer that is known, with plain numbers; raise on others."""
-    known = isinstance(optimizer, torch.optim.Adam | torch.optim.Muon)
-    own = set(group) - {"params", "param_names", "use_muon", "initial_lr", *_RATES, *_CYCLED}
-    if not known and own not in ({"momentum", "weight_decay"}, {"betas", "eps", "weight_decay"}):
+    """Return a group with plain numbers; raise on an optimizer that cannot be converted."""
+    supported = isinstance(optimizer, torch.optim.Adam | torch.optim.Muon)
+    names = set(group) - {"params", "param_names", "use_muon", "initial_lr", *_RATES, *_CYCLED}
+    if not supported and names not in (
+        {"momentum", "weight_decay"},
+        {"betas", "eps", "weight_decay"},
+    ):
         raise ValueError(
-            f"{type(optimizer).__name__} with the options {sorted(own)} cannot be converted, only "
-            f"torch.optim.AdamW, torch.optim.Muon, and a Muon whose groups have lr, momentum and "
+            f"{type(optimizer).__name__} with the options {sorted(names)} cannot be converted; "
+            f"pass torch.optim.AdamW, torch.optim.Muon, or a Muon with groups of lr, momentum and "
             f"weight_decay and whose momentum_buffer is an average of gradients"
         )
     if group.get("decoupled_weight_decay") is False and group["weight_decay"]:
         raise ValueError(
-            f"Adam with weight_decay={group['weight_decay']} adds it to the gradient, which no "
-            f"decoupled decay equals; set group['weight_decay'] = 0.0 and pass weight_decay=…"
+            f"Adam with weight_decay={group['weight_decay']} adds it to the gradient, and here "
+            f"decay is decoupled; set group['weight_decay'] = 0.0 and pass weight_decay=…"
         )
     if group.get("amsgrad"):
-        raise ValueError("AdamW has no amsgrad here; set group['amsgrad'] = False to go on without")
+        raise ValueError("AdamW has no amsgrad here; set group['amsgrad'] = False to drop it")
     return {name: _number(value) for name, value in group.items() if name != "params"}
 
 
@@ -132,48 +135,48 @@ def _number(value: Any) -> Any:
 def _options(
     model: nn.Module, old: Mapping[Tensor, Old], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of `for_model`: the old hyperparameters, and those given, which win.
+    """Return the arguments of `for_model`: the old hyperparameters, updated by `options`.
 
-    What most parameters of a route share becomes an option, the rest overrides.
+    The commonest values of a route become options, the others overrides.
     """
     words = {name: options[name] for name in ("head", "overrides") if name in options}
-    with warnings.catch_warnings():  # which for_model repeats
+    with warnings.catch_warnings():  # for_model repeats them
         warnings.simplefilter("ignore", UserWarning)
         groups = param_groups(model, **words)
     aux_lr = {"lr": options["aux_lr"]} if "aux_lr" in options else {}
-    given = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
+    explicit = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
     shared: dict[str, dict[str, Any]] = {}
     overrides: list[Any] = []
-    for route, chosen in given.items():
+    for route, names in explicit.items():
         members = [p for g in groups if g["route"] == route for _, p in g["params"] if p in old]
         values = {
-            p: {k: x for k, x in _translated(old[p][0], route).items() if k not in chosen}
+            p: {k: x for k, x in _translated(old[p][0], route).items() if k not in names}
             for p in members
         }
         counts = Counter(tuple(each.items()) for each in values.values() if each)
         shared[route] = dict(counts.most_common(1)[0][0]) if counts else {}
         overrides.append(differing(values, shared[route]))
-    aux = {**shared["adamw"], **given["adamw"]}
-    found = {**shared["matrix"], **options}
-    found |= {"aux_lr": aux.pop("lr")} if "lr" in aux else {}
-    return found | {"aux": aux, "overrides": (*overrides, options.get("overrides") or {})}
+    aux = {**shared["adamw"], **explicit["adamw"]}
+    arguments = {**shared["matrix"], **options}
+    arguments |= {"aux_lr": aux.pop("lr")} if "lr" in aux else {}
+    return arguments | {"aux": aux, "overrides": (*overrides, options.get("overrides") or {})}
 
 
 def _translated(group: Mapping[str, Any], route: str) -> dict[str, Any]:
-    """Return the options of a route that the hyperparameters of an old group become."""
-    found = {
+    """Return the hyperparameters of an old group as options of a route."""
+    options = {
         "lr": group.get("initial_lr", group["lr"]),
         "weight_decay": group["weight_decay"],
         **({"maximize": True} if group.get("maximize") else {}),
     }
     if "betas" in group:
         if route == "adamw":
-            return found | {"betas": group["betas"], "eps": group["eps"]}
-        return found | {"momentum": group["betas"][0], "scale": "match-adamw"}
-    if route == "adamw":  # its rate is of matrices
+            return options | {"betas": group["betas"], "eps": group["eps"]}
+        return options | {"momentum": group["betas"][0], "scale": "match-adamw"}
+    if route == "adamw":  # the old rate is for matrices
         return {}
     matched = group.get("adjust_lr_fn") == "match_rms_adamw"
-    return found | {
+    return options | {
         "momentum": group["momentum"],
         "nesterov": group.get("nesterov", True),  # the plain script has no option for it
         "iterations": group.get("ns_steps", 5),
@@ -182,7 +185,7 @@ def _translated(group: Mapping[str, Any], route: str) -> dict[str, Any]:
 
 
 def _follow_schedule(group: dict[str, Any], old: Mapping[str, Any]) -> None:
-    """Scale the rates of a new group as a scheduler has scaled those of its old group."""
+    """Scale the rates of a new group by the scheduler's factor of its old group."""
     if isinstance(group["lr"], Tensor) or not old.get("initial_lr"):
         return
     group["initial_lr"] = group["lr"]
@@ -205,7 +208,7 @@ def _fill_matrices(
     state: Mapping[str, Tensor],
     old_group: Mapping[str, Any],
     old: Mapping[str, Any],
-    found: Iterable[Block],
+    parts: Iterable[Block],
     group: Mapping[str, Any],
 ) -> None:
     moment, squares = old.get("exp_avg", old.get("momentum_buffer")), old.get("exp_avg_sq")
@@ -213,7 +216,7 @@ def _fill_matrices(
         return  # its steps were all skipped
     beta1, beta2 = float(group["momentum"]), gram_decay(group)
     state["total"].copy_(moment / (1 - beta1))
-    for block in found:
+    for block in parts:
         gram = state.get(stacks.gram_key(block))
         if gram is None:
             continue

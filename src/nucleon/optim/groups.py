@@ -1,7 +1,4 @@
-"""The parameters of a group: their names and axes, and what of them and their gradients is refused.
-
-Options are checked in `options`.
-"""
+"""The parameters of a group: their names, axes and checks; options are checked in `options`."""
 
 import sys
 import textwrap
@@ -19,7 +16,7 @@ from nucleon.optim.matrices.parameters import Infos, blocks, canonical, root_of
 
 
 def as_groups(params: Any, axes: Mapping[str, Any], optimizer: str) -> Any:
-    """Return `params` as groups that carry the axes given for all of them."""
+    """Return `params` as groups that include the axes of all parameters."""
     if not isinstance(params, Iterable):
         raise TypeError(
             f"params must be parameters, (name, parameter) pairs or groups, got {params!r}; "
@@ -37,20 +34,20 @@ def as_groups(params: Any, axes: Mapping[str, Any], optimizer: str) -> Any:
 
 def _whole_model(optimizer: str) -> str:
     return (
-        f"{optimizer}.for_model(model) takes a whole model, its matrices here and the rest to "
-        f"AdamW; in a Hugging Face Trainer it is nucleon.integrations.huggingface.factory"
+        f"{optimizer}.for_model(model) takes a whole model and sends parameters that are no "
+        f"matrices to AdamW; in a Hugging Face Trainer use nucleon.integrations.huggingface.factory"
     )
 
 
 def named(
     group: Mapping[str, Any], first: int
 ) -> tuple[list[tuple[str, Tensor]], list[str] | None]:
-    """Return the parameters of a group with their names, or numbers, and the names as given."""
+    """Return the parameters of a group with names or numbers, and the user's names, if any."""
     params = group["params"]
     if isinstance(params, Set):
         raise TypeError("params must be ordered, got a set; pass a list")
     items: list[Any] = [params] if isinstance(params, Tensor) else list(params)
-    written = group.get("param_names") or ()  # of a group of another optimizer
+    written = group.get("param_names") or ()  # in a group of another optimizer
     if len(written) == len(items) and isinstance(items[0], Tensor):
         items = list(zip(written, items, strict=True))
     if len({isinstance(item, tuple) for item in items}) > 1:
@@ -61,36 +58,36 @@ def named(
         if not isinstance(param, Tensor):
             raise TypeError(f"{name} of params must be a tensor, got {type(param).__name__}")
         unique.setdefault(id(param), (name, param))
-    found = [*unique.values()]
-    if len(found) < len(items):  # as torch, and of the weights of tied layers
+    pairs = [*unique.values()]
+    if len(pairs) < len(items):  # torch warns too; tied layers share weights
         warn("params has a parameter group with duplicate parameters; each is stepped once")
-    names = [name for name, _ in found] if any(isinstance(x, tuple) for x in items) else None
-    if "reasons" not in group:  # routing has seen all names of the model
-        root = root_of(name for name, _ in found)
-        found = [(canonical(name, root), param) for name, param in found]
-    _check_params(found, group["lr"], complex_too=group["route"] == "adamw")
-    options.check_momentum_dtype(found, group)
-    options.check_range(found, group)
-    return found, names
+    names = [name for name, _ in pairs] if any(isinstance(x, tuple) for x in items) else None
+    if "reasons" not in group:  # routing has removed the common prefix already
+        root = root_of(name for name, _ in pairs)
+        pairs = [(canonical(name, root), param) for name, param in pairs]
+    _check_params(pairs, group["lr"], complex_too=group["route"] == "adamw")
+    options.check_momentum_dtype(pairs, group)
+    options.check_range(pairs, group)
+    return pairs, names
 
 
-def specs(given: object, count: int) -> list[str | None]:
-    """One axes spec, or None, for each of `count` parameters."""
-    if given is None or isinstance(given, str):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(a is None or isinstance(a, str) for a in given):
-        raise TypeError(f"axes must be a spec, None, or a list of them, got {given!r}")
-    if len(given) != count:
+def specs(axes: object, count: int) -> list[str | None]:
+    """Return an axes spec, or None, for each of `count` parameters."""
+    if axes is None or isinstance(axes, str):
+        return [axes] * count
+    if not isinstance(axes, Sequence) or not all(a is None or isinstance(a, str) for a in axes):
+        raise TypeError(f"axes must be a spec, None, or a list of them, got {axes!r}")
+    if len(axes) != count:
         raise ValueError(
-            f"axes has {len(given)} specs; give one for each parameter, {count}, or one for all"
+            f"axes has {len(axes)} specs; give one for each parameter, {count}, or one for all"
         )
-    return list(cast(Sequence[str | None], given))
+    return list(cast(Sequence[str | None], axes))
 
 
 def check_matrices(infos: Infos, optimizer: str) -> None:
-    """Raise, by name, on a parameter that its axes do not make matrices of.
+    """Check that the axes of each parameter describe matrices.
 
-    Without axes it is likely one of a whole model, and the error says what takes that.
+    A parameter without axes probably belongs to a whole model, so the error names `for_model`.
     """
     for param, info in infos.items():
         try:
@@ -125,7 +122,7 @@ def _check_params(
 
 
 def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
-    """Check that a group for a routed optimizer says where it goes."""
+    """Check that a group added to a routed optimizer has a route."""
     if isinstance(group, nn.Module) or isinstance(group.get("params"), nn.Module):
         raise TypeError(
             "a parameter group was given as a module; add the groups that "
@@ -140,18 +137,18 @@ def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
 
 
 def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> None:
-    """Check that certify is what it was when the states of a group were made."""
-    kept = (states[p] for p in group["params"] if "total" in states.get(p, {}))
-    first = next(kept, None)
+    """Check that certify has not changed since the states of a group were created."""
+    with_moments = (states[p] for p in group["params"] if "total" in states.get(p, {}))
+    first = next(with_moments, None)
     if first is not None and group["certify"] != ("ledger.played" in first):
         raise ValueError(
-            f"certify was set to {group['certify']} during the run, so that its regret would "
-            f"lack steps; pass certify={group['certify']} when the group is added"
+            f"certify was set to {group['certify']} during the run, and its regret would lack "
+            f"steps; pass certify={group['certify']} to the constructor, or with the new group"
         )
 
 
 def check_seeds(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all groups have one seed: one length serves all matrices of a step."""
+    """Check that all groups have one seed, since all matrices share the length of a step."""
     seeds = [group["seed"] for group in groups]
     if any(seed != seeds[0] for seed in seeds):
         raise ValueError(
@@ -164,14 +161,15 @@ def check_seeds(groups: Sequence[Mapping[str, Any]]) -> None:
 def warn_of_equal_rates(
     groups: Sequence[Mapping[str, Any]], firsts: Mapping[Tensor, float | Tensor]
 ) -> bool:
-    """Warn, and return True, if AdamW's groups have come to the rate of the matrices.
+    """Warn, and return True, if AdamW's groups have risen to the rate of the matrices.
 
-    So does a scheduler that takes one rate for all groups. Rates that were alike from the start,
-    rates that fall, and groups with scale="match-adamw", where one rate serves both, are passed.
+    A scheduler with one rate for all groups causes this. There is no warning if the rates were
+    equal from the start, if AdamW's rate fell, or with scale="match-adamw", where one rate suits
+    both.
 
     Args:
-        groups: of an optimizer.
-        firsts: the rate that each parameter's group was added with.
+        groups: the groups of an optimizer.
+        firsts: rate of each parameter's group when it was added.
     """
     matrix = {
         group["lr"]: firsts.get(group["params"][0])
@@ -197,7 +195,7 @@ def warn_of_equal_rates(
 
 
 def warn(message: str) -> None:
-    """Warn at the line of the user that led here through this package and torch."""
+    """Warn at the innermost line of the user's code, outside this package and torch."""
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back
@@ -208,15 +206,15 @@ _PASSED = ("nucleon", "torch")
 
 
 def described(name: str, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> str:
-    """Return an optimizer in a few lines: the rate of each group, and options off `defaults`."""
+    """Return a summary of an optimizer: the rate and changed options of each group."""
     lines = [f"{name} ("]
     for index, group in enumerate(groups):
         adamw, params = group["route"] == "adamw", group["params"]
         usual = {**defaults, **(options.ADAMW_DEFAULTS if adamw else {})}
         names = options.OF_ADAMW if adamw else {*defaults} - {"route"}
         changed = [k for k in sorted(names - {"lr"}) if k in group and group[k] != usual[k]]
-        said = (f"{k}={group[k]!r}" for k in ("lr", *changed))
+        settings = (f"{k}={group[k]!r}" for k in ("lr", *changed))
         count = f"{len(params)} parameter{'s' * (len(params) != 1)}"
-        text = f"group {index}: {group['route']}, {count}, {', '.join(said)}"
+        text = f"group {index}: {group['route']}, {count}, {', '.join(settings)}"
         lines += textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="      ")
     return "\n".join([*lines, ")"])

@@ -32,14 +32,15 @@ class LeonOptions(GramOptions, total=False):
     """Options of `Leon`, each settable per parameter group."""
 
     smoothing_scale: Annotated[float, 1.0]
-    """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); more smooths more, 0 is Muon (default 1.0: the theorem's)."""
+    """c = 1/η² of Λ = c(G²β₁⁻²I + M̂); a larger c smooths more, 0 is Muon (default 1.0: the
+    theorem's)."""
     method: Annotated[LeonMethod, "auto"]
     """"auto", the default, is "half" or "polar-express", see `nucleon.optim.polar_methods`; "half",
-    the float16 Gram recursion (measured: the fastest on CUDA), where M̂ is made of gradients rounded
-    to float16 too; "polar-express", the augmented recursion with optimal quintics (measured: the
-    fastest of float32 on the CPU, both `benchmarks/step.py`); "bfloat16", the same quintics on
-    Cholesky's factor of ĜĜᵀ + Λ by products of bfloat16 (measured: two thirds of the time on a CPU
-    that has them); "newton-schulz", the augmented recursion with the paper's cubic; "coupled", the
+    the float16 Gram recursion (measured: the fastest on CUDA), with M̂ of gradients rounded to
+    float16; "polar-express", the augmented recursion with optimal quintics (measured: the fastest
+    of float32 on the CPU, both `benchmarks/step.py`); "bfloat16", the same quintics on Cholesky's
+    factor of ĜĜᵀ + Λ by products of bfloat16 (measured: two thirds of the time on a CPU with such
+    products); "newton-schulz", the augmented recursion with the paper's cubic; "coupled", the
     coupled inverse root; "eigh", exact and slow."""
 
 
@@ -55,8 +56,8 @@ def hyperbolic(_: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
 class Leon(MatrixOptimizer):
     """P = (ĜĜᵀ + Λ)^(-1/2) Ĝ with Λ = c(G²β₁⁻²I + M̂): FAML over the operator-norm ball.
 
-    Its arguments are those of `MatrixOptimizer`, lr 0.02 and momentum 0.95 unless given, with the
-    options of `LeonOptions`.
+    Its arguments are those of `MatrixOptimizer` (lr 0.02, momentum 0.95) and the options of
+    `LeonOptions`.
     """
 
     name: ClassVar[str] = "leon"
@@ -81,7 +82,7 @@ class Leon(MatrixOptimizer):
 
         @classmethod
         def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]
-            cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[LeonModelOptions]
+            cls, model: nn.Module, lr: float | Tensor = LR, **options: Unpack[LeonModelOptions]
         ) -> Self:
             """See `MatrixOptimizer.for_model`."""
             ...
@@ -122,7 +123,7 @@ def augmented_direction(
         return half_augmented(total, smoothing, quintics)
     if method == "bfloat16":
         return augmented_bfloat16(total, smoothing, quintics)
-    # Five quintics reach singular values that float32 resolves in B; more of them need restarts.
+    # Five quintics reach the singular values that float32 resolves in B; more need restarts.
     every = 5 if method == "newton-schulz" or iterations <= 5 else 2
     restarts = range(every, iterations, every)
     return augmented_polynomial(total, smoothing, quintics, restarts=restarts)

@@ -46,8 +46,8 @@ class MuonModelOptions(MuonOptions, ModelOptions, total=False):
 class Muon(MatrixOptimizer):
     """P = polar(Ĝ): Follow-the-Leader over the operator-norm ball, without a regret guarantee.
 
-    Its arguments are those of `MatrixOptimizer`, lr 0.02 and momentum 0.95 unless given, with the
-    options of `MuonOptions`.
+    Its arguments are those of `MatrixOptimizer` (lr 0.02, momentum 0.95) and the options of
+    `MuonOptions`.
     """
 
     name: ClassVar[str] = "muon"
@@ -71,7 +71,7 @@ class Muon(MatrixOptimizer):
 
         @classmethod
         def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]
-            cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[MuonModelOptions]
+            cls, model: nn.Module, lr: float | Tensor = LR, **options: Unpack[MuonModelOptions]
         ) -> Self:
             """See `MatrixOptimizer.for_model`."""
             ...

@@ -30,32 +30,32 @@ Overrides = _OneOverrides | tuple[_OneOverrides, ...]
 Head = str | Sequence[str] | None
 """A glob over module names, or several; "auto", or None for no head."""
 LR, MOMENTUM = 0.02, 0.95
-"""The learning rate of matrices and β₁, where none is given."""
+"""Default learning rate of matrices and default β₁."""
 RATES = ("lr", "weight_decay")
 """Options that a schedule may change with every step: every step checks them."""
 FIXED = ("route", "axes", "certify")
-"""Options that a loaded state must have as the optimizer has them."""
+"""Options in which a loaded state must agree with the optimizer."""
 STRUCTURE = (
     *("route", "placement", "certify", "largest_stack", "momentum_dtype"),
     *("method", "iterations", "coefficients", "stochastic_rounding"),
 )
 """Options that decide which engine steps a stack, or how large a stack is."""
 RUN = ("placement", "wire_dtype")
-"""Options of a run, which loading a state leaves as the optimizer has them."""
+"""Options of a run, which loading a state does not change."""
 
 
 class Options(TypedDict, total=False):
     """Keyword options of every optimizer, each settable per parameter group."""
 
     route: Annotated[Route, "matrix"]
-    """"matrix", the method of the optimizer (default), or "adamw" for what is not a matrix, with
-    the options of `AdamWOptions`."""
+    """"matrix", the method of the optimizer (default), or "adamw" for other parameters, with the
+    options of `AdamWOptions`."""
     axes: Annotated[str | list[str | None] | None, None]
-    """Axes of the parameters that are rows, columns and batch, see `nucleon.optim.matrices.axes`:
+    """Rows, columns and batch among the axes of the parameters, see `nucleon.optim.matrices.axes`:
     one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
     nesterov: Annotated[bool, False]
-    """Enter S = β₁Ĝ + G into the direction instead of S = Ĝ; Λ is made of the raw gradients either
-    way (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
+    """Use S = β₁Ĝ + G in the direction instead of S = Ĝ; Λ is computed from the raw gradients in
+    both cases (default False: Algorithms 1–3 as printed, and the only choice with a guarantee)."""
     weight_decay: Annotated[float, 0.0]
     """Decoupled: W ← W − lr·weight_decay·W (default 0: the theory's)."""
     scale: Annotated[Scale, "spectral"]
@@ -68,44 +68,43 @@ class Options(TypedDict, total=False):
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
     nonfinite: Annotated[NonFinite, "skip"]
     """"skip": a matrix whose gradient, moments, smoothing or direction are not finite keeps its
-    weights and state bit for bit, without a host synchronization, and is counted (default: for
-    safety; the theory has no such gradients). "raise": raise on a gradient that is not finite,
-    before anything changes."""
+    weights and state bit for bit, without a host synchronization, and the step is counted as
+    skipped (default: for safety; the theory has no such gradients). "raise": raise on a non-finite
+    gradient, before anything changes."""
     maximize: Annotated[bool, False]
-    """Climb instead of descend (default False)."""
+    """Ascend instead of descend (default False)."""
     momentum_dtype: Annotated[torch.dtype | None, None]
     """Dtype of Ĝ: None is float32, or float64 for float64 parameters (default: the theory has no
-    rounding); bfloat16 halves it. Taken when a state is made or loaded."""
+    rounding); bfloat16 halves its memory. It applies when a state is created or loaded."""
     stochastic_rounding: Annotated[bool, False]
     """Round bf16 weights up or down at random so that the mean is exact (default False; the theory
     has no rounding)."""
     certify: Annotated[bool, False]
-    """Keep the discounted regret of each matrix, for `certificates()`: the last direction, ΣG and
-    ΣGGᵀ in float64, 2mn + m² more numbers per matrix, and per step about 15 products of m×m
-    matrices and a Cholesky factor (default False)."""
+    """Record the discounted regret of each matrix, for `certificates()`: the last direction, ΣG and
+    ΣGGᵀ in float64. It stores 2mn + m² more numbers per matrix; a step computes about 15 products
+    of m×m matrices and a Cholesky factor more (default False)."""
     placement: Annotated[Placement, "local"]
-    """The ranks that compute a matrix in a run of several processes: "local", every rank every
-    matrix (default); "owner", one rank each, see `nucleon.optim.engines.ranks`."""
+    """Ranks that compute a matrix in a run of several processes: "local", every rank (default);
+    "owner", one rank, see `nucleon.optim.engines.ranks`."""
     wire_dtype: Annotated[torch.dtype | None, None]
     """Dtype of the directions sent by an owner: None is float32, or float64 for float64 parameters,
-    and exact (default); bfloat16 halves what is sent, and rounds P."""
+    and exact (default); bfloat16 halves the traffic, and rounds P."""
     seed: Annotated[int, 0]
-    """Seed of Pion's noise, the exponential lengths and the stochastic rounding, one for all groups
-    (default 0)."""
+    """Seed of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
     largest_stack: Annotated[int | None, None]
-    """Same-shape matrices of at most this many entries together go through one batched call, one
-    matrix at least; it bounds the extra memory of a step, 20 to 110 bytes per entry (default
-    None: 2²⁴; on CUDA, where few large launches pay, 2²⁵, and 2²⁷ on the CUDA engine, which takes 9
-    to 23 bytes per entry)."""
+    """Most entries of a stack of same-shape matrices, which one batched call computes; a stack has
+    one matrix at least. It bounds the extra memory of a step, 20 to 110 bytes per entry (default
+    None: 2²⁴; on CUDA, where large launches are faster, 2²⁵, and 2²⁷ on the CUDA engine, which
+    needs 9 to 23 bytes per entry)."""
 
 
 class GramOptions(Options, total=False):
-    """Options of a method that keeps M̂."""
+    """Options of a method with M̂."""
 
     beta2: Annotated[float | None, None]
     """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
     gradient_bound: Annotated[float, 0.0]
-    """G ≥ ‖G_t‖_op; the theorem needs it (default 0.0: Algorithms 2 and 3 as printed)."""
+    """G ≥ ‖G_t‖_op, required by the theorem (default 0.0: Algorithms 2 and 3 as printed)."""
 
 
 class AdamWOptions(TypedDict, total=False):
@@ -122,7 +121,7 @@ class AdamWOptions(TypedDict, total=False):
 
 
 class ModelOptions(TypedDict, total=False):
-    """Keyword arguments of `for_model` beside the options of the method, see there."""
+    """Keyword arguments of `for_model` besides the options of the method."""
 
     momentum: float
     aux_lr: float | Tensor
@@ -134,7 +133,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 def defaults_in(options: type) -> dict[str, Any]:
-    """Return the default of each option of a class, those that it inherits among them."""
+    """Return the default of each option of a class, inherited ones included."""
     defaults: dict[str, Any] = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         if get_origin(hint) is not Annotated:
@@ -166,20 +165,20 @@ def added_by(options: type) -> dict[str, Any]:
     return {name: x for name, x in defaults_in(options).items() if name not in SHARED}
 
 
-def with_own(own: Mapping[str, Any]) -> dict[str, Any]:
+def with_own(method_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the shared options and an optimizer's own with their defaults."""
-    if taken := sorted({"lr", "momentum"}.intersection(own)):
+    if reserved := sorted({"lr", "momentum"}.intersection(method_options)):
         raise TypeError(
-            f"own_options names {', '.join(taken)}, an argument of every optimizer; give the "
+            f"own_options names {', '.join(reserved)}, an argument of every optimizer; give the "
             f"constructor of the class another default"
         )
-    return {**SHARED, **own}
+    return {**SHARED, **method_options}
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return a group with the defaults of what it leaves out; refuse options of other optimizers.
+    """Return a group completed by the defaults; raise on options of the other methods.
 
-    Other entries are the user's own, and stay.
+    Unknown entries are the user's, and are kept.
     """
     if foreign := sorted(OF_METHODS.difference(defaults, OF_ADAMW).intersection(group)):
         raise TypeError(f"{method} has no option {', '.join(map(repr, foreign))}")
@@ -187,8 +186,8 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -
         raise TypeError(
             f"{averages[0]} is an option of the optimizer, not of a group; pass it to {method}"
         )
-    own = ADAMW_DEFAULTS if group.get("route") == "adamw" else {}
-    return {**defaults, **own, **group}
+    adamw_defaults = ADAMW_DEFAULTS if group.get("route") == "adamw" else {}
+    return {**defaults, **adamw_defaults, **group}
 
 
 def scale_factor(scale: Scale, rows: int, columns: int) -> float:
@@ -259,19 +258,19 @@ def check(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
 
 
 def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
-    """Raise where a momentum of float64 is asked for on a device that may not have it."""
+    """Check that the device supports a momentum of float64, if one is requested."""
     if group["route"] != "matrix" or group["momentum_dtype"] != torch.float64:
         return
     for name, param in named:
         if widest(param.device) != torch.float64:
             raise TypeError(
-                f"momentum_dtype=torch.float64, but {name} is on {param.device}, where it may not "
-                f"exist; pass momentum_dtype=None for float32"
+                f"momentum_dtype=torch.float64, but {name} is on {param.device}, which may not "
+                f"support it; pass momentum_dtype=None for float32"
             )
 
 
 def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
-    """Raise on rates, or c and cG²β₁⁻² of Λ, that leave the dtype that a step works in."""
+    """Check that rates, c and cG²β₁⁻² of Λ are in the range of the dtype of a step."""
     for name, param in named:
         most = torch.finfo(_checks.work_dtype(param.dtype)).max
         if (
@@ -279,8 +278,8 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
             and group["lr"] * max(1, group["weight_decay"]) > most
         ):
             raise ValueError(
-                f"lr={group['lr']!r} with weight_decay={group['weight_decay']!r} leaves the range "
-                f"of the weights of {name}; pass smaller ones"
+                f"lr={group['lr']!r} with weight_decay={group['weight_decay']!r} overflows the "
+                f"dtype of {name}; pass a product of at most {most:.3g}"
             )
     if group["route"] != "matrix" or "gradient_bound" not in group:
         return
@@ -312,7 +311,7 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
 
 
 def check_lr(lr: object) -> None:
-    """Raise unless `lr` is a finite number ≥ 0 or a one-element tensor that holds one."""
+    """Check that `lr` is a finite number ≥ 0 or a one-element tensor of one."""
     if not isinstance(lr, Tensor):
         _checks.nonnegative("lr", lr)  # pyright: ignore[reportArgumentType]
         return
@@ -339,14 +338,14 @@ HINTS = {
     "adamw_betas": 'aux={"betas": …} of for_model',
     "use_muon": 'route="matrix" or route="adamw"',
 }
-"""Names of this library for options of AdamW and of other Muons."""
+"""The option to write for one of AdamW or of other Muons."""
 
 
-def unknown(of: str, given: Collection[str], known: Collection[str], more: str = "") -> TypeError:
-    """Return the error on options that `of` does not have, with what to write for each."""
+def unknown(of: str, names: Collection[str], options: Collection[str], more: str = "") -> TypeError:
+    """Return the error on unknown options of `of`, with the option to write for each."""
     remedies: list[str] = []
-    for name in given:
-        near = difflib.get_close_matches(name, known, n=1)
+    for name in names:
+        near = difflib.get_close_matches(name, options, n=1)
         if name in ModelOptions.__annotations__ and name != "momentum":
             remedies.append(f"{name!r}: it is an argument of for_model, which takes a model")
         elif name in HINTS:
@@ -354,19 +353,19 @@ def unknown(of: str, given: Collection[str], known: Collection[str], more: str =
         elif near:
             remedies.append(f"{name!r}: did you mean {near[0]!r}?")
     return TypeError(
-        f"{of} has no option {', '.join(map(repr, given))}"
+        f"{of} has no option {', '.join(map(repr, names))}"
         + (f" ({'; '.join(remedies)})" if remedies else "")
-        + f"; its options are {', '.join(sorted(known))}{more}"
+        + f"; its options are {', '.join(sorted(options))}{more}"
     )
 
 
-def of_matrices(own: Collection[str]) -> set[str]:
+def of_matrices(method_options: Collection[str]) -> set[str]:
     """Return the options that `for_model` accepts for a matrix, with those of its method."""
-    return {"lr", "momentum", *own, *SHARED} - {"route", "axes"}
+    return {"lr", "momentum", *method_options, *SHARED} - {"route", "axes"}
 
 
 def check_adamw(group: Mapping[str, Any]) -> None:
-    """Raise on a bad value among AdamW's own options."""
+    """Check AdamW's own options."""
     betas = group["betas"]
     if not isinstance(betas, Sequence) or len(cast(Sequence[object], betas)) != 2:
         raise ValueError(f"betas must be a pair (β₁, β₂), got {betas!r}; torch's is (0.9, 0.999)")

@@ -41,7 +41,7 @@ class PionModelOptions(PionOptions, ModelOptions, total=False):
 
 
 def padded_gaussian(group: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
-    """Return (α, β) of Theorem 4.1 at the padded width; None as printed, below m + 2."""
+    """Return (α, β) of Theorem 4.1 at the width of the perturbed matrix; None below m + 2."""
     width = perturbation(group["smoothing_scale"], m, n)[1]
     return Admissibility(*ftpl_constants(m, width)) if width >= m + 2 else None
 
@@ -49,11 +49,11 @@ def padded_gaussian(group: Mapping[str, Any], m: int, n: int) -> Admissibility |
 class Pion(MatrixOptimizer):
     """P = mean over k draws of polar([Ĝ 0] + LZ)'s leading block, LLᵀ = Λ = c(G²β₁⁻²I + M̂).
 
-    L is Cholesky's factor of Λ + δ·diag Λ, δ = 8m·eps, so that a singular Λ has one too. The noise
-    Z is a function of (seed, parameter, step, sample) alone.
+    L is Cholesky's factor of Λ + δ·diag Λ, δ = 8m·eps, which also exists for a singular Λ. The
+    noise Z is a function of (seed, parameter, step, sample) alone.
 
-    Its arguments are those of `MatrixOptimizer`, lr 0.02 and momentum 0.95 unless given, with the
-    options of `PionOptions`.
+    Its arguments are those of `MatrixOptimizer` (lr 0.02, momentum 0.95) and the options of
+    `PionOptions`.
     """
 
     name: ClassVar[str] = "pion"
@@ -78,7 +78,7 @@ class Pion(MatrixOptimizer):
 
         @classmethod
         def for_model(  # pyright: ignore[reportIncompatibleMethodOverride]
-            cls, model: nn.Module, lr: float | Tensor = LR, **given: Unpack[PionModelOptions]
+            cls, model: nn.Module, lr: float | Tensor = LR, **options: Unpack[PionModelOptions]
         ) -> Self:
             """See `MatrixOptimizer.for_model`."""
             ...
@@ -87,7 +87,7 @@ class Pion(MatrixOptimizer):
         kernel="perturbed",
         constants=padded_gaussian,
         theorem="Theorem 3.2 with the constants of Theorem 4.1, discounted",
-        uncertified="the gradients of a run depend on the noise that was drawn",
+        uncertified="the gradients of a run depend on the noise of earlier steps",
     )
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """Return the mean of polar factors of perturbed matrices."""
@@ -97,7 +97,7 @@ class Pion(MatrixOptimizer):
         padded = torch.nn.functional.pad(total, (0, draws.width - n))
         mean = torch.zeros_like(total)
         for sample in range(draws.samples):
-            # One draw at a time: k of them at once would need k times the memory.
+            # One draw at a time; k draws at once would need k times the memory.
             z = noise.normal(
                 tuple(padded.shape),
                 seed=draws.seed,

@@ -20,14 +20,14 @@ HALF_ENTRIES = 2**31
 """A matrix has fewer: the kernels' offsets in it have 32 bits."""
 
 
-@lru_cache(maxsize=4096)  # every step asks
+@lru_cache(maxsize=4096)  # called in every step
 def method_for(
     method: str, iterations: int, m: int, n: int, device: torch.device, dtype: torch.dtype
 ) -> str:
-    """Return the method that matrices of m×n go through; "auto" depends on the device.
+    """Return the method for m×n matrices; "auto" depends on the device.
 
-    "half" on CUDA with Triton, unless the weights are float64, a side is below 64, a matrix has 2³¹
-    entries or more, or `iterations` is not 5; "polar-express" otherwise.
+    It is "half" on CUDA with Triton, unless the weights are float64, a side is below 64, a matrix
+    has 2³¹ entries or more, or `iterations` is not 5; "polar-express" otherwise.
     """
     small = m * n < HALF_ENTRIES
     if method == "half" and not small:
@@ -69,7 +69,7 @@ def check_method(group: Mapping[str, Any], methods: Sequence[str]) -> None:
     if group["method"] == "half" and group["iterations"] != HALF_STEPS:
         raise ValueError(
             f"method='half' takes {HALF_STEPS} iterations, got {group['iterations']!r}; "
-            f"pass method='polar-express' for others"
+            f"pass method='polar-express' or iterations={HALF_STEPS}"
         )
 
 

@@ -1,14 +1,14 @@
 """QK-clip: keep the largest attention logit of every head below a cap by shrinking its weights.
 
-After each step of the optimizer, for every head h whose largest logit S_h since the last one was
-above the cap τ, with γ_h = min(1, τ/S_h),
+Let S_h be the largest logit of head h since the last step. After each step of the optimizer, with
+the cap τ and γ_h = min(1, τ/S_h),
 
     W_q,h ← √γ_h·W_q,h      W_k,h ← √γ_h·W_k,h
 
-and where several query heads share a key head, W_q,h ← γ_h·W_q,h with W_k left alone. So MuonClip
-of Kimi K2 (arXiv 2507.20534) does it. S_h is recorded by the attention that computes the logits, or
-bounded by scale·max‖q_h‖·max‖k_h‖, which rotary embeddings do not change and no logit exceeds. Of
-several ranks, each with its own batch, S_h is the largest of all: their weights stay the same.
+If several query heads share a key head, W_q,h ← γ_h·W_q,h and W_k is unchanged. This is the rule of
+MuonClip (Kimi K2, arXiv 2507.20534). S_h is recorded by the attention that computes the logits, or
+bounded by scale·max‖q_h‖·max‖k_h‖, which rotary embeddings do not change. With several ranks S_h is
+the maximum over their batches, so that their weights stay equal.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ ALL = slice(None)
 
 @dataclass
 class _Side:
-    """Queries or keys of an attention: rows of a projection, and the largest norm of a vector."""
+    """Queries or keys of an attention: rows of a projection, and their largest norms."""
 
     linear: nn.Linear
     rows: slice
@@ -36,35 +36,35 @@ class _Side:
     longest: Tensor
     """Largest norm since the last step, (heads,)."""
     here: slice = field(default_factory=lambda: ALL)
-    """Heads that this rank computes, as the last output showed: tensor parallelism divides them."""
+    """Heads that this rank computed in the last output; tensor parallelism divides them."""
 
     @property
     def heads(self) -> int:
         return len(self.longest)
 
     def see(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """Keep the largest norms of the outputs (…, rows) on this rank; a forward hook."""
+        """Update the largest norms by outputs (…, rows) on this rank; a forward hook."""
         if not module.training:
             return
         output = output.detach()
         if shards.sharded(output) and any(p.is_partial() for p in output.placements):
-            output = shards.full(output)  # of a row-wise projection, before it is added up
+            output = shards.full(output)  # partial sums of a row-wise projection
         columns, part = shards.box(output)[-1], shards.local(output)
         rows = range(self.linear.out_features)[self.rows]
         ends = [bisect_left(rows, edge) for edge in (columns.start, columns.stop)]
         if any(end % self.size for end in ends):
             raise ValueError(
                 f"a rank holds columns {columns.start} to {columns.stop} of an attention's outputs "
-                f"and so a part of a head of {self.size}; cut it between heads"
+                f"and so a part of a head of {self.size}; shard the projection between heads"
             )
         self.here = slice(*(end // self.size for end in ends))
-        own = rows[slice(*ends)]
-        mine = part[..., own.start - columns.start : own.stop - columns.start : own.step]
+        used = rows[slice(*ends)]
+        mine = part[..., used.start - columns.start : used.stop - columns.start : used.step]
         if mine.numel():
-            vectors = mine.unflatten(-1, (len(own) // self.size, self.size)).flatten(0, -3)
-            seen = torch.linalg.vector_norm(vectors.to(self.longest.dtype), dim=-1).amax(0)
-            self.longest = self.longest.to(seen.device)
-            self.longest[self.here] = torch.maximum(self.longest[self.here], seen)
+            vectors = mine.unflatten(-1, (len(used) // self.size, self.size)).flatten(0, -3)
+            norms = torch.linalg.vector_norm(vectors.to(self.longest.dtype), dim=-1).amax(0)
+            self.longest = self.longest.to(norms.device)
+            self.longest[self.here] = torch.maximum(self.longest[self.here], norms)
 
     def shrink(self, factor: Tensor) -> None:
         """Multiply the weight and bias of each head by its factor, on this rank."""
@@ -81,27 +81,28 @@ class _Side:
 
 @dataclass
 class _Attention:
-    """Both sides of an attention and the logits that were recorded."""
+    """Both sides of an attention and its recorded logits."""
 
     query: _Side
     key: _Side
     scale: float
     recorded: Tensor
-    """Largest logit, (heads,), −∞ where none was recorded."""
+    """Largest recorded logit, (heads,), or −∞."""
 
     def logits(self) -> Tensor:
-        """Return S, (heads,), as recorded, else bounded by the norms."""
+        """Return S, (heads,): recorded, or bounded by the norms."""
         keys = self.key.longest.repeat_interleave(self.query.heads // self.key.heads)
         recorded = self.recorded.to(keys.device)
         return torch.where(recorded.isneginf(), self.scale * self.query.longest * keys, recorded)
 
 
 class QKClip:
-    """Caps the attention logits of the modules it watches; call `step()` after the optimizer's.
+    """Cap the attention logits of watched modules; call `step()` after the optimizer's.
 
     Args:
         threshold: τ, the cap (100.0, that of Kimi K2).
-        group: the ranks that hold the same attentions (None: all, where torch.distributed runs).
+        group: the ranks with the same attentions (None: all ranks of torch.distributed, if it
+            runs).
     """
 
     def __init__(
@@ -122,9 +123,9 @@ class QKClip:
     ) -> "QKClip":
         """Watch every module of a model that has a `q_proj` and a `k_proj`, both Linear.
 
-        Heads are counted by the size of a head, `head_dim`. Attention that normalizes its queries
-        and keys (`q_norm`) has bounded logits already, and scaling its weights would do nothing: it
-        is left out. Raises if nothing is left to watch.
+        The size of a head is `head_dim`. Attention with normalized queries and keys (`q_norm`) is
+        left out: its logits are bounded, and scaling its weights has no effect. Raises if no
+        attention remains.
         """
         clip = cls(threshold, group=group)
         for name, module in model.named_modules():
@@ -153,12 +154,12 @@ class QKClip:
         query_rows: slice = ALL,
         key_rows: slice = ALL,
     ) -> None:
-        """Follow an attention by the outputs of its projections in training mode, until `close()`.
+        """Watch an attention by the outputs of its projections in training mode, until `close()`.
 
         Args:
             name: name of the attention in `record` and `diagnostics`.
             query: projection whose rows are heads of `head_size` one after the other.
-            key: likewise, perhaps the same module; its heads divide those of the query.
+            key: likewise, perhaps the same module; its number of heads divides that of the query.
             head_size: rows of a head.
             scale: factor on q·k (None: head_size^(-1/2)).
             query_rows: rows of the queries in a fused module (all).
@@ -174,7 +175,8 @@ class QKClip:
         if any(n == 0 or n % head_size for n in counts) or counts[0] % counts[1]:
             raise ValueError(
                 f"{name}: {counts[0]} query rows and {counts[1]} key rows do not make heads of "
-                f"{head_size}, the same number of queries a key; correct head_size or the rows"
+                f"{head_size}, the same number of queries a key; correct head_size, query_rows or "
+                f"key_rows"
             )
         wide = _checks.work_dtype(query.weight.dtype)
         zeros = torch.zeros(max(counts) // head_size, dtype=wide, device=query.weight.device)
@@ -184,54 +186,54 @@ class QKClip:
         factor = head_size**-0.5 if scale is None else float(scale)
         self._attentions[name] = _Attention(queries, keys, factor, unseen)
         for side in (queries, keys):
-            # Before the hooks of tensor parallelism, after which no output tells which part it is.
+            # It runs before the hooks of tensor parallelism, which return plain local outputs.
             self._hooks.append(side.linear.register_forward_hook(side.see, prepend=True))
 
     @torch.no_grad()
     def record(self, name: str, logits: Tensor) -> None:
-        """Enter the logits (…, heads, queries, keys) of a watched attention, masked ones as −∞.
+        """Record the logits (…, heads, queries, keys) of a watched attention, masked ones as −∞.
 
-        They replace the bound, which is larger. With tensor parallelism they are those of the heads
-        of this rank.
+        They replace the bound, which is larger. With tensor parallelism pass the heads of this
+        rank.
         """
         if name not in self._attentions:
-            raise ValueError(f"{name!r} is not watched; watched are {list(self._attentions)}")
-        seen = self._attentions[name]
+            raise ValueError(f"{name!r} is not watched; pass one of {list(self._attentions)}")
+        attention = self._attentions[name]
         heads = logits.shape[-3] if logits.ndim >= 3 else 0
-        here = ALL if heads == seen.query.heads else seen.query.here
-        if heads != len(seen.recorded[here]):
+        here = ALL if heads == attention.query.heads else attention.query.here
+        if heads != len(attention.recorded[here]):
             raise ValueError(
-                f"logits of {name!r} must be (…, {seen.query.heads}, queries, keys), got "
+                f"logits of {name!r} must be (…, {attention.query.heads}, queries, keys), got "
                 f"{tuple(logits.shape)}"
             )
-        wide = logits.detach().to(seen.recorded.dtype)
+        wide = logits.detach().to(attention.recorded.dtype)
         largest = wide.amax((-2, -1)).reshape(-1, heads).amax(0)
-        seen.recorded = seen.recorded.to(largest.device)
-        seen.recorded[here] = torch.maximum(seen.recorded[here], largest)
+        attention.recorded = attention.recorded.to(largest.device)
+        attention.recorded[here] = torch.maximum(attention.recorded[here], largest)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Shrink the heads whose logits were above the cap, and forget what was seen; no sync.
+        """Shrink the heads whose logits exceeded the cap, and reset the logits; does not synchronize.
 
         Every rank of the group must call it.
         """
-        for seen, largest in zip(self._attentions.values(), self._largest(), strict=True):
+        for attention, largest in zip(self._attentions.values(), self._largest(), strict=True):
             factor = self.threshold / largest.clamp_min(self.threshold)
-            if seen.query.heads == seen.key.heads:
-                seen.query.shrink(factor.sqrt())
-                seen.key.shrink(factor.sqrt())
+            if attention.query.heads == attention.key.heads:
+                attention.query.shrink(factor.sqrt())
+                attention.key.shrink(factor.sqrt())
             else:
-                seen.query.shrink(factor)
-            for tensor in (seen.query.longest, seen.key.longest):
+                attention.query.shrink(factor)
+            for tensor in (attention.query.longest, attention.key.longest):
                 tensor.zero_()
-            seen.recorded.fill_(-torch.inf)
+            attention.recorded.fill_(-torch.inf)
 
     def _largest(self) -> list[Tensor]:
         """Return S, (heads,), of each attention over all ranks."""
-        # Logits that are not finite say nothing of how much to shrink.
+        # Non-finite logits do not tell how much to shrink.
         mine = [
-            seen.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            for seen in self._attentions.values()
+            attention.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            for attention in self._attentions.values()
         ]
         if not mine or not dist.is_available() or not dist.is_initialized():
             return mine
@@ -245,7 +247,9 @@ class QKClip:
         """Return the largest logit of each attention since `step()` on this rank; syncs."""
         if not self._attentions:
             return {}
-        largest = torch.stack([seen.logits().amax().cpu() for seen in self._attentions.values()])
+        largest = torch.stack(
+            [attention.logits().amax().cpu() for attention in self._attentions.values()]
+        )
         names = (f"qk_clip/{name}/largest_logit" for name in self._attentions)
         return dict(zip(names, largest.tolist(), strict=True))
 

@@ -21,10 +21,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 class _AnyOptions(PionModelOptions, total=False):
-    """Of an optimizer whose name is not known before it runs: Pion has all that Leon and Muon have.
-
-    Another's own go by **dict.
-    """
+    """Options of an optimizer named by a variable; Pion has all options of Leon and Muon."""
 
     method: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -63,7 +60,7 @@ def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
     Args:
         name: one of `OPTIMIZERS`, in any case.
         model: routed as by `Leon.for_model`.
-        options: of `for_model`, as `lr`, `aux_lr` and `overrides`, and of the method.
+        options: options of `for_model`, such as `lr`, `aux_lr` and `overrides`, and of the method.
     """
     if name.lower() not in OPTIMIZERS:
         raise ValueError("; ".join(unknown("optimizer", name, sorted(OPTIMIZERS))))

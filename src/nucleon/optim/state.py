@@ -1,17 +1,17 @@
-"""The state of each parameter: new ones, and whether one fits its parameter.
+"""The state of each parameter.
 
-Every fact is with the parameter and none in a list of its group, so that a state can be cut and
-joined by parameter. A matrix parameter has
+All entries belong to a parameter, none to its group, so that a state can be split and joined by
+parameter. A matrix parameter has
 
     step, stream        0-d and (b,) int64: the number of the step, the identity of each matrix
     axes                uint8: the text of its axes
-    skipped, quiet      (b,) int64: steps that were skipped; steps in a row with a zero gradient
+    skipped, quiet      (b,) int64: skipped steps; consecutive steps with a zero gradient
     total               Ĝ, shaped like the parameter
     gram, gram.0 …      M̂ of each matrix, (b, m, m), short side first, one for each section
-    ledger.…            what a certificate needs, see `engines.ledger`
+    ledger.…            sums for a certificate, see `engines.ledger`
 
-A parameter of AdamW has step, skipped, exp_avg and exp_avg_sq. One that another rank owns has
-step, stream and axes alone.
+A parameter of AdamW has step, skipped, exp_avg and exp_avg_sq. A parameter that another rank owns
+has step, stream and axes only.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def new_matrix_state(
     has_gram: bool,
     owned: bool = True,
 ) -> State:
-    """Return zero moments of parameter `number`, which counts its steps from `step`, or from 0."""
+    """Return the state of parameter `number` with zero moments and the step `step`, or 0."""
     parts = blocks(param, info.axes)
     wide, device = _checks.work_dtype(param.dtype), param.device
     matrices = torch.arange(sum(block.count for block in parts), device=device)
@@ -65,9 +65,9 @@ def new_matrix_state(
 
 
 def number(info: ParameterInfo) -> int:
-    """Return the number below 2⁴⁰ that keys the noise of a parameter: of its name, else its index.
+    """Return the number below 2⁴⁰ that keys the noise of a parameter, from its name or index.
 
-    A stage of a model draws the noise of the whole model, and no two stages draw the same.
+    By names, a stage of a pipeline draws the noise that the whole model would draw.
     """
     if info.name.isdigit():
         return info.index
@@ -93,10 +93,9 @@ def new_adamw_state(param: Tensor) -> State:
 
 
 def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
-    """Return whether moments have the dtype that a step of the parameter works in.
+    """Return True if the moments have the dtype of the parameter's step.
 
-    They have another one where the model was cast since. Ĝ may also be of `momentum_dtype`, or in
-    bfloat16 as it was made.
+    They do not after a cast of the model. Ĝ may also have `momentum_dtype` or bfloat16.
     """
     wide = _checks.work_dtype(param.dtype)
     of_total = (wide, group["momentum_dtype"], torch.bfloat16)
@@ -108,5 +107,5 @@ def fits(state: State, param: Tensor, group: Mapping[str, Any]) -> bool:
 
 
 def encoded(text: str) -> Tensor:
-    """Return text as uint8, which every way of saving a state keeps."""
+    """Return text as a uint8 tensor, which every format of checkpoints can store."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""The list of work of an optimizer: which stacks there are, and which engine steps each.
+"""The list of work of an optimizer: the stacks, each with the engine that steps it.
 
-It is kept as long as the `structure` of the optimizer is the same. Everything else, as rates,
+It is rebuilt when the `structure` of the optimizer changes. Everything else, such as rates,
 momenta, decays and the addresses of gradients, is an input of a step.
 """
 
@@ -33,7 +33,7 @@ from nucleon.optim.options import RATES
 
 
 class Stepped(HasDirection, Protocol):
-    """The members of an optimizer that its list of work is made of."""
+    """The members of an optimizer that its list of work needs."""
 
     param_groups: list[dict[str, Any]]
     state: Any
@@ -51,26 +51,26 @@ class Worklist:
 
     works: list[Work]
     counted: list[list[State]]
-    """The states of all matrix parameters, which count their steps, by device."""
+    """States of all matrix parameters, by device; a step increments their step counts."""
     sharded: Sequence[Tensor]
     """All DTensors."""
     stateless: Sequence[Tensor]
-    """Parameters that were frozen: once one may have a gradient, it needs a state."""
+    """Frozen parameters, which need a state once they may have a gradient."""
     lanes: Lanes
 
 
 def structure(optimizer: Stepped, settings: Sequence[Settings]) -> list[object]:
-    """Return all that a list of work is made for: cheap, since every step compares it."""
+    """Return the facts on which a list of work depends; every step compares them."""
     # A direction may be assigned at any time, to the instance or to its class.
-    found: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
+    facts: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
     for each in settings:
         params: list[Tensor] = each.group["params"]
-        found += each.structure
-        found += map(id, params)
-        found += map(id, map(optimizer.state.get, params))
-        found += map(_LOOK, params)
-        found += map(Tensor.stride, params)
-    return found
+        facts += each.structure
+        facts += map(id, params)
+        facts += map(id, map(optimizer.state.get, params))
+        facts += map(_LOOK, params)
+        facts += map(Tensor.stride, params)
+    return facts
 
 
 _LOOK = attrgetter("dtype", "device", "shape")
@@ -81,7 +81,7 @@ def check_gradients(optimizer: Stepped) -> None:
     for group in optimizer.param_groups:
         for rate in RATES:
             value = group[rate]
-            if isinstance(value, Tensor):  # which may be on the device
+            if isinstance(value, Tensor):  # it may be on the device
                 continue
             if not isinstance(value, Real) or not 0.0 <= float(value) < math.inf:
                 raise ValueError(f"{rate} is {value!r} now; set it to a finite number ≥ 0")
@@ -91,8 +91,8 @@ def check_gradients(optimizer: Stepped) -> None:
             if gradient is not None and gradient.layout is not torch.strided:
                 raise RuntimeError(
                     f"{optimizer.name} takes dense gradients, {optimizer.infos[param].name} of "
-                    f"shape {tuple(param.shape)} has layout {gradient.layout}; use sparse=False "
-                    f"or another optimizer for it"
+                    f"shape {tuple(param.shape)} has layout {gradient.layout}; pass sparse=False "
+                    f"to its module, or use another optimizer for it"
                 )
             if strict and gradient is not None and not shards.local(gradient).isfinite().all():
                 raise ValueError(
@@ -127,13 +127,13 @@ def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
 
 
 def present(optimizer: Stepped) -> list[Matrices]:
-    """Return all matrices whose state this rank keeps, in stacks; for looking, not for stepping."""
-    found: list[Matrices] = []
+    """Return all matrices whose state this rank keeps, in stacks, for measurements."""
+    works: list[Matrices] = []
     for index, group in enumerate(optimizer.param_groups):
         if group["route"] == "matrix":
-            kept = [p for p in group["params"] if "total" in optimizer.state.get(p, {})]
-            found += matrices(optimizer, index, group, kept)
-    return found
+            owned = [p for p in group["params"] if "total" in optimizer.state.get(p, {})]
+            works += matrices(optimizer, index, group, owned)
+    return works
 
 
 def matrices(
@@ -144,21 +144,21 @@ def matrices(
     *,
     cut: bool = True,
 ) -> list[Matrices]:
-    """Return stacks of the matrices of these parameters, each with the engine that computes it."""
-    known: dict[object, object] = {}
+    """Return the matrices of these parameters in stacks, each with the engine that steps it."""
+    kinds: dict[object, object] = {}
 
     def served(param: Tensor, block: Block) -> object:
         key = (*_LOOK(param), strides_of(param), block)
-        if key not in known:
-            known[key] = cuda.kind(optimizer, group, param, block)
-        return known[key]
+        if key not in kinds:
+            kinds[key] = cuda.kind(optimizer, group, param, block)
+        return kinds[key]
 
     def capacity(param: Tensor, block: Block) -> int:
         default = 24 if not param.is_cuda else 27 if served(param, block) is not None else 25
         return group["largest_stack"] or 2**default
 
     def work(stack: Stack) -> Matrices:
-        piece = stack.pieces[0]  # of one kind with the others
+        piece = stack.pieces[0]  # all pieces are of one kind
         fast = served(piece.param, piece.block) is not None and layout_of(stack) is not None
         engine = cast(Direct, cuda if fast else reference)
         states = [optimizer.state[param] for param in stack.params]
@@ -169,7 +169,7 @@ def matrices(
 
 
 def _restrided(works: list[Matrices]) -> list[Matrices]:
-    """Return the same works, with every Ĝ in the strides that its engine reads."""
+    """Put every Ĝ into the strides that its engine reads; return the works."""
     for work in works:
         if work.engine is cuda:
             cuda.restride(work.stack, work.states)
@@ -177,17 +177,17 @@ def _restrided(works: list[Matrices]) -> list[Matrices]:
 
 
 def _everywhere(work: Matrices) -> Work:
-    """Return the work itself, or of DTensors the work that gathers their gradients for it."""
+    """Return the work itself, or for DTensors the work that gathers their gradients first."""
     if not shards.sharded(work.params[0]):
         return work
     return Gathered(gathered, work.group, work.params, work.states, work)
 
 
 def _owned(optimizer: Stepped, index: int, group: Mapping[str, Any]) -> Owned:
-    """Return the rounds of a group, see `Owned`."""
+    """Return the work of a group under "owner", in rounds."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
     states = optimizer.state
-    params = [p for p in group["params"] if p in states]  # what is frozen has none
+    params = [p for p in group["params"] if p in states]  # frozen ones have none
     for param, owner in zip(group["params"], placement.owners(group, optimizer.infos), strict=True):
         if param in states:
             of_rank[cast(int, owner)].append(param)

@@ -3,13 +3,13 @@
 A spec has one word for each axis, in order. Rows r are outputs, columns c are inputs:
 
     "r c"               a Linear weight, used as x @ W.T: rows, columns
-    "c r"               the same, used as x @ W
+    "c r"               a weight that is used as x @ W
     "b r c"             a stack of matrices
     "r c c c"           a convolution kernel: every input channel and tap is a column
     "(b=3 r) c"         queries, keys and values in one weight, the same size each
-    "r{512,128,128} c"  the same with unequal sizes: the axis in sections, each its own matrix
+    "r{512,128,128} c"  the three with unequal sizes: an axis in sections, a matrix each
     "(b=4 r) c c c"     a convolution in 4 groups
-    "(r=8 r{16,16,64}) c"  head by head, in each of the 8 the sections of the three maps
+    "(r=8 r{16,16,64}) c"  8 heads, each with sections of the three maps
 
 Axes `b` count matrices, axes `r` are flattened into rows and axes `c` into columns, in order. In
 parentheses one axis is the product of several, slowest first, of which one may lack its size. At
@@ -59,7 +59,7 @@ class Block:
         return self.section is None and len(self.factors) == 2 and self.order == (0, 1)
 
     def region(self, tensor: Tensor) -> Tensor:
-        """The section of a tensor shaped like the parameter, (*batch, …rows, …columns); a view."""
+        """Return the section of a tensor shaped like the parameter, (*batch, …r, …c); a view."""
         view = tensor
         for axis in reversed(range(len(self.factors))):
             if len(self.factors[axis]) > 1:
@@ -69,12 +69,12 @@ class Block:
         return view.permute(self.order)
 
     def matrices(self, tensor: Tensor) -> Tensor:
-        """The section as (count, rows, columns), a view where the strides allow one."""
+        """Return the section as (count, rows, columns), a view if the strides allow one."""
         return self.region(tensor).reshape(self.count, self.rows, self.columns)
 
 
 def default(ndim: int) -> str | None:
-    """The spec of a parameter that was given none; None where there is no obvious one."""
+    """Return the default spec for a number of dimensions, or None."""
     return {2: "r c", 3: "b r c"}.get(ndim)
 
 
@@ -82,25 +82,25 @@ def default(ndim: int) -> str | None:
 def lines(
     block: Block, box: tuple[tuple[int, int], ...], device: torch.device
 ) -> tuple[int, Tensor]:
-    """The axis that has sections, and which entries of a box along it are of the block's.
+    """Return the axis with sections, and the indices along it of the block's entries in a box.
 
     Args:
-        block: one with a section.
-        box: for each axis of the parameter, (start, stop).
-        device: where the numbers of the entries are wanted; they stay there.
+        block: a block with a section.
+        box: (start, stop) for each axis of the parameter.
+        device: device of the indices.
     """
     axis, place = 0, block.place
     while place >= len(block.factors[axis]):
         axis, place = axis + 1, place - len(block.factors[axis])
     sizes, (start, stop) = block.factors[axis], box[axis]
     every = torch.arange(math.prod(sizes)).view(sizes)
-    own = every.narrow(place, block.start, block.length).flatten()
-    return axis, (own[(own >= start) & (own < stop)] - start).to(device)
+    indices = every.narrow(place, block.start, block.length).flatten()
+    return axis, (indices[(indices >= start) & (indices < stop)] - start).to(device)
 
 
 @lru_cache(maxsize=4096)
 def parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
-    """The blocks of a parameter of this shape, one unless an axis has sections."""
+    """Return the blocks of a parameter of this shape: one, or one per section."""
     words = _words(spec)
     if len(words) != len(shape):
         raise ValueError(
@@ -117,16 +117,16 @@ def parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
     place, sections = cut[0] if cut else (0, (sizes[0],))
     blocks: list[Block] = []
     for start, length in zip(accumulate(sections, initial=0), sections, strict=False):
-        own = [*sizes[:place], length, *sizes[place + 1 :]]
+        block_sizes = [*sizes[:place], length, *sizes[place + 1 :]]
         first = sum(block.count for block in blocks)
         section = len(blocks) if cut else None
-        blocks.append(_block(words, own, factors, (place, start, length), (first, section)))
+        blocks.append(_block(words, block_sizes, factors, (place, start, length), (first, section)))
     return tuple(blocks)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A factor of an axis: its letter, its size where it was given, its sections or ()."""
+    """A factor of an axis: its letter, its size or None, its sections or ()."""
 
     letter: str
     size: int | None
@@ -134,33 +134,33 @@ class _Part:
 
 
 def _words(spec: str) -> list[list[_Part]]:
-    """For each axis its factors."""
-    found: list[list[_Part]] = []
+    """Return the factors of each axis."""
+    axes: list[list[_Part]] = []
     text = spec.strip()
     while text:
         word = _WORD.match(text)
         parts = _parts(word[1] or word[2]) if word else None
         if word is None or not parts:
-            raise ValueError(f"axes {spec!r} cannot be read at {text!r}; write {_EXAMPLES}")
-        found.append(parts)
+            raise ValueError(f"axes {spec!r} is invalid at {text!r}; write {_EXAMPLES}")
+        axes.append(parts)
         text = text[word.end() :].lstrip()
-    if {"r", "c"} - {part.letter for parts in found for part in parts}:
+    if {"r", "c"} - {part.letter for parts in axes for part in parts}:
         raise ValueError(f"axes {spec!r} needs rows and columns; write {_EXAMPLES}")
-    return found
+    return axes
 
 
 def _parts(text: str) -> list[_Part] | None:
-    """The factors of one axis; None where the text is none."""
-    found: list[_Part] = []
+    """Return the factors of one axis; None if the text is invalid."""
+    factors: list[_Part] = []
     while text := text.strip():
         match = re.match(_PART, text)
         if match is None or not (match.end() == len(text) or text[match.end()].isspace()):
             return None
         sections = tuple(map(int, match[3].split(","))) if match[3] else ()
         size = int(match[2]) if match[2] else sum(sections) if sections else None
-        found.append(_Part(match[1], size, sections))
+        factors.append(_Part(match[1], size, sections))
         text = text[match.end() :]
-    return found
+    return factors
 
 
 def _block(
@@ -170,7 +170,7 @@ def _block(
     extent: tuple[int, int, int],
     place: tuple[int, int | None],
 ) -> Block:
-    """The block whose factors have these sizes, by what each is."""
+    """Return the block whose factors have these sizes."""
     letters = [part.letter for parts in words for part in parts]
     order = tuple(sorted(range(len(letters)), key=lambda i: "brc".index(letters[i])))
 
@@ -182,20 +182,20 @@ def _block(
 
 
 def _sizes(spec: str, parts: Sequence[_Part], size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of the factors of one axis, the missing one worked out."""
+    """Return the sizes of the factors of one axis, computing a missing one."""
     sections = next((part.sections for part in parts if part.sections), ())
     if 0 in sections or (len(parts) == 1 and sections and sum(sections) != size):
         raise ValueError(
             f"axes {spec!r}: the sections {sections} make {sum(sections)} entries, where the shape "
             f"{shape} has {size}; give sizes above 0 that add up"
         )
-    known = math.prod(part.size for part in parts if part.size is not None)
+    product = math.prod(part.size for part in parts if part.size is not None)
     missing = sum(part.size is None for part in parts)
     if missing > 1:
         raise ValueError(f"axes {spec!r}: only one size in parentheses may be missing")
-    if known == 0 or size % known or (not missing and known != size):
+    if product == 0 or size % product or (not missing and product != size):
         raise ValueError(
-            f"axes {spec!r} does not multiply out: {known} does not make up {size} of the shape "
+            f"axes {spec!r} does not multiply out: {product} does not make up {size} of the shape "
             f"{shape}; correct the sizes"
         )
-    return tuple(size // known if part.size is None else part.size for part in parts)
+    return tuple(size // product if part.size is None else part.size for part in parts)

@@ -33,31 +33,31 @@ Infos = Mapping[Tensor, ParameterInfo]
 
 
 def canonical(name: str, root: str = "module.") -> str:
-    """A parameter's name without what activation checkpointing, the compiler and DDP add to it.
+    """Return a name without the parts of activation checkpointing, the compiler and DDP.
 
     Args:
-        name: from the root of the model.
-        root: what DDP adds, see `root_of`.
+        name: name from the root of the model.
+        root: prefix of DDP, see `root_of`.
     """
     return _WRAPPERS.sub("", name).removeprefix(root)
 
 
 def root_of(names: Iterable[str]) -> str:
-    """`module.` where all names begin with it; where others do not, it is the model's own."""
+    """Return `module.`, the prefix of DDP, if all names begin with it, else ""."""
     return "module." if all(canonical(n, "").startswith("module.") for n in names) else ""
 
 
 def globs(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Few globs that match all of `names` and none of `others`."""
-    found: list[str] = []
+    """Return few globs that match all of `names` and none of `others`."""
+    patterns: list[str] = []
     for name in names:
-        if not any(fnmatchcase(name, glob) for glob in found):
-            found.append(_glob(name, others))
-    return found
+        if not any(fnmatchcase(name, glob) for glob in patterns):
+            patterns.append(_glob(name, others))
+    return patterns
 
 
 def _glob(name: str, others: Sequence[str]) -> str:
-    """Return the shortest end of a name that no other has, with numbers replaced from the left."""
+    """Return the shortest unique end of a name, with numbers replaced from the left by `*`."""
     parts = name.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdigit()]
     for kept in range(len(numbers) + 1):
@@ -73,12 +73,12 @@ def _glob(name: str, others: Sequence[str]) -> str:
 
 
 def blocks(param: Tensor, spec: str | None) -> tuple[Block, ...]:
-    """The matrices of a parameter by the spec of its axes, or the default one."""
-    found = spec or axes.default(param.ndim)
-    if found is None:
+    """Return the blocks of a parameter by the spec of its axes, or the default one."""
+    text = spec or axes.default(param.ndim)
+    if text is None:
         raise ValueError(
-            f"a parameter has shape {tuple(param.shape)}; 2-D matrices and 3-D stacks of matrices "
-            f'need no axes, for this one say which they are, as in axes="r c c c" for a '
-            f"convolution, or give it to AdamW"
+            f"a parameter has shape {tuple(param.shape)}; only 2-D matrices and 3-D stacks of "
+            f'matrices need no axes: write them, as axes="r c c c" for a convolution, or give it '
+            f"to AdamW"
         )
-    return axes.parse(found, tuple(param.shape))
+    return axes.parse(text, tuple(param.shape))

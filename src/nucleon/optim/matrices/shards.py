@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-if TYPE_CHECKING:  # it takes a second to import, and whoever has a DTensor has imported it
+if TYPE_CHECKING:  # the import takes a second, and code with a DTensor has imported it
     from torch.distributed.tensor import DTensor
 
 Box = tuple[slice, ...]
@@ -18,7 +18,7 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks that hold a parameter, in the order of their mesh, and the box that each holds."""
+    """The ranks of a parameter, in the order of their mesh, and the box of each."""
 
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -27,9 +27,9 @@ class Shards:
     parameter together."""
 
     def replica_of(self, rank: int) -> list[int]:
-        """The ranks that hold a whole parameter together with `rank`."""
-        own = self.replicas[self.ranks.index(rank)]
-        return [r for r, replica in zip(self.ranks, self.replicas, strict=True) if replica == own]
+        """Return the ranks that together with `rank` have a whole parameter."""
+        mine = self.replicas[self.ranks.index(rank)]
+        return [r for r, replica in zip(self.ranks, self.replicas, strict=True) if replica == mine]
 
 
 def sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -43,23 +43,23 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole tensor, gathered to every rank of its mesh."""
+    """Return the whole tensor, gathered to every rank of its mesh."""
     return tensor.full_tensor() if sharded(tensor) else tensor
 
 
 def axis_cut(placement: object) -> int | None:
-    """The axis of a tensor that a placement cuts, across its axis of the mesh; None: no axis."""
-    return getattr(placement, "dim", None)  # is_shard() is not true of everything that cuts
+    """Return the axis of a tensor that a placement shards, or None."""
+    return getattr(placement, "dim", None)  # is_shard() is False for some placements that shard
 
 
 def check_supported(name: str, param: Tensor, remedy: str = "use placement='local' for it") -> None:
-    """Raise on a DTensor whose parts are not boxes that mesh coordinates tell."""
+    """Check that the mesh coordinates determine a box of a DTensor."""
     if not sharded(param):
         return
     placed = list(zip(param.placements, param.device_mesh.shape, strict=True))
     for i, (placement, _) in enumerate(placed):
         kind = type(placement).__name__  # a subclass may be anything
-        if kind == "_StridedShard":  # as FSDP2 makes it: it cuts what the inner axes have left
+        if kind == "_StridedShard":  # FSDP2 over tensor parallelism, which shards first
             axis = axis_cut(placement)
             inner = [size for p, size in placed[i + 1 :] if axis_cut(p) == axis]
             alone = sum(type(p).__name__ == kind and axis_cut(p) == axis for p, _ in placed) == 1
@@ -69,12 +69,12 @@ def check_supported(name: str, param: Tensor, remedy: str = "use placement='loca
         if not fits:
             raise ValueError(
                 f"{name} is placed as {placement} in {param.placements}; only Shard, Replicate and "
-                f"what FSDP2 makes of them over tensor parallelism can be taken apart: {remedy}"
+                f"FSDP2 over tensor parallelism are supported: {remedy}"
             )
 
 
 def of(param: Tensor) -> Shards | None:
-    """The shards of a DTensor; None for a plain tensor, which every rank holds whole."""
+    """Return the shards of a DTensor; None for a plain tensor, which is whole on every rank."""
     if not sharded(param):
         return None
     mesh = param.device_mesh
@@ -88,13 +88,13 @@ def of(param: Tensor) -> Shards | None:
 
 
 def _box(param: "DTensor", coordinate: Sequence[int]) -> Box:
-    """The entries at one coordinate of the mesh: each axis of it cuts what others left."""
+    """Return the box at a coordinate of the mesh."""
     starts, sizes = [0] * param.ndim, list(param.shape)
     placed = zip(param.placements, param.device_mesh.shape, coordinate, strict=True)
-    # FSDP2 is the outer axis of the mesh and cuts last: what tensor parallelism has left.
+    # FSDP2 is the outer axis of the mesh, and shards after tensor parallelism.
     for placement, parts, index in sorted(placed, key=lambda x: hasattr(x[0], "split_factor")):
         if (axis := axis_cut(placement)) is not None:
-            step = -(-sizes[axis] // parts)  # as torch.chunk cuts: the last ones may be empty
+            step = -(-sizes[axis] // parts)  # as torch.chunk; the last shards may be empty
             start = min(index * step, sizes[axis])
             starts[axis] += start
             sizes[axis] = min(step, sizes[axis] - start)
@@ -102,7 +102,7 @@ def _box(param: "DTensor", coordinate: Sequence[int]) -> Box:
 
 
 def box(param: Tensor) -> Box:
-    """The entries of a parameter that this rank holds; of a plain tensor all."""
+    """Return the box of this rank in a parameter; all of a plain tensor."""
     if not sharded(param):
         return tuple(slice(0, n) for n in param.shape)
     coordinate = param.device_mesh.get_coordinate()
@@ -111,7 +111,7 @@ def box(param: Tensor) -> Box:
 
 
 def mesh_groups(param: "DTensor") -> list[dist.ProcessGroup]:
-    """The process groups of all axes of the mesh of a parameter."""
+    """Return the process groups of all axes of the mesh of a parameter."""
     return [param.device_mesh.get_group(axis) for axis in range(param.device_mesh.ndim)]
 
 
@@ -121,18 +121,18 @@ def kind(param: Tensor) -> object:
 
 
 def zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
-    """A plain tensor of zeros shaped like the whole parameter."""
+    """Return a plain tensor of zeros shaped like the whole parameter."""
     if sharded(param):
         return torch.zeros(param.shape, dtype=dtype, device=param.device)
     return torch.zeros_like(param, dtype=dtype).detach()
 
 
 def like(whole: Tensor, param: Tensor) -> Tensor:
-    """A tensor that every rank has whole, cut like a parameter; nothing is sent."""
+    """Shard a tensor, which every rank has whole, like a parameter; no communication."""
     if not sharded(param):
         return whole
     from torch.distributed.tensor import DTensor, Replicate
 
     everywhere = [Replicate()] * param.device_mesh.ndim
-    found = DTensor.from_local(whole, param.device_mesh, everywhere, run_check=False)
-    return found.redistribute(placements=param.placements)
+    replicated = DTensor.from_local(whole, param.device_mesh, everywhere, run_check=False)
+    return replicated.redistribute(placements=param.placements)

@@ -50,15 +50,15 @@ class Piece:
         return view[self.start // inner : self.stop // inner]
 
     def own(self, state: Tensor) -> Tensor:
-        """The piece of a state tensor with an entry for each matrix of the parameter."""
+        """Return the piece of a state tensor with an entry for each matrix of the parameter."""
         return _cut(state, self.block.first + self.start, self.block.first + self.stop)
 
     def gram(self, state: Mapping[str, Tensor], prefix: str = "") -> Tensor:
-        """The Gram matrices of the piece, (count, m, m)."""
+        """Return the Gram matrices of the piece, (count, m, m)."""
         return _cut(state[prefix + gram_key(self.block)], self.start, self.stop)
 
     def names(self, name: str) -> list[str]:
-        """A name for each matrix, that of the parameter where it is the only one."""
+        """Return a name for each matrix; a single matrix has the name of the parameter."""
         if self.block.count == 1 and self.block.section is None:
             return [name]
         return [f"{name}.{self.block.first + i}" for i in range(self.start, self.stop)]
@@ -76,13 +76,13 @@ class Stack:
 
     @staticmethod
     def of(pieces: Sequence[Piece]) -> "Stack":
-        """The stack of these pieces."""
+        """Return the stack of these pieces."""
         plain = all(piece.block.plain for piece in pieces)
         return Stack(pieces, [piece.param for piece in pieces], plain)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns, as the parameters have them."""
+        """Rows and columns of the parameters."""
         return self.pieces[0].block.rows, self.pieces[0].block.columns
 
     @cached_property
@@ -116,7 +116,7 @@ class Stack:
         return [gram_key(piece.block) for piece in self.pieces]
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """Tensors shaped like the parameters, one per piece → (b, m, n), m ≤ n.
+        """Stack tensors shaped like the parameters, one per piece → (b, m, n), m ≤ n.
 
         `dtype` is `work_dtype` by default.
         """
@@ -140,38 +140,38 @@ class Stack:
         return regions, [p.reshape(r.shape) for p, r in zip(parts, regions, strict=True)]
 
     def boxes(self, stacked: Tensor) -> list[Tensor]:
-        """(b, m, n) → for each piece what this rank holds of it, shaped like its own shard.
+        """Cut (b, m, n) into a tensor per piece, shaped like this rank's shard of its parameter.
 
-        Entries of a parameter that belong to other pieces are 0.
+        Entries that belong to other pieces are 0.
         """
         whole = zip(self.whole(stacked), self.params, strict=True)
         return [w[shards.box(param)] for w, param in whole]
 
     def whole(self, stacked: Tensor) -> list[Tensor]:
-        """(b, m, n) → for each piece a tensor shaped like its parameter, 0 outside of the piece."""
+        """Cut (b, m, n) into a tensor per piece, shaped like its parameter, 0 outside the piece."""
         if self.plain:
             return [*(stacked.mT if self.tall else stacked).unbind()]
-        found = [stacked.new_zeros(param.shape) for param in self.params]
-        self.scatter(stacked, found)
-        return found
+        tensors = [stacked.new_zeros(param.shape) for param in self.params]
+        self.scatter(stacked, tensors)
+        return tensors
 
     def scatter(self, stacked: Tensor, tensors: Iterable[Tensor]) -> None:
         """Write (b, m, n) into tensors shaped like the parameters, one per piece."""
         torch._foreach_copy_(*self.regions(tensors, stacked))
 
     def gather_own(self, states: Iterable[Tensor]) -> Tensor:
-        """State tensors with one entry per matrix, one per piece → (b, …)."""
+        """Stack state tensors with one entry per matrix, one per piece → (b, …)."""
         return torch.cat([*states] if self.plain else self.own(states))
 
     def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Write (b, …) into state tensors with one entry per matrix, one per piece."""
-        own = [*states] if self.plain else self.own(states)
-        torch._foreach_copy_(own, stacked.split(self.counts))
+        targets = [*states] if self.plain else self.own(states)
+        torch._foreach_copy_(targets, stacked.split(self.counts))
 
     def add_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Add (b, …) to state tensors with one entry per matrix, one per piece."""
-        own = [*states] if self.plain else self.own(states)
-        torch._foreach_add_(own, stacked.split(self.counts))
+        targets = [*states] if self.plain else self.own(states)
+        torch._foreach_add_(targets, stacked.split(self.counts))
 
     def own(self, states: Iterable[Tensor]) -> list[Tensor]:
         """Return the part of each piece of state tensors with one entry per matrix; views."""
@@ -180,13 +180,13 @@ class Stack:
         return [p.own(s) for p, s in zip(self.pieces, states, strict=True)]
 
     def grams(self, states: Iterable[Mapping[str, Tensor]], prefix: str = "") -> list[Tensor]:
-        """The Gram matrices of each piece, (count, m, m); views. `prefix` is that of their keys."""
+        """Return views of each piece's Gram matrices (count, m, m); `prefix` is of their keys."""
         if self.plain:
             return [*map(itemgetter(f"{prefix}gram"), states)]
         return [p.gram(s, prefix) for p, s in zip(self.pieces, states, strict=True)]
 
     def mask(self, flags: Sequence[bool]) -> Tensor:
-        """A flag per piece → one per matrix, (b,), without a copy from the host."""
+        """Expand a flag per piece to one per matrix, (b,), without a copy from the host."""
         device, each = self.params[0].device, zip(flags, self.counts, strict=True)
         return torch.cat([torch.full((count,), flag, device=device) for flag, count in each])
 
@@ -196,17 +196,17 @@ class Stack:
         return torch.cat([flag.expand(count) for flag, count in each])
 
     def split(self, stacked: Tensor) -> list[Tensor]:
-        """(b, …) → one (count, …) view per piece, in order."""
+        """Split (b, …) into one (count, …) view per piece, in order."""
         return list(stacked.split(self.counts))
 
 
 def _cut(x: Tensor, start: int, stop: int) -> Tensor:
-    """x[start:stop]; where that is all of it x itself, which takes a tenth of the time."""
+    """Return x[start:stop], or x itself if that is all of it, in a tenth of the time."""
     return x if x.shape[0] == stop - start else x[start:stop]
 
 
 def short_side_first(x: Tensor) -> Tensor:
-    """`x` or its transpose, whichever has no more rows than columns: the Gram is the small one."""
+    """Return `x` or its transpose, with no more rows than columns, for the smaller Gram matrix."""
     return x.mT if x.shape[-2] > x.shape[-1] else x
 
 
@@ -222,10 +222,10 @@ def build(
     kind: Kind = lambda param, block: None,
     cut: bool = True,
 ) -> list[Stack]:
-    """Stacks of at most `capacity` entries (one matrix at least), in order of first appearance.
+    """Return stacks of at most `capacity` entries, one matrix at least, in order of appearance.
 
-    A batch of matrices that has more is `cut` into pieces about alike; parameters without entries
-    are left out.
+    With `cut`, a larger batch of matrices is cut into pieces of about equal size. Parameters
+    without entries are left out.
     """
     buckets: dict[object, list[tuple[Tensor, Block]]] = {}
     for param, spec in params:
@@ -234,17 +234,17 @@ def build(
             key = (shape, param.dtype, param.device, shards.kind(param), kind(param, block))
             buckets.setdefault(key, []).append((param, block))
     built: list[Stack] = []
-    for found in buckets.values():
-        _, block = found[0]
-        most = min(capacity(*pair) for pair in found) // (block.rows * block.columns)
+    for pairs in buckets.values():
+        _, block = pairs[0]
+        most = min(capacity(*pair) for pair in pairs) // (block.rows * block.columns)
         most = min(max(1, most), LARGEST_GRID)
-        built += _chunks([piece for pair in found for piece in _pieces(*pair, most, cut)], most)
+        built += _chunks([piece for pair in pairs for piece in _pieces(*pair, most, cut)], most)
     return built
 
 
 def _pieces(param: Tensor, block: Block, most: int, cut: bool) -> list[Piece]:
-    """A block in as few pieces of at most `most` matrices as can be, about alike."""
-    # Cut along the first axis of the batch only: every piece is then a view of the parameter.
+    """Cut a block into as few pieces as possible, of at most `most` matrices and similar size."""
+    # Only the first axis of the batch is cut, so that every piece is a view of the parameter.
     first = block.batch[0] if block.batch else 1
     inner = block.count // first
     parts = math.ceil(first / max(1, most // inner)) if cut else 1
@@ -256,16 +256,16 @@ def _pieces(param: Tensor, block: Block, most: int, cut: bool) -> list[Piece]:
 
 
 def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
-    """Stacks of at most `most` matrices, as few as their order allows, the last the smallest."""
+    """Return as few stacks as the order allows, of at most `most` matrices, the last the smallest."""
     counts = [piece.count for piece in pieces]
     fewest = math.ceil(sum(counts) / most)
-    # A stack that is full to within a piece has its share, so there are no more than the fewest.
+    # A stack that is full to within one piece has its share, so the number stays the fewest.
     limit = min(most, math.ceil(sum(counts) / fewest) + max(counts) - 1)
-    left, chunks = limit, cast(list[list[Piece]], [[]])
+    room, chunks = limit, cast(list[list[Piece]], [[]])
     for piece in pieces:
-        if chunks[-1] and piece.count > left:
+        if chunks[-1] and piece.count > room:
             chunks.append([])
-            left = limit
+            room = limit
         chunks[-1].append(piece)
-        left -= piece.count
+        room -= piece.count
     return [Stack.of(chunk) for chunk in chunks]

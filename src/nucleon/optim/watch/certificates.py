@@ -1,4 +1,4 @@
-"""Regret certificates of a training run, from what `engines.ledger` keeps of each matrix."""
+"""Regret certificates of a training run, from the sums of `engines.ledger`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def collect(
     states: Mapping[Tensor, State],
     infos: Infos,
 ) -> dict[str, Certificate]:
-    """A certificate for each parameter of the groups with certify=True, by name; synchronizes."""
+    """Return the certificate of each parameter with certify=True, by its name; synchronizes."""
     mine = {
         infos[param].name: _certificate(method, states[param], group, blocks(param, spec))
         for group in groups
@@ -38,45 +38,46 @@ def collect(
 
 
 def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why no certificate of some group will have a bound; None where all may have one."""
+    """Return why no certificate of some group can have a bound; None if all can."""
     for group in groups:
         if not group["certify"] or group["route"] != "matrix":
             continue
         if (reason := facts_of(optimizer).refusal) is not None:
-            return f"{optimizer.name} has no theorem that applies, since {reason}"
+            return f"no theorem applies to {optimizer.name}, since {reason}"
         if not group.get("gradient_bound"):
-            return "pass gradient_bound=G with G ≥ ‖G_t‖_op, which the theorem needs"
+            return "the theorem needs gradient_bound=G with G ≥ ‖G_t‖_op; pass it"
         if group["nesterov"] or not group.get("smoothing_scale", 1.0):
-            return "pass nesterov=False and smoothing_scale > 0, of which the theorem speaks"
+            return "the theorem needs nesterov=False and smoothing_scale > 0; pass them"
         if not math.isclose(gram_discount(group), group["momentum"], rel_tol=1e-12):
-            return "pass beta2=None for β₂ = β₁², of which the theorem speaks"
+            return "the theorem needs β₂ = β₁²; pass beta2=None"
     return None
 
 
 class Recorded(Protocol):
-    """An optimizer that keeps its regret."""
+    """An optimizer with certificates."""
 
     name: ClassVar[str]
     param_groups: list[dict[str, Any]]
     state: Any
 
     def certificates(self) -> dict[str, Certificate]:
-        """By name of the parameter."""
+        """Return certificates by the name of the parameter."""
         ...
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """As torch's optimizers have it."""
+        """Register a hook, as torch's optimizers do."""
         ...
 
 
 class CertificateLog:
-    """Certificates every N steps of a run, kept by a step hook: rows (step, {name: certificate}).
+    """Record certificates every N steps by a step hook, as rows (step, {name: certificate}).
 
-    Each step waits for the device to read its number. Copies of the optimizer have no such hook.
+    Every step synchronizes with the device to read its number. Copies of the optimizer do not have
+    the hook.
 
     Args:
-        optimizer: with certify=True in some group.
-        every: N, how many steps pass between two rows; each costs a nuclear norm per matrix (100).
+        optimizer: an optimizer with certify=True in some group.
+        every: N, the steps between two rows; each row costs a nuclear norm per matrix (100).
     """
 
     def __init__(self, optimizer: Recorded, every: int = 100) -> None:
@@ -95,7 +96,7 @@ class CertificateLog:
     def _record(self, optimizer: Any, *_: object) -> None:
         groups = [g for g in optimizer.param_groups if g["certify"]]
         states = [optimizer.state.get(p, {}) for g in groups for p in g["params"]]
-        step = next(int(own["step"]) for own in states if "step" in own)  # what is frozen has none
+        step = next(int(s["step"]) for s in states if "step" in s)  # frozen parameters have none
         if step % self.every == 0:
             self.rows.append((step, optimizer.certificates()))
 
@@ -118,7 +119,7 @@ def _certificate(
         "gradient_bound": exact(entries["game"])[:, 2],
         "lower": torch.cat([certificate.forced_regret(exact(gram)) for gram in grams]),
     }
-    if group["placement"] == "owner":  # they travel between ranks
+    if group["placement"] == "owner":  # they are sent between ranks
         measured = {name: value.cpu() for name, value in measured.items()}
     theorem = "none" if entries["began"].any() else facts_of(optimizer).theorem
     skipped = int(state["skipped"].sum())
@@ -128,10 +129,10 @@ def _certificate(
 def _bound(
     optimizer: HasDirection, entries: Mapping[str, Tensor], group: Mapping[str, Any], block: Block
 ) -> Tensor:
-    """Return the theorem's bound of each matrix of a section, by the options that were played."""
+    """Return the theorem's bound of each matrix of a section, by the options of its steps."""
     m, n = sorted((block.rows, block.columns))
     mine = slice(block.first, block.first + block.count)
-    gram = entries[gram_key(block)]  # in its own dtype, whose rounding is allowed for
+    gram = entries[gram_key(block)]  # in its own dtype, for whose rounding the check allows
     first, excess, game = (exact(entries[name])[mine] for name in ("first", "excess", "game"))
     bound = torch.full_like(first, math.inf)
     find = facts_of(optimizer).constants
@@ -164,7 +165,7 @@ def _bound(
 def _refusal(
     optimizer: HasDirection, entries: Mapping[str, Tensor], group: Mapping[str, Any]
 ) -> str | None:
-    """Return why no theorem bounds the regret of a parameter; None where one does."""
+    """Return why no theorem bounds the regret of a parameter; None if one does."""
     if (reason := facts_of(optimizer).refusal) is not None:
         return reason
     _, smoothing, gradient_bound = entries["game"][entries["rounds"] > 0].unbind(-1)

@@ -1,4 +1,4 @@
-"""What an optimizer does to each matrix: a flat dict of floats, one synchronization."""
+"""Diagnostics of the update of each matrix: a flat dict of floats, by one synchronization."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def collect(
     rates: Sequence[float | Tensor],
     settings: Sequence[Settings],
 ) -> dict[str, float]:
-    """The quantities of `MatrixOptimizer.diagnostics`, measured on device and read back at once.
+    """Measure the quantities of `MatrixOptimizer.diagnostics` on the device and read them at once.
 
     `rates` and `settings` are those of the groups.
     """
@@ -57,12 +57,12 @@ def collect(
 
 
 def _weight_norms(groups: Sequence[Mapping[str, Any]], infos: Infos) -> dict[Tensor, Tensor]:
-    """‖W‖_F of each matrix of each parameter; every rank takes part, one parameter at a time."""
+    """Return ‖W‖_F of each matrix of each parameter; ranks gather one parameter at a time."""
     norms: dict[Tensor, Tensor] = {}
     for param in (p for g in groups if g["route"] == "matrix" for p in g["params"]):
         whole = shards.full(param).to(_checks.work_dtype(param.dtype))
-        found = blocks(param, infos[param].axes)
-        norms[param] = torch.cat([rest.frobenius(block.matrices(whole)) for block in found])
+        sections = blocks(param, infos[param].axes)
+        norms[param] = torch.cat([rest.frobenius(block.matrices(whole)) for block in sections])
     return norms
 
 
@@ -74,7 +74,7 @@ def _measure(
     lr: float | Tensor,
     skipped: Tensor,
 ) -> Tensor:
-    """A table (b, 5) with the columns QUANTITIES, the update ratio without the shape's scale."""
+    """Return a table (b, 5) with the columns QUANTITIES, the update ratio without `scale`."""
     muon = polar_polynomial(total, coefficients.contracted(coefficients.polar_express(1e-4, 8)))
     size = total.abs().amax(dim=(-2, -1))
     diagonal = smoothing.diagonal(dim1=-2, dim2=-1) if smoothing.numel() else total[..., :0, 0]
@@ -95,5 +95,5 @@ def _measure(
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 0 where b is 0."""
+    """Return a/b, or 0 where b is 0."""
     return torch.where(b > 0, a / b, 0.0)
