@@ -45,7 +45,7 @@ def test_every_option_has_a_row_with_its_default(site):
         assert set(hook.fields(name)) == set(declared), name  # each is told of, none invented
         for option in declared:
             assert f"<td><code>{option}</code></td>" in page, option
-    assert "Λ = c(G²β₁⁻²I + M̂); more smooths more" in page
+    assert "Λ = c(G²β₁⁻²I + M̂); a larger c smooths more" in page
     headings = [page.index(f'id="{part}"') for part in ("leon", "muon", "pion", "around-them")]
     assert headings == sorted(headings)
 

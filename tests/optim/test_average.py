@@ -362,7 +362,7 @@ def test_it_is_an_option_of_the_optimizer_alone():
         nucleon.Muon([{"params": [weight], "average": 0.1}])
     with pytest.raises(TypeError, match="argument of for_model"):
         made(net(), overrides={"0.weight": {"average": 0.2}})
-    with pytest.raises(TypeError, match="half precision would round"):
+    with pytest.raises(TypeError, match="half precision would lose"):
         made(net(), average_dtype=torch.bfloat16)
 
 

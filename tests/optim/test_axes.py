@@ -203,7 +203,7 @@ def test_blocks_are_a_partition_of_the_parameter(data):
     [
         ("r c", (2, 3, 4), "words for 2 axes"),
         ("r r", (2, 3), "needs rows and columns"),
-        ("x c", (2, 3), "cannot be read at 'x c'"),
+        ("x c", (2, 3), "is invalid at 'x c'"),
         ("(b=3 r) c", (8, 4), "does not multiply out"),
         ("(b=2 r=3) c", (8, 4), "does not multiply out"),
         ("(b r) c", (8, 4), "only one size"),
@@ -212,10 +212,10 @@ def test_blocks_are_a_partition_of_the_parameter(data):
         ("r{4,4} c{2,2}", (8, 4), "sections twice"),
         ("r{0,8} c", (8, 4), "sizes above 0"),
         ("r{8,0} c", (8, 4), "sizes above 0"),
-        ("r{ } c", (8, 4), "cannot be read"),
-        ("r{,} c", (8, 4), "cannot be read"),
-        ("r{4 4} c", (8, 4), "cannot be read"),
-        ("(q r) c", (8, 4), "cannot be read"),
+        ("r{ } c", (8, 4), "is invalid at"),
+        ("r{,} c", (8, 4), "is invalid at"),
+        ("r{4 4} c", (8, 4), "is invalid at"),
+        ("(q r) c", (8, 4), "is invalid at"),
         ("", (8, 4), "needs rows and columns"),
     ],
 )

@@ -490,8 +490,8 @@ def test_bfloat16_is_held_to_its_own_promise():
 
 
 UNBOUNDED = {
-    "Muon": (nucleon.Muon, {}, "muon has no theorem that applies, since the nuclear norm"),
-    "Pion": (nucleon.Pion, {"gradient_bound": 1.0}, "pion has no theorem that applies"),
+    "Muon": (nucleon.Muon, {}, "no theorem applies to muon, since the nuclear norm"),
+    "Pion": (nucleon.Pion, {"gradient_bound": 1.0}, "no theorem applies to pion"),
     "no gradient_bound": (nucleon.Leon, {}, "pass gradient_bound=G"),
     "nesterov": (nucleon.Leon, {"gradient_bound": 1.0, "nesterov": True}, "pass nesterov=False"),
     "beta2": (nucleon.Leon, {"gradient_bound": 1.0, "beta2": 0.5}, "pass beta2=None"),

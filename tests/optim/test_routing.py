@@ -369,7 +369,7 @@ def test_a_told_head_may_be_a_container_and_needs_a_weight():
     model.top = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     found = routes(model, head="top")
     assert found["top.0.weight"].route == "matrix"
-    assert found["top.2.weight"].reason == "output head, as told"
+    assert found["top.2.weight"].reason == "output head, by head="
     assert found["top.2.weight"].route == "adamw"
     with pytest.raises(ValueError, match="head='relu' matches no module of Module with a weight"):
         nucleon.Leon.for_model(model, head="relu")
@@ -711,7 +711,7 @@ def test_the_explanation_prints_exports_and_counts():
         explanation["1.weights"]
     text = str(explanation)
     assert max(map(len, text.splitlines())) <= 120
-    for part in ("1.weight", "6×4", "r c", "leon/polar-express", "output head, as told"):
+    for part in ("1.weight", "6×4", "r c", "leon/polar-express", "output head, by head="):
         assert part in text
     exported = explanation.to_dict()
     assert json.loads(json.dumps(exported)) == exported

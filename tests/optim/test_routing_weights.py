@@ -240,7 +240,7 @@ def test_overrides_and_heads_see_through_wrappers(wrapper):
     assert any(wrapper in name for name, _ in model.named_parameters())
     rows = rows_of(model, head="1", overrides={"0.weight": "adamw"})
     assert rows["0.weight"].reason == "override"
-    assert rows["1.weight"].reason == "output head, as told"
+    assert rows["1.weight"].reason == "output head, by head="
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

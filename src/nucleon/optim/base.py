@@ -4,7 +4,7 @@ A step checks the gradients, then passes each piece of work to its engine:
 
     for work in worklist:  work.engine.step(work, settings)
 
-The mathematics of a step is in `engines.reference`; a method adds its `direction`. Groups with
+The mathematics of a step is in `engines.reference`; a subclass adds its `direction`. Groups with
 route="adamw" are updated by AdamW.
 """
 
@@ -44,13 +44,13 @@ class MatrixOptimizer(Optimizer, ABC):
         average: mean age of the iterates in their average, a fraction of the run or a number of
             steps, see `nucleon.optim.average` (None: no average is kept).
         average_dtype: dtype of the average (None: float32, or float64 for float64 parameters).
-        method_options: `own_options` of the method, and those of `Options`.
+        kwargs: `own_options` of the class, and those of `Options`.
     """
 
     name: ClassVar[str]
-    """Name of the method in states, reports and diagnostics."""
+    """Name of the optimizer in states, reports and diagnostics."""
     own_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of the method itself with their defaults; those of its base classes are added."""
+    """Options of the class itself with their defaults; those of its base classes are added."""
     has_gram: ClassVar[bool] = False
     """True if M̂ is stored; otherwise `direction` receives an empty Λ."""
 
@@ -89,7 +89,7 @@ class MatrixOptimizer(Optimizer, ABC):
         *,
         average: float | None = None,
         average_dtype: torch.dtype | None = None,
-        **method_options: Any,
+        **kwargs: Any,
     ) -> None:
         if not isinstance(getattr(self, "name", None), str):
             raise TypeError(
@@ -97,9 +97,9 @@ class MatrixOptimizer(Optimizer, ABC):
                 f"states, reports and diagnostics"
             )
         defaults = {"lr": lr, "momentum": momentum, **self._option_defaults()}
-        if unknown := sorted(set(method_options) - set(defaults)):
+        if unknown := sorted(set(kwargs) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
-        if (route := method_options.get("route", "matrix")) != "matrix":
+        if (route := kwargs.get("route", "matrix")) != "matrix":
             raise ValueError(
                 f"route={route!r} is for a group, whose options are AdamW's; pass "
                 f'{type(self).__name__}([{{"params": [...], "route": "adamw", "lr": 1e-3}}])'
@@ -107,20 +107,20 @@ class MatrixOptimizer(Optimizer, ABC):
         self._infos, self._first_rates = {}, {}
         self._averaging = Averaging(average, average_dtype)
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
-        axes = {"axes": method_options.pop("axes")} if "axes" in method_options else {}
+        axes = {"axes": kwargs.pop("axes")} if "axes" in kwargs else {}
         given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
-        super().__init__(given_groups, {**defaults, **method_options, "nucleon": tag})
+        super().__init__(given_groups, {**defaults, **kwargs, "nucleon": tag})
         if reason := certificates.unbounded(self, self.param_groups):
             groups.warn(f"certify=True measures the regret beside no bound: {reason}")
 
     @classmethod
     def _option_defaults(cls) -> dict[str, Any]:
-        """Return all options with their defaults, shared ones and those of the method."""
-        method_options: dict[str, Any] = {}
+        """Return all options with their defaults, shared ones and those of the class."""
+        own_options: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
-            method_options |= vars(base).get("own_options", {})
-        return options.with_own(method_options)
+            own_options |= vars(base).get("own_options", {})
+        return options.with_own(own_options)
 
     @classmethod
     def for_model(
@@ -132,9 +132,9 @@ class MatrixOptimizer(Optimizer, ABC):
         aux: Mapping[str, Any] | None = None,
         head: options.Head = "auto",
         overrides: options.Overrides | None = None,
-        **method_options: Any,
+        **kwargs: Any,
     ) -> Self:
-        """Return one optimizer for a whole model: this method for matrices, AdamW for the rest.
+        """Return one optimizer for a whole model: this one for matrices, AdamW for the rest.
 
         Args:
             model: its parameters are routed by the module that contains them, see `explain`.
@@ -151,19 +151,19 @@ class MatrixOptimizer(Optimizer, ABC):
                 override is a route, "matrix", "adamw" or "frozen" (left out), or a dict with any of
                 "route", "axes" (see `nucleon.optim.matrices.axes`) and options, as
                 {"axes": "(b=3 r) c", "lr": 0.01}.
-            method_options: options of the method, `momentum` among them; `average` and
+            kwargs: options of the optimizer, `momentum` among them; `average` and
                 `average_dtype`.
         """
         accepted = options.of_matrices(cls._option_defaults())
         routing.check_names(
             f"{cls.__name__}.for_model",
-            method_options,
+            kwargs,
             accepted | {*options.ModelOptions.__annotations__},
         )
-        routes = routing.routed(model, aux=aux, head=head, overrides=overrides, known=accepted)
-        optimizer = cls(
-            routes.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **method_options
+        routes = routing.routed(
+            model, aux=aux, head=head, overrides=overrides, matrix_options=accepted
         )
+        optimizer = cls(routes.groups({"lr": lr}, {**(aux or {}), "lr": aux_lr}), lr=lr, **kwargs)
         optimizer._routed, optimizer._model = True, weakref.ref(model)
         optimizer._left_out = routes.left_out
         optimizer._note = routes.note
@@ -184,7 +184,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """Name, axes and routing of each parameter."""
         return self._infos
 
-    # ------------------------------------------------------------------ hooks of a method
+    # ------------------------------------------------------------------ hooks of a subclass
 
     @abstractmethod
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
@@ -211,7 +211,7 @@ class MatrixOptimizer(Optimizer, ABC):
         return None
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Check the options of the method itself; the shared ones are checked before."""
+        """Check the options of the class itself; the shared ones are checked before."""
 
     # ------------------------------------------------------------------ parameters and state
 
@@ -335,7 +335,7 @@ class MatrixOptimizer(Optimizer, ABC):
             hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the same method and shapes; raise on any other, before any change.
+        """Load a state of the same optimizer and shapes; raise on any other, before any change.
 
         Moments keep the dtype of a run of these parameters. torch would cast them to the dtype of
         the parameter, and so round the float32 moments of a bf16 parameter.

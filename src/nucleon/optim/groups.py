@@ -143,7 +143,7 @@ def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> N
     if first is not None and group["certify"] != ("ledger.played" in first):
         raise ValueError(
             f"certify was set to {group['certify']} during the run, and its regret would lack "
-            f"steps; pass certify={group['certify']} to the constructor, or with the new group"
+            f"steps; pass certify={group['certify']} when the group is added"
         )
 
 

@@ -151,7 +151,7 @@ OF_ADAMW = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
 OF_METHODS = frozenset(
     {"beta2", "coefficients", "gradient_bound", "method", "samples", "smoothing_scale"}
 )
-"""Own options of Muon, Pion and Leon: an error in a group of one of them that lacks it."""
+"""Options that only some of Muon, Pion and Leon have; a group of another one raises on them."""
 _CHOICES = {
     "route": get_args(Route),
     "step_length": get_args(StepLength),

@@ -42,7 +42,7 @@ def method_for(
 def chosen_method(
     group: Mapping[str, Any], m: int, n: int, device: torch.device, dtype: torch.dtype
 ) -> str:
-    """Return `method_for` the options of a group, "coefficients" where it has its own."""
+    """Return the method of a group for m×n matrices; "coefficients" if it has its own."""
     if group.get("coefficients") is not None:
         return "coefficients"
     return method_for(group.get("method", "auto"), group["iterations"], m, n, device, dtype)

@@ -213,7 +213,7 @@ class QKClip:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Shrink the heads whose logits exceeded the cap, and reset the logits; does not synchronize.
+        """Shrink the heads whose logits exceeded the cap, and reset the logits; no synchronization.
 
         Every rank of the group must call it.
         """

@@ -5,9 +5,9 @@ For each parameter W with the gradient G, at its own step t,
     m ← β₁m + (1−β₁)G          v ← β₂v + (1−β₂)G²          (averages, as `torch.optim.AdamW`)
     W ← (1 − lr·`weight_decay`)W − lr·m/(1−β₁ᵗ) / (√(v/(1−β₂ᵗ)) + ε)
 
-The moments of half-precision parameters are float32: in bf16, v would stand still at β₂ = 0.999.
-A parameter whose gradient is not finite, or has no finite square, keeps its weights, moments and t.
-A complex parameter is stepped as pairs of real numbers, as torch does.
+The moments of half-precision parameters are float32: in bf16, v would not change at β₂ = 0.999.
+A parameter whose gradient or its square is not finite keeps its weights, moments and t. A complex
+parameter is updated as pairs of real numbers, as in torch.
 """
 
 import math
@@ -26,28 +26,28 @@ from nucleon.optim.matrices import shards
 
 
 def step(work: Work, settings: Settings) -> None:
-    """One step of the parameters that have a gradient; no host synchronization.
+    """Update the parameters that have a gradient; no host synchronization.
 
-    It is elementwise, so each rank does it to what it holds of a DTensor. All ranks of a mesh must
-    take part: they skip together, and count the same steps. A gradient that is missing on some of
-    them is 0 there; missing on all, the parameter is left alone.
+    The step is elementwise, so each rank updates its shard of a DTensor. All ranks of a mesh must
+    call it, since they skip together and count the same steps. A gradient that is missing on some
+    ranks is 0 there; if all lack it, the parameter is unchanged.
     """
-    for chosen in buckets(work.params):
-        states = [work.states[i] for i in chosen]
-        update([work.params[i] for i in chosen], states, settings.group)
+    for bucket in buckets(work.params):
+        states = [work.states[i] for i in bucket]
+        update([work.params[i] for i in bucket], states, settings.group)
 
 
 def buckets(params: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of what is stepped together: one device, dtype and mesh; the same on all ranks."""
-    found: dict[object, list[int]] = {}
+    """Return the indices of parameters of one device, dtype and mesh, the same on all ranks."""
+    buckets_by_key: dict[object, list[int]] = {}
     for index, param in enumerate(params):
         mesh = param.device_mesh if shards.sharded(param) else None
-        found.setdefault((param.device, param.dtype, mesh), []).append(index)
-    return list(found.values())
+        buckets_by_key.setdefault((param.device, param.dtype, mesh), []).append(index)
+    return list(buckets_by_key.values())
 
 
 def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str, Any]) -> None:
-    """The step of one bucket."""
+    """Update the parameters of one bucket."""
     pairs = zip(params, states, strict=True)
     active = [(p, s) for p, s in pairs if p.grad is not None or shards.sharded(p)]
     if not active:
@@ -61,13 +61,13 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
         torch.zeros_like(_held(p), dtype=dtype) if p.grad is None else _held(p.grad).to(dtype)
         for p in params
     ]
-    there, finite = _flags(params, gradients)
+    present, finite = _flags(params, gradients)
     params = [_held(p) for p in params]
     first, second = ([_held(s[k]) for s in states] for k in ("exp_avg", "exp_avg_sq"))
 
-    # Skipping is arithmetic, not a branch: with rates of −0 and 1 nothing moves, not even a −0,
-    # to which −0 may be added and 0 may not. On a CPU a step that skips none saves the masks.
-    skipped, finite = there & ~finite, there & finite
+    # Skipping is arithmetic, not a branch: rates of −0 and 1 change nothing, not even a −0, since
+    # −0 + −0 = −0 but −0 + 0 = 0. On a CPU a step that skips none needs no masks.
+    skipped, finite = present & ~finite, present & finite
     masks = None if rest.everywhere(finite) else finite.unbind()
     if masks is not None:
         gradients = [torch.where(ok, g, 0.0) for ok, g in zip(masks, gradients, strict=True)]
@@ -79,7 +79,7 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     step = torch.stack([s["step"] for s in states]).to(wide)
 
     def factors(value: float | Tensor, skipped: float) -> list[Tensor]:
-        """One 0-d factor per parameter: `value`, or `skipped` where its step is."""
+        """Return a 0-d factor per parameter: `value`, or `skipped` if its step is skipped."""
         return list(torch.where(finite, torch.zeros_like(step) + value, skipped).to(dtype).unbind())
 
     torch._foreach_lerp_(first, gradients, factors(1 - beta1, -0.0))
@@ -90,12 +90,12 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
     torch._foreach_add_(denominator, factors(group["eps"], 1.0))
     change = list(torch._foreach_mul(first, factors(-(lr / _complement(beta1, step)), 0.0)))
     torch._foreach_div_(change, denominator)
-    if not group["eps"]:  # nothing moves where v is 0: no gradient so far, or none with a square
+    if not group["eps"]:  # an entry without a gradient so far, v = 0, does not move
         masks = [ok & (d > 0) for ok, d in zip(finite.unbind(), denominator, strict=True)]
     if masks is not None:
         change = [torch.where(ok, c, -0.0) for ok, c in zip(masks, change, strict=True)]
 
-    weights = [p.to(dtype) for p in params]  # the parameters themselves, or copies of half ones
+    weights = [p.to(dtype) for p in params]  # copies only of half-precision parameters
     if group["weight_decay"]:
         torch._foreach_mul_(weights, factors(1 - lr * group["weight_decay"], 1.0))
     torch._foreach_add_(weights, change)
@@ -104,26 +104,26 @@ def update(params: Sequence[Tensor], states: Sequence[State], group: Mapping[str
 
 
 def _held(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this rank holds, as real numbers."""
-    held = shards.local(tensor)
-    return torch.view_as_real(held.resolve_conj()) if held.is_complex() else held
+    """Return the local part of a tensor, as real numbers."""
+    part = shards.local(tensor)
+    return torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
 
 
 def _complement(beta: float, step: Tensor) -> Tensor:
-    """1 − βᵗ for t ≥ 1; at β = 0.999 the first difference would lose four digits in float32."""
+    """Return 1 − βᵗ for t ≥ 1; for β = 0.999 a plain difference loses four digits in float32."""
     if step.dtype == torch.float64:
         return 1 - beta**step
     return -torch.expm1(step * (math.log(beta) if beta else -math.inf))
 
 
 def _flags(params: Sequence[Tensor], gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return which gradients are there, and have finite squares, on all ranks that hold them."""
-    # All squares are finite if the largest is; what a rank holds may be nothing.
+    """Return masks of the gradients that exist on some rank and have finite squares on all."""
+    # All squares are finite if the largest is. A shard may be empty.
     some = [g if g.numel() else g.new_zeros(1) for g in gradients]
     finite = torch.stack(torch._foreach_norm(some, ord=torch.inf)).square().isfinite()
     if not shards.sharded(params[0]):
         return torch.ones_like(finite), finite
-    there = torch.tensor([p.grad is not None for p in params]).to(finite)
-    counts = torch.stack([there, ~finite]).float()
-    there, bad = (wire.add_up(counts, shards.mesh_groups(params[0]), "gradients") > 0).unbind()
-    return there, ~bad
+    present = torch.tensor([p.grad is not None for p in params]).to(finite)
+    counts = torch.stack([present, ~finite]).float()
+    present, bad = (wire.add_up(counts, shards.mesh_groups(params[0]), "gradients") > 0).unbind()
+    return present, ~bad

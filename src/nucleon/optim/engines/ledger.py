@@ -1,12 +1,12 @@
-"""The sums that a regret certificate needs of a run, kept with each matrix: one game per matrix.
+"""The sums of a run from which a regret certificate is computed; each matrix is a game.
 
 At step t the action is X_t = −P_{t-1}, X_1 = 0, of radius one, and the discounted regret is
 
     Reg_t = Σ_s γ^{t-s}⟨G_s, X_s⟩ + ‖Σ_s γ^{t-s}G_s‖_*,   γ = momentum
 
-The sums are the ledger's own, of the gradients that came and of P as it was applied, in the widest
-dtype of the device: fading, rounding and edits of Ĝ and M̂ change what is played, never what is
-measured. The nuclear norm is computed when a certificate is asked for.
+The sums are separate from Ĝ and M̂: of the raw gradients and of P as it was applied, in the widest
+dtype of the device. Fading, rounding and edits of Ĝ and M̂ change the actions, not the measurement.
+The nuclear norm is computed with the certificate.
 """
 
 import math
@@ -25,7 +25,7 @@ from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
 
 PREFIX = "ledger."
-"""Of the names of a ledger's tensors in the state of a parameter."""
+"""Prefix of the keys of a ledger's tensors in the state of a parameter."""
 _SUMS = ("loss", "first", "excess", "largest")
 _COUNTS = ("rounds", "outside", "began")
 _NUMBERS = (*_SUMS, *_COUNTS)
@@ -63,43 +63,43 @@ def new_state(param: Tensor, blocks: tuple[Block, ...]) -> dict[str, Tensor]:
 
 
 def record(
-    work: Matrices, settings: Settings, gradient: Tensor, direction: Tensor, taken: Tensor
+    work: Matrices, settings: Settings, gradient: Tensor, direction: Tensor, stepped: Tensor
 ) -> None:
-    """Enter one round of every matrix of a stack, the skipped ones excepted; no synchronization.
+    """Add a round to the sums of every matrix that is not skipped; no synchronization.
 
     Args:
         work: the stack.
-        settings: of its group.
-        gradient: G, (b, m, n), zero where a matrix is skipped.
+        settings: the settings of its group.
+        gradient: G, (b, m, n), zero for skipped matrices.
         direction: P, (b, m, n).
-        taken: the matrices that are not skipped, (b,).
+        stepped: mask of the matrices that are not skipped, (b,).
     """
     stack, states, hyper = work.stack, work.states, settings[work.stack.kind]
     wide, allowed = widest(gradient.device), tolerance(settings.group, direction.dtype)
-    kept = {name: stack.gather_own(_entry(states, name)) for name in (*_NUMBERS, "game")}
-    kept |= {name: stack.gather(_entry(states, name), wide) for name in _SHAPED}
-    kept["gram"] = torch.cat(stack.grams(states, PREFIX))
+    state = {name: stack.gather_own(_entry(states, name)) for name in (*_NUMBERS, "game")}
+    state |= {name: stack.gather(_entry(states, name), wide) for name in _SHAPED}
+    state["gram"] = torch.cat(stack.grams(states, PREFIX))
     gradient, direction = gradient.to(wide), _applied(settings.group, direction).to(wide)
-    game = torch.stack([torch.full_like(kept["loss"], x) for x in _game(hyper)], dim=-1)
-    changed = (kept["rounds"] > 0) & (game != kept["game"]).any(-1)
-    old = {name: x.masked_fill(_like(changed, x), 0) for name, x in kept.items()}
+    game = torch.stack([torch.full_like(state["loss"], x) for x in _game(hyper)], dim=-1)
+    changed = (state["rounds"] > 0) & (game != state["game"]).any(-1)
+    old = {name: x.masked_fill(_like(changed, x), 0) for name, x in state.items()}
 
     frobenius, norm = torch.linalg.matrix_norm(gradient), _norm_bound(gradient)
     above = _excess(norm, frobenius, hyper.gradient_bound, gradient.shape[-2])
     new = {
-        "loss": hyper.momentum * old["loss"] - (gradient * kept["played"]).sum((-2, -1)),
+        "loss": hyper.momentum * old["loss"] - (gradient * state["played"]).sum((-2, -1)),
         "first": torch.where(old["largest"] > 0, hyper.momentum * old["first"], frobenius),
         "excess": hyper.momentum * old["excess"] + above,
         "largest": torch.maximum(old["largest"], norm),
         "rounds": old["rounds"] + 1,
         "outside": old["outside"] + _outside(direction, allowed),
-        "began": torch.where(changed, states[0]["step"], kept["began"]),
+        "began": torch.where(changed, states[0]["step"], state["began"]),
         "game": game,
         "played": direction,
         "total": moments.accumulate_total(old["total"], gradient, hyper.momentum),
         "gram": moments.accumulate_gram(old["gram"], gradient, hyper.momentum),
     }
-    new = {name: torch.where(_like(taken, x), x, kept[name]) for name, x in new.items()}
+    new = {name: torch.where(_like(stepped, x), x, state[name]) for name, x in new.items()}
     for name in (*_NUMBERS, "game"):
         stack.scatter_own(new[name], _entry(states, name))
     for name in _SHAPED:
@@ -117,14 +117,14 @@ def _like(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _game(hyper: Hyperparameters) -> tuple[float, float, float]:
-    """Return γ, c and G; c = 0 under options of which the theorem does not speak."""
+    """Return γ, c and G; c = 0 for options that the theorem does not cover."""
     same = math.isclose(hyper.gram_discount, hyper.momentum, rel_tol=1e-12)  # beta2 may be given
     covered = same and not hyper.lookahead
     return hyper.momentum, hyper.smoothing if covered else 0.0, hyper.gradient_bound
 
 
 def _applied(group: Mapping[str, Any], direction: Tensor) -> Tensor:
-    """Return P as it moves the weights: an owner sends it in `wire_dtype`."""
+    """Return P as it is applied to the weights: an owner sends it in `wire_dtype`."""
     return direction.to(_sent(group) or direction.dtype)
 
 
@@ -133,17 +133,17 @@ def _sent(group: Mapping[str, Any]) -> torch.dtype | None:
 
 
 def _norm_bound(gradient: Tensor) -> Tensor:
-    """Return at least ‖G‖_op, (b,), rounding included; 0 for G = 0."""
+    """Return an upper bound of ‖G‖_op, (b,), rounding included; 0 for G = 0."""
     rounding = 1 + 64 * gradient.shape[-2] * torch.finfo(gradient.dtype).eps
     norm = operator_norm_bound(gradient) * rounding
     return torch.where((gradient != 0).any(-1).any(-1), norm, 0.0)
 
 
 def _excess(norm: Tensor, frobenius: Tensor, bound: float, rows: int) -> Tensor:
-    """Return at least ‖E‖_*, where G − E has norm at most `bound`; (b,), 0 where G itself has.
+    """Return an upper bound of ‖E‖_*, (b,), where ‖G − E‖_op ≤ `bound`; 0 if ‖G‖_op ≤ `bound`.
 
-    With u = `norm` ≥ ‖G‖_op both E = G(1 − bound/u) and the part of the singular values above the
-    bound serve: min{√m‖G‖_F(1 − bound/u), m(u − bound)}.
+    With u = `norm` ≥ ‖G‖_op, E may be G(1 − bound/u), or the part of the singular values above the
+    bound. The result is min{√m‖G‖_F(1 − bound/u), m(u − bound)}.
     """
     above = (norm - bound).clamp_min(0.0)
     share = above / norm.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -151,14 +151,14 @@ def _excess(norm: Tensor, frobenius: Tensor, bound: float, rows: int) -> Tensor:
 
 
 def tolerance(group: Mapping[str, Any], dtype: torch.dtype) -> float:
-    """Return how far outside the ball the method of a group may be, by `docs/promises.md`."""
+    """Return the excess over the ball's radius that `docs/promises.md` allows a group's method."""
     if _sent(group) is not None or group.get("method") in ("auto", "half", "bfloat16"):
         return 1e-2
     return PROMISE[dtype] if group.get("method") in ("eigh", "svd") else 1e-3
 
 
 def _outside(direction: Tensor, allowed: float) -> Tensor:
-    """1 where ‖P‖_op > 1 + `allowed`, (b,): then (1 + allowed)²I − PPᵀ has no Cholesky factor."""
+    """Return 1 where ‖P‖_op > 1 + `allowed`, (b,), so that (1 + allowed)²I − PPᵀ ⋡ 0."""
     eye = torch.eye(direction.shape[-2], dtype=direction.dtype, device=direction.device)
     info = torch.linalg.cholesky_ex((1 + allowed) ** 2 * eye - direction @ direction.mT).info
     return (info != 0).long()

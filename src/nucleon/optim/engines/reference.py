@@ -1,4 +1,4 @@
-"""The step in torch, top to bottom as the paper writes it: every other engine is held against it.
+"""The step in torch, as the paper writes it; every other engine is tested against it.
 
 For each matrix W (m×n, transposed when tall) and its gradient G,
 
@@ -7,9 +7,9 @@ For each matrix W (m×n, transposed when tall) and its gradient G,
     P = direction(S, Λ),   Λ = c(G_max²β₁⁻²I + M̂),   c = `smoothing_scale`
     W ← W − lr·s·scale(m, n)·P − lr·`weight_decay`·W
 
-It serves any optimizer, dtype, device and axes, and keeps certificates. Skipping and resting are
-arithmetic, not branches: the host never learns which matrices they concern, see `rest`. On a CPU,
-where it knows, a step that concerns none saves the passes over the stack that mask it.
+It supports every optimizer, dtype, device, axes spec and certificate. Skipping and resting are
+arithmetic, not branches, so that the host does not wait for the masks, see `rest`. On a CPU the
+masking passes are left out if no matrix skips or rests.
 """
 
 import math
@@ -36,25 +36,25 @@ _ROUNDING_SEED = 0x5EED
 
 
 def step(work: Matrices, settings: Settings) -> None:
-    """One step of matrices that are here whole."""
+    """Update matrices that are whole on this rank."""
     gradients, mask = gradients_of(work)
     if gradients:
         move(work, settings, *advance(work, settings, gradients, mask))
 
 
 def gradients_of(work: Matrices) -> tuple[list[Tensor], Tensor | None]:
-    """Return a gradient per piece, and which matrices have one, (b,); None: all have.
+    """Return a gradient per piece, and the mask of matrices with one, (b,), or None if all have.
 
     Without any gradient the list is empty.
     """
     gradients: list[Tensor | None] = [*map(_GRAD, work.params)]
-    there = [gradient is not None for gradient in gradients]
-    if all(there):
+    present = [gradient is not None for gradient in gradients]
+    if all(present):
         return cast(list[Tensor], gradients), None
-    if not any(there):
+    if not any(present):
         return [], None
     both = zip(gradients, work.params, strict=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in both], work.stack.mask(there)
+    return [torch.zeros_like(p) if g is None else g for g, p in both], work.stack.mask(present)
 
 
 _GRAD = attrgetter("grad")
@@ -67,9 +67,9 @@ def advance(
     gradients: Sequence[Tensor],
     has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Enter gradients, one per piece, into the state; return P and which matrices move, (b,).
+    """Update the state by gradients, one per piece; return P and the mask of stepped matrices.
 
-    A matrix without a gradient, by the mask (b,), is left alone; None says that all have one.
+    A matrix without a gradient, by the mask `has_gradient` (b,), is unchanged; None: all have one.
     """
     with exact_products(gradients[0].device):
         stack, states, hyper = work.stack, work.states, settings[work.stack.kind]
@@ -91,58 +91,58 @@ def advance(
         usable = finite if has_gradient is None else has_gradient & finite
         faded = rest.faded(size, gram)
         moving = usable & ~(faded | rest.resting(quiet, size, hyper.rest))
-        kept = rest.kept(moving, ahead), rest.kept(moving, smoothing)
-        direction = _direction(work, settings, *kept)
+        inputs = rest.kept(moving, ahead), rest.kept(moving, smoothing)
+        direction = _direction(work, settings, *inputs)
         all_move = rest.everywhere(moving)
-        if not all_move:  # of S = 0 a hook may make anything, as 0/0
+        if not all_move:  # a hook may return NaN for S = 0
             direction = rest.kept(moving, direction)
         computed = rest.largest(direction) < math.inf
-        taken = usable & computed
+        stepped = usable & computed
 
         if settings.group["certify"]:
-            ledger.record(work, settings, rest.kept(taken, gradient), direction, taken)
+            ledger.record(work, settings, rest.kept(stepped, gradient), direction, stepped)
         if not (all_move and bool(computed.all())):
-            each, keeps = taken[:, None, None], (~faded)[:, None, None]
+            each, keeps = stepped[:, None, None], (~faded)[:, None, None]
             total = torch.where(each, total * keeps, old)
             gram = torch.where(each, gram * keeps, old_gram) if gram.numel() else gram
         stack.scatter(total, map(_TOTAL, states))
         if work.optimizer.has_gram:
             torch._foreach_copy_(stack.grams(states), stack.split(gram))
-        stack.scatter_own(torch.where(taken, quiet, old_quiet), map(_QUIET, states))
-        skipped = ~taken if has_gradient is None else has_gradient & ~taken
+        stack.scatter_own(torch.where(stepped, quiet, old_quiet), map(_QUIET, states))
+        skipped = ~stepped if has_gradient is None else has_gradient & ~stepped
         stack.add_own(skipped.long(), map(_SKIPPED, states))
-        return direction, taken
+        return direction, stepped
 
 
 def _finite(
     work: Matrices, hyper: Hyperparameters, largest: Tensor, ahead: Tensor | None, gram: Tensor
 ) -> Tensor:
-    """Return which matrices have finite moments and Λ, (b,), by their largest entries.
+    """Return the mask of matrices with finite moments and Λ, (b,), by their largest entries.
 
-    A gradient that is not finite shows in Ĝ, which must also fit the dtype it is kept in, and an M̂
-    that is not shows in Λ, also with c = 0.
+    A non-finite gradient makes Ĝ non-finite, and Ĝ must also fit the dtype of its state. A
+    non-finite M̂ is found by the test of Λ, also with c = 0.
     """
-    found = largest.to(work.states[0]["total"].dtype) < math.inf
+    finite = largest.to(work.states[0]["total"].dtype) < math.inf
     if ahead is not None:
-        found = found & (rest.largest(ahead) < math.inf)
+        finite = finite & (rest.largest(ahead) < math.inf)
     if gram.numel():
-        found = found & (hyper.smoothing * (rest.largest(gram) + hyper.shift) < math.inf)
-    return found
+        finite = finite & (hyper.smoothing * (rest.largest(gram) + hyper.shift) < math.inf)
+    return finite
 
 
 def _direction(work: Matrices, settings: Settings, total: Tensor, smoothing: Tensor) -> Tensor:
-    """Return P of the optimizer's `direction`; raise where it has not the shape of S."""
+    """Return P of the optimizer's `direction`; raise if its shape is not that of S."""
     shape = total.shape  # before the hook: it may work in place
     context = Context(settings.group, work.stack, work.states, settings[work.stack.kind])
-    found = work.optimizer.direction(total, smoothing, context)
-    is_tensor = isinstance(found, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_tensor or found.shape != shape:
-        returned = tuple(found.shape) if is_tensor else type(found).__name__
+    direction = work.optimizer.direction(total, smoothing, context)
+    is_tensor = isinstance(direction, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_tensor or direction.shape != shape:
+        returned = tuple(direction.shape) if is_tensor else type(direction).__name__
         raise ValueError(
             f"{work.optimizer.__class__.__name__}.direction returned {returned} for S of the shape "
             f"{tuple(shape)}; return P, a tensor in the shape of S"
         )
-    return found
+    return direction
 
 
 def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def moments_of(work: Matrices) -> tuple[Tensor, Tensor]:
 
 
 def smoothing_of(gram: Tensor, hyper: Hyperparameters) -> Tensor:
-    """Λ = c(G²β₁⁻²I + M̂), M̂ with what rounding may have taken; empty without a Gram."""
+    """Return Λ = c(G²β₁⁻²I + M̂), raised by the possible rounding of M̂; empty without a Gram."""
     if not gram.numel():
         return gram
     eta = hyper.smoothing**-0.5 if hyper.smoothing else math.inf
@@ -179,13 +179,13 @@ def present_direction(work: Matrices, settings: Settings) -> tuple[Tensor, Tenso
 # ------------------------------------------------------------------ the weights
 
 
-def move(work: Matrices, settings: Settings, direction: Tensor, taken: Tensor) -> None:
-    """W ← W − lr·s·scale·P − lr·wd·W for the matrices that are `taken`, (b,)."""
+def move(work: Matrices, settings: Settings, direction: Tensor, stepped: Tensor) -> None:
+    """Update W ← W − lr·s·scale·P − lr·wd·W for the `stepped` matrices, (b,)."""
     stack, dithers = work.stack, dithered(work, settings)
     direction = direction.to(stack.work_dtype)
     reads = settings.group["weight_decay"] or dithers
     weights = stack.gather(stack.params) if reads else direction
-    change = _change(work, settings, direction, weights, taken[:, None, None])
+    change = _change(work, settings, direction, weights, stepped[:, None, None])
     if dithers:
         stack.scatter(_round(weights - change, _dither(work, settings)), stack.params)
     else:
@@ -193,18 +193,18 @@ def move(work: Matrices, settings: Settings, direction: Tensor, taken: Tensor) -
 
 
 def move_boxes(
-    work: Matrices, settings: Settings, directions: Sequence[Tensor], taken: Tensor
+    work: Matrices, settings: Settings, directions: Sequence[Tensor], stepped: Tensor
 ) -> None:
-    """Do the same to what this rank holds of the parameter of each piece.
+    """Update this rank's shard of the parameter of each piece, like `move`.
 
-    It is elementwise, so each rank can do it to its own; the dither is drawn for the whole.
+    The update is elementwise; the dither is drawn for the whole parameter and then cut.
     """
     stack, dithers = work.stack, dithered(work, settings)
     bits = stack.boxes(_dither(work, settings)) if dithers else [None] * len(directions)
-    # Where a piece is not all of its parameter, the rest of it must stay as it is.
+    # The entries of a parameter that belong to other pieces must not change.
     many = any(math.prod(stack.shape) < p.numel() for p in stack.params)
-    each = taken[:, None, None]
-    oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else taken.unbind()
+    each = stepped[:, None, None]
+    oks = stack.boxes(each.expand(-1, *sorted(stack.shape))) if many else stepped.unbind()
     for param, direction, ok, low in zip(stack.params, directions, oks, bits, strict=True):
         weights = shards.local(param)
         change = _change(work, settings, direction, weights.to(direction.dtype), ok)
@@ -218,14 +218,14 @@ def rates(work: Matrices, settings: Settings) -> tuple[float | Tensor, float | T
     """Return lr·s·scale, the rate of P, and lr·`weight_decay`, the rate of W."""
     group, scale = settings.group, settings[work.stack.kind].scale
     lr, decay = group["lr"], group["weight_decay"]
-    if isinstance(lr, Tensor):  # one on the host is a number: reading it waits for nothing
+    if isinstance(lr, Tensor):  # reading a tensor on the host does not synchronize
         lr = float(lr) if lr.is_cpu and not work.params[0].is_cpu else lr.reshape(())
     length = _length(work, settings) if group["step_length"] == "exponential" else 1.0
     return lr * length * scale, lr * decay if decay else 0.0
 
 
 def _length(work: Matrices, settings: Settings) -> Tensor:
-    """Draw s ~ Exp(1), one for all matrices of a step: the lemma scales the whole update."""
+    """Draw s ~ Exp(1), one for all matrices of a step, since the lemma scales the whole update."""
     param = work.params[0]
     return noise.exponential(
         (),
@@ -238,23 +238,23 @@ def _length(work: Matrices, settings: Settings) -> Tensor:
 
 
 def _change(
-    work: Matrices, settings: Settings, direction: Tensor, weights: Tensor, taken: Tensor
+    work: Matrices, settings: Settings, direction: Tensor, weights: Tensor, stepped: Tensor
 ) -> Tensor:
     rate, decay = rates(work, settings)
     change = direction * rate
     if isinstance(decay, Tensor) or decay != 0.0:
         change = change + decay * weights
-    # 0 times what is not finite is not 0.
-    return change if rest.everywhere(taken) else change.masked_fill_(taken == 0, 0.0)
+    # A mask by multiplication would keep NaN, since 0·NaN is NaN.
+    return change if rest.everywhere(stepped) else change.masked_fill_(stepped == 0, 0.0)
 
 
 def dithered(work: Matrices, settings: Settings) -> bool:
-    """Return whether the weights are rounded at random."""
+    """Return True if the weights are rounded at random."""
     return settings.group["stochastic_rounding"] and work.params[0].dtype == torch.bfloat16
 
 
 def _dither(work: Matrices, settings: Settings) -> Tensor:
-    """Draw 0 … 65535 for each entry, each as likely."""
+    """Draw a number 0 … 65535 for each entry, uniformly."""
     stream = work.stack.gather_own(state["stream"] for state in work.states)
     uniform = noise.uniform(
         (len(stream), *sorted(work.stack.shape)),
@@ -268,6 +268,6 @@ def _dither(work: Matrices, settings: Settings) -> Tensor:
 
 
 def _round(weights: Tensor, dither: Tensor) -> Tensor:
-    """float32 → bf16, up or down with probabilities that make the mean exact."""
-    # The bits that bf16 lacks carry with their own probability.
+    """Round float32 to bf16, up or down with probabilities that make the mean exact."""
+    # The lower 16 bits plus the dither carry with probability bits/2¹⁶.
     return ((weights.view(torch.int32) + dither) & -65536).view(torch.float32)

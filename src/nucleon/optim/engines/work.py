@@ -24,18 +24,18 @@ EXPONENTIAL_STREAM = -1
 
 @dataclass(frozen=True)
 class Draws:
-    """Noise that a direction is the mean over: `samples` of m×`width` standard normals."""
+    """Noise over which a direction averages: `samples` of m×`width` standard normals."""
 
     seed: int
     samples: int
     width: int
-    """n′ ≥ n: zero columns are put beside S."""
+    """n′ ≥ n; S is padded by zero columns."""
 
 
 KERNELS = {"polar": False, "augmented": True, "perturbed": True}
-"""The recursions of the CUDA engine, and whether M̂ is among their operands."""
+"""The recursions of the CUDA engine; True if M̂ is an operand."""
 Constants = Callable[[Mapping[str, Any], int, int], Admissibility | None]
-"""(group, m, n) → (α, β) of a potential for m×n matrices, m ≤ n; None where it has none."""
+"""(group, m, n) → (α, β) of a potential for m×n matrices, m ≤ n, or None."""
 F = TypeVar("F", bound=Callable[..., Tensor])
 
 
@@ -44,9 +44,9 @@ class Facts:
     """Facts about a `direction`; they belong to the function, so another function has none."""
 
     kernel: str | None = None
-    """The recursion of the CUDA engine that computes the same, one of `KERNELS`."""
+    """The recursion of the CUDA engine that computes this direction, one of `KERNELS`."""
     settles: bool = False
-    """True if P falls as Ĝ does once `gradient_bound` > 0, see `engines.rest`."""
+    """True if P decays as Ĝ does with `gradient_bound` > 0, see `engines.rest`."""
     constants: Constants | None = None
     """The constants of the potential whose gradient it is."""
     theorem: str = "none"
@@ -60,7 +60,7 @@ class Facts:
 
     @property
     def refusal(self) -> str | None:
-        """The reason why no run can be certified; None where one can."""
+        """The reason why no run can be certified, or None."""
         unnamed = "the optimizer names no theorem" if self.theorem == "none" else None
         return self.uncertified or unnamed
 
@@ -75,7 +75,7 @@ def of_potential(
 ) -> Callable[[F], F]:
     """Return a decorator that attaches `Facts` to a `direction`.
 
-    A class that overrides `direction` starts without them, and decorates its own where they hold.
+    A class that overrides `direction` starts without facts, and decorates its own if they hold.
     """
     facts = Facts(kernel, settles, constants, theorem, uncertified)
 
@@ -105,15 +105,15 @@ class HasDirection(Protocol):
     has_gram: ClassVar[bool]
 
     def direction(self, total: Tensor, smoothing: Tensor, context: "Context") -> Tensor:
-        """P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""
+        """Return P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""
         ...
 
     def smoothing_scale(self, group: Mapping[str, Any], m: int, n: int) -> float:
-        """The factor c in Λ for m×n matrices."""
+        """Return the factor c in Λ for m×n matrices."""
         ...
 
     def draws(self, group: Mapping[str, Any], m: int, n: int) -> Draws | None:
-        """The noise in the direction of m×n matrices."""
+        """Return the noise in the direction of m×n matrices."""
         ...
 
 
@@ -121,7 +121,7 @@ class HasDirection(Protocol):
 class Hyperparameters:
     """The numbers of a step, derived from the options of its group and the shape of its matrices.
 
-    Every engine reads them here, so a rule such as β₂ = β₁² stands in one place.
+    Every engine reads them here, so a rule such as β₂ = β₁² is written once.
     """
 
     momentum: float
@@ -139,13 +139,13 @@ class Hyperparameters:
     scale: float
     """The factor on P by the shape of the weight."""
     sign: float
-    """−1 to climb."""
+    """−1 to maximize."""
     rest: Rest
-    """The rule by which the direction is zero for want of gradients."""
+    """The rule by which the direction becomes zero without gradients."""
     draws: Draws | None
     """The noise in the direction."""
     lost: float
-    """The loss of M̂ by the rounding of subnormal entries, where c > 1 enlarges it."""
+    """Bound on the loss of M̂ by rounding of subnormal entries, if c > 1 enlarges it."""
 
     @classmethod
     def of(cls, optimizer: HasDirection, group: Mapping[str, Any], kind: Kind) -> "Hyperparameters":
@@ -172,12 +172,12 @@ class Hyperparameters:
 
     @cached_property
     def raised_bound(self) -> float:
-        """√(G²β₁⁻² + `lost`); without momentum there is no bound to divide."""
+        """√(G²β₁⁻² + `lost`); without momentum G is 0."""
         return math.hypot(self.gradient_bound / (self.momentum or 1.0), math.sqrt(self.lost))
 
     @cached_property
     def shift(self) -> float:
-        """Its square, on the diagonal of M̂; inf where that leaves float64."""
+        """The square of `raised_bound`, added to the diagonal of M̂; inf on overflow."""
         return self.raised_bound * self.raised_bound
 
 
@@ -190,7 +190,7 @@ class Context:
     stack: Stack
     states: Sequence[Mapping[str, Tensor]]
     hyperparameters: Hyperparameters
-    """Derived from the options: β₁, √β₂, c and the noise among them."""
+    """Numbers derived from the options, such as β₁, √β₂, c and the noise."""
 
     @property
     def seed(self) -> int:
@@ -209,23 +209,23 @@ class Context:
 
 
 def gram_discount(group: Mapping[str, Any]) -> float:
-    """√β₂ of a group."""
+    """Return √β₂ of a group."""
     beta2 = group.get("beta2")
     return float(group["momentum"]) if beta2 is None else math.sqrt(beta2)
 
 
 def gram_decay(group: Mapping[str, Any]) -> float:
-    """β₂ of a group."""
+    """Return β₂ of a group."""
     return gram_discount(group) ** 2
 
 
 def sums_long(group: Mapping[str, Any]) -> bool:
-    """Return whether β₂ is so near to 1 that Λ must make up for the rounding of M̂."""
+    """Return True if β₂ is so near to 1 that Λ must compensate the rounding of M̂."""
     return roundings(gram_decay(group)) > 0
 
 
 def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
-    """m·s/(2(1 − β₂)) at least, s the smallest number of the dtype: see `kernels.lifted`."""
+    """Return at least m·s/(2(1 − β₂)), s the smallest number of the dtype: see `kernels.lifted`."""
     info = torch.finfo(_checks.work_dtype(dtype))
     each = _checks.ROUNDING + roundings(gram_decay(group))
     return each * m * info.tiny * info.eps
@@ -234,13 +234,13 @@ def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) ->
 class Settings(dict[Kind, Hyperparameters]):
     """The options of a group, and the hyperparameters of each kind of matrix under them.
 
-    Another value of an option makes another object; `lr` and `weight_decay` alone are read from the
-    group in every step.
+    A changed option makes a new object; only `lr` and `weight_decay` are read from the group in
+    every step.
 
     Args:
-        optimizer: not kept alive by its settings.
-        group: checked.
-        snapshot: the values of the options that these settings are for.
+        optimizer: the optimizer, referenced weakly.
+        group: its options, which have been checked.
+        snapshot: the values of the options from which these settings are derived.
     """
 
     def __init__(self, optimizer: HasDirection, group: dict[str, Any], snapshot: list[Any]) -> None:
@@ -256,7 +256,7 @@ class Settings(dict[Kind, Hyperparameters]):
 
 
 class Engine(Protocol):
-    """Steps a piece of work; it is asked nothing else and does not call back."""
+    """An engine, which steps a piece of work."""
 
     def step(self, work: Any, settings: Settings, /) -> None:
         """Step everything in a piece of work, by the settings of its group."""
@@ -264,7 +264,7 @@ class Engine(Protocol):
 
 
 class Direct(Engine, Protocol):
-    """An engine of matrices that are here whole, in two halves between which ranks may talk."""
+    """An engine of whole matrices, in two halves between which ranks may communicate."""
 
     def advance(
         self,
@@ -274,7 +274,7 @@ class Direct(Engine, Protocol):
         has_gradient: Tensor | None,
         /,
     ) -> tuple[Tensor, Tensor]:
-        """Enter gradients, one per piece, into the state; (P, which matrices are to be moved)."""
+        """Update the state by gradients, one per piece; return P and the mask of the stepped."""
         ...
 
 
@@ -284,12 +284,12 @@ class Work:
 
     engine: Engine
     group: int
-    """The place of the group among those of the optimizer."""
+    """Index of the group in the optimizer."""
     params: Sequence[Tensor]
     states: Sequence[State]
     """The state of each of `params`."""
     cache: object = field(default=None, kw_only=True)
-    """Kept by the engine between steps, of a type of its own."""
+    """Data that the engine keeps between steps."""
 
 
 @dataclass
@@ -300,6 +300,6 @@ class Matrices(Work):
     optimizer: HasDirection
     stack: Stack
     lanes: Any = field(default=None, kw_only=True)
-    """The streams and the memory that the CUDA works of a list share."""
+    """Streams and memory that the CUDA works of a list share."""
     lane: int | None = field(default=None, kw_only=True)
-    """The stream that it is stepped on; None is that of the caller."""
+    """Stream of its step; None is the stream of the caller."""

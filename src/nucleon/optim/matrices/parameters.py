@@ -60,8 +60,8 @@ def _glob(name: str, others: Sequence[str]) -> str:
     """Return the shortest unique end of a name, with numbers replaced from the left by `*`."""
     parts = name.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-    for kept in range(len(numbers) + 1):
-        any_layer = set(numbers[: len(numbers) - kept])
+    for specific in range(len(numbers) + 1):
+        any_layer = set(numbers[: len(numbers) - specific])
         wild = ["*" if place in any_layer else part for place, part in enumerate(parts)]
         for count in range(1, len(parts) + 1):
             if wild[-count].isdigit():  # it would match the end of a longer number

@@ -256,7 +256,7 @@ def _pieces(param: Tensor, block: Block, most: int, cut: bool) -> list[Piece]:
 
 
 def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
-    """Return as few stacks as the order allows, of at most `most` matrices, the last the smallest."""
+    """Return few stacks of at most `most` matrices, in order, the last one the smallest."""
     counts = [piece.count for piece in pieces]
     fewest = math.ceil(sum(counts) / most)
     # A stack that is full to within one piece has its share, so the number stays the fewest.

@@ -1,8 +1,7 @@
-"""Weights that hold several maps by their name, in a layout that nobody knows.
+"""Weights that contain several maps by their name, in an unknown layout.
 
-Each is stepped as one matrix, with a warning: in one library q comes first, then k, then v, in
-another each head has its own q, k and v. Names find such weights; sizes only leave out layouts
-that do not fit.
+Each is treated as one matrix, with a warning: one library stores q, k, v one after the other,
+another stores them for each head. Names find such weights; sizes only exclude layouts.
 """
 
 import re
@@ -25,13 +24,13 @@ _MODULATION = re.compile(r"ada_?(ptive_?)?(ln|layer_?norm|rms_?norm)", re.IGNORE
 
 
 def named(name: str) -> bool:
-    """Return True if the name of a module says that it holds several maps."""
+    """Return True if the name of a module indicates several maps."""
     patterns = (_THREE, _GATED, _TWO, _MODULATION)
     return name == _LATENT or any(pattern.search(name) for pattern in patterns)
 
 
 def layouts(parent: nn.Module | None, name: str, rows: int, columns: int) -> dict[str, str] | None:
-    """Return the layouts that a name allows and a shape admits; None where it is a single map.
+    """Return the layouts that a name and a shape allow; None for a single map.
 
     Args:
         parent: the module that uses the map.

@@ -64,7 +64,7 @@ class Explanation:
         return totals
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists, strings and numbers, as JSON takes them."""
+        """Return plain dicts, lists, strings and numbers, for JSON."""
         rows = [{**asdict(row), "shape": list(row.shape)} for row in self.rows]
         return {
             "optimizer": self.optimizer,
@@ -101,12 +101,12 @@ class Explanation:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number of things as people write it: "1 parameter", "2 parameters"."""
+    """Return a count with its noun: "1 parameter", "2 parameters"."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes with a unit."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

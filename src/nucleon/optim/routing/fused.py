@@ -1,7 +1,7 @@
 """Known classes of libraries: the layout of their fused weights and stacks of experts, as data.
 
-A weight is cut only where the class of its parent is in `KNOWN`: the same name stands for q, then
-k, then v in one library and for head after head in another. All other weights are one matrix.
+A weight is cut only if the class of its parent is in `KNOWN`, since libraries use one name for
+different layouts. All other weights are one matrix.
 """
 
 import re
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from nucleon.optim.matrices import axes
 
 Layout = str | Callable[[Any, int, int], str]
-"""The word of the output axis, see `nucleon.optim.matrices.axes`, where names of two letters and
-more are numbers that the parent or its config has; or (parent, rows, columns) → that word."""
+"""The word of the output axis, see `optim.matrices.axes`, or (parent, rows, columns) → that word.
+Names of two letters and more in a word are numbers of the parent or its config."""
 
 
 def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple[str, str] | None:
@@ -52,7 +52,7 @@ def experts(module: nn.Module, name: str) -> tuple[str, str] | None:
 
 
 def _is_stored(module: nn.Module, *, transposed: bool) -> bool:
-    """Return False if the shapes of gate_up_proj and down_proj tell that the order is another."""
+    """Return False if the shapes of gate_up_proj and down_proj contradict the order."""
     both, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
     if not (isinstance(both, Tensor) and isinstance(down, Tensor) and both.ndim == down.ndim == 3):
         return True
@@ -84,7 +84,7 @@ def sections(*sizes: int) -> str:
 
 
 def simplified(word: str) -> str:
-    """Return a word whose repeated sections are written as a batch where they have one size."""
+    """Return a word with repeated sections of equal size written as a batch."""
     equal = re.fullmatch(r"\((r(=\d+)?) r\{(\d+)((?:,\3)+)\}\)", word)
     if equal is None:
         return word
@@ -109,18 +109,18 @@ def _number(parent: Any, name: str) -> int:
 
 
 def _as_wide(parent: Any, rows: int, columns: int) -> str:
-    """One after the other, each a square: three, or two in cross-attention."""
+    """Return square maps one after the other: three, or two in cross-attention."""
     return f"(b={rows // columns} r)"
 
 
 def _grouped(parent: Any, rows: int, columns: int) -> str:
-    """q, k, v one after the other, with fewer heads in k and v."""
+    """Return q, k, v one after the other, with fewer heads in k and v."""
     size = _number(parent, "kv_heads") * parent.head_dim
     return sections(rows - 2 * size, size, size)
 
 
 def _of_falcon(parent: Any, rows: int, columns: int) -> str:
-    """Later: (kv heads, queries per kv head + 2, head dim), q, k, v each a matrix, as if apart."""
+    """Return (kv heads, queries per kv head + 2, head dim) for the new decoder, or as BigCode."""
     if not parent.new_decoder_architecture:
         return _of_big_code(parent, rows, columns)
     size = parent.head_dim
@@ -142,7 +142,7 @@ def _of_mamba2(parent: Any, rows: int, columns: int) -> str:
 
 
 def _of_qwen3_next(parent: Any, rows: int, columns: int) -> str:
-    """(k heads, 2 + 2·v heads per k head, head dim): q, k, values, gates."""
+    """Return (k heads, 2 + 2·v heads per k head, head dim): q, k, values, gates."""
     key = parent.head_k_dim
     value = parent.num_v_heads // parent.num_k_heads * parent.head_v_dim
     return f"(r {sections(key, key, value, value)})"
@@ -153,7 +153,7 @@ def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
     return f"(r {sections(parent.heads_per_kv * size, size, size)})"
 
 
-# ------------------------------------------------------------------------- who has which layout
+# ---------------------------------------------------------------------------- the known classes
 
 _Table = dict[str, tuple[Layout, str]]
 
@@ -293,7 +293,7 @@ KNOWN: Mapping[str, _Table] = {
         ("r{kv_lora_rank,qk_rope_head_dim}", "latents, k", "wkv_a", "model.Attention"),
     ),
 }  # fmt: skip
-"""Layouts by package; a class name that is not alone in its package has its file before."""
+"""Layouts by package; a class name that occurs twice in its package is preceded by its file."""
 
 EXPERTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "transformers": {
@@ -304,7 +304,7 @@ EXPERTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "torchtitan": {"GptOssGroupedExperts": ("b {} c", "(r b=2)")},
 }
-"""Axes of stacks of experts by package, and the word of one that holds gate and up.
+"""Axes of stacks of experts by package, and the word of a stack of gate and up.
 
 Other classes of these packages whose name ends with Experts have ("b {} c", "(b=2 r)").
 """

@@ -1,14 +1,14 @@
-"""Output heads of a model, by what the model itself tells and by a short list of names.
+"""Output heads of a model, by its methods, tied weights and a short list of names.
 
-1. The module that `get_output_embeddings()` returns, as Hugging Face models have it, and every
-   Linear that shares its weight with an embedding.
+1. The module that `get_output_embeddings()` of Hugging Face models returns, and every Linear that
+   shares its weight with an embedding.
 2. A module at the top of the model with one of the NAMES, or with a word such as "head" in its
    name. The head of a container is a child with such a name, else its last map that is not square;
-   every entry of a list is looked into.
+   every entry of a list is searched.
 3. At any depth the names of language heads, and those of classes, boxes and scores of a detector.
-4. Where none of these finds any, rule 2 one level down.
-5. By its name no square map is a head, and no embedding.
-6. Where no head was found, one warning names the last map.
+4. If these rules find no head, rule 2 one level down.
+5. A square map or an embedding is never a head by its name.
+6. If no head is found, one warning names the last map.
 """
 
 import re
@@ -33,15 +33,15 @@ _NO_HEAD = {
     *("attention", "attn", "gate", "kv", "mha", "multi", "n", "num", "pos"),
     *("conv", "pre", "roi"),
 }
-"""Words beside which "head" is one of attention or of positions, or comes before the head."""
+"""Words that make "head" an attention head, a position or a layer before the head."""
 _ANYWHERE = re.compile(
     r"^(lm_head|output_projection|embed_out)$"
     r"|(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head|cls_score|bbox_pred)$"
 )
 _ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.|\w*modulation|adaln)", re.I)
-"""Modules beside a weight, and those that make it up or shift and scale its input, as in DiT."""
+"""Modules of adapters, parametrizations and modulations, which are no heads."""
 _WRAPPERS = {"module", "model", "base_model", "pretrained_model"}
-"""Names that DistributedDataParallel, peft, trl and others put before those of a model."""
+"""Prefixes of DistributedDataParallel, peft, trl and others before the names of a model."""
 _SIDES = (
     ("in_features", "out_features"),
     ("in_channels", "out_channels"),
@@ -51,12 +51,12 @@ _NO_MAPS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
 
 
 def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
-    """Return the head modules, each with the reason why it is one.
+    """Return the head modules, each with the reason.
 
     Args:
         model: the model.
-        head: a glob over module names or several, of a container its last map; "auto" for the
-            rules above, or None for no head.
+        head: one or several globs over module names; the head of a container is its last map;
+            "auto" for the rules above, or None for no head.
     """
     items = cast(Sequence[object], head) if isinstance(head, Sequence) else ()
     if head is not None and not (items and all(isinstance(item, str) for item in items)):
@@ -67,14 +67,14 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
         return {}
     if head != "auto":
         globs = [head] if isinstance(head, str) else head
-        return {m: "output head, as told" for glob in globs for m in _matched(model, glob)}
+        return {m: "output head, by head=" for glob in globs for m in _matched(model, glob)}
     anywhere = {p: m for p, m in model.named_modules() if _ANYWHERE.search(_last(p))}
     heads = {**_by_name(anywhere), **_by_name(_at_depth(model, 1)), **_told(model), **_tied(model)}
     return heads or _by_name(_at_depth(model, 2))
 
 
 def last_map(model: nn.Module) -> str | None:
-    """Return the name of the last map that trains; None for a model of a single weight."""
+    """Return the name of the last trainable map; None for a model of a single weight."""
     holders = [m for m in model.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))]
     trained = [path for path, m in _maps(model) if any(p.requires_grad for p in _weights(m))]
     if len(holders) < 2 or not trained:
@@ -99,7 +99,7 @@ def _tied(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _at_depth(model: nn.Module, depth: int) -> dict[str, nn.Module]:
-    """Return the modules with the name of a head, `depth` levels below what a wrapper holds."""
+    """Return the modules with the name of a head, `depth` levels below the unwrapped model."""
     return {
         path: module
         for inner in _unwrapped(model)
@@ -127,7 +127,7 @@ def _last(path: str) -> str:
 
 
 def _heads_of(module: nn.Module, *, square: bool = False) -> list[nn.Module]:
-    """Return the heads of a module that is one by its name, square ones only if asked for."""
+    """Return the heads in a module with the name of a head; `square` includes square maps."""
     children = dict(module.named_children())
     if not isinstance(module, nn.ModuleList | nn.ModuleDict):
         children = {name: child for name, child in children.items() if _is_named(name)}
@@ -136,7 +136,7 @@ def _heads_of(module: nn.Module, *, square: bool = False) -> list[nn.Module]:
 
 
 def _maps(module: nn.Module, *, square: bool = True) -> list[tuple[str, nn.Module]]:
-    """Return the modules within that multiply by a weight, and their paths, adapters left out."""
+    """Return the inner modules that multiply by a weight, with their paths, without adapters."""
     return [
         (path, inner)
         for path, inner in module.named_modules()
@@ -146,7 +146,7 @@ def _maps(module: nn.Module, *, square: bool = True) -> list[tuple[str, nn.Modul
 
 
 def _sides(module: nn.Module) -> tuple[int, int] | None:
-    """Return inputs and outputs of a map; None for a module that multiplies by no weight."""
+    """Return the numbers of inputs and outputs of a map; None for other modules."""
     if isinstance(module, _NO_MAPS) or not _weights(module):
         return None
     for names in _SIDES:
@@ -159,7 +159,7 @@ def _sides(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """Return the weights that a module holds, and those that make up a parametrized one."""
+    """Return the weights of a module, and the parts of a parametrized weight."""
     return [p for p in module.parameters(recurse=is_parametrized(module)) if p.ndim > 1]
 
 
@@ -181,7 +181,7 @@ def _root(model: nn.Module) -> str:
 
 
 def _unwrapped(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model, and what it wraps: a child of such a name, or the only one that trains."""
+    """Yield the model, and the model that it wraps: a child of such a name, or its only one."""
     yield model
     if isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return

@@ -1,4 +1,4 @@
-"""Messages of routing to its user: short lists of names, and overrides that can be pasted."""
+"""Messages of routing to the user: short lists of names, and overrides to paste."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ GRAMMAR = (
 
 
 def unknown(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> str:
-    """Return the error on parameters of modules that no table knows.
+    """Return the error on parameters of unknown modules.
 
     Args:
-        parameters: those that are not known.
-        every: all parameters of the model; an override is to touch no other.
+        parameters: the unknown parameters.
+        every: all parameters of the model, of which an override must match no other.
     """
     listed = [
         f"{p.name} ({'×'.join(map(str, p.param.shape))}, {p.places[0].kind})" for p in parameters
@@ -41,11 +41,11 @@ def _axes(ndim: int, first: str, second: str) -> str:
 
 
 def ambiguous(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> str:
-    """Return the warning about weights whose layout is not known.
+    """Return the warning about weights of unknown layout.
 
     Args:
-        parameters: weights with `layouts`, each stepped as one matrix.
-        every: all parameters of the model; an override is to touch no other.
+        parameters: weights with `layouts`, each treated as one matrix.
+        every: all parameters of the model, of which an override must match no other.
     """
     ways: dict[str, dict[str, Any]] = {
         "one matrix, without this warning": {p.name: {"axes": p.axes} for p in parameters}
@@ -60,7 +60,7 @@ def ambiguous(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> st
 
 
 def _line(values: Mapping[str, Any], every: Sequence[Parameter], meaning: str) -> str:
-    """Return an override that gives parameters these values, and no other parameter any."""
+    """Return an override that assigns these values, and matches no other parameter."""
     same: dict[str, list[str]] = {}
     for name, value in values.items():
         same.setdefault(repr(value), []).append(name)

@@ -15,7 +15,7 @@ ROUTES = ("matrix", "adamw", "frozen")
 
 
 def apply(parameters: Sequence[Parameter], overrides: Overrides | None) -> None:
-    """Write into each parameter what the overrides wish; where several do, the later wins."""
+    """Write the overrides into each parameter; a later override replaces an earlier one."""
     if isinstance(overrides, tuple):
         for each in overrides:
             apply(parameters, each)
@@ -29,8 +29,8 @@ def differing(values: Mapping[Tensor, Mapping[str, Any]], shared: Mapping[str, A
     """Return the overrides of the parameters whose options, `values`, are not the shared ones."""
 
     def override(name: str, module: nn.Module, parameter: Tensor) -> Mapping[str, Any]:
-        own = values.get(parameter, {})
-        return {name: x for name, x in own.items() if name not in shared or shared[name] != x}
+        options = values.get(parameter, {})
+        return {name: x for name, x in options.items() if name not in shared or shared[name] != x}
 
     return override
 
@@ -52,7 +52,7 @@ def _apply_globs(parameters: Sequence[Parameter], overrides: Mapping[str, Any]) 
 
 
 def _apply_function(parameters: Sequence[Parameter], function: OverrideOf) -> None:
-    """Ask a function in every place of a parameter; those with equal options share a group."""
+    """Call a function for every place of a parameter; equal options share a group."""
     for parameter in parameters:
         for name, place in zip(parameter.names, parameter.places, strict=True):
             override = function(name, place.module, cast(nn.Parameter, parameter.param))
@@ -62,7 +62,7 @@ def _apply_function(parameters: Sequence[Parameter], function: OverrideOf) -> No
 
 
 def _written(wish: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each option as text; a tensor is equal to itself alone, as a schedule may change it."""
+    """Yield each option as text; a tensor by its identity, since a schedule may change it."""
     for name in sorted(set(wish) - {"route", "axes"}):
         value = wish[name]
         yield f"{name}={id(value) if isinstance(value, Tensor) else repr(value)}"
@@ -84,13 +84,13 @@ def _add(parameter: Parameter, wish: Mapping[str, Any], by: str) -> None:
 
 
 def _matched(parameters: Sequence[Parameter], glob: str) -> list[Parameter]:
-    """Return the parameters of such a name, or else those that wrappers give such a name."""
+    """Return the parameters whose canonical name matches, else those whose wrapped name does."""
     return [p for p in parameters if any(fnmatchcase(name, glob) for name in p.names)] or [
         p for p in parameters if any(fnmatchcase(place.name, glob) for place in p.places)
     ]
 
 
 def check_mapping(name: str, value: object, kinds: str = "a dict") -> None:
-    """Raise unless a value is a mapping from names."""
+    """Check that a value is a mapping with names as keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(f"{name} must be {kinds} with names as keys, got {value!r}")

@@ -1,9 +1,9 @@
-"""Parameters that a weight is made of, by torch's parametrizations or the hooks before them.
+"""Parts of a parametrized weight, by torch's parametrizations or the older hooks.
 
 weight_norm     W = g·V/‖V‖: V has the role of the weight, the lengths g are no matrix
 spectral_norm   W = V/σ₁(V): V has the role of the weight
 pruning         W = V∘mask: V has the role of the weight
-others          what is learned is not what multiplies
+others          the parameter does not multiply, so it is no matrix
 """
 
 from typing import Any, cast
@@ -19,15 +19,15 @@ _LENGTHS = "the lengths of weight_norm"
 
 
 def weight(module: nn.Module, path: str, key: str) -> tuple[str | None, str] | None:
-    """The name of the weight that a parameter is up to a scale, None if of none, and how it is so.
+    """Return the weight that a parameter equals up to a scale, or None, and the parametrization.
 
     Args:
         module: the module that uses the weight.
-        path: of what holds the parameter, from the root.
+        path: path of the module that contains the parameter, from the root.
         key: its name there.
 
     Returns:
-        None for a parameter that makes up no weight.
+        (name or None, explanation), or None for a parameter that is no part of a weight.
     """
     *_, holder, name = "", *path.split(".")
     if holder == "parametrizations":

@@ -1,4 +1,4 @@
-"""The parameters of a model with every place where one stands, and what was decided on each."""
+"""The parameters of a model, all places of each in the modules, and its route."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from nucleon.optim.routing import ambiguous
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter where it stands: `module` holds it as `key`, `parent` holds the module.
+    """A place of a parameter: attribute `key` of `module`, a child of `parent`.
 
     For a parametrized weight these are the module that uses the weight, and its parent.
     """
@@ -23,7 +23,7 @@ class Place:
     module: nn.Module
     parent: nn.Module | None
     path: str
-    """The path of the module that holds the parameter, from the root."""
+    """Path of the module that contains the parameter, from the root."""
     key: str
     param: Tensor
     grandparent: nn.Module | None = None
@@ -45,7 +45,7 @@ class Place:
 
     @property
     def as_map(self) -> tuple[nn.Module | None, str]:
-        """The module that uses the map, and its name there: `qkv.linear` beside its norm is qkv."""
+        """The module that uses the map, and its name there: `qkv` for `qkv.linear` and a norm."""
         outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
         weights = [] if self.parent is None else [p for p in self.parent.parameters() if p.ndim > 1]
         if len(weights) == 1 and ambiguous.named(outer) and not ambiguous.named(self.called):
@@ -60,38 +60,38 @@ _TAIL = re.compile(
 
 
 def owner(path: str) -> str:
-    """Return the path of a module without what wrappers and parametrizations put at its end."""
+    """Return the path of a module without a suffix of wrappers and parametrizations."""
     return _TAIL.sub("", f".{path}", count=1)[1:]
 
 
 @dataclass
 class Parameter:
-    """A parameter, the places where it stands, and what is decided on it."""
+    """A parameter with its places and its route."""
 
     param: Tensor
     places: list[Place]
     root: str = ""
-    """The prefix that a wrapper of the whole model puts before the names."""
+    """Prefix that a wrapper of the whole model adds to the names."""
     wish: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Options by overrides."""
+    """Options from overrides."""
     overridden_by: tuple[str, ...] = ()
-    """The overrides with options: parameters that share them share a group."""
+    """Overrides with options; parameters that share them share a group."""
     route: str = ""
     axes: str | None = None
     reason: str = ""
     told: bool = False
-    """True if an override gives its route or axes."""
+    """True if an override sets its route or axes."""
     layouts: Mapping[str, str] | None = None
-    """The axes to choose from, by their meaning, where its layout is unknown; else None."""
+    """Possible axes by their meaning, if the layout is unknown; else None."""
 
     @property
     def name(self) -> str:
-        """The first name, without what wrappers put into it."""
+        """The first name, without parts of wrappers."""
         return self.names[0]
 
     @property
     def names(self) -> list[str]:
-        """The names in all places, without what wrappers put into them."""
+        """The names in all places, without parts of wrappers."""
         return [canonical(place.name, self.root) for place in self.places]
 
     @property
@@ -102,16 +102,16 @@ class Parameter:
 
     @property
     def asks(self) -> bool:
-        """True if its user should hear of a doubt: it trains, and no override decides on it."""
+        """True if a doubt should be reported: it is trainable, and no override routes it."""
         return self.param.requires_grad and not self.told
 
 
 def parameters_of(model: nn.Module) -> Sequence[Parameter]:
-    """Return every parameter once, with all places where it stands."""
+    """Return every parameter once, with all its places."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model "
-            f"itself, as for_model(model): the modules tell where its parameters go"
+            f"itself, as for_model(model): parameters are routed by their modules"
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters: dict[Tensor, Parameter] = {}

@@ -1,7 +1,7 @@
 """Roles of parameters in their modules: a matrix with named axes, or a parameter for AdamW.
 
-A table maps module types to functions that know their parameters. A parameter that the table does
-not know has no role, and routing asks for one.
+A table maps module types to functions that return the roles of their parameters. For a parameter
+without a role, routing raises an error with overrides.
 """
 
 import re
@@ -19,7 +19,7 @@ Route = Literal["matrix", "adamw"]
 
 
 class RoleError(ValueError):
-    """Raised for a parameter whose role is contradictory; the message names the remedy."""
+    """Error on a parameter with contradictory roles; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,28 @@ class Role:
     reason: str
     axes: str | None = None
     layouts: Mapping[str, str] | None = None
-    """Other axes to choose from, by their meaning, where the weight may hold several maps."""
+    """Other possible axes by their meaning, if the weight may contain several maps."""
 
 
 RoleOf = Callable[[Place], Role | None]
-"""Returns the role of a parameter, or None for a parameter that it does not know."""
+"""Function that returns the role of a parameter, or None for an unknown one."""
 
 _TABLE: list[tuple[type[nn.Module] | str, RoleOf]] = []
 
 
 def register_module(module: type[nn.Module] | str, role_of: RoleOf) -> None:
-    """Teach `for_model` a module type; the latest entry that matches a module is asked first.
+    """Register the roles of a module type for `for_model`; later entries precede earlier ones.
 
     Args:
-        module: a type, subclasses included, or the name of a class that need not be imported; a
-            name that starts with "*" matches the end of one.
-        role_of: `Place` → `Role`, or None to leave the parameter to the other entries.
+        module: a type, subclasses included, or the name of a class; "*Name" matches every class
+            whose name ends with Name.
+        role_of: `Place` → `Role`, or None to try the other entries.
     """
     _TABLE.append((module, role_of))
 
 
 def role(place: Place) -> Role | None:
-    """Return the role of a parameter by its module, shape or name; None if none of these tell."""
+    """Return the role of a parameter by its module, shape or name; None if unknown."""
     if place.param.is_complex():
         return Role("adamw", "complex: stepped as pairs of real numbers")
     if place.param.ndim <= 1:
@@ -62,7 +62,7 @@ def role(place: Place) -> Role | None:
 
 
 def _role_of_weight(place: Place, weight: str | None, how: str) -> Role | None:
-    """Return the role of a part of a weight: the weight's if it is the weight up to a scale."""
+    """Return the role of a part of a weight, that of the weight if they differ by a scale."""
     if weight is None:
         return Role("adamw", how)
     whole = _role_by_table(replace(place, key=weight))
@@ -94,7 +94,7 @@ _ADDED = re.compile(
     r"(^|_)(emb(ed|eds|edding|eddings)?(_table)?|tokens?|latents(_[12]d)?|positional_encoding)$"
     r"|(^|_)rel_pos_[hw]$|(^|_)bias(es)?(_|$)|^A_log$"
 )
-"""Names of 2-D and larger parameters that are looked up, added or taken entry by entry."""
+"""Names of 2-D and larger parameters that are looked up, added or multiplied entrywise."""
 
 
 def _vector_reason(place: Place) -> str:
@@ -111,7 +111,7 @@ def _vector_reason(place: Place) -> str:
 def _embedding(place: Place) -> Role:
     if getattr(place.module, "sparse", False):
         raise RoleError(
-            f"{place.name} has sparse gradients, which AdamW here does not take; pass sparse=False "
+            f"{place.name} has sparse gradients, which AdamW does not support; pass sparse=False "
             f"to {place.kind}, or overrides={{{place.name!r}: 'frozen'}} and SparseAdam for it"
         )
     return Role("adamw", "embedding")
@@ -140,7 +140,7 @@ def _experts(place: Place) -> Role | None:
 
 
 def _adapter(place: Place) -> Role | None:
-    """Return the role of factors of peft, by the name of the dict that holds them by adapter."""
+    """Return the role of factors of peft, by the name of their dict of adapters."""
     if place.called.startswith("lora_embedding_"):
         return Role("adamw", "embedding")
     if not re.match(r"lora_[AB]$|hada_w|lokr_w", place.called):
@@ -174,7 +174,7 @@ def _linear(place: Place) -> Role | None:
 
 
 def _routes(parent: nn.Module | None) -> bool:
-    """Return True if a module sends tokens to experts: it holds them, or is named a router."""
+    """Return True if a module routes tokens: it has experts, or the name of a router."""
     return hasattr(parent, "experts") or type(parent).__name__.endswith("Router")
 
 

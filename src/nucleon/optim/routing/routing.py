@@ -1,9 +1,8 @@
-"""Routing of a whole model: each parameter goes where its module says, and `explain` why.
+"""Routing of a whole model: each parameter is routed by its module.
 
-Matrices (Linear, convolutions, attention, experts) go to the matrix method; embeddings, the output
-head, norms, biases and scalars to AdamW. Parameters of modules that no table knows raise an error
-with overrides to paste; a layout of q, k, v that is not known, and a head that is not found, are
-one warning each.
+Matrices (Linear, convolutions, attention, experts) go to the matrix optimizer; embeddings, the
+output head, norms, biases and scalars to AdamW. Unknown parameters raise an error with overrides to
+paste. An unknown layout of q, k, v, or a missing head, is one warning.
 """
 
 import math
@@ -34,14 +33,14 @@ from nucleon.optim.routing.places import Parameter, parameters_of
 from nucleon.optim.routing.roles import Role
 
 AUX_LR = 1e-3
-"""Learning rate of the parameters that go to AdamW, where none is given."""
+"""Default learning rate of the parameters that go to AdamW."""
 FROZEN = "frozen, its state is made with its first gradient"
 NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
 
 
 @dataclass(frozen=True)
 class Routed:
-    """Every parameter of a model with what was decided on it."""
+    """The routed parameters of a model."""
 
     parameters: "Sequence[Parameter]"
     note: str
@@ -71,45 +70,45 @@ def routed(
     aux: Mapping[str, Any] | None,
     head: Head,
     overrides: Overrides | None,
-    known: set[str],
+    matrix_options: set[str],
     only: Collection[Tensor] | None = None,
 ) -> Routed:
-    """Return where each parameter of a model goes; see `MatrixOptimizer.for_model`.
+    """Route the parameters of a model; see `MatrixOptimizer.for_model`.
 
     Args:
-        model: routed module by module; a parameter of an unknown module must be overridden.
-        aux: options of the parameters that go to AdamW, but for their rate.
+        model: a model; parameters of unknown modules must be overridden.
+        aux: options of the parameters that go to AdamW, except their rate.
         head: the output head, see `nucleon.optim.routing.heads`.
         overrides: {glob over parameter names: route or options}, or a function.
-        known: the options that a matrix may have.
+        matrix_options: the options that a matrix may have.
         only: the parameters to be routed (None: all).
     """
     every = parameters_of(model)
     wishes.apply(every, overrides)
     heads = output_heads(model, head)
-    chosen = [p for p in every if only is None or p.param in only]
-    problems = [problem for p in chosen if (problem := _decide(p, heads)) is not None]
-    if unknown := [p for p in chosen if p.route == "unknown"]:
+    routed_parameters = [p for p in every if only is None or p.param in only]
+    problems = [problem for p in routed_parameters if (problem := _decide(p, heads)) is not None]
+    if unknown := [p for p in routed_parameters if p.route == "unknown"]:
         problems.append(notices.unknown(unknown, every))
     if problems:
         raise ValueError("\n".join(problems))
     check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
-    for parameter in chosen:
+    for parameter in routed_parameters:
         if parameter.route != "frozen":
-            allowed = OF_ADAMW if parameter.route == "adamw" else known
-            if not parameter.param.requires_grad:  # nothing about it raises
+            allowed = OF_ADAMW if parameter.route == "adamw" else matrix_options
+            if not parameter.param.requires_grad:  # frozen parameters never raise
                 parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
             check_names(
                 parameter.name, parameter.wish, allowed, "; an override has route and axes too"
             )
-    if unsure := [p for p in chosen if p.layouts is not None and p.asks]:
+    if unsure := [p for p in routed_parameters if p.layouts is not None and p.asks]:
         warn(notices.ambiguous(unsure, every))
     if head != "auto" or heads:
-        return Routed(chosen, "")
+        return Routed(routed_parameters, "")
     last = last_map(model)
-    if any(last in p.owners for p in chosen if p.route == "matrix" and p.asks):
+    if any(last in p.owners for p in routed_parameters if p.route == "matrix" and p.asks):
         warn(notices.no_head(str(last)))
-    return Routed(chosen, NO_HEAD)
+    return Routed(routed_parameters, NO_HEAD)
 
 
 def param_groups(
@@ -121,21 +120,21 @@ def param_groups(
     head: Head = "auto",
     overrides: Overrides | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the groups of `for_model` without an optimizer, for factories that want them.
+    """Return the groups of `for_model` without an optimizer, for factories that need groups.
 
-    `Leon(param_groups(model), lr=0.02)` takes the steps of `Leon.for_model(model, lr=0.02)`. What
-    the factory passes to the constructor is for the matrices; AdamW's options are given here.
+    `Leon(param_groups(model), lr=0.02)` takes the steps of `Leon.for_model(model, lr=0.02)`. The
+    options of the constructor concern the matrices; AdamW's options are arguments here.
 
     Args:
-        model: its parameters are routed by the module that holds them.
+        model: its parameters are routed by the module that contains them.
         lr: learning rate of the matrices (None: that of the constructor).
         aux_lr: learning rate of the parameters that go to AdamW (1e-3).
         aux: their other options, see `AdamWOptions` (None).
         head: the output head, as in `for_model` ("auto").
         overrides: a route or options of single parameters, as in `for_model` (None).
     """
-    known = options.of_matrices(options.OF_METHODS)
-    every = routed(model, aux=aux, head=head, overrides=overrides, known=known)
+    matrix_options = options.of_matrices(options.OF_METHODS)
+    every = routed(model, aux=aux, head=head, overrides=overrides, matrix_options=matrix_options)
     return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
 
@@ -167,11 +166,10 @@ def rows(
 
 
 def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
-    """Return the name of an optimizer, with what "auto" is for the matrices of a parameter.
+    """Return the name of an optimizer, with the choice of "auto" for the matrices of a parameter.
 
-    A `direction` of the user's own has the name alone: whether it heeds `method` is not known.
-
-    On CUDA also why its kernels do not serve them, where that is so: torch's path is slower.
+    A user's `direction` has the name alone, since it may ignore `method`. On CUDA the text includes
+    the reason if torch's slower path steps them.
     """
     if spec is None:
         refusal = cuda_adamw.refusal(param) if param.is_cuda else None
@@ -198,7 +196,7 @@ def _how(method: HasDirection, group: Mapping[str, Any], param: Tensor, block: B
 def _decide(parameter: Parameter, heads: Mapping[nn.Module, str]) -> str | None:
     """Set route, axes and reason of a parameter; return a problem to raise, or None.
 
-    A frozen parameter, which may train later, goes to AdamW where nobody knows better.
+    A frozen parameter, which may train later, goes to AdamW if its role is unknown.
     """
     if parameter.param.requires_grad:
         return _route(parameter, heads)
@@ -240,7 +238,7 @@ def _route(parameter: Parameter, heads: Mapping[nn.Module, str]) -> str | None:
         parameter.route, parameter.axes, parameter.reason = "matrix", spec, "override"
         return None
     try:
-        role = _role(parameter, heads, wanted=route)
+        role = _role(parameter, heads, route)
     except roles.RoleError as error:
         return str(error)
     if route == "matrix" and (role is None or role.route != "matrix"):
@@ -253,33 +251,33 @@ def _route(parameter: Parameter, heads: Mapping[nn.Module, str]) -> str | None:
     return None
 
 
-def _role(parameter: Parameter, heads: Mapping[nn.Module, str], wanted: str | None) -> Role | None:
-    """Return the one role of a parameter in all its places; None if no table knows it.
+def _role(parameter: Parameter, heads: Mapping[nn.Module, str], route: str | None) -> Role | None:
+    """Return the role of a parameter, the same in all its places; None if it is unknown.
 
-    The output head decides for whatever shares its weight.
+    A weight that is shared with the output head has the role of the head.
     """
     by_place: dict[str, Role] = {}
-    told = heads if wanted is None and parameter.param.ndim >= 2 else {}
-    is_head = any(place.module in told for place in parameter.places)
+    by_head = heads if route is None and parameter.param.ndim >= 2 else {}
+    is_head = any(place.module in by_head for place in parameter.places)
     for place in parameter.places:
-        if place.module in told:
-            by_place[place.name] = Role("adamw", told[place.module])
+        if place.module in by_head:
+            by_place[place.name] = Role("adamw", by_head[place.module])
         elif (role := roles.role(place)) is not None:
             by_place[place.name] = Role("adamw", role.reason) if is_head else role
     if not by_place:
         return None
     first = next(iter(by_place.values()))
-    chosen = [r for r in by_place.values() if wanted is None or r.route == wanted] or [first]
-    if len({(r.route, r.axes) for r in chosen}) > 1:
+    candidates = [r for r in by_place.values() if route is None or r.route == route] or [first]
+    if len({(r.route, r.axes) for r in candidates}) > 1:
         listed = ", ".join(f"{n} ({r.route}: {r.reason})" for n, r in by_place.items())
         raise roles.RoleError(
             f"one parameter has several roles: {listed}; pass overrides={{{parameter.name!r}: "
             f"'adamw'}} or 'matrix', or head= if one of them is the output head"
         )
     if len(by_place) == 1:
-        return chosen[0]
-    reasons = " and ".join(dict.fromkeys(r.reason for r in chosen))
-    return replace(chosen[0], reason=f"{reasons}, shared by {len(by_place)} modules")
+        return candidates[0]
+    reasons = " and ".join(dict.fromkeys(r.reason for r in candidates))
+    return replace(candidates[0], reason=f"{reasons}, shared by {len(by_place)} modules")
 
 
 # ------------------------------------------------------------------------------ to the groups
@@ -308,8 +306,8 @@ def _groups(
     ]
 
 
-def check_names(of: str, given: Mapping[str, Any], known: set[str], more: str = "") -> None:
-    """Raise on options of `of` that are not known."""
-    wishes.check_mapping(of, given)
-    if unknown := sorted(set(given) - known):
-        raise options.unknown(of, unknown, known, more)
+def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: str = "") -> None:
+    """Check that the options of `of` are known."""
+    wishes.check_mapping(of, options_of)
+    if unknown := sorted(set(options_of) - names):
+        raise options.unknown(of, unknown, names, more)

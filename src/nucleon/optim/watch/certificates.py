@@ -45,11 +45,11 @@ def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> s
         if (reason := facts_of(optimizer).refusal) is not None:
             return f"no theorem applies to {optimizer.name}, since {reason}"
         if not group.get("gradient_bound"):
-            return "the theorem needs gradient_bound=G with G ≥ ‖G_t‖_op; pass it"
+            return "pass gradient_bound=G with G ≥ ‖G_t‖_op, which the theorem needs"
         if group["nesterov"] or not group.get("smoothing_scale", 1.0):
-            return "the theorem needs nesterov=False and smoothing_scale > 0; pass them"
+            return "pass nesterov=False and smoothing_scale > 0, as the theorem needs"
         if not math.isclose(gram_discount(group), group["momentum"], rel_tol=1e-12):
-            return "the theorem needs β₂ = β₁²; pass beta2=None"
+            return "pass beta2=None for β₂ = β₁², as the theorem needs"
     return None
 
 

@@ -1,7 +1,7 @@
 """Steps of several processes: collect gradients, step by another engine, distribute.
 
-"local": every rank computes every matrix. Nothing is sent for plain tensors, which DDP keeps alike;
-the gradients of DTensors are gathered to every rank (`gathered`).
-"owner": each parameter has one rank that keeps its state and computes its direction. Shards of its
-gradient are sent there, and the direction is sent back, to each rank what it holds (`owners`).
+"local": every rank computes every matrix. Plain tensors need no communication, since DDP keeps them
+equal; the gradients of DTensors are gathered to every rank (`gathered`).
+"owner": one rank keeps the state of a parameter and computes its direction. Shards of the gradient
+are sent to the owner, and shards of the direction are sent back (`owners`).
 """

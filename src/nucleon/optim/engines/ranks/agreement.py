@@ -1,8 +1,8 @@
-"""Checks that all ranks train the same thing: parameters and options, and on demand their updates.
+"""Checks that all ranks have the same parameters and options, and on demand the same updates.
 
-Where a step exchanges something, the ranks compare parameters and options once, in one collective
-at the first step, and again after a group was added; each says what differs. A rank that exchanges
-where others do not waits for them until the timeout of its process group.
+If a step communicates, the ranks compare parameters and options in one collective at the first
+step, and again after a group was added; the error of each rank lists the differences. A rank that
+communicates while others do not waits until the timeout of its process group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ SHOWN = 5
 
 
 def exchanges(group: Mapping[str, Any]) -> bool:
-    """Return whether a step of a group talks to other ranks."""
+    """Return True if a step of a group communicates with other ranks."""
     if world(group["params"]) == (0,):
         return False
     sharded = any(map(shards.sharded, group["params"]))
@@ -33,72 +33,72 @@ def exchanges(group: Mapping[str, Any]) -> bool:
 
 
 def check_start(groups: Groups, infos: Infos, options: Sequence[str]) -> None:
-    """Raise on every rank, saying what differs, unless all have the same parameters and options."""
+    """Check that all ranks have the same parameters and options; raise the differences on each."""
     mine, what = _description(groups, infos, options), "parameters and options"
     everyone = _everyone([group for group in groups if exchanges(group)])
     if len(set(wire.gather_objects(wire.digest(mine), what, everyone))) == 1:
         return
     (base, first), *others = wire.gather_objects((dist.get_rank(), mine), what, everyone)
-    said = [
+    differences = [
         f"{key}: rank {base} has {first.get(key, 'none')}, rank {rank} {other.get(key, 'none')}"
         for rank, other in others
         for key in {**first, **other}
         if first.get(key) != other.get(key)
     ]
-    more = f"\n… and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
+    more = f"\n… and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
     raise RuntimeError(
         "the ranks differ in parameters or options; every rank must have the same ones, in the "
-        "same order:\n" + "\n".join(said[:SHOWN]) + more
+        "same order:\n" + "\n".join(differences[:SHOWN]) + more
     )
 
 
 def check_ranks(optimizer: Optimizer) -> None:
-    """Raise on every rank unless all have updated alike; every rank must call it.
+    """Check that all ranks have equal updates; every rank must call it, and each raises otherwise.
 
     Compares hashes of the learning rates, of the weights that every rank has whole, and with
-    placement="local" of the momenta Ĝ. Waits for the device.
+    placement="local" of the momenta Ĝ; synchronizes.
 
     Args:
-        optimizer: of this library, after any of its steps.
+        optimizer: Muon, Pion or Leon, after any of its steps.
     """
     states = optimizer.state
-    chosen = [group for group in optimizer.param_groups if world(group["params"]) != (0,)]
-    if not chosen:
+    distributed = [group for group in optimizer.param_groups if world(group["params"]) != (0,)]
+    if not distributed:
         return
-    found: list[object] = []
-    for group in chosen:
+    updates: list[object] = []
+    for group in distributed:
         whole = [p for p in group["params"] if not shards.sharded(p)]
         if group["placement"] == "local":
             whole += [s["total"] for p in group["params"] if "total" in (s := states.get(p, {}))]
-        found.append((float(group["lr"]), [wire.fingerprint(x) for x in whole]))
-    wire.check_same(found, "updates", _everyone(chosen))
+        updates.append((float(group["lr"]), [wire.fingerprint(x) for x in whole]))
+    wire.check_same(updates, "updates", _everyone(distributed))
 
 
 def _everyone(groups: Groups) -> wire.ProcessGroups:
-    """The process groups that reach the most ranks, one after the other."""
+    """Return the process groups that together reach the most ranks."""
     widest = max(groups, key=lambda g: len(world(g["params"])))
-    held = next((p for p in widest["params"] if shards.sharded(p)), None)
-    return [None] if held is None else shards.mesh_groups(held)
+    sharded = next((p for p in widest["params"] if shards.sharded(p)), None)
+    return [None] if sharded is None else shards.mesh_groups(sharded)
 
 
 def _description(groups: Groups, infos: Infos, options: Sequence[str]) -> dict[str, str]:
-    """Everything that is compared, as text by what it is called; parameters before options."""
-    found: dict[str, str] = {}
+    """Return the compared facts as {name: text}, parameters before options."""
+    facts: dict[str, str] = {}
     for index, group in enumerate(groups):
         for place, param in enumerate(group["params"]):
             name, axes = infos[param].name, infos[param].axes or "default"
-            found[f"parameter {place} of group {index}"] = (
+            facts[f"parameter {place} of group {index}"] = (
                 f"{name} {tuple(param.shape)} {param.dtype}, axes {axes}"
             )
     for index, group in enumerate(groups):
         for option in options:
             if option in group:
-                found[f"{option} of group {index}"] = _text(group[option])
-    return found
+                facts[f"{option} of group {index}"] = _text(group[option])
+    return facts
 
 
 def _text(value: object) -> str:
-    """An option as text; a rate may be a tensor on a device, or a number of NumPy's."""
+    """Return an option as text; a rate may be a tensor, or a number of NumPy."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, list | tuple):

@@ -20,14 +20,14 @@ from nucleon.optim.matrices.stacks import Piece, Stack
 
 @dataclass
 class Task:
-    """A stack on its way: gradients to the owner, the direction back."""
+    """A stack whose gradients are sent to its owner, and whose direction is sent back."""
 
     owner: int
     work: Matrices
     inbox: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """From each rank, flat: its boxes of the gradients, then whether there is one."""
+    """From each rank, flat: its boxes of the gradients, then a flag per piece."""
     outcome: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Flat: the direction, or the boxes of it that this rank holds; then which are taken."""
+    """Flat: the direction, or this rank's boxes of it, then the mask of stepped matrices."""
 
     @property
     def stack(self) -> Stack:
@@ -40,11 +40,11 @@ class Owned(Work):
     """The matrices of a group, each stepped by its owner."""
 
     rounds: Sequence[Sequence[Task]]
-    """The i-th stack of every rank, for i = 0, 1, …; the same on all ranks, gradients or not."""
+    """The i-th stack of every rank, for i = 0, 1, …; equal on all ranks, whatever has gradients."""
 
 
 def step(work: Owned, settings: Settings) -> None:
-    """Rounds of one stack per rank: collect one ahead, and send while the next is computed."""
+    """Step rounds of one stack per rank: collect the next round, and send while it is computed."""
     rounds = work.rounds
     collected = _collect(rounds[0]) if rounds else wire.nothing
     under_way: tuple[Sequence[Task], Sequence[Callable[[], None]]] = ([], [])
@@ -54,7 +54,7 @@ def step(work: Owned, settings: Settings) -> None:
         for task in tasks:
             if task.owner == dist.get_rank():
                 _compute(task, settings)
-                task.inbox.clear()  # tasks outlive the step, what they carry must not
+                task.inbox.clear()  # tasks outlive the step, and should not keep gradients
         sent = _distribute(tasks, settings.group)
         _finish(settings, *under_way)
         under_way = (tasks, sent)
@@ -62,13 +62,13 @@ def step(work: Owned, settings: Settings) -> None:
 
 
 def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
-    """Send what this rank holds of the gradients to their owners; returns how to wait for it."""
+    """Start sending this rank's gradients to their owners; return a function that waits."""
     me = dist.get_rank()
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     for task in tasks:
-        held = shards.of(task.stack.params[0])
-        members = held.replica_of(task.owner) if held else [task.owner]
+        layout = shards.of(task.stack.params[0])
+        members = layout.replica_of(task.owner) if layout else [task.owner]
         if me not in members:
             continue
         mine = _held_gradients(task.stack)
@@ -83,63 +83,65 @@ def _collect(tasks: Sequence[Task]) -> Callable[[], None]:
 
 
 def _held_gradients(stack: Stack) -> Tensor:
-    """Return the gradients of a stack that this rank holds, flat; then 1 or 0: is it there."""
-    there = [float(p.grad is not None) for p in stack.params]
+    """Return this rank's gradients of a stack, flat, then 1 or 0 per piece for its presence."""
+    present = [float(p.grad is not None) for p in stack.params]
     parts = [
         torch.zeros_like(shards.local(p)) if p.grad is None else shards.local(p.grad)
         for p in stack.params
     ]
     boxes, dtype = _boxes(stack, dist.get_rank()), _gradient_dtype(stack)
     flat = [_packed(*each).to(dtype) for each in zip(stack.pieces, boxes, parts, strict=True)]
-    return torch.cat([*flat, torch.tensor(there).to(flat[0])])
+    return torch.cat([*flat, torch.tensor(present).to(flat[0])])
 
 
 def _gradient_dtype(stack: Stack) -> torch.dtype:
     """Return the dtype of sent gradients: that of the parameters, or of their `grad_dtype`."""
     widest = stack.work_dtype
-    found = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}  # None is any
-    return found.pop() if len(found) == 1 else widest
+    dtypes = {getattr(p, "grad_dtype", p.dtype) or widest for p in stack.params}  # None allows any
+    return dtypes.pop() if len(dtypes) == 1 else widest
 
 
 def _compute(task: Task, settings: Settings) -> None:
-    """As the owner: the direction of a stack from the gradients in its inbox."""
+    """Compute the direction of a stack as its owner, from the gradients in its inbox."""
     work, stack = task.work, task.stack
     whole = [shards.zeros(p, _gradient_dtype(stack)) for p in stack.params]
-    there = torch.zeros(len(whole), device=whole[0].device)
+    present = torch.zeros(len(whole), device=whole[0].device)
     for rank, flat in task.inbox.items():
         *parts, flags = flat.split([*_sizes(stack, rank), len(whole)])
         each = zip(whole, stack.pieces, _boxes(stack, rank), parts, strict=True)
         for target, piece, box, part in each:
             _unpack_into(target[box], piece, box, part)
-        there = torch.maximum(there, flags.float())
-    direction, taken = work.engine.advance(work, settings, whole, stack.per_matrix(there > 0))
+        present = torch.maximum(present, flags.float())
+    direction, stepped = work.engine.advance(work, settings, whole, stack.per_matrix(present > 0))
     direction = direction.to(stack.work_dtype)
-    flat = torch.cat([direction.reshape(-1), taken.to(direction.dtype)])
+    flat = torch.cat([direction.reshape(-1), stepped.to(direction.dtype)])
     task.outcome = flat.to(settings.group["wire_dtype"] or flat.dtype)
 
 
 def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callable[[], None]]:
-    """Send the directions to all ranks, to each what it holds; returns how to wait for them."""
+    """Start sending to each rank its shards of the directions; return functions that wait."""
     me = dist.get_rank()
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     waits: list[Callable[[], None]] = []
     for task in tasks:
-        stack, held = task.stack, shards.of(task.stack.params[0])
+        stack, layout = task.stack, shards.of(task.stack.params[0])
         if me != task.owner:
             size, dtype = sum(_sizes(stack, me)) + stack.count, group["wire_dtype"]
             device = stack.params[0].device
             task.outcome = torch.empty(size, dtype=dtype or stack.work_dtype, device=device)
-        if held is None:
+        if layout is None:
             waits.append(wire.broadcast(task.outcome, task.owner, "directions"))
         elif me != task.owner:
             receives.append((task.owner, task.outcome))
         else:
-            direction, taken = _unpack(task)
+            direction, stepped = _unpack(task)
             whole = stack.whole(direction)
-            for rank in held.ranks:
+            for rank in layout.ranks:
                 both = zip(stack.pieces, _boxes(stack, rank), whole, strict=True)
-                flat = torch.cat([*(_packed(piece, box, w[box]) for piece, box, w in both), taken])
+                flat = torch.cat(
+                    [*(_packed(piece, box, w[box]) for piece, box, w in both), stepped]
+                )
                 if rank == me:
                     task.outcome = flat
                 else:
@@ -148,39 +150,39 @@ def _distribute(tasks: Sequence[Task], group: Mapping[str, Any]) -> list[Callabl
 
 
 def _finish(settings: Settings, tasks: Sequence[Task], waits: Sequence[Callable[[], None]]) -> None:
-    """Move the weights of a round by the directions, once they have come."""
+    """Update the weights of a round by the directions, after waiting for them."""
     for wait in waits:
         wait()
     for task in tasks:
         stack, dtype = task.stack, task.stack.work_dtype
         if shards.sharded(stack.params[0]):
             sizes = [*_sizes(stack, dist.get_rank()), stack.count]
-            *flat, taken = task.outcome.to(dtype).split(sizes)
+            *flat, stepped = task.outcome.to(dtype).split(sizes)
             parts = [flat[0].new_zeros(shards.local(p).shape) for p in stack.params]
             boxes = _boxes(stack, dist.get_rank())
             for part, piece, box, x in zip(parts, stack.pieces, boxes, flat, strict=True):
                 _unpack_into(part, piece, box, x)
-            reference.move_boxes(task.work, settings, parts, taken)
+            reference.move_boxes(task.work, settings, parts, stepped)
         else:
-            direction, taken = _unpack(task)
-            reference.move(task.work, settings, direction.to(dtype), taken)
+            direction, stepped = _unpack(task)
+            reference.move(task.work, settings, direction.to(dtype), stepped)
         task.outcome = task.outcome.new_empty(0)
 
 
 def _unpack(task: Task) -> tuple[Tensor, Tensor]:
-    """A flat outcome → the directions (b, m, n), and which are taken (b,)."""
+    """Split a flat outcome into directions (b, m, n) and the mask of stepped matrices (b,)."""
     flat, count = task.outcome, task.stack.count
     return flat[:-count].view(count, *sorted(task.stack.shape)), flat[-count:]
 
 
 def _boxes(stack: Stack, rank: int) -> list[Box]:
-    """Return the box of each piece's parameter on a rank; a plain tensor is everywhere whole."""
-    held = [(param, shards.of(param)) for param in stack.params]
-    return [h.boxes[h.ranks.index(rank)] if h else shards.box(p) for p, h in held]
+    """Return the box of each piece's parameter on a rank; all of a plain tensor."""
+    layouts = [(param, shards.of(param)) for param in stack.params]
+    return [h.boxes[h.ranks.index(rank)] if h else shards.box(p) for p, h in layouts]
 
 
 def _sizes(stack: Stack, rank: int) -> list[int]:
-    """Return how many entries of each piece a rank holds, without those of other sections."""
+    """Return the number of entries of each piece on a rank, without other sections."""
     both = zip(stack.pieces, _boxes(stack, rank), strict=True)
     return [math.prod(_shape(piece, box)) for piece, box in both]
 
@@ -194,12 +196,12 @@ def _shape(piece: Piece, box: Box) -> list[int]:
 
 
 def _lines(piece: Piece, box: Box) -> tuple[int, Tensor]:
-    held = tuple((s.start, s.stop) for s in box)
-    return axes.lines(piece.block, held, piece.param.device)
+    extents = tuple((s.start, s.stop) for s in box)
+    return axes.lines(piece.block, extents, piece.param.device)
 
 
 def _packed(piece: Piece, box: Box, part: Tensor) -> Tensor:
-    """Flat: of what a rank holds of a parameter, the section of the piece."""
+    """Return the section of a piece in a rank's shard of its parameter, flat."""
     if piece.block.section is not None:
         axis, lines = _lines(piece, box)
         part = part.index_select(axis, lines)
@@ -207,7 +209,7 @@ def _packed(piece: Piece, box: Box, part: Tensor) -> Tensor:
 
 
 def _unpack_into(part: Tensor, piece: Piece, box: Box, flat: Tensor) -> None:
-    """Write what `_packed` has made to its place in what a rank holds of the parameter."""
+    """Write the result of `_packed` into a rank's shard of the parameter."""
     flat = flat.view(_shape(piece, box))
     if piece.block.section is None:
         part.copy_(flat)

@@ -12,44 +12,44 @@ from nucleon.optim.matrices.parameters import Infos, blocks
 
 
 def world(params: Sequence[Tensor]) -> tuple[int, ...]:
-    """The ranks that hold these parameters; (0,) in a single process."""
-    held = next((shards.of(p) for p in params if shards.sharded(p)), None)
-    if held is not None:
-        return held.ranks
+    """Return the ranks that have these parameters; (0,) in a single process."""
+    layout = next((shards.of(p) for p in params if shards.sharded(p)), None)
+    if layout is not None:
+        return layout.ranks
     if dist.is_available() and dist.is_initialized():
         return tuple(range(dist.get_world_size()))
     return (0,)
 
 
 def owned(group: Mapping[str, Any]) -> bool:
-    """Return whether each parameter of a group has one rank that keeps its state and steps it."""
-    asked = group["placement"] == "owner" and group["route"] == "matrix"
-    return asked and world(group["params"]) != (0,)
+    """Return True if each parameter of a group has one rank that keeps its state and steps it."""
+    requested = group["placement"] == "owner" and group["route"] == "matrix"
+    return requested and world(group["params"]) != (0,)
 
 
 def owners(group: Mapping[str, Any], infos: Infos) -> list[int | None]:
-    """The rank that owns each parameter of a group; None where every rank has it for itself."""
+    """Return the rank that owns each parameter of a group; None for placement="local"."""
     params: Sequence[Tensor] = group["params"]
     if not owned(group):
         return [None] * len(params)
     ranks = world(params)
-    found = [blocks(param, infos[param].axes) for param in params]
-    sizes = tuple(tuple((b.count, b.rows, b.columns) for b in parts) for parts in found)
+    sections = [blocks(param, infos[param].axes) for param in params]
+    sizes = tuple(tuple((b.count, b.rows, b.columns) for b in parts) for parts in sections)
     return [ranks[i] for i in shares(sizes, len(ranks))]
 
 
 def kept(group: Mapping[str, Any], infos: Infos) -> list[tuple[Tensor, bool]]:
-    """The parameters of a group, and whether this rank keeps their states."""
+    """Return the parameters of a group, each with True if this rank keeps its state."""
     pairs = zip(group["params"], owners(group, infos), strict=True)
     return [(param, owner is None or owner == dist.get_rank()) for param, owner in pairs]
 
 
 @lru_cache(maxsize=64)
 def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> tuple[int, ...]:
-    """Cut parameters, same shapes together, into `parts` runs of about equal cost m²n + m³.
+    """Assign parameters, equal shapes together, to `parts` runs of about equal cost m²n + m³.
 
     Each size has a (count, rows, columns) for every block of the parameter. No run costs more than
-    the mean and the dearest parameter together.
+    the mean plus the most expensive parameter.
     """
     costs = [sum(b * min(r, c) ** 2 * (r + c) for b, r, c in blocks) for blocks in sizes]
     total = sum(costs) or 1
@@ -61,12 +61,12 @@ def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> t
 
 
 def spread(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether some state is kept by one rank alone."""
+    """Return True if some states are kept by one rank only."""
     return any(map(owned, groups))
 
 
 def check(group: Mapping[str, Any], infos: Infos) -> None:
-    """Raise on a group whose parameters its placement cannot serve."""
+    """Check that the placement of a group supports its parameters."""
     if group["placement"] == "local" or group["route"] != "matrix":
         return
     params: Sequence[Tensor] = group["params"]
@@ -75,6 +75,6 @@ def check(group: Mapping[str, Any], infos: Infos) -> None:
     meshes = {world([param]) for param in params}
     if len(meshes) > 1:
         raise ValueError(
-            f"the parameters of one group lie on different ranks ({sorted(meshes)}); make one "
+            f"the parameters of one group are on different ranks ({sorted(meshes)}); make one "
             f"group for each mesh"
         )

@@ -1,4 +1,4 @@
-"""Messages between ranks: counted, waited for later, with a clear error when a rank is silent."""
+"""Asynchronous messages between ranks, counted, with a clear error if a rank does not answer."""
 
 import hashlib
 import math
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 @dataclass
 class Traffic:
-    """Traffic that this rank has sent since the counters were last set to zero.
+    """Bytes and messages that this rank has sent since the counters were set to zero.
 
-    Collectives count as rings: a broadcast is passed on by every rank but the last, an all-reduce
-    sends twice all parts of the tensor but one.
+    Collectives count as rings: every rank but the last passes a broadcast on; an all-reduce sends
+    twice all parts of the tensor but one.
     """
 
     bytes: int = 0
     messages: int = 0
 
     def count(self, tensor: Tensor, copies: int = 1) -> None:
-        """Enter `copies` messages of one tensor."""
+        """Count `copies` messages of one tensor."""
         self.bytes += copies * tensor.numel() * tensor.element_size()
         self.messages += copies
 
@@ -38,15 +38,15 @@ TRAFFIC = Traffic()
 
 
 def nothing() -> None:
-    """Wait for nothing, since nothing was sent."""
+    """Return at once, since nothing was sent."""
 
 
 def exchange(
     sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]], what: str
 ) -> Callable[[], None]:
-    """Start sending and receiving flat tensors, (rank, tensor); returns how to wait for it.
+    """Start sending and receiving flat tensors, (rank, tensor); return a function that waits.
 
-    Between two ranks there is one message per call in each direction at most.
+    A call may have at most one message in each direction between two ranks.
     """
     operations = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends]
     operations += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in receives]
@@ -60,7 +60,7 @@ def exchange(
 
 
 def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
-    """Start sending a tensor from one rank to all others; returns how to wait for it."""
+    """Start sending a tensor from one rank to all others; return a function that waits."""
     if (dist.get_rank() + 1) % dist.get_world_size() != source:
         TRAFFIC.count(tensor)
     with exchanging(what):
@@ -80,7 +80,7 @@ def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Te
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """The whole of a tensor on every rank that holds a part of it."""
+    """Return the whole of a tensor on every rank of its mesh."""
     if not shards.sharded(tensor):
         return tensor
     axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
@@ -93,8 +93,8 @@ def gather(tensor: Tensor) -> Tensor:
 def redistribute(params: Iterable[Tensor]) -> None:
     """Bring gradients into the placements of their parameters; not counted.
 
-    Where DTensor cut the batch, the gradient of a weight that every rank has whole is a sum over
-    ranks that is still to be added up. Every rank must take part.
+    If DTensor has sharded the batch, the gradient of a replicated weight is a partial sum that must
+    still be reduced. Every rank must call it.
     """
     for param in params:
         if not shards.sharded(param) or param.grad is None or not shards.sharded(param.grad):
@@ -105,30 +105,30 @@ def redistribute(params: Iterable[Tensor]) -> None:
 
 
 ProcessGroups = Sequence[dist.ProcessGroup | None]
-"""Groups of ranks asked one after the other, the axes of a mesh; [None] is all ranks at once."""
+"""Process groups of the axes of a mesh, used one after the other; [None] is all ranks."""
 
 
 def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[T]:
-    """The object of every rank, in the order of the ranks, on all of them; not counted."""
-    found: list[tuple[int, T]] = [(dist.get_rank(), mine)]
+    """Return the object of every rank, in the order of the ranks, on all of them; not counted."""
+    objects: list[tuple[int, T]] = [(dist.get_rank(), mine)]
     for group in groups:
         parts: list[Any] = [None] * dist.get_world_size(group)
         with exchanging(what):
-            dist.all_gather_object(parts, found, group=group)
-        found = [entry for part in parts for entry in part]
-    return [value for _, value in sorted(found, key=itemgetter(0))]
+            dist.all_gather_object(parts, objects, group=group)
+        objects = [entry for part in parts for entry in part]
+    return [value for _, value in sorted(objects, key=itemgetter(0))]
 
 
 def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
-    """One dict of the entries of all ranks, the same on each, sorted by rank."""
+    """Return a dict of the entries of all ranks, in the order of the ranks."""
     return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
 
 
 def check_same(value: object, what: str, groups: ProcessGroups = (None,)) -> None:
-    """Raise on every rank unless all ranks have the same `value`, by its printed form."""
+    """Check that all ranks have the same `value`, by its printed form; raise on each otherwise."""
     mine = (dist.get_rank(), digest(value))
-    (first, expected), *found = gather_objects(mine, what, groups)
-    others = [rank for rank, other in found if other != expected]
+    (first, expected), *digests = gather_objects(mine, what, groups)
+    others = [rank for rank, other in digests if other != expected]
     if others:
         raise RuntimeError(
             f"{what} of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
@@ -137,12 +137,12 @@ def check_same(value: object, what: str, groups: ProcessGroups = (None,)) -> Non
 
 
 def digest(value: object) -> str:
-    """A hash of the printed form of a value."""
+    """Return a hash of the printed form of a value."""
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """The sum of the bits of a tensor as whole numbers, modulo 2⁶⁴; synchronizes."""
+    """Return a weighted sum of the entries' bits as integers, modulo 2⁶⁴; synchronizes."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.contiguous().view(kinds[tensor.element_size()]).long()
     places = torch.arange(1, bits.numel() + 1, device=bits.device).view(bits.shape)
@@ -157,12 +157,12 @@ def _wait(works: Sequence[Any], what: str) -> None:
 
 @contextmanager
 def exchanging(what: str) -> Iterator[None]:
-    """Say what was being exchanged when another rank failed, or did not answer in time."""
+    """Name the exchange in the error if another rank fails, or does not answer in time."""
     try:
         yield
     except RuntimeError as error:
         raise RuntimeError(
             f"rank {dist.get_rank()} could not exchange the {what}: another rank failed or did "
             f"not answer within the process group's timeout; look at the output of the others, "
-            f"and resume from the last checkpoint"
+            f"then resume from the last checkpoint"
         ) from error
