@@ -195,8 +195,10 @@ def scale_factor(scale: Scale, rows: int, columns: int) -> float:
 
     `"spectral"`: √max(1, rows/columns), as in Muon. `"unit-rms"`: √(rows/columns), with which
     inputs of root mean square 1 change the outputs by 1 at most, wide weights too. `"match-adamw"`:
-    0.2·√max(rows, columns), which gives an orthogonal P a root mean square of 0.2, usual for AdamW.
-    `"none"`: 1. A number stands for itself, and ("unit-rms", 0.5) for half of `"unit-rms"`.
+    0.2·√max(rows, columns), which gives an orthogonal P a root mean square of 0.2, usual for AdamW:
+    for AdamW's best rate in fine-tuning. From scratch another rate is best with it, see "tuning" in
+    the documentation. `"none"`: 1. A number stands for itself, and ("unit-rms", 0.5) for half of
+    `"unit-rms"`.
     """
     name, number = _name_and_number(scale)
     if name == "spectral":
