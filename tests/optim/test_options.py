@@ -108,6 +108,10 @@ def test_the_constructor_names_the_group_form_of_another_route():
     weight, bias = torch.zeros(3, 5), torch.zeros(5)
     with pytest.raises(ValueError, match=r"route='adamw' is for a group.*pass Muon") as refusal:
         nucleon.Muon([bias], route="adamw")
+    with pytest.raises(ValueError, match=r"route='adamw' is for a group"):
+        nucleon.Muon([bias], route="adamw", betas=(0.9, 0.99))
+    with pytest.raises(ValueError, match="route must be one of 'matrix'.*got 'adam'"):
+        nucleon.Muon([bias], route="adam")
     given = str(refusal.value).partition("pass ")[2].replace("[...]", "[bias]")
     eval(given.replace("Muon", "nucleon.Muon"), {"nucleon": nucleon, "bias": bias})
     with pytest.warns(UserWarning, match="duplicate parameters; each is stepped once") as said:

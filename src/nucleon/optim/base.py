@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from operator import is_, is_not, itemgetter
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Self, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from nucleon import _checks
 from nucleon.certificate import Certificate
 from nucleon.optim import groups, options, saving, state, worklist
 from nucleon.optim.average import Averaging
@@ -97,13 +98,14 @@ class MatrixOptimizer(Optimizer, ABC):
                 f"states, reports and diagnostics"
             )
         defaults = {"lr": lr, "momentum": momentum, **self._option_defaults()}
-        if unknown := sorted(set(kwargs) - set(defaults)):
-            raise options.unknown(type(self).__name__, unknown, defaults)
         if (route := kwargs.get("route", "matrix")) != "matrix":
+            _checks.choice("route", route, get_args(options.Route))
             raise ValueError(
                 f"route={route!r} is for a group, whose options are AdamW's; pass "
                 f'{type(self).__name__}([{{"params": [...], "route": "adamw", "lr": 1e-3}}])'
             )
+        if unknown := sorted(set(kwargs) - set(defaults)):
+            raise options.unknown(type(self).__name__, unknown, defaults)
         self._infos, self._first_rates = {}, {}
         self._averaging = Averaging(average, average_dtype)
         defaults.pop("axes")  # a fact of each parameter, not an option of a group

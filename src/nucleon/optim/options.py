@@ -337,7 +337,6 @@ HINTS = {
     "extra_scale_factor": 'scale=("spectral", factor)',
     "adjust_lr_fn": 'scale="spectral" or scale="match-adamw"',
     "adamw_lr": "aux_lr of for_model",
-    "adamw_betas": 'aux={"betas": …} of for_model',
     "use_muon": 'route="matrix" or route="adamw"',
 }
 """The option to write for one of AdamW or of other Muons."""
