@@ -195,10 +195,10 @@ class Certificate:
         limit, added = of(self.gradient_bound), of(self.excess)
         if not added:
             return f"Every norm is within gradient_bound={limit:.6g}, the largest {largest:.6g}."
-        return (
-            f"Norms of up to {largest:.6g} exceed gradient_bound={limit:.6g}, by "
-            f"{100 * (largest / limit - 1):.3g}%; that added {added:.3g} to the bound."
-        )
+        above = f"{100 * (largest / limit - 1):.3g}%; that added {added:.3g} to the bound."
+        if largest <= limit * (1 + 1e-3):  # `largest` is an upper bound, and no sharper than that
+            return f"Every norm is within gradient_bound={limit:.6g} but for at most {above}"
+        return f"Norms of up to {largest:.6g} exceed gradient_bound={limit:.6g}, by {above}"
 
     @property
     def _verdict(self) -> str:

@@ -286,6 +286,7 @@ def test_a_certificate_says_what_it_is():
     [
         (0.4, 0.0, "Every norm is within gradient_bound=0.5, the largest 0.4."),
         (3.9, 6.8, "exceed gradient_bound=0.5, by 680%; that added 6.8 to the bound."),
+        (0.50015, 0.01, "within gradient_bound=0.5 but for at most 0.03%; that added 0.01"),
     ],
 )
 def test_a_certificate_says_how_gradients_kept_to_their_bound(largest, excess, told):
