@@ -110,7 +110,7 @@ def test_the_constructor_names_the_group_form_of_another_route():
         nucleon.Muon([bias], route="adamw")
     with pytest.raises(ValueError, match=r"route='adamw' is for a group"):
         nucleon.Muon([bias], route="adamw", betas=(0.9, 0.99))
-    with pytest.raises(ValueError, match="route must be one of 'matrix'.*got 'adam'"):
+    with pytest.raises(ValueError, match=r"route must be one of 'matrix'.*got 'adam'"):
         nucleon.Muon([bias], route="adam")
     given = str(refusal.value).partition("pass ")[2].replace("[...]", "[bias]")
     eval(given.replace("Muon", "nucleon.Muon"), {"nucleon": nucleon, "bias": bias})
