@@ -14,11 +14,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from markdown import Extension, Markdown
 from markdown.inlinepatterns import SimpleTextInlineProcessor
 
-from nucleon.optim import leon, muon, options, pion
+from nucleon import optim
+from nucleon.optim import options
 
 CLASSES = {
     name: found
-    for module in (options, leon, muon, pion)
+    for module in vars(optim).values()
+    if isinstance(module, types.ModuleType)
     for name, found in vars(module).items()
     if is_typeddict(found)
 }

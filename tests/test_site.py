@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nucleon.optim import options
+from nucleon.optim import OPTIMIZERS, options
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = (
@@ -38,8 +38,8 @@ def test_every_option_has_a_row_with_its_default(site):
     spec.loader.exec_module(hook)
     page = (site / "api/index.html").read_text(encoding="utf-8")
     assert "<!-- options of" not in page
-    methods = ("LeonOptions", "MuonOptions", "PionOptions")
-    tables = {name: options.added_by(hook.CLASSES[name]) for name in methods}
+    optimizers = [make.__self__.__name__ for make in OPTIMIZERS.values()]
+    tables = {f"{x}Options": options.added_by(hook.CLASSES[f"{x}Options"]) for x in optimizers}
     tables |= {"Options": options.SHARED, "AdamWOptions": options.ADAMW_DEFAULTS}
     for name, declared in tables.items():
         assert set(hook.fields(name)) == set(declared), name  # each is told of, none invented

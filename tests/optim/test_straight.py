@@ -92,7 +92,7 @@ def test_every_option_is_changed_below_or_is_not_seen_in_one_process():
     param = torch.zeros(4, 6, requires_grad=True)
     groups = [make([param]).param_groups[0] for make in (nucleon.Muon, nucleon.Pion, nucleon.Leon)]
     groups += nucleon.Leon([{"params": [param], "route": "adamw"}]).param_groups
-    known = {*options.ADAMW_DEFAULTS, *options.OF_METHODS, *options.SHARED, "momentum"}
+    known = {*options.ADAMW_DEFAULTS, *options.OWN_OPTIONS, *options.SHARED, "momentum"}
     found = {name for group in groups for name in group} & known
     assert found - UNSEEN == {*CHANGES, *OF_MUON, *OF_PION, *OF_ADAMW}
 

@@ -67,7 +67,7 @@ def test_options_of_others_say_what_to_write(option, wanted):
 
 def test_hints_are_few_and_name_what_exists():
     assert len(options.HINTS) <= 12
-    known = options.of_matrices(options.OF_METHODS) | {
+    known = options.of_matrices(options.OWN_OPTIONS) | {
         "route",
         *options.ModelOptions.__annotations__,
     }

@@ -192,6 +192,7 @@ class MatrixOptimizer(Optimizer, ABC):
     def direction(self, total: Tensor, smoothing: Tensor, context: Context) -> Tensor:
         """Return P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n, without host syncs.
 
+        A weight with more rows than columns comes transposed: `context.stack.tall` says so.
         `of_potential` attaches a kernel, constants or a theorem to it.
 
         Args:
@@ -297,34 +298,6 @@ class MatrixOptimizer(Optimizer, ABC):
         else:
             self.check_options(group)
         options.check_range([(self._infos[p].name, p) for p in params], group)
-
-    def _current_settings(self) -> Sequence[Settings]:
-        """Return the settings of each group, rebuilt and checked if an option has changed."""
-        last: Sequence[Settings | None] = self._settings
-        if len(last) != len(self.param_groups):
-            last = [None] * len(self.param_groups)
-        current: list[Settings] = []
-        for group, settings in zip(self.param_groups, last, strict=True):
-            values = [*map(group.get, self._watched)]
-            if (
-                settings is None
-                or settings.group is not group
-                or not all(map(is_, values, settings.snapshot))
-            ):
-                self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
-                groups.check_certify(group, self.state)
-                settings = Settings(self, group, values)
-            current.append(settings)
-        if any(map(is_not, current, last)):
-            groups.check_seeds(self.param_groups)
-        self._settings = current
-        return current
-
-    @cached_property
-    def _watched(self) -> Sequence[str]:
-        """Names of the options on which settings depend."""
-        rates = options.RATES
-        return [name for name in (*self.defaults, *options.ADAMW_DEFAULTS) if name not in rates]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, see `nucleon.optim.checkpoints` and `consolidate`."""
@@ -477,7 +450,7 @@ class MatrixOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         settings = self._current_settings()
-        worklist.check_gradients(self)
+        worklist.check_inputs(self)
         if len(settings) > 1 and not self._warned:
             self._warned = groups.warn_of_equal_rates(self.param_groups, self._first_rates)
         current = self._current_worklist(settings)
@@ -488,13 +461,41 @@ class MatrixOptimizer(Optimizer, ABC):
             torch._foreach_add_([*map(_STEP, states)], 1)
         try:
             for work in current.works:
-                work.engine.step(work, settings[work.group])
+                work.engine.step(work, settings[work.group_index])
         finally:
             if current.lanes.used:
                 current.lanes.join()
         if averages:
             self._averaging.update(self.state, current)
         return loss
+
+    def _current_settings(self) -> Sequence[Settings]:
+        """Return the settings of each group, rebuilt and checked if an option has changed."""
+        last: Sequence[Settings | None] = self._settings
+        if len(last) != len(self.param_groups):
+            last = [None] * len(self.param_groups)
+        current: list[Settings] = []
+        for group, settings in zip(self.param_groups, last, strict=True):
+            values = [*map(group.get, self._watched)]
+            if (
+                settings is None
+                or settings.group is not group
+                or not all(map(is_, values, settings.snapshot))
+            ):
+                self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
+                groups.check_certify(group, self.state)
+                settings = Settings(self, group, values)
+            current.append(settings)
+        if any(map(is_not, current, last)):
+            groups.check_seeds(self.param_groups)
+        self._settings = current
+        return current
+
+    @cached_property
+    def _watched(self) -> Sequence[str]:
+        """Names of the options on which settings depend."""
+        rates = options.RATES
+        return [name for name in (*self.defaults, *options.ADAMW_DEFAULTS) if name not in rates]
 
     def _current_worklist(self, settings: Sequence[Settings]) -> Worklist:
         """Return the list of work for the present structure, nearly always that of the last step.

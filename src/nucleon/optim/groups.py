@@ -39,6 +39,32 @@ def _whole_model(optimizer: str) -> str:
     )
 
 
+def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
+    """Check that a group added to a routed optimizer has a route."""
+    if isinstance(group, nn.Module) or isinstance(group.get("params"), nn.Module):
+        raise TypeError(
+            "a parameter group was given as a module; add the groups that "
+            "nucleon.optim.param_groups(module) returns"
+        )
+    if routed and "route" not in group:
+        raise ValueError(
+            'a group added to an optimizer of for_model needs a route, as in {"params": '
+            '[("extra.weight", parameter)], "route": "adamw"}, or "matrix"; '
+            "nucleon.optim.param_groups(module) returns the groups of a module"
+        )
+
+
+def check_seeds(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all groups have one seed, since all matrices share the length of a step."""
+    seeds = [group["seed"] for group in groups]
+    if any(seed != seeds[0] for seed in seeds):
+        raise ValueError(
+            f"the groups have the seeds {', '.join(map(str, dict.fromkeys(seeds)))}; seed is an "
+            f"option of the run, since all matrices share one random length: pass it to the "
+            f"constructor, and to no group"
+        )
+
+
 def named(
     group: Mapping[str, Any], first: int
 ) -> tuple[list[tuple[str, Tensor]], list[str] | None]:
@@ -121,21 +147,6 @@ def _check_params(
         )
 
 
-def check_route(group: Mapping[str, Any], *, routed: bool) -> None:
-    """Check that a group added to a routed optimizer has a route."""
-    if isinstance(group, nn.Module) or isinstance(group.get("params"), nn.Module):
-        raise TypeError(
-            "a parameter group was given as a module; add the groups that "
-            "nucleon.optim.param_groups(module) returns"
-        )
-    if routed and "route" not in group:
-        raise ValueError(
-            'a group added to an optimizer of for_model needs a route, as in {"params": '
-            '[("extra.weight", parameter)], "route": "adamw"}, or "matrix"; '
-            "nucleon.optim.param_groups(module) returns the groups of a module"
-        )
-
-
 def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> None:
     """Check that certify has not changed since the states of a group were created."""
     with_moments = (states[p] for p in group["params"] if "total" in states.get(p, {}))
@@ -144,17 +155,6 @@ def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> N
         raise ValueError(
             f"certify was set to {group['certify']} during the run, and its regret would lack "
             f"steps; pass certify={group['certify']} when the group is added"
-        )
-
-
-def check_seeds(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all groups have one seed, since all matrices share the length of a step."""
-    seeds = [group["seed"] for group in groups]
-    if any(seed != seeds[0] for seed in seeds):
-        raise ValueError(
-            f"the groups have the seeds {', '.join(map(str, dict.fromkeys(seeds)))}; seed is an "
-            f"option of the run, since all matrices share one random length: pass it to the "
-            f"constructor, and to no group"
         )
 
 

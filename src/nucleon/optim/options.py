@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
     """Keyword options of every optimizer, each settable per parameter group."""
 
     route: Annotated[Route, "matrix"]
-    """"matrix", the method of the optimizer (default), or "adamw" for other parameters, with the
+    """"matrix", the direction of the optimizer (default), or "adamw" for other parameters, with the
     options of `AdamWOptions`."""
     axes: Annotated[str | list[str | None] | None, None]
     """Rows, columns and batch among the axes of the parameters, see `nucleon.optim.matrices.axes`:
@@ -68,9 +68,9 @@ class Options(TypedDict, total=False):
     """Steps of an iterative `method` (default 5: measured, the usual number of Muon)."""
     nonfinite: Annotated[NonFinite, "skip"]
     """"skip": a matrix whose gradient, moments, smoothing or direction are not finite keeps its
-    weights and state bit for bit, without a host synchronization, and the step is counted as
-    skipped (default: for safety; the theory has no such gradients). "raise": raise on a non-finite
-    gradient, before anything changes."""
+    weights and state bit for bit, without a host synchronization, and `skipped` of `diagnostics()`
+    counts the step (default: for safety; the theory has no such gradients). "raise": raise on a
+    non-finite gradient, before anything changes."""
     maximize: Annotated[bool, False]
     """Ascend instead of descend (default False)."""
     momentum_dtype: Annotated[torch.dtype | None, None]
@@ -99,7 +99,7 @@ class Options(TypedDict, total=False):
 
 
 class GramOptions(Options, total=False):
-    """Options of a method with M̂."""
+    """Options of an optimizer with M̂."""
 
     beta2: Annotated[float | None, None]
     """β₂ of M̂ ← β₂M̂ + GGᵀ (default None: β₁² at every step, the theory's)."""
@@ -121,7 +121,7 @@ class AdamWOptions(TypedDict, total=False):
 
 
 class ModelOptions(TypedDict, total=False):
-    """Keyword arguments of `for_model` besides the options of the method."""
+    """Keyword arguments of `for_model` besides the options of the optimizer."""
 
     momentum: float
     aux_lr: float | Tensor
@@ -148,7 +148,7 @@ SHARED = defaults_in(Options)
 ADAMW_DEFAULTS = defaults_in(AdamWOptions)
 OF_ADAMW = {*ADAMW_DEFAULTS, "maximize", "nonfinite"}
 """The options of a group with route="adamw"."""
-OF_METHODS = frozenset(
+OWN_OPTIONS = frozenset(
     {"beta2", "coefficients", "gradient_bound", "method", "samples", "smoothing_scale"}
 )
 """Options that only some of Muon, Pion and Leon have; a group of another one raises on them."""
@@ -175,16 +175,21 @@ def with_own(method_options: Mapping[str, Any]) -> dict[str, Any]:
     return {**SHARED, **method_options}
 
 
-def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], method: str) -> dict[str, Any]:
+def of_matrices(method_options: Collection[str]) -> set[str]:
+    """Return the options that `for_model` accepts for a matrix, with those of its optimizer."""
+    return {"lr", "momentum", *method_options, *SHARED} - {"route", "axes"}
+
+
+def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     """Return a group completed by the defaults; raise on options of the other methods.
 
     Unknown entries are the user's, and are kept.
     """
-    if foreign := sorted(OF_METHODS.difference(defaults, OF_ADAMW).intersection(group)):
-        raise TypeError(f"{method} has no option {', '.join(map(repr, foreign))}")
+    if foreign := sorted(OWN_OPTIONS.difference(defaults, OF_ADAMW).intersection(group)):
+        raise TypeError(f"{optimizer} has no option {', '.join(map(repr, foreign))}")
     if averages := sorted({"average", "average_dtype"}.intersection(group)):
         raise TypeError(
-            f"{averages[0]} is an option of the optimizer, not of a group; pass it to {method}"
+            f"{averages[0]} is an option of the optimizer, not of a group; pass it to {optimizer}"
         )
     adamw_defaults = ADAMW_DEFAULTS if group.get("route") == "adamw" else {}
     return {**defaults, **adamw_defaults, **group}
@@ -259,6 +264,29 @@ def check(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         )
 
 
+def check_adamw(group: Mapping[str, Any]) -> None:
+    """Check AdamW's own options."""
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(cast(Sequence[object], betas)) != 2:
+        raise ValueError(f"betas must be a pair (β₁, β₂), got {betas!r}; torch's is (0.9, 0.999)")
+    for index, beta in enumerate(cast(Sequence[float], betas)):
+        _checks.fraction(f"betas[{index}]", beta, closed="0")
+    _checks.nonnegative("eps", group["eps"])
+
+
+def check_lr(lr: object) -> None:
+    """Check that `lr` is a finite number ≥ 0 or a one-element tensor of one."""
+    if not isinstance(lr, Tensor):
+        _checks.nonnegative("lr", lr)  # pyright: ignore[reportArgumentType]
+        return
+    if lr.numel() != 1 or not lr.is_floating_point():
+        raise ValueError(
+            f"lr must be a number or a one-element real tensor, got {lr.numel()} of {lr.dtype}"
+        )
+    if lr.device.type != "meta":
+        _checks.nonnegative("lr", lr.item())
+
+
 def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
     """Check that the device supports a momentum of float64, if one is requested."""
     if group["route"] != "matrix" or group["momentum_dtype"] != torch.float64:
@@ -312,19 +340,6 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
             )
 
 
-def check_lr(lr: object) -> None:
-    """Check that `lr` is a finite number ≥ 0 or a one-element tensor of one."""
-    if not isinstance(lr, Tensor):
-        _checks.nonnegative("lr", lr)  # pyright: ignore[reportArgumentType]
-        return
-    if lr.numel() != 1 or not lr.is_floating_point():
-        raise ValueError(
-            f"lr must be a number or a one-element real tensor, got {lr.numel()} of {lr.dtype}"
-        )
-    if lr.device.type != "meta":
-        _checks.nonnegative("lr", lr.item())
-
-
 HINTS = {
     "learning_rate": "lr",
     "wd": "weight_decay",
@@ -358,18 +373,3 @@ def unknown(of: str, names: Collection[str], options: Collection[str], more: str
         + (f" ({'; '.join(remedies)})" if remedies else "")
         + f"; its options are {', '.join(sorted(options))}{more}"
     )
-
-
-def of_matrices(method_options: Collection[str]) -> set[str]:
-    """Return the options that `for_model` accepts for a matrix, with those of its method."""
-    return {"lr", "momentum", *method_options, *SHARED} - {"route", "axes"}
-
-
-def check_adamw(group: Mapping[str, Any]) -> None:
-    """Check AdamW's own options."""
-    betas = group["betas"]
-    if not isinstance(betas, Sequence) or len(cast(Sequence[object], betas)) != 2:
-        raise ValueError(f"betas must be a pair (β₁, β₂), got {betas!r}; torch's is (0.9, 0.999)")
-    for index, beta in enumerate(cast(Sequence[float], betas)):
-        _checks.fraction(f"betas[{index}]", beta, closed="0")
-    _checks.nonnegative("eps", group["eps"])

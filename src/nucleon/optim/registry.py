@@ -60,7 +60,7 @@ def create(name: str, model: nn.Module, **options: Any) -> Optimizer:
     Args:
         name: one of `OPTIMIZERS`, in any case.
         model: routed as by `Leon.for_model`.
-        options: options of `for_model`, such as `lr`, `aux_lr` and `overrides`, and of the method.
+        options: options of `for_model`, such as `lr` and `overrides`, and of the optimizer.
     """
     if name.lower() not in OPTIMIZERS:
         raise ValueError("; ".join(unknown("optimizer", name, sorted(OPTIMIZERS))))

@@ -63,7 +63,7 @@ def aligned(
 
 
 def _check_tag(group: Mapping[str, Any], tag: str) -> None:
-    """Check that a group was saved by this method and version, with all its entries."""
+    """Check that a group was saved by this optimizer and version, with all its entries."""
     match group.get("nucleon"):
         case [str(saved), _] if saved == tag:
             return
@@ -81,8 +81,8 @@ def _check_tag(group: Mapping[str, Any], tag: str) -> None:
             )
         case str(saved) | [str(saved), *_]:
             raise ValueError(
-                f"state_dict is of {saved!r}, this optimizer is {tag!r}; load it into the method "
-                f"that wrote it"
+                f"state_dict is of {saved!r}, this optimizer is {tag!r}; load it into "
+                f"the optimizer that wrote it"
             )
         case _:
             raise ValueError(

@@ -59,25 +59,11 @@ class Worklist:
     lanes: Lanes
 
 
-def structure(optimizer: Stepped, settings: Sequence[Settings]) -> list[object]:
-    """Return the facts on which a list of work depends; every step compares them."""
-    # A direction may be assigned at any time, to the instance or to its class.
-    facts: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
-    for each in settings:
-        params: list[Tensor] = each.group["params"]
-        facts += each.structure
-        facts += map(id, params)
-        facts += map(id, map(optimizer.state.get, params))
-        facts += map(_LOOK, params)
-        facts += map(Tensor.stride, params)
-    return facts
+def check_inputs(optimizer: Stepped) -> None:
+    """Check rates and gradients, before anything changes.
 
-
-_LOOK = attrgetter("dtype", "device", "shape")
-
-
-def check_gradients(optimizer: Stepped) -> None:
-    """Check rates and gradients, before anything changes."""
+    Non-finite gradients raise with nonfinite="raise" alone; engines skip them else, see `rest`.
+    """
     for group in optimizer.param_groups:
         for rate in RATES:
             value = group[rate]
@@ -97,8 +83,25 @@ def check_gradients(optimizer: Stepped) -> None:
             if strict and gradient is not None and not shards.local(gradient).isfinite().all():
                 raise ValueError(
                     f"the gradient of {optimizer.infos[param].name} is not finite; "
-                    f"nonfinite='skip' would leave it out of this step"
+                    f"pass nonfinite='skip' to leave it out of such steps"
                 )
+
+
+def structure(optimizer: Stepped, settings: Sequence[Settings]) -> list[object]:
+    """Return the facts on which a list of work depends; every step compares them."""
+    # A direction may be assigned at any time, to the instance or to its class.
+    facts: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
+    for each in settings:
+        params: list[Tensor] = each.group["params"]
+        facts += each.structure
+        facts += map(id, params)
+        facts += map(id, map(optimizer.state.get, params))
+        facts += map(_LOOK, params)
+        facts += map(Tensor.stride, params)
+    return facts
+
+
+_LOOK = attrgetter("dtype", "device", "shape")
 
 
 def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
@@ -180,7 +183,7 @@ def _everywhere(work: Matrices) -> Work:
     """Return the work itself, or for DTensors the work that gathers their gradients first."""
     if not shards.sharded(work.params[0]):
         return work
-    return Gathered(gathered, work.group, work.params, work.states, work)
+    return Gathered(gathered, work.group_index, work.params, work.states, work)
 
 
 def _owned(optimizer: Stepped, index: int, group: Mapping[str, Any]) -> Owned:

@@ -85,8 +85,10 @@ def advance(
         ahead = hyper.momentum * total + gradient if hyper.lookahead else total
         smoothing = smoothing_of(gram, hyper)
 
+        # Masks (b,): finite → usable, with a gradient → moving, neither faded nor resting
+        # → computed, with a finite P. Usable and computed matrices are stepped, others skipped.
         size, largest = rest.frobenius(total), rest.largest(total)
-        finite = _finite(work, hyper, largest, ahead if hyper.lookahead else None, gram)  # (b,)
+        finite = _finite(work, hyper, largest, ahead if hyper.lookahead else None, gram)
         quiet = rest.quiet_steps(old_quiet, gradient)
         usable = finite if has_gradient is None else has_gradient & finite
         faded = rest.faded(size, gram)
@@ -131,7 +133,10 @@ def _finite(
 
 
 def _direction(work: Matrices, settings: Settings, total: Tensor, smoothing: Tensor) -> Tensor:
-    """Return P of the optimizer's `direction`; raise if its shape is not that of S."""
+    """Return P of the optimizer's `direction`; raise if its shape is not that of S.
+
+    Steps, of ranks too, and `diagnostics` call it; steps on CUDA call `cuda.engine.direction`.
+    """
     shape = total.shape  # before the hook: it may work in place
     context = Context(settings.group, work.stack, work.states, settings[work.stack.kind])
     direction = work.optimizer.direction(total, smoothing, context)

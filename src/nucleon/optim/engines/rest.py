@@ -2,7 +2,8 @@
 
 Three rules, each a mask with one entry per matrix, decided on the device:
 
-    skipped   a gradient, a moment, Λ or the direction is not finite: nothing changes
+    skipped   a gradient, a moment, Λ or the direction is not finite: nothing changes but the
+              counts; `reference.advance` decides, on CUDA `kernels.verdict` and `kernels.skip`
     faded     ‖Ĝ‖_F² and Tr M̂ are both below tiny/eps: Ĝ and M̂ become zero, together
     resting   the gradient has been exactly zero for more than 1/ln(1/β₁) steps, about 1/(1−β₁):
               P = 0 until a gradient returns; the moments decay as before, and so do the weights by

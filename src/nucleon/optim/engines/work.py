@@ -283,7 +283,7 @@ class Work:
     """Parameters of one group that are stepped together."""
 
     engine: Engine
-    group: int
+    group_index: int
     """Index of the group in the optimizer."""
     params: Sequence[Tensor]
     states: Sequence[State]

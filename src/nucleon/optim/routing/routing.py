@@ -133,13 +133,13 @@ def param_groups(
         head: the output head, as in `for_model` ("auto").
         overrides: a route or options of single parameters, as in `for_model` (None).
     """
-    matrix_options = options.of_matrices(options.OF_METHODS)
+    matrix_options = options.of_matrices(options.OWN_OPTIONS)
     every = routed(model, aux=aux, head=head, overrides=overrides, matrix_options=matrix_options)
     return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
 
 def rows(
-    method: HasDirection,
+    optimizer: HasDirection,
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
     infos: Mapping[Tensor, ParameterInfo],
@@ -159,13 +159,15 @@ def rows(
                     route=group["route"],
                     reason=info.reason if param.requires_grad else f"{info.reason}; {FROZEN}",
                     state_bytes=sum(t.numel() * t.element_size() for t in state),
-                    method=_method(method, group, param, spec),
+                    method=_method(optimizer, group, param, spec),
                 )
             )
     return rows
 
 
-def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None) -> str:
+def _method(
+    optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None
+) -> str:
     """Return the name of an optimizer, with the choice of "auto" for the matrices of a parameter.
 
     A user's `direction` has the name alone, since it may ignore `method`. On CUDA the text includes
@@ -174,19 +176,19 @@ def _method(method: HasDirection, group: Mapping[str, Any], param: Tensor, spec:
     if spec is None:
         refusal = cuda_adamw.refusal(param) if param.is_cuda else None
         return f"adamw (torch: {refusal})" if refusal else "adamw"
-    texts = dict.fromkeys(_how(method, group, param, block) for block in blocks(param, spec))
+    texts = dict.fromkeys(_how(optimizer, group, param, block) for block in blocks(param, spec))
     return ", ".join(texts)
 
 
-def _how(method: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
-    text = method.name
-    if facts_of(method).kernel is not None:
+def _how(optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
+    text = optimizer.name
+    if facts_of(optimizer).kernel is not None:
         chosen = chosen_method(group, block.rows, block.columns, param.device, param.dtype)
         text += f"/{chosen}"
         if chosen == "coefficients":
             most = largest(custom(group["coefficients"], group["iterations"]))
             text += f" (‖P‖_op ≤ {math.ceil(1000 * most - 1e-6) / 1000:g})"
-    refusal = cuda.refusal(method, group, param, block) if param.is_cuda else None
+    refusal = cuda.refusal(optimizer, group, param, block) if param.is_cuda else None
     return f"{text} (torch: {refusal})" if refusal else text
 
 

@@ -20,14 +20,14 @@ from nucleon.optim.matrices.stacks import gram_key
 
 
 def collect(
-    method: HasDirection,
+    optimizer: HasDirection,
     groups: Sequence[Mapping[str, Any]],
     states: Mapping[Tensor, State],
     infos: Infos,
 ) -> dict[str, Certificate]:
     """Return the certificate of each parameter with certify=True, by its name; synchronizes."""
     mine = {
-        infos[param].name: _certificate(method, states[param], group, blocks(param, spec))
+        infos[param].name: _certificate(optimizer, states[param], group, blocks(param, spec))
         for group in groups
         if group["certify"] and group["route"] == "matrix"
         for param in group["params"]

@@ -38,13 +38,13 @@ def collect(
     weights = _weight_norms(groups, infos)
     for work in works:
         stack = work.stack
-        total, smoothing, direction = reference.present_direction(work, settings[work.group])
+        total, smoothing, direction = reference.present_direction(work, settings[work.group_index])
         norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
         skipped = stack.gather_own(s["skipped"] for s in work.states)
         with exact_products(total.device):
-            table = _measure(total, smoothing, direction, norms, rates[work.group], skipped)
+            table = _measure(total, smoothing, direction, norms, rates[work.group_index], skipped)
         tables.append(table.flatten())
-        scale = settings[work.group][stack.kind].scale
+        scale = settings[work.group_index][stack.kind].scale
         for piece in stack.pieces:
             for matrix in piece.names(infos[piece.param].name):
                 keys += [f"{name}/{matrix}/{quantity}" for quantity in QUANTITIES]

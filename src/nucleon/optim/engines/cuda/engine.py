@@ -10,7 +10,7 @@ gradients and moments, without a float32 copy of the stack (`small` has matrices
     move          W ← W − lr·s·scale·P − lr·`weight_decay`·W
 
 The equations and the rules of skipping and resting are those of `reference`, which does the same in
-more passes. A method offers this engine by naming its recursion as `kernel`.
+more passes. An optimizer offers this engine by naming its recursion as `kernel`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -216,7 +216,10 @@ def _cache(work: Matrices, settings: Settings) -> Cache:
 def direction(
     program: Program, table: Tensor, has_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Enter the gradients of a table; (P (b, m, n), which matrices are taken, (b,))."""
+    """Enter the gradients of a table; (P (b, m, n), which matrices are taken, (b,)).
+
+    Every P of this engine is from here; `diagnostics` call `reference.present_direction`.
+    """
     from nucleon.optim.engines.cuda import kernels, perturbed, small
 
     # Triton launches on the current device; products of float16 are summed in float32.
