@@ -5,9 +5,9 @@ stream fixed beforehand is one function of it, all rounds at once:
 
     Reg_T/D = ‖S_T‖_* − Σ_t ⟨G_{t+1}, ∇Ψ(S_t; Λ_t)⟩
 
-The slopes are taken as [Ψ(S + hG) − Ψ(S − hG)]/(2h), so that a value differentiable once is enough:
-any potential can be searched against. What the ascent finds is then played by the learner itself,
-and only that regret and that bound are reported.
+The slopes are computed as [Ψ(S + hG) − Ψ(S − hG)]/(2h), so one derivative of Ψ is enough, and the
+search works for any potential. The learner itself then plays the stream that was found; regret and
+bound of that game are reported.
 """
 
 import math
@@ -63,35 +63,35 @@ def search(
     name: str | None = None,
     on_step: Callable[[int, float], object] | None = None,
 ) -> WorstCase:
-    """The worst stream found for `learner` by Adam from several starts, with its measured ratio.
+    """Search the worst stream for `learner` by Adam from several starts; measure its ratio.
 
     Half of the starts are random; the others alternate ±E and then drift along E, turning at
     different times. After every step the gradients are projected onto ‖G_t‖_op ≤ 1. FTPL's expected
     regret is climbed with new samples at every step, and measured on others.
 
     Args:
-        learner: "faml", "ftrl" or "ftpl", or what builds another GBPA learner, with radius,
-            gradient bound and discount 1 and a potential with constants.
+        learner: "faml", "ftrl" or "ftpl", or a function that builds another GBPA learner, with
+            radius, gradient bound and discount 1 and a potential with constants.
         shape: (m, n), m ≤ n.
         rounds: T ≥ 2.
         starts: how many, all in one batch (default 8).
         steps: of the ascent (default 200).
         seed: of the starts and of the ascent's samples (default 0).
-        name: of the learner in the file; None is its own (default).
-        on_step: called with the step and the best ratio so far as the ascent sees it.
+        name: name of the learner in the file; None is its own (default).
+        on_step: called with the step and the best ratio of the ascent so far.
     """
     player = _player(learner, shape, seed)
     _checks.count("rounds", rounds, minimum=2)
     _checks.count("starts", starts)
     _checks.count("steps", steps, minimum=0)
     _checks.count("seed", seed, minimum=0)
-    known: dict[str, Any] = {"eta": player.eta, "constants": player.constants}
+    fixed: dict[str, Any] = {"eta": player.eta, "constants": player.constants}
     gradients = _starts(starts, rounds, shape, seed).requires_grad_()
     optimizer = torch.optim.Adam([gradients], lr=_RATE, betas=(0.9, 0.99), maximize=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
         optimizer.zero_grad()
-        ratios = regret_ratio(_drawn(player.potential, seed, step), gradients, **known)
+        ratios = regret_ratio(_drawn(player.potential, seed, step), gradients, **fixed)
         ratios.sum().backward()
         optimizer.step()
         schedule.step()
@@ -100,24 +100,24 @@ def search(
         if on_step is not None:
             on_step(step + 1, ratios.max().item())
     with torch.no_grad():
-        found = to_units(gradients)
+        units = to_units(gradients)
         potential = _drawn(player.potential, seed, steps, 16 * _ASCENT_SAMPLES)
-        best = regret_ratio(potential, found, **known).argmax()
-    ratio = measure(learner, found[best], first_seed=seed)
+        best = regret_ratio(potential, units, **fixed).argmax()
+    ratio = measure(learner, units[best], first_seed=seed)
     options = {"starts": starts, "steps": steps, "seed": seed}
-    return WorstCase(name or player.name, found[best], ratio.value, ratio.margin, options)
+    return WorstCase(name or player.name, units[best], ratio.value, ratio.margin, options)
 
 
 def measure(
     learner: Searched | Build, gradients: Tensor, *, games: int = GAMES, first_seed: int = 0
 ) -> Ratio:
-    """Regret/bound of the learner as it comes, played by `online.play` on gradients (T, m, n).
+    """Return regret/bound of a learner, played by `online.play` on gradients (T, m, n).
 
     Args:
-        learner: "faml", "ftrl" or "ftpl", or what builds another.
-        gradients: of norm ≤ 1, float64.
-        games: of a learner that draws noise, each with its own (default 64).
-        first_seed: of that noise (default 0).
+        learner: "faml", "ftrl" or "ftpl", or a function that builds another.
+        gradients: gradients of norm ≤ 1, float64.
+        games: number of games of a learner with noise, each with its own (default 64).
+        first_seed: seed of the noise of the first game (default 0).
     """
     shape = tuple(gradients.shape[-2:])
     player = _player(learner, shape, first_seed)
@@ -138,7 +138,7 @@ def build(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> GBPA:
-    """The learner as it is searched against: radius and gradient bound 1, float64.
+    """Return a learner for the search: radius and gradient bound 1, float64.
 
     FTPL draws `samples` per round (default 64) in antithetic pairs; each of `games` has its own.
     """
@@ -153,7 +153,7 @@ def build(
 
 
 def _player(learner: Searched | Build, shape: tuple[int, ...], seed: int) -> GBPA:
-    """The learner, if its bound is the one that the ascent climbs to."""
+    """Return the learner; raise unless its bound is that of `regret_ratio`."""
     *games, rows, columns = shape
     if rows > columns:
         raise ValueError(f"shape must have m ≤ n, got {rows}×{columns}; transpose it")
@@ -177,7 +177,7 @@ def _player(learner: Searched | Build, shape: tuple[int, ...], seed: int) -> GBP
 def regret_ratio(
     potential: Potential, gradients: Tensor, *, eta: float, constants: Admissibility | None = None
 ) -> Tensor:
-    """Reg_T/bound of the potential's learner on streams (…, T, m, n), differentiable in them.
+    """Return Reg_T/bound of a potential's learner on streams (…, T, m, n), differentiably.
 
     D = G = 1, and (α, β) are the potential's own where no `constants` are given. The slopes are
     differences of values; a random potential has one expectation for all that depends on its
@@ -213,7 +213,7 @@ class _SquareRoot(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
-        """V diag(√λ) Vᵀ."""
+        """Return V diag(√λ) Vᵀ."""
         values, vectors = torch.linalg.eigh(a)
         roots = values.sqrt()
         ctx.save_for_backward(roots, vectors)
@@ -221,7 +221,7 @@ class _SquareRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """The solution X of the Sylvester equation A^{1/2}X + XA^{1/2} = sym(grad)."""
+        """Solve the Sylvester equation A^{1/2}X + XA^{1/2} = sym(grad) for X."""
         roots, vectors = ctx.saved_tensors
         (grad,) = grads
         inner = vectors.mT @ ((grad + grad.mT) / 2) @ vectors
@@ -229,7 +229,7 @@ class _SquareRoot(torch.autograd.Function):
 
 
 def _drawn(potential: Potential, seed: int, step: int, samples: int = _ASCENT_SAMPLES) -> Potential:
-    """The potential of a step of the ascent: a random one with new samples, others exact."""
+    """Return the potential of a step of the ascent: a random one with new samples."""
     if isinstance(potential, Gaussian):
         key = _NOISE ^ (seed << 32) ^ step
         return replace(potential, samples=samples, antithetic=True, seed=key)

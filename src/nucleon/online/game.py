@@ -76,7 +76,7 @@ class Trace:
     """With which probability the bound may fail, where the learner draws noise; None: its mean."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values that JSON can hold; an infinite bound is None, NaN "nan"."""
+        """Return all fields as plain values for JSON; an infinite bound is None, NaN "nan"."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         series = {name: _plain(plain[name].tolist()) for name in _SERIES}
         lists = {name: list(plain[name]) for name in ("shape", "rounds")}
@@ -86,7 +86,7 @@ class Trace:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The trace that `to_dict` came from."""
+        """Return the trace of a dict by `to_dict`."""
         typed = dict(values)
         for name in ("shape", "rounds"):
             typed[name] = tuple(values[name])
@@ -113,17 +113,17 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; a file that is cut off, altered or of another kind is refused."""
+        """Read a file of `save`; raise on a truncated, altered or other file."""
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
             header, *rows, last = (json.loads(line) for line in lines)
-            found = header.pop("format"), header.pop("version")
+            kind = header.pop("format"), header.pop("version")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not a whole trace: {error}; play the game again"
             ) from error
-        if found != (FORMAT, VERSION):
-            raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {found}")
+        if kind != (FORMAT, VERSION):
+            raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {kind}")
         if last != {"rows": len(rows), "sha256": _digest(lines[:-1])}:
             raise ValueError(f"{path} is cut off or was altered: its checksum does not agree")
         columns = {name: [row[name] for row in rows] for name in ("rounds", *_SERIES)}
@@ -141,18 +141,18 @@ def play(
 ) -> Trace:
     """Play `rounds` rounds: X_t from the learner, G_t from the stream.
 
-    A stream that says it is oblivious is not shown the actions.
+    An oblivious stream does not receive the actions.
 
     Args:
-        learner: of the stream's shape, dtype and device. One that has played before goes on with
-            the stream's next round.
-        stream: of gradients.
-        rounds: how many, ≥ 1.
+        learner: a learner of the stream's shape, dtype and device. A learner that has played before
+            continues with the stream's next round.
+        stream: a stream of gradients.
+        rounds: number of rounds, ≥ 1.
         record: the rounds whose regret, bound and action norm are kept: "log", about 20 per
             decade (default), or every so many; the last one always.
         on_record: called with each recorded `RecordedRound` as it happens, to watch the game live.
-        delta: δ, with which probability the bound of a learner that draws noise may fail at the
-            last round; None bounds the mean over the noise (default).
+        delta: δ, the probability with which the bound of a learner with noise may fail at the last
+            round; None bounds the mean over the noise (default).
     """
     _checks.count("rounds", rounds)
     if record != "log":
@@ -169,7 +169,7 @@ def play(
             rows.append(_row(learner, action, delta))
             if on_record is not None:
                 on_record(rows[-1])
-    kept, *series = zip(*rows, strict=True)
+    recorded, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
     return Trace(
         learner=learner.name,
@@ -180,7 +180,7 @@ def play(
         dtype=str(learner.dtype),
         radius=learner.radius,
         discount=learner.discount,
-        rounds=kept,
+        rounds=recorded,
         regret=regret,
         bound=bound,
         norm=norm,
@@ -195,7 +195,7 @@ def _row(learner: Learner, action: Tensor, delta: float | None) -> RecordedRound
 
 
 def _check_pair(learner: Learner, stream: Stream, rounds: int) -> None:
-    """Raise unless the learner can go on for so many rounds of the stream."""
+    """Check that learner and stream match, and that the stream has enough rounds."""
     if tuple(stream.shape) != learner.shape:
         raise ValueError(
             f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
@@ -225,7 +225,7 @@ def _decade(t: int) -> int:
 
 
 def _plain(values: Any) -> Any:
-    """Nested lists without what JSON cannot hold: None for infinity, "nan" or "-inf" as text."""
+    """Return nested lists for JSON: None for infinity, "nan" or "-inf" as text."""
     if isinstance(values, list):
         return [_plain(value) for value in values]  # pyright: ignore[reportUnknownVariableType]
     if values == math.inf:

@@ -264,7 +264,7 @@ def decompose(
 
 
 def game_shape(shape: Shape) -> Shape:
-    """`shape` as a tuple if it is (m, n), or (b, m, n) for b games."""
+    """Return `shape` as a tuple if it is (m, n), or (b, m, n) for b games."""
     shape = tuple(shape)
     if len(shape) not in (2, 3):
         raise ValueError(f"shape must be (m, n) or (b, m, n), got {shape}")

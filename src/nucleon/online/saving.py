@@ -1,4 +1,4 @@
-"""A saved state is tensors by name, and the facts of the object that they fit."""
+"""Saved states: tensors by name, and facts of the object that they belong to."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,15 +27,15 @@ def unpacked(state: object, like: Mapping[str, Tensor], facts: Mapping[str, Any]
         if state["facts"].get(name) != value:
             raise ValueError(
                 f"the state has {name}={state['facts'].get(name)!r}, this object {value!r}; load "
-                f"it into one built like the one that saved it"
+                f"it into an object with {name}={state['facts'].get(name)!r}"
             )
     for name in sorted({*state, *like} - {"facts"}):
-        saved, own = state.get(name), like.get(name)
-        kind = None if own is None else (own.shape, own.dtype)
+        saved, template = state.get(name), like.get(name)
+        kind = None if template is None else (template.shape, template.dtype)
         if not isinstance(saved, Tensor) or (saved.shape, saved.dtype) != kind:
             raise ValueError(
                 f"the state's {name} must be {kind}, got {getattr(saved, 'shape', saved)!r} of "
                 f"{getattr(saved, 'dtype', type(saved))}; it is of another game or damaged"
             )
         _checks.finite(f"the state's {name}", saved)
-    return {name: state[name].to(own.device, copy=True) for name, own in like.items()}
+    return {name: state[name].to(template.device, copy=True) for name, template in like.items()}

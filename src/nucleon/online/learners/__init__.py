@@ -1,4 +1,8 @@
-"""Learners over the operator-norm ball: play an action, observe its gradient, know the bound."""
+"""Learners over the operator-norm ball: play an action, observe its gradient, certify the regret.
+
+A file has one learner or family; they import potentials, theory, regret and `nucleon.linalg`, no
+streams.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

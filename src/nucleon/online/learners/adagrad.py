@@ -44,11 +44,11 @@ class AdaGradOptions(LearnerOptions, total=False):
     tolerance: float
     """Relative gap of the box program, which "full" on "linf" needs (default 1e-8)."""
     max_iterations: int
-    """Of the same (default 1000)."""
+    """Iterations of the box program (default 1000)."""
 
 
 class _AdaGrad(VectorLearner):
-    """What the two have in common: the moment and its root."""
+    """Base of both AdaGrad learners: the moment and its root."""
 
     state_names: ClassVar[tuple[str, ...]] = (*VectorLearner.state_names, "moment")
     option_names: ClassVar[tuple[str, ...]] = (
@@ -83,7 +83,7 @@ class _AdaGrad(VectorLearner):
 
     @abstractmethod
     def _default_eta(self) -> float:
-        """The η of the smallest bound."""
+        """Return the η of the smallest bound."""
 
     @property
     def _reach(self) -> float:
@@ -92,7 +92,7 @@ class _AdaGrad(VectorLearner):
         return self.radius * (math.sqrt(self.dimension) if wide else 1.0)
 
     def _accumulated(self, gradient: Tensor) -> Tensor:
-        """The moment with one more gradient."""
+        """Return the moment with one more gradient."""
         square = gradient.square()
         if self.preconditioner == "full":
             square = gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
@@ -109,12 +109,12 @@ class _AdaGrad(VectorLearner):
         if self.preconditioner == "diagonal":
             return Metric(offset + moment.sqrt())
         values, basis = psd_eigh(moment)
-        # What rounding leaves of a zero eigenvalue is no direction that was ever seen.
+        # Eigenvalues at the level of rounding are zero: no gradient has such a direction.
         cut = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
         return Metric(offset + torch.where(values > cut, values, 0.0).sqrt(), basis)
 
     def _solve(self, linear: Tensor, metric: Metric) -> dict[str, Tensor]:
-        """The next action, which minimizes ⟨linear, x⟩ + ½xᵀHx, and the gaps with its own."""
+        """Return the minimizer of ⟨linear, x⟩ + ½xᵀHx, the next action, and the updated gaps."""
         x = metric.minimize(
             linear,
             self.ball,
@@ -153,7 +153,7 @@ class AdaGradOGD(_AdaGrad):
         super().__init__(shape, **options)
 
     def bound(self) -> Tensor:
-        """(R²/(2η) + η)·Tr H + δR₂²/(2η) + gaps, with the diameter R = 2D_p (Table 2)."""
+        """Return (R²/(2η) + η)·Tr H + δR₂²/(2η) + gaps, with the diameter R = 2D_p (Table 2)."""
         exact = theory.adagrad_bound(
             self.moment,
             preconditioner=self.preconditioner,
@@ -177,14 +177,15 @@ class AdaGradOGD(_AdaGrad):
 
 @final
 class AdaGradFTRL(_AdaGrad):
-    """x_{t+1} = argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η), with δ or a way around it.
+    """x_{t+1} = argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η), with δ or without.
 
-    FTRL needs δ ≥ max‖g_t‖ (ℓ2; for "diagonal" ℓ∞), since H_t weighs g_{t+1} before seeing it.
-    `offset` says where δ comes from (Remark B.1):
+    FTRL needs δ ≥ max‖g_t‖ (ℓ2; for "diagonal" ℓ∞), since H_t weighs g_{t+1} before observing it.
+    `offset` chooses δ (Remark B.1):
 
-    - "stated": `delta`; a gradient above it by more than rounding is refused.
-    - "running": the largest norm so far. What exceeds the δ in force is in the bound: 2D_p‖e_t‖.
-    - "clip": the same, and only the part below the largest norm of the earlier rounds is fed.
+    - "stated": `delta`; a gradient above it by more than rounding raises an error.
+    - "running": the largest norm so far. The part e_t above the δ in force adds 2D_p‖e_t‖ to the
+      bound.
+    - "clip": as "running", but gradients are clipped to the largest norm of the earlier rounds.
     - "scale-free": δ = 0, for "scalar" and "diagonal"; the largest norm is in the bound.
     - "proximal": δ = 0 and a regularizer centered at the actions played, for twice the constant.
 
@@ -236,12 +237,12 @@ class AdaGradFTRL(_AdaGrad):
         """Σ‖e_t‖ of what lay above the bound in force, in ℓ1 for "diagonal", else in ℓ2."""
 
     def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
+        """Return the options that decide what is played, as plain values."""
         stated = {"delta": self.delta} if self.offset == "stated" else {}
         return {**super().options(), "offset": self.offset, **stated}
 
     def bound(self) -> Tensor:
-        """Table 2 with the δ in force and what exceeded it, or Remark B.1; plus the gaps."""
+        """Return the bound of Table 2 with δ and the excess, or of Remark B.1, plus the gaps."""
         shared: dict[str, Any] = {
             "preconditioner": self.preconditioner,
             "ball": self.ball,
@@ -291,7 +292,7 @@ class AdaGradFTRL(_AdaGrad):
         }
 
     def _fed(self, gradient: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-        """g_t, clipped if so asked, and ‖e_t‖ of what lay above the δ of the rounds before."""
+        """Return g_t, clipped for "clip", and ‖e_t‖ of the part above the δ of earlier rounds."""
         if self.offset == "stated":
             if self.validate:
                 self._refuse_above(size)
@@ -307,7 +308,7 @@ class AdaGradFTRL(_AdaGrad):
         return gradient, over.sum(-1)
 
     def _refuse_above(self, size: Tensor) -> None:
-        """Raise on a norm above δ by more than entries rounded to the dtype explain."""
+        """Check that norms exceed δ by rounding to the dtype at most."""
         largest = float(size.max())
         if largest > self.delta * (1 + 8 * torch.finfo(self.dtype).eps):
             norm = "ℓ∞" if self.preconditioner == "diagonal" else "ℓ2"

@@ -1,4 +1,4 @@
-"""What every learner is: a player of the online game, with a state, a bound and a certificate."""
+"""The base class of learners: players of the online game with a state and a certificate."""
 
 import copy
 import math
@@ -22,32 +22,31 @@ class LearnerOptions(TypedDict, total=False):
     radius: float
     """D of the ball (default 1.0)."""
     dtype: torch.dtype | None
-    """Of gradients and actions, float32 or float64 (default: torch's)."""
+    """Dtype of gradients and actions, float32 or float64 (default: torch's)."""
     device: torch.device | str | None
-    """Of gradients and actions (default: torch's)."""
+    """Device of gradients and actions (default: torch's)."""
     validate: bool
-    """False trusts that gradients have the right dtype and device and squares that float64 can
-    hold, and does not refuse one above a stated bound, which enters the regret bound (default
-    True)."""
+    """False skips the checks of dtype, device and finite squares in float64, and allows gradients
+    above a stated bound, which then enter the regret bound (default True)."""
 
 
 class Learner(ABC):
-    """Plays X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` gives X_t, `observe` takes its answer G_t.
+    """Player of X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` returns X_t, `observe` enters G_t.
 
-    A final class says how to absorb a gradient (`_absorb`), how to act on what was absorbed
-    (`_act`), which tensors hold it (`state_names`), what decides what is played (`option_names`)
-    and what its theorem promises (`bound`).
+    A final class defines the update of its state by a gradient (`_absorb`), the action (`_act`),
+    the names of the tensors of its state (`state_names`), the names of its options
+    (`option_names`) and its bound (`bound`).
     """
 
     name: ClassVar[str]
     theorem: ClassVar[str] = "none"
-    """That bounds the regret of what is played."""
+    """Theorem that bounds the regret, or "none"."""
     state_names: ClassVar[tuple[str, ...]]
-    """Attributes that hold the state, all tensors."""
+    """Attributes of the state, all tensors."""
     option_names: ClassVar[tuple[str, ...]]
-    """Attributes that hold the options, all plain values; `options` may add others."""
+    """Attributes of the options, all plain values; `options` may add others."""
     plays_discounted: ClassVar[bool] = True
-    """Whether its sums forget with the discount; a learner of the plain game refuses one."""
+    """True if it plays the discounted game; a learner of the plain game raises on a discount."""
 
     def __init__(
         self,
@@ -61,8 +60,8 @@ class Learner(ABC):
     ) -> None:
         if type(self).options is Learner.options and not hasattr(self, "option_names"):
             raise TypeError(
-                f"{type(self).__name__} does not say which options it has; give the class "
-                f"option_names, the attributes that decide what is played, or () for none"
+                f"{type(self).__name__} has no option_names; give the class option_names, the "
+                f"attributes that decide what is played, or () for none"
             )
         self.shape = game_shape(shape)
         self.radius = _checks.positive("radius", radius)
@@ -97,10 +96,10 @@ class Learner(ABC):
         """Gradients observed so far."""
         return self.ledger.rounds
 
-    # ------------------------------------------------------------------ what a final class says
+    # ------------------------------------------------------------------ hooks of a final class
 
     def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
+        """Return the options that decide what is played, as plain values."""
         return {name: getattr(self, name) for name in self.option_names}
 
     @abstractmethod
@@ -109,14 +108,14 @@ class Learner(ABC):
 
     @abstractmethod
     def _act(self) -> Tensor:
-        """X_t from the state."""
+        """Return X_t from the state."""
 
     @abstractmethod
     def _absorb(self, gradient: Tensor) -> None:
-        """Enter G_t into the state, all of it or, on an error, nothing."""
+        """Update the state by G_t; on an error leave it unchanged."""
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
-        """Return why no theorem bounds the regret of a game; None where one does.
+        """Return why no theorem bounds the regret of a game; None if one does.
 
         Args:
             oblivious: True if all gradients are fixed before the game.
@@ -125,7 +124,7 @@ class Learner(ABC):
         return f"{self.name} has no theorem" if self.theorem == "none" else None
 
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
-        """Return what its own noise adds to `bound`, but with probability δ; 0 without noise."""
+        """Return the addition to `bound` that holds with probability 1 − δ; 0 without noise."""
         return 0.0
 
     def _theorem(self, oblivious: bool, delta: float | None) -> str:
@@ -133,7 +132,7 @@ class Learner(ABC):
         return self.theorem
 
     def _bounded(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return G and what gradients above it added to the bound; None without such a G."""
+        """Return G and the addition to the bound by gradients above it; None without G."""
         return None, None
 
     def _empty_ledger(self) -> Ledger:
@@ -150,13 +149,13 @@ class Learner(ABC):
 
     @torch.no_grad()
     def observe(self, gradient: Tensor, *, oblivious: bool = False) -> None:
-        """Take G_t, the answer to X_t; on an error nothing changes.
+        """Enter G_t, the answer to X_t; on an error nothing changes.
 
         Args:
-            gradient: of the learner's shape, dtype and device.
-            oblivious: True says that it was fixed before the game, False that it may depend on the
-                actions so far (default False). Gradients recorded in an earlier game are fixed only
-                if the seed of this one is new: they depend on the noise that they answered.
+            gradient: G_t, of the learner's shape, dtype and device.
+            oblivious: True if G_t was fixed before the game, False if it may depend on the actions
+                so far (default False). Gradients that were recorded in a game with the same seed
+                are not fixed, since they depend on its noise.
         """
         if self._action is None:
             raise RuntimeError(
@@ -175,9 +174,9 @@ class Learner(ABC):
         """Return the regret beside `bound`, both from the learner's ledger.
 
         Args:
-            delta: δ in (0, 1). The bound of a learner that draws noise is one on the mean over it;
-                with δ it is one on these actions that fails with probability at most δ, for all
-                games of a batch together (default None, the mean).
+            delta: δ in (0, 1). By default (None) the bound of a learner with noise is on the mean
+                over the noise. With δ it is on the actual actions and fails with probability at
+                most δ, for all games of a batch together.
         """
         ledger, bound = self.ledger, self.bound()
         if delta is not None:
@@ -203,7 +202,7 @@ class Learner(ABC):
         )
 
     def _check_delta(self, delta: float) -> None:
-        """Raise unless δ, and the share of it that each game has, lie in (0, 1)."""
+        """Check that δ, and its share for each game, are in (0, 1)."""
         games = math.prod(self.shape[:-2])
         if _checks.fraction("delta", delta) / games == 0:
             raise ValueError(
@@ -228,11 +227,11 @@ class Learner(ABC):
     # ------------------------------------------------------------------ the state
 
     def state_dict(self) -> State:
-        """Return everything the rest of the game depends on, as copies."""
+        """Return the state as copies."""
         return packed(self._tensors(), self._facts())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same learner, shape and options; refuse any other."""
+        """Load a state of the same learner, shape and options; raise on any other."""
         like = self._tensors()
         if isinstance(state, Mapping) and "action" in state:  # pyright: ignore[reportUnnecessaryIsInstance]
             like["action"] = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -240,21 +239,23 @@ class Learner(ABC):
             like.pop("action", None)
         tensors = unpacked(state, like, self._facts())
         ledger = self._empty_ledger()
-        kept = {n.removeprefix(_LEDGER): t for n, t in tensors.items() if n.startswith(_LEDGER)}
-        ledger.load_state_dict(packed(kept, ledger._facts()))
+        ledger_tensors = {
+            n.removeprefix(_LEDGER): t for n, t in tensors.items() if n.startswith(_LEDGER)
+        }
+        ledger.load_state_dict(packed(ledger_tensors, ledger._facts()))
         self.ledger, self._action = ledger, tensors.get("action")
         vars(self).update({name: tensors[name] for name in self.state_names})
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return all that changes from round to round, by name; the action while it waits."""
+        """Return the tensors of the state by name, with an action that awaits its gradient."""
         ledger = {_LEDGER + name: tensor for name, tensor in self.ledger._tensors().items()}
         action = {} if self._action is None else {"action": self._action}
         return {name: getattr(self, name) for name in self.state_names} | action | ledger
 
     def _facts(self) -> dict[str, Any]:
-        """Return what must agree for a state to be this learner's."""
-        own = {"learner": self.name, "shape": list(self.shape), "radius": self.radius}
-        return {**own, "discount": self.discount, "dtype": str(self.dtype), **self.options()}
+        """Return the facts in which a state must agree with this learner."""
+        identity = {"learner": self.name, "shape": list(self.shape), "radius": self.radius}
+        return {**identity, "discount": self.discount, "dtype": str(self.dtype), **self.options()}
 
 
 _LEDGER = "ledger."
@@ -262,9 +263,9 @@ _LEDGER = "ledger."
 
 @contextmanager
 def undone_on_error(*learners: Learner) -> Iterator[None]:
-    """Whatever stops the block, the learners are as before.
+    """Restore the learners if the block raises.
 
-    Learners replace their tensors and never write into them: references undo a round.
+    Learners replace their tensors and never write into them, so references suffice.
     """
     before = [dict(vars(learner)) for learner in learners]
     try:

@@ -80,7 +80,7 @@ class GaussianFTPL(GBPA):
 
     @property
     def is_random(self) -> bool:
-        """Whether actions are drawn: not where they are the mean itself."""
+        """True if actions are drawn, False if they are the mean."""
         return self.samples is not None
 
     @property
@@ -90,7 +90,7 @@ class GaussianFTPL(GBPA):
 
 
 def mean_cosine(ratio: Tensor, dimension: int) -> Tensor:
-    """The length of E[(s + u)/‖s + u‖], u ~ N(0, I), for ratio = ‖s‖ ≥ 0 of any shape.
+    """Return the length of E[(s + u)/‖s + u‖], u ~ N(0, I), for ratio = ‖s‖ ≥ 0 of any shape.
 
     Gauss–Legendre over the part of the integrand above e^(−72): (1 − x²)^{d/2} ≤ e^{−dx²/2} makes
     it at most exp(−(κ² + d)x²/2) at x = sin θ.

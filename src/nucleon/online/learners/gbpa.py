@@ -36,33 +36,33 @@ class GameOptions(LearnerOptions, total=False):
     """Keyword options of every GBPA learner."""
 
     gradient_bound: float | Tensor | None
-    """G ≥ ‖G_t‖_op, one for all games or one for each, (b,). None: not known, see `on_excess`
+    """G ≥ ‖G_t‖_op, one for all games or one for each, (b,). None if unknown, see `on_excess`
     (default 1.0)."""
     discount: float
     """γ in (0, 1] (default 1.0, the plain game)."""
     eta: float | None
     """η; None is √(α/β) of the potential, 1 where it has no constants (default None)."""
     on_excess: OnExcess | None
-    """What to do with a gradient above the bound. "raise" (default for a stated bound): refuse it.
-    "clip": feed its projection onto the ball of that bound; where `gradient_bound` is None the
-    bound is the largest norm of the earlier rounds (Remark B.1, after Cutkosky 2019). "grow": take
-    it and its norm for the bound from now on (default for None: the running maximum). In each case
-    the regret bound grows by 2D·Σγ^{T-t}‖E_t‖_*, E_t the part above the bound in force; with
-    "raise" that is what rounding to the dtype explains."""
+    """Treatment of a gradient above the bound. "raise": raise an error (default for a stated
+    bound). "clip": project it onto the ball of the bound; with gradient_bound=None the bound is the
+    largest norm of the earlier rounds (Remark B.1, after Cutkosky 2019). "grow": use its norm as
+    the bound from now on (default for None: the running maximum). In each case the regret bound
+    grows by 2D·Σγ^{T-t}‖E_t‖_*, E_t the part above the bound in force; with "raise" E_t is only
+    rounding to the dtype."""
 
 
 class GBPA(Learner):
     """X_{t+1} = −D ∇Ψ(S_t; Λ_t) for any potential Ψ; FTL, FTRL, FTPL and FAML are four of it.
 
-    A potential that is random is drawn anew every round, as `Potential.redrawn` says; its theorem
-    is then on the mean over the noise, see `certificate`.
+    A random potential is redrawn every round by `Potential.redrawn`; its theorem is then on the
+    mean over the noise, see `certificate`.
 
     Args:
         shape: (m, n), or (b, m, n) for b games at once.
         potential: Ψ.
         gradient_bound: G ≥ ‖G_t‖_op, see `GameOptions` (default 1.0).
         eta: η; None is √(α/β) of the potential, 1 where it has no constants (default None).
-        on_excess: what to do with a gradient above the bound, see `GameOptions`.
+        on_excess: treatment of a gradient above the bound, see `GameOptions`.
         options: see `GameOptions`.
     """
 
@@ -73,7 +73,7 @@ class GBPA(Learner):
         *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
     )
     option_names: ClassVar[tuple[str, ...]] = ()
-    """Those of a final class: `options` adds what every GBPA learner has, and its potential's."""
+    """Options of a final class; `options` adds those of GBPA and of the potential."""
 
     def __init__(
         self,
@@ -102,8 +102,7 @@ class GBPA(Learner):
         _checks.choice("on_excess", on_excess, ("raise", "clip", "grow"))
         if gradient_bound is None and on_excess == "raise":
             raise ValueError(
-                "on_excess='raise' needs a gradient_bound to hold gradients to; pass one, or "
-                "on_excess='grow' or 'clip'"
+                "on_excess='raise' needs a gradient_bound; pass one, or on_excess='grow' or 'clip'"
             )
         self.on_excess: OnExcess = on_excess
         zero = torch.zeros(batch, dtype=torch.float64, device=self.device)
@@ -114,17 +113,17 @@ class GBPA(Learner):
         self.level = zero if self.stated_bound is None else self.stated_bound
         """The bound in force, G of Λ."""
         self.excess = zero
-        """Σγ^{T-t}‖E_t‖_*, the nuclear norms of what lay above the bound in force."""
+        """Σγ^{T-t}‖E_t‖_*, the nuclear norms of the parts above the bound in force."""
         self.first_nuclear = zero
-        """‖G_1‖_* of the first gradient that is not zero: before it X = 0 and nothing is lost."""
+        """‖G_1‖_* of the first nonzero gradient; before it X = 0 and the regret is 0."""
         self.first_round = zero.long()
-        """The round it came in, 0 before."""
+        """The round of that gradient, 0 before."""
         self.nuclear_sum, self.nuclear_square = zero, zero
         """Σγ^{T-t}‖G_t‖_* and Σγ^{2(T-t)}‖G_t‖_*² of the actions that were drawn, else 0."""
 
     @property
     def is_random(self) -> bool:
-        """Whether actions are drawn, and the bound is one on their mean."""
+        """True if actions are drawn and the bound is on their mean."""
         return self.potential.is_random
 
     @property
@@ -137,11 +136,11 @@ class GBPA(Learner):
         return self.potential.redrawn(self.rounds).gradient(total, smoothing)
 
     def options(self) -> dict[str, Any]:
-        """The options that decide what is played, as plain values."""
+        """Return the options that decide what is played, as plain values."""
         bound = None if self.stated_bound is None else self.stated_bound.tolist()
-        own = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
+        game_options = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
         kind = {"potential": type(self.potential).__name__, **self.potential.options()}
-        return {**own, **kind, **super().options()}
+        return {**game_options, **kind, **super().options()}
 
     def bound(self) -> Tensor:
         """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
@@ -151,10 +150,10 @@ class GBPA(Learner):
         return theory.gbpa_bound(alpha=alpha, beta=beta, **self._statistics())
 
     def _statistics(self) -> dict[str, Any]:
-        """What the bounds of this family take; the first gradient is discounted here already."""
+        """Return the arguments of the bounds; the first gradient is discounted already."""
         age = self.rounds - self.first_round
         return {
-            # Clipped, the theorem speaks of what was fed; else the ledger measures the gradients.
+            # With "clip" the theorem is on the clipped gradients, else on those of the ledger.
             "gram": self.gram if self.on_excess == "clip" else self.ledger.gram,
             "gradient_bound": self.level,
             "radius": self.radius,
@@ -195,27 +194,27 @@ class GBPA(Learner):
 
     @property
     def _begun(self) -> bool:
-        """Whether every game has had a gradient that is not zero."""
+        """True if every game has had a nonzero gradient."""
         return bool((self.first_round > 0).all())
 
     def _within_bound(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is fed for G_t, the bound in force from now on, and ‖E_t‖_* above the old one."""
+        """Return G_t, clipped if asked for, the new bound in force, and ‖E_t‖_* above the old."""
         inside = gradient, self.level, torch.zeros_like(self.excess)
-        # ‖G‖_op ≤ ‖G‖_F, whose squares may vanish beside a level of 0, but beside no other.
+        # ‖G‖_op ≤ ‖G‖_F. Its squares may underflow, which matters only for a level of 0.
         if self._begun and bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):
             return inside
         norm = operator_norm(gradient)
         if self.on_excess == "raise" and self.validate:
             self._refuse_above(norm)
         fixed = self.on_excess != "grow" and self.stated_bound is not None
-        # The first gradient of a game answers X_1 = 0: it enters L_1 whole and costs nothing more.
+        # The first gradient of a game answers X_1 = 0, so it enters L_1 whole at no extra cost.
         limit = torch.where(self.first_round > 0, self.level, self.level if fixed else norm)
         excess = theory.spectral_excess(gradient, limit)
         fed = truncated(gradient, limit.unsqueeze(-1)) if self.on_excess == "clip" else gradient
         return fed, self.level if fixed else torch.maximum(self.level, norm), excess
 
     def _refuse_above(self, norm: Tensor) -> None:
-        """Raise on a norm above the bound by more than entries rounded to the dtype explain."""
+        """Check that norms exceed the bound by rounding to the dtype at most."""
         rounding = 8 * math.sqrt(self.gram.shape[-1]) * torch.finfo(self.dtype).eps
         ratio = norm / self.level
         if bool((ratio > 1 + rounding).any()):
@@ -227,7 +226,7 @@ class GBPA(Learner):
             )
 
     def _refuse_unrepresentable(self, gram: Tensor, level: Tensor) -> None:
-        """Raise where Λ of these would overflow, or lose digits to underflow."""
+        """Check that Λ neither overflows nor loses digits by underflow."""
         if level is not self.level and not bool((self._fits(level) | (level == 0)).all()):
             raise ValueError(
                 f"gradient has operator norm {level.max().item():.3g}, whose square in the Gram "
@@ -236,7 +235,7 @@ class GBPA(Learner):
         _checks.finite("the Gram matrix of the gradients over eta²", gram / self.eta**2)
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
-        """Return why no theorem bounds the regret of a game; None where one does."""
+        """Return why no theorem bounds the regret of a game; None if one does."""
         if self.constants is None:
             return f"{type(self.potential).__name__} has no constants (α, β) for this shape"
         if self.is_random and not oblivious and delta is None:
@@ -265,10 +264,10 @@ class GBPA(Learner):
         if not self.is_random or self.rounds < 2:
             return 0.0
         delta /= self.excess.numel()
-        known: dict[str, Any] = {"radius": self.radius, "samples": self.samples_drawn}
+        shared: dict[str, Any] = {"radius": self.radius, "samples": self.samples_drawn}
         if oblivious:
             length = self.nuclear_square.sqrt().unsqueeze(-1)
-            return theory.ftpl_oblivious_deviation(length, delta=delta, **known)
+            return theory.ftpl_oblivious_deviation(length, delta=delta, **shared)
         rows, columns = self.total.shape[-2:]
         return theory.ftpl_adaptive_deviation(
             self.nuclear_sum.unsqueeze(-1),
@@ -276,11 +275,11 @@ class GBPA(Learner):
             columns=columns,
             rounds=self.rounds,
             delta=delta,
-            **known,
+            **shared,
         )
 
     def _bound_of(self, gradient_bound: float | Tensor, batch: Tensor) -> Tensor:
-        """G of every game, with a square, which is Λ of the first round, that float64 can hold."""
+        """Return G of every game; raise if float64 cannot represent its square in Λ."""
         if isinstance(gradient_bound, Tensor):
             _checks.broadcastable("gradient_bound", gradient_bound.shape, "shape", batch.shape)
             level = gradient_bound.detach().to(batch).expand_as(batch).clone()
@@ -295,11 +294,11 @@ class GBPA(Learner):
         return level
 
     def _least(self, level: Tensor) -> Tensor:
-        """G²γ^{-2}/η², under which no eigenvalue of Λ lies."""
+        """Return G²γ^{-2}/η², a lower bound of the eigenvalues of Λ."""
         return (level / self.discount / self.eta) ** 2
 
     def _fits(self, level: Tensor) -> Tensor:
-        """Whether G > 0 has a square in Λ that float64 holds in full precision."""
+        """Return True where G > 0 has a square in Λ of full precision in float64."""
         square = self._least(level)
         return (level > 0) & (square >= _LIMITS.tiny / _LIMITS.eps) & (square <= _LIMITS.max)
 
@@ -335,9 +334,9 @@ class FTRL(GBPA):
 
     Args:
         shape: (m, n), or (b, m, n) for b games at once.
-        solver: of the quadratic projection (default "projected-gradient").
-        tolerance: on the relative gap (default 1e-8).
-        max_iterations: of the solver (default 5000).
+        solver: solver of the quadratic projection (default "projected-gradient").
+        tolerance: relative gap to reach (default 1e-8).
+        max_iterations: most iterations of the solver (default 5000).
         options: see `GameOptions`.
     """
 
@@ -359,7 +358,7 @@ class FTRL(GBPA):
         self.start = torch.zeros_like(self.total)
         """The solution of the previous round, where the next one starts."""
         self.gap = torch.zeros_like(self.excess)
-        """Of X_t, the Frank–Wolfe gap, waiting for G_t."""
+        """Frank–Wolfe gap of X_t, which awaits G_t."""
         self.gaps = torch.zeros_like(self.excess)
         """Σγ^{T-t+1}·gap of X_t, over the rounds observed."""
 

@@ -67,7 +67,7 @@ class KroneckerFTRL(ProjectedLearner):
         """Σ‖E_t‖_* of what lay above G."""
 
     def bound(self) -> Tensor:
-        """D²/(2η)·Σλ_i(L)λ_i(R) + η√(Tr M^{1/2}·Tr N^{1/2}) + gaps + 2D·excess."""
+        """Return D²/(2η)·Σλ_i(L)λ_i(R) + η√(Tr M^{1/2}·Tr N^{1/2}) + gaps + 2D·excess."""
         left, right = (
             torch.linalg.eigvalsh(gram).clamp(min=0).flip(-1)
             for gram in (self.gram, self.column_gram)

@@ -1,4 +1,4 @@
-"""What learners with a quadratic projection share: the projection, its gap, and matrix roots."""
+"""The base of learners with a quadratic projection: the projection, its gap, and matrix roots."""
 
 import math
 from typing import Any, ClassVar, get_args
@@ -17,17 +17,17 @@ class ProjectionOptions(LearnerOptions, total=False):
     """Keyword options of every learner with a quadratic projection."""
 
     eta: float | None
-    """η; None is what makes the bound smallest (default None)."""
+    """η; None is the one of the smallest bound (default None)."""
     solver: Solver
-    """Of the quadratic projection (default "projected-gradient")."""
+    """Solver of the quadratic projection (default "projected-gradient")."""
     tolerance: float
-    """On its relative gap (default 1e-8); the gap itself is in the bound."""
+    """Relative gap to reach (default 1e-8); the gap itself is in the bound."""
     max_iterations: int
-    """Of the solver (default 5000)."""
+    """Most iterations of the solver (default 5000)."""
 
 
 class ProjectedLearner(Learner):
-    """Keeps X_{t+1} as the state `center`, float64, on the short side: tall ones are transposed."""
+    """Learner whose state `center` is X_{t+1}, float64; tall matrices are transposed."""
 
     state_names: ClassVar[tuple[str, ...]] = ("center", "gram", "gaps")
     option_names: ClassVar[tuple[str, ...]] = ("eta", "solver", "tolerance", "max_iterations")
@@ -66,14 +66,14 @@ class ProjectedLearner(Learner):
         return action.mT if self.tall else action
 
     def _entered(self, gradient: Tensor) -> Tensor:
-        """The gradient in float64, on the short side."""
+        """Return the gradient in float64, on the short side."""
         gradient = gradient.mT if self.tall else gradient
         return gradient.to(torch.float64).contiguous()
 
     def _minimize(
         self, linear: Tensor, left: Tensor, right: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """X̃ ≈ argmin_{‖X‖ ≤ D} F(X) = ⟨linear, X⟩ + Tr(XᵀLXR)/(2η), with its gap.
+        """Return X̃ ≈ argmin_{‖X‖ ≤ D} F(X) = ⟨linear, X⟩ + Tr(XᵀLXR)/(2η), with its gap.
 
         The gap is max_{‖X‖ ≤ D} ⟨∇F(X̃), X̃ − X⟩, which the proofs need.
         """
@@ -91,7 +91,7 @@ class ProjectedLearner(Learner):
 
 
 def squarable(name: str, value: float) -> float:
-    """`value` if it is a finite number > 0 whose square float64 can hold."""
+    """Return `value` if it is a finite number > 0 with a square in the range of float64."""
     number, info = _checks.positive(name, value), torch.finfo(torch.float64)
     if not math.sqrt(info.tiny) <= number <= math.sqrt(info.max):
         raise ValueError(
@@ -118,6 +118,6 @@ class Root:
         return (root + root.mT) / 2
 
     def solve(self, x: Tensor) -> Tensor:
-        """The pseudo-inverse times x, (…, m, n)."""
+        """Return the pseudo-inverse times x, (…, m, n)."""
         inverse = torch.where(self.values > 0, self.values, torch.inf).reciprocal()
         return self.vectors @ (inverse.unsqueeze(-1) * (self.vectors.mT @ x))

@@ -65,7 +65,7 @@ class ScalarGBPA(Learner):
         return min(self.shape[-2:])
 
     def bound(self) -> Tensor:
-        """D((η + m/η)ℓ_T + (√m − η)‖G_1‖_F + 2√m·excess), with FAML's constants α = β = 1.
+        """Return D((η + m/η)ℓ_T + (√m − η)‖G_1‖_F + 2√m·excess), with FAML's α = β = 1.
 
         The part E of a gradient above G has ‖E‖_* ≤ √m‖E‖_F and costs 2D‖E‖_* (`theory.gbpa`).
         """

@@ -60,18 +60,18 @@ class _Descent(ProjectedLearner):
 
     @abstractmethod
     def _grams(self, gradient: Tensor) -> dict[str, Tensor]:
-        """The Gram matrices with one more gradient, by their names in the state."""
+        """Return the Gram matrices with one more gradient, by their names in the state."""
 
     @abstractmethod
     def _roots(self, grams: dict[str, Tensor]) -> tuple[Root, Root | None]:
-        """L and R of these Gram matrices, R = None for the identity."""
+        """Return L and R of these Gram matrices, R = None for the identity."""
 
     @abstractmethod
     def _theorem_bound(self, **options: Any) -> Tensor:
-        """The bound of the learner with the projection."""
+        """Return the bound of the learner with the projection."""
 
     def bound(self) -> Tensor:
-        """The theorem's bound with the gaps; infinite without the projection."""
+        """Return the theorem's bound with the gaps; infinite without the projection."""
         if self.projection == "none":
             return torch.full_like(self.gaps, torch.inf)
         return self._theorem_bound(

@@ -1,9 +1,9 @@
 """Learners of vectors: a game of rows 1×d (or columns) over the ℓ2 or the ℓ∞ ball.
 
-Both balls are the operator-norm ball in disguise: ‖x‖₂ is that of a row, ‖x‖_∞ that of a diagonal
-matrix. So a vector is a matrix of shape (1, d) or (d, 1), or (b, 1, d) for b games, and plays every
-stream. On the ℓ2 ball its regret is the matrix game's; on the ℓ∞ ball, where the best fixed action
-costs −D‖s‖₁, a `BoxLedger` keeps it.
+Both balls are operator-norm balls: ‖x‖₂ is the norm of a row, ‖x‖_∞ that of a diagonal matrix. A
+vector is a matrix of shape (1, d) or (d, 1), or (b, 1, d) for b games, and plays every stream. On
+the ℓ2 ball its regret is that of the matrix game; on the ℓ∞ ball, where the best fixed action costs
+−D‖s‖₁, a `BoxLedger` computes it.
 """
 
 from abc import abstractmethod
@@ -59,7 +59,7 @@ class VectorLearner(Learner):
 
     @abstractmethod
     def _update(self, gradient: Tensor) -> dict[str, Tensor]:
-        """The state after g_t, float64, (…, d); a new value for every name that changes."""
+        """Return the state after g_t, float64, (…, d); a new value for every name that changes."""
 
     def _empty_ledger(self) -> Ledger:
         kind = Ledger if self.ball == "l2" else BoxLedger

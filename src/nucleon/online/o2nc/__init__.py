@@ -1,4 +1,7 @@
-"""The online-to-nonconvex conversion: any learner as an optimizer, its meter and its plan."""
+"""The online-to-nonconvex conversion: any learner as an optimizer, its meter and its plan.
+
+Imports learners and theory; of `nucleon.optim` the average and constants of the noise.
+"""
 
 from nucleon.online.o2nc.meter import ConversionMeter, ConversionTerms
 from nucleon.online.o2nc.optimizer import O2NC

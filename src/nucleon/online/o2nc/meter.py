@@ -121,11 +121,11 @@ class ConversionMeter:
         # E∇L(Y_t) is the first sum over Σγ^{t-s} = (1−γ^t)/(1−γ).
         shares = (1 - discount) / -torch.expm1(times.double() * math.log(discount))
         gaps = torch.einsum("t,t...->t...", shares, norms[:, 0])
-        chosen = self.optimizer.tau == times.reshape(-1, *(1 for _ in self._loss.shape))
-        drawn = torch.where(chosen, gaps, 0.0).sum(0)
-        self._at_tau = torch.where(chosen.any(0), drawn, self._at_tau)
-        kept = (times % self.every == 0).tolist()
-        self.curve += [(t, g) for t, g, k in zip(times.tolist(), gaps, kept, strict=True) if k]
+        at_tau = self.optimizer.tau == times.reshape(-1, *(1 for _ in self._loss.shape))
+        drawn = torch.where(at_tau, gaps, 0.0).sum(0)
+        self._at_tau = torch.where(at_tau.any(0), drawn, self._at_tau)
+        on_curve = (times % self.every == 0).tolist()
+        self.curve += [(t, g) for t, g, k in zip(times.tolist(), gaps, on_curve, strict=True) if k]
         self._pending.clear()
 
     def _per_run(self, values: Tensor, param: Tensor) -> Tensor:

@@ -72,10 +72,12 @@ class O2NC(Optimizer):
         """Gradients taken so far, t."""
         self.swapped = False
         """True while the parameters are an average."""
-        own = {"rho": float(rho), "discount": self.discount, "rounds": rounds}
-        given = [params] if isinstance(params, Tensor) else list(params)
-        _check_params(given, independent)
-        super().__init__(given, {**own, "seed": seed, "independent": independent, "nucleon": TAG})
+        facts = {"rho": float(rho), "discount": self.discount, "rounds": rounds}
+        matrices = [params] if isinstance(params, Tensor) else list(params)
+        _check_params(matrices, independent)
+        super().__init__(
+            matrices, {**facts, "seed": seed, "independent": independent, "nucleon": TAG}
+        )
         self.params: list[Tensor] = self.param_groups[0]["params"]
         self.learners = self._make_learners(learner, options)
         first = self.params[0]
@@ -89,7 +91,7 @@ class O2NC(Optimizer):
             self.state[param] = {"average": start, "output": start.clone()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only the first: all matrices share one process."""
+        """Add the first group; raise on others, since all matrices share one process."""
         if self.param_groups:
             raise ValueError("O2NC runs one process; pass all parameters when it is made")
         super().add_param_group(param_group)
@@ -107,7 +109,7 @@ class O2NC(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Enter W_t into the average, hand G_t to the learners, and move; on an error, nothing."""
+        """Average W_t, pass G_t to the learners and update the weights; on an error, do nothing."""
         loss = None
         if self.swapped:
             raise RuntimeError("the parameters hold an average now; step after leaving the swap")
@@ -133,7 +135,7 @@ class O2NC(Optimizer):
         return loss
 
     def _answer(self) -> list[Tensor]:
-        """X_{t+1} of each parameter after G_t; the learners as they were when one of them fails."""
+        """Return X_{t+1} of each parameter after G_t; restore the learners if one of them fails."""
         for index, param in enumerate(self.params):
             if param.grad is None:
                 raise RuntimeError(
@@ -154,7 +156,7 @@ class O2NC(Optimizer):
         return actions
 
     def _loss_of(self, gradient: Tensor, learner: Learner) -> Tensor:
-        """G_t, or γ^{-t}G_t for a learner of the plain game: the paper's reduction to it."""
+        """Return G_t, or γ^{-t}G_t for a learner of the plain game, the paper's reduction."""
         if learner.plays_discounted:
             return gradient
         weighted = gradient * self.discount ** -(self.round + 1)
@@ -167,14 +169,14 @@ class O2NC(Optimizer):
         return weighted
 
     def _average(self) -> None:
-        """W̄_t = W̄_{t-1} + (1−γ)/(1−γ^t)·(W_t − W̄_{t-1}), and W̄_τ when its time has come."""
+        """Update W̄_t = W̄_{t-1} + (1−γ)/(1−γ^t)·(W_t − W̄_{t-1}), and set W̄_τ at t = τ."""
         share = (1 - self.discount) / (1 - self.discount**self.round)
-        chosen = self.tau == self.round
-        chosen = chosen[:, None, None] if chosen.ndim else chosen
+        at_tau = self.tau == self.round
+        at_tau = at_tau[:, None, None] if at_tau.ndim else at_tau
         for param in self.params:
             state = self.state[param]
             state["average"] += share * (param - state["average"])
-            state["output"] = torch.where(chosen, state["average"], state["output"])
+            state["output"] = torch.where(at_tau, state["average"], state["output"])
 
     # ------------------------------------------------------------------ the averages
 
@@ -190,7 +192,7 @@ class O2NC(Optimizer):
 
     @contextmanager
     def averaged(self, *, at_tau: bool = False) -> Iterator[None]:
-        """Make the parameters W̄_t inside a block, or W̄_τ, and afterwards exactly W again."""
+        """Set the parameters to W̄_t, or W̄_τ, inside a block, and restore W exactly."""
         if at_tau and bool((self.tau > self.round).any()):
             raise RuntimeError(
                 f"τ = {int(self.tau.max())} has not come, this is round {self.round}; run on, or "
@@ -209,25 +211,25 @@ class O2NC(Optimizer):
     # ------------------------------------------------------------------ the state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold torch's part, which names its own attributes only, and ours."""
+        """Return torch's entries, which omit attributes of subclasses, and those of O2NC."""
         if self.swapped:  # the weights of now are with the open block, which a copy would not have
             raise RuntimeError("the parameters hold an average now; copy after leaving the swap")
         names = ("radius", "discount", "rounds", "round", "swapped", "params", "learners", "tau")
-        own = {name: getattr(self, name) for name in (*names, "_streams")}
-        return {**super().__getstate__(), **own}
+        values = {name: getattr(self, name) for name in (*names, "_streams")}
+        return {**super().__getstate__(), **values}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything the rest of the process depends on, the weights excepted, as copies."""
+        """Return the state of the process without the weights, as copies."""
         learners = [learner.state_dict() for learner in self.learners]
         return {**packed(self._tensors(), self._facts()), "learners": learners}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the same process; refuse any other, changing nothing."""
+        """Load a state of the same process; raise on any other, before any change."""
         if self.swapped:
             raise RuntimeError("the parameters hold an average now; load after leaving the swap")
-        own = dict(state_dict)
-        states = own.pop("learners", ())
-        tensors = unpacked(own, self._tensors(), self._facts())
+        process = dict(state_dict)
+        states = process.pop("learners", ())
+        tensors = unpacked(process, self._tensors(), self._facts())
         with undone_on_error(*self.learners):
             for learner, state in zip(self.learners, states, strict=True):
                 learner.load_state_dict(state)
@@ -246,7 +248,7 @@ class O2NC(Optimizer):
         group = self.param_groups[0]
         return {name: x for name, x in group.items() if name not in ("params", "param_names")}
 
-    # ------------------------------------------------------------------ making it
+    # ------------------------------------------------------------------ construction
 
     def _make_learners(
         self, learner: Callable[..., Learner] | Learner, options: dict[str, Any]
@@ -257,24 +259,26 @@ class O2NC(Optimizer):
                     "a learner that is made already takes no options and serves one parameter; "
                     "pass its class instead"
                 )
-            made = [learner]
+            learners = [learner]
         else:
-            taken = _noise_keywords(learner)
-            made: list[Learner] = []
+            accepted = _noise_keywords(learner)
+            learners: list[Learner] = []
             for index, param in enumerate(self.params):
                 # The identity that the optimizers give their noise, so that Pion's is FTPL's.
-                own = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
+                identity = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
                 game = {"radius": self.radius}
                 if not _plays_the_plain_game(learner):
                     game["discount"] = self.discount
                 place = {"dtype": param.dtype, "device": param.device}
-                noisy = {name: value for name, value in own.items() if name in taken}
-                made.append(learner(tuple(param.shape), **{**game, **place, **noisy, **options}))
-        for param, one in zip(self.params, made, strict=True):
+                noisy = {name: value for name, value in identity.items() if name in accepted}
+                learners.append(
+                    learner(tuple(param.shape), **{**game, **place, **noisy, **options})
+                )
+        for param, one in zip(self.params, learners, strict=True):
             self._check_learner(one, param)
-        if len({id(one) for one in made}) < len(made):
+        if len({id(one) for one in learners}) < len(learners):
             raise ValueError("learner made one learner for two parameters; make a new one each")
-        return made
+        return learners
 
     def _check_learner(self, learner: object, param: Tensor) -> None:
         if not isinstance(learner, Learner):
@@ -282,7 +286,7 @@ class O2NC(Optimizer):
                 f"learner must make a nucleon.online.Learner, it made {learner!r}; pass a class "
                 f"such as FAML, or a function that returns one of its learners"
             )
-        wanted = {
+        expected = {
             "shape": tuple(param.shape),
             "radius": self.radius,
             "discount": self.discount if learner.plays_discounted else 1.0,
@@ -290,7 +294,7 @@ class O2NC(Optimizer):
             "device": param.device,
             "rounds": 0,
         }
-        for name, value in wanted.items():
+        for name, value in expected.items():
             if getattr(learner, name) != value:
                 raise ValueError(
                     f"learner has {name}={getattr(learner, name)!r}, the process needs {value!r}; "
@@ -310,7 +314,7 @@ class O2NC(Optimizer):
             )
 
     def _draw_tau(self) -> Tensor:
-        """τ = T with probability γ^t, else t, for t uniform on 1 … T: the law, without a table."""
+        """Draw τ: T with probability γ^t, else t, for t uniform on 1 … T."""
         u = noise.uniform(
             (*self._streams.shape, 2),
             seed=self.param_groups[0]["seed"],
@@ -338,7 +342,7 @@ def _plays_the_plain_game(learner: Callable[..., Learner]) -> bool:
 
 
 def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
-    """Which of `seed` and `stream` a factory is to be given; refuse one that cannot be called."""
+    """Return those of `seed` and `stream` that a factory accepts; raise if it cannot be called."""
     try:
         named = inspect.signature(learner).parameters
     except (TypeError, ValueError):

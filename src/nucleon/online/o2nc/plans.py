@@ -44,14 +44,14 @@ class Interval:
 
     @classmethod
     def of_mean(cls, samples: Tensor) -> "Interval":
-        """The mean of independent samples (r,) ± 3 standard errors; infinite for a single one."""
+        """Return the mean of independent samples (r,) ± 3 standard errors, infinite for r = 1."""
         mean = samples.double().mean().item()
         count = _checks.count("the number of samples", samples.numel())
         error = samples.double().std().item() / math.sqrt(count) if count > 1 else math.inf
         return cls(mean, mean - STANDARD_ERRORS * error, mean + STANDARD_ERRORS * error)
 
     def __str__(self) -> str:
-        """The value with its interval."""
+        """Return the value with its interval."""
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
@@ -138,18 +138,18 @@ def plan(
         shapes = estimates.shapes
     if not shapes or any(not isinstance(s, Sequence) or len(s) != 2 for s in shapes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"shapes must name (m, n) of each matrix, got {shapes!r}; pass [(8, 16)]")
-    given = {"q_nuclear": q_nuclear, "loss_gap": loss_gap, "gradient_bound": gradient_bound}
-    known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    missing = tuple(name for name in given if name not in known)
+    stated = {"q_nuclear": q_nuclear, "loss_gap": loss_gap, "gradient_bound": gradient_bound}
+    numbers: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+    missing = tuple(name for name in stated if name not in numbers)
     if not missing:
-        return _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **known)
+        return _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **numbers)
     if estimates is None:
         raise ValueError(
             f"{', '.join(missing)} must be given or estimated; pass estimates=estimate(params, "
             f"closure, batches)"
         )
     at = {
-        end: _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **{**estimates.at(end), **known})
+        end: _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **{**estimates.at(end), **numbers})
         for end in ENDS
     }
     ends = " to ".join(
@@ -317,7 +317,7 @@ def estimate(
 
 
 def _q_nuclear(stacks: Sequence[Tensor]) -> Interval:
-    """The jackknife of Σ Tr√(mean GGᵀ), whose concavity makes the plain figure too small."""
+    """Return the jackknife of Σ Tr√(mean GGᵀ), whose concavity biases the plain value downward."""
     count = len(stacks[0])
     whole, without = 0.0, torch.zeros(count, dtype=torch.float64)
     for stack in stacks:

@@ -1,4 +1,7 @@
-"""Objectives that the paper motivates or tests its methods with."""
+"""Objectives and applications of the paper, and processes against which methods are tested.
+
+Imports learners, regret and `nucleon.linalg`; only claims, tests and users import it.
+"""
 
 from nucleon.online.problems.kinks import Kinks, random_kinks
 from nucleon.online.problems.quasi_newton import CurvatureLearner, Minimum, OnlineQuasiNewton

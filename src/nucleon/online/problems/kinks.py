@@ -38,18 +38,18 @@ class Kinks:
             )
 
     def value(self, w: Tensor) -> Tensor:
-        """L(W) of each matrix: (…, m, n) → (…)."""
+        """Return L(W) of each matrix: (…, m, n) → (…)."""
         residual = self._residuals(w)
         ripple = (DEPTH / FREQUENCY) * torch.sin(FREQUENCY * residual).abs()
         return (residual.abs() + ripple).mean(-1)
 
     def gradient(self, w: Tensor) -> Tensor:
-        """∇L(W) of each matrix; at a kink the subgradient that takes sign(0) = 0."""
+        """Return ∇L(W) of each matrix; at a kink the subgradient with sign(0) = 0."""
         slopes = self._slopes(self._residuals(w))
         return torch.einsum("...k,kmn->...mn", slopes, self.measurements) / len(self.measurements)
 
     def draws(self, rounds: int, runs: int, *, seed: int) -> Tensor:
-        """The summand of each round and run, (rounds, runs), a function of (seed, round, run)."""
+        """Return the summand of each round and run, (rounds, runs), by (seed, round, run)."""
         device = self.measurements.device
         uniform = noise.uniform(
             (rounds, runs),
@@ -63,7 +63,7 @@ class Kinks:
         return (uniform * len(self.measurements)).ceil().long() - 1
 
     def sample(self, w: Tensor, draw: Tensor) -> Tensor:
-        """The stochastic gradient h'(r_k)A_k of each matrix of (b, m, n), k = `draw`, (b,)."""
+        """Return the stochastic gradients h'(r_k)A_k of matrices (b, m, n), k = `draw`, (b,)."""
         drawn = self.measurements[draw]
         return self._slopes((drawn * w).sum((-2, -1)))[:, None, None] * drawn
 
@@ -95,7 +95,7 @@ def random_kinks(
     spread: float = 0.1,
     dtype: torch.dtype | None = None,
 ) -> Kinks:
-    """A_k = I + spread·N_k with standard normal N_k: all measurements pull in about one direction.
+    """Draw A_k = I + spread·N_k with standard normal N_k, measurements of similar direction.
 
     Args:
         seed: of the measurements.

@@ -74,13 +74,13 @@ class CurvatureLearner:
 
     @torch.no_grad()
     def matrix(self) -> Tensor:
-        """B_t; B_1 = (μ+L)/2·I."""
+        """Return B_t; B_1 = (μ+L)/2·I."""
         x = self._action()
         return self.half * x + self.center * torch.eye(len(x), dtype=x.dtype, device=x.device)
 
     @torch.no_grad()
     def observe(self, s: Tensor, y: Tensor, *, rounding: float = 0.0) -> Tensor:
-        """Take a pair y ≈ Hs and return ℓ_t(B_t), float64; on an error nothing changes.
+        """Enter a pair y ≈ Hs and return ℓ_t(B_t), float64; on an error nothing changes.
 
         μI ⪯ H ⪯ LI exists exactly where ‖y − cs‖ ≤ r‖s‖. A pair that misses this by rounding is
         drawn back to it; one that misses it by more refutes μ or L.
@@ -107,7 +107,7 @@ class CurvatureLearner:
         return self._enter(direction, slope)
 
     def loss_of(self, matrix: Tensor) -> Tensor:
-        """Σγ^{T-t}ℓ_t(B) of one symmetric `matrix` B in hindsight, float64."""
+        """Return Σγ^{T-t}ℓ_t(B) of one symmetric `matrix` B in hindsight, float64."""
         n = self.learner.shape[-1]
         matrix = _checks.symmetric("matrix", matrix, size=n).to(self.learner.ledger.total)
         bent = matrix @ self._outer - 2 * self._cross
@@ -119,11 +119,11 @@ class CurvatureLearner:
         return self._losses
 
     def regret(self) -> Tensor:
-        """Σγ^{T-t}⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set."""
+        """Return Σγ^{T-t}⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set."""
         return self._unit * self.learner.ledger.regret()
 
     def certificate(self) -> Certificate:
-        """`regret` beside the learner's bound, in the units of the losses ℓ_t.
+        """Return `regret` beside the learner's bound, in the units of the losses ℓ_t.
 
         The gradients depend on the actions, so no learner that needs an oblivious stream has one.
         """
@@ -141,7 +141,7 @@ class CurvatureLearner:
         return (x + x.mT) / 2
 
     def _enter(self, direction: Tensor, slope: Tensor) -> Tensor:
-        """The round of the pair (u, cu + slope), u a unit vector."""
+        """Play the round of the pair (u, cu + slope), u a unit vector."""
         x = self._action()
         residual = slope - self.half * (x @ direction)  # y − Bs for ‖s‖ = 1
         gradient = -torch.outer(residual, direction) / (2 * self.half)
@@ -253,25 +253,25 @@ class OnlineQuasiNewton:
         noise = 1e4 * torch.finfo(x.dtype).eps  # of gradients: sums of terms far larger than they
 
         def look(step: Tensor) -> tuple[Tensor, float]:
-            """∇f(x + step), entered as a pair unless the step went where f overflows."""
-            found = _like(gradient(x + step), x)
-            size = torch.linalg.vector_norm(found).item()
+            """Return ∇f(x + step), and enter the pair unless f overflows there."""
+            trial = _like(gradient(x + step), x)
+            size = torch.linalg.vector_norm(trial).item()
             if math.isfinite(size):
                 scale = history[0] + self.L * torch.linalg.vector_norm(x).item()
-                learned.observe(step, found - slope, rounding=noise * scale)
-            return found, size
+                learned.observe(step, trial - slope, rounding=noise * scale)
+            return trial, size
 
         while norm > tolerance and len(history) <= max_iterations:
             step = -_solve(learned.matrix(), slope)
-            found, size = look(step)
+            trial, size = look(step)
             evaluations += 1
             if not size <= norm * (self.L - self.mu) / (self.L + self.mu):
                 step = -slope / learned.center
-                found, size = look(step)
+                trial, size = look(step)
                 evaluations, fallbacks = evaluations + 1, fallbacks + 1
                 if not size < norm:  # what exact gradients cannot do
                     break
-            x, slope, norm = x + step, found, size
+            x, slope, norm = x + step, trial, size
             history.append(norm)
         return Minimum(
             x=x,
@@ -287,7 +287,7 @@ class OnlineQuasiNewton:
 
 
 def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
-    """B^{-1}g of B ⪰ μI, which a learner that leaves the ball does not keep."""
+    """Return B^{-1}g; raise unless B ≻ 0, which a learner that leaves the ball may violate."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
         raise ValueError(

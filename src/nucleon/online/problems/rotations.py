@@ -39,7 +39,7 @@ class SignRounding:
 
     @classmethod
     def of(cls, x: Tensor) -> "SignRounding":
-        """The rounding of the square matrix `x` of the unit ball."""
+        """Return the rounding of the square matrix `x` of the unit ball."""
         x = _checks.matrix("x", x, dtypes=_checks.FULL_DTYPES)
         if x.ndim != 2 or x.shape[0] != x.shape[1]:
             raise ValueError(f"x must be one square matrix (n, n), got shape {tuple(x.shape)}")
@@ -53,11 +53,11 @@ class SignRounding:
         return cls(left, sigma.clamp(max=1.0), right)
 
     def matrix(self, signs: Tensor) -> Tensor:
-        """U diag(signs) Vᵀ, float64; with `sigma` for the signs it is the mean, X."""
+        """Return U diag(signs) Vᵀ, float64; with `sigma` for the signs it is the mean, X."""
         return (self.left * signs) @ self.right
 
     def draw(self, generator: torch.Generator | None = None, *, special: bool = False) -> Tensor:
-        """An orthogonal matrix with mean X or, if `special`, one of determinant 1.
+        """Return an orthogonal matrix with mean X or, if `special`, one of determinant 1.
 
         A determinant of −1 is mended by the sign of the smallest singular value. So that sign is
         decided by the others, and the mean is X with σ_n replaced by d·σ_1⋯σ_{n-1}, where
@@ -75,7 +75,7 @@ class SignRounding:
         return self.matrix(self.special_signs(signs) if special else signs)
 
     def special_signs(self, signs: Tensor) -> Tensor:
-        """The signs with the last one such that det U diag(s) Vᵀ = 1."""
+        """Return the signs with the last one such that det U diag(s) Vᵀ = 1."""
         others = signs[..., :-1]
         return torch.cat([others, self._determinant * others.prod(-1, keepdim=True)], -1)
 
@@ -118,19 +118,19 @@ class OnlineRotations:
         return self.learner.ledger
 
     def matrix(self) -> Tensor:
-        """X_t, the mean of what `rotation` draws; X_1 = 0, which is no opinion at all."""
+        """Return X_t, the mean of the draws of `rotation`; X_1 = 0."""
         return self.learner.play()
 
     def rotation(
         self, generator: torch.Generator | None = None, *, special: bool = False
     ) -> Tensor:
-        """An orthogonal matrix with mean X_t; `special` keeps it in SO(n), see `SignRounding`."""
+        """Draw an orthogonal matrix with mean X_t; `special` keeps it in SO(n)."""
         drawn = SignRounding.of(self.matrix()).draw(generator, special=special)
         return drawn.to(self.learner.dtype)
 
     @torch.no_grad()
     def observe(self, u: Tensor, v: Tensor, *, oblivious: bool = False) -> Tensor:
-        """Take the pair v ≈ Ru, or k pairs as one round of their mean loss; the loss of X_t.
+        """Enter the pair v ≈ Ru, or k pairs as one round of mean loss; return the loss of X_t.
 
         Args:
             u: unit vector (n,), or k of them (k, n), of the learner's dtype and device.
@@ -148,7 +148,7 @@ class OnlineRotations:
         return 1 + (gradient.double() * action).sum()
 
     def best(self) -> Tensor:
-        """The orthogonal matrix of the least loss so far, polar(Σγ^{T-t}vuᵀ), float64."""
+        """Return the orthogonal matrix of the least loss so far, polar(Σγ^{T-t}vuᵀ), float64."""
         left, _, right = torch.linalg.svd(-self.ledger.total)
         return left @ right
 
@@ -176,7 +176,7 @@ class OnlineRotations:
         return float(rounds) if discount == 1 else (1 - discount**rounds) / (1 - discount)
 
     def _units(self, name: str, vectors: Tensor) -> Tensor:
-        """(k, n) vectors of length one, to the last digit; a single one becomes k = 1."""
+        """Return vectors (k, n) normalized to length one; a single one becomes k = 1."""
         if isinstance(vectors, Tensor) and vectors.ndim == 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             vectors = vectors.unsqueeze(0)
         vectors = _checks.matrix(name, vectors)
@@ -190,16 +190,16 @@ class OnlineRotations:
         error = (length - 1).abs()
         if error.max() > _rounding(self.dimension, vectors.dtype):
             row = int(error.argmax())
-            found = length[row].item()
-            remedy = "drop its pair" if found == 0 else f"divide {name} by its length"
+            size = length[row].item()
+            remedy = "drop its pair" if size == 0 else f"divide {name} by its length"
             raise ValueError(
-                f"{name} must hold unit vectors, number {row} has length {found:.9g}; {remedy}"
+                f"{name} must hold unit vectors, number {row} has length {size:.9g}; {remedy}"
             )
         return vectors / length
 
 
 def _rounding(dimension: int, dtype: torch.dtype) -> float:
-    """By how much n rounded entries may move a norm of one."""
+    """Return a bound on the change of a norm of one by the rounding of n entries."""
     return 8 * math.sqrt(dimension) * torch.finfo(dtype).eps
 
 
@@ -244,7 +244,7 @@ class Registration:
             raise TypeError(f"dtype must be torch.float32 or torch.float64, got {self.dtype}")
 
     def rotation(self, t: int) -> Tensor:
-        """Q_t for t ≥ 1, orthogonal, float64."""
+        """Return Q_t for t ≥ 1, orthogonal, float64."""
         _checks.count("t", t)
         frame = torch.linalg.qr(self._normal(_FRAME, 0, self.dimension)).Q
         angle = self.drift * t + math.pi * (self.symmetric and t % 2 == 0)
@@ -256,15 +256,15 @@ class Registration:
         return frame @ turn
 
     def pairs(self, t: int) -> tuple[Tensor, Tensor]:
-        """The t-th scan, t ≥ 1: u and v, (k, n) each, of unit length."""
+        """Return the t-th scan, t ≥ 1: u and v, (k, n) each, of unit length."""
         _checks.count("t", t)
         u = _unit(self._normal(_CLOUD, 0 if self.markers else t, self.points))
         error = self._normal(_ERRORS, t, self.points) * (self.noise / math.sqrt(self.dimension))
         v = u @ self.rotation(t).mT + error
-        chosen = noise.uniform(
+        uniform = noise.uniform(
             (self.points, 1), seed=self.seed ^ _NOISE_SEED, stream=_CHOICE, step=t
         )
-        v = torch.where(chosen <= self.outliers, self._normal(_WRONG, t, self.points), v)
+        v = torch.where(uniform <= self.outliers, self._normal(_WRONG, t, self.points), v)
         return u.to(self.dtype), _unit(v).to(self.dtype)
 
     def _normal(self, stream: int, t: int, rows: int) -> Tensor:

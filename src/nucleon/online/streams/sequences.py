@@ -122,8 +122,8 @@ def sparse(shape: Shape, *, density: float = 0.1, **options: Unpack[StreamOption
     scale = 1 / (math.sqrt(density) * (math.sqrt(s.short) + math.sqrt(s.long)) + TAIL)
 
     def unit(t: int, action: Tensor | None) -> Tensor:
-        kept = s.draw(noise.uniform, t) <= density
-        return clipped(s.draw(noise.normal, t) * kept * scale)
+        nonzero = s.draw(noise.uniform, t) <= density
+        return clipped(s.draw(noise.normal, t) * nonzero * scale)
 
     return s.stream("sparse", unit)
 
@@ -207,14 +207,14 @@ def replay(
             f"gradients must be a nonempty tensor (T, m, n) or (T, b, m, n), got "
             f"{getattr(gradients, 'shape', type(gradients).__name__)}; stack the recorded rounds"
         )
-    recording, kept = gradients, gradients.dtype if dtype is None else dtype
-    rounded = (_checks.matrix("gradients", g).to(kept).double() for g in recording)
+    recording, recorded_dtype = gradients, gradients.dtype if dtype is None else dtype
+    rounded = (_checks.matrix("gradients", g).to(recorded_dtype).double() for g in recording)
     largest = max(float(operator_norm(g).max()) for g in rounded)
     if largest == 0:
         raise ValueError("gradients must not all be zero: their norm sets the scale of the game")
     largest *= 1 + max(recording.shape[-2:]) * ROUNDING  # upwards, so that it is a bound
     top, factor = (largest, 1.0) if bound is None else (bound, 1 / largest)
-    s = Setting.of(tuple(recording.shape[1:]), bound=top, dtype=kept, device=device)
+    s = Setting.of(tuple(recording.shape[1:]), bound=top, dtype=recorded_dtype, device=device)
 
     def unit(t: int, action: Tensor | None) -> Tensor:
         recorded = recording[t - 1].to(s.device, torch.float64) * factor

@@ -51,7 +51,7 @@ class Stream(Protocol):
     @property
     def rounds(self) -> int | None: ...  # noqa: D102
     def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
-        """G_t for t ≥ 1; `action` is X_t, which an oblivious stream ignores."""
+        """Return G_t for t ≥ 1; `action` is X_t, which an oblivious stream ignores."""
         ...
 
 
@@ -70,7 +70,7 @@ class Generated:
     unit: Callable[[int, Tensor | None], Tensor] = field(repr=False)
 
     def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
-        """G_t for t ≥ 1."""
+        """Return G_t for t ≥ 1."""
         _checks.count("t", t)
         if self.rounds is not None and t > self.rounds:
             raise IndexError(
@@ -100,7 +100,7 @@ class Setting:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "Setting":
-        """The options, checked; a seed of None is that no seed was given."""
+        """Check the options; `seed` is None if no seed is set."""
         shape = game_shape(shape)
         if seed is not None:
             _checks.count("seed", seed, minimum=0)
@@ -135,7 +135,7 @@ class Setting:
         oblivious: bool = True,
         rounds: int | None = None,
     ) -> Generated:
-        """The stream of gradients `unit` of norm ≤ 1; `exact` if the dtype holds their entries."""
+        """Return the stream of gradients `unit` of norm ≤ 1; `exact` if they need no rounding."""
         # Rounding moves each entry by eps/2 of itself, the norm by eps·√short/2, and as much again
         # covers entries that become subnormal.
         slack = torch.finfo(self.dtype).eps * math.sqrt(self.short) + self.long * ROUNDING
@@ -166,30 +166,30 @@ class Setting:
         )
 
     def gaussian(self, t: int, rows: int | None = None, columns: int | None = None) -> Tensor:
-        """A Gaussian matrix of norm ≤ 1."""
+        """Return a Gaussian matrix of norm ≤ 1."""
         z = self.draw(noise.normal, t, rows=rows, columns=columns)
         return clipped(z * gaussian_scale(*z.shape[-2:]))
 
     def orthonormal(self, rows: int, columns: int, sample: int) -> Tensor:
-        """Haar-distributed orthonormal columns, fixed over the rounds, the same on all devices."""
+        """Return Haar-distributed orthonormal columns, equal in all rounds and on all devices."""
         cpu = replace(self, device=torch.device("cpu"))
         z = cpu.draw(noise.normal, 0, rows=rows, columns=columns, sample=sample)
         q, r = torch.linalg.qr(z)
         return (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).to(self.device)
 
     def isometry(self, rank: int) -> Tensor:
-        """The leading `rank` rows of the identity, turned at random if there is a seed."""
+        """Return the leading `rank` rows of the identity, turned at random if there is a seed."""
         if self.seed is not None:
             return self.orthonormal(self.short, rank, 0) @ self.orthonormal(self.long, rank, 1).mT
         leading = torch.arange(self.short, device=self.device) < rank
         return (self.identity() * leading[:, None]).expand(self._games, -1, -1)
 
     def identity(self) -> Tensor:
-        """[I 0], (short, long)."""
+        """Return [I 0], (short, long)."""
         return torch.eye(self.short, self.long, dtype=torch.float64, device=self.device)
 
     def quarter_turn(self) -> Tensor:
-        """[I 0]J, J = −Jᵀ: coordinate i of the longer side goes to i + ⌊n/2⌋, that one to −i."""
+        """Return [I 0]J, J = −Jᵀ, which maps coordinate i to i + ⌊n/2⌋, and that one to −i."""
         half = self.long // 2
         ones = torch.ones(self.long - half, dtype=torch.float64, device=self.device)
         j = ones.diag(half)
@@ -202,12 +202,12 @@ class Setting:
 
 
 def gaussian_scale(rows: int, columns: int) -> float:
-    """1/(√m + √n + 3), which brings nearly all Gaussian matrices under norm 1."""
+    """Return 1/(√m + √n + 3), by which nearly all Gaussian matrices have norm below 1."""
     return 1 / (math.sqrt(rows) + math.sqrt(columns) + TAIL)
 
 
 def operator_norm(x: Tensor) -> Tensor:
-    """‖x‖_op as (…, 1, 1), for any scale."""
+    """Return ‖x‖_op as (…, 1, 1), for any scale."""
     top = x.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     y = x / top
     gram = y @ y.mT if y.shape[-2] <= y.shape[-1] else y.mT @ y
@@ -215,7 +215,7 @@ def operator_norm(x: Tensor) -> Tensor:
 
 
 def clipped(x: Tensor) -> Tensor:
-    """The matrices x / max(1, ‖x‖_op)."""
+    """Return the matrices x / max(1, ‖x‖_op)."""
     return x / operator_norm(x).clamp(min=1)
 
 
@@ -225,7 +225,7 @@ def oriented(x: Tensor, shape: Shape) -> Tensor:
 
 
 def _rounded_down(value: float, dtype: torch.dtype) -> float:
-    """The largest number of `dtype` that is at most `value`."""
+    """Return the largest number of `dtype` that is at most `value`."""
     nearest = torch.tensor(value, dtype=dtype, device="cpu")
     if float(nearest) > value:
         nearest = torch.nextafter(nearest, torch.zeros_like(nearest))

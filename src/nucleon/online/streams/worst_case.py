@@ -1,7 +1,7 @@
-"""Streams found by a search to make a learner's regret as large a share of its bound as it can.
+"""Worst streams: gradients for which a search maximized a learner's regret over its bound.
 
-Each is a small JSON file: the learner, the shape, the share reached, and the gradients of norm ≤ 1
-as integers, in units of 1/10⁴. Those that come with the package are in the folder `worst_cases`;
+Each is a small JSON file with the learner, the shape, the ratio reached, and the gradients of norm
+≤ 1 as integers, in units of 1/10⁴. Streams of the package are in the folder `worst_cases`;
 `nucleon.online.adversary.search` finds others.
 """
 
@@ -68,20 +68,20 @@ class WorstCase:
 
     @classmethod
     def load(cls, path: str | Path) -> "WorstCase":
-        """Read what `save` wrote; any other file is refused."""
+        """Read a file of `save`; raise on any other."""
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-            found = values.pop("format"), values.pop("version")
+            kind = values.pop("format"), values.pop("version")
             gradients = torch.tensor(values.pop("gradients"), dtype=torch.float64) / UNITS
             case = cls(gradients=gradients, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not a whole worst-case stream: {error}; search for it again"
             ) from error
-        if found != (FORMAT, VERSION) or gradients.ndim != 3 or 0 in gradients.shape:
+        if kind != (FORMAT, VERSION) or gradients.ndim != 3 or 0 in gradients.shape:
             raise ValueError(
                 f"{path} must be of format {(FORMAT, VERSION)} with gradients (T, m, n), got "
-                f"{found} with {tuple(gradients.shape)}; search for it again"
+                f"{kind} with {tuple(gradients.shape)}; search for it again"
             )
         largest = torch.linalg.matrix_norm(gradients, 2).max().item()
         if not largest <= 1:
@@ -90,7 +90,7 @@ class WorstCase:
 
 
 def to_units(gradients: Tensor) -> Tensor:
-    """Streams (…, T, m, n) of norm ≤ 1 in multiples of 1/10⁴, shrunk so that the norm stays ≤ 1.
+    """Round streams (…, T, m, n) of norm ≤ 1 to multiples of 1/10⁴, shrunk to keep norm ≤ 1.
 
     Rounding moves a matrix by at most √(mn)/2 units in the Frobenius norm. A first gradient that
     vanishes becomes one unit: the learners' bounds count from the first that is not zero.
@@ -103,7 +103,7 @@ def to_units(gradients: Tensor) -> Tensor:
 
 
 def worst_cases(folder: str | Path = FOLDER) -> Sequence[WorstCase]:
-    """The streams kept in `folder` (default: those of the package), by learner, shape and T."""
+    """Return the streams in `folder` (default: of the package), by learner, shape and T."""
     cases = (WorstCase.load(path) for path in sorted(Path(folder).glob("*.json")))
     return sorted(cases, key=lambda case: (case.learner, case.shape, case.rounds))
 
@@ -118,10 +118,9 @@ def worst(
 ) -> Stream:
     """The stream that a search found worst for `learner`: alternation first, then a drift.
 
-    It comes with the package for faml (default), ftrl and ftpl at 1×1, 2×2 and 2×4 and a few
-    numbers of `rounds` (default: the most there are); `file` names another one, that
-    `WorstCase.save` wrote. When a seed is given it is turned into random bases, which leaves every
-    regret and every bound of a GBPA learner as it is.
+    The package has streams for faml (default), ftrl and ftpl at 1×1, 2×2 and 2×4 and a few numbers
+    of `rounds` (default: the most available); `file` names another file of `WorstCase.save`. A seed
+    turns the stream into random bases, which changes no regret and no bound of a GBPA learner.
     """
     s = Setting.of(shape, **options)
     case = _kept(learner, s, rounds) if file is None else WorstCase.load(file)
@@ -144,7 +143,7 @@ def worst(
 
 
 def _kept(learner: str, setting: Setting, rounds: int | None) -> WorstCase:
-    """The package's stream for a learner and shape, with the most rounds if none are named."""
+    """Return the package's stream for a learner and shape, by default with the most rounds."""
     stem = f"{learner}-{setting.short}x{setting.long}-"
     lengths = [int(path.stem.removeprefix(stem)) for path in FOLDER.glob(f"{stem}*.json")]
     length = max(lengths, default=None) if rounds is None else rounds
