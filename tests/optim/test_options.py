@@ -208,7 +208,7 @@ def test_an_option_of_a_user_s_method_is_a_word_of_theirs_in_groups_of_ours():
     assert Labelled([group]).param_groups[0]["label"] == 2.0
 
 
-def test_the_options_of_our_methods_are_all_known():
+def test_the_own_options_of_all_optimizers_are_known():
     ours = [make.__self__ for make in optim.OPTIMIZERS.values()]
     assert {name for make in ours for name in make.own_options} == options.OWN_OPTIONS
 

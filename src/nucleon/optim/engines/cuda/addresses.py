@@ -93,9 +93,9 @@ def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
 
     `in_order` says that the long side has the order of its axes, not that of the memory.
     """
-    found = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
-    places = [place for place in found if place is not None]
-    if len(places) < len(found) or len({(place.short, place.long) for place in places}) > 1:
+    candidates = [place_of(piece.param, piece.block, in_order=in_order) for piece in stack.pieces]
+    places = [place for place in candidates if place is not None]
+    if len(places) < len(candidates) or len({(place.short, place.long) for place in places}) > 1:
         return None
     first = places[0]
     alike = first.inner is not None and all(place.inner == first.inner for place in places)
@@ -123,10 +123,10 @@ def place_of(param: Tensor, block: Block, *, in_order: bool = True) -> BlockLayo
 
 def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether a tensor has this shape and, of axes longer than 1, these strides."""
-    own = tensor.stride()
+    actual = tensor.stride()
     return tensor.shape == shape and (
-        own == strides
-        or all(a == b or size == 1 for a, b, size in zip(own, strides, shape, strict=True))
+        actual == strides
+        or all(a == b or size == 1 for a, b, size in zip(actual, strides, shape, strict=True))
     )
 
 
@@ -190,14 +190,14 @@ def _side(axes: Sequence[tuple[int, int]]) -> Side | None:
 
 def _merged(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge axes that are one in memory."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for size, stride in axes:
         if size == 1:
             continue
-        if found and found[-1][1] == size * stride:
-            size *= found.pop()[0]
-        found.append((size, stride))
-    return found
+        if merged and merged[-1][1] == size * stride:
+            size *= merged.pop()[0]
+        merged.append((size, stride))
+    return merged
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -256,18 +256,18 @@ def regular(
         dtype = torch.float32
     elif len(there) == len(params) and tuple(map(Tensor.stride, there)) == strides:
         return there, dtype
-    found = [*gradients]
+    copied = [*gradients]
     other: list[tuple[Tensor, Tensor]] = []
     for i, (gradient, param) in enumerate(zip(gradients, params, strict=True)):
         if gradient is None:
             continue
         if gradient.dtype == dtype and has_strides(gradient, param.shape, strides_of(param)):
             continue
-        found[i] = new = empty_like(param, dtype)
+        copied[i] = new = empty_like(param, dtype)
         other.append((new, gradient))
     if other:
         torch._foreach_copy_([new for new, _ in other], [old for _, old in other])
-    return found, dtype
+    return copied, dtype
 
 
 def of_regular(layout: Layout, tensors: Sequence[Tensor | None]) -> list[int] | None:
@@ -343,8 +343,8 @@ def of_stack(
             parts.append(_owned(stack, layout, stack.own(s[kind] for s in states), torch.int64))
     if weights:
         parts.append(of_tensors(layout, weights, device))
-    found = [part for part in parts if part is not None]
-    return [*chain(*found)] if len(found) == len(parts) else None
+    present = [part for part in parts if part is not None]
+    return [*chain(*present)] if len(present) == len(parts) else None
 
 
 def _owned(
@@ -370,9 +370,9 @@ def _owned(
 
 def table(addresses: Sequence[int], device: torch.device) -> Tensor:
     """Addresses as a tensor on the device; the host does not wait for it."""
-    found = torch.empty(len(addresses), dtype=torch.int64, device=device)
-    send(addresses, found)
-    return found
+    entries = torch.empty(len(addresses), dtype=torch.int64, device=device)
+    send(addresses, entries)
+    return entries
 
 
 def send(addresses: Sequence[int], table: Tensor) -> None:

@@ -10,7 +10,8 @@ gradients and moments, without a float32 copy of the stack (`small` has matrices
     move          W ← W − lr·s·scale·P − lr·`weight_decay`·W
 
 The equations and the rules of skipping and resting are those of `reference`, which does the same in
-more passes. An optimizer offers this engine by naming its recursion as `kernel`.
+more passes; the mask `taken` is `stepped` there. An optimizer offers this engine by naming its
+recursion as `kernel`.
 """
 
 from collections.abc import Mapping, Sequence

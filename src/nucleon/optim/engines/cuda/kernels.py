@@ -290,25 +290,25 @@ def tiles(m: int, n: int) -> int:
 def place(program: Program) -> dict[str, int | bool]:
     """Return the layout as arguments of the kernels."""
     short, long = program.layout.short, program.layout.long
-    found = {
+    arguments = {
         "m": program.m,
         "n": program.n,
         "each": program.layout.each,
         "inner": program.layout.inner,
     }
-    found |= {"i_stride": short.stride, "i_size": short.size, "i_within": short.within}
-    found |= {"j_stride": long.stride, "j_size": long.size, "j_within": long.within}
-    return found | {"I_FOLDED": short.folded, "J_FOLDED": long.folded}
+    arguments |= {"i_stride": short.stride, "i_size": short.size, "i_within": short.within}
+    arguments |= {"j_stride": long.stride, "j_size": long.size, "j_within": long.within}
+    return arguments | {"I_FOLDED": short.folded, "J_FOLDED": long.folded}
 
 
 def reading(program: Program) -> dict[str, Any]:
     """Return what G, Ĝ and S are read and summed by, as arguments of the kernels."""
     hyper = program.hyper
     lead, extra = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
-    found = {"sign": hyper.sign, "momentum": hyper.momentum, "lead": lead, "extra": extra}
-    found |= {"GRADIENT": TYPES[program.gradient], "GRADIENT_BYTES": program.alignments[0]}
-    found |= {"TOTAL": TYPES[program.total], "TOTAL_BYTES": program.alignments[1]}
-    return place(program) | found
+    arguments = {"sign": hyper.sign, "momentum": hyper.momentum, "lead": lead, "extra": extra}
+    arguments |= {"GRADIENT": TYPES[program.gradient], "GRADIENT_BYTES": program.alignments[0]}
+    arguments |= {"TOTAL": TYPES[program.total], "TOTAL_BYTES": program.alignments[1]}
+    return place(program) | arguments
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,8 @@ def enter(program: Program, table: Tensor, mask: Tensor | None) -> Entered:
 
     if program.has_gram:
         back, kept = factors[3], factors[4]
-        given = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], "tf32", "", REMAINDER_SCALE)
-        symmetric(scaled, scaled, *given, addend_scale=kept, each=each)
+        operands = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], "tf32", "", REMAINDER_SCALE)
+        symmetric(scaled, scaled, *operands, addend_scale=kept, each=each)
     return Entered(x, factors, taken, spread)
 
 
@@ -377,14 +377,14 @@ def begin(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Start, 
     if program.has_gram:
         remainder = torch.empty_like(r)
         factors = [alpha, program.m * hyper.smoothing, 0.0]
-        given = (grams, entered.factors[1], r, remainder, factors, [0, 2], "tf32", "remainder")
+        operands = (grams, entered.factors[1], r, remainder, factors, [0, 2], "tf32", "remainder")
         more = {"addend_shift": hyper.shift, "norms": norms, "each": program.layout.each}
-        parts = symmetric(x, x, *given, REMAINDER_SCALE, **more)
+        parts = symmetric(x, x, *operands, REMAINDER_SCALE, **more)
     else:
-        given = (None, None, r, r, [alpha, 0.0, 0.0], [0, 0], "tf32", "", REMAINDER_SCALE)
-        parts = symmetric(x, x, *given, norms=norms)
-    found = (x, r, remainder, norms, parts, spread)
-    return start(*found, taken=taken, skipped=skipped, each=program.layout.each), taken
+        operands = (None, None, r, r, [alpha, 0.0, 0.0], [0, 0], "tf32", "", REMAINDER_SCALE)
+        parts = symmetric(x, x, *operands, norms=norms)
+    first = (x, r, remainder, norms, parts, spread)
+    return start(*first, taken=taken, skipped=skipped, each=program.layout.each), taken
 
 
 def gram_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
