@@ -508,3 +508,10 @@ def test_a_run_that_cannot_have_a_bound_is_told_so_when_it_is_made(case, recwarn
     nucleon.Leon([torch.nn.Parameter(torch.zeros(3, 5))], certify=True, gradient_bound=1.0)
     make([torch.nn.Parameter(torch.zeros(3, 5))], **options)
     assert not recwarn.list
+
+
+def test_a_group_that_is_added_without_a_bound_is_warned_of():
+    opt = nucleon.Leon([torch.zeros(2, 3)], gradient_bound=1.0, certify=True)
+    with pytest.warns(UserWarning, match="pass gradient_bound=G") as said:
+        opt.add_param_group({"params": [torch.zeros(2, 2)], "gradient_bound": 0.0})
+    assert said[0].filename == __file__

@@ -113,8 +113,6 @@ class MatrixOptimizer(Optimizer, ABC):
         given_groups = groups.as_groups(params, axes, type(self).__name__)
         tag = f"{self.name}/{state.VERSION}"
         super().__init__(given_groups, {**defaults, **kwargs, "nucleon": tag})
-        if reason := certificates.unbounded(self, self.param_groups):
-            groups.warn(f"certify=True measures the regret beside no bound: {reason}")
 
     @classmethod
     def _option_defaults(cls) -> dict[str, Any]:
@@ -258,6 +256,8 @@ class MatrixOptimizer(Optimizer, ABC):
         self._first_rates.update((param, group["lr"]) for param in infos)
         self._agreed = False
         self.state.update(self._missing_states(self.param_groups[-1]))
+        if reason := certificates.unbounded(self, [group]):
+            groups.warn(f"certify=True measures the regret beside no bound: {reason}")
 
     def _missing_states(self, group: dict[str, Any]) -> dict[Tensor, State]:
         """Return new states of parameters that lack one, or that were cast since it was created.
