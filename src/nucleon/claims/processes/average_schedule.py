@@ -23,6 +23,8 @@ from nucleon.optim import Muon, average
 F64 = torch.float64
 EXCESS = {0.05: 0.0004, 0.1: 0.0015, 0.15: 0.0034, 0.2: 0.0063, 0.25: 0.0101}
 """How much larger the squared bias is at most in continuous time, by f; steps add one in T."""
+CELLS = 4
+"""Cells of the trapezoidal rule in continuous time, per step in discrete time."""
 FLOOR = 0.425
 """The least loss over η of an average at the kink."""
 CURVATURES, STEPS = 4000, (2000, 500)
@@ -64,6 +66,38 @@ def responses(fraction: float, curvatures: Tensor, steps: int) -> dict[str, Tens
         "noise": squares,
         "cooled_bias": left,
         "cooled_noise": cooled,
+    }
+
+
+def limits(fraction: float, curvatures: Tensor, cells: int) -> dict[str, Tensor]:
+    """Return the responses for T → ∞ at fixed curvatures ηhT, the noise over T as well.
+
+    The average's factor on a noise at time v is (p+1)∫_v^1 u^p e^(−x(u−v))du, the cooldown's
+    c(v)e^(−x∫_v^1 c) with its rate c.
+    """
+    times = torch.linspace(1, 0, cells + 1, dtype=F64)
+    rates = ((1 - times) / (2 * fraction)).clamp_max(1.0)
+    left = torch.cumulative_trapezoid(rates, dx=1 / cells).tolist()
+    density = (1 / fraction - 1) * times.pow(1 / fraction - 2) / (2 * cells)
+    kept, once = (-curvatures / cells).exp(), torch.zeros_like(curvatures)
+    squares, cooled = torch.zeros_like(once), torch.zeros_like(once)
+    for i, rate in enumerate(rates[1:].tolist()):
+        squares += once.square() / (2 * cells)
+        once = kept * (once + density[i]) + density[i + 1]
+        squares += once.square() / (2 * cells)
+        cooled += (rate * (-curvatures * left[i]).exp()).square() / cells
+    last = (-curvatures * left[-1]).exp()  # at v = 0, half a cell; at v = 1 the rate is 0
+    cooled -= last.square() / (2 * cells)
+    return {"bias": once, "noise": squares, "cooled_bias": last, "cooled_noise": cooled}
+
+
+def continuous(fraction: float, count: int, steps: int) -> dict[str, Any]:
+    """Compare both in continuous time, between the points too; docs/theory.md has ηhT > 1000."""
+    curvatures = torch.cat((torch.zeros(1), torch.logspace(-3, 3, count, dtype=F64)))
+    each = limits(fraction, curvatures, CELLS * steps)
+    return {
+        "between": (each["noise"][:-1] / each["cooled_noise"][1:]).max().item(),
+        "excess": (each["bias"].square() - each["cooled_bias"].square()).max().item(),
     }
 
 
@@ -240,6 +274,11 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_most(f"{name}: and between the points", rows.column("between"), 1.0)
     excess = [row.excess - EXCESS[row.fraction] for row in rows]
     yield at_most(f"{name}: squared bias, above its excess", excess, 1 / run.pick(STEPS))
+    smooth = run.each(cases(fraction=EXCESS), partial(continuous, **sizes), "limits")
+    name = "the same in continuous time"
+    yield at_most(f"{name}: noise, largest ratio", smooth.column("between"), 1.0)
+    excess = [row.excess - EXCESS[row.fraction] for row in smooth]
+    yield at_most(f"{name}: squared bias, above its excess", excess, 0.0)
     sizes = {"steps": run.pick(CONVEX_STEPS), "runs": run.pick(CONVEX_RUNS), "seed": run.seed}
     points = cases(rule=["constant", "falling"], power=POWERS)
     bounds = run.each(points, partial(convex, **sizes), "runs")
@@ -257,6 +296,8 @@ def measure(run: Run) -> Iterator[Item]:
 
     columns = {"f": "fraction", "noise/cooldown's": "noise", "excess of squared bias": "excess"}
     yield rows.listing("An average of mean age f against a cooldown over the last 2f", columns)
+    columns = {"f": "fraction", "noise/cooldown's": "between", "excess of squared bias": "excess"}
+    yield smooth.listing("The same in continuous time", columns)
     columns = {"rate": "rule", "p": "power", "loss/bound, largest": "largest", "at the end": "last"}
     yield bounds.listing("Convex SGD, every T of one run", columns)
     columns = {"T": "steps", "average/η": "average", "linear decay/η": "decayed"}
