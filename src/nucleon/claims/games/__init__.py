@@ -1,1 +1,4 @@
-"""Claims that are played: learners on streams, beside their bounds."""
+"""Claims on games: learners against streams, regret beside bounds.
+
+They import the library and the engine of claims, not `report` or `cli`.
+"""

@@ -1,1 +1,4 @@
-"""Claims that are inequalities between matrices."""
+"""Claims on inequalities between matrices, each side by the library and by the oracle.
+
+They import the library and the engine of claims, not `report` or `cli`.
+"""
