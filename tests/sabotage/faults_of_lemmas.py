@@ -193,13 +193,7 @@ def excess_forgotten():
 
 @fault("Pion's plan without the factor of its noise", "thm-pion")
 def planned_as_leon():
-    def narrow(complexity):
-        def planned(*, width, **options):
-            return theory.leon_complexity(**options)
-
-        return planned
-
-    replace(theory, "pion_complexity", narrow)
+    replace(theory, "ftpl_factor", lambda factor: lambda rows, width: 1.0)
 
 
 @fault("what is promised, halved", "thm-leon", "thm-pion")
