@@ -13,6 +13,7 @@ from torch.testing._internal import common_optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nucleon
+from nucleon import noise
 from nucleon.optim.engines import rest
 
 METHODS = {
@@ -322,15 +323,18 @@ def of_version(state, version):
 
 
 FOREIGN = {
-    "another method": (lambda p: nucleon.Muon(p).state_dict(), "is of 'muon/.*the method that"),
+    "another method": (
+        lambda p: nucleon.Muon(p).state_dict(),
+        "is of 'muon/.*optimizer that wrote it",
+    ),
     "another shape": (
         lambda p: nucleon.Leon(parameters(shapes=[(4, 7), (3, 3)])).state_dict(),
         "models differ",
     ),
-    "torch's": (lambda p: torch.optim.Muon(p).state_dict(), "another optimizer.*converted makes"),
+    "torch's": (lambda p: torch.optim.Muon(p).state_dict(), "another optimizer.*converted converts"),
     "torch's in other groups": (  # which is not said to be another model's
         lambda p: torch.optim.AdamW([{"params": [x]} for x in p]).state_dict(),
-        "another optimizer.*converted makes",
+        "another optimizer.*converted converts",
     ),
     "of version 3": (
         lambda p: of_version(nucleon.Leon(p).state_dict(), "leon/3"),
@@ -831,6 +835,13 @@ def test_stochastic_rounding_is_exact_in_the_mean(low):
     total, share = rounds * draws, low / 65536
     deviation = (total * share * (1 - share)) ** 0.5
     assert abs(up - total * share) <= 5 * deviation + total * 2e-5 * (low > 0)
+
+
+def test_stochastic_rounding_keeps_exact_weights_at_the_largest_draw(monkeypatch):
+    monkeypatch.setattr(noise, "uniform", lambda shape, **_: torch.ones(shape))  # on (0, 1]
+    param = torch.nn.Parameter(torch.ones(4, 5, dtype=torch.bfloat16))
+    train(nucleon.Leon([param], lr=0.0, stochastic_rounding=True), [param], 1)
+    assert (param == 1).all()
 
 
 def optimizer_direction(param):
