@@ -63,6 +63,8 @@ def test_smoothing_is_the_stated_matrix() -> None:
     expected = torch.tensor([[38.0, 1.0], [1.0, 39.0]], dtype=F64) / 4  # (9/0.25·I + gram)/4
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     torch.testing.assert_close(moments.smoothing(gram, gradient_bound=0.0), gram, rtol=0, atol=0)
+    plain = torch.tensor([[11.0, 1.0], [1.0, 12.0]], dtype=F64)
+    torch.testing.assert_close(moments.smoothing(gram, gradient_bound=3.0), plain, rtol=0, atol=0)
 
 
 def test_scalars_may_be_tensors_one_for_each_matrix() -> None:
@@ -73,12 +75,13 @@ def test_scalars_may_be_tensors_one_for_each_matrix() -> None:
     smoothing = moments.smoothing(
         gram, gradient_bound=per_matrix, eta=2 * per_matrix, discount=per_matrix
     )
+    near = {"rtol": 1e-13, "atol": 1e-13}  # four rounds with a few roundings of terms below 100
     for i, value in enumerate(values):
-        one_total, one_gram = run(g[:, i], torch.tensor(value, dtype=F64))  # 0-d
+        one_total, one_gram = run(g[:, i], value)
         expected = moments.smoothing(one_gram, gradient_bound=value, eta=2 * value, discount=value)
-        torch.testing.assert_close(total[i], one_total, rtol=1e-15, atol=0)
-        torch.testing.assert_close(gram[i], one_gram, rtol=1e-15, atol=1e-15)
-        torch.testing.assert_close(smoothing[i], expected, rtol=1e-15, atol=1e-15)
+        torch.testing.assert_close(smoothing[i], expected, **near)
+        for pair in (total[i], gram[i]), run(g[:, i], torch.tensor(value, dtype=F64)):
+            torch.testing.assert_close(pair, (one_total, one_gram), **near)
 
 
 @pytest.mark.parametrize("state", [torch.bfloat16, torch.float32])
