@@ -97,6 +97,15 @@ def value_and_slope(potential: Potential, s: Tensor, smoothing: Tensor) -> tuple
     return psi.value(total, root).mean(0), psi.slope(total, root).mean(0)
 
 
+@pytest.mark.parametrize("potential", [Nuclear(), TIGHT, Hyperbolic()], **BY_NAME)
+def test_value_at_a_root_is_that_of_its_square(potential: Potential) -> None:
+    s, root = normal(2, 3, 5), spd(2, 3, seed=4)
+    expected = potential.value(s, root @ root)
+    # The square has the condition 64, and TIGHT a gap of 1e-13. Gaussian's are equal in law alone.
+    for value in potential.value_at_root(s, root), Potential.value_at_root(potential, s, root):
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (4, 1), (3, 3), (2, 5), (5, 2)])
 @pytest.mark.parametrize(
     "potential", [Nuclear(), PAIRS, Gaussian(samples=3), Hyperbolic()], **BY_NAME
