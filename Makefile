@@ -14,7 +14,7 @@ CAPPED   = if [ -z "$$ONEDNN_MAX_CPU_ISA" ] && ! $(PY) -c '$(PRODUCT)'; then \
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; \
 	echo "a product of bfloat16 dies on this machine: ONEDNN_MAX_CPU_ISA=$$ONEDNN_MAX_CPU_ISA for this run"; fi
 
-.PHONY: reproduce check test pages portable test-torchtitan test-timm soak sabotage evidence gpu lint docs clean
+.PHONY: reproduce check test pages portable test-torchtitan test-timm soak sabotage mutate evidence gpu lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -64,6 +64,12 @@ test-timm: $(TRAINERS)/.timm
 
 sabotage: $(VENV)/.dev
 	$(TESTED) $(PY) tests/sabotage/sabotage.py
+
+# Small random faults in the source, each held to the tests of its file: what survives is equivalent, or a hole.
+COUNT ?= 40
+SEED  ?= 0
+mutate: $(VENV)/.dev
+	$(TESTED) $(PY) tests/mutate.py --count $(COUNT) --seed $(SEED)
 
 # For the night: long quiet runs, far more examples of steps and of functions, every case of Triton's interpreter, every
 # configuration of its compiler.
