@@ -191,7 +191,7 @@ def test_what_is_not_the_same_here_is_refused_with_what_to_write(titan):
         options_of(titan, [titan.group("norm", "Adam", weight_decay=0.1), titan.group(".*")])
     with pytest.raises(ValueError, match=r"lm_head\.weight goes to AdamW.*pattern='\.\*'"):
         options_of(titan, [titan.group("norm|tok")])
-    with pytest.raises(ValueError, match="choose 'fused'"):
+    with pytest.raises(ValueError, match="write 'fused'"):
         options_of(titan, [titan.group(".*")], implementation="fused_opt_states_bf16")
     with pytest.raises(TypeError, match="amsgrad"):
         options_of(titan, [titan.group(".*", amsgrad=True)])
