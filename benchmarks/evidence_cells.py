@@ -320,7 +320,7 @@ def write_pairs(task: Words, train: str, held: str, out: Path) -> None:
     sample = "".join(train[start : start + 62_500] for start in range(0, len(train), step))
     pairs = BytePairs.learn(sample, task.pairs)
     written = []
-    for part, text, limit in (("train", train, 10_500_000), ("held", held, 500_000)):
+    for part, text, limit in (("train", train, 12_000_000), ("held", held, 500_000)):
         pieces = [text[start : start + 2_000_000] for start in range(0, len(text), 2_000_000)]
         encoded = (pairs.encode(piece).to(torch.int16) for piece in pieces[: limit // 400_000])
         written.append(torch.cat(list(encoded))[:limit])
