@@ -27,26 +27,19 @@ def test_inside_it_is_full_and_after_it_is_as_before(setting):
     assert torch.get_float32_matmul_precision() == setting
 
 
-def test_results_do_not_depend_on_the_setting():
-    generator = torch.Generator().manual_seed(0)
-    s = torch.randn(64, 96, generator=generator)
+def test_results_do_not_depend_on_the_setting(setting):
+    s = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
     smoothing = s @ s.mT
-    results = []
-    for value in ("highest", "medium"):
-        torch.set_float32_matmul_precision(value)
-        try:
-            param = torch.nn.Parameter(torch.zeros_like(s))
-            param.grad = s.clone()
-            nucleon.Leon([param]).step()
-            results.append(
-                [
-                    linalg.polar(s, "polar-express"),
-                    linalg.augmented_polar(s, smoothing, "polar-express"),
-                    linalg.inverse_sqrt(smoothing, "newton-schulz"),
-                    param.detach(),
-                ]
-            )
-        finally:
-            torch.set_float32_matmul_precision("highest")
-    for exact, other in zip(*results, strict=True):
-        assert torch.equal(exact, other)
+
+    def results():
+        param = torch.nn.Parameter(torch.zeros_like(s))
+        param.grad = s.clone()
+        nucleon.Leon([param]).step()
+        yield param.detach()
+        yield linalg.polar(s, "polar-express")
+        yield linalg.augmented_polar(s, smoothing, "polar-express")
+        yield linalg.inverse_sqrt(smoothing, "newton-schulz")
+
+    under_the_setting = [*results()]
+    torch.set_float32_matmul_precision("highest")
+    assert all(map(torch.equal, under_the_setting, results()))
