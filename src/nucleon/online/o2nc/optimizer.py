@@ -38,13 +38,12 @@ class O2NC(Optimizer):
 
     Args:
         params: 2-D parameters and 3-D stacks of matrices, float32 or float64.
-        learner: a class of `online.learners` or any callable that makes one: called once for each
-            parameter with its shape and the keywords `radius`, `discount` (but for a class of the
-            plain game, which is fed γ^{-t}G_t instead), `dtype` and `device`,
-            with `seed` and `stream` where it takes them and `functools.partial` has not set them
-            (a function with `**kwargs` takes them, a class where it names them), and with
-            `options`. Or a learner itself, fresh and of that shape, radius and discount, for one
-            parameter. Its ball is ‖X‖_op ≤ D and its first action 0.
+        learner: a class of `online.learners` or a function that returns a learner: called once for
+            each parameter with its shape, the keywords `radius`, `discount`, `dtype`, `device` and
+            `options`, and `seed` and `stream` where it accepts them; `functools.partial` may set
+            these. A class of the plain game gets no discount and observes γ^{-t}G_t. Or, for one
+            parameter, a new learner of that shape, radius and discount. Its ball is ‖X‖_op ≤ D and
+            its first action 0.
         rho: ρ of the (ρ, ε)-stationary point.
         discount: γ.
         rounds: T.
@@ -111,8 +110,7 @@ class O2NC(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Average W_t, pass G_t to the learners and update the weights; on an error, do nothing."""
         loss = None
-        if self.swapped:
-            raise RuntimeError("the parameters hold an average now; step after leaving the swap")
+        self._check_not_swapped("step")
         if self.round >= self.rounds:
             raise RuntimeError(f"the {self.rounds} rounds are over; pass a larger rounds=")
         if closure is not None:
@@ -198,8 +196,7 @@ class O2NC(Optimizer):
                 f"τ = {int(self.tau.max())} has not come, this is round {self.round}; run on, or "
                 f"use averaged()"
             )
-        if self.swapped:
-            raise RuntimeError("the parameters hold an average already; leave that block first")
+        self._check_not_swapped("average")
         averages = self.output if at_tau else self.average
         self.swapped = True
         try:
@@ -208,12 +205,15 @@ class O2NC(Optimizer):
         finally:
             self.swapped = False
 
+    def _check_not_swapped(self, verb: str) -> None:
+        if self.swapped:
+            raise RuntimeError(f"the parameters hold an average now; {verb} after leaving the swap")
+
     # ------------------------------------------------------------------ the state
 
     def __getstate__(self) -> dict[str, Any]:
         """Return torch's entries, which omit attributes of subclasses, and those of O2NC."""
-        if self.swapped:  # the weights of now are with the open block, which a copy would not have
-            raise RuntimeError("the parameters hold an average now; copy after leaving the swap")
+        self._check_not_swapped("copy")  # the open block has the weights, a copy would not
         names = ("radius", "discount", "rounds", "round", "swapped", "params", "learners", "tau")
         values = {name: getattr(self, name) for name in (*names, "_streams")}
         return {**super().__getstate__(), **values}
@@ -225,8 +225,7 @@ class O2NC(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same process; raise on any other, before any change."""
-        if self.swapped:
-            raise RuntimeError("the parameters hold an average now; load after leaving the swap")
+        self._check_not_swapped("load")
         process = dict(state_dict)
         states = process.pop("learners", ())
         tensors = unpacked(process, self._tensors(), self._facts())
@@ -261,19 +260,14 @@ class O2NC(Optimizer):
                 )
             learners = [learner]
         else:
-            accepted = _noise_keywords(learner)
+            accepted, seed = _accepted(learner), self.param_groups[0]["seed"]
             learners: list[Learner] = []
             for index, param in enumerate(self.params):
-                # The identity that the optimizers give their noise, so that Pion's is FTPL's.
-                identity = {"seed": self.param_groups[0]["seed"], "stream": index * SLICES}
-                game = {"radius": self.radius}
-                if not _plays_the_plain_game(learner):
-                    game["discount"] = self.discount
-                place = {"dtype": param.dtype, "device": param.device}
-                noisy = {name: value for name, value in identity.items() if name in accepted}
-                learners.append(
-                    learner(tuple(param.shape), **{**game, **place, **noisy, **options})
-                )
+                # The optimizers use this seed and stream for their noise, so that Pion's is FTPL's.
+                game = {"discount": self.discount, "seed": seed, "stream": index * SLICES}
+                game = {name: value for name, value in game.items() if name in accepted}
+                game |= {"radius": self.radius, "dtype": param.dtype, "device": param.device}
+                learners.append(learner(tuple(param.shape), **{**game, **options}))
         for param, one in zip(self.params, learners, strict=True):
             self._check_learner(one, param)
         if len({id(one) for one in learners}) < len(learners):
@@ -327,58 +321,43 @@ class O2NC(Optimizer):
         return torch.where(last, self.rounds, t.long())
 
 
-def _unwrapped(learner: Callable[..., Learner]) -> tuple[Callable[..., Learner], set[str]]:
-    """Return the function inside partial ones, and the keywords that they set."""
-    fixed = set[str]()
-    while isinstance(learner, functools.partial):
-        fixed |= learner.keywords.keys()
-        learner = cast(Callable[..., Learner], learner.func)
-    return learner, fixed
+def _accepted(learner: Callable[..., Learner]) -> set[str]:
+    """Return those of discount, seed and stream that a class or function accepts.
 
-
-def _plays_the_plain_game(learner: Callable[..., Learner]) -> bool:
-    inner, _ = _unwrapped(learner)
-    return isinstance(inner, type) and not getattr(inner, "plays_discounted", True)
-
-
-def _noise_keywords(learner: Callable[..., Learner]) -> set[str]:
-    """Return those of `seed` and `stream` that a factory accepts; raise if it cannot be called."""
-    try:
-        named = inspect.signature(learner).parameters
-    except (TypeError, ValueError):
+    Names that a `functools.partial` sets are left out.
+    """
+    if not callable(learner):
         raise TypeError(
-            f"learner must be a class of nucleon.online, a function that makes a learner, or a "
+            f"learner must be a class of nucleon.online, a function that returns a learner, or a "
             f"learner, got {learner!r}"
-        ) from None
-    inner, fixed = _unwrapped(learner)
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in named.values())
-    if "discount" not in named and not takes_any:
-        raise TypeError(
-            f"learner {getattr(inner, '__name__', inner)} takes no discount, but the process plays "
-            f"the discounted game; pass a learner that does, such as FAML"
         )
-    # The options of a class are a closed list, even where it passes them on as **options.
-    takes_any = takes_any and not isinstance(inner, type)
-    return {name for name in ("seed", "stream") if takes_any or name in named} - fixed
+    names, parameters = {"discount", "seed", "stream"}, inspect.signature(learner).parameters
+    while isinstance(learner, functools.partial):
+        names -= learner.keywords.keys()
+        learner = cast(Callable[..., Learner], learner.func)
+    if isinstance(learner, type):  # a closed list, even where it passes **options on to its base
+        plain = not getattr(learner, "plays_discounted", True)
+        return names & ({*parameters} | (set() if plain else {"discount"}))
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return names if anything else names & {*parameters}
 
 
 def _check_params(params: Sequence[object], independent: bool) -> None:
     if not params:
         raise ValueError("params is empty; pass at least one matrix")
+    kinds: set[object] = set()
     for index, param in enumerate(params):
         if not isinstance(param, Tensor) or param.dtype not in _checks.FULL_DTYPES:
-            found = param.dtype if isinstance(param, Tensor) else type(param).__name__
-            raise TypeError(f"params[{index}] must be a float32 or float64 tensor, got {found}")
+            kind = getattr(param, "dtype", type(param).__name__)
+            raise TypeError(f"params[{index}] must be a float32 or float64 tensor, got {kind}")
         if param.ndim not in ((3,) if independent else (2, 3)) or not param.numel():
-            wanted = "(b, m, n), one slice a process" if independent else "(m, n) or (b, m, n)"
-            raise ValueError(f"params[{index}] must be {wanted}, got shape {tuple(param.shape)}")
+            shape = "(b, m, n), one slice a process" if independent else "(m, n) or (b, m, n)"
+            raise ValueError(f"params[{index}] must be {shape}, got shape {tuple(param.shape)}")
+        kinds.add((param.dtype, param.device, len(param) if independent else 0))
     if len({id(param) for param in params}) < len(params):
         raise ValueError("params names a parameter twice; name each once")
-    found = {
-        (p.dtype, p.device, len(p) if independent else 0) for p in params if isinstance(p, Tensor)
-    }
-    if len(found) > 1:
+    if len(kinds) > 1:
         raise ValueError(
             f"the parameters of one process share dtype and device, and independent ones their "
-            f"number of slices; got {sorted(map(str, found))}"
+            f"number of slices; got {sorted(map(str, kinds))}"
         )
