@@ -1,14 +1,10 @@
 """Regret of FTPL with k samples above that of its mean actions, with high probability.
 
-Theorem 3.2 bounds the regret of the mean actions X̄_t = −D·E[P_t] on every path, P_t being the
-leading block of polar([S_{t-1} 0] + LZ), ‖P_t‖_op ≤ 1. With k independent draws,
-
-    Reg_T(X) − Reg_T(X̄) = Σ_t ⟨G_t, X_t − X̄_t⟩,  X_t − X̄_t = −D·(1/k)Σ_i (P_{t,i} − E P_t)
-
-is all that is added, and what it can be depends on what G_t may know of the draws of round t:
-nothing (`ftpl_oblivious_deviation`, of order √T) or all (`ftpl_adaptive_deviation`, linear in T).
-Both hold in the discounted game with γ^{T-t}‖G_t‖_* for the norms. Antithetic pairs Z, −Z are not
-independent of each other: k draws in pairs count as k/2 samples.
+Theorem 3.2 bounds the regret of the mean actions X̄_t on every path. The k draws of a round add
+Σ_t ⟨G_t, X_t − X̄_t⟩, which depends on what G_t may know of them: nothing
+(`ftpl_oblivious_deviation`, of order √T) or all (`ftpl_adaptive_deviation`, linear in T). Both hold
+in the discounted game with γ^{T-t}‖G_t‖_* for the norms. Antithetic pairs Z, −Z are not independent
+of each other: k draws in pairs count as k/2 samples. Proofs: docs/theory.md, "High probability".
 """
 
 import math
@@ -27,15 +23,11 @@ def ftpl_oblivious_deviation(
     delta: float,
     redraw: bool = True,
 ) -> Tensor:
-    """Reg_T − E Reg_T ≤ D√(2 log(1/δ)·Σ‖G_t‖_*²/k) with probability ≥ 1−δ, gradients fixed.
+    """Return D√(2 log(1/δ)·Σ‖G_t‖_*²/k) ≥ Reg_T − E Reg_T with probability ≥ 1−δ, gradients fixed.
 
-    Hoeffding's inequality (1963, Theorem 2): the kT terms D⟨G_t, E P_t − P_{t,i}⟩/k are
-    independent, of mean 0, each in an interval of length 2D‖G_t‖_*/k. By Azuma's it also holds for
-    gradients that answer earlier rounds but not the draws of their own, as long as the norms passed
-    here are bounds fixed beforehand.
-
-    With `redraw=False` one Z serves all rounds. Only the k sums over the rounds are then
-    independent, and the bound is D√(2 log(1/δ)/k)·Σ‖G_t‖_*, linear in T.
+    By Hoeffding's inequality. By Azuma's it also holds for gradients that answer earlier rounds but
+    not the draws of their own, as long as the norms passed here are bounds fixed beforehand. With
+    `redraw=False` one Z serves all rounds, and the bound is D√(2 log(1/δ)/k)·Σ‖G_t‖_*.
 
     Args:
         gradient_nuclear_norms: ‖G_t‖_*, (…, T). A learner that keeps sums may pass the one entry
@@ -43,7 +35,7 @@ def ftpl_oblivious_deviation(
         radius: D.
         samples: k, the independent draws of a round.
         delta: δ, the probability with which it may fail.
-        redraw: whether every round has its own noise (default True).
+        redraw: True if every round has its own noise (default True).
     """
     norms = _norms(gradient_nuclear_norms)
     size = norms.square().sum(-1).sqrt() if redraw else norms.sum(-1)
@@ -62,17 +54,13 @@ def ftpl_adaptive_deviation(
     delta: float,
     rounds: int | None = None,
 ) -> Tensor:
-    """Reg_T(X) − Reg_T(X̄) ≤ D·ε·Σ‖G_t‖_* with probability ≥ 1−δ, whatever the gradients know.
+    """Return D·ε·Σ‖G_t‖_* ≥ Reg_T(X) − Reg_T(X̄) with probability ≥ 1−δ, for any gradients.
 
-    ε = min{2, (2ℓ/3 + √(4ℓ²/9 + 2kℓ))/k} ≤ √(8ℓ/k),  ℓ = log((m+n)T/δ)
+    ε = min{2, (2ℓ/3 + √(4ℓ²/9 + 2kℓ))/k},  ℓ = log((m+n)T/δ)
 
-    bounds ‖X_t − X̄_t‖_op/D in all rounds at once, and ⟨G, X − X̄⟩ ≤ ‖G‖_*‖X − X̄‖_op. Given the
-    rounds before, the P_{t,i} are independent, ‖P − E P‖_op ≤ 2, and their variances
-    E PPᵀ − E P·E Pᵀ ⪯ I and E PᵀP − E Pᵀ·E P ⪯ I. So the matrix Bernstein inequality (Tropp 2012,
-    Theorem 1.6) gives Pr(‖mean − E P‖_op ≥ ε) ≤ (m+n)·exp(−(kε²/2)/(1 + 2ε/3)), and a union over
-    the rounds the T in ℓ. His matrix Hoeffding inequality (Theorem 1.3, with the constant for
-    bounds that commute) is √(8ℓ/k), which is never smaller. Every round must have its own noise:
-    with one Z for the game, the draws are not independent of the gradients before.
+    bounds ‖X_t − X̄_t‖_op/D in all rounds at once, by the matrix Bernstein inequality (Tropp 2012,
+    Theorem 1.6). Every round must have its own noise: with one Z for the game, the draws are not
+    independent of the gradients before.
 
     Args:
         gradient_nuclear_norms: ‖G_t‖_*, (…, T), or their sum as one entry beside `rounds`.
@@ -86,17 +74,11 @@ def ftpl_adaptive_deviation(
     norms = _norms(gradient_nuclear_norms)
     rounds = _checks.count("rounds", norms.shape[-1] if rounds is None else rounds)
     sides = _checks.count("rows", rows) + _checks.count("columns", columns)
-    epsilon = _bernstein_radius(
-        math.log(sides * rounds / _checks.fraction("delta", delta)),
-        _checks.count("samples", samples),
-    )
+    log = math.log(sides * rounds / _checks.fraction("delta", delta))
+    linear, samples = 2 * log / 3, _checks.count("samples", samples)
+    # No difference of two contractions exceeds 2.
+    epsilon = min(2.0, (linear + math.sqrt(linear**2 + 2 * samples * log)) / samples)
     return _checks.positive("radius", radius) * epsilon * norms.sum(-1)
-
-
-def _bernstein_radius(log: float, samples: int) -> float:
-    """The ε with k·ε²/2 = ℓ(1 + 2ε/3), or 2, which no difference of two contractions exceeds."""
-    linear = 2 * log / 3
-    return min(2.0, (linear + math.sqrt(linear**2 + 2 * samples * log)) / samples)
 
 
 def _norms(values: Tensor) -> Tensor:

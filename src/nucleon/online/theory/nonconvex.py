@@ -5,7 +5,7 @@ of radius D has D times as much.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -160,7 +160,15 @@ def pion_complexity(
     ε ≤ 10√2·C‖Q‖_*²/(mG).
     """
     factor = ftpl_factor(rows, width)
-    return _complexity(factor, rho, epsilon, q_nuclear, loss_gap, gradient_bound, rows)
+    complexity = leon_complexity(
+        rho=rho,
+        epsilon=epsilon,
+        q_nuclear=factor * q_nuclear,
+        loss_gap=loss_gap,
+        gradient_bound=factor * gradient_bound,
+        rows=rows,
+    )
+    return replace(complexity, trivial=epsilon >= q_nuclear)
 
 
 def leon_complexity(
@@ -172,8 +180,47 @@ def leon_complexity(
     gradient_bound: float,
     rows: int,
 ) -> Complexity:
-    """Iterations of Leon to a (ρ, ε)-stationary point (Theorem 5.3): Theorem 5.2 with C = 1."""
-    return _complexity(1.0, rho, epsilon, q_nuclear, loss_gap, gradient_bound, rows)
+    """Return the iterations of Leon to a (ρ, ε)-stationary point (Theorem 5.3).
+
+    T ≥ max{4000‖Q‖_*²ΔL/(ρε³), 400‖Q‖_*²/ε², 10√2·mG/ε}
+
+    Valid for ε ≤ 10√2·‖Q‖_* (so that γ ≥ ½) and ε ≤ 10√2·‖Q‖_*²/(mG).
+    """
+    rho, epsilon = _checks.positive("rho", rho), _checks.positive("epsilon", epsilon)
+    q_nuclear = _checks.positive("q_nuclear", q_nuclear)
+    loss_gap = _checks.nonnegative("loss_gap", loss_gap)
+    bound = _checks.count("rows", rows) * _checks.nonnegative("gradient_bound", gradient_bound)
+    if epsilon >= 20 * q_nuclear:
+        raise ValueError(
+            f"epsilon must be below 20·C·‖Q‖_* = {20 * q_nuclear:.6g} for a discount to exist, got "
+            f"{epsilon!r}; any point is already stationary to ε = {q_nuclear:.6g}"
+        )
+    ratio = q_nuclear / epsilon  # products of ratios, so that only a T beyond float64 overflows
+    discount = 1 - 1 / (20 * ratio) ** 2 if ratio < 1e150 else 1.0
+    terms = {
+        "descent": 4000 * ratio * ratio * (loss_gap / rho) / epsilon,
+        "regret": 400 * ratio * ratio,
+        "gradient_bound": 10 * math.sqrt(2) * bound / epsilon,
+    }
+    radius = (1 - discount) * rho / (2 * discount)
+    representable = 1 - discount >= 2.0**-52 and radius > 0
+    if not (representable and all(map(math.isfinite, terms.values()))):
+        raise OutOfReachError(
+            f"epsilon={epsilon!r} is so small, or rho={rho!r} so small or a bound so large, that "
+            f"float64 cannot hold the discount or the rounds; pass a larger epsilon"
+        )
+    conditions = {
+        "discount_at_least_half": epsilon <= 10 * math.sqrt(2) * q_nuclear,
+        "gradient_bound_small": bound / q_nuclear <= 10 * math.sqrt(2) * ratio,
+    }
+    return Complexity(
+        discount=discount,
+        radius=radius,
+        rounds=max(1, math.ceil(max(terms.values()))),
+        terms=terms,
+        conditions=conditions,
+        trivial=epsilon >= q_nuclear,
+    )
 
 
 def loss_decomposition(losses: Tensor, *, discount: float) -> Sides:
@@ -202,52 +249,3 @@ def _descent_term(loss_gap: float, rho: float, discount: float, rounds: int) -> 
 def _discounted_mean(values: Tensor, discount: float) -> float:
     values = values.double()
     return ((values[-1] + (1 - discount) * values[:-1].sum()) / len(values)).item()
-
-
-def _complexity(
-    factor: float,
-    rho: float,
-    epsilon: float,
-    q_nuclear: float,
-    loss_gap: float,
-    gradient_bound: float,
-    rows: int,
-) -> Complexity:
-    rho, epsilon = _checks.positive("rho", rho), _checks.positive("epsilon", epsilon)
-    q_nuclear = _checks.positive("q_nuclear", q_nuclear)
-    loss_gap = _checks.nonnegative("loss_gap", loss_gap)
-    total_bound = _checks.count("rows", rows) * _checks.nonnegative(
-        "gradient_bound", gradient_bound
-    )
-    scale = factor * q_nuclear
-    if epsilon >= 20 * scale:
-        raise ValueError(
-            f"epsilon must be below 20·C·q_nuclear = {20 * scale:.6g} for a discount to exist, got "
-            f"{epsilon!r}; any point is already stationary to ε = q_nuclear = {q_nuclear:.6g}"
-        )
-    ratio = scale / epsilon  # products of ratios, so that only a T beyond float64 overflows
-    discount = 1 - 1 / (20 * ratio) ** 2 if ratio < 1e150 else 1.0
-    terms = {
-        "descent": 4000 * ratio * ratio * (loss_gap / rho) / epsilon,
-        "regret": 400 * ratio * ratio,
-        "gradient_bound": 10 * math.sqrt(2) * factor * total_bound / epsilon,
-    }
-    radius = (1 - discount) * rho / (2 * discount)
-    held = 1 - discount >= 2.0**-52 and radius > 0
-    if not (held and all(map(math.isfinite, terms.values()))):
-        raise OutOfReachError(
-            f"epsilon={epsilon!r} is so small, or rho={rho!r} so small or a bound so large, that "
-            f"float64 cannot hold the discount or the rounds; pass a larger epsilon"
-        )
-    conditions = {
-        "discount_at_least_half": epsilon <= 10 * math.sqrt(2) * scale,
-        "gradient_bound_small": total_bound / q_nuclear <= 10 * math.sqrt(2) * ratio,
-    }
-    return Complexity(
-        discount=discount,
-        radius=radius,
-        rounds=max(1, math.ceil(max(terms.values()))),
-        terms=terms,
-        conditions=conditions,
-        trivial=epsilon >= q_nuclear,
-    )
