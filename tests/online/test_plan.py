@@ -1,5 +1,6 @@
 """The plan against the printed formulas, its verdicts, the estimates and the command."""
 
+import itertools
 import json
 import math
 
@@ -37,25 +38,19 @@ def test_pion_pads_to_its_width():
 
 @pytest.mark.parametrize("epsilon", [3.0, 10.0, 1e6])
 def test_a_trivial_target_is_said_to_be_so(epsilon):
-    found = plan("leon", epsilon=epsilon, **GIVEN)
-    assert found.kind == "trivial" and "trivial" in found.verdict
+    target = plan("leon", epsilon=epsilon, **GIVEN)
+    assert target.kind == "trivial" and "trivial" in target.verdict
     with pytest.raises(ValueError, match="nothing to plan"):
-        _ = found.rounds
+        _ = target.rounds
 
 
 def test_a_target_outside_the_conditions_is_said_to_be_so():
-    found = plan("leon", epsilon=0.5, **{**GIVEN, "gradient_bound": 100.0})
-    assert found.kind == "not covered"
-    assert f"{10 * math.sqrt(2) * 9 / 800:.6g}" in found.verdict
+    loud, limit = {**GIVEN, "gradient_bound": 100.0}, 10 * math.sqrt(2) * 9 / 800
+    refused = plan("leon", epsilon=0.5, **loud)
+    assert refused.kind == "not covered" and f"{limit:.6g}" in refused.verdict
     # Just inside the limit it says, the theorem applies and keeps its promise.
-    inside = {**GIVEN, "gradient_bound": 100.0}
-    found = plan("leon", epsilon=0.999 * 10 * math.sqrt(2) * 9 / 800, **inside)
-    assert found.kind == "reachable"
-    assert found.bound.total <= 0.999 * 10 * math.sqrt(2) * 9 / 800
-
-
-def test_a_target_out_of_reach_is_said_to_be_so():
-    assert plan("leon", epsilon=1e-4, **GIVEN).kind == "out of reach"
+    covered = plan("leon", epsilon=0.999 * limit, **loud)
+    assert covered.kind == "reachable" and covered.bound.total <= 0.999 * limit
 
 
 @pytest.mark.parametrize(
@@ -73,10 +68,11 @@ def test_a_target_out_of_reach_is_said_to_be_so():
 )
 @pytest.mark.parametrize("optimizer", ["leon", "pion"])
 def test_what_float64_cannot_hold_is_out_of_reach(optimizer, change):
-    found = plan(optimizer, **{"epsilon": 0.5, **GIVEN, **change})
-    assert found.kind == "out of reach" and "larger epsilon" in found.verdict
+    far = plan(optimizer, **{"epsilon": 0.5, **GIVEN, **change})
+    assert far.kind == "out of reach" and "larger epsilon" in far.verdict
     with pytest.raises(ValueError, match="nothing to plan"):
-        _ = found.rounds
+        _ = far.rounds
+    assert plan(optimizer, epsilon=1e-4, **GIVEN).kind == "out of reach"  # of too many rounds
 
 
 def test_tiny_units_plan_as_usual():
@@ -100,16 +96,12 @@ def test_tiny_units_plan_as_usual():
         ({"shapes": [(2, 3, 4)]}, r"shapes must name \(m, n\)"),
         ({"shapes": (2, 3)}, r"shapes must name \(m, n\)"),
         ({"shapes": []}, r"shapes must name \(m, n\)"),
+        ({"optimizer": "muon"}, "no theorem"),
     ],
 )
 def test_bad_targets_are_named(change, word):
     with pytest.raises(ValueError, match=word):
-        plan("leon", **{"epsilon": 0.5, **GIVEN, **change})
-
-
-def test_muon_cannot_be_planned():
-    with pytest.raises(ValueError, match="no theorem"):
-        plan("muon", epsilon=0.5, **GIVEN)
+        plan(**{"optimizer": "leon", "epsilon": 0.5, **GIVEN, **change})
 
 
 def test_several_matrices_add_their_rows_and_bounds():
@@ -205,24 +197,22 @@ def test_several_parameters_add_up():
     assert planned.complexity.terms["gradient_bound"] == pytest.approx(160 * math.sqrt(2))
 
 
-def test_estimates_refuse_what_they_cannot_do():
+@pytest.mark.parametrize(
+    ("loss", "batches", "options", "word"),
+    [
+        (lambda w, a: a * w.sum(), [1.0], {}, "at least two"),
+        (lambda w, a: a * w.sum(), [1.0, math.nan], {}, "finite"),
+        (lambda w, a: w.sum() + a, [1.0, math.inf], {}, "the loss must be finite"),
+        (lambda w, a: w.sum() + a, [1.0, 2.0], {"lower": 1.6}, "above the mean loss"),
+        (lambda w, a: w.sum() + a, [1.0, 2.0], {"lower": -math.inf}, "lower must be finite"),
+        (lambda w, a: w.sum(), [1.0, 2.0], {"params": torch.zeros(3)}, "2-D"),
+    ],
+)
+def test_estimates_refuse_what_they_cannot_do(loss, batches, options, word):
     weight = torch.nn.Parameter(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="at least two"):
-        estimate(weight, lambda a: a * weight.sum(), [1.0])
-    with pytest.raises(ValueError, match="2-D"):
-        estimate(torch.nn.Parameter(torch.zeros(3)), lambda a: a, [1.0, 2.0])
-    with pytest.raises(ValueError, match="finite"):
-        estimate(weight, lambda a: a * weight.sum(), [1.0, math.nan])
-
-
-def test_estimates_refuse_bad_losses():
-    weight = torch.nn.Parameter(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="the loss must be finite"):
-        estimate(weight, lambda a: weight.sum() + a, [1.0, math.inf])
-    with pytest.raises(ValueError, match="above the mean loss"):
-        estimate(weight, lambda a: weight.sum() + a, [1.0, 2.0], lower=1.6)
-    with pytest.raises(ValueError, match="lower must be finite"):
-        estimate(weight, lambda a: weight.sum() + a, [1.0, 2.0], lower=-math.inf)
+    options = {"params": weight, **options}
+    with pytest.raises(ValueError, match=word):
+        estimate(closure=lambda a: loss(weight, a), batches=batches, **options)
 
 
 ESTIMATES = Estimates(Interval(3.0, 2.5, 4.0), (1.0,), Interval(2.0, 1.0, 3), ((8, 16),))
@@ -259,75 +249,45 @@ def test_lower_ends_below_zero_are_taken_for_what_they_can_be():
     assert found.low.kind == "trivial" and found.kind == "reachable"
 
 
-def test_an_interval_of_a_mean():
-    found = Interval.of_mean(torch.tensor([1.0, 2.0, 3.0, 6.0]))
-    error = np.std([1, 2, 3, 6], ddof=1) / 2
-    assert (found.value, found.low) == pytest.approx((3.0, 3.0 - 3 * error))
-    assert Interval.of_mean(torch.tensor([1.0])).high == math.inf
-
-
 # ---------------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def command():
+def command(*flags, **changes):
     app = typer.Typer()
     app.command()(verb)
-    usual = {
-        "--optimizer": "leon",
-        "--rho": 1,
-        "--epsilon": 0.5,
-        "--q-nuclear": 3,
-        "--delta": 2,
-        "--gradient-bound": 1,
-        "--shape": "8x16",
-    }
-
-    def call(*flags, **changes):
-        options = usual | {f"--{k.replace('_', '-')}": v for k, v in changes.items()}
-        words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
-        return CliRunner().invoke(app, [*words, *flags])
-
-    return call
+    options = {"optimizer": "leon", "rho": 1, "epsilon": 0.5, "q_nuclear": 3, "delta": 2}
+    options |= {"gradient_bound": 1, "shape": "8x16", **changes}
+    pairs = [(f"--{k.replace('_', '-')}", str(v)) for k, v in options.items() if v is not None]
+    return CliRunner().invoke(app, [*itertools.chain(*pairs), *flags])
 
 
-def test_the_command_prints_the_plan(command):
+def test_the_command_prints_the_plan():
     result = command()
     assert result.exit_code == 0
     for word in ("0.9999305556", "576000", "reachable"):
         assert word in result.output
-
-
-def test_the_command_prints_json(command):
     result = command("--json", optimizer="pion")
-    found = json.loads(result.output)
+    printed = json.loads(result.output)
     expected = theory.pion_complexity(
         rho=1.0, epsilon=0.5, q_nuclear=3.0, loss_gap=2.0, gradient_bound=1.0, rows=8, width=16
     )
-    assert found["complexity"]["rounds"] == expected.rounds
-    assert found["bound"]["total"] <= 0.5
+    assert printed["complexity"]["rounds"] == expected.rounds
+    assert printed["bound"]["total"] <= 0.5
     assert result.exit_code == 0
     several = json.loads(command("--json", "--shape", "4x1").output)["complexity"]["terms"]
     assert several["gradient_bound"] == pytest.approx(10 * math.sqrt(2) * 9 / 0.5)
 
 
-def test_the_command_says_what_is_trivial_and_what_is_wrong(command):
-    trivial = command("--json", epsilon=4)
-    assert trivial.exit_code == 1 and json.loads(trivial.output)["kind"] == "trivial"
+def test_the_command_names_what_is_wrong_missing_trivial_and_out_of_reach():
+    for epsilon, kind in ((4, "trivial"), (1e-200, "out of reach")):
+        result = command("--json", epsilon=epsilon)
+        assert result.exit_code == 1 and json.loads(result.output)["kind"] == kind
     assert command(epsilon=4).exit_code == 1
-    for changes, word in (
-        ({"shape": "8by16"}, "--shape"),
-        ({"rho": -1}, "rho"),
-        ({"epsilon": 0}, "epsilon"),
+    for changes, words in (
+        ({"shape": "8by16"}, ["--shape"]),
+        ({"rho": -1}, ["rho"]),
+        ({"epsilon": 0}, ["epsilon"]),
+        ({"delta": None}, ["--q-nuclear", "--delta", "--gradient-bound", "estimate"]),
     ):
         result = command(**changes)
-        assert result.exit_code == 2 and word in result.stderr
-
-
-def test_the_command_names_what_is_missing_and_what_is_out_of_reach(command):
-    result = command(delta=None)
-    assert result.exit_code == 2
-    for word in ("--q-nuclear", "--delta", "--gradient-bound", "estimate"):
-        assert word in result.stderr
-    far = command("--json", epsilon=1e-200)
-    assert far.exit_code == 1 and json.loads(far.output)["kind"] == "out of reach"
+        assert result.exit_code == 2 and all(word in result.stderr for word in words)

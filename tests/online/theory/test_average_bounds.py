@@ -36,14 +36,3 @@ def test_convex_bounds_by_hand():
             power, 100, rate=2 / (math.sqrt(2) * 3), diameter=2.0, gradient_norm=3.0
         )
         assert found == pytest.approx(factor * 2 * 3 / 10, rel=2e-3)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match=r"fraction must be in \(0, 0.5\], got 0.6"):
-        theory.average_weights(0.6, 10)
-    with pytest.raises(ValueError, match="rounds"):
-        theory.average_weights(0.1, 0)
-    with pytest.raises(ValueError, match="radius"):
-        theory.average_distance_bound(0.1, 10, -1.0)
-    with pytest.raises(ValueError, match="power"):
-        theory.average_constant_rate_bound(-1, 10, rate=0.1, distance=1.0, gradient_norm=1.0)

@@ -22,12 +22,3 @@ def test_models_count_the_products(m, n, steps):
     )
     assert theory.ftpl_flops(m, n, **shared) == pytest.approx(gram + m**3 / 3 + polars + 3 * apply)
     assert theory.coupled_flops(n, m, steps=steps) == theory.coupled_flops(m, n, steps=steps)
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="speedup"):
-        theory.ftpl_flops(2, 3, steps=1, samples=1, speedup=0.5)
-    with pytest.raises(ValueError, match="rows"):
-        theory.polar_flops(0, 3, steps=1)
-    with pytest.raises(TypeError, match="steps"):
-        theory.polar_flops(2, 3, steps=1.5)  # type: ignore[arg-type]

@@ -169,36 +169,3 @@ def test_conditions_are_named():
     assert large.conditions["gradient_bound_small"]
     edge = theory.leon_complexity(rows=4, **{**GIVEN, "epsilon": 30 * math.sqrt(2) * (1 - 1e-12)})
     assert edge.conditions["discount_at_least_half"] and edge.discount == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"epsilon": 61.0}, "already stationary"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"rho": -1.0}, "rho"),
-        ({"q_nuclear": 0.0}, "q_nuclear"),
-        ({"loss_gap": -1.0}, "loss_gap"),
-        ({"gradient_bound": math.inf}, "gradient_bound"),
-        ({"rows": 0}, "rows"),
-    ],
-)
-def test_complexity_refuses(change, message):
-    with pytest.raises(ValueError, match=message):
-        theory.leon_complexity(**{"rows": 4, **GIVEN, **change})
-
-
-def test_other_refusals():
-    with pytest.raises(ValueError, match="pad with zero columns"):
-        theory.pion_complexity(rows=4, width=4, **GIVEN)
-    for discount in (0.0, 1.0, -0.5):
-        with pytest.raises(ValueError, match="discount"):
-            theory.tau_law(3, discount)
-        with pytest.raises(ValueError, match="discount"):
-            theory.o2nc_radius(rho=1.0, discount=discount)
-    with pytest.raises(ValueError, match="losses must have shape"):
-        theory.loss_decomposition(torch.ones(1), discount=0.5)
-    with pytest.raises(ValueError, match="one number per round"):
-        theory.o2nc_bound(
-            loss_gap=1.0, rho=1.0, discount=0.5, regrets=torch.ones(3), noises=torch.ones(2)
-        )

@@ -147,23 +147,3 @@ def test_the_improved_bound_is_below_the_original(seed, shape):
     assert one_sided == pytest.approx(bounds.one_sided_shampoo(gradients, radius=1.0), rel=1e-9)
     assert one_sided < theory.one_sided_shampoo_bound(short, radius=1.0, eta=1.2).item()
     assert original > 3 * improved
-
-
-def test_batches_and_refusals():
-    rows, columns = torch.eye(2).expand(3, 2, 2), torch.eye(4).expand(3, 4, 4)
-    assert theory.shampoo_bound(rows, columns, radius=1.0).shape == (3,)
-    assert theory.shampoo_bound(torch.zeros(0, 2, 2), torch.zeros(0, 4, 4), radius=1.0).shape == (
-        0,
-    )
-    with pytest.raises(ValueError, match="column_gram"):
-        theory.shampoo_bound(rows, torch.eye(4).expand(2, 4, 4), radius=1.0)
-    with pytest.raises(ValueError, match="epsilon"):
-        theory.one_sided_shampoo_bound(torch.eye(2), radius=1.0, epsilon=-1.0)
-    with pytest.raises(ValueError, match="rank"):
-        theory.original_shampoo_bound(torch.eye(2), torch.eye(2), radius=1.0, rank=0)
-    with pytest.raises(ValueError, match="must be stacked"):
-        theory.matrix_potential(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="comparator must be"):
-        theory.shampoo_distance_term(
-            torch.ones(4, 2, 3), torch.ones(4, 2, 3), torch.ones(3, 2), radius=1.0
-        )
