@@ -54,15 +54,6 @@ def test_the_constants_bound_what_they_should():
     assert problem.q_nuclear == pytest.approx(root.trace().item(), rel=1e-12)
 
 
-def test_it_is_neither_smooth_nor_convex():
-    problem = Kinks(torch.ones(1, 1, 1, dtype=F64))
-    r = torch.linspace(0.02, math.pi / 3 - 0.02, 50, dtype=F64)[:, None, None]
-    second = problem.value(r + 1e-2) - 2 * problem.value(r) + problem.value(r - 1e-2)
-    assert (second < 0).all()  # an arc bends downward
-    left, right = (problem.gradient(torch.full((1, 1), x, dtype=F64)) for x in (-1e-9, 1e-9))
-    assert (right - left).item() == pytest.approx(2.5)
-
-
 def test_resistance_climbs_against_the_second_row():
     start = torch.zeros(1, 2, 3, dtype=F64)
     walk = Resistance(start, height=1.0, slope=1.0, resistance=2.0)

@@ -79,9 +79,7 @@ REFUSED = [
     (partial(theory.o2nc_radius, rho=1.0, discount=1.0), "discount"),
     (partial(theory.loss_decomposition, torch.ones(1), discount=0.5), "losses must have shape"),
     (
-        partial(
-            theory.o2nc_bound, loss_gap=1, rho=1, discount=0.5, regrets=NORMS, noises=EYE[0]
-        ),
+        partial(theory.o2nc_bound, loss_gap=1, rho=1, discount=0.5, regrets=NORMS, noises=EYE[0]),
         "one number per round",
     ),
     (partial(adagrad, preconditioner="block"), "preconditioner"),
