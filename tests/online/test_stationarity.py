@@ -55,18 +55,6 @@ def test_a_linear_loss_has_one_gradient(shape):
     assert found.value == pytest.approx(nuclear(slope.numpy()), rel=1e-9)
 
 
-@pytest.mark.parametrize("rho", [0.3, 1.0, 5.0])
-def test_the_nuclear_norm_reaches_what_a_pair_through_zero_does(rho):
-    """W ± (1+0)W averages to 0 at the price ‖W‖_op, so 1 − ρ/‖W‖_op of the slope is left."""
-
-    def slope(y):
-        u, _, vt = torch.linalg.svd(y, full_matrices=False)
-        return u @ vt
-
-    found = stationarity_gap(slope, 2 * torch.eye(2, 3, dtype=F64), rho=rho)
-    assert found.value <= 2 * max(0.0, 1 - rho / 2) + CLOSE
-
-
 def linear_program(slopes, offsets, rho):
     """min |Σp_i h'(y_i)| over all laws on a grid with mean w and mean distance ≤ ρ."""
     k = len(slopes)
@@ -142,14 +130,6 @@ def test_the_law_is_what_it_says(rho):
     assert again.value == found.value
 
 
-def test_a_larger_radius_and_a_longer_search_never_cost_much():
-    problem = random_kinks(5, dtype=F64)
-    w = 0.4 * torch.eye(2, 8, dtype=F64)
-    values = [stationarity_gap(problem.gradient, w, rho=r).value for r in (0.01, 0.1, 0.3, 1.0)]
-    assert all(later <= earlier + CLOSE for earlier, later in itertools.pairwise(values))
-    assert values[-1] < 0.05 * values[0]  # 1.0 reaches across the minimum at 0
-
-
 def test_a_stochastic_gradient_comes_with_its_confidence():
     """At 99 % the interval misses the exact average of the law in at most one of ten games."""
     problem = random_kinks(0, measurements=8, spread=0.3, dtype=F64)
@@ -171,13 +151,12 @@ def test_a_stochastic_gradient_comes_with_its_confidence():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_the_mean_distance_is_never_above_the_radius(dtype):
-    for seed in range(2):
-        for rho in (0.3, 0.5, 1.7):
-            w = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=dtype)
-            found = stationarity_gap(torch.sign, w, rho=rho, pairs=8, seed=seed)
-            assert 0 < found.distance <= rho
-            # The sums of the program leave 1e-12 of room for their rounding.
-            assert found.weights.sum() <= 1
+    w = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=dtype)
+    for rho in (0.3, 0.5, 1.7):
+        result = stationarity_gap(torch.sign, w, rho=rho, pairs=8)
+        assert 0 < result.distance <= rho
+        # The sums of the program leave 1e-12 of room for their rounding.
+        assert result.weights.sum() <= 1
 
 
 SPREADS = {
@@ -188,7 +167,7 @@ SPREADS = {
 }
 
 
-@pytest.mark.parametrize("draws", [2, 3, 20])
+@pytest.mark.parametrize("draws", [2, 20])
 def test_the_margin_holds_at_its_confidence_for_few_draws(draws, monkeypatch):
     """‖ḡ − E g‖_* of normal draws, in 400 trials: below the confidence by at most 3 deviations."""
     # The margin's own noise depends on the trial alone.
@@ -207,16 +186,6 @@ def test_the_margin_holds_at_its_confidence_for_few_draws(draws, monkeypatch):
         assert count / trials >= confidence - 3 * deviation, name
         if name in ("one entry", "one direction"):  # exact there
             assert count / trials <= confidence + 3 * deviation, name
-
-
-def test_of_one_entry_the_margin_is_student_s():
-    """The 990th of 999 draws of |t| has 0.99 below it in the mean, ± √(0.99·0.01/1001)."""
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.randn(20, 1, 1, dtype=F64, generator=generator)
-    scale, centered = samples.std().item() / 20**0.5, samples - samples.mean(0)
-    margins = np.array([_margin(centered, 0.99, seed) for seed in range(40)])
-    below = 2 * scipy.stats.t.cdf(margins / scale, 19) - 1
-    assert below.mean() == pytest.approx(0.99, abs=3 * (0.99 * 0.01 / 1001 / 40) ** 0.5)
 
 
 def least_of_cvxpy(here, gradients, offsets):
