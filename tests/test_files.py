@@ -1,7 +1,6 @@
 """One writer of whole files and one JSON for the package."""
 
 import ast
-import json
 import math
 import os
 import subprocess
@@ -116,7 +115,6 @@ def test_after_a_rename_the_disk_holds_the_new_name(tmp_path, monkeypatch, write
 def test_json_has_words_for_what_it_has_no_numbers_for():
     value = {"a": [math.inf, -math.inf, (math.nan, 1.5)], "é": None}
     assert to_json(value) == '{"a": ["inf", "-inf", ["nan", 1.5]], "é": null}'
-    assert json.loads(to_json(value, indent=1))["a"][0] == "inf"
 
 
 def test_the_package_has_one_writer_and_one_encoder():
