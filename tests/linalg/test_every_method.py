@@ -538,3 +538,8 @@ def test_bad_matrices_are_refused_by_name(name):
 def test_bad_options_are_refused_by_name(function, arguments, options, error, words):
     with pytest.raises(error, match=words):
         function(*arguments, **options)
+
+
+def test_the_iterated_root_takes_no_rank_tolerance():
+    with pytest.raises(ValueError, match=r"rank_tolerance does not apply .* method='eigh'"):
+        inverse_sqrt(EYE, "newton-schulz", rank_tolerance=0.1)
