@@ -1,21 +1,19 @@
 """average-schedule: what an average does instead of a schedule, and where it does not.
 
-Theorems of ours, derived in docs/theory.md: an average of mean age f against a cooldown over the
-last 2f of the run, the bounds of convex SGD at every horizon of one run, a kink, and one run beside
-runs that were decayed to each horizon.
+Theorems of ours, derived in docs/theory.md.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from nucleon import noise
 from nucleon.claims.engine import Claim, Item, Run, at_least, at_most, below, cases
-from nucleon.claims.shown import Figure, Panel, Series, Table
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import theory
 from nucleon.online.problems import random_ripples, random_start
 from nucleon.optim import Muon, average
@@ -28,7 +26,7 @@ CELLS = 4
 FLOOR = 0.425
 """The least loss over η of an average at the kink."""
 CURVATURES, STEPS = 4000, (2000, 500)
-POWERS = (0, 2, 8)
+POWERS, RULES = (0, 2, 8), ("constant", "falling")
 CONVEX_STEPS, CONVEX_RUNS, DIMENSION = (4000, 500), (200, 50), 10
 KINK_STEPS, KINK_RUNS = (1000, 4000), (8000, 2000)
 ROUNDS, BATCH = (800, 160), 10
@@ -39,18 +37,41 @@ PEAKS = {
     "noisy": (0.02, 0.04, 0.08, 0.16),
     "exact": (0.04, 0.08, 0.16),
 }
-"""Of the linear decay to each horizon; its best one is shown."""
+"""Rates from which a linear decay to each horizon starts; the best one is shown."""
 
 
 # ------------------------------------------------------------------ curvature by curvature
 
 
-def responses(fraction: float, curvatures: Tensor, steps: int) -> dict[str, Tensor]:
-    """Return bias factor and noise of the average and of a cooldown over the last 2f.
+class Responses(NamedTuple):
+    """Factors of an average and of a cooldown over the last 2f, an entry for each curvature.
 
     w ← w − η_t(h(w − w*) + noise), a = ηh: the factor on the first distance, and the sum of the
-    squared factors on the noise of each step, over η². An entry for each curvature.
+    squared factors on the noise of each step, over η².
     """
+
+    bias: Tensor
+    noise: Tensor
+    cooled_bias: Tensor
+    cooled_noise: Tensor
+
+    @property
+    def excess(self) -> float:
+        """Return by how much the squared bias of the average is larger, at most."""
+        return (self.bias.square() - self.cooled_bias.square()).max().item()
+
+    @property
+    def between(self) -> float:
+        """Return the largest ratio of the noises, between the curvatures too.
+
+        Every factor falls in the curvature up to 1, so between two points the left average beside
+        the right cooldown is the worst.
+        """
+        return (self.noise[:-1] / self.cooled_noise[1:]).max().item()
+
+
+def discrete(fraction: float, curvatures: Tensor, steps: int) -> Responses:
+    """Return the responses after T steps."""
     weights = theory.average_weights(fraction, steps)
     times = torch.arange(1, steps + 1, dtype=F64)
     rates = ((steps - times + 1) / (2 * fraction * steps)).clamp_max(1.0)
@@ -61,15 +82,10 @@ def responses(fraction: float, curvatures: Tensor, steps: int) -> dict[str, Tens
         squares += once.square()
         cooled += (rate * left).square()
         left = left * (1 - rate * curvatures)
-    return {
-        "bias": (1 - curvatures) * once,
-        "noise": squares,
-        "cooled_bias": left,
-        "cooled_noise": cooled,
-    }
+    return Responses((1 - curvatures) * once, squares, left, cooled)
 
 
-def limits(fraction: float, curvatures: Tensor, cells: int) -> dict[str, Tensor]:
+def continuous(fraction: float, curvatures: Tensor, cells: int) -> Responses:
     """Return the responses for T → ∞ at fixed curvatures ηhT, the noise over T as well.
 
     The average's factor on a noise at time v is (p+1)∫_v^1 u^p e^(−x(u−v))du, the cooldown's
@@ -88,67 +104,48 @@ def limits(fraction: float, curvatures: Tensor, cells: int) -> dict[str, Tensor]
         cooled += (rate * (-curvatures * left[i]).exp()).square() / cells
     last = (-curvatures * left[-1]).exp()  # at v = 0, half a cell; at v = 1 the rate is 0
     cooled -= last.square() / (2 * cells)
-    return {"bias": once, "noise": squares, "cooled_bias": last, "cooled_noise": cooled}
+    return Responses(once, squares, last, cooled)
 
 
-def continuous(fraction: float, count: int, steps: int) -> dict[str, Any]:
-    """Compare both in continuous time, between the points too; docs/theory.md has ηhT > 1000."""
+def compared(fraction: float, count: int, steps: int) -> dict[str, float]:
+    """Compare both over curvatures from 1e-5 to 1.9, and for ηhT from 0 to 1000 in the limit."""
+    flat = discrete(fraction, torch.logspace(-5, 0, count, dtype=F64), steps)
+    sharp = discrete(fraction, torch.linspace(1, 1.9, count // 4, dtype=F64), steps)
     curvatures = torch.cat((torch.zeros(1), torch.logspace(-3, 3, count, dtype=F64)))
-    each = limits(fraction, curvatures, CELLS * steps)
+    limit = continuous(fraction, curvatures, CELLS * steps)
     return {
-        "between": (each["noise"][:-1] / each["cooled_noise"][1:]).max().item(),
-        "excess": (each["bias"].square() - each["cooled_bias"].square()).max().item(),
-    }
-
-
-def compared(fraction: float, count: int, steps: int) -> dict[str, Any]:
-    """Compare both over curvatures from 1e-5 to 1.9, and also between the points up to 1."""
-    curvatures = torch.logspace(-5, 0, count, dtype=F64)
-    sharp = torch.linspace(1, 1.9, count // 4, dtype=F64)
-    flat, edge = (responses(fraction, c, steps) for c in (curvatures, sharp))
-    # Every factor falls in the curvature up to 1: between two points, the left average
-    # beside the right cooldown.
-    between = (flat["noise"][:-1] / flat["cooled_noise"][1:]).max().item()
-    worst = (edge["noise"] / edge["cooled_noise"]).max().item()
-    excess = [(each["bias"].square() - each["cooled_bias"].square()).max() for each in (flat, edge)]
-    return {
-        "noise": max((flat["noise"] / flat["cooled_noise"]).max().item(), worst),
-        "between": between,
-        "excess": max(excess).item(),
+        "noise": max((r.noise / r.cooled_noise).max().item() for r in (flat, sharp)),
+        "between": flat.between,
+        "excess": max(flat.excess, sharp.excess) - EXCESS[fraction],
+        "limit_noise": limit.between,
+        "limit_excess": limit.excess - EXCESS[fraction],
     }
 
 
 # ------------------------------------------------------------------ convex, at every horizon
 
 
-def convex(rule: str, power: int, steps: int, runs: int, seed: int) -> dict[str, Any]:
+def convex(rule: str, power: int, steps: int, runs: int, seed: int) -> dict[str, float]:
     """Return the loss of the average over its bound at every T, of projected SGD on one run.
 
     f(w) = mean |⟨a_k, w − w*⟩| on the unit ball, ‖a_k‖ = 1, a gradient of one k a step.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(40, DIMENSION, dtype=F64, generator=generator)
-    rows /= rows.norm(dim=1, keepdim=True)
-    best = torch.nn.functional.normalize(
-        torch.randn(DIMENSION, dtype=F64, generator=generator), dim=0
+    rows, best = (
+        normalize(torch.randn(count, DIMENSION, dtype=F64, generator=generator), dim=1)
+        for count in (40, 1)
     )
-    fraction = 1 / (power + 2)
-    parts = average.share(fraction, torch.arange(1, steps + 1, dtype=F64)).tolist()
-    rate = {"constant": steps**-0.5, "falling": 2**0.5}[rule]
-    w = torch.zeros(runs, DIMENSION, dtype=F64)
-    mean, ratios = torch.zeros_like(w), list[float]()
-    for t, part in enumerate(parts, 1):
-        mean += part * (w - mean)
-        loss = ((mean - best) @ rows.mT).abs().mean(1).mean().item()
-        if rule == "constant":
-            bound = theory.average_constant_rate_bound(
-                power, t, rate=rate, distance=1.0, gradient_norm=1.0
-            )
-        else:
-            bound = theory.average_falling_rate_bound(
-                power, t, rate=rate, diameter=2.0, gradient_norm=1.0
-            )
-        ratios.append(loss / bound)
+    if rule == "constant":
+        rate, of_rule = steps**-0.5, theory.average_constant_rate_bound
+        bound = partial(of_rule, power, rate=rate, distance=1.0, gradient_norm=1.0)
+    else:
+        rate, of_rule = 2**0.5, theory.average_falling_rate_bound
+        bound = partial(of_rule, power, rate=rate, diameter=2.0, gradient_norm=1.0)
+    shares = average.share(1 / (power + 2), torch.arange(1, steps + 1, dtype=F64)).tolist()
+    w, mean, ratios = *torch.zeros(2, runs, DIMENSION, dtype=F64), list[float]()
+    for t, share in enumerate(shares, 1):
+        mean = mean + share * (w - mean)
+        ratios.append(((mean - best) @ rows.mT).abs().mean(1).mean().item() / bound(t))
         chosen = rows[torch.randint(len(rows), (runs,), generator=generator)]
         sign = ((w - best) * chosen).sum(1, keepdim=True).sign()
         w = w - (rate if rule == "constant" else rate * t**-0.5) * sign * chosen
@@ -156,7 +153,7 @@ def convex(rule: str, power: int, steps: int, runs: int, seed: int) -> dict[str,
     return {"largest": max(ratios), "last": ratios[-1]}
 
 
-def kink(steps: int, runs: int, seed: int) -> dict[str, Any]:
+def kink(steps: int, runs: int, seed: int) -> dict[str, float]:
     """Return the mean loss over η of the average, and of the last iterate of a linear decay.
 
     f(w) = ½w₊ + w₋/20, gradients ±1 of the mean f'(w), W_1 = 0.3η.
@@ -165,26 +162,25 @@ def kink(steps: int, runs: int, seed: int) -> dict[str, Any]:
     steady, decayed = (torch.full((runs,), 0.3, dtype=F64) for _ in range(2))
     mean = torch.zeros_like(steady)
 
-    def value(w: Tensor) -> Tensor:
-        return torch.where(w > 0, w / 2, -w / 20)
+    def value(w: Tensor) -> float:
+        return torch.where(w > 0, w / 2, -w / 20).mean().item()
 
     def moved(w: Tensor, rate: float) -> Tensor:
         slope = torch.where(w > 0, 0.5, -0.05)
         uniform = torch.rand(runs, dtype=F64, generator=generator)
         return w - rate * torch.where(uniform < (1 + slope) / 2, 1.0, -1.0)
 
-    parts = average.share(0.1, torch.arange(1, steps + 1, dtype=F64)).tolist()
-    for t, part in enumerate(parts):
-        mean += part * (steady - mean)
+    shares = average.share(0.1, torch.arange(1, steps + 1, dtype=F64)).tolist()
+    for t, share in enumerate(shares):
+        mean += share * (steady - mean)
         steady, decayed = moved(steady, 1.0), moved(decayed, 1 - t / steps)
-    return {"average": value(mean).mean().item(), "decayed": value(decayed).mean().item()}
+    return {"average": value(mean), "decayed": value(decayed)}
 
 
 # ------------------------------------------------------------------ one run and many
 
 
-@dataclass(frozen=True)
-class ScheduledLoss:
+class ScheduledLoss(NamedTuple):
     """A loss of (instances, m, n), its gradients at a step, and where runs start."""
 
     value: Callable[[Tensor], Tensor]
@@ -222,43 +218,38 @@ def problem_of(name: str, seeds: range) -> ScheduledLoss:
 
 
 def descend(
-    problem: ScheduledLoss, rate: Callable[[int], float], steps: int, at: list[int]
-) -> Tensor:
+    loss: ScheduledLoss, rate: Callable[[int], float], steps: int, at: Sequence[int]
+) -> list[tuple[float, float]]:
     """Return the mean losses of (the last iterate, the average) of one run after each of `at`."""
-    weight = torch.nn.Parameter(problem.start.clone())
-    options: dict[str, Any] = {"method": "svd", "scale": "none", "momentum": 0.9}
-    optimizer = Muon([weight], average=0.1, **options)
-    found = list[list[float]]()
+    weight = torch.nn.Parameter(loss.start.clone())
+    optimizer = Muon([weight], average=0.1, method="svd", scale="none", momentum=0.9)
+    losses = list[tuple[float, float]]()
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
-        weight.grad = problem.gradient(weight.detach(), step)
+        weight.grad = loss.gradient(weight.detach(), step)
         optimizer.step()
         if step + 1 in at:
-            last = problem.value(weight.detach()).mean().item()
+            last = loss.value(weight.detach()).mean().item()
             with optimizer.averaged():
-                found.append([last, problem.value(weight.detach()).mean().item()])
-    return torch.tensor(found, dtype=F64)
+                losses.append((last, loss.value(weight.detach()).mean().item()))
+    return losses
 
 
 def horizons(problem: str, rounds: int, seeds: range) -> dict[str, Any]:
     """Run once without a horizon, and once for each horizon with linear decay, its peak tuned."""
-    made, ends = problem_of(problem, seeds), [rounds // 8, rounds // 4, rounds // 2, rounds]
+    loss, ends = problem_of(problem, seeds), [rounds // 8, rounds // 4, rounds // 2, rounds]
     at = sorted({*ends, *(rounds * k // 40 for k in range(1, 41))})
     first, origin = RATES[problem]
-    one = descend(made, lambda t: first * (1 + t / origin) ** -0.5, rounds, at)
-    best = [
-        min(
-            descend(made, lambda t, p=peak, n=end: p * (1 - t / n), end, [end])[0, 0].item()
-            for peak in PEAKS[problem]
-        )
-        for end in ends
-    ]
+
+    def decayed(end: int, peak: float) -> float:
+        ((last, _),) = descend(loss, lambda t: peak * (1 - t / end), end, [end])
+        return last
+
     return {
-        "ends": ends,
-        "decayed": best,
-        "average": [one[at.index(end), 1].item() for end in ends],
         "at": at,
-        "one": one.tolist(),
+        "one": descend(loss, lambda t: first * (1 + t / origin) ** -0.5, rounds, at),
+        "ends": ends,
+        "decayed": [min(decayed(end, peak) for peak in PEAKS[problem]) for end in ends],
     }
 
 
@@ -267,45 +258,37 @@ def horizons(problem: str, rounds: int, seeds: range) -> dict[str, Any]:
 
 def measure(run: Run) -> Iterator[Item]:
     """Measure all four."""
-    sizes = {"count": CURVATURES, "steps": run.pick(STEPS)}
-    rows = run.each(cases(fraction=EXCESS), partial(compared, **sizes), "averages")
+    steps = run.pick(STEPS)
+    each = partial(compared, count=CURVATURES, steps=steps)
+    rows = run.each(cases(fraction=EXCESS), each, "averages")
     name = "mean age f against a cooldown of 2f"
     yield at_most(f"{name}: noise, largest ratio", rows.column("noise"), 1.0)
     yield at_most(f"{name}: and between the points", rows.column("between"), 1.0)
-    excess = [row.excess - EXCESS[row.fraction] for row in rows]
-    yield at_most(f"{name}: squared bias, above its excess", excess, 1 / run.pick(STEPS))
-    smooth = run.each(cases(fraction=EXCESS), partial(continuous, **sizes), "limits")
+    yield at_most(f"{name}: squared bias, above its excess", rows.column("excess"), 1 / steps)
     name = "the same in continuous time"
-    yield at_most(f"{name}: noise, largest ratio", smooth.column("between"), 1.0)
-    excess = [row.excess - EXCESS[row.fraction] for row in smooth]
-    yield at_most(f"{name}: squared bias, above its excess", excess, 0.0)
+    yield at_most(f"{name}: noise, largest ratio", rows.column("limit_noise"), 1.0)
+    yield at_most(f"{name}: squared bias, above its excess", rows.column("limit_excess"), 0.0)
     sizes = {"steps": run.pick(CONVEX_STEPS), "runs": run.pick(CONVEX_RUNS), "seed": run.seed}
-    points = cases(rule=["constant", "falling"], power=POWERS)
-    bounds = run.each(points, partial(convex, **sizes), "runs")
-    for rule in ("constant", "falling"):
+    bounds = run.each(cases(rule=RULES, power=POWERS), partial(convex, **sizes), "runs")
+    for rule in RULES:
         largest = bounds.where(rule=rule).column("largest")
         yield at_most(f"convex SGD, {rule} rate: loss/bound at every T, largest", largest, 1.0)
-    sizes = {"runs": run.pick(KINK_RUNS), "seed": run.seed}
-    kinks = run.each(cases(steps=KINK_STEPS), partial(kink, **sizes), "kinks")
+    each = partial(kink, runs=run.pick(KINK_RUNS), seed=run.seed)
+    kinks = run.each(cases(steps=KINK_STEPS), each, "kinks")
     yield at_least("kink: loss of the average over η", kinks.column("average"), FLOOR)
     short, long = kinks.column("decayed")
     yield below("kink: loss of a linear decay over η", short, FLOOR)
     yield below("kink: the same at four times the T, over it", long / short, 1.0)
     each = partial(horizons, rounds=run.pick(ROUNDS), seeds=run.seeds((10, 3)))
-    runs = run.each(cases(problem=list(RATES)), each, "problems")
+    runs = run.each(cases(problem=RATES), each, "problems")
 
-    columns = {"f": "fraction", "noise/cooldown's": "noise", "excess of squared bias": "excess"}
+    columns = {"f": "fraction", "noise/cooldown's": "noise", "squared bias, above": "excess"}
+    columns |= {"noise for T → ∞": "limit_noise", "squared bias for T → ∞": "limit_excess"}
     yield rows.listing("An average of mean age f against a cooldown over the last 2f", columns)
-    columns = {"f": "fraction", "noise/cooldown's": "between", "excess of squared bias": "excess"}
-    yield smooth.listing("The same in continuous time", columns)
     columns = {"rate": "rule", "p": "power", "loss/bound, largest": "largest", "at the end": "last"}
     yield bounds.listing("Convex SGD, every T of one run", columns)
     columns = {"T": "steps", "average/η": "average", "linear decay/η": "decayed"}
     yield kinks.listing("A kink with slopes ½ and 1/20", columns)
-    for row in runs:
-        columns = ("T", "average of one run", "linear decay, best peak")
-        ends = tuple(zip(row.ends, row.average, row.decayed, strict=True))
-        yield Table(f"One run, read at four horizons: {row.problem}", columns, ends)
     yield Figure(
         "one-run",
         "One run's average, and the ends of runs that were decayed to each horizon",
@@ -314,18 +297,15 @@ def measure(run: Run) -> Iterator[Item]:
         tuple(panel(row) for row in runs),
     )
     yield (
-        "Ours, not the paper's. Where a loss has a kink with unequal slopes no average at a "
-        "constant rate comes below a floor, and decay wins: the checks of the kink say so, and so "
-        "does the figure, where “exact” is ℓ₁ regression whose minimum is a kink in every "
-        "direction. “Noisy” has errors in the measurements, which round the minimum."
+        "In the figure “exact” is ℓ₁ regression whose minimum is a kink in every direction; in "
+        "“noisy” errors of the measurements round the minimum."
     )
 
 
 def panel(row: Any) -> Panel:
     """Return the losses along the one run, and the ends."""
-    at = [float(t) for t in row.at]
-    last, mean = ([each[i] for each in row.one] for i in (0, 1))
-    ends = Series("decayed to T, best peak", [float(t) for t in row.ends], row.decayed, style=2)
+    at, (last, mean) = list(map(float, row.at)), zip(*row.one, strict=True)
+    ends = Series("decayed to T, best peak", list(map(float, row.ends)), row.decayed, style=2)
     lines = (Series("last iterate", at, last), Series("average, f = 0.1", at, mean, style=1), ends)
     return Panel(row.problem, "step", "loss", lines, "log", "log", marked=True)
 

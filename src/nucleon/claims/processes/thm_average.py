@@ -23,16 +23,17 @@ from nucleon.optim import average
 F64 = torch.float64
 SHAPE, FRACTION, DISCOUNT, RADIUS, RHO, NOISE = (3, 5), 0.1, 0.9, 0.02, 0.3, 0.3
 ROUNDS, RUNS = (400, 100), (256, 96)
+PROBLEMS, RADII = ("linear", "ripples", "waves"), ("constant", "falling", "ρσ", "ρ/t^⅔")
 HORIZON = 4000
 """To which the sums that no run enters are taken."""
 DEVIATIONS = 4.5
 """A mean of runs is so many of its standard errors from its expectation less than once in 10⁵."""
 EXACT = 1e-9
 
-Loss = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+Matrices = Callable[[Tensor], Tensor]
 
 
-def loss_of(problem: str, seed: int) -> Loss:
+def loss_of(problem: str, seed: int) -> tuple[Matrices, Matrices]:
     """Return value and gradient of a loss on (b, m, n)."""
     generator = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, dtype=F64, generator=generator)
@@ -53,15 +54,19 @@ def loss_of(problem: str, seed: int) -> Loss:
     )
 
 
-def schedule(radii: str, rounds: int) -> tuple[list[float], list[float]]:
-    """Return the shares σ_t and the radii D_t, t = 1 … T."""
+def schedule(radii: str, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the shares σ_t, the radii D_t, t = 1 … T, and the weights of W_1 … W_T in W̄."""
     times = torch.arange(1, rounds + 1, dtype=F64)
-    shares = times.pow(-2 / 3) if radii == "ρ/t^⅔" else average.share(FRACTION, times)
-    lengths = {
-        "constant": torch.full_like(times, RADIUS),
-        "falling": RADIUS * (1 + times / 20).pow(-0.5),
-    }
-    return shares.tolist(), lengths.get(radii, RHO * shares).tolist()
+    if radii == "ρ/t^⅔":
+        shares = times.pow(-2 / 3)
+        kept = (1 - shares).flip(0).cumprod(0).flip(0).roll(-1)
+        kept[-1] = 1.0
+        return shares, RHO * shares, shares * kept
+    shares, weights = average.share(FRACTION, times), theory.average_weights(FRACTION, rounds)
+    if radii == "ρσ":
+        return shares, RHO * shares, weights
+    fall = 1 + times / 20 if radii == "falling" else torch.ones_like(times)
+    return shares, RADIUS * fall.pow(-0.5), weights
 
 
 def measured(problem: str, radii: str, runs: int, rounds: int, seed: int) -> dict[str, Any]:
@@ -70,16 +75,16 @@ def measured(problem: str, radii: str, runs: int, rounds: int, seed: int) -> dic
     W_t = W_{t−1} + s_tD_tY_t with FAML's plays Y_t of the unit ball, s_t ~ Exp(1).
     """
     value, gradient = loss_of(problem, seed)
-    shares, lengths = schedule(radii, rounds)
+    shares, lengths, weights = schedule(radii, rounds)
     learner = FAML((runs, *SHAPE), gradient_bound=None, discount=DISCOUNT, dtype=F64)
     generator = torch.Generator().manual_seed(seed + 1)
     w = torch.randn(runs, *SHAPE, dtype=F64, generator=generator)
-    start = before = first = after = value(w)
-    truth_mean, noise_mean, gradient_mean, mean, total = (torch.zeros_like(w) for _ in range(5))
-    paid, descent, scaling, played, decrease = (torch.zeros_like(start) for _ in range(5))
-    regrets, sides, path = list[Tensor](), list[Tensor](), list[Tensor]()
-    largest = 0.0
-    for t, (part, length) in enumerate(zip(shares, lengths, strict=True), 1):
+    start = before = first = value(w)
+    # Averages with the shares σ of ∇L, the noise, G and W, and of ⟨G, Y⟩ and the descent over D.
+    matrices, numbers = w.new_zeros(4, *w.shape), w.new_zeros(2, runs)
+    scaling, decrease, played, total = (torch.zeros_like(x) for x in (start, start, start, w))
+    regrets, sides, path, largest = list[Tensor](), list[Tensor](), list[Tensor](), 0.0
+    for t, (share, length) in enumerate(zip(shares.tolist(), lengths.tolist(), strict=True), 1):
         play = learner.play()
         s = noise.exponential((runs,), seed=seed, stream=torch.arange(runs), step=t, dtype=F64)
         w = w + s[:, None, None] * length * play
@@ -89,65 +94,44 @@ def measured(problem: str, radii: str, runs: int, rounds: int, seed: int) -> dic
             error = NOISE * torch.randn(w.shape, dtype=F64, generator=generator)
         answer = truth + error
         learner.observe(answer)
-
-        def enter(mean: Tensor, new: Tensor, part: float = part) -> Tensor:
-            return mean + part * (new - mean)
-
         earned = (answer * play).sum((-2, -1))
-        truth_mean, noise_mean = enter(truth_mean, truth), enter(noise_mean, error)
-        gradient_mean, paid = enter(gradient_mean, answer), enter(paid, earned)
-        descent = enter(descent, (before - after) / length)
-        predicted = length * (truth * play).sum((-2, -1))
-        scaling = scaling + (after - before - predicted)
-        decrease = decrease + part * (first - before) if t > 1 else decrease
-        first = enter(first, before) if t > 1 else before
-        mean = enter(mean, w)
+        matrices = matrices + share * (torch.stack((truth, error, answer, w)) - matrices)
+        numbers = numbers + share * (torch.stack((earned, (before - after) / length)) - numbers)
+        scaling = scaling + (after - before - length * (truth * play).sum((-2, -1)))
+        decrease = decrease + share * (first - before)
+        first = first + share * (before - first)
         played, total = DISCOUNT * played + earned, DISCOUNT * total + answer
         regrets.append(played + nuclear_norm(total))
         largest = max(largest, nuclear_norm(answer).max().item())
-        regret = paid + nuclear_norm(gradient_mean)
-        right = descent + regret + nuclear_norm(noise_mean)
-        sides.append(torch.stack((nuclear_norm(truth_mean), right)))
+        left, noisy, best, _ = nuclear_norm(matrices)
+        sides.append(torch.stack((left, numbers[1] + numbers[0] + best + noisy)))
         path.append(w)
         before = after
-    both = torch.stack(sides)  # (T, 2, runs)
-    weights = weights_of(shares)
-    distance = torch.einsum("t,t...->...", weights, operator_norm(torch.stack(path) - mean))
-    again = torch.einsum("t,t...->...", weights, torch.stack(path))
+    both, iterates, mean = torch.stack(sides), torch.stack(path), matrices[3]
+    distance = torch.einsum("t,t...->...", weights, operator_norm(iterates - mean))
     limit = cut_bound(shares, lengths)[-1]
-    regret = paid + nuclear_norm(gradient_mean)
+    regret = numbers[0] + nuclear_norm(matrices[2])
     return {
         "left": both[:, 0].mean(1).tolist(),
         "right": both[:, 1].mean(1).tolist(),
         "equality": max(deviations(both[t, 0] - both[t, 1]) for t in (rounds // 4, rounds - 1)),
         "scaling": deviations(scaling),
         "distance": distance.mean().item() / limit,
-        "limit": limit,
-        "recursion": (again - mean).abs().max().item(),
+        "recursion": (torch.einsum("t,t...->...", weights, iterates) - mean).abs().max().item(),
         "discounted": (regret / from_discounted(weights, regrets, largest)).max().item(),
-        "window": (descent - (first - after) / RHO).abs().max().item(),
+        "window": (numbers[1] - (first - before) / RHO).abs().max().item(),
         "telescope": (decrease - (start - first)).abs().max().item(),
     }
 
 
-def weights_of(shares: list[float]) -> Tensor:
-    """Return the weights of the iterates: the closed form of a fraction, else from the shares."""
-    if shares[:2] == average.share(FRACTION, torch.tensor([1.0, 2.0], dtype=F64)).tolist():
-        return theory.average_weights(FRACTION, len(shares))
-    part = torch.tensor(shares, dtype=F64)
-    kept = (1 - part).flip(0).cumprod(0).flip(0).roll(-1)
-    kept[-1] = 1.0
-    return part * kept
-
-
-def cut_bound(shares: list[float], lengths: list[float]) -> list[float]:
+def cut_bound(shares: Tensor, lengths: Tensor) -> list[float]:
     """Return 2Σ_{s<T} F_s(1−F_s)D_{s+1} for every T, by recursion over T."""
-    found, once, twice = list[float](), 0.0, 0.0
-    for part, length in zip(shares, lengths, strict=True):
-        kept = 1 - part
+    sums, once, twice = list[float](), 0.0, 0.0
+    for share, length in zip(shares.tolist(), lengths.tolist(), strict=True):
+        kept = 1 - share
         once, twice = kept * (once + length), kept**2 * (twice + length)
-        found.append(2 * (once - twice))
-    return found
+        sums.append(2 * (once - twice))
+    return sums
 
 
 def from_discounted(weights: Tensor, regrets: list[Tensor], largest: float) -> Tensor:
@@ -167,15 +151,13 @@ def deviations(values: Tensor) -> float:
 
 def measure(run: Run) -> Iterator[Item]:
     """Run all processes, then take the sums that need none."""
-    rounds, runs = run.pick(ROUNDS), run.pick(RUNS)
-    problems, radii = ("linear", "ripples", "waves"), ("constant", "falling", "ρσ", "ρ/t^⅔")
-    points = cases(problem=problems, radii=radii)
-    each = partial(measured, runs=runs, rounds=rounds, seed=run.seed)
+    rounds = run.pick(ROUNDS)
+    each = partial(measured, runs=run.pick(RUNS), rounds=rounds, seed=run.seed)
+    points = cases(problem=PROBLEMS, radii=RADII)
     rows = run.each(points, lambda problem, radii: each(problem, radii), "processes")
-    curved = rows.where(lambda row: row.problem != "linear")
+    linear, curved = rows.where(problem="linear"), rows.where(lambda r: r.problem != "linear")
     ratios = [max(map(float.__truediv__, row.left, row.right)) for row in curved]
     yield at_most("(A) at every T: mean left/mean right, largest", ratios, 1 + EXACT)
-    linear = rows.where(problem="linear")
     equality = "(A) of a linear loss: |left − right| in standard errors"
     yield at_most(equality, linear.column("equality"), DEVIATIONS)
     scaled = "E[L(W_t) − L(W_{t−1})] = E⟨∇L(W_t), X_t⟩: standard errors apart"
@@ -187,37 +169,30 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_most("fixed radius: largest bound on the distance/ρ", fixed_radius(), 1.0)
     yield at_most("fixed radius: Σp(L_{s−1} − L_s)/D_s beside Δ/ρ", fixed.column("window"), EXACT)
     yield at_most("fixed radius: ΣσΔ beside L(W_0) − A", fixed.column("telescope"), EXACT)
-    shares = average.share(FRACTION, torch.arange(1, HORIZON + 1, dtype=F64)).tolist()
-    sums = cut_bound(shares, [RADIUS] * HORIZON)
-    closed = [x / theory.average_distance_bound(FRACTION, t, RADIUS) for t, x in enumerate(sums, 1)]
+    shares, lengths, weights = schedule("constant", HORIZON)
+    sums = enumerate(cut_bound(shares, lengths), 1)
+    closed = [x / theory.average_distance_bound(FRACTION, t, RADIUS) for t, x in sums]
     yield at_most("(C): the sum over its closed form, largest", closed, 1.0)
     yield at_least("(C): the sum over its closed form at the last T", closed[-1], 0.99)
-    age = (theory.average_weights(FRACTION, HORIZON) * torch.arange(HORIZON - 1, -1, -1)).sum()
+    age = (weights * torch.arange(HORIZON - 1, -1, -1)).sum()
     yield at_most("mean age/(f(T−1)) − 1", abs(age / (FRACTION * (HORIZON - 1)) - 1), EXACT)
 
     columns = {"loss": "problem", "radii": "radii", "distance/bound": "distance"}
     columns |= {"(B)": "discounted", "left": lambda row: row.left[-1]}
     yield rows.listing("At the last T", columns | {"right": lambda row: row.right[-1]})
     times = [float(t) for t in range(5, rounds + 1)]
-    panels = (
-        log_panel(
-            f"{row.problem}, {row.radii}",
-            ("T", "nuclear norm"),
-            (
-                Series("‖Σp∇L(W)‖", times, row.left[4:]),
-                Series("bound", times, row.right[4:], style=1),
-            ),
-        )
-        for row in curved
-    )
+
+    def lines(row: Any) -> tuple[Series, ...]:
+        bound = Series("bound", times, row.right[4:], style=1)
+        return Series("‖Σp∇L(W)‖", times, row.left[4:]), bound
+
+    labels = ("T", "nuclear norm")
+    panels = (log_panel(f"{row.problem}, {row.radii}", labels, lines(row)) for row in curved)
     caption = (
         "Means over the runs, at every horizon T of one run each; the bound needs no random τ."
     )
     yield Figure("conversion", "The average gradient and its bound", caption, tuple(panels))
-    yield (
-        "Ours, not the paper's: the average is over all iterates, without the random time τ, and "
-        "its radius grows with T unless the radii of the learner fall with the shares."
-    )
+    yield "The radius of the average grows with T unless the learner's radii fall with the shares."
 
 
 def fixed_radius() -> list[float]:
@@ -225,7 +200,7 @@ def fixed_radius() -> list[float]:
     times = torch.arange(1, HORIZON + 1, dtype=F64)
     every = [average.share(f, times) for f in (0.05, 0.1, 0.5)]
     every += [times.pow(-a) for a in (0.5, 2 / 3, 1.0)]
-    return [x for shares in every for x in cut_bound(shares.tolist(), shares.tolist())]
+    return [x for shares in every for x in cut_bound(shares, shares)]
 
 
 CLAIM = Claim(
