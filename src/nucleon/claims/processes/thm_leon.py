@@ -1,7 +1,7 @@
 """thm-leon: Leon with the theorem's γ, D and T gets there; Muon can be kept from it (Thm 5.3)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from nucleon.claims.conversions import (
     identity_start,
     sampling,
 )
-from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_most, notes
+from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_most
 from nucleon.claims.oracle import conversion
 from nucleon.claims.processes.o2nc import ESTIMATE, MOST_ERRORS
 from nucleon.claims.shown import Figure, Panel
@@ -42,12 +42,9 @@ HEIGHT = (0.25, 0.09)  # ΔL/ρ there
 
 NOTES = (
     f"On the kinks: {ESTIMATE}",
-    "The resistance is a process that answers the path: there is no loss whose gradient it is, and "
-    "no point of which the gap would say that it is stationary. Its gap is the mean answer around "
-    "the time τ, which the proof bounds all the same.",
-    "The right side has what each run fell by, L(W_1) − L(W_T), in the place of ΔL, which bounds "
-    "it. Under the resistance there is no noise, and the two sides are equal in the mean: their "
-    "difference is a martingale, whose interval should hold 0.",
+    "The resistance is a process that answers the path: there is no loss whose gradient it is. Its "
+    "gap is the mean answer around the time τ, which the proof bounds all the same. Without noise "
+    "left − right is a martingale there, whose interval should hold 0.",
 )
 
 
@@ -63,29 +60,23 @@ class Target:
     """Return the answers of a new run of so many rounds, and what the loss falls by."""
     first_gradient: float
     """‖∇L(W_1)‖_*."""
-    rho: float
-    epsilon: float
-    q_nuclear: float
-    """‖Q‖_*."""
-    loss_gap: float
-    gradient_bound: float
+    constants: Mapping[str, float]
+    """The arguments ρ, ε, ‖Q‖_*, ΔL and G of a plan, by name."""
 
     @cached_property
     def plan(self) -> Plan:
         """Return γ, D and T of the theorem."""
         return self.planned_for(SHAPE)
 
+    @property
+    def epsilon(self) -> float:
+        """Return ε."""
+        return self.constants["epsilon"]
+
     def planned_for(self, shape: tuple[int, int]) -> Plan:
         """Return the plan for matrices of a shape."""
-        return plan(
-            self.optimizer,
-            rho=self.rho,
-            epsilon=self.epsilon,
-            q_nuclear=self.q_nuclear,
-            loss_gap=self.loss_gap,
-            gradient_bound=self.gradient_bound,
-            shapes=[shape],
-        )
+        settings: dict[str, Any] = {**self.constants, "shapes": [shape]}
+        return plan(self.optimizer, **settings)
 
     def run(self, learner: Callable[..., Learner], **options: Any) -> dict[str, Any]:
         """Convert a learner on the planned γ, D and T."""
@@ -98,16 +89,9 @@ class Target:
         return agrees(f"{name}, {self.name}", self._process(learner), answers, fall, **options)
 
     def _process(self, learner: Callable[..., Learner]) -> Process:
-        return Process(
-            learner,
-            self.start,
-            self.rho,
-            self.plan.discount,
-            self.plan.rounds,
-            self.gradient_bound,
-            self.seed,
-            loss_gap=self.loss_gap,
-        )
+        rho, bound, gap = (self.constants[n] for n in ("rho", "gradient_bound", "loss_gap"))
+        setting = (rho, self.plan.discount, self.plan.rounds, bound, self.seed, gap)
+        return Process(learner, self.start, *setting)
 
 
 def kinks(optimizer: Planned, rho: float, runs: int, seed: int) -> Target:
@@ -119,49 +103,39 @@ def kinks(optimizer: Planned, rho: float, runs: int, seed: int) -> Target:
     def answers(rounds: int) -> tuple[Answers, Fall]:
         return sampling(problem, rounds, runs, seed), lambda w: value - problem.value(w)
 
-    return Target(
-        name="kinks",
-        optimizer=optimizer,
-        start=start,
-        seed=seed,
-        answers=answers,
-        first_gradient=torch.linalg.matrix_norm(problem.gradient(start[0]), "nuc").item(),
-        rho=rho,
-        epsilon=RELATIVE * problem.q_nuclear,
-        q_nuclear=problem.q_nuclear,
-        loss_gap=problem.value(start[0]).item(),
-        gradient_bound=problem.gradient_bound,
-    )
+    first = torch.linalg.matrix_norm(problem.gradient(start[0]), "nuc").item()
+    constants = {
+        "rho": rho,
+        "epsilon": RELATIVE * problem.q_nuclear,
+        "q_nuclear": problem.q_nuclear,
+        "loss_gap": problem.value(start[0]).item(),
+        "gradient_bound": problem.gradient_bound,
+    }
+    return Target("kinks", optimizer, start, seed, answers, first, constants)
 
 
 def resistance(optimizer: Planned, height: float, runs: int, seed: int) -> Target:
     """Return the process that resists a bold second row, ρ = 1."""
     start = identity_start(0.0, runs)
     still = Resistance(start, height=height)
-    return Target(
-        name="resistance",
-        optimizer=optimizer,
-        start=start,
-        seed=seed,
-        answers=lambda rounds: _resisting(Resistance(start, height=height)),
-        first_gradient=still.slope,
-        rho=1.0,
-        epsilon=RESISTED,
-        q_nuclear=still.q_nuclear,
-        loss_gap=height,
-        gradient_bound=still.gradient_bound,
-    )
 
+    def answers(rounds: int) -> tuple[Answers, Fall]:
+        walk = Resistance(start, height=height)
 
-def _resisting(walk: Resistance) -> tuple[Answers, Fall]:
-    """Return the answers of one walk, and its fall: after the last answer, the one at W_T."""
-    height = walk.height
+        def both(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
+            gradient = walk.gradient(w)
+            return gradient, gradient
 
-    def answers(w: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        gradient = walk.gradient(w)
-        return gradient, gradient
+        return both, lambda w: height - walk.height  # at W_T after the last answer
 
-    return answers, lambda w: height - walk.height
+    constants = {
+        "rho": 1.0,
+        "epsilon": RESISTED,
+        "q_nuclear": still.q_nuclear,
+        "loss_gap": height,
+        "gradient_bound": still.gradient_bound,
+    }
+    return Target("resistance", optimizer, start, seed, answers, still.slope, constants)
 
 
 def measure(run: Run) -> Iterator[Item]:
@@ -191,19 +165,13 @@ def measure(run: Run) -> Iterator[Item]:
     yield from optimizers.checks(SHAPE, names=("Muon", "Leon"), seed=seed)
     yield from optimizers.certified_checks(SHAPE, seed=seed)
     yield from shown(rows, targets)
-    ground = rows.one(problem="kinks", name="Muon (FTL)").mean_gap
     yield from NOTES
-    yield from notes(f"""
-        Leon and Muon run as what they are, the conversion of FAML and of FTL; the optimizers with
-        gradient_bound, step_length="exponential" and no scaling take the same steps. Leon does so
-        here, and its certificate is the reference's.
-
-        Muon gets there on the kinks too ({ground}): it has no theorem, not a failure on every
-        problem. What it loses as a learner it must pay by climbing the loss, since
-        E[L(W_t) − L(W_t-1)] = E⟨G_t, X_t⟩. The resistance makes it climb; it answers the path and
-        is no fixed function of W. Muon fails on fixed convex losses as well (arXiv 2605.08980); we
-        have none in few dimensions that does it at these γ and D.
-    """)
+    yield (
+        "Muon arrives on the kinks too: it has no theorem, not a failure on every problem. What it "
+        "loses as a learner it must pay by climbing the loss, since E[L(W_t) − L(W_{t−1})] = "
+        "E⟨G_t, X_t⟩, and the resistance makes it climb. Muon fails on fixed convex losses as well "
+        "(arXiv 2605.08980)."
+    )
 
 
 def premises(target: Target) -> Iterator[Check]:
@@ -216,27 +184,23 @@ def premises(target: Target) -> Iterator[Check]:
 
 def planned(target: Target, factor: float, constant: float) -> Iterator[Check]:
     """Check γ, D, T and the terms promised against the oracle's: C = `factor`, c = `constant`."""
-    known = {
-        "q_nuclear": target.q_nuclear,
-        "loss_gap": target.loss_gap,
-        "gradient_bound": target.gradient_bound,
-    }
-    rows, aim = min(SHAPE), {"rho": target.rho, "epsilon": target.epsilon}
-    wanted = conversion.plan(**aim, **known, rows=rows, factor=factor)
+    rows = min(SHAPE)
+    twin = conversion.plan(**target.constants, rows=rows, factor=factor)
     errors = [
         error
         for own in (target.plan, target.planned_for((SHAPE[1], SHAPE[0])))
         for error in (
-            (1 - own.discount) / (1 - wanted.discount) - 1,
-            own.radius / wanted.radius - 1,
+            (1 - own.discount) / (1 - twin.discount) - 1,
+            own.radius / twin.radius - 1,
             # Rounding may decide which integer is the next above an integer.
-            max(0, abs(own.rounds - wanted.rounds) - 1),
+            max(0, abs(own.rounds - twin.rounds) - 1),
         )
     ]
     yield close(f"{target.name}: γ, D and T against the reference's", *errors)
     # At the plan's own T, since the term of the descent falls with it.
-    own = replace(wanted, rounds=target.plan.rounds)
-    terms = conversion.promised(own, **known, rows=rows, constant=constant)
+    twin = replace(twin, rounds=target.plan.rounds)
+    known = {n: target.constants[n] for n in ("q_nuclear", "loss_gap", "gradient_bound")}
+    terms = conversion.promised(twin, **known, rows=rows, constant=constant)
     bound = target.plan.bound
     mine = [math.nan] if bound is None else [bound.descent, bound.regret, bound.noise]
     name = f"{target.name}: what is promised, term by term, against the reference's"
@@ -263,14 +227,12 @@ def proposition(rows: Rows) -> Iterator[Check]:
 
 def shown(rows: Rows, targets: tuple[Target, ...]) -> Iterator[Item]:
     """Show the plans, the measurements in means over the runs, and the gap along the way."""
+    names = {"ρ": "rho", "ε": "epsilon", "ΔL": "loss_gap", "G": "gradient_bound"}
     yield Rows(targets).listing(
         "What was planned",
         {
             "problem": "name",
-            "ρ": "rho",
-            "ε": "epsilon",
-            "ΔL": "loss_gap",
-            "G": "gradient_bound",
+            **{word: lambda t, n=name: t.constants[n] for word, name in names.items()},
             "γ": "plan.discount",
             "D": "plan.radius",
             "T": "plan.rounds",
@@ -282,18 +244,15 @@ def shown(rows: Rows, targets: tuple[Target, ...]) -> Iterator[Item]:
         {
             "optimizer, problem": lambda m: f"{m.name}, {m.problem}",
             "gap": lambda m: str(m.mean_gap),
-            "ε": "target.epsilon",
-            "descent term": "terms.descent",
-            "regret term": "terms.regret",
-            "noise term": "terms.noise",
+            **{f"{term} term": f"terms.{term}" for term in ("descent", "regret", "noise")},
             "right side": "terms.bound",
             "gap − right side": lambda m: str(m.excess()),
         },
     )
 
     def panel(target: Target) -> Panel:
-        own = rows.where(problem=target.name)
-        lines = (m.series(m.name, style) for style, m in enumerate(own))
+        measured = rows.where(problem=target.name)
+        lines = (m.series(m.name, style) for style, m in enumerate(measured))
         title = f"{target.name}, ε = {target.epsilon:.3g}"
         return Panel(title, "round t", "gap at W̄_t", tuple(lines), y_scale="log")
 
