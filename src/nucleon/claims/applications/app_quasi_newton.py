@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nucleon.claims.applications import needed
 from nucleon.claims.applications.app_rotations import ProjectedDescent
 from nucleon.claims.beside import EXACT, ROUNDS, close
 from nucleon.claims.engine import (
@@ -35,6 +36,7 @@ from nucleon.online.problems.quasi_newton import (
     OnlineQuasiNewton,
 )
 
+F64 = torch.float64
 TOLERANCE = 1e-8
 ROUNDING = 1e-12  # eigenvalues of a B_t of norm L in float64 are good to 1e-14·L
 MOST_ITERATIONS = 100_000
@@ -42,13 +44,12 @@ LEAST_SHARE = 0.05
 """Share of FAML's bound with G = 1, which pairs of one Hessian are far from making it pay."""
 
 LEARNERS: Mapping[str, Callable[..., Learner]] = {
-    "FAML, running bound": RUNNING_FAML,
-    "FAML, bound 1": FAML,
-    "scalar GBPA": ScalarGBPA,
-    "OGD": ProjectedDescent,
+    "online, FAML": RUNNING_FAML,
+    "online, FAML, bound 1": FAML,
+    "online, scalar GBPA": ScalarGBPA,
+    "online, OGD": ProjectedDescent,
 }
-DEFAULT = "FAML, running bound"
-SHORT = {DEFAULT: "online, FAML"}
+STYLES = {"online, FAML": 4, "gradient descent": 6, "SciPy BFGS": 0, "SciPy L-BFGS-B": 2}
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ class Objective:
 class Minimized(Row):
     """A method on an objective, stopped at the first ‖∇f‖₂ ≤ 1e-8.
 
-    `minimum` is what the online method found, None of others.
+    `_minimum` is what the online method found, None of others.
     """
 
     method: str
     history: tuple[float, ...]
     evaluations: int
     seconds: float
-    minimum: Minimum | None
+    _minimum: Minimum | None = None
 
     @property
     def iterations(self) -> int:
@@ -84,18 +85,17 @@ class Minimized(Row):
 
     def record(self) -> dict[str, object]:
         """Return the counts and the last norm."""
-        last = {"iterations": self.iterations, "final": self.history[-1]}
-        return {
-            k: v for k, v in {**super().record(), **last}.items() if k not in ("history", "seconds")
-        }
+        counts = {"iterations": self.iterations, "final": self.history[-1]}
+        fields = {**super().record(), **counts}
+        return {name: v for name, v in fields.items() if name not in ("history", "seconds")}
 
 
 def quadratic(dimension: int, condition: float, seed: int) -> Objective:
     """Return ½(x − x*)ᵀH(x − x*) with eigenvalues from 1 down to 1/condition in equal ratios."""
     generator = torch.Generator().manual_seed(seed)
-    normal = torch.randn(dimension + 1, dimension, dtype=torch.float64, generator=generator)
+    normal = torch.randn(dimension + 1, dimension, dtype=F64, generator=generator)
     basis = torch.linalg.qr(normal[1:]).Q
-    values = torch.logspace(0, -math.log10(condition), dimension, dtype=torch.float64)
+    values = torch.logspace(0, -math.log10(condition), dimension, dtype=F64)
     hessian, best = (basis * values) @ basis.mT, normal[0]
     hessian = (hessian + hessian.mT) / 2
 
@@ -115,17 +115,11 @@ def digits(penalty: float) -> Objective:
     The 61 pixels that vary, standardized, and a constant. ∇²f = mean σ(1−σ)aaᵀ + penalty·I, so
     μ = penalty and L = ‖A‖²_op/(4N) + penalty.
     """
-    try:
-        from sklearn.datasets import load_digits  # pyright: ignore[reportUnknownVariableType]
-    except ImportError as error:
-        raise ImportError(
-            "app-quasi-newton needs scikit-learn for its digits: pip install scikit-learn"
-        ) from error
-    data: Any = load_digits()
+    data = needed("sklearn.datasets", "scikit-learn").load_digits()
     pixels = torch.from_numpy(data.data).double()
     pixels = pixels[:, pixels.std(0) > 0]
     features = (pixels - pixels.mean(0)) / pixels.std(0)
-    features = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], 1)
+    features = torch.cat([features, torch.ones(len(features), 1, dtype=F64)], 1)
     signed = features * torch.where(torch.from_numpy(data.target) >= 5, 1.0, -1.0)[:, None]
     steepest = torch.linalg.matrix_norm(features, 2).item() ** 2 / (4 * len(features))
 
@@ -140,19 +134,14 @@ def digits(penalty: float) -> Objective:
     return Objective(name, value, gradient, signed.new_zeros(signed.shape[1]), penalty, L)
 
 
-def online(objective: Objective, name: str) -> Minimized:
+def online(objective: Objective, method: str) -> Minimized:
     """Minimize by the optimizer with one of `LEARNERS`."""
-    optimizer = OnlineQuasiNewton(objective.mu, objective.L, LEARNERS[name])
-    minimum = optimizer.minimize(
+    optimizer = OnlineQuasiNewton(objective.mu, objective.L, LEARNERS[method])
+    found = optimizer.minimize(
         objective.gradient, objective.start, tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS
     )
-    return Minimized(
-        method=SHORT.get(name, f"online, {name}"),
-        history=minimum.history,
-        evaluations=minimum.evaluations,
-        seconds=minimum.seconds,
-        minimum=minimum,
-    )
+    counts = {name: getattr(found, name) for name in ("history", "evaluations", "seconds")}
+    return Minimized(**counts, _minimum=found)
 
 
 def descent(objective: Objective) -> Minimized:
@@ -164,24 +153,14 @@ def descent(objective: Objective) -> Minimized:
         x = x - step * slope
         slope = objective.gradient(x)
         history.append(torch.linalg.vector_norm(slope).item())
-    return Minimized(
-        method="gradient descent",
-        history=tuple(history),
-        evaluations=len(history),
-        seconds=perf_counter() - begun,
-        minimum=None,
-    )
+    seconds = perf_counter() - begun
+    return Minimized(history=tuple(history), evaluations=len(history), seconds=seconds)
 
 
-def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Minimized:
+def scipy_run(objective: Objective, method: str) -> Minimized:
     """Minimize by SciPy, stopped by the 2-norm at its own iterates: gtol is on the ∞-norm."""
-    try:
-        from scipy.optimize import minimize
-    except ImportError as error:
-        raise ImportError("app-quasi-newton needs SciPy: pip install scipy") from error
     norms: dict[bytes, float] = {}
     history: list[float] = []
-    stopped: list[float] = []
 
     def both(x: Any) -> tuple[float, Any]:
         point = torch.from_numpy(x)
@@ -192,37 +171,40 @@ def scipy_run(objective: Objective, method: Literal["BFGS", "L-BFGS-B"]) -> Mini
     def look(intermediate_result: Any) -> None:
         history.append(norms[intermediate_result.x.tobytes()])
         if history[-1] <= TOLERANCE:
-            stopped.append(perf_counter())
             raise StopIteration
 
+    minimize = needed("scipy.optimize", "scipy").minimize
     start, begun = objective.start.numpy(), perf_counter()
     options: dict[str, Any] = {"gtol": 0.0, "maxiter": MOST_ITERATIONS}
     if method == "L-BFGS-B":
         options.update(ftol=0.0, maxfun=MOST_ITERATIONS)
     minimize(both, start, jac=True, method=method, callback=look, options=options)
-    seconds = (stopped or [perf_counter()])[0] - begun
-    return Minimized(
-        method=f"SciPy {method}",
-        history=(norms[start.tobytes()], *history),
-        evaluations=len(norms),
-        seconds=seconds,
-        minimum=None,
-    )
+    seconds, whole = perf_counter() - begun, (norms[start.tobytes()], *history)
+    return Minimized(history=whole, evaluations=len(norms), seconds=seconds)
+
+
+METHODS: Mapping[str, Callable[[Objective], Minimized]] = {
+    **{name: partial(online, method=name) for name in LEARNERS},
+    "gradient descent": descent,
+    "SciPy BFGS": partial(scipy_run, method="BFGS"),
+    "SciPy L-BFGS-B": partial(scipy_run, method="L-BFGS-B"),
+}
+QUICK = [name for name in METHODS if name not in ("online, scalar GBPA", "online, OGD")]
 
 
 def oracle_checks(seed: int) -> Iterator[Check]:
     """Check both FAMLs on a few pairs of a Hessian: B_t, and all that is in units of the losses."""
     mu, L, n = 0.1, 2.0, 6
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(ROUNDS + n, n, dtype=torch.float64, generator=generator)
+    drawn = torch.randn(ROUNDS + n, n, dtype=F64, generator=generator)
     basis = torch.linalg.qr(drawn[:n]).Q
-    hessian = (basis * torch.linspace(mu, L, n, dtype=torch.float64)) @ basis.mT
-    hessian, other = (hessian + hessian.mT) / 2, L * torch.eye(n, dtype=torch.float64)
+    hessian = (basis * torch.linspace(mu, L, n, dtype=F64)) @ basis.mT
+    hessian, other = (hessian + hessian.mT) / 2, L * torch.eye(n, dtype=F64)
     pairs = [(s, hessian @ s) for s in drawn[n:]]
     given = [(s.numpy(), y.numpy()) for s, y in pairs]
     matrices, sums = list[Array](), list[float]()
     for learner, running in ((FAML, False), (RUNNING_FAML, True)):
-        learned = CurvatureLearner(n, mu=mu, L=L, learner=learner, dtype=torch.float64)
+        learned = CurvatureLearner(n, mu=mu, L=L, learner=learner, dtype=F64)
         mine = list[Tensor]()
         for s, y in pairs:
             mine.append(learned.matrix())
@@ -258,75 +240,63 @@ def learned_checks(words: str, objective: Objective, learned: CurvatureLearner) 
 def measure(run: Run) -> Iterator[Item]:
     """Minimize every objective by every method."""
     objectives = [quadratic(50, 1e2 if run.quick else 1e3, run.seed), digits(1e-2)]
-    learners = [DEFAULT, "FAML, bound 1"] if run.quick else list(LEARNERS)
     if not run.quick:
         objectives += [quadratic(200, 1e2, run.seed), digits(1e-3)]
-    methods: list[Callable[[Objective], Minimized]] = [
-        *(partial(online, name=name) for name in learners),
-        descent,
-        partial(scipy_run, method="BFGS"),
-        partial(scipy_run, method="L-BFGS-B"),
-    ]
     points = [
-        {"objective": o.name, "_problem": o, "_method": method}
-        for o in objectives
-        for method in methods
+        {"objective": objective.name, "method": method, "_objective": objective}
+        for objective in objectives
+        for method in (QUICK if run.quick else METHODS)
     ]
     rows = run.each(
-        points, lambda _problem, _method: vars(_method(_problem)), "minimizations", Minimized
+        points,
+        lambda _objective, method: vars(METHODS[method](_objective)),
+        "minimizations",
+        Minimized,
     )
     for objective in objectives:
-        own = rows.where(objective=objective.name)
-        baseline = own.one(method="gradient descent").evaluations
-        for row in own:
+        tried = rows.where(objective=objective.name)
+        baseline = tried.one(method="gradient descent").evaluations
+        for row in tried:
             words = f"{objective.name}, {row.method}"
             yield at_most(f"{words}: ‖∇f‖ reached", row.history[-1], TOLERANCE)
-            if row.minimum is not None:
-                yield from learned_checks(words, objective, row.minimum.curvature)
+            if row._minimum is not None:
+                yield from learned_checks(words, objective, row._minimum.curvature)
                 if "OGD" not in row.method:  # it is within its bound, but its trials fail
                     yield below(f"{words}: gradients", row.evaluations, baseline)
     first = rows.one(objective=objectives[0].name, method="online, FAML, bound 1")
-    certificate = first.minimum.curvature.certificate()
+    certificate = first._minimum.curvature.certificate()
     share = certificate.regret / certificate.bound
     yield at_least(f"{first.objective}, {first.method}: regret/bound", share, LEAST_SHARE)
     yield from oracle_checks(run.seed)
     yield from shown(rows, objectives)
-    yield from remarks(rows)
+    yield from notes("""
+        In time gradient descent or BFGS is ahead unless gradients are dear: a round costs an
+        eigendecomposition and a factorization, O(n³), against BFGS's O(n²) and L-BFGS's O(n). The
+        method needs μ and L, which SciPy does not, but no line search and no values of f.
+
+        SciPy stops by the ∞-norm; here every method is stopped at its first iterate with ‖∇f‖₂ ≤
+        1e-8. The running bound is certified on the condition that it states; with the bound 1,
+        which μ and L imply, the certificate is unconditional, and the start slower.
+    """)
 
 
 def shown(rows: Rows, objectives: list[Objective]) -> Iterator[Item]:
-    """Show counts, times and regrets, and the gradient norm along the way."""
-
-    def learned(value: Callable[[Minimum], Any]) -> Callable[[Minimized], Any]:
-        return lambda row: "—" if row.minimum is None else value(row.minimum)
-
-    for o in objectives:
-        yield rows.where(objective=o.name).listing(
-            f"{o.name}: to ‖∇f‖₂ ≤ {TOLERANCE:g}",
-            {
-                "method": "method",
-                "iterations": "iterations",
-                "gradients": "evaluations",
-                "fallbacks": learned(lambda m: m.fallbacks),
-                "seconds": "seconds",
-                "‖∇f‖": lambda row: row.history[-1],
-                "λ_min(B_T)/μ": learned(
-                    lambda m, mu=o.mu: torch.linalg.eigvalsh(m.curvature.matrix())[0] / mu
-                ),
-                "regret": learned(lambda m: m.curvature.regret()),
-                "bound": learned(lambda m: m.curvature.certificate().bound),
-            },
-        )
-    styles = {"online, FAML": 4, "gradient descent": 6, "SciPy BFGS": 0, "SciPy L-BFGS-B": 2}
+    """Show counts and times, and the gradient norm along the way."""
+    columns = {n: n for n in ("objective", "method", "iterations", "seconds")}
+    columns |= {"gradients": "evaluations"}
+    yield rows.listing(
+        f"To ‖∇f‖₂ ≤ {TOLERANCE:g}",
+        {**columns, "fallbacks": lambda row: row._minimum.fallbacks if row._minimum else "—"},
+    )
 
     def line(row: Minimized) -> Series:
         kept = sorted({round(row.iterations ** (k / 150)) for k in range(151)})
         logs = [math.log10(row.history[t]) for t in kept]  # nine decades crowd a logarithmic axis
-        return Series(row.method, [float(t) for t in kept], logs, style=styles[row.method])
+        return Series(row.method, [float(t) for t in kept], logs, style=STYLES[row.method])
 
     def panel(o: Objective) -> Panel:
-        own = rows.where(lambda row: row.method in styles, objective=o.name)
-        return Panel(o.name, "iteration", "log₁₀ ‖∇f‖", tuple(map(line, own)), x_scale="log")
+        drawn = rows.where(lambda row: row.method in STYLES, objective=o.name)
+        return Panel(o.name, "iteration", "log₁₀ ‖∇f‖", tuple(map(line, drawn)), x_scale="log")
 
     yield Figure(
         "quasi-newton",
@@ -334,37 +304,6 @@ def shown(rows: Rows, objectives: list[Objective]) -> Iterator[Item]:
         "The online method computes one gradient per iteration, two if it falls back.",
         tuple(map(panel, objectives)),
     )
-
-
-def remarks(rows: Rows) -> Iterator[str]:
-    """Compare the methods, and explain how they are stopped."""
-    for name in rows.different("objective"):
-        mine, gd, bfgs, limited = (
-            rows.one(objective=name, method=method)
-            for method in ("online, FAML", "gradient descent", "SciPy BFGS", "SciPy L-BFGS-B")
-        )
-        overhead = mine.seconds - mine.evaluations * gd.seconds / gd.evaluations
-        even = 1e3 * overhead / (gd.evaluations - mine.evaluations)
-        yield (
-            f"{name}: {gd.evaluations / mine.evaluations:.1f} times fewer gradients than "
-            f"gradient descent, {mine.iterations / bfgs.iterations:.2f} times BFGS's iterations, "
-            f"{mine.iterations / limited.iterations:.2f} times L-BFGS's; in time it passes "
-            f"gradient descent once a gradient takes more than {max(even, 0):.2g} ms."
-        )
-    yield from notes("""
-        Where it wins: on all of these in gradients against gradient descent; in iterations against
-        BFGS where the dimension is high and the condition number moderate. Where not: in time, as a
-        round costs an eigendecomposition and a factorization, O(n³), against BFGS's O(n²) and
-        L-BFGS's O(n); and in iterations at high condition numbers. Eigenvalues near μ are at the
-        edge of the ball: FAML's B_T still overestimates them at the end, while OGD's least one sits
-        at μ, and most of OGD's trials fail. Scalar GBPA, whose η of √n is bolder, needs the fewest
-        gradients of the online ones. The method needs μ and L, which SciPy does not, but no line
-        search and no values of f.
-
-        SciPy stops by the ∞-norm; here every method is stopped at its first iterate with ‖∇f‖₂ ≤
-        1e-8. The running bound is certified on the condition that it states; with the bound 1,
-        which μ and L imply, the certificate is unconditional, and the start slower.
-    """)
 
 
 CLAIM = Claim(

@@ -2,10 +2,11 @@
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.certificate import Certificate
 from nucleon.claims import beside
+from nucleon.claims.applications import needed
 from nucleon.claims.engine import (
     Check,
     Claim,
@@ -35,6 +37,7 @@ from nucleon.online.learners import FAML, Learner
 from nucleon.online.problems.rotations import OnlineRotations, Registration, SignRounding
 from nucleon.online.regret import Ledger, Shape
 
+F64 = torch.float64
 ROUNDS, HIGH_ROUNDS, SEEDS = (1000, 200), (1000, 100), (2, 1)
 DISCOUNT, WINDOW = 0.95, 20
 DRIFT = 0.02
@@ -75,7 +78,7 @@ class ProjectedDescent(Learner):
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__(shape, **options)
-        self.center = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        self.center = torch.zeros(self.shape, dtype=F64, device=self.device)
         self.squares = self.center.new_zeros(self.shape[:-2])
         self.reach = self.radius * math.sqrt(2 * min(self.shape[-2:]))
 
@@ -99,13 +102,6 @@ class ProjectedDescent(Learner):
         self.squares = squares
 
 
-class Player(Protocol):
-    """A player of the game: shows a matrix each round and then takes the pairs."""
-
-    def matrix(self) -> Tensor: ...  # noqa: D102
-    def observe(self, u: Tensor, v: Tensor) -> object: ...  # noqa: D102
-
-
 class Procrustes:
     """The best orthogonal matrix for the pairs so far, solved from scratch by SciPy every round.
 
@@ -115,18 +111,14 @@ class Procrustes:
     """
 
     def __init__(self, dimension: int, *, window: int | None = None) -> None:
-        try:
-            from scipy.linalg import orthogonal_procrustes
-        except ImportError as error:
-            raise ImportError("app-rotations needs SciPy: pip install scipy") from error
-        self.solve: Callable[..., tuple[Any, float]] = orthogonal_procrustes
+        self.solve = needed("scipy.linalg", "scipy").orthogonal_procrustes
         self.window = window
-        self.u = self.v = torch.zeros(0, dimension, dtype=torch.float64)
+        self.u = self.v = torch.zeros(0, dimension, dtype=F64)
 
     def matrix(self) -> Tensor:
         """Return the minimizer of Σ‖v − Ru‖²; 0 before the first pair."""
         if not len(self.u):
-            return torch.zeros(2 * self.u.shape[1:], dtype=torch.float64)
+            return torch.zeros(2 * self.u.shape[1:], dtype=F64)
         transposed, _ = self.solve(self.u.numpy(), self.v.numpy(), check_finite=False)
         return torch.from_numpy(transposed).mT
 
@@ -136,18 +128,16 @@ class Procrustes:
         self.u, self.v = torch.cat([self.u[first:], u]), torch.cat([self.v[first:], v])
 
 
+Player = OnlineRotations | Procrustes
+FORGETTING = f"FAML, γ = {DISCOUNT:g}"
 PLAYERS: Mapping[str, Callable[[int], Player]] = {
-    "FAML": lambda n: OnlineRotations(n, FAML, dtype=torch.float64),
-    f"FAML, γ = {DISCOUNT:g}": lambda n: OnlineRotations(
-        n, FAML, discount=DISCOUNT, dtype=torch.float64
-    ),
-    "OGD": lambda n: OnlineRotations(n, ProjectedDescent, dtype=torch.float64),
+    "FAML": lambda n: OnlineRotations(n, FAML, dtype=F64),
+    FORGETTING: lambda n: OnlineRotations(n, FAML, discount=DISCOUNT, dtype=F64),
+    "OGD": lambda n: OnlineRotations(n, ProjectedDescent, dtype=F64),
     "Procrustes": Procrustes,
     f"Procrustes, last {WINDOW}": lambda n: Procrustes(n, window=WINDOW),
 }
-
-
-_STYLES = (4, 5, 2, 0, 1)  # the colours of the learners and of Procrustes apart
+_STYLES = dict(zip(PLAYERS, (4, 5, 2, 0, 1), strict=True))  # learners and Procrustes apart
 
 
 @dataclass
@@ -204,7 +194,7 @@ def play(stream: Registration, rounds: int) -> dict[str, RotationGame]:
 def enumerated(rounding: SignRounding, *, special: bool = False) -> Tensor:
     """Return E[R], summed over all 2^n signs with their probabilities."""
     n = len(rounding.sigma)
-    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=n)), dtype=torch.float64)
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=n)), dtype=F64)
     chances = ((1 + signs * rounding.sigma) / 2).prod(-1)
     values = rounding.special_signs(signs) if special else signs
     return torch.einsum("k,kij->ij", chances, rounding.left * values[:, None, :] @ rounding.right)
@@ -212,7 +202,7 @@ def enumerated(rounding: SignRounding, *, special: bool = False) -> Tensor:
 
 def mean_errors(stream: Registration, rounds: int) -> tuple[float, float]:
     """Return how far E[R] is from X_t, and SO(n)'s from X_t plus its stated bias, at most."""
-    learner, plain, special = OnlineRotations(stream.dimension, dtype=torch.float64), 0.0, 0.0
+    learner, plain, special = OnlineRotations(stream.dimension, dtype=F64), 0.0, 0.0
     for t in range(1, rounds + 1):
         x = learner.matrix()
         rounding = SignRounding.of(x)
@@ -236,24 +226,25 @@ def measure(run: Run) -> Iterator[Item]:
     rows = run.keep(
         Rows(
             Row(
-                stream=own.stream,
-                seed=own.seed,
+                stream=s.stream,
+                seed=s.seed,
                 player=player,
                 loss=sum(game.losses),
                 regret=game.ledger.regret().item(),
+                ms=1e3 * game.seconds / s.rounds,
                 game=game,
                 certificate=game.certificate,
             )
-            for own in streams
-            for player, game in own.games.items()
+            for s in streams
+            for player, game in s.games.items()
         )
     )
     plain, special = mean_errors(Registration(seed=run.seed), run.pick(ROUNDS) // 5)
     yield at_most("mean of the drawn matrix − X_t, all signs enumerated", plain, EXACT)
     yield at_most("the same in SO(3), less its stated bias", special, EXACT)
     for stream in STREAMS:
-        own = rows.where(stream=stream, player="FAML").column("game")
-        error = abs(sum(g.drawn for g in own)) / math.sqrt(sum(g.variance for g in own))
+        games = rows.where(stream=stream, player="FAML").column("game")
+        error = abs(sum(g.drawn for g in games)) / math.sqrt(sum(g.variance for g in games))
         words = f"{stream}: loss of the drawn matrices − loss of X_t, standard errors"
         yield at_most(words, error, MOST_ERRORS)
     yield from regret_checks(rows)
@@ -263,35 +254,22 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_least("half turns: least regret of Procrustes, over the largest of FAML", ratio, 2.0)
     drifting = rows.where(stream="3-D scans, drifting")
     forgetting, keeping = (
-        sum(drifting.where(player=name).column("loss"))
-        for name in (f"FAML, γ = {DISCOUNT:g}", "FAML")
+        sum(drifting.where(player=name).column("loss")) for name in (FORGETTING, "FAML")
     )
     name = "drifting: mean loss of FAML with a discount, over that without"
     yield below(name, forgetting / keeping, 1.0)
     shares = [row.certificate.regret / row.certificate.bound for row in faml]
     yield at_least("half turns: FAML's regret/bound", shares, TURNS_SHARE)
-    yield from shown(streams, rows)
+    yield from shown(rows)
     yield from beside.against_oracle(compared(run.seed))
-    yield from notes(f"""
+    yield from notes("""
         The loss of a learner is that of X_t, which is the expected loss of the orthogonal matrix it
         draws; Procrustes is judged by the orthogonal matrix it found. The regret is against the
-        best orthogonal matrix of the whole stream, for a discounted learner too; what its theorem
-        bounds is the discounted one, in the last two columns.
+        best orthogonal matrix of the whole stream, for a discounted learner too.
 
-        Procrustes from scratch is following the leader. On steady scans, whose errors are
-        independent, that is the thing to do: it has the least loss, in dimension 50 by far, and in
-        three dimensions its rounds cost about the same, until reading all pairs again counts. OGD
-        is ahead of FAML there too. What Procrustes lacks is a guarantee: where scans of a symmetric
-        object alternate between two poses it is wrong every other time, the other times at a tie,
-        and its regret grows linearly. A window of even length sees only ties, which serves it well;
-        an odd one would be wrong every time.
-
-        Under drift neither FAML nor Procrustes on all scans follows; forgetting helps both, and
-        Procrustes on the last {WINDOW} scans does best in the long run. In dimension 50 so short a
-        memory holds fewer pairs than dimensions, and learns little.
-
-        SO(n) is a heuristic: with mended determinants the mean is X_t with its smallest singular
-        value replaced by d·(the product of the others).
+        Procrustes from scratch is following the leader: on steady scans it has the least loss, and
+        no guarantee. Where scans alternate between two poses it is wrong every other time, the
+        other times at a tie, and its regret grows linearly; a window of even length sees only ties.
     """)
 
 
@@ -299,14 +277,11 @@ def regret_checks(rows: Rows) -> Iterator[Check]:
     """Check that every learner's regret is within its bound, where it is nearest to it."""
     for stream in STREAMS:
         for player in PLAYERS:
-            held: list[Certificate] = [
-                row.certificate
-                for row in rows.where(stream=stream, player=player)
-                if row.certificate is not None
-            ]
-            if held:
-                nearest = min(held, key=lambda c: c.slack.item())
-                refused = any(c.refusal is not None for c in held)
+            every = rows.where(stream=stream, player=player).column("certificate")
+            certificates = [c for c in every if c is not None]
+            if certificates:
+                nearest = min(certificates, key=lambda c: c.slack.item())
+                refused = any(c.refusal is not None for c in certificates)
                 regret = math.nan if refused else nearest.regret
                 yield at_most(f"{stream}, {player}: regret", regret, nearest.bound.item())
 
@@ -318,7 +293,7 @@ def compared(seed: int) -> Iterator[Row]:
         pairs = [scans.pairs(t) for t in range(1, beside.ROUNDS + 1)]
         outer = [-torch.stack(list(map(torch.outer, v, u))).mean(0) for u, v in pairs]
         gradients, n = torch.stack(outer), scans.dimension
-        player, actions = OnlineRotations(n, FAML, dtype=torch.float64), list[Tensor]()
+        player, actions = OnlineRotations(n, FAML, dtype=F64), list[Tensor]()
         for u, v in pairs:
             actions.append(player.matrix())
             player.observe(u, v)
@@ -332,48 +307,29 @@ def compared(seed: int) -> Iterator[Row]:
         )
         if not options:
             twin = twins.Twin(learners.projected_descent, bounds.projected_descent)
-            descent = ProjectedDescent((n, n), dtype=torch.float64)
+            descent = ProjectedDescent((n, n), dtype=F64)
             yield beside.compare("OGD", descent, gradients, twin)
 
 
-def shown(streams: Rows, rows: Rows) -> Iterator[Item]:
+def shown(rows: Rows) -> Iterator[Item]:
     """Show losses, regrets and times of all players, and the mean loss so far."""
-
-    def mean(values: list[Any]) -> float:
-        return sum(map(float, values)) / len(values)
-
-    panels = list[Panel]()
+    means, panels = Rows(), list[Panel]()
     for stream in STREAMS:
-        runs = streams.where(stream=stream)
-        rounds, own = runs[0].rounds, rows.where(stream=stream)
-        by_player = Rows(Row(player=name, own=own.where(player=name)) for name in PLAYERS)
-
-        def certified(row: Row, name: str, none: str) -> str | float:
-            held = [c for c in row.own.column("certificate") if c is not None]
-            return mean([getattr(c, name) for c in held]) if held else none
-
-        yield by_player.listing(
-            f"{stream}: {rounds} rounds, means over {len(runs)} streams",
-            {
-                "player": "player",
-                "loss": lambda row: mean(row.own.column("loss")),
-                "regret": lambda row: mean(row.own.column("regret")),
-                "ms a round": lambda row, t=rounds: (
-                    1e3 * mean(row.own.column("game.seconds")) / t
-                ),
-                "its own regret": lambda row: certified(row, "regret", "—"),
-                "its bound": lambda row: certified(row, "bound", "none"),
-            },
-        )
         lines = list[Series]()
-        kept = sorted({round(rounds ** (k / 60)) for k in range(61)})
-        for style, row in zip(_STYLES, by_player, strict=True):
-            losses = torch.tensor(row.own.column("game.losses")).mean(0)
-            means = (losses.cumsum(0) / torch.arange(1, rounds + 1)).tolist()
-            x, y = [float(t) for t in kept], [means[t - 1] for t in kept]
-            lines.append(Series(row.player, x, y, style=style))
+        for player in PLAYERS:
+            runs = rows.where(stream=stream, player=player)
+            names = ("loss", "regret", "ms")
+            mean = {name: statistics.fmean(runs.column(name)) for name in names}
+            means.append(Row(stream=stream, player=player, **mean))
+            losses = torch.tensor(runs.column("game.losses")).mean(0)
+            so_far = (losses.cumsum(0) / torch.arange(1, len(losses) + 1)).tolist()
+            kept = sorted({round(len(losses) ** (k / 60)) for k in range(61)})
+            x, y = [float(t) for t in kept], [so_far[t - 1] for t in kept]
+            lines.append(Series(player, x, y, style=_STYLES[player]))
         words = stream, "round t", "mean loss of rounds 1 … t"
         panels.append(Panel(*words, tuple(lines), x_scale="log"))
+    columns = {n: n for n in ("stream", "player", "loss", "regret")} | {"ms a round": "ms"}
+    yield means.listing("After the last round, means over the streams of all seeds", columns)
     yield Figure(
         "rotations",
         "Learning rotations: mean loss so far",

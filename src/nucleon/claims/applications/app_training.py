@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch.optim import AdamW, Optimizer
 
 from nucleon import noise
 from nucleon.claims import optimizers
-from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, below, notes
+from nucleon.claims.applications import needed
+from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, below, cases, notes
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.optim import Leon, Muon, Pion
 
@@ -30,37 +32,18 @@ SPLIT_SEED = 0x646967697473
 """The held-out digits are the same in every run."""
 _ORDER, _SPLIT = 0, 2  # streams of the noise
 
-Rated = tuple[Optimizer, bool]
-"""An optimizer, and whether its rate is the one that is tried, or `AUX_RATE`."""
-Make = Callable[[list[Tensor], list[Tensor]], tuple[Rated, ...]]
-
-
-@dataclass(frozen=True)
-class TunedOptimizer:
-    """Optimizers, at rate 1, made from the matrices and the other weights; octaves of its rates."""
-
-    make: Make
-    style: int
-    shift: int = 0
-
-
-def _beside_adamw(method: Callable[..., Optimizer]) -> Make:
-    def make(matrices: list[Tensor], rest: list[Tensor]) -> tuple[Rated, ...]:
-        return (method(matrices, lr=1.0), True), (AdamW(rest, lr=1.0, weight_decay=0.0), False)
-
-    return make
-
-
-def _adamw(matrices: list[Tensor], rest: list[Tensor]) -> tuple[Rated, ...]:
-    return ((AdamW([*matrices, *rest], lr=1.0, weight_decay=0.0), True),)
-
-
-METHODS: Mapping[str, TunedOptimizer] = {
-    "Muon": TunedOptimizer(_beside_adamw(Muon), style=0),
-    "Pion": TunedOptimizer(_beside_adamw(Pion), style=2),
-    "Leon": TunedOptimizer(_beside_adamw(Leon), style=4),
-    "AdamW": TunedOptimizer(_adamw, style=6, shift=-3),
+METHODS: Mapping[str, Callable[..., Optimizer]] = {
+    "Muon": Muon,
+    "Pion": Pion,
+    "Leon": Leon,
+    "AdamW": partial(AdamW, weight_decay=0.0),
 }
+
+
+def rates_of(method: str) -> list[float]:
+    """Return the rates that are tried."""
+    return [2.0 ** (k - 3 * (method == "AdamW")) for k in OCTAVES]
+
 
 # Settled before a seed from FIRST_SEED on was run. A test of non-inferiority: that Leon's loss is
 # EQUAL times Muon's or more is refuted at CONFIDENCE, one-sided, in pairs by seed. On 22 earlier
@@ -152,12 +135,7 @@ class Digits:
 
 def digits() -> Digits:
     """Load scikit-learn's 1,797 digits of 8×8 pixels in [0, 1]; a fifth of them is held out."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
-        ) from error
+    load_digits = needed("sklearn.datasets", "scikit-learn").load_digits
     pixels, classes = load_digits(return_X_y=True)
     order = _shuffled(len(classes), seed=SPLIT_SEED, stream=_SPLIT)
     inputs = torch.as_tensor(pixels, dtype=torch.float32)[order] / 16
@@ -179,11 +157,7 @@ def network(seed: int) -> nn.Sequential:
 
 
 def fit(
-    data: Digits,
-    make: Make,
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    steps: int,
+    data: Digits, method: str, rates: Sequence[float], seeds: Sequence[int], steps: int
 ) -> tuple[Tensor, Tensor]:
     """Return test losses and accuracies (rates, seeds) of networks that train as one stack.
 
@@ -193,17 +167,21 @@ def fit(
     networks = [network(seed).parameters() for _ in rates for seed in seeds]
     layers = zip(*networks, strict=True)
     weights = [torch.stack(layer).detach().requires_grad_() for layer in layers]
-    optimizers = make([weights[0], weights[2]], [weights[i] for i in (1, 3, 4, 5)])
     rows = torch.stack([data.batches(seed, steps) for seed in seeds])  # (seeds, steps, batch)
-    own = torch.tensor(rates).repeat_interleave(len(seeds))  # (networks,)
+    tried = torch.tensor(rates).repeat_interleave(len(seeds))  # (networks,)
+    if method == "AdamW":
+        optimizers = [(METHODS[method](weights, lr=1.0), tried)]
+    else:  # AdamW at a rate of its own has the biases and the head
+        matrices, rest = [weights[0], weights[2]], [weights[i] for i in (1, 3, 4, 5)]
+        other = METHODS["AdamW"](rest, lr=1.0), torch.full_like(tried, AUX_RATE)
+        optimizers = [(METHODS[method](matrices, lr=1.0), tried), other]
     for step in range(steps):
         batch = rows[:, step].repeat(len(rates), 1)  # (networks, batch)
         logits = _logits(weights, data.inputs[batch])  # (networks, batch, classes)
         losses = cross_entropy(logits.mT, data.targets[batch], reduction="none").mean(dim=1)
         losses.sum().backward()  # the networks have no weight in common
-        for optimizer, rated in optimizers:
-            rate = own if rated else torch.full_like(own, AUX_RATE)
-            _step(optimizer, (1 - step / steps) * rate)
+        for optimizer, each in optimizers:
+            _step(optimizer, (1 - step / steps) * each)
     return _evaluate(weights, data, (len(rates), len(seeds)))
 
 
@@ -248,11 +226,9 @@ def _ratio(a: RateCurve, b: RateCurve) -> tuple[float, float]:
 
 def _limit(a: RateCurve, b: RateCurve) -> float:
     """Return the upper limit of that ratio at `CONFIDENCE`, by Student's t; ∞ for one seed."""
-    from scipy.stats import t  # scikit-learn, which has the digits, brings it
-
     ratio, error = _ratio(a, b)
     freedom = max(1, a.losses.shape[1] - 1)
-    return ratio + float(t.ppf(CONFIDENCE, freedom)) * error
+    return ratio + float(needed("scipy.stats", "scipy").t.ppf(CONFIDENCE, freedom)) * error
 
 
 def curve_checks(curves: Mapping[str, RateCurve], quick: bool) -> Iterator[Check]:
@@ -278,15 +254,31 @@ def measure(run: Run) -> Iterator[Item]:
     seeds = [FIRST_SEED + seed for seed in run.seeds(SEEDS)]
 
     def trained(method: str) -> dict[str, Any]:
-        rates = [2.0 ** (k + METHODS[method].shift) for k in OCTAVES]
-        losses, accuracies = fit(data, METHODS[method].make, rates, seeds, steps)
+        rates = rates_of(method)
+        losses, accuracies = fit(data, method, rates, seeds, steps)
         return {"rates": rates, "seeds": seeds, "losses": losses, "accuracies": accuracies}
 
-    curves = run.each([{"method": name} for name in METHODS], trained, "methods", RateCurve)
+    curves = run.each(cases(method=METHODS), trained, "methods", RateCurve)
     by_method = {curve.method: curve for curve in curves}
     yield from curve_checks(by_method, run.quick)
     yield from optimizers.checks(HIDDEN, seed=run.seed)
     yield from optimizers.default_checks(HIDDEN, seed=run.seed)
+    yield from shown(curves, len(data.test_targets))
+    ratio, error = _ratio(by_method["Leon"], by_method["Muon"])
+    yield from notes(f"""
+        The paper trains no network: this is no claim of it, but the question its method raises.
+        Leon's least mean test loss over Muon's: {ratio:.2f} ± {error:.2f} (standard error).
+
+        scikit-learn's digits, {len(data.targets)} to train on and {len(data.test_targets)} held
+        out; a perceptron 64-64-64-10; {steps} steps of {BATCH} examples, the rate decaying linearly
+        to zero; seeds {seeds[0]} to {seeds[-1]}. Every option of an optimizer is its default, but
+        AdamW's weight decay is 0. Biases and head are AdamW's at {AUX_RATE} beside a matrix method;
+        the method AdamW has one rate for all. Diverged runs count as a loss of {WORST:g}.
+    """)
+
+
+def shown(curves: Rows, tests: int) -> Iterator[Item]:
+    """Show each method at its best rate, and losses and errors by the rate."""
 
     def loss(curve: RateCurve) -> str:
         losses = curve.losses[curve.best]
@@ -306,12 +298,10 @@ def measure(run: Run) -> Iterator[Item]:
     )
 
     def panel(title: str, words: str, values: Callable[[RateCurve], Tensor]) -> Panel:
-        lines = tuple(
-            Series.spanning(c.method, c.rates, values(c), METHODS[c.method].style) for c in curves
-        )
-        return Panel(title, "learning rate", words, lines, "log", "log", marked=True)
+        lines = (Series.spanning(c.method, c.rates, values(c), 2 * i) for i, c in enumerate(curves))
+        return Panel(title, "learning rate", words, tuple(lines), "log", "log", marked=True)
 
-    half = 0.5 / len(data.test_targets)  # no error at all has a place on a logarithmic axis too
+    half = 0.5 / tests  # no error at all has a place on a logarithmic axis too
     yield Figure(
         "sensitivity",
         "A small network on digits, by learning rate",
@@ -319,35 +309,9 @@ def measure(run: Run) -> Iterator[Item]:
         "counts is the width of a valley and its depth, not its place.",
         (
             panel("test loss", "cross-entropy, nats", lambda c: c.losses),
-            panel(
-                "test error",
-                "share of wrong answers",
-                lambda c: (1 - c.accuracies).clamp(min=half),
-            ),
+            panel("test error", "share of wrong answers", lambda c: (1 - c.accuracies).clamp(half)),
         ),
     )
-    ratio, error = _ratio(by_method["Leon"], by_method["Muon"])
-    by_width = Rows(sorted(curves, key=lambda c: -c.width))
-    widths = ", ".join(f"{c.method} {c.width:.1f}" for c in by_width)
-    by_loss = Rows(sorted(curves, key=lambda c: c.mean.min().item()))
-    losses = ", ".join(f"{c.method} {c.mean.min().item():.3f}" for c in by_loss)
-    yield from notes(f"""
-        The paper trains no network: this is no claim of it, but the question its method raises. We
-        expected a tie between Muon and Leon when tuned, and Leon to be no more sensitive.
-
-        Seen here: octaves of good rates: {widths}; least mean test loss: {losses}; Leon's over
-        Muon's, {ratio:.2f} ± {error:.2f} (standard error).
-
-        scikit-learn's digits, {len(data.targets)} to train on and {len(data.test_targets)} held
-        out; a perceptron 64-64-64-10; {steps} steps of {BATCH} examples, the rate decaying linearly
-        to zero; seeds {seeds[0]} to {seeds[-1]}. Every option of an optimizer is its default, but
-        AdamW's weight decay is 0. Biases and head are AdamW's at {AUX_RATE} beside a matrix method;
-        the method AdamW has one rate for all.
-
-        Losses within {100 * (EQUAL - 1):.0f} % count as equal: about what another seed brings, and
-        less than what an octave off its best rate costs Muon. Diverged runs count as a loss of
-        {WORST:g}.
-    """)
 
 
 CLAIM = Claim(
