@@ -24,7 +24,6 @@ from nucleon.claims.engine import (
     notes,
 )
 from nucleon.claims.oracle import costs, learners, twins
-from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.augmented import augmented_coupled
 from nucleon.linalg.coefficients import newton_schulz
@@ -34,7 +33,7 @@ from nucleon.online import theory
 from nucleon.online.learners import FAML
 from nucleon.online.regret import Ledger
 
-ROWS = ((128, 192, 256, 384, 512), (192, 320))
+ROWS = ((128, 192, 256, 384, 512), (160, 256))
 ASPECTS = ((1, 2, 4, 8), (1, 4))
 STEPS = (4, 12)
 SAMPLES = 4  # of FTPL: so many that the Cholesky factor, whose flops are dear, hardly counts
@@ -61,6 +60,9 @@ FLOAT32 = 1e-3
 """Forty float32 steps of 8×16 matrices, whose condition is below 1e3."""
 
 
+# ------------------------------------------------------------------ what is timed
+
+
 @dataclass(frozen=True)
 class RoundInputs:
     """A round to be timed: S, G, M and FTPL's noise, in float32."""
@@ -75,10 +77,6 @@ class RoundInputs:
         drawn = noise.normal((SAMPLES + 2, self.m, self.n), seed=self.seed, dtype=torch.float32)
         s, g = drawn[:2] / math.sqrt(self.n)
         return s, g, g @ g.mT, drawn[2:]
-
-
-Round = Callable[[RoundInputs], Callable[[], object]]
-"""From a problem to the function that is timed."""
 
 
 def augmented_round(problem: RoundInputs) -> Callable[[], Tensor]:
@@ -105,7 +103,7 @@ def coupled_round(problem: RoundInputs) -> Callable[[], Tensor]:
 
 
 def ftpl_round(problem: RoundInputs) -> Callable[[], Tensor]:
-    """The mean of the polar factors of S + LZ; Z is drawn beforehand, as the formula has it."""
+    """Return the mean of the polar factors of S + LZ; Z is drawn before, as the formula has it."""
     s, g, gram, z = problem.draw()
     sequence = [newton_schulz()] * problem.steps
 
@@ -144,7 +142,8 @@ def faml_round(problem: RoundInputs) -> Callable[[], None]:
 class TimedMethod:
     """A round to be timed, its number of steps if fixed, and the parts of its formula."""
 
-    round: Round
+    round: Callable[[RoundInputs], Callable[[], object]]
+    """Return the function that is timed."""
     flops: Callable[[int, int, int], float]
     steps: tuple[int, ...] = STEPS
 
@@ -179,19 +178,46 @@ class Timing:
     seconds: float
     overhead: float
 
-    @property
-    def net(self) -> float:
-        """Return the time that the flops took."""
-        return max(self.seconds - self.overhead, 0.01 * self.seconds)
+
+def timings(run: Run) -> dict[str, list[Timing]]:
+    """Return the least of a few CPU times each, as whatever else runs only adds to one.
+
+    The repeats go over all points in turn, so that a slow spell hits few.
+    """
+    rows = (TINY, *run.pick(ROWS))
+    points = [
+        (name, RoundInputs(m, aspect * m, k, run.seed))
+        for name, method in METHODS.items()
+        for m, aspect, k in itertools.product(rows, run.pick(ASPECTS), method.steps)
+    ]
+    rounds = {point: METHODS[point[0]].round(point[1]) for point in points}
+    least = dict.fromkeys(points, math.inf)
+    run.progress.begin(len(points) * (REPEATS + 1), "timings")
+    for repeat in range(REPEATS + 1):
+        for point, step in rounds.items():
+            start = time.process_time()
+            step()
+            if repeat:  # the first pass warms up
+                least[point] = min(least[point], time.process_time() - start)
+            run.progress.advance(1, point[0])
+    measured: dict[str, list[Timing]] = {name: [] for name in METHODS}
+    for (name, p), seconds in least.items():
+        if p.m != TINY:
+            overhead = least[name, replace(p, m=TINY, n=p.n // p.m * TINY)]
+            measured[name].append(Timing(p.m, p.n, p.steps, seconds, overhead))
+    return measured
 
 
-@dataclass(frozen=True)
-class Fit:
+# ------------------------------------------------------------------ the model
+
+
+class Fit(Row):
     """seconds ≈ overhead + wide·(flops with n) + square·(flops without), wide and square ≥ 0."""
 
-    timings: tuple[Timing, ...]
-    flops: tuple[float, ...]
-    model: tuple[float, ...]
+    method: str
+    timings: list[Timing]
+    flops: list[float]
+    model: list[float]
     wide: float
     square: float
 
@@ -208,61 +234,35 @@ class Fit:
         pairs = zip(self.timings, self.model, strict=True)
         return math.exp(statistics.median(abs(math.log(t.seconds / v)) for t, v in pairs))
 
-    def exponents(self) -> tuple[list[float], list[float]]:
-        """Return the exponents of m, n/m and K, by least squares, in net seconds and in flops."""
-        t = self.timings
-        columns = [[math.log(t.m), math.log(t.n / t.m), math.log(t.steps)] for t in t]
-        if len({t.steps for t in t}) == 1:
-            columns = [c[:2] for c in columns]
-        x = torch.tensor([[1.0, *c] for c in columns], dtype=torch.float64)
-        y = torch.tensor([[math.log(t.net) for t in t], [math.log(f) for f in self.flops]])
-        slopes = torch.linalg.lstsq(x, y.double().mT).solution[1:]
-        return slopes[:, 0].tolist(), slopes[:, 1].tolist()
+    def exponents(self) -> list[tuple[float, float]]:
+        """Return the exponents of m, n/m and K in net seconds and in flops, by least squares."""
+        varied = 3 if len({t.steps for t in self.timings}) > 1 else 2
+        logs = [(math.log(t.m), math.log(t.n / t.m), math.log(t.steps)) for t in self.timings]
+        net = [max(t.seconds - t.overhead, 0.01 * t.seconds) for t in self.timings]
+        x = torch.tensor([[1.0, *values[:varied]] for values in logs], dtype=torch.float64)
+        y = torch.tensor([net, self.flops], dtype=torch.float64).log()
+        return [(a, b) for a, b in torch.linalg.lstsq(x, y.mT).solution[1:].tolist()]
+
+    def record(self) -> dict[str, object]:
+        """Return the constants, and the fields and flops of every point with its model."""
+        columns = zip(self.timings, self.flops, self.model, strict=True)
+        points = [{**asdict(t), "flops": flops, "model": v} for t, flops, v in columns]
+        constants = {"method": self.method, "wide": self.wide, "square": self.square}
+        return {**constants, "points": points}
 
 
-def timings(run: Run) -> dict[str, tuple[Timing, ...]]:
-    """Return the least of a few CPU times each, as whatever else runs only adds to one.
-
-    The repeats go over all points in turn, so that a slow spell hits few.
-    """
-    rows = (TINY, *run.pick(ROWS))
-    points = [
-        (name, RoundInputs(m, aspect * m, k, run.seed))
-        for name, method in METHODS.items()
-        for m, aspect, k in itertools.product(rows, run.pick(ASPECTS), method.steps)
-    ]
-    rounds = [METHODS[name].round(problem) for name, problem in points]
-    seconds: list[list[float]] = [[] for _ in points]
-    run.progress.begin(len(points) * (REPEATS + 1), "timings")
-    for repeat in range(REPEATS + 1):
-        for (name, _), step, taken in zip(points, rounds, seconds, strict=True):
-            start = time.process_time()
-            step()
-            if repeat:  # the first pass warms up
-                taken.append(time.process_time() - start)
-            run.progress.advance(1, name)
-    least = {point: min(taken) for point, taken in zip(points, seconds, strict=True)}
-    return {
-        name: tuple(
-            Timing(p.m, p.n, p.steps, s, least[other, replace(p, m=TINY, n=p.n // p.m * TINY)])
-            for (other, p), s in least.items()
-            if other == name and p.m != TINY
-        )
-        for name in METHODS
-    }
-
-
-def fit(method: TimedMethod, timings: tuple[Timing, ...]) -> Fit:
+def fit(name: str, timings: list[Timing]) -> Fit:
     """Fit by nonnegative least squares in relative errors: every row is divided by its time."""
+    method = METHODS[name]
     flops = [method.flops(t.m, t.n, t.steps) for t in timings]
     square = [method.square(t.m, t.n, t.steps) for t in timings]
-    features = [[f - s, s] for f, s in zip(flops, square, strict=True)]
-    rows = torch.tensor(features, dtype=torch.float64)
+    rows = torch.tensor([[f - s, s] for f, s in zip(flops, square, strict=True)]).double()
     times, start = torch.tensor([[t.seconds, t.overhead] for t in timings]).double().mT
     scale = rows.amax()  # a flop takes picoseconds
     found = nonnegative(rows / scale / times[:, None], 1 - start / times) / scale
-    model = (start + rows @ found).tolist()
-    return Fit(timings, tuple(flops), tuple(model), *found.tolist())
+    wide, square = found.tolist()
+    constants = {"model": (start + rows @ found).tolist(), "wide": wide, "square": square}
+    return Fit(method=name, timings=timings, flops=flops, **constants)
 
 
 def nonnegative(a: Tensor, b: Tensor) -> Tensor:
@@ -277,135 +277,99 @@ def nonnegative(a: Tensor, b: Tensor) -> Tensor:
     return best
 
 
-def counts(seed: int) -> Iterator[Check]:
-    """Check the formulas against counted products, and what is timed against the oracle."""
-    problem = RoundInputs(SMALL[0], SMALL[1], CONVERGED, seed)
-    s, g, gram, z = (part.double().numpy() for part in problem.draw())
-    smoothing = gram + g @ g.T
-    exact = learners.augmented(s, smoothing)
-    counted: dict[str, tuple[Callable[[int], tuple[Array, float]], Array]] = {
-        "augmented": (lambda k: costs.augmented(s, g, gram, k), exact),
-        "coupled": (lambda k: costs.coupled(s, g, gram, k), exact),
-        "FTPL": (
-            lambda k: costs.ftpl(s, g, gram, z, k),
-            learners.perturbed(lambda t: z)(s, smoothing, 0),
-        ),
-    }
-    flops, values = list[float](), list[Array]()
-    for name, (count, wanted) in counted.items():
-        flops += [METHODS[name].flops(*SMALL, k) / count(k)[1] - 1 for k in STEPS]
-        timed = METHODS[name].round(problem)()
-        assert isinstance(timed, Tensor)
-        values.append(timed.double().numpy() - wanted)
-    yield close("flop formulas against counted products", *flops, limit=1e-12)
-    yield close("what is timed, converged, against the reference's", *values, limit=FLOAT32)
-
-
-def fit_checks(fits: dict[str, Fit]) -> Iterator[Check]:
-    """Check the exponents and the share of the variance explained."""
-    for name, f in fits.items():
-        row, *rest = (abs(a - b) for a, b in zip(*f.exponents(), strict=True))
-        yield at_most(f"{name}: error of the exponent of m", row, ROW_EXPONENT)
-        yield at_most(f"{name}: of n and K, the larger", rest, EXPONENT)
-        yield at_least(f"{name}: variance of log time explained", f.explained, EXPLAINED)
-        yield at_most(f"{name}: median factor off the model", f.factor, FACTOR)
+# ------------------------------------------------------------------ the claim
 
 
 def measure(run: Run) -> Iterator[Item]:
     """Time the four rounds over m, n and K, and fit."""
-    fits = {name: fit(METHODS[name], own) for name, own in timings(run).items()}
-    rows = run.keep(
-        Rows(
-            Row(
-                method=name,
-                wide=f.wide,
-                square=f.square,
-                points=[
-                    {**asdict(t), "flops": flops, "model": v}
-                    for t, flops, v in zip(f.timings, f.flops, f.model, strict=True)
-                ],
-                fit=f,
-            )
-            for name, f in fits.items()
-        )
-    )
+    fits = run.keep(Rows(fit(name, measured) for name, measured in timings(run).items()))
     yield from fit_checks(fits)
     yield from counts(run.seed)
-    yield from shown(rows)
+    yield from shown(fits)
     small = FAML((2, *SMALL), method="coupled", dtype=torch.float64)
-    given, twin = leaning((2, *SMALL), seed=run.seed), twins.gbpa("FAML", (2, *SMALL))
-    yield from against_oracle([compare("FAML, coupled", small, given, twin)])
+    gradients, twin = leaning((2, *SMALL), seed=run.seed), twins.gbpa("FAML", (2, *SMALL))
+    yield from against_oracle([compare("FAML, coupled", small, gradients, twin)])
     yield from notes(f"""
         Times are the least CPU time of the process on one thread; they differ from run to run and
-        from machine to machine, and the seed does not determine them.
-
-        The formulas count matrix products alone. What they leave out, from reading the matrices to
-        what is done elementwise, makes a flop dearer in small matrices; what starting the
-        operations takes is measured on matrices of {TINY} rows and taken off. Products with n
-        columns and of m×m matrices have a constant each.
+        from machine to machine, and the seed does not determine them. What starting the operations
+        takes is measured on matrices of {TINY} rows and taken off.
 
         Timed as printed, in float32: the recursion on (X, B), the coupled root, and the perturbed
         leader with k = {SAMPLES} samples, noise drawn beforehand; its formula includes the products
         LZ, which the paper omits, and its m³ is the Cholesky factor alone, whose flops are slow.
-        Our own augmented recursion postpones the products with X and restarts, which costs less for
-        wide matrices and stays in the ball; see `linalg.augmented`.
+        The library's own augmented recursion postpones the products with X and restarts, which
+        costs less for wide matrices and stays in the ball; see `linalg.augmented`.
     """)
 
 
-def shown(rows: Rows) -> Iterator[Item]:
-    """Show the fits, their exponents, and times beside the model."""
+def fit_checks(fits: Rows) -> Iterator[Check]:
+    """Check the exponents and the share of the variance explained."""
+    for f in fits:
+        row, *rest = (abs(a - b) for a, b in f.exponents())
+        yield at_most(f"{f.method}: error of the exponent of m", row, ROW_EXPONENT)
+        yield at_most(f"{f.method}: of n and K, the larger", rest, EXPONENT)
+        yield at_least(f"{f.method}: variance of log time explained", f.explained, EXPLAINED)
+        yield at_most(f"{f.method}: median factor off the model", f.factor, FACTOR)
 
-    def spread(f: Fit) -> str:
-        residuals = [t.seconds / v for t, v in zip(f.timings, f.model, strict=True)]
-        return f"{min(residuals):.2f} to {max(residuals):.2f}"
 
-    yield rows.listing(
-        "Fitted constants, by nonnegative least squares in relative errors",
-        {
-            "method": "method",
-            "ps/flop with n": lambda r: 1e12 * r.wide,
-            "ps/flop of m³": lambda r: 1e12 * r.square,
-            "largest share of overhead": lambda r: max(
-                t.overhead / t.seconds for t in r.fit.timings
-            ),
-            "variance explained": "fit.explained",
-            "median factor": "fit.factor",
-            "time/model": lambda r: spread(r.fit),
-            "Gflop/s in all": lambda r: (
-                sum(r.fit.flops) / sum(t.seconds for t in r.fit.timings) / 1e9
-            ),
-        },
-    )
+def counts(seed: int) -> Iterator[Check]:
+    """Check the formulas against counted products, and what is timed against the oracle."""
+    problem = RoundInputs(*SMALL, CONVERGED, seed)
+    s, g, gram, z = (part.double().numpy() for part in problem.draw())
+    smoothing = gram + g @ g.T
+    mean = learners.perturbed(lambda t: z)(s, smoothing, 0)
+    exact = learners.augmented(s, smoothing)
+    counted = {
+        "augmented": (lambda k: costs.augmented(s, g, gram, k), exact),
+        "coupled": (lambda k: costs.coupled(s, g, gram, k), exact),
+        "FTPL": (lambda k: costs.ftpl(s, g, gram, z, k), mean),
+    }
+    flops = [
+        METHODS[name].flops(*SMALL, k) / count(k)[1] - 1
+        for name, (count, _) in counted.items()
+        for k in STEPS
+    ]
+    yield close("flop formulas against counted products", *flops, limit=1e-12)
+    timed = {"augmented": augmented_round, "coupled": coupled_round, "FTPL": ftpl_round}
+    values = [timed[n](problem)().double().numpy() - value for n, (_, value) in counted.items()]
+    yield close("what is timed, converged, against the reference's", *values, limit=FLOAT32)
+
+
+def shown(fits: Rows) -> Iterator[Item]:
+    """Show the constants and exponents, and times beside the model."""
 
     def exponent(f: Fit, variable: int) -> str:
-        pairs = [f"{a:.2f} / {b:.2f}" for a, b in zip(*f.exponents(), strict=True)]
+        pairs = [f"{time:.2f} / {flops:.2f}" for time, flops in f.exponents()]
         return pairs[variable] if variable < len(pairs) else ""
 
     names = ("m at fixed n/m", "n/m", "K")
-    columns = {name: lambda r, i=i: exponent(r.fit, i) for i, name in enumerate(names)}
-    title = "Exponents in the time / in the flops"
-    yield rows.listing(title, {"method": "method", **columns})
+    yield fits.listing(
+        "Fitted constants, and the exponents in the time / in the flops",
+        {
+            "method": "method",
+            "ps/flop with n": lambda f: 1e12 * f.wide,
+            "ps/flop of m³": lambda f: 1e12 * f.square,
+            **{name: lambda f, i=i: exponent(f, i) for i, name in enumerate(names)},
+            "Gflop/s in all": lambda f: sum(f.flops) / sum(t.seconds for t in f.timings) / 1e9,
+        },
+    )
 
-    def panel(row: Row) -> Panel:
-        f: Fit = row.fit
-        steps, widest = (
-            max(values) for values in zip(*((t.steps, t.n / t.m) for t in f.timings), strict=True)
-        )
+    def panel(f: Fit) -> Panel:
+        steps = max(t.steps for t in f.timings)
+        points = [p for p in zip(f.timings, f.model, strict=True) if p[0].steps == steps]
         lines = list[Series]()
-        for aspect, style in ((1.0, 0), (widest, 4)):
-            at = [i for i, t in enumerate(f.timings) if (t.steps, t.n / t.m) == (steps, aspect)]
-            m = [float(f.timings[i].m) for i in at]
-            words = "n = m" if aspect == 1 else f"n = {aspect:g}m"
-            seconds = [f.timings[i].seconds * 1e3 for i in at]
+        for aspect, style in ((1, 0), (max(t.n // t.m for t, _ in points), 4)):
+            chosen = [(t, model) for t, model in points if t.n == aspect * t.m]
+            m, words = [float(t.m) for t, _ in chosen], f"n = {aspect}m".replace("= 1m", "= m")
+            seconds, model = [t.seconds * 1e3 for t, _ in chosen], [v * 1e3 for _, v in chosen]
             lines.append(Series(f"measured, {words}", m, seconds, style=style))
-            model = [f.model[i] * 1e3 for i in at]
             lines.append(Series(f"model, {words}", m, model, style=style + 1))
-        title = f"{row.method}, K = {steps}"
+        title = f"{f.method}, K = {steps}"
         return Panel(title, "m", "ms a round", tuple(lines), "log", "log", marked=True)
 
     caption = "Least CPU times on one thread, and the fitted formula."
     title = "Time of a round against the flop model"
-    yield Figure("time", title, caption, tuple(map(panel, rows)))
+    yield Figure("time", title, caption, tuple(map(panel, fits)))
 
 
 CLAIM = Claim(

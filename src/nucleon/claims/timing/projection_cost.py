@@ -41,42 +41,27 @@ MOST: Mapping[str, int] = {"frank-wolfe": 300}
 MOST_ITERATIONS = 2000
 TEXTBOOK = "textbook projected gradient"
 STREAMS = ("ill-conditioned", "with a mean")
+SOLVERS: tuple[Solver, ...] = get_args(Solver)
 
 # One-sided Shampoo solved to 1e-6 costs so many rounds of FAML.
 TIME_RATIO = 20.0
 # A linear rate makes the last two decades as long as the two before, a rate of 1/K 100 times.
 LINEAR = 3.0
-KEPT = ("problems", "faml", "regrets")
 
 
 @dataclass(frozen=True)
 class Projection:
     """min ⟨linear, X⟩ + ½Tr XᵀLX over ‖X‖_op ≤ 1, as a learner met it in a round."""
 
-    learner: str
-    stream: str
-    round: int
+    case: Mapping[str, Any]
+    """Learner, stream and round."""
     linear: Tensor
     left: Tensor
     start: Tensor
 
-
-class Solved(Row):
-    """The cost of solving a problem to a relative gap; seconds are of processor time."""
-
-    learner: str
-    stream: str
-    round: int
-    solver: str
-    tolerance: float
-    reached: float
-    iterations: int
-    seconds: float
-
-    @property
-    def converged(self) -> bool:
-        """Return whether the gap was reached."""
-        return self.reached <= self.tolerance
+    def row(self, solver: str, tolerance: float, reached: float, **cost: float) -> Row:
+        """Return the row of a solver: iterations and seconds of processor time to a gap."""
+        return Row(**self.case, solver=solver, tolerance=tolerance, reached=reached, **cost)
 
 
 def gradients(shape: tuple[int, int], mean: bool, seed: int) -> Callable[[int], Tensor]:
@@ -107,62 +92,44 @@ def of_ftrl(learner: FTRL) -> tuple[Tensor, Tensor, Tensor]:
     return learner.total, _root(learner.smoothing()), -learner.start
 
 
-def capture(
-    shape: tuple[int, int],
-    name: str,
-    rounds: tuple[int, ...],
-    seed: int,
-) -> tuple[list[Projection], float, dict[str, float]]:
-    """Return the problems of some rounds of all learners, FAML's time a round, the regrets."""
+class Captured(NamedTuple):
+    """The problems of some rounds, FAML's seconds a round, and the regrets of all learners."""
+
+    problems: list[Projection]
+    faml: float
+    regrets: dict[str, float]
+
+
+def capture(stream: str, shape: tuple[int, int], rounds: tuple[int, ...], seed: int) -> Captured:
+    """Play a stream, and keep the problems of some rounds of Shampoo and FTRL."""
     options: dict[str, Any] = {"dtype": torch.float64, "validate": False}
     projected: dict[str, Any] = {"solver": "douglas-rachford", "tolerance": 1e-4, **options}
     faml, ftrl = FAML(shape, **options), FTRL(shape, **projected)
     shampoo = OneSidedShampoo(shape, **projected)
     learners: dict[str, Learner] = {"FAML": faml, "FTRL": ftrl, "one-sided Shampoo": shampoo}
-    ledgers = {who: Ledger(shape) for who in learners}
-    stream, problems, seconds = gradients(shape, name == STREAMS[1], seed), list[Projection](), []
+    ledgers = {name: Ledger(shape) for name in learners}
+    gradient_at, problems, seconds = gradients(shape, stream == STREAMS[1], seed), [], []
     for t in range(1, rounds[-1] + 1):
-        gradient = stream(t)
+        gradient, case = gradient_at(t), {"stream": stream, "round": t}
         if t in rounds:
-            found = of_shampoo(shampoo, gradient)
-            problems.append(Projection("one-sided Shampoo", name, t, *found))
-        for who, learner in learners.items():
+            case["learner"] = "one-sided Shampoo"
+            problems.append(Projection(case, *of_shampoo(shampoo, gradient)))
+        for name, learner in learners.items():
             begun = time.process_time()
             action = learner.play()
             learner.observe(gradient)
-            if who == "FAML":
+            if name == "FAML":
                 seconds.append(time.process_time() - begun)
-            ledgers[who].record(gradient, action)
+            ledgers[name].record(gradient, action)
         if t in rounds:
-            problems.append(Projection("FTRL", name, t, *of_ftrl(ftrl)))
-    regrets = {who: ledger.regret().item() for who, ledger in ledgers.items()}
-    return problems, statistics.median(seconds[5:]), regrets
+            problems.append(Projection({**case, "learner": "FTRL"}, *of_ftrl(ftrl)))
+    regrets = {name: ledger.regret().item() for name, ledger in ledgers.items()}
+    return Captured(problems, statistics.median(seconds[5:]), regrets)
 
 
-def solved(
-    problem: Projection,
-    solver: str,
-    tolerance: float,
-    reached: float,
-    iterations: int,
-    seconds: float,
-) -> Solved:
-    """Return the row of a problem and a solver."""
-    return Solved(
-        learner=problem.learner,
-        stream=problem.stream,
-        round=problem.round,
-        solver=solver,
-        tolerance=tolerance,
-        reached=reached,
-        iterations=iterations,
-        seconds=seconds,
-    )
-
-
-def solve(problem: Projection) -> Iterator[Solved]:
+def solve(problem: Projection) -> Iterator[Row]:
     """Solve a problem with every solver of the library, to every gap it reaches and the next."""
-    for solver in get_args(Solver):
+    for solver in SOLVERS:
         for tolerance in GAPS:
             begun = time.process_time()
             found = quadratic_projection(
@@ -173,14 +140,14 @@ def solve(problem: Projection) -> Iterator[Solved]:
                 max_iterations=MOST.get(solver, MOST_ITERATIONS),
                 start=problem.start,
             )
-            seconds = time.process_time() - begun
-            reached, iterations = found.relative_gap.item(), int(found.iterations)
-            yield solved(problem, solver, tolerance, reached, iterations, seconds)
+            cost = {"seconds": time.process_time() - begun, "iterations": int(found.iterations)}
+            reached = found.relative_gap.item()
+            yield problem.row(solver, tolerance, reached, **cost)
             if reached > tolerance:
                 break
 
 
-def textbook(problem: Projection) -> Iterator[Solved]:
+def textbook(problem: Projection) -> Iterator[Row]:
     """Solve a problem by projected gradient as the paper costs it: a full SVD of m×n a step.
 
     Accelerated with restarts and from the same start, but with no eigenbasis, no reduction to m×m
@@ -188,7 +155,7 @@ def textbook(problem: Projection) -> Iterator[Solved]:
     """
     s, left, x = problem.linear, problem.left, problem.start
     step, ahead, momentum, seconds = 1 / torch.linalg.eigvalsh(left)[-1], x, 1.0, 0.0
-    wanted = list(GAPS)
+    gaps = list(GAPS)
     for k in range(1, MOST_ITERATIONS + 1):
         begun = time.process_time()
         u, sigma, vt = torch.linalg.svd(ahead - step * (s + left @ ahead), full_matrices=False)
@@ -201,9 +168,9 @@ def textbook(problem: Projection) -> Iterator[Solved]:
         slope = s + left @ x
         gap = (slope * x).sum() + torch.linalg.svdvals(slope).sum()
         reached = (gap / -((s + slope) * x).sum() * 2).item()
-        while wanted and 0 <= reached <= wanted[0]:
-            yield solved(problem, TEXTBOOK, wanted.pop(0), reached, k, seconds)
-        if not wanted:
+        while gaps and 0 <= reached <= gaps[0]:
+            yield problem.row(TEXTBOOK, gaps.pop(0), reached, iterations=k, seconds=seconds)
+        if not gaps:
             return
 
 
@@ -216,17 +183,17 @@ class Costs(NamedTuple):
 
     def ratio(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """Return the median time over a round of FAML; infinite unless every round reached it."""
-        return self.median("seconds", learner, stream, solver, tolerance) / self.faml[stream]
+        return self._median("seconds", learner, stream, solver, tolerance) / self.faml[stream]
 
     def steps(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
         """Return the median number of steps, infinite unless every round reached the gap."""
-        return self.median("iterations", learner, stream, solver, tolerance)
+        return self._median("iterations", learner, stream, solver, tolerance)
 
-    def median(self, name: str, learner: str, stream: str, solver: str, tolerance: float) -> float:
-        """Return the median of a column over the rounds, infinite unless all reached the gap."""
+    def _median(self, name: str, learner: str, stream: str, solver: str, tolerance: float) -> float:
         key = {"learner": learner, "stream": stream, "solver": solver, "tolerance": tolerance}
-        values = self.solved.where(lambda row: row.converged, **key).column(name)
-        return statistics.median(values) if len(values) == self.captured else math.inf
+        reached = self.solved.where(lambda row: row.reached <= row.tolerance, **key)
+        enough = len(reached) == self.captured
+        return statistics.median(reached.column(name)) if enough else math.inf
 
 
 def cost_checks(costs: Costs) -> Iterator[Check]:
@@ -235,7 +202,7 @@ def cost_checks(costs: Costs) -> Iterator[Check]:
     name = f"one-sided, projected gradient to {GAP:g}: time over FAML's"
     yield at_least(name, costs.ratio(*where, "projected-gradient"), TIME_RATIO)
     name = f"one-sided, any solver to {GAP:g}: fewest decompositions a round, FAML's is one"
-    yield at_least(name, [costs.steps(*where, solver) for solver in get_args(Solver)], TIME_RATIO)
+    yield at_least(name, [costs.steps(*where, solver) for solver in SOLVERS], TIME_RATIO)
     steps = {g: costs.steps(*where, "projected-gradient", g) for g in GAPS}
     rate = (steps[1e-8] - steps[1e-6]) / (steps[1e-6] - steps[1e-4])
     name = "one-sided, projected gradient: steps from 1e-6 to 1e-8 over those from 1e-4"
@@ -254,13 +221,13 @@ def measure(run: Run) -> Iterator[Item]:
     """Capture the problems of some rounds and solve each."""
     shape, rounds = run.pick(SHAPE), run.pick(CAPTURED)
     played = run.each(
-        [{"stream": name} for name in STREAMS],
-        lambda stream: dict(zip(KEPT, capture(shape, stream, rounds, run.seed), strict=True)),
+        cases(stream=STREAMS),
+        lambda stream: capture(stream, shape, rounds, run.seed)._asdict(),
         "games",
     )
     problems = [{"problem": problem} for game in played for problem in game.problems]
-    tried = run.each(problems, lambda problem: {"_all": [*solve(problem), *textbook(problem)]})
-    rows = run.keep(Rows(row for own in tried for row in own._all))
+    tried = run.each(problems, lambda problem: {"_rows": [*solve(problem), *textbook(problem)]})
+    rows = run.keep(Rows(row for each in tried for row in each._rows))
     costs = Costs(rows, {game.stream: game.faml for game in played}, len(rounds))
     yield from cost_checks(costs)
     yield from shown(costs, shape)
@@ -273,48 +240,31 @@ def measure(run: Run) -> Iterator[Item]:
         gbpa_games(("FAML", "FTRL"), [REFERENCE_SHAPE], seed=run.seed),
         projected_games(REFERENCE_SHAPE[0], names=("One-sided Shampoo",), seed=run.seed),
     )
-    cheapest = (
-        min(costs.ratio("one-sided Shampoo", stream, solver) for solver in get_args(Solver))
-        for stream in STREAMS
-    )
-    still, moved = (f"{ratio:.1f}" for ratio in cheapest)
     yield from notes(f"""
         Problems of the rounds {", ".join(map(str, rounds))} of games at {label(shape)}, condition
-        1000, in float64; the learners advance with projections to 1e-4. A time is of the projection
-        alone, without the roots and sums of the rest of the round; FAML's is the whole round,
-        without validation.
-
-        Times are processor times, medians over the rounds, and vary with the machine; steps and
-        gaps are determined by the seed. Every step takes a decomposition of an m×m matrix, or m×n
-        for the textbook.
-
-        One-sided Shampoo by the cheapest solver, to {GAP:g}: {still} times FAML's round, with a
-        mean {moved}.
+        1000, in float64; the learners advance with projections to 1e-4. A time is processor time of
+        the projection alone; FAML's is the whole round, without validation. Every step takes a
+        decomposition of an m×m matrix, or m×n for the textbook.
 
         FTRL is judged as the paper solves it, by projected gradient with an SVD of m×n per step.
         What the library's own FTRL costs, in the eigenbasis, on m×m, from the last action, and in
         closed form where the ball does not bind, is in the table, without a verdict.
-
-        The paper expects sublinear convergence of the inner loop under ill-conditioning. The
-        accelerated projected gradient keeps a linear rate here; Frank–Wolfe does not.
     """)
 
 
 def shown(costs: Costs, shape: tuple[int, int]) -> Iterator[Item]:
-    """Show time and steps of every solver, by the gap."""
-    solvers, learners = (*get_args(Solver), TEXTBOOK), ("one-sided Shampoo", "FTRL")
-    points = cases(learner=learners, stream=STREAMS, solver=solvers)
+    """Show the steps of every solver, and its time, by the gap."""
+    solvers, learners = (*SOLVERS, TEXTBOOK), ("one-sided Shampoo", "FTRL")
 
-    def cell(point: Mapping[str, Any], gap: float) -> str:
-        ratio = costs.ratio(**point, tolerance=gap)
-        steps = costs.steps(**point, tolerance=gap)
-        return "—" if math.isinf(ratio) else f"{ratio:.1f} ({steps:g})"
+    def steps(point: Mapping[str, Any], gap: float) -> str:
+        found = costs.steps(**point, tolerance=gap)
+        return "—" if math.isinf(found) else f"{found:g}"
 
-    gaps = {f"gap {g:g}": lambda point, g=g: cell(point, g) for g in GAPS}
-    yield Rows(points).listing(
-        f"Time of a projection over a round of FAML (steps), {label(shape)}; —: not within "
-        f"{MOST_ITERATIONS} steps, of Frank–Wolfe {MOST['frank-wolfe']}",
-        {"learner, stream, solver": lambda point: ", ".join(point.values()), **gaps},
+    yield Rows(cases(learner=learners, stream=STREAMS, solver=solvers)).listing(
+        f"Steps of a projection, {label(shape)}; —: not within {MOST_ITERATIONS}, of Frank–Wolfe "
+        f"{MOST['frank-wolfe']}",
+        {"learner, stream, solver": lambda point: ", ".join(point.values())}
+        | {f"gap {g:g}": lambda point, g=g: steps(point, g) for g in GAPS},
     )
 
     def panel(learner: str, stream: str) -> Panel:
