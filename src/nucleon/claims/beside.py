@@ -1,7 +1,8 @@
 """The library beside the oracle: the same few rounds by both, and how far apart they are."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -61,18 +62,23 @@ def sides_of(sides: theory.Sides, wanted: tuple[float, float]) -> dict[str, floa
     return {"share": (sides.left / sides.right).item(), "apart": worst(apart)}
 
 
+def played(learner: Learner, gradients: Iterable[Tensor], **options: Any) -> Array:
+    """Return the actions of a learner that observes the gradients, (T, …, m, n)."""
+    actions = list[Tensor]()
+    for gradient in gradients:
+        actions.append(learner.play())
+        learner.observe(gradient, **options)
+    return torch.stack(actions).double().numpy()
+
+
 def compare(name: str, learner: Learner, gradients: Tensor, twin: twins.Twin) -> Row:
     """Play a fresh learner on gradients (T, …, m, n), and compare all it did with its twin.
 
     Actions are over D, entry by entry, the regret over D·Σ‖G_t‖_*, the bound over the twin's.
     """
-    played = list[Tensor]()
-    for gradient in gradients:
-        played.append(learner.play())
-        learner.observe(gradient)
-    actions, history = torch.stack(played).double().numpy(), gradients.double().numpy()
-    bound = learner.bound().numpy()
-    return compare_played(name, actions, learner.ledger.regret().numpy(), bound, history, twin)
+    actions, regret = played(learner, gradients), learner.ledger.regret().numpy()
+    history, bound = gradients.double().numpy(), learner.bound().numpy()
+    return compare_played(name, actions, regret, bound, history, twin)
 
 
 def compare_played(
@@ -172,35 +178,31 @@ def gbpa_games(
     shapes: Iterable[tuple[int, int]],
     *,
     radius: float = 1.0,
-    bound: float = 1.0,
-    settings: Sequence[tuple[float, float]] = ((1.0, 1.0),),
+    gradient_bound: float = 1.0,
+    variants: Iterable[Mapping[str, float]] = ({},),
     samples: int = 4,
     seed: int = 0,
     late: bool = False,
 ) -> Iterator[Row]:
-    """Compare GBPA learners in several shapes, with the (γ, factor of η) of `settings`.
+    """Compare GBPA learners in several shapes, in variants of the discount and a factor of η.
 
     A `late` game begins with a gradient of zero.
     """
     for m, n in shapes:
         shape = (2, m, n)
-        gradients = leaning(shape, bound=bound, seed=seed)
+        gradients = leaning(shape, bound=gradient_bound, seed=seed)
         gradients[0] *= not late
         draws = drawn(shape, samples=samples, seed=seed)
-        for name in names:
-            own = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}.get(name, {})
-            for discount, factor in settings:
-                game = {"radius": radius, "discount": discount}
-                twin = twins.gbpa(name, shape, **game, bound=bound, factor=factor, noise=draws)
-                title, eta = f"{name}, {label(shape)}", None
-                if (discount, factor) != (1.0, 1.0):
-                    title += f", γ = {discount:g}, η × {factor:g}"
-                if factor != 1.0:  # as a number, which the oracle knows by itself
-                    eta = factor * bounds.eta(twins.smoothing(name, shape).constants)
-                learner = GBPAS[name](
-                    shape, **game, gradient_bound=bound, eta=eta, dtype=F64, **own
-                )
-                yield compare(title, learner, gradients, twin)
+        for name, variant in itertools.product(names, variants):
+            game = {"radius": radius, "discount": variant.get("discount", 1.0)}
+            options: dict[str, Any] = {"FTRL": SOLVER, "FTPL": {"samples": samples, "seed": seed}}
+            options = {**game, "gradient_bound": gradient_bound, **options.get(name, {})}
+            factor = variant.get("factor", 1.0)
+            if factor != 1.0:  # as a number, which the oracle knows by itself
+                options["eta"] = factor * bounds.eta(twins.smoothing(name, shape).constants)
+            twin = twins.gbpa(name, shape, **game, bound=gradient_bound, factor=factor, noise=draws)
+            title = ", ".join((name, label(shape), *(f"{k} {v:g}" for k, v in variant.items())))
+            yield compare(title, GBPAS[name](shape, dtype=F64, **options), gradients, twin)
 
 
 def projected_games(
@@ -214,41 +216,9 @@ def projected_games(
         yield compare(f"{name}, {label(shape)}", learner, leaning(shape, seed=seed), twin)
 
 
-def projected_variants(
-    shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0, factor: float = 0.5
-) -> Iterator[Row]:
-    """Compare their actions with another η, and an ε that makes solutions unique in any shape."""
-    epsilon, gradients = 0.1, leaning((2, *shape), seed=seed)
-    for name, make in PROJECTED.items():
-        own: dict[str, Any] = {"epsilon": epsilon} if "Shampoo" in name else {}
-        eta = factor * radius * (math.sqrt(2) if own else math.sqrt(0.5))
-        learner = make((2, *shape), radius=radius, eta=eta, dtype=F64, **own, **SOLVER)
-        twin = twins.preconditioned(name, radius=radius, factor=factor, epsilon=epsilon)
-        yield compare(f"{name}, {label(shape)}, η × {factor:g}", learner, gradients, twin)
-
-
-def coarse_gaps(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Check:
-    """Check the gaps that one-sided Shampoo states of coarse solutions, from its actions."""
-    gradients = leaning((2, *shape), seed=seed)
-    coarse: dict[str, Any] = {"solver": "projected-gradient", "tolerance": 1e-1}
-    learner, played = (
-        OneSidedShampoo((2, *shape), radius=radius, dtype=F64, **coarse),
-        list[Tensor](),
-    )
-    for gradient in gradients:
-        played.append(learner.play())
-        learner.observe(gradient)
-    actions = torch.stack([*played, learner.play()]).numpy()
-    wanted = learners.one_sided_gaps(gradients.numpy(), actions, radius=radius)
-    return close(
-        "one-sided, solved coarsely: gaps over the reference's − 1",
-        learner.gaps.numpy() / wanted - 1,
-    )
-
-
 def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:
     """Compare scalar GBPA with G = √m, since ‖G‖_F ≤ √m‖G‖_op."""
-    bound = float(np.sqrt(min(shape)))
+    bound = math.sqrt(min(shape))
     learner = ScalarGBPA((2, *shape), gradient_bound=bound, radius=radius, dtype=F64)
     twin = twins.preconditioned("Scalar GBPA", radius=radius, bound=bound)
     yield compare("Scalar GBPA", learner, leaning((2, *shape), seed=seed), twin)
@@ -257,8 +227,8 @@ def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -
 def vector_games(
     dimension: int,
     *,
-    preconditioners: Sequence[learners.Preconditioner] = PRECONDITIONERS,
-    balls: Sequence[learners.Ball] = ("l2", "linf"),
+    preconditioners: Iterable[learners.Preconditioner] = PRECONDITIONERS,
+    balls: Iterable[learners.Ball] = ("l2", "linf"),
     radius: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Row]:
@@ -268,17 +238,11 @@ def vector_games(
     common: dict[str, Any] = {"radius": radius, "dtype": F64}
     gaussian = twins.gaussian(dimension, radius=radius, bound=1.0)
     yield compare("Gaussian FTPL", GaussianFTPL(shape, **common), gradients, gaussian)
-    updates: tuple[tuple[str, learners.Update, Callable[..., Learner]], ...] = (
-        ("OGD", "ogd", AdaGradOGD),
-        ("FTRL", "ftrl", AdaGradFTRL),
-    )
-    for p in preconditioners:
-        for ball in balls:
-            for title, update, make in updates:
-                delta = 0.0 if update == "ogd" and p != "full" else 1.0
-                own: dict[str, Any] = {"preconditioner": p, "delta": delta}
-                twin = twins.on_rows(
-                    learners.adagrad, bounds.adagrad, ball, radius, update=update, **own
-                )
-                learner = make(shape, ball=ball, tolerance=SOLVER["tolerance"], **own, **common)
-                yield compare(f"{title}, {p}, {ball}", learner, gradients, twin)
+    updates: Mapping[learners.Update, Callable[..., Learner]]
+    updates = {"ogd": AdaGradOGD, "ftrl": AdaGradFTRL}
+    for p, ball, (update, make) in itertools.product(preconditioners, balls, updates.items()):
+        delta = 0.0 if update == "ogd" and p != "full" else 1.0
+        own: dict[str, Any] = {"preconditioner": p, "delta": delta}
+        twin = twins.on_rows(learners.adagrad, bounds.adagrad, ball, radius, update=update, **own)
+        learner = make(shape, ball=ball, tolerance=SOLVER["tolerance"], **own, **common)
+        yield compare(f"{update.upper()}, {p}, {ball}", learner, gradients, twin)

@@ -1,7 +1,7 @@
-"""Claims as data: what a claim states, how it is measured, and what a run of it returns.
+"""Claims as data: the statement of a claim, its measurement, and the result of a run.
 
-A claim is one file with one `CLAIM`. Its `measure` is a generator: it takes a `Run` and yields
-what was found, in any order: a `Check`, a `Table`, a `Figure`, or a note, which is a string.
+A claim is one file with one `CLAIM`. Its `measure` is a generator: it accepts a `Run` and yields,
+in any order, each `Check`, `Table`, `Figure` and note, which is a string.
 
     def measure(run: Run) -> Iterator[Item]:
         games = play(run, GRID)                                   # rows, a `Game` each
@@ -9,11 +9,10 @@ what was found, in any order: a `Check`, a `Table`, a `Figure`, or a note, which
         yield games.grid("Regret over bound", "stream", "learner", "ratio")
         yield from against_oracle(gbpa_games(["FAML"], [SHAPE]))  # a few rounds beside the oracle
 
-`Run.each` measures any cases: a row for every case, with what was measured. Rows are written to
-the trace of the run by themselves; a field whose name begins with an underscore is not. A pair of
-settings is (full, quick), and `run.pick` chooses. Games are declared as a `grid.Grid`.
+`Run.each` measures any other cases and returns a row for each. Rows enter the trace of the run by
+themselves, without the fields whose name begins with an underscore. A pair of settings is
+(full, quick), and `run.pick` chooses.
 
-Nothing here draws, prints or writes: tables, figures and pages of all claims are made in one place.
 A function of the library is looked up when the claim runs (`theory.faml_bound` inside a function
 or a lambda), so that a fault planted in a public name reaches the claim.
 """
@@ -31,7 +30,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from nucleon.claims.shown import Cell, Figure, Table
+from nucleon.claims.shown import Cell, Figure, Series, Table
 
 Relation = Literal["<", "≤", "≥", ">"]
 _HOLDS: Mapping[Relation, Callable[[float, float], bool]] = {
@@ -135,6 +134,10 @@ Shown = str | Callable[[Any], Any]
 
 class Rows(list[Any]):
     """Rows of one kind."""
+
+    def line(self, name: str, x: Shown, y: Shown, style: int = 0) -> Series:
+        """Return one column against another."""
+        return Series(name, self.column(x), self.column(y), style=style)
 
     def where(self, test: Callable[[Any], bool] | None = None, /, **match: object) -> "Rows":
         """Return the rows whose fields have these values, and for which the test is true."""
@@ -256,11 +259,6 @@ class Settings:
     first_seed: int = 0
     device: str = "cpu"
 
-    def seed_range(self, full: int, quick: int) -> range:
-        """Return the seeds of the run, of which the claim wants `full`, or `quick` if it is."""
-        count = self.seeds or (quick if self.quick else full)
-        return range(self.first_seed, self.first_seed + count)
-
 
 class Progress(Protocol):
     """A listener to how far a run is."""
@@ -324,8 +322,8 @@ class Run:
         return pair[self.quick]
 
     def seeds(self, pair: tuple[int, int]) -> range:
-        """Return the seeds: as many as the user asks for, or as the pair says."""
-        return self.settings.seed_range(*pair)
+        """Return the seeds, as many as the user asks for, else as the pair says."""
+        return range(self.seed, self.seed + (self.settings.seeds or self.pick(pair)))
 
     def each(
         self,
@@ -339,28 +337,29 @@ class Run:
         A name that `measure` does not take labels the row alone. `kind` is the class of the rows.
         A row of which JSON can hold nothing that was measured is left out of the trace.
         """
-        every = list(points)
+        every, rows = list(points), Rows()
         parameters = inspect.signature(measure).parameters.values()
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        taken = {p.name for p in parameters}
+        accepted = {p.name for p in parameters}
         self.progress.begin(len(every), unit)
-        rows, told = Rows(), Rows()
         for point in every:
-            measured = measure(**{n: v for n, v in point.items() if everything or n in taken})
-            rows.append(kind(**{**point, **measured}))
-            told += rows[-1:] if rows[-1].record().keys() - point.keys() else []
+            options = {n: v for n, v in point.items() if everything or n in accepted}
+            row = kind(**{**point, **measure(**options)})
+            rows.append(row)
+            if row.record().keys() - point.keys():
+                self.keep(Rows([row]))
             self.progress.advance(1, stage_of(point))
-        self.keep(told)
         return rows
 
     def keep(self, rows: Rows) -> Rows:
-        """Write the rows to the trace, and return them."""
+        """Append the rows to the trace, and return them."""
         self.records += [row.record() for row in rows]
         return rows
 
 
 Item = Check | Table | Figure | str
 """An item that a claim yields; a string is a note."""
+ItemT = TypeVar("ItemT", Check, Table, Figure, str)
 
 
 def notes(text: str) -> Iterator[str]:
@@ -397,13 +396,11 @@ class Claim:
         run = Run(settings, progress)
         with one_thread():
             items = list(self.measure(run))
-        return Result(
-            checks=tuple(item for item in items if isinstance(item, Check)),
-            tables=tuple(item for item in items if isinstance(item, Table)),
-            figures=tuple(item for item in items if isinstance(item, Figure)),
-            records=tuple(run.records),
-            notes=tuple(item for item in items if isinstance(item, str)),
-        )
+
+        def of(kind: type[ItemT]) -> tuple[ItemT, ...]:
+            return tuple(item for item in items if isinstance(item, kind))
+
+        return Result(of(Check), of(Table), of(Figure), tuple(run.records), of(str))
 
     def expected(self, quick: bool) -> float:
         """Return about how many seconds a run takes."""

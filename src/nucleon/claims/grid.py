@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.engine import Check, Row, Rows, Run, at_least, at_most, stage_of
-from nucleon.claims.shown import Panel, Series, log_panel
+from nucleon.claims.shown import BOUND, Panel, Series, log_panel
 from nucleon.online import game as online
 from nucleon.online import streams
 from nucleon.online.adversary import Ratio, Searched, measure
@@ -20,10 +20,6 @@ from nucleon.online.o2nc.plans import Interval
 from nucleon.online.streams import Stream, WorstCase, replay
 
 F64 = torch.float64
-STYLES = {"FTL": 0, "One-sided Shampoo": 1, "FTRL": 2, "FTPL": 3, "FAML": 4}
-"""The look of each learner in every figure."""
-BOUND, PRINTED = 5, 6
-"""The looks of a bound, both broken lines."""
 RECORDED = 64
 """Games beside each other whose curves are written to the trace."""
 Make = Callable[..., Learner]
@@ -92,6 +88,11 @@ class Game(Row):
     def outside(self) -> float:
         """Return the largest ‖X_t‖/D − 1."""
         return self.trace.norm.max().item() / self.trace.radius - 1
+
+    @property
+    def pair(self) -> str:
+        """Return the mean regret beside the mean bound, for a table."""
+        return f"{self.regret.mean():.1f} / {self.bound.mean():.1f}"
 
     def curve(
         self, name: str, style: int, values: Tensor | None = None, *, band: bool = False
@@ -264,34 +265,22 @@ def swung(learner: Learner, bound: float = 1.0, rounds: int = SWING_ROUNDS) -> f
     return (trace.regret[-1] / trace.bound[-1]).mean().item()
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A stream that comes with the package, played again."""
-
-    case: WorstCase
-    ratio: Ratio
-
-    @property
-    def apart(self) -> float:
-        """Return how far its share is from the one on file, over what may lie between the two.
-
-        That is 1e-4, above what FTRL's solver leaves open, or 5 standard errors of both shares.
-        """
-        margin = 5 / 3 * math.hypot(self.ratio.margin, self.case.margin)
-        return abs(self.ratio.value - self.case.ratio) / (margin or 1e-4)
-
-
 def worst_streams(run: Run, learner: str) -> list[WorstCase]:
     """Return the worst streams on file for a learner, in a quick run of at most 30 rounds."""
     longest = 30 if run.quick else math.inf
     return [c for c in streams.worst_cases() if c.learner == learner and c.rounds <= longest]
 
 
-def replayed(run: Run, case: WorstCase) -> Replayed:
-    """Play a stream on file with its learner; FTPL with other noise than the search had."""
+def replayed(run: Run, case: WorstCase) -> tuple[Ratio, float]:
+    """Play a stream on file with its learner; FTPL with other noise than the search had.
+
+    Beside its share of the bound is the distance to that on file, over 1e-4, which is above what
+    FTRL's solver leaves open, or over 5 standard errors of both shares.
+    """
     games, seed = len(run.seeds((64, 16))), 10_000 + run.seed
-    learner = cast(Searched, case.learner)
-    return Replayed(case, measure(learner, case.gradients, games=games, first_seed=seed))
+    ratio = measure(cast(Searched, case.learner), case.gradients, games=games, first_seed=seed)
+    margin = 5 / 3 * math.hypot(ratio.margin, case.margin)
+    return ratio, abs(ratio.value - case.ratio) / (margin or 1e-4)
 
 
 def lower_side(
@@ -301,5 +290,5 @@ def lower_side(
     share = swung(make(shape, radius=1.0, gradient_bound=bound, dtype=F64), bound)
     yield at_least(f"{name} on the swing: regret/bound", share, LEAST[name])
     worst = worst_streams(run, name.lower())
-    apart = [replayed(run, case).apart for case in worst]
+    apart = [replayed(run, case)[1] for case in worst]
     yield at_most(f"{name} on {len(worst)} worst streams: share's distance to the file", apart, 1)

@@ -8,6 +8,10 @@ from torch import Tensor
 
 Scale = Literal["linear", "log"]
 Cell = str | float
+STYLES = {"FTL": 0, "One-sided Shampoo": 1, "FTRL": 2, "FTPL": 3, "FAML": 4}
+"""Style of each learner in every figure."""
+BOUND, PRINTED = 5, 6
+"""Styles of a bound, both broken lines."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Series:
         """Return the means of values, (points, repetitions), in a band that spans them."""
         mean, low, high = (v.tolist() for v in (values.mean(1), values.amin(1), values.amax(1)))
         return cls(name, x, mean, low, high, style)
+
+
+def level(name: str, x: Sequence[float], style: int = BOUND, value: float = 1.0) -> Series:
+    """Return a horizontal line over the range of x."""
+    return Series(name, [min(x), max(x)], [value, value], style=style)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from nucleon.claims.engine import (
     label,
     notes,
 )
-from nucleon.claims.grid import BOUND, PRINTED, Game, Match, gradients_of, play_all
+from nucleon.claims.grid import Game, Match, gradients_of, play_all
 from nucleon.claims.oracle import deviations
-from nucleon.claims.shown import Figure, Panel, Series, log_panel
+from nucleon.claims.shown import BOUND, PRINTED, Figure, Panel, Series, log_panel
 from nucleon.online import streams
 from nucleon.online.game import play
 from nucleon.online.learners import FTPL

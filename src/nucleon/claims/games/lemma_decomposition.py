@@ -16,19 +16,20 @@ from nucleon.claims.beside import (
     gbpa_games,
     largest,
     leaning,
+    played,
 )
 from nucleon.claims.engine import Claim, Item, Row, Run, at_least, at_most, cases, notes, worst
-from nucleon.claims.grid import NINE, stream
+from nucleon.claims.grid import NINE, gradients_of, stream
 from nucleon.claims.oracle import lemma, twins
 from nucleon.claims.shown import Figure, Panel, Series, log_panel
-from nucleon.online import streams
 from nucleon.online.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.online.o2nc.plans import Interval
 from nucleon.online.potentials import Potential, Regularized
 from nucleon.online.regret import Decomposition, decompose
-from nucleon.online.streams import Stream
 
+F64 = torch.float64
 SHAPE, RADIUS, BOUND = (3, 6), 2.0, 0.5
+UNIT = RADIUS * BOUND * SHAPE[0]
 ROUNDS = (160, 20)
 DRAWS = (64, 24)  # games of FTPL, each with a noise of its own
 DISCOUNTS = (1.0, 0.95)
@@ -40,8 +41,8 @@ WRONG = 1e-2  # what the wrong potential must miss the regret by
 REACHED = 0.9
 """Share of their bounds that the Bregman and the stability terms of FTRL and FAML sum to on
 gradients that alternate: about 1 − O(1/T) where the total stays small."""
-TERMS = ("underestimation", "bregman", "stability", "first_round")
-BOUNDED = ("bregman_bound", "stability_bound", "first_round_bound")
+BOUNDED = ("bregman", "stability", "first_round")
+KINDS = ("underestimation", *BOUNDED, *(f"{kind}_bound" for kind in BOUNDED))
 
 LEARNERS: dict[str, Callable[..., GBPA]] = {
     "FAML": FAML,
@@ -56,148 +57,100 @@ STREAMS = {
 }
 
 
-class Terms(Row):
-    """A game and its terms, which are summed over the rounds."""
-
-    terms: Decomposition
-
-    @property
-    def mismatch(self) -> float:
-        """Return the largest |regret − sum of the terms| over the regret."""
-        return (self.terms.mismatch / self.terms.regret).abs().max().item()
-
-    @property
-    def excess(self) -> float:
-        """Return the most by which a term exceeds its bound and the solver's gap, over D·G·m."""
-        unit = RADIUS * BOUND * SHAPE[0]
-        return worst((e - self.terms.gap).item() / unit for e in self.terms.excess.values())
-
-    @property
-    def shares(self) -> dict[str, Tensor]:
-        """Return each kind of term over its bound, which is 0 for the last, (b,)."""
-        t = self.terms
-        return {
-            "Bregman/bound": t.bregman.sum(0) / t.bregman_bound.sum(0),
-            "stability/bound": t.stability.sum(0) / t.stability_bound.sum(0),
-            "first round/bound": t.first_round / t.first_round_bound,
-            "1 + underestimation/regret": 1 + t.underestimation / t.regret,
-        }
-
-    @property
-    def reached(self) -> list[Tensor]:
-        """Return the shares of their bounds that the Bregman and the stability terms sum to."""
-        return list(self.shares.values())[:2]
-
-
-def summed(term: Tensor) -> Any:
-    """Return the sum of a kind of terms over the rounds, (b,)."""
-    return (term.sum(0) if term.ndim > 1 else term).numpy()
-
-
 def decomposed(
-    name: str, shape: tuple[int, ...], source: Stream, rounds: int, discount: float, **other: Any
+    name: str, gradients: Tensor, discount: float, potential: Potential | None = None
 ) -> Decomposition:
     """Play a game and decompose its regret, with the learner's potential or another."""
-    common: dict[str, Any] = {"radius": RADIUS, "gradient_bound": BOUND, "discount": discount}
-    learner = LEARNERS[name](shape, dtype=torch.float64, **common)
-    gradients, actions = list[Tensor](), list[Tensor]()
-    for t in range(1, rounds + 1):
-        actions.append(learner.play())
-        gradients.append(source.gradient(t, actions[-1]))
-        learner.observe(gradients[-1])
-    potential: Potential = other.get("potential", learner.potential)
-    return decompose(potential, torch.stack(gradients), torch.stack(actions), **common)
+    options: dict[str, Any] = {"radius": RADIUS, "gradient_bound": BOUND, "discount": discount}
+    learner = LEARNERS[name](tuple(gradients.shape[1:]), dtype=F64, **options)
+    actions = torch.from_numpy(played(learner, gradients))
+    return decompose(potential or learner.potential, gradients, actions, **options)
+
+
+def sums(terms: Decomposition) -> dict[str, Tensor]:
+    """Return each kind of terms and of bounds, summed over the rounds, (b,)."""
+    kinds = {kind: getattr(terms, kind) for kind in KINDS}
+    return {kind: term.sum(0) if term.ndim > 1 else term for kind, term in kinds.items()}
 
 
 def oracle_error(name: str, discount: float, seed: int) -> float:
     """Return how far sums of terms and of bounds are from the oracle's, over D·G·m."""
     shape = (2, *SHAPE)
-    given = leaning(shape, bound=BOUND, seed=seed)
+    gradients = leaning(shape, bound=BOUND, seed=seed)
     draws = drawn(shape, samples=8, redraw=False, antithetic=True)
-    mine = decomposed(name, shape, streams.replay(given), len(given), discount)
     value, slope, constants = twins.smoothing(name, shape, draws)
     game = {"radius": RADIUS, "bound": BOUND, "discount": discount}
-    wanted = lemma.terms(value, slope, given.numpy(), constants, **game)
-    apart = (summed(getattr(mine, kind)) - wanted[kind] for kind in (*TERMS, *BOUNDED))
-    return worst(map(largest, apart)) / (RADIUS * BOUND * SHAPE[0])
+    twin = lemma.terms(value, slope, gradients.numpy(), constants, **game)
+    terms = sums(decomposed(name, gradients, discount))
+    return worst(largest(terms[kind].numpy() - twin[kind]) / UNIT for kind in KINDS)
 
 
 def measure(run: Run) -> Iterator[Item]:
     """Decompose games of every learner on three streams, plain and discounted."""
-    rounds, draws = run.pick(ROUNDS), len(run.seeds(DRAWS))
 
-    def game(learner: str, stream: str, discount: float, **other: Any) -> dict[str, Any]:
-        shape = (draws if learner == "FTPL" else 1, *SHAPE)
-        source = STREAMS[stream](shape, bound=BOUND, seed=run.seed, dtype=torch.float64)
-        terms = decomposed(learner, shape, source, rounds, discount, **other)
-        kinds = {kind: summed(getattr(terms, kind)) for kind in ("regret", *TERMS, *BOUNDED)}
-        kept = {k: v.tolist() for k, v in kinds.items() if torch.isfinite(torch.tensor(v)).all()}
-        return {**kept, "gap": terms.gap.item(), "terms": terms}
+    def game(
+        learner: str, stream: str, discount: float, potential: Potential | None = None
+    ) -> dict[str, Any]:
+        shape = (len(run.seeds(DRAWS)) if learner == "FTPL" else 1, *SHAPE)
+        source = STREAMS[stream](shape, bound=BOUND, seed=run.seed, dtype=F64)
+        gradients = gradients_of(source, run.pick(ROUNDS))
+        terms = decomposed(learner, gradients, discount, potential)
+        measured = {"regret": terms.regret, **sums(terms)}
+        return {
+            **{kind: term for kind, term in measured.items() if term.isfinite().all()},
+            "mismatch": (terms.mismatch / terms.regret).abs().max().item(),
+            "excess": worst(((e - terms.gap) / UNIT).item() for e in terms.excess.values()),
+            "_terms": terms,
+        }
 
     points = cases(learner=LEARNERS, stream=STREAMS, discount=DISCOUNTS)
-    games = run.each(points, game, "games", Terms)
+    games = run.each(points, game, "games")
     exact = games.where(lambda g: g.learner != "FTRL")
     certain = games.where(lambda g: g.learner in ("FAML", "FTRL"))
-    ftpl = games.where(learner="FTPL")
-    alternating: dict[str, Any] = {"stream": "alternating", "discount": 1.0}
+    first: dict[str, Any] = {"stream": "alternating", "discount": 1.0}
     miss = "largest |regret − sum of the terms|/regret"
     yield at_most(f"FTL, FTPL, FAML: {miss}", exact.column("mismatch"), ROUNDING)
     solved = games.where(learner="FTRL").column("mismatch")
     yield at_most(f"FTRL: {miss}", solved, SOLVER_ROUNDING)
-    wrong = Terms(**game("FAML", **alternating, potential=Regularized()))
-    yield at_least("FAML's actions, FTRL's Ψ: |regret − sum|/regret", wrong.mismatch, WRONG)
+    wrong = game("FAML", **first, potential=Regularized())["mismatch"]
+    yield at_least("FAML's actions, FTRL's Ψ: |regret − sum|/regret", wrong, WRONG)
     name = "FTRL, FAML: largest (term − bound − gap)/(D·G·m)"
     yield at_most(name, certain.column("excess"), ROUNDING)
     name = "FTRL, FAML, alternating: smallest sum of Bregman or stability terms over its bound"
-    reached = [share for g in certain.where(**alternating) for share in g.reached]
-    yield at_least(name, reached, REACHED)
-    kinds = list(ftpl[0].shares)
-    for kind in kinds:
-        ends = [Interval.of_mean(g.shares[kind]).high for g in ftpl]
+    alternating = certain.where(**first)
+    shares = [g.bregman / g.bregman_bound for g in alternating]
+    shares += [g.stability / g.stability_bound for g in alternating]
+    yield at_least(name, shares, REACHED)
+    kinds: dict[str, Callable[[Row], Tensor]] = {
+        "Bregman/bound": lambda g: g.bregman / g.bregman_bound,
+        "stability/bound": lambda g: g.stability / g.stability_bound,
+        "first round/bound": lambda g: g.first_round / g.first_round_bound,
+        "1 + underestimation/regret": lambda g: 1 + g.underestimation / g.regret,
+    }
+    for kind, share in kinds.items():
+        ends = [Interval.of_mean(share(g)).high for g in games.where(learner="FTPL")]
         yield at_most(f"FTPL: {kind}, mean over Z, upper end", ends, 1.0)
     for name, limit in (("FAML", EXACT), ("FTPL", EXACT), ("FTRL", SOLVED)):
         errors = [oracle_error(name, discount, run.seed) for discount in DISCOUNTS]
         words = f"{name}: terms and their bounds against the reference's, over D·G·m"
         yield at_most(words, errors, limit)
+    variants = [{"discount": discount} for discount in DISCOUNTS]
+    options: dict[str, Any] = {"radius": RADIUS, "gradient_bound": BOUND, "seed": run.seed}
+    yield from against_oracle(gbpa_games(LEARNERS, [SHAPE], variants=variants, **options))
 
-    yield games.listing(
-        "The terms of the regret, sums over the rounds",
-        {
-            "learner": "learner",
-            "stream": "stream",
-            "γ": "discount",
-            "regret": lambda g: g.terms.regret,
-            "underestimation": lambda g: g.terms.underestimation,
-            "Bregman": lambda g: g.terms.bregman.sum(0),
-            "stability": lambda g: g.terms.stability.sum(0),
-            "first round": lambda g: g.terms.first_round,
-            "|rest|/regret": "mismatch",
-        },
-    )
-    shown = {kind: lambda g, k=kind: str(Interval.of_mean(g.shares[k])) for kind in kinds}
-    yield ftpl.listing(
-        "FTPL: terms over their bounds, means over Z ± 3 standard errors",
-        {"stream, γ": lambda g: f"{g.stream}, {g.discount:g}", **shown},
-    )
-    yield from against_oracle(
-        gbpa_games(
-            LEARNERS,
-            [SHAPE],
-            radius=RADIUS,
-            bound=BOUND,
-            settings=[(discount, 1.0) for discount in DISCOUNTS],
-            seed=run.seed,
-        )
-    )
+    columns = {"learner": "learner", "stream": "stream", "γ": "discount", "regret": "regret"}
+    columns |= {"underestimation": "underestimation", "Bregman": "bregman"}
+    columns |= {"stability": "stability", "first round": "first_round", "|rest|/regret": "mismatch"}
+    yield games.listing("The terms of the regret, sums over the rounds", columns)
 
-    def panel(game: Terms) -> Panel:
-        t = game.terms
-        x = [float(i) for i in range(2, len(t.bregman) + 2)]
-        drawn = [("Bregman", t.bregman, 0)]
+    def panel(game: Row) -> Panel:
+        t = game._terms
+        curves = [("Bregman", t.bregman, 0)]
         if game.learner != "FTL":
-            drawn.append(("its bound", t.bregman_bound, 1))
-            drawn += [("stability", t.stability, 4), ("its bound ", t.stability_bound, 5)]
-        lines = (Series(n, x, v.cumsum(0).mean(1).tolist(), style=s) for n, v, s in drawn)
+            curves.append(("its bound", t.bregman_bound, 1))
+            curves += [("stability", t.stability, 4), ("its bound ", t.stability_bound, 5)]
+        x = range(2, len(t.bregman) + 2)
+        lines = (Series(n, x, v.cumsum(0).mean(1).tolist(), style=s) for n, v, s in curves)
         return log_panel(game.learner, ("T", "sum up to T"), lines)
 
     yield Figure(
@@ -205,20 +158,17 @@ def measure(run: Run) -> Iterator[Item]:
         "What the regret is made of",
         "The two sums of the lemma on alternating gradients, beside the bounds that smoothness and "
         "stability put on them (FTPL: mean over Z). FTL's potential never changes: no stability.",
-        tuple(map(panel, games.where(**alternating))),
+        tuple(map(panel, games.where(**first))),
         shared_axes=True,
     )
     yield from notes("""
-        The paper prints DS∑ before the Bregman terms: the S is a slip, the factor is D.
+        The sum of the terms telescopes to the regret for any numbers Ψ_t(S), as long as the actions
+        are −D times the derivatives of these Ψ_t. So that is what is tested: the derivatives come
+        from autograd of the values, the actions from the closed forms, and FAML's actions under
+        FTRL's potential must not fit.
 
-        The sum of the terms telescopes to the regret for any numbers Ψ_t(S), right or wrong, as
-        long as the actions are −D times the derivatives of these Ψ_t. So that is what is tested:
-        the derivatives come from autograd of the values, the actions from the closed forms, and
-        FAML's actions under FTRL's potential must not fit.
-
-        FTPL draws Z once a game, as the lemma needs one potential; its terms are within their
-        bounds in the mean over Z, shown over games with a noise of their own each. FTL's potential
-        is not smooth: its Bregman terms have no bound, and grow with T.
+        FTPL draws Z once a game, as the lemma needs one potential. FTL's potential is not smooth:
+        its Bregman terms have no bound, and grow with T.
     """)
 
 

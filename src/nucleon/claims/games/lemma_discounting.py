@@ -1,12 +1,13 @@
 """lemma-discounting: the loss as discounted sums of its changes, an identity (Lemma G.2)."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from nucleon import noise
-from nucleon.claims.engine import Claim, Item, Run, above, at_most, cases, notes, worst
+from nucleon.claims.engine import Claim, Item, Run, above, at_most, cases, worst
 from nucleon.claims.oracle.conversion import discounted_changes
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import theory
@@ -31,30 +32,27 @@ def losses(kind: str, rounds: int, seed: int) -> Tensor:
     return (t > seed % (rounds + 1)).double() + normal[0]
 
 
-def errors(kind: str, rounds: int, discount: float, seed: int) -> tuple[float, float, float]:
-    """Return the errors of left, of the right side's value, and of its first sum, over max|L|."""
-    values = losses(kind, rounds, seed)
-    left, right = theory.loss_decomposition(values, discount=discount)
-    first, second = discounted_changes(values.tolist(), discount)
-    apart = (
-        (left - right).abs().item(),
-        abs(right.item() - float(first + second)),
-        abs(left.item() - float(first)),
-    )
-    identity, exact, alone = (value / values.abs().max().item() for value in apart)
-    return identity, exact, alone
+def errors(discount: float, rounds: int, seeds: Iterable[int]) -> dict[str, float]:
+    """Return the largest errors of left, of the right side's value, and of its first sum.
+
+    They are over max|L|.
+    """
+    every = dict[str, list[float]](identity=[], exact=[], alone=[])
+    for kind, seed in itertools.product(KINDS, seeds):
+        values = losses(kind, rounds, seed)
+        left, right = (s.item() for s in theory.loss_decomposition(values, discount=discount))
+        first, second = discounted_changes(values.tolist(), discount)
+        apart = left - right, right - float(first + second), left - float(first)
+        for column, error in zip(every.values(), apart, strict=True):
+            column.append(abs(error) / values.abs().max().item())
+    return {name: worst(column) for name, column in every.items()}
 
 
 def measure(run: Run) -> Iterator[Item]:
     """Compare both sides on three kinds of losses, beside exact rational arithmetic."""
     seeds = run.seeds(INSTANCES)
-
-    def largest(discount: float, rounds: int) -> dict[str, float]:
-        every = (errors(kind, rounds, discount, seed) for kind in KINDS for seed in seeds)
-        columns = map(worst, zip(*every, strict=True))
-        return dict(zip(("identity", "exact", "alone"), columns, strict=True))
-
-    rows = run.each(cases(discount=DISCOUNTS, rounds=run.pick(ROUNDS)), largest)
+    points = cases(discount=DISCOUNTS, rounds=run.pick(ROUNDS))
+    rows = run.each(points, lambda discount, rounds: errors(discount, rounds, seeds))
     yield at_most("|left − right|/size, largest", rows.column("identity"), ROUNDING)
     yield at_most("|right − the reference's|/size", rows.column("exact"), ROUNDING)
     yield above("the first sum alone: largest error/size", worst(rows.column("alone")), 0.1)
@@ -78,12 +76,10 @@ def measure(run: Run) -> Iterator[Item]:
     caption = "What the discounted changes up to T leave out, the second sum puts back."
     panel = Panel("a random walk", "T", "change", tuple(lines))
     yield Figure("sums", "The discounted changes of a loss", caption, (panel,))
-    yield from notes("""
-        The library forms the sums by one recursion, Ĝ ← γĜ + δ_t; the reference has the double sum
-        as it is printed, in rational arithmetic, where left and right are equal without rounding.
-        The first sum alone, the discounted change up to T, is not the change: the second sum is
-        needed.
-    """)
+    yield (
+        "The library forms the sums by one recursion, Ĝ ← γĜ + δ_t; the reference has the double "
+        "sum as printed, in rational arithmetic, where left and right are equal without rounding."
+    )
 
 
 CLAIM = Claim(

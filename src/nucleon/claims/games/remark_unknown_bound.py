@@ -21,9 +21,9 @@ from nucleon.claims.engine import (
     least,
     notes,
 )
-from nucleon.claims.grid import BOUND, swing, swung
+from nucleon.claims.grid import swing, swung
 from nucleon.claims.oracle import twins, unknown
-from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.claims.shown import BOUND, Figure, Panel, Series
 from nucleon.online import theory
 from nucleon.online.game import play
 from nucleon.online.learners import FAML, FTPL, FTRL, GBPA, AdaGradFTRL

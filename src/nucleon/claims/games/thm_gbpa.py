@@ -15,12 +15,12 @@ from nucleon.online import game, streams
 from nucleon.online.learners import FAML, FTPL, FTRL, ScalarGBPA
 from nucleon.online.o2nc.plans import Interval
 
-SHAPE, RADIUS, GRADIENT_BOUND = (3, 8), 2.0, 0.5
-TALL = (4, 2)  # beside the oracle, from a gradient of zero on
+SHAPE, TALL = (3, 8), (4, 2)
+GAME: dict[str, Any] = {"radius": 2.0, "gradient_bound": 0.5}
 DRAWS = 16  # games of FTPL, at least: its bound is on a mean
 SIGN_ROUNDS, SIGN_GAMES, SIGN_SIDE = 100, 64, 8
-SETTINGS = ((1.0, 1.0), (0.97, 1.0), (1.0, 0.5), (1.0, 2.0))
-"""Discounts γ, and factors on the theorem's η."""
+PLAIN, LATE = {"discount": 1.0, "factor": 1.0}, {"discount": 0.97, "factor": 0.5}
+VARIANTS = (PLAIN, PLAIN | {"discount": 0.97}, PLAIN | {"factor": 0.5}, PLAIN | {"factor": 2.0})
 LEARNERS = {"FTRL": FTRL, "FTPL": FTPL, "FAML": FAML}
 GRID = Grid(
     learners=LEARNERS,
@@ -28,8 +28,8 @@ GRID = Grid(
     shapes=[SHAPE],
     rounds=(500, 40),
     games=(8, 4),
-    game={"radius": RADIUS, "gradient_bound": GRADIENT_BOUND},
-    variants=[{"discount": discount, "factor": factor} for discount, factor in SETTINGS],
+    game=GAME,
+    variants=VARIANTS,
     keep=lambda case: (
         (case.learner != "FTPL" or case.stream not in ADAPTIVE)
         and (plain(case) or case.stream in ("alternating", "low-rank"))
@@ -40,7 +40,7 @@ GRID = Grid(
 
 def plain(case: Game) -> bool:
     """Return whether it is the theorem's own setting."""
-    return (case.discount, case.factor) == SETTINGS[0]
+    return case.discount == case.factor == 1.0
 
 
 def ratio(played: Game) -> float:
@@ -50,9 +50,8 @@ def ratio(played: Game) -> float:
 
 def random_signs(seed: int) -> Interval:
     """Return the scalar learner's regret over D√Σ‖G_t‖_F² on random signs times I, about 0.8·√m."""
-    uniform = noise.uniform(
-        (SIGN_ROUNDS, SIGN_GAMES, 1, 1), seed=seed, stream=0, dtype=torch.float64
-    )
+    size = (SIGN_ROUNDS, SIGN_GAMES, 1, 1)
+    uniform = noise.uniform(size, seed=seed, stream=0, dtype=torch.float64)
     signs = (uniform - 0.5).sign() * torch.eye(SIGN_SIDE, dtype=torch.float64)
     bound, shape = math.sqrt(SIGN_SIDE), (SIGN_GAMES, SIGN_SIDE, SIGN_SIDE)
     learner = ScalarGBPA(shape, gradient_bound=bound, dtype=torch.float64, validate=False)
@@ -63,10 +62,10 @@ def random_signs(seed: int) -> Interval:
 def measure(run: Run) -> Iterator[Item]:
     """Play the grid."""
     games = play(run, GRID)
-    own, others = games.where(plain), games.where(lambda g: not plain(g))
+    theorem, others = games.where(plain), games.where(lambda g: not plain(g))
     for name in LEARNERS:
         end = ", mean, upper end" if name == "FTPL" else ""
-        shares = own.where(learner=name).column(ratio)
+        shares = theorem.where(learner=name).column(ratio)
         yield at_most(f"{name}: largest regret/bound{end}", shares, 1.0)
     yield at_most("other η and γ: largest regret/bound", others.column(ratio), 1.0)
     yield at_most("largest ‖X_t‖_op/D − 1", games.column("outside"), 1e-9)
@@ -74,25 +73,22 @@ def measure(run: Run) -> Iterator[Item]:
     yield above("random signs: scalar regret/(D√Σ‖G‖_F²), lower end", signs.low, 1.0)
     for name, make in LEARNERS.items():
         shape = (DRAWS, *SHAPE) if name == "FTPL" else SHAPE
-        yield from lower_side(run, name, make, shape, GRADIENT_BOUND)
-
-    yield own.grid("Regret over bound, γ = 1, η of the theorem", "stream", "learner", ratio)
+        yield from lower_side(run, name, make, shape, GAME["gradient_bound"])
+    yield from against_oracle(
+        gbpa_games(LEARNERS, [SHAPE], variants=VARIANTS, seed=run.seed, **GAME),
+        gbpa_games(LEARNERS, [TALL], variants=[LATE], late=True, seed=run.seed, **GAME),
+    )
+    yield theorem.grid("Regret over bound, γ = 1, η of the theorem", "stream", "learner", ratio)
     columns = {"learner": "learner", "stream": "stream", "γ": "discount"}
     columns |= {"η over the theorem's": "factor", "regret/bound": ratio}
     yield others.listing("Other discounts and η", columns)
-    beside: dict[str, Any] = {"radius": RADIUS, "bound": GRADIENT_BOUND, "seed": run.seed}
-    yield from against_oracle(
-        gbpa_games(LEARNERS, [SHAPE], settings=SETTINGS, **beside),
-        gbpa_games(LEARNERS, [TALL], settings=[(0.97, 0.5)], late=True, **beside),
-    )
 
     def panel(title: str, name: str, discount: float) -> Panel:
-        chosen = games.where(learner=name, discount=discount, factor=1.0)
         lines = list[Series]()
         for source, style in (("alternating", 0), ("low-rank", 4)):
-            shown = chosen.one(stream=source)
-            lines.append(shown.curve(f"regret, {source}", style))
-            lines.append(shown.curve(f"bound, {source}", style + 1, shown.trace.bound))
+            chosen = games.one(learner=name, discount=discount, factor=1.0, stream=source)
+            lines.append(chosen.curve(f"regret, {source}", style))
+            lines.append(chosen.curve(f"bound, {source}", style + 1, chosen.trace.bound))
         return log_panel(title, ("T", "regret"), lines)
 
     yield Figure(
@@ -104,16 +100,12 @@ def measure(run: Run) -> Iterator[Item]:
         shared_axes=True,
     )
     yield from notes(f"""
-        The bound is the sharper form with Tr √(G²I + M_T), not the one with mG. With another η it
-        is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted the same with G/γ and
-        discounted sums, as the proofs of Section 5 use it.
+        With another η the bound is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted
+        with G/γ and discounted sums. FTRL's includes the gaps of its solver; FTPL's is on the mean
+        over its noise, so it plays no stream that answers it.
 
-        FTRL's bound includes the duality gaps of its solver. FTPL's is on the mean over its noise,
-        against gradients fixed beforehand: it plays no stream that answers it.
-
-        The paper's aside that a scalar parameter gives D·√Σ‖G_t‖_F² lacks a factor √m: on random
-        signs times the identity of side {SIGN_SIDE} the regret of the scalar learner is {signs}
-        times that in the mean, and no learner can do better, because its expected loss is 0.
+        On random signs times the identity of side {SIGN_SIDE} the scalar learner's mean regret is
+        {signs} times the D·√Σ‖G_t‖_F² of the paper's aside, which lacks a factor √m.
     """)
 
 

@@ -20,9 +20,9 @@ from nucleon.claims.engine import (
     label,
     notes,
 )
-from nucleon.claims.grid import STYLES, replayed, worst_streams
+from nucleon.claims.grid import replayed, worst_streams
 from nucleon.claims.oracle import scalar, twins
-from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.claims.shown import STYLES, Figure, Panel, Series
 from nucleon.online.adversary import Searched, build
 from nucleon.online.game import play
 from nucleon.online.streams import WorstCase, replay

@@ -21,9 +21,8 @@ from nucleon.claims.engine import (
     notes,
     worst,
 )
-from nucleon.claims.grid import BOUND
 from nucleon.claims.oracle import gradient_sums
-from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.claims.shown import BOUND, Figure, Panel, Series
 from nucleon.online import theory
 
 F64 = torch.float64

@@ -7,9 +7,8 @@ import torch
 
 from nucleon import noise
 from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most, cases, label, notes
-from nucleon.claims.grid import BOUND
 from nucleon.claims.oracle import wishart
-from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.claims.shown import BOUND, Figure, Panel, Series
 from nucleon.online import theory
 
 F64 = torch.float64
