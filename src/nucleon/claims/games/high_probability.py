@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nucleon import noise
-from nucleon.claims.beside import EXACT, close, largest, leaning
+from nucleon.claims.beside import EXACT, close, largest, leaning, played
 from nucleon.claims.engine import (
     Claim,
     Item,
@@ -44,7 +45,7 @@ ERRORS = 4.0  # standard errors of a frequency
 NORMAL = NormalDist().inv_cdf(1 - DELTA) / math.sqrt(-2 * math.log(DELTA))
 """The normal quantile over the one of Hoeffding's inequality."""
 
-GAME: dict[str, Any] = {"radius": 2.0, "samples": 4}
+RADIUS = 2.0
 CERTIFIED: dict[str, dict[str, Any]] = {
     "fixed": {},
     "fixed, in pairs": {"antithetic": True},
@@ -59,9 +60,6 @@ CERTIFIED: dict[str, dict[str, Any]] = {
 """Games whose certificates are compared with the oracle's."""
 
 
-# ---------------------------------------------------------------------- the games
-
-
 def fixed_games(run: Run) -> Rows:
     """Play FTPL on the alternating stream, where the mean action stays near 0 and noise counts.
 
@@ -69,27 +67,22 @@ def fixed_games(run: Run) -> Rows:
     the regret less its mean over the games, and `quantile` its (1−δ)-quantile.
     """
     count, rounds = len(run.seeds(GAMES)), run.pick(ROUNDS)
-    points = [*cases(shape=SHAPES, samples=SAMPLES, padded=(True,))]
+    points = cases(shape=SHAPES, samples=SAMPLES, padded=(True,))
     points += cases(shape=SHAPES[:1], samples=SAMPLES, padded=(False,))
 
-    def options(case: dict[str, Any]) -> dict[str, Any]:
-        width = None if case["padded"] else case["shape"][1]
-        return {"samples": case["samples"], "width": width, "seed": run.seed, "dtype": F64}
+    def match(case: dict[str, Any], shape: tuple[int, ...]) -> Match:
+        width = None if case["padded"] else shape[-1]
+        learner = FTPL(shape, samples=case["samples"], width=width, seed=run.seed, dtype=F64)
+        return Match(case, learner, streams.alternating(shape, dtype=F64), rounds, delta=DELTA)
 
-    def match(case: dict[str, Any]) -> Match:
-        shape = (count, *case["shape"])
-        stream = streams.alternating(shape, dtype=F64)
-        return Match(case, FTPL(shape, **options(case)), stream, rounds, delta=DELTA)
-
-    games = play_all(run, map(match, points))
+    games = play_all(run, [match(case, (count, *case["shape"])) for case in points])
     for g, case in zip(games, points, strict=True):
-        stream = streams.alternating(g.shape, dtype=F64)
+        _, one, stream, *_ = match(case, g.shape)
         if g.padded:
-            one = FTPL(g.shape, **options(case))
-            certificate = play(one, stream, rounds, delta=DELTA).certificate
-            g.term = (certificate.bound - one.bound()).item()
+            added = play(one, stream, rounds, delta=DELTA).certificate.bound - one.bound()
+            g.term = added.item()
         else:  # no theorem bounds the mean, and no certificate is given; the deviation needs none
-            g.term = hoeffding(gradients_of(stream, rounds), g.samples).item()
+            g.term = hoeffding(gradients_of(stream, rounds), g.samples)
         g.name = label(g.shape) + ("" if g.padded else ", not padded")
         g.excess = g.regret - g.regret.mean()
         g.above = (g.excess > g.term).double().mean().item()
@@ -98,10 +91,10 @@ def fixed_games(run: Run) -> Rows:
     return games
 
 
-def hoeffding(gradients: Tensor, samples: int, **options: Any) -> Tensor:
+def hoeffding(gradients: Tensor, samples: int) -> float:
     """Return the oracle's term for a fixed stream with radius 1, largest over the games."""
-    known: dict[str, Any] = {"radius": 1.0, "samples": samples, "delta": DELTA}
-    return torch.as_tensor(deviations.oblivious(gradients.numpy(), **known, **options)).max()
+    term = deviations.oblivious(gradients.numpy(), radius=1.0, samples=samples, delta=DELTA)
+    return float(np.max(term))
 
 
 def adaptive_games(run: Run) -> Rows:
@@ -112,29 +105,22 @@ def adaptive_games(run: Run) -> Rows:
     """
     shape, rounds = (ADAPTIVE_GAMES, *ADAPTIVE_SHAPE), run.pick(ADAPTIVE_ROUNDS)
     watch = {"mean": lambda learner: learner.bound().amax()}
-    games = play_all(
-        run,
-        (
-            Match(
-                {"stream": "adversary", "samples": k},
-                FTPL(shape, samples=k, seed=run.seed, dtype=F64),
-                streams.adversary(shape, dtype=F64),
-                rounds,
-                watch,
-                DELTA,
-            )
-            for k in ADAPTIVE_SAMPLES
-        ),
-    )
+    stream, matches = streams.adversary(shape, dtype=F64), list[Match]()
+    for k in ADAPTIVE_SAMPLES:
+        learner = FTPL(shape, samples=k, seed=run.seed, dtype=F64)
+        case = {"stream": "adversary", "samples": k}
+        matches.append(Match(case, learner, stream, rounds, watch, DELTA))
+    games = play_all(run, matches)
     # Its gradients are isometries: those of any fixed stream of isometries give the term.
     isometries = torch.eye(*ADAPTIVE_SHAPE, dtype=F64).expand(rounds, *shape)
     for g in games:
         g.top, g.certified = g.trace.regret.amax(1), g.trace.bound.amax(1)
-        g.fixed = torch.stack([hoeffding(isometries[:t], g.samples) for t in g.trace.rounds])
+        terms = [hoeffding(isometries[:t], g.samples) for t in g.trace.rounds]
+        g.fixed = torch.tensor(terms, dtype=F64)
     return games
 
 
-def certified(
+def off_the_oracle(
     seed: int,
     *,
     oblivious: bool = True,
@@ -143,24 +129,22 @@ def certified(
     antithetic: bool = False,
     redraw: bool = True,
 ) -> dict[str, float]:
-    """Return what certificate(delta=δ) adds to the bound of the mean, beside the oracle's term."""
+    """Compare what certificate(delta=δ) adds to the bound of the mean with the oracle's term."""
     shape = (games, *ADAPTIVE_SHAPE)
-    given = leaning(shape, seed=seed)
-    own: dict[str, Any] = {"antithetic": antithetic, "redraw": redraw, "seed": seed, "dtype": F64}
-    learner = FTPL(shape, discount=discount, **GAME, **own)
-    for gradient in given:
-        learner.play()
-        learner.observe(gradient, oblivious=oblivious)
+    gradients = leaning(shape, seed=seed)
+    options: dict[str, Any] = {"antithetic": antithetic, "redraw": redraw, "seed": seed}
+    learner = FTPL(shape, radius=RADIUS, samples=4, discount=discount, dtype=F64, **options)
+    played(learner, gradients, oblivious=oblivious)
     certificate = learner.certificate(delta=DELTA)
     added = certificate.bound - learner.bound()
     if certificate.refusal is not None:
         added = torch.full_like(added, torch.nan)
-    samples = GAME["samples"] // (2 if antithetic else 1)
-    known: dict[str, Any] = {"samples": samples, "delta": DELTA, "discount": discount}
+    game: dict[str, Any] = {"radius": RADIUS, "delta": DELTA, "discount": discount}
+    game["samples"] = 2 if antithetic else 4
     if oblivious:
-        term = deviations.oblivious(given.numpy(), radius=GAME["radius"], redraw=redraw, **known)
+        term = deviations.oblivious(gradients.numpy(), redraw=redraw, **game)
     else:
-        term = deviations.adaptive(given.numpy(), radius=GAME["radius"], **known)
+        term = deviations.adaptive(gradients.numpy(), **game)
     return {"added": added.max().item(), "apart": largest(added.numpy() / term - 1)}
 
 
@@ -172,16 +156,11 @@ def mean_norms(run: Run, samples: int) -> Tensor:
     return torch.linalg.matrix_norm((u @ vt).mean(1), 2)
 
 
-# ---------------------------------------------------------------------- the claim
-
-
 def measure(run: Run) -> Iterator[Item]:
     """Measure tails on fixed streams, the adversary, and means of polar factors."""
     fixed, answered = fixed_games(run), adaptive_games(run)
-    terms = run.each(
-        [{"game": name, "options": options} for name, options in CERTIFIED.items()],
-        lambda options: certified(run.seed, **options),
-    )
+    points = [{"game": name, "options": options} for name, options in CERTIFIED.items()]
+    terms = run.each(points, lambda options: off_the_oracle(run.seed, **options))
     name = "certificate(delta) − bound against the reference's term, largest difference"
     yield close(name, *terms.column("apart"))
     count = len(fixed[0].excess)
@@ -209,20 +188,12 @@ def measure(run: Run) -> Iterator[Item]:
     ]
     yield at_most("means of polar factors: share above ε", outside, DELTA)
 
-    yield fixed.listing(
-        f"Fixed streams, δ = {DELTA:g}",
-        {
-            "shape": "name",
-            "k": "samples",
-            "term": "term",
-            f"{1 - DELTA:.0%} quantile": "quantile",
-            "quantile/term": "share",
-            "above the term": "above",
-        },
-    )
+    columns = {"shape": "name", "k": "samples", "term": "term", "quantile/term": "share"}
+    columns |= {f"{1 - DELTA:.0%} quantile": "quantile", "above the term": "above"}
+    yield fixed.listing(f"Fixed streams, δ = {DELTA:g}", columns)
+    rounds = answered[0].trace.rounds[-1]
     yield answered.listing(
-        f"Against the adversary, {label(ADAPTIVE_SHAPE)}, T = {answered[0].trace.rounds[-1]}, "
-        f"δ = {DELTA:g}",
+        f"Against the adversary, {label(ADAPTIVE_SHAPE)}, T = {rounds}, δ = {DELTA:g}",
         {
             "k": "samples",
             "regret": lambda g: g.top[-1],
@@ -232,37 +203,27 @@ def measure(run: Run) -> Iterator[Item]:
             "exponent": "growth",
         },
     )
-    columns = {"game": "game", "added": "added", "distance to the reference": "apart"}
-    yield terms.listing(f"What certificate(delta={DELTA:g}) adds in a few rounds", columns)
     yield figure(fixed.where(samples=1), answered[1])
     yield from notes(f"""
         Theorem 3.2 bounds the regret of the mean actions X̄_t on every path; k samples add Σ⟨G_t,
-        X_t − X̄_t⟩. On a fixed stream with fresh noise these terms are independent and centered:
-        Hoeffding's inequality gives D√(2 log(1/δ)·Σ‖G_t‖_*²/k).
-
-        The 1×1 game without padding plays signs, of the largest variance there is: its quantile is
-        the normal one over √(2 log 1/δ) of the term, {NORMAL:.3f} at δ = {DELTA:g}, which is all
-        that Hoeffding's inequality gives away. (Without padding there is no bound on the mean, but
-        the deviation needs none.)
+        X_t − X̄_t⟩. The 1×1 game without padding plays signs, of the largest variance there is: its
+        quantile is the normal one over √(2 log 1/δ) of the term, {NORMAL:.3f} at δ = {DELTA:g},
+        which is all that Hoeffding's inequality gives away.
 
         An adversary that sees X_t makes every term ‖G_t‖_*‖X_t − X̄_t‖_op: the sum is linear in T,
-        and so is what has to be allowed, D·Σ‖G_t‖_*·ε with ε from the matrix Bernstein inequality.
-        That is Pion's case, whose gradients are taken at the drawn weights. A regret above the term
-        for fixed streams shows that the latter does not hold there.
+        and so is the term, with ε from the matrix Bernstein inequality. That is Pion's case, whose
+        gradients are taken at the drawn weights.
     """)
 
 
 def figure(fixed: Rows, one: Game) -> Figure:
     """Show the tails on fixed streams, and the regret against the adversary."""
     levels = [k / 40 for k in range(41)]
-    tails = list[Series]()
+    tails = [Series("Hoeffding", levels, [DELTA ** (x**2) for x in levels], style=BOUND)]
     for g, style in zip(fixed, (0, 2, 4), strict=True):
-        share = [(g.excess / g.term > level).double().mean().item() for level in levels]
-        seen = [k for k, value in enumerate(share) if value > 0]
-        x, y = [levels[k] for k in seen], [share[k] for k in seen]
-        tails.append(Series(g.name, x, y, style=style))
-    allowed = [DELTA ** (level**2) for level in levels]
-    tails.append(Series("Hoeffding", levels, allowed, style=BOUND))
+        shares = {x: (g.excess / g.term > x).double().mean().item() for x in levels}
+        seen = {x: share for x, share in shares.items() if share > 0}
+        tails.append(Series(g.name, list(seen), list(seen.values()), style=style))
     words = "fixed streams, k = 1: share of games above x", "x, in units of the term", "share"
     lines = (
         one.curve("regret", 3, one.top[:, None]),

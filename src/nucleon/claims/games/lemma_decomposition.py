@@ -149,7 +149,7 @@ def measure(run: Run) -> Iterator[Item]:
         if game.learner != "FTL":
             curves.append(("its bound", t.bregman_bound, 1))
             curves += [("stability", t.stability, 4), ("its bound ", t.stability_bound, 5)]
-        x = range(2, len(t.bregman) + 2)
+        x = list(range(2, len(t.bregman) + 2))
         lines = (Series(n, x, v.cumsum(0).mean(1).tolist(), style=s) for n, v, s in curves)
         return log_panel(game.learner, ("T", "sum up to T"), lines)
 

@@ -1,5 +1,6 @@
 """remark-unknown-bound: three ways around knowing max‖g_t‖ beforehand (Remark B.1)."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +19,11 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     cases,
-    least,
     notes,
 )
 from nucleon.claims.grid import swing, swung
 from nucleon.claims.oracle import twins, unknown
-from nucleon.claims.shown import BOUND, Figure, Panel, Series
+from nucleon.claims.shown import Figure, Panel, level
 from nucleon.online import theory
 from nucleon.online.game import play
 from nucleon.online.learners import FAML, FTPL, FTRL, GBPA, AdaGradFTRL
@@ -77,36 +77,26 @@ def shares(gradients: Tensor, **options: Any) -> Tensor:
     return trace.regret / trace.bound
 
 
-def sized(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return gradients of the sizes `SIZES`, some of which exceed all before."""
-    return leaning(shape, seed=seed) * torch.tensor(SIZES, dtype=F64)[:, None, None, None]
-
-
-def rows_agree(seed: int) -> Iterator[Row]:
-    """Compare AdaGrad-FTRL with its twin."""
+def beside_twins(seed: int) -> Iterator[Row]:
+    """Compare AdaGrad-FTRL, and matrix learners that clip or grow, told a bound or none."""
+    sizes = torch.tensor(SIZES, dtype=F64)[:, None, None, None]
     shape = (2, 1, DIMENSION)
-    for name, offset in OFFSETS.items():
-        for side in SIDES:
-            options: dict[str, Any] = {"offset": offset, **side}
-            twin = twins.on_rows(unknown.adagrad, unknown.adagrad_bound, **options)
-            learner = AdaGradFTRL(shape, dtype=F64, **options)
-            title = ", ".join((name, *side.values()))
-            yield compare(title, learner, sized(shape, seed), twin)
-
-
-def matrices_agree(seed: int) -> Iterator[Row]:
-    """Compare matrix learners that clip or grow with their twins, told a bound or none."""
+    gradients = sizes * leaning(shape, seed=seed)
+    for name, side in itertools.product(OFFSETS, SIDES):
+        options: dict[str, Any] = {"offset": OFFSETS[name], **side}
+        twin = twins.on_rows(unknown.adagrad, unknown.adagrad_bound, **options)
+        learner = AdaGradFTRL(shape, dtype=F64, **options)
+        yield compare(", ".join((name, *side.values())), learner, gradients, twin)
     shape = (2, *SHAPE)
-    gradients, draws = sized(shape, seed), drawn(shape, samples=4)
+    gradients, draws = sizes * leaning(shape, seed=seed), drawn(shape, samples=4)
     for case in cases(name=MATRICES, on_excess=EXCESS, bound=(None, 2.0), discount=(1.0, 0.9)):
         name, excess, bound, discount = case.values()
-        make, own = MATRICES[name]
-        game: dict[str, Any] = {"discount": discount, "on_excess": excess, **own}
-        learner = make(shape, gradient_bound=bound, dtype=F64, **game)
-        game = {"bound": bound, "discount": discount, "noise": draws}
+        make, options = MATRICES[name]
+        options = {**options, "discount": discount, "on_excess": excess}
+        learner = make(shape, gradient_bound=bound, dtype=F64, **options)
+        game: dict[str, Any] = {"bound": bound, "discount": discount, "noise": draws}
         twin = twins.excess(name, shape, clip=excess == "clip", **game)
-        told = "none stated" if bound is None else f"stated {bound:g}"
-        yield compare(f"{name}, {excess}, {told}, γ = {discount:g}", learner, gradients, twin)
+        yield compare(f"{name}, {excess}, G {bound}, γ = {discount:g}", learner, gradients, twin)
 
 
 def too_small_a_delta() -> float:
@@ -136,58 +126,39 @@ def measure(run: Run) -> Iterator[Item]:
     games = run.each(sides, wild, "games")
     swung_games = run.each([{**s, "rounds": t} for s in sides for t in lengths], swings, "games")
     for name in OFFSETS:
-        own = games.where(variant=name).column("share")
-        yield at_most(f"{name}: largest regret/bound, wild", own, 1.0)
+        ratios = games.where(variant=name).column("share")
+        yield at_most(f"{name}: largest regret/bound, wild", ratios, 1.0)
     yield at_most("swing: largest regret/bound", swung_games.column("share"), 1.0)
     for name, reached in REACHED.items():
-        own = swung_games.where(variant=name, rounds=30).column("share")
-        yield at_least(f"{name}, swing of 30: smallest share", least(own), reached)
-    for name, (make, _) in MATRICES.items():
+        ratios = swung_games.where(variant=name, rounds=30).column("share")
+        yield at_least(f"{name}, swing of 30: smallest share", ratios, reached)
+    for case in cases(name=MATRICES, on_excess=EXCESS):
+        name, excess = case.values()
         shape = (DRAWS, *SHAPE) if name == "FTPL" else SHAPE
-        for kind in EXCESS:
-            options: dict[str, Any] = {"gradient_bound": None, "on_excess": kind, "dtype": F64}
-            share = swung(make(shape, **options))
-            yield at_least(f"{name}, {kind}, swing: regret/bound", share, MATRIX_REACHED[name])
+        learner = MATRICES[name][0](shape, gradient_bound=None, on_excess=excess, dtype=F64)
+        words = f"{name}, {excess}, swing: regret/bound"
+        yield at_least(words, swung(learner), MATRIX_REACHED[name])
     yield above("FTRL with δ too small: regret/bound", too_small_a_delta(), 1.0)
+    yield from against_oracle(beside_twins(run.seed))
 
-    at_end = swung_games.where(rounds=max(lengths))
-    for game, last in zip(games, at_end, strict=True):
-        game.at_end = last.share
-    yield games.listing(
-        f"Regret/bound, d = {DIMENSION}",
-        {
-            "variant": "variant",
-            "preconditioner": "preconditioner",
-            "ball": "ball",
-            "wild streams, largest": "share",
-            f"swing of {max(lengths)}": "at_end",
-        },
-    )
-    yield from against_oracle(rows_agree(run.seed), matrices_agree(run.seed))
-    lines = list[Series]()
-    x = [float(t) for t in lengths]
+    columns = {name: name for name in ("variant", "preconditioner", "ball")}
+    columns["wild streams, largest"] = "share"
+    yield games.listing(f"Regret/bound, d = {DIMENSION}", columns)
+    lines = [level("the bound", lengths)]
     for name, style in zip(OFFSETS, (0, 2, 4), strict=True):
-        own = swung_games.where(variant=name, preconditioner="scalar", ball="l2")
-        lines.append(Series(name, x, own.column("share"), style=style))
-    lines.append(Series("the bound", x, [1.0] * len(x), style=BOUND))
+        scalar = swung_games.where(variant=name, preconditioner="scalar", ball="l2")
+        lines.append(scalar.line(name, "rounds", "share", style))
     panel = Panel("on the swing", "T", "regret/bound", tuple(lines), "log", marked=True)
     caption = "Regret over bound of three ways without knowing the largest gradient."
     yield Figure("shares", "Without a bound on the gradients", caption, (panel,))
     yield from notes("""
-        FTRL weighs g_{t+1} with H_t, which has not seen it, and so adds δ ≥ max‖g_t‖. With a δ far
-        below, the bound is false: two gradients, 1e-3 and then −1, are enough.
-
         δ = 0 is in the manner of Orabona and Pál (2018) and pays (2+√2)·2D·max|g_t|; clipping feeds
         what lies below the largest gradient so far (Cutkosky 2019) and pays 2D·Σ‖e_t‖ for the rest;
         proximal FTRL (McMahan 2017) pays with the diameter 2D for the radius D.
 
         The wild streams have log-normal sizes over many decades, jumps after silence, and signs
-        against the action. The swing alternates and then pushes across the ball, along an axis or,
-        where the reach is longest there, along a diagonal: each game is then one on an interval,
-        and all four sides lose the same share.
-
-        The matrix learners do the same: without a stated bound the largest norm so far is in force,
-        and what exceeds it is cut off (“clip”) or fed (“grow”), for 2D·Σ‖E_t‖_* in the bound.
+        against the action. The swing alternates and then pushes across the ball, along an axis or
+        a diagonal.
     """)
 
 

@@ -22,11 +22,12 @@ from nucleon.claims.engine import (
 )
 from nucleon.claims.grid import replayed, worst_streams
 from nucleon.claims.oracle import scalar, twins
-from nucleon.claims.shown import STYLES, Figure, Panel, Series
+from nucleon.claims.shown import STYLES, Figure, Panel, Series, level
 from nucleon.online.adversary import Searched, build
 from nucleon.online.game import play
 from nucleon.online.streams import WorstCase, replay
 
+F64 = torch.float64
 LEARNERS: dict[str, Searched] = {"FAML": "faml", "FTRL": "ftrl", "FTPL": "ftpl"}
 NAMES = {key: name for name, key in LEARNERS.items()}
 COMPARED = 30  # rounds that the oracle plays too
@@ -41,21 +42,16 @@ CLOSED = 1e-4
 _SIGNS, _DIRECTIONS = 0, 1
 
 
-def title(case: WorstCase) -> str:
-    """Return the learner, the shape and the length in words."""
-    return f"{NAMES[case.learner]}, {label(case.shape)}, T = {case.rounds}"
-
-
 def compared(case: WorstCase) -> Row:
     """Compare the learner's game on a kept stream with the oracle's."""
-    shape, gradients = case.shape, case.gradients
+    name, shape, gradients = NAMES[case.learner], case.shape, case.gradients
     learner, options = build(cast(Searched, case.learner), shape), dict[str, Any]()
-    if case.learner == "ftpl":
+    if name == "FTPL":
         shape, gradients = (2, *shape), gradients.unsqueeze(1).expand(-1, 2, -1, -1)
         learner = build("ftpl", case.shape, games=2, samples=4)
         options["noise"] = drawn(shape, samples=4, antithetic=True)
-    twin = twins.gbpa(NAMES[case.learner], shape, **options)
-    return compare(title(case), learner, gradients, twin)
+    title = f"{name}, {label(shape)}, T = {case.rounds}"
+    return compare(title, learner, gradients, twins.gbpa(name, shape, **options))
 
 
 def random_signs(
@@ -67,10 +63,9 @@ def random_signs(
     games on the first of them, over three standard errors; last it over what the certificate says
     that signs could force.
     """
-    count = run.pick(SIGNS)
-    ids, f64 = torch.arange(count), torch.float64
-    flips = noise.signs((count, rounds), seed=run.seed, stream=ids, step=_SIGNS, dtype=f64)
-    normal = noise.normal((rounds, *shape), seed=run.seed, step=_DIRECTIONS, dtype=f64)
+    ids = torch.arange(run.pick(SIGNS))
+    flips = noise.signs((len(ids), rounds), seed=run.seed, stream=ids, step=_SIGNS, dtype=F64)
+    normal = noise.normal((rounds, *shape), seed=run.seed, step=_DIRECTIONS, dtype=F64)
     u, _, vt = torch.linalg.svd(normal, full_matrices=False)
     isometries = u @ vt
     totals = (flips @ isometries.flatten(1)).unflatten(1, shape)
@@ -87,20 +82,23 @@ def random_signs(
     return share.item(), difference.mean().item() / error, forced.item()
 
 
+def reached(run: Run, learner: str, case: WorstCase) -> dict[str, Any]:
+    """Replay a kept stream, and play random signs of its learner, shape and length."""
+    ratio, apart = replayed(run, case)
+    signs, signs_apart, forced = random_signs(run, learner, case.shape, case.rounds)
+    measured = {"shape": case.shape, "rounds": case.rounds, "on_file": case.ratio, "file": apart}
+    measured |= {"ratio": ratio.value, "margin": ratio.margin}
+    return {**measured, "signs": signs, "signs_apart": signs_apart, "forced": forced}
+
+
 def measure(run: Run) -> Iterator[Item]:
     """Replay every kept stream, and play random signs of its learner, shape and length."""
-
-    def reached(learner: str, case: WorstCase) -> dict[str, Any]:
-        again = replayed(run, case)
-        signs, apart, forced = random_signs(run, learner, case.shape, case.rounds)
-        known = {"shape": case.shape, "rounds": case.rounds, "on_file": case.ratio}
-        ratio = {"ratio": again.ratio.value, "margin": again.ratio.margin, "file": again.apart}
-        return {**known, **ratio, "signs": signs, "signs_apart": apart, "forced": forced}
-
     kept = [
-        c for n, key in LEARNERS.items() for c in cases(learner=[n], case=worst_streams(run, key))
+        case
+        for name, key in LEARNERS.items()
+        for case in cases(learner=[name], case=worst_streams(run, key))
     ]
-    rows = run.each(kept, reached, "streams")
+    rows = run.each(kept, lambda learner, case: reached(run, learner, case), "streams")
     yield at_most("largest regret/bound", rows.column("ratio"), 1.0)
     for name, share in REACHED.items():
         shares = rows.where(learner=name, rounds=30).column("ratio")
@@ -119,69 +117,45 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_least(name, rows.column("forced"), 1.0)
     larger = [r.ratio - r.signs for r in rows]
     yield above("smallest share reached − that of random signs", larger, 0.0)
-
-    yield rows.listing(
-        "The worst streams found",
-        {
-            "learner": "learner",
-            "shape": "shape",
-            "T": "rounds",
-            "regret/bound": lambda r: (
-                f"{r.ratio:.4f}" + (f" ± {r.margin:.2g}" if r.margin else "")
-            ),
-            "random signs/bound": "signs",
-        },
-    )
     yield from against_oracle(compared(r.case) for r in rows if r.rounds <= COMPARED)
-    ends = [float(end(rows.column("rounds"))) for end in (min, max)]
+
+    columns = {"learner": "learner", "shape": "shape", "T": "rounds", "regret/bound": "ratio"}
+    columns |= {"± 3 standard errors": "margin", "random signs/bound": "signs"}
+    yield rows.listing("The worst streams found", columns)
 
     def panel(name: str) -> Panel:
         lines = list[Series]()
         for shape, style in (((1, 1), 0), ((2, 2), 2), ((2, 4), 4)):
             own = rows.where(learner=name, shape=shape)
-            x = [float(t) for t in own.column("rounds")]
-            words = f"{label(shape)}, worst found", f"{label(shape)}, random signs"
-            lines.append(Series(words[0], x, own.column("ratio"), style=style))
-            lines.append(Series(words[1], x, own.column("signs"), style=style + 1))
-        lines.append(Series("the bound", ends, [1.0, 1.0], style=6))
+            lines.append(own.line(f"{label(shape)}, worst found", "rounds", "ratio", style))
+            lines.append(own.line(f"{label(shape)}, random signs", "rounds", "signs", style + 1))
+        lines.append(level("the bound", rows.column("rounds"), style=6))
         words = f"{name}: regret over its bound"
         return Panel(words, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
     longest = max(t for t in rows.column("rounds") if t <= 100)
-    totals = tuple(
-        Series(
-            f"against {r.learner}",
-            list(range(1, longest + 1)),
-            r.case.gradients.flatten().cumsum(0).abs().tolist(),
-            style=STYLES[r.learner],
-        )
-        for r in rows.where(shape=(1, 1), rounds=longest)
-    )
-    last = Panel(f"The streams alternate, then drift: 1×1, T = {longest}", "t", "|S_t|", totals)
+    totals = list[Series]()
+    for r in rows.where(shape=(1, 1), rounds=longest):
+        total = r.case.gradients.flatten().cumsum(0).abs().tolist()
+        ends, style = list(range(1, longest + 1)), STYLES[r.learner]
+        totals.append(Series(f"against {r.learner}", ends, total, style=style))
+    words = f"The streams alternate, then drift: 1×1, T = {longest}"
     yield Figure(
         "tightness",
         "How tight the bounds are",
         "Regret over bound of the worst streams found, beside D·E‖Σε_tG_t‖_*, which no learner "
         "can avoid; and the totals of three of these streams.",
-        (*map(panel, LEARNERS), last),
+        (*map(panel, LEARNERS), Panel(words, "t", "|S_t|", tuple(totals))),
     )
     yield from notes("""
-        The streams were found by gradient ascent over all gradients at once, projected onto
-        ‖G_t‖_op ≤ 1 (`nucleon.online.adversary.search`), and come with the package. Here the
-        learner plays them, and regret and bound are those of the game. A search gives lower bounds:
-        a worse stream may exist.
-
-        All of them first alternate, which the bound charges through M_T while the total stays near
+        The streams were found by gradient ascent over all gradients at once
+        (`nucleon.online.adversary.search`) and come with the package; a worse stream may exist. All
+        of them first alternate, which the bound charges through M_T while the total stays near
         zero, and then drift with ever smaller steps, which moves the comparator while M_T hardly
-        grows. The share of FAML's and FTRL's bounds grows with T, at 2×2 and 2×4 as at 1×1: their
-        constants 2 and √2 leave little to improve.
+        grows.
 
         FTPL stays below a half, because the constants of Theorem 4.1 are not attained (see
         prop-admissibility): at the width of m+2 columns it has 2√(αβ) = 3.3 to 3.7.
-
-        On ε_tG_t with fair signs every learner, whatever it does, loses D·E‖Σε_tG_t‖_* in the mean:
-        that is the lower bound that no learner beats. What lies between the two curves is what a
-        better learner could still gain.
     """)
 
 
