@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ LENGTHS = ((10, 30, 100, 300), (10, 30))
 PUSH = {"δ = 0": math.sqrt(2), "clipping": math.sqrt(2), "proximal": 1.0}
 """The rounds that push each across the ball at the end, over √T."""
 SHAPE, DRAWS = (2, 3), 16
-MATRICES: dict[str, tuple[type[GBPA], dict[str, Any]]] = {
+MATRICES: dict[str, tuple[Callable[..., GBPA], dict[str, Any]]] = {
     "FAML": (FAML, {}),
     "FTRL": (FTRL, dict(SOLVER)),
     "FTPL": (FTPL, {"samples": 4}),

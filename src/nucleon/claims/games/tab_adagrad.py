@@ -1,5 +1,6 @@
 """tab-adagrad: scalar, diagonal and full AdaGrad on the ℓ2 and the ℓ∞ ball (Table 2)."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,10 +24,11 @@ from nucleon.claims.engine import (
 )
 from nucleon.claims.grid import Match, gradients_of, play_all, swing
 from nucleon.claims.oracle.learners import Ball, Preconditioner, Update
-from nucleon.claims.shown import Figure, Panel, Series, Table
+from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import streams, theory
 from nucleon.online.learners import AdaGradFTRL, AdaGradOGD, GaussianFTPL, Learner
 
+F64 = torch.float64
 RADIUS = 2.0
 DIMENSION, ROUNDS, SEEDS = (16, 8), (400, 40), (4, 2)
 DECAYS = (0.0, 0.3, 0.6, 0.8, 0.9, 1.0)
@@ -45,27 +47,28 @@ Sources = Mapping[str, Tensor]
 
 def directions(dimension: int) -> Tensor:
     """Return unit vectors v_i ∝ q^i, from an axis (q = 0) to the diagonal: (decays, 1, d)."""
-    decays = torch.tensor(DECAYS, dtype=torch.float64)[:, None, None]
-    v = decays ** torch.arange(dimension)
+    v = torch.tensor(DECAYS, dtype=F64)[:, None, None] ** torch.arange(dimension)
     return v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)
 
 
 def gradients(dimension: int, games: int, rounds: int, seed: int) -> Sources:
     """Return every stream, (T, b, 1, d) in float64, ‖g_t‖₂ ≤ 1."""
     shape = (games, 1, dimension)
-    options: dict[str, Any] = {"seed": seed, "dtype": torch.float64}
+    options: dict[str, Any] = {"seed": seed, "dtype": F64}
     scaled = noise.normal((rounds, *shape), **options) * 2.0 ** -torch.arange(dimension)
-    alternating = -((-1.0) ** torch.arange(1, rounds + 1, dtype=torch.float64))
+    alternating = -((-1.0) ** torch.arange(1, rounds + 1, dtype=F64))
     alternating[0] = 0.5
-    named = {"Gaussian": "gaussian", "sparse": "sparse", "drifting": "drifting"}
-    named["one direction"] = "low_rank"
+    named = {
+        "Gaussian": streams.gaussian(shape, **options),
+        "sparse": streams.sparse(shape, **options),
+        "drifting": streams.drifting(shape, **options),
+        "one direction": streams.low_rank(shape, **options),
+    }
     return {
-        **{
-            k: gradients_of(getattr(streams, v)(shape, **options), rounds) for k, v in named.items()
-        },
+        **{name: gradients_of(stream, rounds) for name, stream in named.items()},
         "scaled axes": scaled / torch.linalg.vector_norm(scaled, dim=-1).max(),
         "alternating": alternating[:, None, None, None] * directions(dimension),
-        "swing": swing(rounds)[:, None, None, None] * torch.eye(1, dimension, dtype=torch.float64),
+        "swing": swing(rounds)[:, None, None, None] * torch.eye(1, dimension, dtype=F64),
     }
 
 
@@ -80,14 +83,8 @@ def bound(stream: Tensor, update: Update, preconditioner: Preconditioner, ball: 
     full = preconditioner == "full"  # Σ g_tg_tᵀ, (b, d, d), or Σ g_{t,i}², (b, d)
     moment = (stream.mT @ stream).sum(0) if full else stream.square().sum((0, 2))
     delta = offset(stream, preconditioner) if update == "ftrl" else 0.0
-    return theory.adagrad_bound(
-        moment,
-        preconditioner=preconditioner,
-        update=update,
-        ball=ball,
-        radius=RADIUS,
-        delta=delta,
-    )
+    options: dict[str, Any] = {"preconditioner": preconditioner, "update": update, "ball": ball}
+    return theory.adagrad_bound(moment, radius=RADIUS, delta=delta, **options)
 
 
 def against_scalar(
@@ -113,21 +110,12 @@ def learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, str, Learner]]:
 def measure(run: Run) -> Iterator[Item]:
     """Play every learner on every stream and both balls."""
     dimension, rounds, seeds = run.pick(DIMENSION), run.pick(ROUNDS), run.seeds(SEEDS)
-    known = gradients(dimension, len(seeds), rounds, run.seed)
-    games = play_all(
-        run,
-        (
-            Match(
-                {"stream": name, "ball": ball, "update": update, "learner": f"{update}{p}"},
-                learner,
-                streams.replay(stream),
-                rounds,
-            )
-            for name, stream in known.items()
-            for ball in BALLS
-            for update, p, learner in learners(stream, ball)
-        ),
-    )
+    known, matches = gradients(dimension, len(seeds), rounds, run.seed), list[Match]()
+    for (name, stream), ball in itertools.product(known.items(), BALLS):
+        for update, p, learner in learners(stream, ball):
+            case = {"stream": name, "ball": ball, "update": update, "learner": f"{update}{p}"}
+            matches.append(Match(case, learner, streams.replay(stream), rounds))
+    games = play_all(run, matches)
     pairs: list[tuple[Ball, str]] = [(b, u) for b in BALLS for u in ("OGD", "FTRL")]
     pairs.append(("l2", GAUSSIAN))
     for ball, update in pairs:
@@ -139,18 +127,24 @@ def measure(run: Run) -> Iterator[Item]:
         yield at_least(f"swing on ℓ2: {learner}, regret/bound", game.regret / game.bound, share)
     yield from rankings(known, games)
     yield from departures(known, games)
-
-    def cell(game: Any) -> str:
-        return f"{game.regret.mean():.1f} / {game.bound.mean():.1f}"
+    yield from beside.against_oracle(beside.vector_games(dimension, radius=RADIUS, seed=run.seed))
 
     for game in games:
         game.where = f"{game.stream}, {BALLS[game.ball]}"
     title = f"Regret / bound, means over the games, D = {RADIUS:g}"
-    yield games.grid(title, "where", "learner", cell, "stream, ball", missing="—")
-    yield ratios_table(known)
-    yield from beside.against_oracle(beside.vector_games(dimension, radius=RADIUS, seed=run.seed))
+    yield games.grid(title, "where", "learner", "pair", "stream, ball", missing="—")
     yield figure(known["alternating"], games.where(stream="alternating"))
-    yield from remarks(games, dimension, len(seeds))
+    alpha, beta = theory.gaussian_ftpl_constants(dimension)
+    yield from notes(f"""
+        η is what makes each bound smallest, δ of FTRL the least that its bound allows. “Always” on
+        ℓ∞ is true of the bounds that the paper compares, without δ. FTRL's δ costs δD√(d/2) with
+        the scalar and δDd/√2 with the diagonal preconditioner, and where all coordinates are alike
+        that makes the diagonal bound the larger one.
+
+        Remark B.2 ranks bounds, not regrets. Gaussian FTPL plays the mean over its noise; its
+        leading constant is 2√(αβ) = {2 * math.sqrt(alpha * beta):.3f} against scalar FTRL's √2: the
+        same order, not the same bound.
+    """)
 
 
 def rankings(known: Sources, games: Rows) -> Iterator[Check]:
@@ -190,40 +184,19 @@ def departures(known: Sources, games: Rows) -> Iterator[Check]:
     yield at_most("Gaussian FTPL's bound over scalar FTRL's, largest", gaussian, GAUSSIAN_FACTOR)
 
 
-def ratios_table(known: Sources) -> Table:
-    """Show the bounds over the scalar ones."""
-    columns: dict[str, tuple[Preconditioner, Ball, Update]] = {
-        "diagonal, ℓ2": ("diagonal", "l2", "ogd"),
-        "diagonal, ℓ∞": ("diagonal", "linf", "ogd"),
-        "diagonal, ℓ∞, FTRL with δ": ("diagonal", "linf", "ftrl"),
-        "full, ℓ2": ("full", "l2", "ogd"),
-        "full, ℓ∞": ("full", "linf", "ogd"),
-    }
-
-    def cell(stream: Tensor, column: tuple[Preconditioner, Ball, Update]) -> str:
-        ratios = against_scalar(stream, *column)
-        ends = dict.fromkeys((f"{ratios.min():.3f}", f"{ratios.max():.3f}"))
-        return " to ".join(ends)
-
-    title = "Bound over the scalar one's, OGD unless said, least to largest over the games"
-    shown = {name: lambda item, c=c: cell(item[1], c) for name, c in columns.items()}
-    return Rows(known.items()).listing(title, {"stream": lambda item: item[0], **shown})
-
-
 def figure(stream: Tensor, games: Rows) -> Figure:
     """Show regrets and bounds on gradients ±v."""
     spread = directions(stream.shape[-1]).sum(-1).flatten().tolist()  # ‖v‖₁, where ‖v‖₂ = 1
+    kinds: dict[Preconditioner, int] = {"scalar": 0, "diagonal": 2}
 
     def panel(ball: Ball) -> Panel:
         lines = list[Series]()
-        kinds: tuple[Preconditioner, ...] = ("scalar", "diagonal")
-        for i, p in enumerate(kinds):
+        for p, style in kinds.items():
             regret = games.one(ball=ball, learner=f"OGD, {p}").regret.tolist()
             bounds = bound(stream, "ogd", p, ball).tolist()
-            lines.append(Series(f"{p}, regret", spread, regret, style=2 * i))
-            lines.append(Series(f"{p}, bound", spread, bounds, style=2 * i + 1))
-        label = "‖v‖₁: from an axis to the diagonal"
-        words = f"{BALLS[ball]} ball", label, "regret, bound"
+            lines.append(Series(f"{p}, regret", spread, regret, style=style))
+            lines.append(Series(f"{p}, bound", spread, bounds, style=style + 1))
+        words = f"{BALLS[ball]} ball", "‖v‖₁: from an axis to the diagonal", "regret, bound"
         return Panel(*words, tuple(lines), y_scale="log", marked=True)
 
     return Figure(
@@ -235,35 +208,6 @@ def figure(stream: Tensor, games: Rows) -> Figure:
         tuple(map(panel, BALLS)),
         shared_axes=True,
     )
-
-
-def remarks(games: Rows, dimension: int, seeds: int) -> Iterator[str]:
-    """Explain the constants, and that regrets are not ranked as bounds are."""
-    pairs = [
-        (
-            g.regret.mean(),
-            games.one(stream=g.stream, ball=g.ball, learner=f"{g.update}, scalar").regret.mean(),
-        )
-        for g in games.where(lambda g: g.learner.endswith("full"))
-    ]
-    lower = sum(full.item() < scalar.item() * (1 - 1e-6) for full, scalar in pairs)
-    alpha, beta = theory.gaussian_ftpl_constants(dimension)
-    yield from notes(f"""
-        Streams are fixed before the game: d = {dimension}, {seeds} games each, of “alternating” one
-        for each of {len(DECAYS)} directions v_i ∝ q^i, of “swing” one. η is what makes each bound
-        smallest, δ of FTRL the least that its bound allows.
-
-        “Always” on ℓ∞ is true of the bounds that the paper compares, without δ. FTRL's δ costs
-        δD√(d/2) with the scalar and δDd/√2 with the diagonal preconditioner, and where all
-        coordinates are alike that makes the diagonal bound the larger one.
-
-        Remark B.2 ranks bounds, not regrets: the full preconditioner's mean regret is below the
-        scalar one's in {lower} of {len(pairs)} pairs of a stream, a ball and an update.
-
-        Gaussian FTPL plays the mean over its noise. Its leading constant is 2√(αβ) =
-        {2 * math.sqrt(alpha * beta):.3f} against scalar FTRL's √2: the same order, not the same
-        bound. It is defined on ℓ2 only.
-    """)
 
 
 CLAIM = Claim(
