@@ -358,12 +358,12 @@ class Run:
 
 
 Item = Check | Table | Figure | str
-"""An item that a claim yields; a string is a note."""
+"""An item that a claim yields; each paragraph of a string is a note."""
 ItemT = TypeVar("ItemT", Check, Table, Figure, str)
 
 
 def notes(text: str) -> Iterator[str]:
-    """Yield each paragraph of a text as a note, in one line."""
+    """Yield each paragraph of a text, in one line."""
     yield from (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
@@ -400,7 +400,8 @@ class Claim:
         def of(kind: type[ItemT]) -> tuple[ItemT, ...]:
             return tuple(item for item in items if isinstance(item, kind))
 
-        return Result(of(Check), of(Table), of(Figure), tuple(run.records), of(str))
+        paragraphs = (note for text in of(str) for note in notes(text))
+        return Result(of(Check), of(Table), of(Figure), tuple(run.records), tuple(paragraphs))
 
     def expected(self, quick: bool) -> float:
         """Return about how many seconds a run takes."""

@@ -5,7 +5,7 @@ from functools import partial
 
 from nucleon.claims import beside
 from nucleon.claims.beside import EXACT, SOLVED
-from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most, notes
+from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most
 from nucleon.claims.grid import NINE, Grid, Make, play
 from nucleon.claims.shown import BOUND, STYLES, Figure, Panel, log_panel
 from nucleon.online.learners import (
@@ -111,7 +111,7 @@ def measure(run: Run) -> Iterator[Item]:
         (panel("alternating gradients", hard), panel("Gaussian gradients", easy)),
         shared_axes=True,
     )
-    yield from notes("""
+    yield """
         The stream is ½E, then −E, +E, −E, … with E a random isometry of norm G. The total is ±½E,
         so FTL plays ∓D·E, the next gradient is ∓E, and every round but the first costs D·G·m.
 
@@ -119,7 +119,7 @@ def measure(run: Run) -> Iterator[Item]:
         regret in log T over the last decade. Up to rotation the alternating game is the same for
         every seed: seeds change FTPL's noise, the vector learners' coordinates and the Gaussian
         gradients.
-    """)
+    """
 
 
 CLAIM = Claim(

@@ -21,7 +21,6 @@ from nucleon.claims.engine import (
     at_most,
     cases,
     label,
-    notes,
 )
 from nucleon.claims.grid import Game, Match, gradients_of, play_all
 from nucleon.claims.oracle import deviations
@@ -204,7 +203,7 @@ def measure(run: Run) -> Iterator[Item]:
         },
     )
     yield figure(fixed.where(samples=1), answered[1])
-    yield from notes(f"""
+    yield f"""
         Theorem 3.2 bounds the regret of the mean actions X̄_t on every path; k samples add Σ⟨G_t,
         X_t − X̄_t⟩. The 1×1 game without padding plays signs, of the largest variance there is: its
         quantile is the normal one over √(2 log 1/δ) of the term, {NORMAL:.3f} at δ = {DELTA:g},
@@ -213,7 +212,7 @@ def measure(run: Run) -> Iterator[Item]:
         An adversary that sees X_t makes every term ‖G_t‖_*‖X_t − X̄_t‖_op: the sum is linear in T,
         and so is the term, with ε from the matrix Bernstein inequality. That is Pion's case, whose
         gradients are taken at the drawn weights.
-    """)
+    """
 
 
 def figure(fixed: Rows, one: Game) -> Figure:

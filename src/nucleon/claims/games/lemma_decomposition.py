@@ -18,7 +18,7 @@ from nucleon.claims.beside import (
     leaning,
     played,
 )
-from nucleon.claims.engine import Claim, Item, Row, Run, at_least, at_most, cases, notes, worst
+from nucleon.claims.engine import Claim, Item, Row, Run, at_least, at_most, cases, worst
 from nucleon.claims.grid import NINE, gradients_of, stream
 from nucleon.claims.oracle import lemma, twins
 from nucleon.claims.shown import Figure, Panel, Series, log_panel
@@ -161,7 +161,7 @@ def measure(run: Run) -> Iterator[Item]:
         tuple(map(panel, games.where(**first))),
         shared_axes=True,
     )
-    yield from notes("""
+    yield """
         The sum of the terms telescopes to the regret for any numbers Ψ_t(S), as long as the actions
         are −D times the derivatives of these Ψ_t. So that is what is tested: the derivatives come
         from autograd of the values, the actions from the closed forms, and FAML's actions under
@@ -169,7 +169,7 @@ def measure(run: Run) -> Iterator[Item]:
 
         FTPL draws Z once a game, as the lemma needs one potential. FTL's potential is not smooth:
         its Bregman terms have no bound, and grow with T.
-    """)
+    """
 
 
 CLAIM = Claim(

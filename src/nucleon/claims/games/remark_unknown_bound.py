@@ -19,7 +19,6 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     cases,
-    notes,
 )
 from nucleon.claims.grid import swing, swung
 from nucleon.claims.oracle import twins, unknown
@@ -151,7 +150,7 @@ def measure(run: Run) -> Iterator[Item]:
     panel = Panel("on the swing", "T", "regret/bound", tuple(lines), "log", marked=True)
     caption = "Regret over bound of three ways without knowing the largest gradient."
     yield Figure("shares", "Without a bound on the gradients", caption, (panel,))
-    yield from notes("""
+    yield """
         δ = 0 is in the manner of Orabona and Pál (2018) and pays (2+√2)·2D·max|g_t|; clipping feeds
         what lies below the largest gradient so far (Cutkosky 2019) and pays 2D·Σ‖e_t‖ for the rest;
         proximal FTRL (McMahan 2017) pays with the diameter 2D for the radius D.
@@ -159,7 +158,7 @@ def measure(run: Run) -> Iterator[Item]:
         The wild streams have log-normal sizes over many decades, jumps after silence, and signs
         against the action. The swing alternates and then pushes across the ball, along an axis or
         a diagonal.
-    """)
+    """
 
 
 CLAIM = Claim(

@@ -20,7 +20,6 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     below,
-    notes,
 )
 from nucleon.claims.grid import Match, gradients_of, play_all, swing
 from nucleon.claims.oracle.learners import Ball, Preconditioner, Update
@@ -135,7 +134,7 @@ def measure(run: Run) -> Iterator[Item]:
     yield games.grid(title, "where", "learner", "pair", "stream, ball", missing="—")
     yield figure(known["alternating"], games.where(stream="alternating"))
     alpha, beta = theory.gaussian_ftpl_constants(dimension)
-    yield from notes(f"""
+    yield f"""
         η is what makes each bound smallest, δ of FTRL the least that its bound allows. “Always” on
         ℓ∞ is true of the bounds that the paper compares, without δ. FTRL's δ costs δD√(d/2) with
         the scalar and δDd/√2 with the diagonal preconditioner, and where all coordinates are alike
@@ -144,7 +143,7 @@ def measure(run: Run) -> Iterator[Item]:
         Remark B.2 ranks bounds, not regrets. Gaussian FTPL plays the mean over its noise; its
         leading constant is 2√(αβ) = {2 * math.sqrt(alpha * beta):.3f} against scalar FTRL's √2: the
         same order, not the same bound.
-    """)
+    """
 
 
 def rankings(known: Sources, games: Rows) -> Iterator[Check]:

@@ -22,7 +22,6 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     label,
-    notes,
 )
 from nucleon.claims.grid import (
     LEAST,
@@ -162,7 +161,7 @@ def measure(run: Run) -> Iterator[Item]:
     title = f"Regret / bound, means over the games, {label(last)}, D = {RADIUS:g}"
     yield games.where(shape=last).grid(title, "stream", "learner", "pair")
     yield from figures(gains, free, kept, horizons)
-    yield from notes(f"""
+    yield f"""
         Projections are solved to a relative gap of {TOLERANCE:g} by Douglas–Rachford, their gaps in
         the bounds; ε = 0, the pseudo-inverse, where the paper's preconditioners are singular.
 
@@ -173,7 +172,7 @@ def measure(run: Run) -> Iterator[Item]:
         The paper states Theorem C.1 as an order. Tested is the sum of its lemmas' terms,
         √2·D(‖L‖_op‖R‖_* + ‖L‖_*‖R‖_op + ‖L‖_F‖R‖_F) at η = √2·D, beside the original
         √(2r)·2D√min(m, n)·‖L‖_*‖R‖_*. At r·min(m, n) ≤ 2 the gain may be below 1.
-    """)
+    """
 
 
 def against_original(games: Rows, gains: dict[str, dict[int, float]]) -> Iterator[Item]:

@@ -18,7 +18,6 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     label,
-    notes,
 )
 from nucleon.claims.grid import NINE, Grid, lower_side, play, stream
 from nucleon.claims.oracle import bounds
@@ -157,7 +156,7 @@ def measure(run: Run) -> Iterator[Item]:
             panel("adversary that sees the action", adaptive),
         ),
     )
-    yield from notes("""
+    yield """
         The loss is linear in the action, so with any k ≥ 1 samples the mean regret on a fixed
         stream is the same; k only narrows its spread. Against an adversary that answers the drawn
         action the loss of a round is D·G·‖X_t‖_*, and the mean of k polar factors of noise has
@@ -166,7 +165,7 @@ def measure(run: Run) -> Iterator[Item]:
         As n' grows 2√(αβ) tends to 2, and the padded action to FAML's: both slowly, since η² = α/β
         is about n'(1 + √(m/n')). Below n' = 32 the errors in η and of the finite width have
         opposite signs, and their sum is no guide.
-    """)
+    """
 
 
 CLAIM = Claim(

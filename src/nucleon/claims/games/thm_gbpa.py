@@ -8,7 +8,7 @@ import torch
 
 from nucleon import noise
 from nucleon.claims.beside import EXACT, SOLVED, against_oracle, gbpa_games
-from nucleon.claims.engine import Claim, Item, Run, above, at_most, notes
+from nucleon.claims.engine import Claim, Item, Run, above, at_most
 from nucleon.claims.grid import ADAPTIVE, NINE, Game, Grid, lower_side, play
 from nucleon.claims.shown import Figure, Panel, Series, log_panel
 from nucleon.online import game, streams
@@ -99,14 +99,14 @@ def measure(run: Run) -> Iterator[Item]:
         (*(panel(n, n, 1.0) for n in LEARNERS), panel("FAML, γ = 0.97", "FAML", 0.97)),
         shared_axes=True,
     )
-    yield from notes(f"""
+    yield f"""
         With another η the bound is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted
         with G/γ and discounted sums. FTRL's includes the gaps of its solver; FTPL's is on the mean
         over its noise, so it plays no stream that answers it.
 
         On random signs times the identity of side {SIGN_SIDE} the scalar learner's mean regret is
         {signs} times the D·√Σ‖G_t‖_F² of the paper's aside, which lacks a factor √m.
-    """)
+    """
 
 
 CLAIM = Claim(

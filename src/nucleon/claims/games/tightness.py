@@ -18,7 +18,6 @@ from nucleon.claims.engine import (
     at_most,
     cases,
     label,
-    notes,
 )
 from nucleon.claims.grid import replayed, worst_streams
 from nucleon.claims.oracle import scalar, twins
@@ -147,7 +146,7 @@ def measure(run: Run) -> Iterator[Item]:
         "can avoid; and the totals of three of these streams.",
         (*map(panel, LEARNERS), Panel(words, "t", "|S_t|", tuple(totals))),
     )
-    yield from notes("""
+    yield """
         The streams were found by gradient ascent over all gradients at once
         (`nucleon.online.adversary.search`) and come with the package; a worse stream may exist. All
         of them first alternate, which the bound charges through M_T while the total stays near
@@ -156,7 +155,7 @@ def measure(run: Run) -> Iterator[Item]:
 
         FTPL stays below a half, because the constants of Theorem 4.1 are not attained (see
         prop-admissibility): at the width of m+2 columns it has 2√(αβ) = 3.3 to 3.7.
-    """)
+    """
 
 
 CLAIM = Claim(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,10 @@ from nucleon.claims.engine import (
     at_least,
     at_most,
     cases,
-    notes,
     worst,
 )
 from nucleon.claims.oracle import gradient_sums
-from nucleon.claims.shown import BOUND, Figure, Panel, Series
+from nucleon.claims.shown import Figure, Panel, Series, level
 from nucleon.online import theory
 
 F64 = torch.float64
@@ -59,9 +58,9 @@ def projected(gradients: Tensor, eta: float) -> Descent:
     """Return one-sided Shampoo on the unit ball of 1×n, where the projection is radial, worst X."""
     levels = gradients.square().sum((-2, -1)).cumsum(0).sqrt()
     x, actions = torch.zeros_like(gradients[0]), list[Tensor]()
-    for gradient, level in zip(gradients, levels, strict=True):
+    for gradient, root in zip(gradients, levels, strict=True):
         actions.append(x)
-        y = x - eta * gradient / level
+        y = x - eta * gradient / root
         x = y / y.norm().clamp(min=1)
     total = gradients.sum(0)
     identity = torch.eye(gradients.shape[-1], dtype=F64).expand(len(gradients), -1, -1)
@@ -84,7 +83,7 @@ def free(normal: Callable[..., Tensor], shape: tuple[int, int], eta: float) -> D
     return Descent(gradients, torch.stack(actions), x, left, right)
 
 
-def instance(seed: int, shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, float]]]:
+def instance(seed: int, shape: tuple[int, int]) -> Iterator[Row]:
     """Evaluate every lemma on streams of four kinds, and the proposition on descents."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -96,20 +95,20 @@ def instance(seed: int, shape: tuple[int, int]) -> Iterator[tuple[str, dict[str,
         points *= 1.5 / torch.linalg.matrix_norm(points, 2)[..., None, None]
         actions, comparator = points[:-1], points[-1]
         for name, fed in (("C.3", g), ("C.3, columns", g.mT)):
-            wanted = gradient_sums.matrix_potential(fed.numpy())
-            yield name, sides_of(theory.matrix_potential(fed), wanted)
-        wanted = gradient_sums.gradient_term(g.numpy())
-        yield "C.4", sides_of(theory.shampoo_gradient_term(g), wanted)
+            twin = gradient_sums.matrix_potential(fed.numpy())
+            yield Row(lemma=name, **sides_of(theory.matrix_potential(fed), twin))
+        twin = gradient_sums.gradient_term(g.numpy())
+        yield Row(lemma="C.4", **sides_of(theory.shampoo_gradient_term(g), twin))
         arrays = g.numpy(), actions.numpy(), comparator.numpy()
-        wanted = gradient_sums.distance_term(*arrays, radius=1.5)
+        twin = gradient_sums.distance_term(*arrays, radius=1.5)
         sides = theory.shampoo_distance_term(g, actions, comparator, radius=1.5)
-        yield "C.5", sides_of(sides, wanted)
+        yield Row(lemma="C.5", **sides_of(sides, twin))
     for eta in ETAS:
         descents = {"C.2, projected": projected(normal(40, 1, shape[1]), eta)}
         descents["C.2, free"] = free(normal, shape, eta)
         for name, d in descents.items():
-            wanted = gradient_sums.mirror_descent(*(part.numpy() for part in d), eta=eta)
-            yield name, sides_of(theory.mirror_descent_regret(*d, eta=eta), wanted)
+            twin = gradient_sums.mirror_descent(*(part.numpy() for part in d), eta=eta)
+            yield Row(lemma=name, **sides_of(theory.mirror_descent_regret(*d, eta=eta), twin))
 
 
 def share(sides: theory.Sides) -> float:
@@ -126,18 +125,18 @@ def equal_gradients(rounds: int) -> dict[str, float]:
 
 def measure(run: Run) -> Iterator[Item]:
     """Evaluate all lemmas on random streams of four kinds, then where they are equalities."""
-
-    def lemmas(seed: int, shape: tuple[int, int]) -> dict[str, Any]:
-        measured = [(name, Row(lemma=name, **sides)) for name, sides in instance(seed, shape)]
-        return {"_all": [row for _, row in measured]}
-
-    instances = run.each(cases(seed=run.seeds(INSTANCES), shape=SHAPES), lemmas, "instances")
-    rows = run.keep(Rows(row for own in instances for row in own._all))
+    points = cases(seed=run.seeds(INSTANCES), shape=SHAPES)
+    instances = run.each(
+        points, lambda seed, shape: {"_rows": list(instance(seed, shape))}, "instances"
+    )
+    rows = run.keep(Rows(row for i in instances for row in i._rows))
     curves = run.each([{"rounds": t} for t in run.pick(LENGTHS)], equal_gradients)
-    names = rows.different("lemma")
-    for name in names:
-        shares = rows.where(lemma=name).column("share")
+    summary = Rows()
+    for name in rows.different("lemma"):
+        lemma = rows.where(lemma=name)
+        shares, apart = lemma.column("share"), worst(lemma.column("apart"))
         yield at_most(f"{name}: largest left/right", shares, 1 + ROUNDING)
+        summary.append(Row(lemma=name, largest=worst(shares), mean=fmean(shares), apart=apart))
     # An eigenvalue of a rank-deficient Gram that is 1e-16 in size has a fourth root of 1e-4.
     apart = rows.where(lambda row: row.lemma != "C.5").column("apart")
     yield at_most("both sides against the reference's", apart, AGREE)
@@ -145,39 +144,26 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_most("C.5, both sides against the reference's", loose, 5e-3)
     equal = rows.where(lemma="C.2, free").column("share")
     yield at_least("C.2, free steps: smallest left/right", equal, 1 - 1e-7)
-    for name in ("C.3", "C.4"):
-        reached = vars(curves[-1])[name]
-        yield at_least(f"{name}, equal gradients: left/right at the largest T", reached, 0.97)
+    lines = [level("equality", curves.column("rounds"))]
+    for name, style in (("C.3", 4), ("C.4", 2)):
+        shares = [vars(row)[name] for row in curves]
+        lines.append(Series(f"Lemma {name}", curves.column("rounds"), shares, style=style))
+        yield at_least(f"{name}, equal gradients: left/right at the largest T", shares[-1], 0.97)
     still = torch.ones(30, 1, 1, dtype=F64)
     half = share(theory.shampoo_distance_term(still, 1.5 * still, -1.5 * still[0], radius=1.5))
     yield at_most("C.5, 1×1, constant distance: |left/right − ½|", abs(half - 0.5), 1e-12)
 
-    by_lemma = Rows(Row(name=name, own=rows.where(lemma=name)) for name in names)
-    yield by_lemma.listing(
-        "Left side over right side",
-        {
-            "inequality": "name",
-            "instances": lambda row: len(row.own),
-            "largest left/right": lambda row: worst(row.own.column("share")),
-            "mean": lambda row: fmean(row.own.column("share")),
-            "distance to the reference": lambda row: worst(row.own.column("apart")),
-        },
-    )
-    x = [float(t) for t in curves.column("rounds")]
-    lines = [
-        Series(f"Lemma {name}", x, [vars(row)[name] for row in curves], style=style)
-        for name, style in (("C.3", 4), ("C.4", 2))
-    ]
-    lines.append(Series("equality", x, [1.0] * len(x), style=BOUND))
+    columns = {"inequality": "lemma", "largest left/right": "largest", "mean": "mean"}
+    columns["distance to the reference"] = "apart"
+    yield summary.listing("Left side over right side", columns)
     panel = Panel("G_t = 1", "T", "left/right", tuple(lines), x_scale="log", marked=True)
     caption = "On equal gradients both lemmas tend to equality."
     yield Figure("shares", "The lemmas on gradient sums are tight", caption, (panel,))
-    yield from notes("""
-        Lemma C.3 and, at 1×1, Lemma C.4 tend to equality on many equal gradients: Σ1/√t = 2√T −
-        1.46. Proposition C.2 is an equality for steps that meet no boundary and the comparator
-        X_{T+1}. Lemma C.5 is at 1×1 exactly ½ for a constant distance: its proof pays once for L_t
-        and once for R_t.
-    """)
+    yield """
+        Proposition C.2 is an equality for steps that meet no boundary and the comparator X_{T+1}.
+        Lemma C.5 is at 1×1 exactly ½ for a constant distance: its proof pays once for L_t and once
+        for R_t.
+    """
 
 
 CLAIM = Claim(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims.beside import largest
-from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most, notes, worst
+from nucleon.claims.engine import Claim, Item, Rows, Run, Shown, at_least, at_most, worst
 from nucleon.claims.oracle import bounds, lemma, mixtures
-from nucleon.claims.shown import Figure, Panel, Series
+from nucleon.claims.shown import Figure, Panel, level
 from nucleon.online import theory
 from nucleon.online.admissibility import search_admissibility
 from nucleon.online.potentials import Admissibility, Hyperbolic, Potential, Regularized
@@ -86,14 +86,6 @@ def points(seed: int) -> tuple[Tensor, Tensor]:
     return x, sizes * (factor @ factor.mT + 0.1 * torch.eye(SHAPE[0], dtype=F64))
 
 
-def again(mixture: Mixture) -> list[mixtures.Part]:
-    """Return the oracle's parts of a mixture."""
-    regularized = (lemma.regularized_value, bounds.REGULARIZED)
-    kinds = (regularized, (lemma.hyperbolic_value, bounds.HYPERBOLIC), regularized)
-    weighted = zip(kinds, mixture.weights, mixture.scales, strict=True)
-    return [(*kind, weight, scale) for kind, weight, scale in weighted]
-
-
 def evaluated(run: Run, seed: int) -> dict[str, Any]:
     """Search the constants of one mixture, and evaluate the proof's inequalities and the oracle.
 
@@ -108,7 +100,10 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
     constants = {"alpha": stated.alpha, "beta": stated.beta}
     ceiling = theory.admissibility_tradeoff(x, roots, **constants).right
     value = mixture.value_at_root(x, roots)
-    parts = again(mixture)
+    regularized = (lemma.regularized_value, bounds.REGULARIZED)
+    kinds = (regularized, (lemma.hyperbolic_value, bounds.HYPERBOLIC), regularized)
+    weighted = zip(kinds, mixture.weights, mixture.scales, strict=True)
+    parts: list[mixtures.Part] = [(*kind, weight, scale) for kind, weight, scale in weighted]
     pair = mixtures.constants(parts)
     best = torch.from_numpy(mixtures.best_root(x.numpy(), pair))
     tight = theory.admissibility_tradeoff(x, best, **constants)
@@ -124,10 +119,7 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
     return {
         "weights": mixture.weights,
         "scales": mixture.scales,
-        "stated": stated,
         "search": search,
-        "alpha": search.alpha.found,
-        "beta": search.beta.found,
         "product": stated.product,
         "found": search.alpha.found * search.beta.found,
         "dominance": (value / norms).min().item(),
@@ -156,34 +148,26 @@ def measure(run: Run) -> Iterator[Item]:
     name = "ceiling/(√(2αβ)‖X‖_*) at the proof's L, farthest from 1"
     yield at_most(name, [abs(row.least - 1) for row in rows], 1e-9)
 
-    yield rows.listing(
-        "Mixtures of Regularized, Hyperbolic and Regularized",
-        {
-            "weights": lambda row: ", ".join(f"{v:.2g}" for v in row.weights),
-            "scales": lambda row: ", ".join(f"{v:.2g}" for v in row.scales),
-            "α stated": lambda row: row.stated.alpha,
-            "α found": "alpha",
-            "β stated": lambda row: row.stated.beta,
-            "β found": "beta",
-            "αβ stated": "product",
-            "αβ found": "found",
-        },
-    )
     ordered = Rows(sorted(rows, key=lambda row: row.product))
-    x = [float(k) for k in range(1, len(ordered) + 1)]
+    for place, row in enumerate(ordered, 1):
+        row.place = place
+    columns: dict[str, Shown] = {"αβ stated": "product", "αβ found": "found"}
+    for name in ("weights", "scales"):
+        columns[name] = lambda row, name=name: ", ".join(f"{v:.2g}" for v in vars(row)[name])
+    yield ordered.listing("Mixtures of Regularized, Hyperbolic and Regularized", columns)
     lines = (
-        Series("stated", x, ordered.column("product"), style=4),
-        Series("found by search", x, ordered.column("found"), style=0),
-        Series("½, the least there is", x, [0.5] * len(x), style=6),
+        ordered.line("stated", "place", "product", 4),
+        ordered.line("found by search", "place", "found", 0),
+        level("½, the least there is", ordered.column("place"), 6, 0.5),
     )
     panel = Panel("random mixtures, by αβ", "mixture", "αβ", lines, y_scale="log", marked=True)
     caption = "No mixture has a product below ½, neither stated nor found."
     yield Figure("products", "αβ of random mixtures", caption, (panel,))
-    yield from notes("""
+    yield """
         A mixture of admissible smoothings at different scales of L is admissible with the mixed
         constants. By Cauchy–Schwarz their product is at least (Σw_i√(α_iβ_i))² ≥ ½, with equality
         for the regularized smoothing alone: mixing never helps.
-    """)
+    """
 
 
 CLAIM = Claim(
