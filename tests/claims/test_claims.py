@@ -27,13 +27,7 @@ from nucleon.claims.inequalities import (
     prop_admissibility,
     prop_tradeoff,
 )
-from nucleon.claims.processes import (
-    average_schedule,
-    fig_ripples,
-    o2nc,
-    thm_average,
-    thm_leon,
-)
+from nucleon.claims.processes import average_schedule, fig_ripples, o2nc, thm_average, thm_leon
 from nucleon.online import theory
 from nucleon.online.learners import FAML, FTL, FTPL, GBPA, AdaGradFTRL, OneSidedShampoo
 from nucleon.online.potentials import Admissibility, Hyperbolic

@@ -21,14 +21,7 @@ from nucleon.claims.engine import (
     at_most,
     below,
 )
-from nucleon.claims.games import (
-    ftl_linear,
-    tab_adagrad,
-    tab_shampoo,
-    thm_ftpl,
-    thm_gbpa,
-    tightness,
-)
+from nucleon.claims.games import ftl_linear, tab_adagrad, tab_shampoo, thm_ftpl, thm_gbpa, tightness
 from nucleon.claims.inequalities import prop_admissibility
 from nucleon.claims.oracle import mixtures
 from nucleon.online import game, streams, theory

@@ -11,17 +11,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims.beside import EXACT, close, largest, leaning, played
-from nucleon.claims.engine import (
-    Claim,
-    Item,
-    Rows,
-    Run,
-    above,
-    at_least,
-    at_most,
-    cases,
-    label,
-)
+from nucleon.claims.engine import Claim, Item, Rows, Run, above, at_least, at_most, cases, label
 from nucleon.claims.grid import Game, Match, gradients_of, play_all
 from nucleon.claims.oracle import deviations
 from nucleon.claims.shown import BOUND, PRINTED, Figure, Panel, Series, log_panel

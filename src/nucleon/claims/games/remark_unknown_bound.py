@@ -10,16 +10,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims.beside import EXACT, SOLVED, SOLVER, against_oracle, compare, drawn, leaning
-from nucleon.claims.engine import (
-    Claim,
-    Item,
-    Row,
-    Run,
-    above,
-    at_least,
-    at_most,
-    cases,
-)
+from nucleon.claims.engine import Claim, Item, Row, Run, above, at_least, at_most, cases
 from nucleon.claims.grid import swing, swung
 from nucleon.claims.oracle import twins, unknown
 from nucleon.claims.shown import Figure, Panel, level

@@ -10,17 +10,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims import beside
-from nucleon.claims.engine import (
-    Check,
-    Claim,
-    Item,
-    Rows,
-    Run,
-    above,
-    at_least,
-    at_most,
-    below,
-)
+from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_least, at_most, below
 from nucleon.claims.grid import Match, gradients_of, play_all, swing
 from nucleon.claims.oracle.learners import Ball, Preconditioner, Update
 from nucleon.claims.shown import Figure, Panel, Series

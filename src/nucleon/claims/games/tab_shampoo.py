@@ -39,14 +39,7 @@ from nucleon.claims.grid import (
 from nucleon.claims.oracle import bounds, learners, twins
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import streams, theory
-from nucleon.online.learners import (
-    FAML,
-    FTRL,
-    KroneckerFTRL,
-    OneSidedShampoo,
-    ScalarGBPA,
-    Shampoo,
-)
+from nucleon.online.learners import FAML, FTRL, KroneckerFTRL, OneSidedShampoo, ScalarGBPA, Shampoo
 
 F64 = torch.float64
 RADIUS = 2.0

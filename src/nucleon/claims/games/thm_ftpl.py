@@ -8,17 +8,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.beside import EXACT, against_oracle, close, gbpa_games, leaning
-from nucleon.claims.engine import (
-    Check,
-    Claim,
-    Item,
-    Rows,
-    Run,
-    above,
-    at_least,
-    at_most,
-    label,
-)
+from nucleon.claims.engine import Check, Claim, Item, Rows, Run, above, at_least, at_most, label
 from nucleon.claims.grid import NINE, Grid, lower_side, play, stream
 from nucleon.claims.oracle import bounds
 from nucleon.claims.shown import BOUND, Figure, Panel, log_panel

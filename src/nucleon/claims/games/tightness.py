@@ -8,17 +8,7 @@ import torch
 
 from nucleon import noise
 from nucleon.claims.beside import EXACT, SOLVED, against_oracle, compare, drawn
-from nucleon.claims.engine import (
-    Claim,
-    Item,
-    Row,
-    Run,
-    above,
-    at_least,
-    at_most,
-    cases,
-    label,
-)
+from nucleon.claims.engine import Claim, Item, Row, Run, above, at_least, at_most, cases, label
 from nucleon.claims.grid import replayed, worst_streams
 from nucleon.claims.oracle import scalar, twins
 from nucleon.claims.shown import STYLES, Figure, Panel, Series, level

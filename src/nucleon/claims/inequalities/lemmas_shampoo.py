@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.beside import sides_of
-from nucleon.claims.engine import (
-    Claim,
-    Item,
-    Row,
-    Rows,
-    Run,
-    at_least,
-    at_most,
-    cases,
-    worst,
-)
+from nucleon.claims.engine import Claim, Item, Row, Rows, Run, at_least, at_most, cases, worst
 from nucleon.claims.oracle import gradient_sums
 from nucleon.claims.shown import Figure, Panel, Series, level
 from nucleon.online import theory

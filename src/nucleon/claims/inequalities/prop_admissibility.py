@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.beside import EXACT, SOLVED, SOLVER, close, drawn, leaning
-from nucleon.claims.engine import (
-    Check,
-    Claim,
-    Item,
-    Row,
-    Rows,
-    Run,
-    at_least,
-    at_most,
-    cases,
-)
+from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most, cases
 from nucleon.claims.oracle import bounds, definition, twins
 from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Figure, Panel, Series, level, log_panel
