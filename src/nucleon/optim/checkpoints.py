@@ -31,44 +31,18 @@ def consolidate(optimizer: MatrixOptimizer) -> dict[str, Any]:
     """
     packed = optimizer.state_dict()
     here = not dist.is_initialized() or dist.get_rank() == 0
-    layouts = _layouts(packed) if dist.is_initialized() else [{}]
     state: dict[Any, dict[str, Tensor]] = {}
     for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         owners = placement.owners(group, optimizer.infos)
-        for param, key, owner in zip(group["params"], saved["params"], owners, strict=True):
-            entries = packed["state"].get(key, {})
-            if owner:  # another rank than 0
-                entries = _sent_to_first(entries, layouts[owner].get(key, {}), owner, param.device)
-            whole = {name: shards.full(value) for name, value in entries.items()}
-            if here and whole:
-                state[key] = {name: v.detach().cpu().clone() for name, v in whole.items()}
+        for key, owner in zip(saved["params"], owners, strict=True):
+            whole = {n: shards.full(x) for n, x in packed["state"].get(key, {}).items()}
+            message = [{name: value.detach().cpu().clone() for name, value in whole.items()}]
+            if owner and (here or dist.get_rank() == owner):  # another rank than 0
+                with wire.exchanging("state"):
+                    if here:
+                        dist.recv_object_list(message, src=owner)
+                    else:
+                        dist.send_object_list(message, dst=0)
+            if here and message[0]:
+                state[key] = message[0]
     return {**packed, "state": state} if here else {}
-
-
-_Layout = dict[Any, dict[str, tuple[torch.Size, torch.dtype]]]
-
-
-def _layouts(packed: dict[str, Any]) -> list[_Layout]:
-    """Return for each rank the shapes and dtypes of its state of each parameter."""
-    mine: _Layout = {
-        key: {name: (v.shape, v.dtype) for name, v in state.items()}
-        for key, state in packed["state"].items()
-    }
-    return wire.gather_objects(mine, "state")
-
-
-def _sent_to_first(
-    entries: dict[str, Tensor],
-    layout: dict[str, tuple[torch.Size, torch.dtype]],
-    owner: int,
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """Return the state of a parameter, sent from its owner to rank 0; others return their own."""
-    for name, (shape, dtype) in layout.items():
-        if dist.get_rank() == owner:
-            wire.exchange([(0, entries[name].contiguous())], [], "state")()
-        elif dist.get_rank() == 0:
-            value = torch.empty(shape, dtype=dtype, device=device)
-            wire.exchange([], [(owner, value)], "state")()
-            entries = {**entries, name: value}
-    return entries
