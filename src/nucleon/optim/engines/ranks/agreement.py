@@ -71,7 +71,14 @@ def check_ranks(optimizer: Optimizer) -> None:
         if group["placement"] == "local":
             whole += [s["total"] for p in group["params"] if "total" in (s := states.get(p, {}))]
         updates.append((float(group["lr"]), [wire.fingerprint(x) for x in whole]))
-    wire.check_same(updates, "updates", _everyone(distributed))
+    mine = (dist.get_rank(), wire.digest(updates))
+    (first, expected), *digests = wire.gather_objects(mine, "updates", _everyone(distributed))
+    others = [str(rank) for rank, digest in digests if digest != expected]
+    if others:
+        raise RuntimeError(
+            f"updates of rank{'s' if len(others) > 1 else ''} {', '.join(others)} differ from "
+            f"those of rank {first}; every rank must have the same ones"
+        )
 
 
 def _everyone(groups: Groups) -> wire.ProcessGroups:

@@ -19,19 +19,13 @@ T = TypeVar("T")
 
 @dataclass
 class Traffic:
-    """Bytes and messages that this rank has sent since the counters were set to zero.
+    """Bytes that this rank has sent since the counter was set to zero.
 
     Collectives count as rings: every rank but the last passes a broadcast on; an all-reduce sends
     twice all parts of the tensor but one.
     """
 
     bytes: int = 0
-    messages: int = 0
-
-    def count(self, tensor: Tensor, copies: int = 1) -> None:
-        """Count `copies` messages of one tensor."""
-        self.bytes += copies * tensor.numel() * tensor.element_size()
-        self.messages += copies
 
 
 TRAFFIC = Traffic()
@@ -53,7 +47,7 @@ def exchange(
     if not operations:
         return nothing
     for _, tensor in sends:
-        TRAFFIC.count(tensor)
+        TRAFFIC.bytes += tensor.nbytes
     with exchanging(what):
         works = dist.batch_isend_irecv(operations)
     return lambda: _wait(works, what)
@@ -62,7 +56,7 @@ def exchange(
 def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
     """Start sending a tensor from one rank to all others; return a function that waits."""
     if (dist.get_rank() + 1) % dist.get_world_size() != source:
-        TRAFFIC.count(tensor)
+        TRAFFIC.bytes += tensor.nbytes
     with exchanging(what):
         work = dist.broadcast(tensor, src=source, async_op=True)
     return lambda: _wait([work], what)
@@ -75,7 +69,6 @@ def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Te
             dist.all_reduce(tensor, group=group)
         ranks = dist.get_world_size(group)
         TRAFFIC.bytes += 2 * (ranks - 1) * tensor.nbytes // ranks
-        TRAFFIC.messages += 2 * (ranks - 1)
     return tensor
 
 
@@ -85,7 +78,7 @@ def gather(tensor: Tensor) -> Tensor:
         return tensor
     axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     parts = math.prod(size for placed, size in axes if shards.axis_cut(placed) is not None)
-    TRAFFIC.count(shards.local(tensor), parts - 1)
+    TRAFFIC.bytes += (parts - 1) * shards.local(tensor).nbytes
     with exchanging("gradients"):
         return tensor.full_tensor()
 
@@ -122,18 +115,6 @@ def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[
 def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
     """Return a dict of the entries of all ranks, in the order of the ranks."""
     return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
-
-
-def check_same(value: object, what: str, groups: ProcessGroups = (None,)) -> None:
-    """Check that all ranks have the same `value`, by its printed form; raise on each otherwise."""
-    mine = (dist.get_rank(), digest(value))
-    (first, expected), *digests = gather_objects(mine, what, groups)
-    others = [rank for rank, other in digests if other != expected]
-    if others:
-        raise RuntimeError(
-            f"{what} of rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} differ "
-            f"from those of rank {first}; every rank must have the same ones, in the same order"
-        )
 
 
 def digest(value: object) -> str:
