@@ -183,20 +183,6 @@ def test_what_is_put_back_and_what_is_added_then_draw_noise_of_their_own():
     assert [optimizer.state[param]["stream"].item() >> 20 for param in params] == [4, 1, 2, 3, 5]
 
 
-def test_noise_that_a_loaded_state_has_is_not_drawn_by_what_is_unfrozen_later():
-    params = [nn.Parameter(torch.zeros(3, 4), requires_grad=i < 6) for i in range(7)]
-    saved = nucleon.Pion([{"params": [p]} for p in params])
-    for place in (4, 3, 1, 0):
-        del saved.state[params[place]], saved.param_groups[place]
-    fewer = [nn.Parameter(torch.zeros(3, 4), requires_grad=i < 2) for i in range(3)]
-    loaded = nucleon.Pion([{"params": [p]} for p in fewer])
-    loaded.load_state_dict(saved.state_dict())
-    fewer[2].requires_grad_(True).grad = torch.ones(3, 4)
-    loaded.step()
-    streams = [loaded.state[param]["stream"].item() >> 20 for param in fewer]
-    assert streams[:2] == [2, 5] and streams[2] not in (2, 5)
-
-
 def test_a_state_of_others_frozen_says_what_to_do():
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)

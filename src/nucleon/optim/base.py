@@ -27,7 +27,7 @@ from nucleon.optim import groups, options, saving, state, worklist
 from nucleon.optim.average import Averaging
 from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Draws, Settings, State
-from nucleon.optim.matrices.parameters import Infos, ParameterInfo
+from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.routing import routing
 from nucleon.optim.routing.explanation import Explanation, ParameterRow
 from nucleon.optim.watch import certificates, diagnostics
@@ -55,12 +55,9 @@ class MatrixOptimizer(Optimizer, ABC):
     has_gram: ClassVar[bool] = False
     """True if M̂ is stored; otherwise `direction` receives an empty Λ."""
 
-    _infos: dict[Tensor, ParameterInfo]
-    _first_rates: dict[Tensor, float | Tensor]
-    """Learning rate of each parameter's group when it was added."""
+    infos: dict[Tensor, ParameterInfo]
+    """Name, axes and routing of each parameter."""
     _averaging: Averaging
-    _numbers: frozenset[int] = frozenset()
-    """Numbers of the noise streams in a loaded state, which new parameters must not reuse."""
     _routed: bool = False
     """True if `for_model` constructed the optimizer."""
     _left_out: tuple[ParameterRow, ...] = ()
@@ -106,7 +103,7 @@ class MatrixOptimizer(Optimizer, ABC):
             )
         if unknown := sorted(set(kwargs) - set(defaults)):
             raise options.unknown(type(self).__name__, unknown, defaults)
-        self._infos, self._first_rates = {}, {}
+        self.infos = {}
         self._averaging = Averaging(average, average_dtype)
         defaults.pop("axes")  # a fact of each parameter, not an option of a group
         axes = {"axes": kwargs.pop("axes")} if "axes" in kwargs else {}
@@ -171,18 +168,13 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def explain(self) -> Explanation:
         """Return a table of each parameter's route and the reason; it also exports to a dict."""
-        rows = routing.rows(self, self.param_groups, self.state, self._infos)
+        rows = routing.rows(self, self.param_groups, self.state, self.infos)
         return Explanation(self.name, (*rows, *self._left_out), note=self._note)
 
     def __repr__(self) -> str:
         """Return a summary of each group: its parameters, and options that differ from defaults."""
         defaults = {"momentum": options.MOMENTUM, **self._option_defaults()}
         return groups.described(type(self).__name__, self.param_groups, defaults)
-
-    @property
-    def infos(self) -> Infos:
-        """Name, axes and routing of each parameter."""
-        return self._infos
 
     # ------------------------------------------------------------------ hooks of a subclass
 
@@ -229,7 +221,7 @@ class MatrixOptimizer(Optimizer, ABC):
             group["seed"] = param_group.get("seed", self.param_groups[0]["seed"])
             groups.check_seeds([*self.param_groups, group])
         self._check_group(group)
-        indices = (info.index for info in self._infos.values())
+        indices = (info.index for info in self.infos.values())
         first = 1 + max(indices, default=-1)  # also above the indices of removed groups
         named, names = groups.named(group, first)
         if self.param_groups and (names is None) is ("param_names" in self.param_groups[0]):
@@ -240,7 +232,7 @@ class MatrixOptimizer(Optimizer, ABC):
         specs = groups.specs(group.pop("axes", None), len(named))
         reasons = param_group.get("reasons") or ["as given"] * len(named)
         infos = {
-            param: ParameterInfo(name, index, spec, reason)
+            param: ParameterInfo(name, index, spec, reason, group["lr"])
             for index, ((name, param), spec, reason) in enumerate(
                 zip(named, specs, reasons, strict=True), start=first
             )
@@ -252,8 +244,7 @@ class MatrixOptimizer(Optimizer, ABC):
         facts = ("axes", "reasons", "param_names")
         written = {} if names is None else {"param_names": names}
         super().add_param_group({k: v for k, v in group.items() if k not in facts} | written)
-        self._infos |= infos
-        self._first_rates.update((param, group["lr"]) for param in infos)
+        self.infos |= infos
         self._agreed = False
         self.state.update(self._missing_states(self.param_groups[-1]))
         if reason := certificates.unbounded(self, [group]):
@@ -265,13 +256,13 @@ class MatrixOptimizer(Optimizer, ABC):
         Frozen parameters have none. Under "owner" every rank has an entry for every parameter.
         """
         states: dict[Tensor, State] = {}
-        for param, owned in placement.kept(group, self._infos):
+        for param, owned in placement.kept(group, self.infos):
             present = self.state.get(param)
             if present is None and (param.requires_grad or param.grad is not None):
                 states[param] = self._new_state(group, param, owned=owned)
             elif present and not state.fits(present, param, group):
                 template = self._new_state(group, param, owned=owned)
-                name = self._infos[param].name
+                name = self.infos[param].name
                 states[param] = saving.recast(present, name, param, template, group)
         return states
 
@@ -281,12 +272,8 @@ class MatrixOptimizer(Optimizer, ABC):
             return state.new_adamw_state(param) | average
         # A late group starts at the step of the others, since all share the Exp(1) lengths.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
-        info = self._infos[param]
-        number = state.number(info)
-        while number in self._numbers:  # another parameter has this noise
-            number += len(self._infos)
         new = state.new_matrix_state(
-            param, info, number, step, group, has_gram=self.has_gram, owned=owned
+            param, self.infos[param], step, group, has_gram=self.has_gram, owned=owned
         )
         return new | average
 
@@ -297,17 +284,16 @@ class MatrixOptimizer(Optimizer, ABC):
             options.check_adamw(group)
         else:
             self.check_options(group)
-        options.check_range([(self._infos[p].name, p) for p in params], group)
+        options.check_range([(self.infos[p].name, p) for p in params], group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, see `nucleon.optim.checkpoints` and `consolidate`."""
         self._averaging.refuse("state_dict()")
-        # It runs before the user's hooks, so that they see the state as it is saved.
-        hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
-        try:
-            return super().state_dict()
-        finally:
-            hook.remove()
+        packed = super().state_dict()
+        for group in packed["param_groups"]:
+            # full_state_dict=True drops the empty tuple, by which `saving` notices it.
+            group["nucleon"] = (self.defaults["nucleon"], ())
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same optimizer and shapes; raise on any other, before any change.
@@ -318,25 +304,22 @@ class MatrixOptimizer(Optimizer, ABC):
         # These hooks are outermost: `check` runs after the user's hooks, `restore` before them.
         final: dict[str, Any] = {}
         templates: dict[Tensor, State] = {}
-        ours, infos = self.param_groups, self._infos
-        averaging = self._averaging
+        ours, averaging = self.param_groups, self._averaging
         averaging.refuse("load_state_dict()")
 
         def check(_: Optimizer, loading: dict[str, Any]) -> dict[str, Any]:
-            aligned = saving.aligned(loading, ours, infos, self.defaults["nucleon"])
+            aligned = saving.aligned(loading, ours, self.infos, self.defaults["nucleon"])
             aligned = averaging.reconciled(aligned, ours)
             templates.update(self._templates(aligned))
-            saving.check_state_dict(aligned, ours, templates, infos, self.defaults)
+            saving.check_state_dict(aligned, ours, templates, self.infos, self.defaults)
             for saved, group in zip(aligned["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
             final.update(aligned)
             return aligned
 
         def restore(_: Optimizer) -> None:
-            self._numbers = state.numbers(final["state"].values())
-            for saved, old, group in zip(
-                final["param_groups"], ours, self.param_groups, strict=True
-            ):
+            groups_now = zip(final["param_groups"], ours, self.param_groups, strict=True)
+            for saved, old, group in groups_now:
                 group.update({name: old[name] for name in options.RUN})
                 for key, param in zip(saved["params"], group["params"], strict=True):
                     self.state.pop(param, None)
@@ -356,7 +339,7 @@ class MatrixOptimizer(Optimizer, ABC):
         """Return the present or a new state of each parameter that has a saved one."""
         templates: dict[Tensor, State] = {}
         for saved_group, group in zip(saved["param_groups"], self.param_groups, strict=True):
-            owned_params = placement.kept(group, self._infos)
+            owned_params = placement.kept(group, self.infos)
             for key, (param, owned) in zip(saved_group["params"], owned_params, strict=True):
                 if saved["state"].get(key):
                     present = self.state.get(param)
@@ -365,17 +348,8 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return torch's entries, and the attributes that a copy needs."""
-        copied = (
-            "_infos",
-            "_first_rates",
-            "_averaging",
-            "_numbers",
-            "_routed",
-            "_left_out",
-            "_note",
-        )
-        values = {name: getattr(self, name) for name in copied}
-        return {**super().__getstate__(), **values}
+        copied = ("infos", "_averaging", "_routed", "_left_out", "_note")
+        return super().__getstate__() | {name: getattr(self, name) for name in copied}
 
     # ------------------------------------------------------------------ the average
 
@@ -422,7 +396,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if len(rates) != len(ours):  # no step yet, or a group was added since
             rates = [group["lr"] for group in ours]
         settings = self._current_settings()
-        return diagnostics.collect(self.name, ours, works, self._infos, rates, settings)
+        return diagnostics.collect(self.name, ours, works, self.infos, rates, settings)
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -431,7 +405,7 @@ class MatrixOptimizer(Optimizer, ABC):
         Only parameters of groups with certify=True have a certificate, with one entry per matrix.
         With placement="owner" every rank must call it, and each returns all certificates.
         """
-        return certificates.collect(self, self.param_groups, self.state, self._infos)
+        return certificates.collect(self, self.param_groups, self.state, self.infos)
 
     # ------------------------------------------------------------------ the step
 
@@ -452,7 +426,7 @@ class MatrixOptimizer(Optimizer, ABC):
         settings = self._current_settings()
         worklist.check_inputs(self)
         if len(settings) > 1 and not self._warned:
-            self._warned = groups.warn_of_equal_rates(self.param_groups, self._first_rates)
+            self._warned = groups.warn_of_equal_rates(self.param_groups, self.infos)
         current = self._current_worklist(settings)
         self._last_rates = [*map(_RATE, self.param_groups)]
         if current.sharded:
@@ -516,7 +490,7 @@ class MatrixOptimizer(Optimizer, ABC):
         current = worklist.build(weakref.proxy(self), settings)
         if not self._agreed and any(map(agreement.exchanges, self.param_groups)):
             names = [*self.defaults, *options.ADAMW_DEFAULTS]
-            agreement.check_start(self.param_groups, self._infos, names)
+            agreement.check_start(self.param_groups, self.infos, names)
             self._agreed = True
         # Assigned last, so that a step that raised raises again.
         self._structure, self._worklist = worklist.structure(self, settings), current

@@ -158,32 +158,27 @@ def check_certify(group: Mapping[str, Any], states: Mapping[Tensor, State]) -> N
         )
 
 
-def warn_of_equal_rates(
-    groups: Sequence[Mapping[str, Any]], firsts: Mapping[Tensor, float | Tensor]
-) -> bool:
+def warn_of_equal_rates(groups: Sequence[Mapping[str, Any]], infos: Infos) -> bool:
     """Warn, and return True, if AdamW's groups have risen to the rate of the matrices.
 
     A scheduler with one rate for all groups causes this. There is no warning if the rates were
     equal from the start, if AdamW's rate fell, or with scale="match-adamw", where one rate suits
     both.
-
-    Args:
-        groups: the groups of an optimizer.
-        firsts: rate of each parameter's group when it was added.
     """
-    matrix = {
-        group["lr"]: firsts.get(group["params"][0])
+    firsts = [
+        (group, group["lr"], infos[group["params"][0]].first_rate)
         for group in groups
-        if group["route"] == "matrix" and group["scale"] != "match-adamw" and group["params"]
-        if not isinstance(group["lr"], Tensor)
+        if group["params"] and not isinstance(group["lr"], Tensor)
+    ]
+    firsts = [(group, rate, x) for group, rate, x in firsts if not isinstance(x, Tensor)]
+    matrix = {
+        rate: first
+        for group, rate, first in firsts
+        if group["route"] == "matrix" and group["scale"] != "match-adamw"
     }
-    for group in groups:
-        rate = group["lr"]
-        if group["route"] == "matrix" or isinstance(rate, Tensor) or rate not in matrix:
-            continue
-        first, other = firsts.get(group["params"][0]) if group["params"] else None, matrix[rate]
-        numbers = not isinstance(first, Tensor | None) and not isinstance(other, Tensor | None)
-        if numbers and first < rate and first != other:
+    for group, rate, first in firsts:
+        if group["route"] == "adamw" and first < rate and matrix.get(rate, first) != first:
+            other = matrix[rate]
             warn(
                 f"AdamW's parameters have the learning rate of the matrices now, {rate:g}; they "
                 f"began with {first:g} beside {other:g}. Give the scheduler one rate for each "

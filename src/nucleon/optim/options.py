@@ -301,23 +301,18 @@ def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str
 
 def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
     """Check that rates, c and cG²β₁⁻² of Λ are in the range of the dtype of a step."""
-    for name, param in named:
-        most = torch.finfo(_checks.work_dtype(param.dtype)).max
-        if (
-            not isinstance(group["lr"], Tensor)
-            and group["lr"] * max(1, group["weight_decay"]) > most
-        ):
-            raise ValueError(
-                f"lr={group['lr']!r} with weight_decay={group['weight_decay']!r} overflows the "
-                f"dtype of {name}; pass a product of at most {most:.3g}"
-            )
-    if group["route"] != "matrix" or "gradient_bound" not in group:
-        return
     scale = group.get("smoothing_scale", 1.0)
     scale = 1.0 if isinstance(scale, str) else float(scale)
-    root = float(group["gradient_bound"]) / (group["momentum"] or 1.0)
     for name, param in named:
         limits = torch.finfo(_checks.work_dtype(param.dtype))
+        lr, decay = group["lr"], group["weight_decay"]
+        if not isinstance(lr, Tensor) and lr * max(1, decay) > limits.max:
+            raise ValueError(
+                f"lr={lr!r} with weight_decay={decay!r} overflows the dtype of {name}; pass a "
+                f"product of at most {limits.max:.3g}"
+            )
+        if group["route"] != "matrix" or "gradient_bound" not in group:
+            continue
         if scale and not limits.tiny <= scale <= limits.max:
             raise ValueError(
                 f"smoothing_scale={group['smoothing_scale']!r} is no normal number of "
@@ -331,8 +326,10 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
                 f"{limits.dtype}, in which {name} is stepped; pass at least {1.01 * least:.3g}, "
                 f"scale the loss, or pass 0.0 for none"
             )
+        momentum = group["momentum"] or 1.0
+        root = float(group["gradient_bound"]) / momentum
         if scale * root * root > limits.max / 2:
-            most = math.sqrt(limits.max / 2 / scale) * (group["momentum"] or 1.0)
+            most = math.sqrt(limits.max / 2 / scale) * momentum
             raise ValueError(
                 f"gradient_bound={group['gradient_bound']!r} enters squared and leaves "
                 f"{limits.dtype}, in which {name} is stepped; pass at most {most:.3g}, or scale "

@@ -15,15 +15,6 @@ from nucleon.optim.matrices.parameters import Infos, canonical, globs, root_of
 from nucleon.optim.options import FIXED
 
 
-def pack(_: Any, packed: dict[str, Any]) -> None:
-    """Mark the groups that `state_dict()` returns, for `_check_tag`.
-
-    The mark contains an empty tuple, which full_state_dict=True drops.
-    """
-    for group in packed["param_groups"]:
-        group["nucleon"] = (group["nucleon"], ())
-
-
 def aligned(
     state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos, tag: str
 ) -> dict[str, Any]:
@@ -64,31 +55,30 @@ def aligned(
 
 def _check_tag(group: Mapping[str, Any], tag: str) -> None:
     """Check that a group was saved by this optimizer and version, with all its entries."""
-    match group.get("nucleon"):
-        case [str(saved), _] if saved == tag:
-            return
-        case [str(saved)] if saved == tag:
-            # full_state_dict=True replaces the states of other ranks by new ones.
-            if group.get("placement") == "owner":
-                raise ValueError(
-                    "full_state_dict=True loses the states that other ranks own; use "
-                    "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
-                )
-        case str(saved) | [str(saved), *_] if saved.partition("/")[0] == tag.partition("/")[0]:
+    mark: Any = group.get("nucleon")
+    saved, *complete = mark if isinstance(mark, list | tuple) and mark else [mark]
+    if saved == tag:
+        # full_state_dict=True replaces the states of other ranks by new ones.
+        if not complete and group.get("placement") == "owner":
             raise ValueError(
-                f"state_dict is of {saved!r}, this version reads {tag!r}; load it with the version "
-                f"of nucleon that wrote it"
+                "full_state_dict=True loses the states that other ranks own; use "
+                "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
             )
-        case str(saved) | [str(saved), *_]:
-            raise ValueError(
-                f"state_dict is of {saved!r}, this optimizer is {tag!r}; load it into "
-                f"the optimizer that wrote it"
-            )
-        case _:
-            raise ValueError(
-                f"state_dict is of another optimizer, this is {tag!r}; nucleon.optim.converted "
-                f"converts the moments of torch's AdamW and of Muon"
-            )
+    elif not isinstance(saved, str):
+        raise ValueError(
+            f"state_dict is of another optimizer, this is {tag!r}; nucleon.optim.converted "
+            f"converts the moments of torch's AdamW and of Muon"
+        )
+    elif saved.partition("/")[0] == tag.partition("/")[0]:
+        raise ValueError(
+            f"state_dict is of {saved!r}, this version reads {tag!r}; load it with the version "
+            f"of nucleon that wrote it"
+        )
+    else:
+        raise ValueError(
+            f"state_dict is of {saved!r}, this optimizer is {tag!r}; load it into the optimizer "
+            f"that wrote it"
+        )
 
 
 def _names_in(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from numbers import Real
 from operator import attrgetter
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,25 +24,11 @@ from nucleon.optim.engines.cuda.replay import Lanes
 from nucleon.optim.engines.ranks import gathered, owners, placement
 from nucleon.optim.engines.ranks.gathered import Gathered
 from nucleon.optim.engines.ranks.owners import Owned, Task
-from nucleon.optim.engines.work import Direct, HasDirection, Matrices, Settings, State, Work
+from nucleon.optim.engines.work import HasDirection, Matrices, Settings, State, Work
 from nucleon.optim.matrices import shards, stacks
 from nucleon.optim.matrices.axes import Block
-from nucleon.optim.matrices.parameters import Infos
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import RATES
-
-
-class Stepped(HasDirection, Protocol):
-    """The members of an optimizer that its list of work needs."""
-
-    param_groups: list[dict[str, Any]]
-    state: Any
-    """The state of each parameter: a mapping."""
-
-    @property
-    def infos(self) -> Infos:
-        """Name, axes and routing of each parameter."""
-        ...
 
 
 @dataclass
@@ -59,7 +45,7 @@ class Worklist:
     lanes: Lanes
 
 
-def check_inputs(optimizer: Stepped) -> None:
+def check_inputs(optimizer: HasDirection) -> None:
     """Check rates and gradients, before anything changes.
 
     Non-finite gradients raise with nonfinite="raise" alone; engines skip them else, see `rest`.
@@ -87,7 +73,7 @@ def check_inputs(optimizer: Stepped) -> None:
                 )
 
 
-def structure(optimizer: Stepped, settings: Sequence[Settings]) -> list[object]:
+def structure(optimizer: HasDirection, settings: Sequence[Settings]) -> list[object]:
     """Return the facts on which a list of work depends; every step compares them."""
     # A direction may be assigned at any time, to the instance or to its class.
     facts: list[object] = [optimizer.__dict__.get("direction"), optimizer.__class__.direction]
@@ -104,7 +90,7 @@ def structure(optimizer: Stepped, settings: Sequence[Settings]) -> list[object]:
 _LOOK = attrgetter("dtype", "device", "shape")
 
 
-def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
+def build(optimizer: HasDirection, settings: Sequence[Settings]) -> Worklist:
     """Return the work of all parameters that have a state, with the engine of each."""
     groups, states = [each.group for each in settings], optimizer.state
     works: list[Work] = []
@@ -129,7 +115,7 @@ def build(optimizer: Stepped, settings: Sequence[Settings]) -> Worklist:
     return Worklist(works, [*counted.values()], sharded, stateless, Lanes(fast))
 
 
-def present(optimizer: Stepped) -> list[Matrices]:
+def present(optimizer: HasDirection) -> list[Matrices]:
     """Return all matrices whose state this rank keeps, in stacks, for measurements."""
     works: list[Matrices] = []
     for index, group in enumerate(optimizer.param_groups):
@@ -140,7 +126,7 @@ def present(optimizer: Stepped) -> list[Matrices]:
 
 
 def matrices(
-    optimizer: Stepped,
+    optimizer: HasDirection,
     index: int,
     group: Mapping[str, Any],
     params: Sequence[Tensor],
@@ -163,7 +149,7 @@ def matrices(
     def work(stack: Stack) -> Matrices:
         piece = stack.pieces[0]  # all pieces are of one kind
         fast = served(piece.param, piece.block) is not None and layout_of(stack) is not None
-        engine = cast(Direct, cuda if fast else reference)
+        engine = cuda if fast else reference
         states = [optimizer.state[param] for param in stack.params]
         return Matrices(engine, index, stack.params, states, optimizer, stack)
 
@@ -186,7 +172,7 @@ def _everywhere(work: Matrices) -> Work:
     return Gathered(gathered, work.group_index, work.params, work.states, work)
 
 
-def _owned(optimizer: Stepped, index: int, group: Mapping[str, Any]) -> Owned:
+def _owned(optimizer: HasDirection, index: int, group: Mapping[str, Any]) -> Owned:
     """Return the work of a group under "owner", in rounds."""
     of_rank: dict[int, list[Tensor]] = defaultdict(list)
     states = optimizer.state

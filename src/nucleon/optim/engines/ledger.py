@@ -79,7 +79,9 @@ def record(
     state = {name: stack.gather_own(_entry(states, name)) for name in (*_NUMBERS, "game")}
     state |= {name: stack.gather(_entry(states, name), wide) for name in _SHAPED}
     state["gram"] = torch.cat(stack.grams(states, PREFIX))
-    gradient, direction = gradient.to(wide), _applied(settings.group, direction).to(wide)
+    gradient = gradient.to(wide)
+    # P as it is applied to the weights: an owner sends it in `wire_dtype`.
+    direction = direction.to(_sent(settings.group) or direction.dtype).to(wide)
     game = torch.stack([torch.full_like(state["loss"], x) for x in _game(hyper)], dim=-1)
     changed = (state["rounds"] > 0) & (game != state["game"]).any(-1)
     old = {name: x.masked_fill(_like(changed, x), 0) for name, x in state.items()}
@@ -123,12 +125,8 @@ def _game(hyper: Hyperparameters) -> tuple[float, float, float]:
     return hyper.momentum, hyper.smoothing if covered else 0.0, hyper.gradient_bound
 
 
-def _applied(group: Mapping[str, Any], direction: Tensor) -> Tensor:
-    """Return P as it is applied to the weights: an owner sends it in `wire_dtype`."""
-    return direction.to(_sent(group) or direction.dtype)
-
-
 def _sent(group: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype in which an owner sends P; None if P is not rounded."""
     return group["wire_dtype"] if group["placement"] == "owner" else None
 
 

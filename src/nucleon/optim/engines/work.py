@@ -14,6 +14,7 @@ from nucleon import _checks
 from nucleon.certificate import Admissibility
 from nucleon.linalg._rounding import roundings
 from nucleon.optim.engines.rest import Rest
+from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.options import STRUCTURE, scale_factor
 
@@ -99,10 +100,14 @@ Kind = tuple[int, int, torch.dtype]
 
 
 class HasDirection(Protocol):
-    """The members of an optimizer that a step uses."""
+    """The members of an optimizer that its engines and its list of work use."""
 
     name: ClassVar[str]
     has_gram: ClassVar[bool]
+    param_groups: list[dict[str, Any]]
+    state: Any
+    """The state of each parameter: a mapping."""
+    infos: dict[Tensor, ParameterInfo]
 
     def direction(self, total: Tensor, smoothing: Tensor, context: "Context") -> Tensor:
         """Return P (b, m, n) from S (b, m, n) and Λ (b, m, m), m ≤ n."""
@@ -255,34 +260,12 @@ class Settings(dict[Kind, Hyperparameters]):
         return self[kind]
 
 
-class Engine(Protocol):
-    """An engine, which steps a piece of work."""
-
-    def step(self, work: Any, settings: Settings, /) -> None:
-        """Step everything in a piece of work, by the settings of its group."""
-        ...
-
-
-class Direct(Engine, Protocol):
-    """An engine of whole matrices, in two halves between which ranks may communicate."""
-
-    def advance(
-        self,
-        work: "Matrices",
-        settings: Settings,
-        gradients: Sequence[Tensor],
-        has_gradient: Tensor | None,
-        /,
-    ) -> tuple[Tensor, Tensor]:
-        """Update the state by gradients, one per piece; return P and the mask of the stepped."""
-        ...
-
-
 @dataclass
 class Work:
     """Parameters of one group that are stepped together."""
 
-    engine: Engine
+    engine: Any
+    """The module whose `step(work, settings)` steps them; see `reference` for whole matrices."""
     group_index: int
     """Index of the group in the optimizer."""
     params: Sequence[Tensor]
@@ -296,7 +279,6 @@ class Work:
 class Matrices(Work):
     """A stack of matrices of one shape; `params` and `states` have one entry per piece of it."""
 
-    engine: Direct  # pyright: ignore[reportIncompatibleVariableOverride]  # never set again
     optimizer: HasDirection
     stack: Stack
     lanes: Any = field(default=None, kw_only=True)

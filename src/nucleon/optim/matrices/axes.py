@@ -115,12 +115,29 @@ def parse(spec: str, shape: tuple[int, ...]) -> tuple[Block, ...]:
     if len(cut) > 1:
         raise ValueError(f"axes {spec!r} has sections twice; only one axis or factor may be cut")
     place, sections = cut[0] if cut else (0, (sizes[0],))
+    letters = [part.letter for part in chain(*words)]
+    order = tuple(sorted(range(len(letters)), key=lambda i: "brc".index(letters[i])))
     blocks: list[Block] = []
     for start, length in zip(accumulate(sections, initial=0), sections, strict=False):
-        block_sizes = [*sizes[:place], length, *sizes[place + 1 :]]
-        first = sum(block.count for block in blocks)
-        section = len(blocks) if cut else None
-        blocks.append(_block(words, block_sizes, factors, (place, start, length), (first, section)))
+        sizes[place] = length
+        batch, rows, columns = (
+            tuple(size for size, name in zip(sizes, letters, strict=True) if name == letter)
+            for letter in "brc"
+        )
+        block = Block(
+            place=place,
+            start=start,
+            length=length,
+            factors=factors,
+            order=order,
+            batch=batch,
+            count=math.prod(batch),
+            rows=math.prod(rows),
+            columns=math.prod(columns),
+            first=sum(block.count for block in blocks),
+            section=len(blocks) if cut else None,
+        )
+        blocks.append(block)
     return tuple(blocks)
 
 
@@ -161,24 +178,6 @@ def _parts(text: str) -> list[_Part] | None:
         factors.append(_Part(match[1], size, sections))
         text = text[match.end() :]
     return factors
-
-
-def _block(
-    words: Sequence[Sequence[_Part]],
-    sizes: Sequence[int],
-    factors: tuple[tuple[int, ...], ...],
-    extent: tuple[int, int, int],
-    place: tuple[int, int | None],
-) -> Block:
-    """Return the block whose factors have these sizes."""
-    letters = [part.letter for parts in words for part in parts]
-    order = tuple(sorted(range(len(letters)), key=lambda i: "brc".index(letters[i])))
-
-    def of(letter: str) -> tuple[int, ...]:
-        return tuple(s for s, name in zip(sizes, letters, strict=True) if name == letter)
-
-    rows, columns = math.prod(of("r")), math.prod(of("c"))
-    return Block(*extent, factors, order, of("b"), math.prod(of("b")), rows, columns, *place)
 
 
 def _sizes(spec: str, parts: Sequence[_Part], size: int, shape: tuple[int, ...]) -> tuple[int, ...]:

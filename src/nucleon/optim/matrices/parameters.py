@@ -26,6 +26,8 @@ class ParameterInfo:
     """Spec of rows, columns and batch; None is the default of its dimension."""
     reason: str = "as given"
     """Reason of its route."""
+    first_rate: float | Tensor = 0.0
+    """Learning rate of its group when it was added."""
 
 
 Infos = Mapping[Tensor, ParameterInfo]

@@ -69,16 +69,16 @@ class Stack:
     """Pieces whose matrices share one shape, dtype and device: one batched call does them all."""
 
     pieces: Sequence[Piece]
-    params: Sequence[Tensor]
-    """The parameter of each piece; one cut into pieces appears more than once."""
-    plain: bool
-    """True if each piece is a 2-D parameter as it is, which saves a step the views."""
 
-    @staticmethod
-    def of(pieces: Sequence[Piece]) -> "Stack":
-        """Return the stack of these pieces."""
-        plain = all(piece.block.plain for piece in pieces)
-        return Stack(pieces, [piece.param for piece in pieces], plain)
+    @cached_property
+    def params(self) -> list[Tensor]:
+        """The parameter of each piece; one cut into pieces appears more than once."""
+        return [piece.param for piece in self.pieces]
+
+    @cached_property
+    def plain(self) -> bool:
+        """True if each piece is a 2-D parameter as it is, which saves a step the views."""
+        return all(piece.block.plain for piece in self.pieces)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -268,4 +268,4 @@ def _chunks(pieces: Sequence[Piece], most: int) -> list[Stack]:
             room = limit
         chunks[-1].append(piece)
         room -= piece.count
-    return [Stack.of(chunk) for chunk in chunks]
+    return [Stack(chunk) for chunk in chunks]

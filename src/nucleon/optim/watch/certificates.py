@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from nucleon import _checks, certificate
 from nucleon.certificate import Certificate
@@ -53,22 +54,6 @@ def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> s
     return None
 
 
-class Recorded(Protocol):
-    """An optimizer with certificates."""
-
-    name: ClassVar[str]
-    param_groups: list[dict[str, Any]]
-    state: Any
-
-    def certificates(self) -> dict[str, Certificate]:
-        """Return certificates by the name of the parameter."""
-        ...
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        """Register a hook, as torch's optimizers do."""
-        ...
-
-
 class CertificateLog:
     """Record certificates every N steps by a step hook, as rows (step, {name: certificate}).
 
@@ -80,12 +65,11 @@ class CertificateLog:
         every: N, the steps between two rows; each row costs a nuclear norm per matrix (100).
     """
 
-    def __init__(self, optimizer: Recorded, every: int = 100) -> None:
+    def __init__(self, optimizer: Optimizer, every: int = 100) -> None:
         self.every = _checks.count("every", every)
         if not any(group["certify"] for group in optimizer.param_groups):
-            raise ValueError(
-                f"no parameter group keeps its regret; pass certify=True to {optimizer.name}"
-            )
+            name = type(optimizer).__name__
+            raise ValueError(f"no parameter group keeps its regret; pass certify=True to {name}")
         self.rows: list[tuple[int, dict[str, Certificate]]] = []
         self._handle = optimizer.register_step_post_hook(self._record)
 
