@@ -82,61 +82,31 @@ def steps(optimizer, params, gradients):
         optimizer.step()
 
 
+def column_major(x):
+    """The same tensor in another memory format."""
+    order = list(reversed(range(x.ndim)))
+    return x.permute(order).contiguous().permute(order)
+
+
 @every_case
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("scale", ["spectral", "match-adamw"])
-def test_a_layout_equals_its_matrices_one_by_one(case, make, scale):
+@pytest.mark.parametrize("form", ["as it is", "column-major", "in small stacks"])
+def test_a_layout_equals_its_matrices_one_by_one(case, make, scale, form):
     spec, shape, by_hand = CASES[case]
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator, dtype=torch.float64)
     gradients = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
-    whole = start.clone().requires_grad_()
+    placed = column_major if form == "column-major" else torch.clone
+    largest = 1 if form == "in small stacks" else None
+    whole = placed(start).requires_grad_()
     singles = [m.clone().contiguous().requires_grad_() for m in by_hand(start)]
     options = {"lr": 0.1, "weight_decay": 0.1, "scale": scale}
-    steps(make([whole], axes=spec, **options), [whole], [[g] for g in gradients])
+    optimizer = make([whole], axes=spec, largest_stack=largest, **options)
+    steps(optimizer, [whole], [[placed(g)] for g in gradients])
     steps(make(singles, **options), singles, [by_hand(g) for g in gradients])
     for ours, alone in zip(by_hand(whole.detach()), singles, strict=True):
         torch.testing.assert_close(ours, alone.detach(), rtol=1e-11, atol=1e-12)
-
-
-@every_case
-def test_the_matrices_are_those_written_by_hand(case):
-    """One step of exact Muon from zero is minus the polar factor of each, by an SVD from here."""
-    spec, shape, by_hand = CASES[case]
-    param = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-    gradient = torch.randn(shape, dtype=torch.float64)
-    optimizer = nucleon.Muon([param], axes=spec, lr=1.0, scale="none", method="svd")
-    steps(optimizer, [param], [[gradient]])
-    for ours, matrix in zip(by_hand(param.detach()), by_hand(gradient), strict=True):
-        u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-        torch.testing.assert_close(ours, -u @ vh, rtol=1e-10, atol=1e-10)
-
-
-@every_case
-def test_the_memory_format_of_a_parameter_does_not_matter(case):
-    spec, shape, _ = CASES[case]
-    start, gradient = torch.randn(shape), torch.randn(shape)
-    order = list(reversed(range(len(shape))))
-    strange = start.permute(order).contiguous().permute(order)  # the same tensor, column-major
-    results = []
-    for layout in (start.clone(), strange):
-        param = layout.clone(memory_format=torch.preserve_format).requires_grad_()
-        steps(nucleon.Leon([param], axes=spec, lr=0.1), [param], [[gradient]])
-        results.append(param.detach())
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
-
-
-@every_case
-def test_cut_into_small_stacks_it_is_the_same(case):
-    spec, shape, _ = CASES[case]
-    start, gradient = torch.randn(shape), torch.randn(shape)
-    results = []
-    for largest in (2**24, 1):
-        param = start.clone().requires_grad_()
-        optimizer = nucleon.Leon([param], axes=spec, lr=0.1, largest_stack=largest)
-        steps(optimizer, [param], [[gradient], [gradient]])
-        results.append(param.detach())
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @every_case

@@ -8,8 +8,7 @@ import torch
 
 import nucleon
 from nucleon import optim
-from nucleon.optim import of_potential, options
-from nucleon.optim.leon import hyperbolic
+from nucleon.optim import options
 
 
 class DampedOptions(nucleon.optim.LeonOptions, total=False):
@@ -63,13 +62,6 @@ def test_a_flag_of_ones_own_is_true_or_false(make):
     opt.param_groups[0]["verbose"] = "yes"
     with pytest.raises(TypeError, match="verbose must be True or False"):
         opt.step()
-
-
-def test_the_choices_of_an_option_are_checked_by_name():
-    with pytest.raises(ValueError, match="method must be one of 'auto'"):
-        optimizer(nucleon.Leon, method="svd")
-    with pytest.raises(ValueError, match="placement must be one of 'local', 'owner'"):
-        optimizer(nucleon.Muon, placement="gram")
 
 
 def test_an_option_of_the_structure_makes_another_list():
@@ -158,20 +150,6 @@ def test_what_the_constructor_takes_is_no_option_of_ones_own():
     slow = type("Slow", (nucleon.Leon,), {"own_options": {"momentum": 0.99}})
     with pytest.raises(TypeError, match="own_options names momentum, an argument of every opt"):
         optimizer(slow)
-
-
-def test_a_method_without_a_bound_is_refused_a_certificate_in_words():
-    class Unbounded(nucleon.optim.MatrixOptimizer):
-        name, has_gram = "unbounded", True
-
-        @of_potential(theorem="one's own", constants=hyperbolic)
-        def direction(self, total, smoothing, context):
-            return torch.zeros_like(total)
-
-    opt = optimizer(Unbounded, certify=True)
-    opt.step()
-    (found,) = opt.certificates().values()
-    assert found.refusal == "the theorem needs gradient_bound > 0" and found.bound.isinf().all()
 
 
 def test_a_bound_needs_no_smoothing_scale():

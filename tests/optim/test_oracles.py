@@ -132,31 +132,6 @@ def test_bad_coefficients_are_refused_by_name(options, words):
     assert torch.equal(params[0], moved) and not torch.equal(moved, before)
 
 
-def test_coefficients_may_change_on_a_running_optimizer_and_are_saved():
-    """From one step to the next, by group; a loaded state has them, and goes on alike."""
-    triple = (3.0, -3.2, 1.2)
-
-    def run(optimizer, param, steps):
-        for step in steps:
-            param.grad = draw(4, 6, seed=step)
-            optimizer.step()
-
-    param, other = (torch.nn.Parameter(draw(4, 6, seed=9)) for _ in range(2))
-    optimizer, straight = nucleon.Muon([param]), nucleon.Muon([other], coefficients=[triple])
-    run(optimizer, param, range(2))
-    run(straight, other, range(2))
-    assert not torch.equal(param, other)
-    with torch.no_grad():
-        other.copy_(param)
-    optimizer.param_groups[0]["coefficients"] = [triple]
-    copy = torch.nn.Parameter(param.detach().clone())
-    loaded = nucleon.Muon([copy])
-    loaded.load_state_dict(optimizer.state_dict())
-    for each, weight in ((optimizer, param), (straight, other), (loaded, copy)):
-        run(each, weight, range(2, 4))
-    assert torch.equal(param, other) and torch.equal(param, copy)
-
-
 @pytest.mark.parametrize(
     ("scale", "factor"),
     [
@@ -181,23 +156,6 @@ def test_a_step_has_the_length_of_its_scale(scale, factor):
             optimizer.step()
             length = torch.linalg.matrix_norm(param.detach(), 2).item()
             assert length == pytest.approx(0.5 * expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("options", TORCH_OPTIONS, ids=str)
-def test_muon_is_torchs_muon_up_to_its_bfloat16(options):
-    """An 8-bit mantissa errs by 2⁻⁹ in each of 15 roundings, and slopes of up to 4 amplify them.
-
-    That is a few percent of the update; any other choice of options is several times as far.
-    """
-    near = run_beside_torch(options, {**options, "method": "muon"}, torch.float32)
-    assert near < 0.05
-    wrong = [
-        {**options, "method": "muon", "nesterov": not options["nesterov"]},
-        {**options, "method": "muon", "scale": "none"},
-        {**options, "method": "muon", "iterations": 4},
-        {**options, "method": "newton-schulz"},
-    ]
-    assert all(run_beside_torch(options, other, torch.float32) > 2 * near for other in wrong)
 
 
 # ---------------------------------------------------------------- directions on the spectrum
@@ -247,32 +205,6 @@ def test_leon_acts_on_the_eigenvalues(method, iterations, scale):
     expected = (vectors * factor) @ vectors.mT @ s
     p = direction(nucleon.Leon, s, method=method, iterations=iterations, smoothing_scale=scale)
     assert distance(p, expected) < 2 * 20 * 2.0**-52 * (a.norm() / values[0]).item()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("iterations,reach", [(3, 5.5e-2), (5, 3.3e-3), (6, 8e-4), (8, 5e-5)])
-def test_the_default_is_within_a_percent_of_the_exact_direction(iterations, reach, dtype):
-    """Polar Express takes singular values of at least `reach`·‖[S L]‖_F to 0.99 and more.
-
-    The rest of the error is rounding: eps/reach for Muon, whose products stay with S. Leon's stay
-    with A = SSᵀ + Λ, and its floor, 32 eps·‖Λ‖_F, and their rounding move λ^(-1/2) by half of that
-    relative to λ_min: in float32 more than a tenth beyond a condition number of 300.
-    """
-    # Twelve values from 1 down, the least of them `reach` of their norm √(Σσ²) < 1.7 each.
-    sigma = torch.logspace(0, math.log10(1.7 * reach), 12)
-    s = with_spectrum(12, 30, sigma)
-    assert reach <= (torch.linalg.svdvals(s)[-1] / s.norm()).item() < 2 * reach
-    rounding = 10 * torch.finfo(dtype).eps / reach
-    p = direction(nucleon.Muon, s.to(dtype), iterations=iterations)
-    assert distance(p, polar(s)) < 0.01 + rounding
-    g = with_spectrum(12, 30, sigma, seed=5)
-    total, smoothing = 0.5 * g + s, 0.25 * g @ g.mT + s @ s.mT
-    a = total @ total.mT + smoothing
-    least = torch.linalg.eigvalsh(a)[0]
-    assert (least / a.trace()).sqrt() >= reach
-    floor = 20 * torch.finfo(dtype).eps * (a.norm() / least).item()
-    p = direction(nucleon.Leon, g.to(dtype), s.to(dtype), momentum=0.5, iterations=iterations)
-    assert distance(p, augmented(total, smoothing)) < 0.01 + floor
 
 
 # ---------------------------------------------------------------- feasibility
@@ -401,19 +333,6 @@ def test_pion_tends_to_leon_for_wide_matrices(width):
     assert error <= 3 * m / width + interval
 
 
-def test_more_samples_average_the_noise():
-    """The variance of the direction falls as 1/k."""
-    g = draw(3, 8, seed=4)
-    stack = g.expand(2000, 3, 8).contiguous()
-
-    def variance(samples):
-        found = direction(nucleon.Pion, stack, samples=samples, method="svd")
-        return found.var(dim=0).sum().item()
-
-    # The sum of 24 sample variances of 2000 draws each is right to 4·√(2/2000) ≈ 13% at worst.
-    assert variance(4) / variance(1) == pytest.approx(0.25, rel=0.26)
-
-
 def train_pion(groups, steps=3, resume=False, **options):
     """Weights after some steps, by name; `groups` lists the names of each group's parameters."""
     shapes = {"a": (4, 6), "b": (6, 4), "c": (2, 4, 6), "d": (5, 5)}
@@ -533,35 +452,3 @@ def test_bfloat16_momentum_stays_within_its_rounding():
 
 
 # ---------------------------------------------------------------- training
-
-
-TRAINED = {
-    "muon": lambda p, **k: nucleon.Muon(p, **k),
-    "leon": lambda p, **k: nucleon.Leon(p, **k),
-    "leon-exponential": lambda p, **k: nucleon.Leon(p, step_length="exponential", **k),
-    "pion": lambda p, **k: nucleon.Pion(p, **k),
-    "pion-4": lambda p, **k: nucleon.Pion(p, samples=4, **k),
-}
-
-
-@pytest.mark.parametrize("make", TRAINED.values(), ids=TRAINED)
-def test_a_small_network_is_trained(make):
-    """Four noisy clusters in XOR position: chance is ln 2 = 0.69, all methods get below 0.05."""
-    generator = torch.Generator().manual_seed(0)
-    corners = torch.randint(0, 2, (256, 2), generator=generator).float()
-    inputs = torch.cat([2 * corners - 1, torch.ones(256, 1)], dim=1)
-    inputs[:, :2] += 0.2 * torch.randn(256, 2, generator=generator)
-    labels = (corners.sum(dim=1) == 1).long()
-    first = torch.nn.Parameter(torch.randn(3, 16, generator=generator) * 0.5)
-    second = torch.nn.Parameter(torch.randn(16, 2, generator=generator) * 0.25)
-    optimizer = make([first, second], lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=150)
-    loss = torch.tensor(torch.inf)
-    for _ in range(150):
-        optimizer.zero_grad()
-        scores = torch.tanh(inputs @ first) @ second
-        loss = torch.nn.functional.cross_entropy(scores, labels)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    assert loss.item() < 0.05

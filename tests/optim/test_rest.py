@@ -87,6 +87,7 @@ def test_a_direction_that_is_not_finite_is_skipped():
     assert params[1].any()
     states = [optimizer.state[p] for p in params]
     assert [s["skipped"].item() for s in states] == [1, 0]
+    assert [optimizer.diagnostics()[f"muon/{i}/skipped"] for i in (0, 1)] == [1, 0]
     assert [bool(s["total"].any()) for s in states] == [False, True]
     states[0]["total"].fill_(-1.0)
     assert all(map(math.isfinite, optimizer.diagnostics().values()))

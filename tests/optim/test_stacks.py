@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleon
-from nucleon.optim import of_potential, polar_methods, worklist
+from nucleon.optim import polar_methods, worklist
 from nucleon.optim.engines.cuda import engine
 from nucleon.optim.engines.cuda.program import Program
-from nucleon.optim.engines.work import facts_of
 from nucleon.optim.matrices import axes, stacks
 
 ROWS, COLUMNS = 2, 3
@@ -57,57 +56,6 @@ def test_a_stack_has_no_more_matrices_than_a_grid_has_programs():
     sizes = [sum(s) for s in counts_of([40_000, 40_000, 70_000], 2**40, cut=True)]
     assert max(sizes) <= stacks.LARGEST_GRID
     assert sum(sizes) == 150_000
-
-
-@pytest.mark.parametrize(
-    ("make", "given_options", "expected"),
-    [
-        (nucleon.Leon, {}, None),
-        (nucleon.Muon, {"momentum_dtype": torch.bfloat16}, None),
-        (nucleon.Leon, {"method": "auto"}, None),  # below 64 rows, in float64 sums
-        (nucleon.Leon, {"method": "auto", "momentum_dtype": torch.bfloat16}, "below 64 rows"),
-        (nucleon.Leon, {"method": "coupled"}, "method='coupled'"),
-        (nucleon.Leon, {"certify": True}, "certify=True"),
-        (nucleon.Leon, {"placement": "owner"}, None),  # for the owner
-        (nucleon.Leon, {"momentum_dtype": torch.float64}, "momentum_dtype=float64"),
-        (nucleon.Leon, {"stochastic_rounding": True}, None),
-        (nucleon.Pion, {"samples": 4}, None),
-        (nucleon.Pion, {"method": "auto"}, "pion by 'polar-express'"),  # below 64 rows
-        (nucleon.Leon, {"method": "bfloat16"}, "method='bfloat16'"),
-        (nucleon.Pion, {"method": "bfloat16"}, "pion by 'bfloat16'"),
-    ],
-)
-def test_what_the_cuda_engine_steps(make, given_options, expected, monkeypatch):
-    param = torch.zeros(ROWS, COLUMNS, requires_grad=True, dtype=torch.bfloat16)
-    optimizer = make([param], lr=0.1, **{"method": "half", **given_options})
-    (group,) = optimizer.param_groups
-    transposed = axes.parse("c r", (ROWS, COLUMNS))
-    assert engine.refusal(optimizer, group, param, BLOCK) == "not on CUDA"
-    monkeypatch.setattr(engine, "runs_on", lambda device: True)
-    found = engine.refusal(optimizer, group, param, BLOCK)
-    assert found is None if expected is None else expected in found
-    assert engine.refusal(optimizer, group, param, *transposed) == found
-    assert engine.refusal(optimizer, group, param.mT, *axes.parse("r c", param.mT.shape)) == found
-    gaps = torch.zeros(ROWS, 2 * COLUMNS, dtype=torch.bfloat16)[:, ::2]
-    assert engine.refusal(optimizer, group, gaps, BLOCK) is not None
-    assert engine.refusal(optimizer, group, param.double(), BLOCK) is not None
-
-
-def test_a_direction_of_ones_own_is_not_the_kernels():
-    class Own(nucleon.Leon):
-        def direction(self, total, smoothing, context):
-            return super().direction(total, smoothing, context)
-
-    class Renamed(nucleon.Leon):
-        name = "renamed"
-
-    class Offered(nucleon.Leon):
-        direction = of_potential(kernel="augmented")(lambda *given: given[1])
-
-    kernels = [
-        facts_of(make([torch.zeros(2, 3)])).kernel for make in (nucleon.Leon, Own, Renamed, Offered)
-    ]
-    assert kernels == ["augmented", None, "augmented", "augmented"]
 
 
 def test_the_engine_is_asked_once_for_all_parameters_alike(monkeypatch):

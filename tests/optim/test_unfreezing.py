@@ -52,16 +52,6 @@ def test_what_is_unfrozen_takes_the_steps_of_a_group_added_then(method):
     assert "frozen" not in str(whole.explain())
 
 
-def test_gradients_of_what_was_frozen_are_cleared():
-    model = network()
-    optimizer = nucleon.Leon.for_model(model)
-    model.requires_grad_(True)
-    model(torch.arange(5)).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    optimizer.zero_grad()
-    assert all(p.grad is None for p in model.parameters())
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn], ids=["int8", "uint8", "float8"]
 )
@@ -146,33 +136,6 @@ def test_a_state_without_frozen_parameters_goes_on_bit_for_bit(all_of_a_route, n
         assert torch.equal(p, q)
 
 
-def test_what_a_state_lacks_has_noise_of_its_own():
-    model = network()
-    half = nucleon.Pion.for_model(model[3:], head=None)  # numbers 0 and 1, as without the frozen
-    train(model, half, 1)
-    whole = nucleon.Pion.for_model(model, head=None)
-    whole.load_state_dict(half.state_dict())
-    model.requires_grad_(True)
-    train(model, whole, 1)
-    streams = [whole.state[model[i].weight]["stream"].item() for i in (1, 3, 4)]
-    assert len(set(streams)) == 3
-
-
-def test_no_two_parameters_draw_the_same_noise_once_a_group_was_taken_out():
-    """Without names they are told apart by the order in which they were added."""
-    params = [nn.Parameter(torch.zeros(3, 4), requires_grad=i != 3) for i in range(5)]
-    optimizer = nucleon.Pion([{"params": [p]} for p in params[:4]])
-    del optimizer.param_groups[0]
-    params[3].requires_grad_(True)
-    optimizer.add_param_group({"params": [params[4]]})
-    for param in params[1:]:
-        param.grad = torch.ones_like(param)
-    optimizer.step()
-    streams = [optimizer.state[param]["stream"].item() >> 20 for param in params[1:]]
-    assert streams == [1, 2, 3, 4]
-    assert len({param.sum().item() for param in params[1:]}) == 4
-
-
 def test_what_is_put_back_and_what_is_added_then_draw_noise_of_their_own():
     params = [nn.Parameter(torch.zeros(3, 4)) for _ in range(5)]
     optimizer = nucleon.Pion([{"params": [p]} for p in params[:4]])
@@ -207,15 +170,6 @@ def test_a_state_of_others_frozen_loads_by_its_names(wrapped):
     for p, state in optimizer.state.items():
         assert all(torch.equal(state[key], resumed.state[p][key]) for key in state)
     assert resumed.state[model[1].weight]["total"].eq(0).all()
-
-
-def test_a_state_without_frozen_parameters_of_other_axes_is_refused():
-    model = network()
-    optimizer = nucleon.Leon.for_model(model, head=None)
-    train(model, optimizer, 1)
-    other = nucleon.Leon.for_model(model, head=None, overrides={"3.weight": {"axes": "c r"}})
-    with pytest.raises(ValueError, match="saved with axes='r c' for parameter 3"):
-        other.load_state_dict(without_frozen(optimizer))
 
 
 def test_loading_makes_no_state_of_what_is_frozen():
