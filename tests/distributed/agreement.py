@@ -93,21 +93,6 @@ def many_options(odd):
     stepped(params[0], optimizer)
 
 
-def each_its_own():
-    """Under "local" nothing is compared: every rank trains a model of its own, with its own rate.
-
-    Some ranks train nothing at all.
-    """
-    rank = dist.get_rank()
-    if rank == 2:
-        return None
-    param = torch.ones(4, 5 + rank, requires_grad=True)
-    optimizer = nucleon.Leon([("w", param)], lr=0.1 * (1 + rank))
-    for _ in range(3):
-        stepped(param, optimizer)
-    return param.detach()
-
-
 def waiting(what, patience):
     """Rank 0 exchanges something, the other ranks do not; the error and the seconds that it took.
 
@@ -176,16 +161,6 @@ def copies(placement):
     return [each.param_groups[0]["params"][0].detach() for each in (*found, fresh)]
 
 
-def compiled(placement):
-    param = torch.ones(4, 5, requires_grad=True)
-    optimizer = nucleon.Leon([("w", param)], placement=placement)
-    step = torch.compile(optimizer.step, backend="eager")
-    for _ in range(3):
-        param.grad = torch.ones_like(param)
-        step()
-    return param.detach()
-
-
 def same_by_value():
     """What prints differently and is the same: kinds of numbers, entries of the user's own."""
     rank = dist.get_rank()
@@ -197,28 +172,6 @@ def same_by_value():
     for _ in range(3):
         stepped(param, optimizer)
     return param.detach()
-
-
-def extra_model():
-    """Rank 0 tunes a copy of its own between the steps of the run; nothing waits for it."""
-    shared = torch.ones(4, 5, requires_grad=True)
-    optimizer = nucleon.Leon([("w", shared)], placement="owner")
-    for _ in range(3):
-        if dist.get_rank() == 0:
-            in_order(steps=1)
-        stepped(shared, optimizer)
-    return shared.detach()
-
-
-def pretend():
-    """A process that stands for four, with either kind of store."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    for store in (FakeStore(), dist.HashStore()):
-        dist.init_process_group("fake", rank=0, world_size=4, store=store)
-        for options in ({}, {"placement": "owner"}):
-            in_order(**options)
-        dist.destroy_process_group()
 
 
 def carried(kind):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -97,10 +97,7 @@ def layout(model, kind):
     size = dist.get_world_size()
     if kind == "ddp":
         return DistributedDataParallel(model)
-    policy = MixedPrecisionPolicy()
-    if kind == "policy":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if kind in ("fsdp", "policy", "long"):
+    if kind in ("fsdp", "long"):
         mesh = mesh_of(size)
     elif kind == "hsdp":
         mesh = mesh_of(2, size // 2)
@@ -110,7 +107,7 @@ def layout(model, kind):
         return model
     for module in (model.up, model.middle, model):
         axis = long_side if kind == "long" else None
-        fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=axis)
+        fully_shard(module, mesh=mesh, shard_placement_fn=axis)
     return model
 
 
@@ -118,23 +115,16 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def train(
-    method, kind, steps=3, dtype=torch.float64, frozen=False, accumulate=1, clip=None, **options
-):
+def train(method, kind, steps=3, dtype=torch.float64, **options):
     """Train in a layout; the whole weights, the options aside, and what each rank keeps."""
     model = Net(dtype)
-    if frozen:
-        model.again.weight.requires_grad_(False)
     called = layout(model, kind)
     optimizer = make_optimizer(method, model, **options)
     rank, size = dist.get_rank(), dist.get_world_size()
     if kind == "tp":
         rank, size = 0, 1  # every rank sees the whole batch
     for step in range(steps):
-        for part in range(accumulate):
-            called(batch(step * accumulate + part, rank, size, dtype)).backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        called(batch(step, rank, size, dtype)).backward()
         optimizer.step()
         optimizer.zero_grad()
     kept = sum(
@@ -146,21 +136,13 @@ def train(
     return {name: whole(p) for name, p in model.named_parameters()}, kept
 
 
-def train_alone(
-    method, steps=3, dtype=torch.float64, frozen=False, accumulate=1, clip=None, shares=1, **options
-):
+def train_alone(method, steps=3, dtype=torch.float64, shares=1, **options):
     """The same in one process; gradients are averaged over `shares` parts, as DDP does."""
     model = Net(dtype)
-    if frozen:
-        model.again.weight.requires_grad_(False)
     optimizer = make_optimizer(method, model, **options)
     for step in range(steps):
-        for part in range(accumulate):
-            for rank in range(shares):
-                x = batch(step * accumulate + part, rank, shares, dtype)
-                (model(x) / shares).backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for rank in range(shares):
+            (model(batch(step, rank, shares, dtype)) / shares).backward()
         optimizer.step()
         optimizer.zero_grad()
     return {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -252,26 +234,6 @@ def prescribed(
     skipped = {n: optimizer.state[p].get("skipped") for n, p in params.items()}
     weights = {n: whole(p) for n, p in params.items()}
     return (weights, wire.TRAFFIC.bytes) if count_bytes else (weights, skipped)
-
-
-def train_mixed(kind, placement):
-    """Two micro-batches, the first without synchronization, under bf16 autocast."""
-    model = Net(torch.float32)
-    called = layout(model, kind)
-    optimizer = make_optimizer("leon", model, placement=placement)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for step in range(2):
-        for last in (False, True):
-            if kind == "ddp":
-                called.require_backward_grad_sync = last
-            else:
-                called.set_requires_gradient_sync(last)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = called(batch(2 * step + last, rank, size, torch.float32))
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: whole(p) for name, p in model.named_parameters()}
 
 
 def train_scaled(placement, bad, scale):

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from agreement import copies, in_order, later_group, pretend
+from agreement import copies, in_order, later_group
 from pool import Pool, free_port
-
-from helpers_forks import server
 
 PATIENCE = 2  # seconds, the timeout of the process group where it is waited for
 SLACK = 8  # for a busy machine
@@ -111,18 +109,6 @@ def test_a_rank_that_exchanges_alone_ends_by_the_timeout(what, exchanged):
     assert PATIENCE - 1 <= took < PATIENCE + SLACK
 
 
-def test_local_ranks_may_train_models_of_their_own(ranks4):
-    for rank, weights in enumerate(ranks4("each_its_own")):
-        if rank != 2:
-            assert weights.shape == (4, 5 + rank)
-            assert weights.isfinite().all()
-
-
-def test_a_rank_may_have_one_more_optimizer(ranks2):
-    for weights in ranks2("extra_model"):
-        assert torch.equal(weights, in_order())
-
-
 def test_numbers_are_compared_by_value_and_the_users_own_entries_not_at_all(ranks4):
     for weights in ranks4("same_by_value"):
         assert torch.equal(weights, in_order(lr=0.5))
@@ -137,23 +123,6 @@ def test_an_optimizer_from_before_the_process_group():
         pool.close()
 
 
-def test_a_store_in_a_file(tmp_path):
-    pool = Pool(2, meeting=f"file://{tmp_path}/store")
-    try:
-        for weights in pool("in_order", placement="owner"):
-            assert torch.equal(weights, in_order())
-    finally:
-        pool.close()
-
-
-def test_one_process_that_stands_for_all():
-    process = server().Process(target=pretend)
-    process.start()
-    process.join(60)
-    process.kill()
-    assert process.exitcode == 0
-
-
 @pytest.mark.parametrize("placement", ["local", "owner"])
 def test_late_groups(ranks2, placement):
     for weights in ranks2("later_group", placement=placement):
@@ -165,12 +134,6 @@ def test_copies_and_loaded_states(ranks2, placement):
     expected = copies("local")[0]
     for found in ranks2("copies", placement=placement):
         assert all(torch.equal(weights, expected) for weights in found)
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_compiled_steps(ranks2, placement):
-    for weights in ranks2("compiled", placement=placement):
-        assert torch.equal(weights, in_order())
 
 
 @pytest.mark.parametrize("kind", ["plain", "rows"])

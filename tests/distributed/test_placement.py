@@ -24,24 +24,6 @@ def test_every_layout_repeats_one_process_bit_for_bit(ranks4, kinds, placement):
         )
 
 
-def test_the_hook_of_a_subclass_is_the_one_that_ranks_call():
-    """One step without decay is half as long; the test above holds all ranks to it."""
-    moved = {
-        name: prescribed(name, "plain", steps=1, zero=())[0]["wide"] for name in ("leon", "halved")
-    }
-    decayed = 0.5 * (1 - 0.05 * 0.1)
-    assert torch.allclose(moved["halved"] - decayed, (moved["leon"] - decayed) / 2, atol=1e-6)
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_two_ranks_as_well(ranks2, placement):
-    for kinds in ("plain", "rows"):
-        expected, _ = prescribed("leon", "plain")
-        check_same_bits(
-            ranks2("prescribed", method="leon", kinds=kinds, placement=placement), expected
-        )
-
-
 @pytest.mark.parametrize("kinds", ["plain", "rows", "hsdp"])
 def test_half_precision_weights_random_rounding_and_options(ranks4, kinds):
     options = {
@@ -189,19 +171,6 @@ def test_training_in_a_layout_is_training_alone(ranks4, kind, placement):
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"frozen": True}, {"accumulate": 2}, {"clip": 0.05}],
-    ids=["frozen", "accumulation", "clipping"],
-)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_frozen_accumulated_and_clipped(ranks2, kind, options):
-    expected = train_alone("leon", shares=2, **options)
-    for weights, _ in ranks2("train", method="leon", kind=kind, placement="owner", **options):
-        for name, value in expected.items():
-            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("kinds", ["plain", "rows"])
 @pytest.mark.parametrize("placement", ["local", "owner"])
 def test_what_is_unfrozen_enters_on_all_ranks_at_once(ranks2, kinds, placement):
@@ -219,16 +188,6 @@ def test_what_is_unfrozen_enters_on_all_ranks_at_once(ranks2, kinds, placement):
     )
     for weights, _ in found:
         for name, value in expected.items():
-            assert torch.equal(weights[name], value), name
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "policy"])
-def test_no_sync_and_autocast(ranks2, kind):
-    """Accumulated without synchronizing, in bf16 by autocast or FSDP2's policy: equal weights."""
-    results = ranks2("train_mixed", kind=kind, placement="owner")
-    plain = ranks2("train_mixed", kind=kind, placement="local")
-    for weights in [*results, *plain]:
-        for name, value in plain[0].items():
             assert torch.equal(weights[name], value), name
 
 

@@ -1,7 +1,6 @@
 """A state is saved by parameter: it can be cut into pipeline stages, joined, and renamed."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -75,44 +74,3 @@ def test_wrappers_may_come_and_go_between_save_and_load(ranks2, method, placemen
         for found, weights in results:
             assert found == names
             check_same(weights, expected)
-
-
-def options_of(layers, make_optimizer):
-    """Of what a flat state holds beside tensors: bytes, entries, parameters, the longest list, and
-    the bytes of the largest entry.
-    """
-    model = Stage(0, layers, layers)
-    for param in model.parameters():
-        param.grad = torch.zeros_like(param)
-    optimizer = make_optimizer(model)
-    optimizer.step()
-    state = flat(model, optimizer)
-    rest = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-    count = len(list(model.parameters()))
-    sizes = [len(pickle.dumps(item)) for item in rest.items()]
-    longest = max(len(v) for v in rest.values() if isinstance(v, list | tuple))
-    return sum(sizes), len(rest), count, longest, max(sizes)
-
-
-def without_names(optimizer):
-    """As docs/distributed.md says: a flat state repeats the names of a group for each parameter."""
-    for group in optimizer.param_groups:
-        del group["param_names"]
-    return optimizer
-
-
-def test_a_flat_state_of_many_layers_has_no_lists_that_grow_with_them():
-    makers = {
-        "leon": lambda model: without_names(make("leon", model)),
-        "torch's AdamW": lambda model: torch.optim.AdamW(model.parameters()),
-    }
-    for name, maker in makers.items():
-        sizes = {}
-        for layers in (20, 80):
-            size, options, count, longest, largest = options_of(layers, maker)
-            assert longest == 2  # betas
-            assert largest < count, name  # a list of all parameters has a byte for each, or more
-            sizes[layers] = size / count
-        print(f"{name}, 80 layers: {count} parameters, {options} options, {size / 1e6:.2f} MB")
-        names = len("layers.79.") - len("layers.9.")  # the longer of them, in each key
-        assert sizes[80] - sizes[20] <= names * options / count

@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,24 +55,3 @@ def test_the_smallest_moments_are_those_of_the_page(dtype, text):
     limits = torch.finfo(dtype)
     assert f"{math.sqrt(limits.tiny / limits.eps):.1e}" == text
     assert text in PAGE
-
-
-COUNTED = """
-from hypothesis import given, settings, strategies as st
-
-@settings(max_examples=7, database=None)
-@given(st.integers())
-def test_function(_): pass
-
-def test_run(record_property):
-    record_property("runs", 5)
-"""
-
-
-def test_the_soak_counts_what_it_does(tmp_path):
-    """By the words in which hypothesis reports its examples, which it may change."""
-    (tmp_path / "test_counted.py").write_text(COUNTED)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "soundness.conftest", str(tmp_path)]
-    done = subprocess.run(words, cwd=ROOT / "tests", capture_output=True, text=True, check=True)
-    counts = re.findall(r"^ +(\d+) (.+)$", done.stdout, re.MULTILINE)
-    assert counts == [("7", "examples of functions"), ("5", "runs")], done.stdout
