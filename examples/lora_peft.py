@@ -13,7 +13,7 @@ model = get_peft_model(GPT2LMHeadModel(config), lora)
 optimizer = nucleon.create("leon", model, lr=0.02)
 for row in optimizer.explain():
     if row.route != "frozen":
-        print(row.name, row.shape, row.axes, row.method)
+        print(row.name, row.shape, row.axes, row.optimizer)
 ids = (torch.arange(64) % 32).unfold(0, 16, 4)
 for step in range(31):
     loss = model(input_ids=ids, labels=ids).loss

@@ -59,7 +59,7 @@ def test_a_layout_is_served_and_right(cls, name, dtype, monkeypatch):
     fast = trained(cls, first, spec, weight_decay=0.1)
     assert {work.engine for work in fast._worklist.works} == {engine}
     assert all(work.cache.recording.replay.graph for work in fast._worklist.works)
-    assert "torch" not in next(iter(fast.explain())).method
+    assert "torch" not in next(iter(fast.explain())).optimizer
     monkeypatch.setattr(engine, "runs_on", lambda device: False)
     slow = trained(cls, second, spec, weight_decay=0.1)
     assert {work.engine for work in slow._worklist.works} == {reference}
@@ -117,7 +117,7 @@ def test_what_is_not_served_says_why():
         param = torch.zeros(size, device="cuda", **made, requires_grad=True)
         optimizer = cls([param], **options)
         (row,) = optimizer.explain()
-        assert f"(torch: {expected}" in row.method, row.method
+        assert f"(torch: {expected}" in row.optimizer, row.method
         param.grad = torch.ones_like(param)
         optimizer.step()
         assert all(work.engine is reference for work in optimizer._worklist.works)

@@ -120,7 +120,7 @@ def test_a_direction_of_ones_own_is_explained_and_certified_as_what_it_is():
         (cases.Clipped, "clipped", "none"),
     ):
         optimizer = make([param], certify=True)
-        assert optimizer.explain().rows[0].method == how
+        assert optimizer.explain().rows[0].optimizer == how
         param.grad = torch.ones(4, 6)
         optimizer.step()
         (certificate,) = optimizer.certificates().values()

@@ -100,9 +100,9 @@ def test_coefficients_that_leave_the_ball_say_by_how_much():
     params = [torch.nn.Parameter(draw(8, 12, seed=1))]
     jordan, cubics = [(3.4445, -4.7750, 2.0315)], [(1.5, -0.5, 0.0)] * 3
     wide = nucleon.Muon(params, coefficients=jordan)
-    assert wide.explain().rows[0].method == "muon/coefficients (‖P‖_op ≤ 1.203)"
+    assert wide.explain().rows[0].optimizer == "muon/coefficients (‖P‖_op ≤ 1.203)"
     mild = nucleon.Muon(params, coefficients=cubics)
-    assert mild.explain().rows[0].method == "muon/coefficients (‖P‖_op ≤ 1)"
+    assert mild.explain().rows[0].optimizer == "muon/coefficients (‖P‖_op ≤ 1)"
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_a_rocm_build_takes_the_torch_iteration(make, hip, method, monkeypatch):
     finally:
         kernels.triton_works.cache_clear()
         polar_methods.method_for.cache_clear()
-    found = told["weight"].method
+    found = told["weight"].optimizer
     assert found.partition(" ")[0] == f"{make.name}/{method}"
     assert ("(torch: no Triton)" in found) == (hip is not None)
     assert found in str(told)

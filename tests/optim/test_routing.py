@@ -307,7 +307,7 @@ OTHERS = {
 def test_what_is_no_matrix_goes_to_adamw(case):
     build, name, reason = OTHERS[case]
     row = routes(build())[name]
-    assert (row.route, row.method, row.axes) == ("adamw", "adamw", None)
+    assert (row.route, row.optimizer, row.axes) == ("adamw", "adamw", None)
     assert reason in row.reason
 
 

@@ -65,7 +65,7 @@ REMAINING = {
 
 def method_of(make, param, options):
     (row,) = make([{"params": [param], **options}]).explain()
-    return row.method
+    return row.optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -118,10 +118,10 @@ def test_a_hook_that_is_assigned_late_is_not_the_kernels(to, monkeypatch):
     optimizer = type("Late", (nucleon.Leon,), {})([param])
     target = {"instance": optimizer, "class": type(optimizer), "base": nucleon.Leon}[to]
     for _ in range(2):  # what is put back is Leon's own
-        assert optimizer.explain().rows[0].method == "leon/half"
+        assert optimizer.explain().rows[0].optimizer == "leon/half"
         with monkeypatch.context() as patch:
             patch.setattr(target, "direction", lambda *given: torch.zeros_like(given[-3]))
-            assert optimizer.explain().rows[0].method == "leon (torch: leon has no kernel)"
+            assert optimizer.explain().rows[0].optimizer == "leon (torch: leon has no kernel)"
 
 
 def test_more_samples_than_fit_are_drawn_one_by_one():

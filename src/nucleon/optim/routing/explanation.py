@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-HEADINGS = ("name", "shape", "axes", "route", "method", "state", "reason")
+HEADINGS = ("name", "shape", "axes", "route", "optimizer", "state", "reason")
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,14 @@ class ParameterRow:
     reason: str
     state_bytes: int
     """Size of its present state."""
-    method: str
+    optimizer: str
+    """The optimizer, with the `method` that "auto" chooses for its matrices."""
 
     def cells(self) -> tuple[str, ...]:
         """Return the row as text, in the order of HEADINGS."""
         shape = "×".join(map(str, self.shape)) or "scalar"
         state = size(self.state_bytes)
-        return self.name, shape, self.axes or "", self.route, self.method, state, self.reason
+        return self.name, shape, self.axes or "", self.route, self.optimizer, state, self.reason
 
 
 @dataclass(frozen=True)

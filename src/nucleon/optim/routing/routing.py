@@ -159,13 +159,13 @@ def rows(
                     route=group["route"],
                     reason=info.reason if param.requires_grad else f"{info.reason}; {FROZEN}",
                     state_bytes=sum(t.numel() * t.element_size() for t in state),
-                    method=_method(optimizer, group, param, spec),
+                    optimizer=_stepped_by(optimizer, group, param, spec),
                 )
             )
     return rows
 
 
-def _method(
+def _stepped_by(
     optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None
 ) -> str:
     """Return the name of an optimizer, with the choice of "auto" for the matrices of a parameter.
