@@ -14,8 +14,7 @@ from transformers import Conv1D
 import nucleon
 from nucleon.optim import options, registry
 from nucleon.optim.routing import heads, roles
-from nucleon.optim.routing.places import Place
-from nucleon.optim.routing.roles import Role
+from nucleon.optim.routing.places import Place, Role
 
 EXACT = {"method": "eigh", "momentum": 0.9}
 

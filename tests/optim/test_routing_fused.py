@@ -16,7 +16,7 @@ from torch import nn
 import nucleon
 from nucleon.optim.matrices import axes
 from nucleon.optim.routing import fused, roles
-from nucleon.optim.routing.roles import Role
+from nucleon.optim.routing.places import Role
 
 WIDTH, HEADS, SIZE, TOKENS = 8, 4, 2, 5
 

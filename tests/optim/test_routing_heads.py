@@ -131,6 +131,13 @@ def test_heads_are_found_by_the_rules(case):
     assert found == expected
 
 
+class SomeAttentionPoolingHead(nn.Sequential):
+    """A pooling as SigLIP has it."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
 HIDDEN = {
     "attention": lambda: {"multi_head_attention": net(q=linear())},
     "heads of attention": lambda: {"attn_heads": nn.ModuleList([linear(), linear()])},
@@ -144,6 +151,7 @@ HIDDEN = {
     "a norm": lambda: {"norm_head": nn.LayerNorm((4, 8))},
     "names of the top, below it": lambda: {"block": net(output=linear(), fc=linear())},
     "what shifts and scales": lambda: {"adaln_head": linear()},
+    "a pooling": lambda: {"head_pool": SomeAttentionPoolingHead()},
 }
 
 

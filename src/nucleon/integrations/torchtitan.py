@@ -40,8 +40,7 @@ from torchtitan.config import TORCH_DTYPE_MAP, derive, override
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.options import ADAMW_DEFAULTS
 from nucleon.optim.registry import create
-from nucleon.optim.routing.overrides import differing
-from nucleon.optim.routing.routing import AUX_LR, param_groups
+from nucleon.optim.routing.routing import param_groups
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """States by parameter, so that stages of a pipeline can be cut and joined."""
@@ -154,22 +153,21 @@ def _options(config: MatrixOptimizers.Config, part: nn.Module) -> dict[str, Any]
     }
     if getattr(part, "lm_head", part) is None:  # a stage of a pipeline without the head
         options.setdefault("head", None)
+    words = {name: options[name] for name in ("head", "overrides") if name in options}
     explicit = {**(options.get("aux") or {})}
     explicit |= {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     patterns = _patterns(config)
-    last = patterns[-1][1] if patterns else {"lr": AUX_LR}
-    shared = {name: x for name, x in last.items() if name in ADAMW_DEFAULTS} | explicit
-    values = {param: _of(name, patterns) | explicit for name, param in _rest(part, options)}
-    apart = differing(values, shared), options.get("overrides") or {}
-    aux = {name: value for name, value in shared.items() if name != "lr"}
-    return {**options, "aux_lr": shared["lr"], "aux": aux, "overrides": apart}
+    values = {
+        param: _of(name, patterns) | explicit
+        for group in param_groups(part, **words)
+        if group["route"] == "adamw"
+        for name, param in group["params"]
+    }
 
+    def override(name: str, module: nn.Module, param: Tensor) -> dict[str, Any] | None:
+        return values.get(param)
 
-def _rest(part: nn.Module, options: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return the parameters of a part that go to AdamW, with their names."""
-    words = {name: options[name] for name in ("head", "overrides") if name in options}
-    groups = param_groups(part, **words)
-    return [pair for group in groups if group["route"] == "adamw" for pair in group["params"]]
+    return {**options, "overrides": (override, options.get("overrides") or {})}
 
 
 def _patterns(config: MatrixOptimizers.Config) -> list[tuple[str, dict[str, Any]]]:

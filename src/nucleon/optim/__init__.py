@@ -16,8 +16,8 @@ from nucleon.optim.pion import Pion, PionOptions
 from nucleon.optim.qk_clip import QKClip
 from nucleon.optim.registry import OPTIMIZERS, create
 from nucleon.optim.routing.explanation import Explanation
-from nucleon.optim.routing.places import Place
-from nucleon.optim.routing.roles import Role, register_module
+from nucleon.optim.routing.places import Place, Role
+from nucleon.optim.routing.roles import register_module
 from nucleon.optim.routing.routing import param_groups
 from nucleon.optim.watch.certificates import CertificateLog
 

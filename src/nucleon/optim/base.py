@@ -28,7 +28,7 @@ from nucleon.optim.average import Averaging
 from nucleon.optim.engines.ranks import agreement, placement, wire
 from nucleon.optim.engines.work import Context, Draws, Settings, State
 from nucleon.optim.matrices.parameters import ParameterInfo
-from nucleon.optim.routing import routing
+from nucleon.optim.routing import explanation, routing
 from nucleon.optim.routing.explanation import Explanation, ParameterRow
 from nucleon.optim.watch import certificates, diagnostics
 from nucleon.optim.worklist import Worklist
@@ -168,7 +168,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def explain(self) -> Explanation:
         """Return a table of each parameter's route and the reason; it also exports to a dict."""
-        rows = routing.rows(self, self.param_groups, self.state, self.infos)
+        rows = explanation.rows(self, self.param_groups, self.state, self.infos)
         return Explanation(self.name, (*rows, *self._left_out), note=self._note)
 
     def __repr__(self) -> str:

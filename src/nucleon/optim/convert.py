@@ -28,7 +28,6 @@ from nucleon.optim.engines.work import gram_decay
 from nucleon.optim.matrices import stacks
 from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import blocks
-from nucleon.optim.routing.overrides import differing
 from nucleon.optim.routing.routing import param_groups
 
 M = TypeVar("M", bound=MatrixOptimizer)
@@ -137,7 +136,7 @@ def _options(
 ) -> dict[str, Any]:
     """Return the arguments of `for_model`: the old hyperparameters, updated by `options`.
 
-    The commonest values of a route become options, the others overrides.
+    Each parameter has those of its old group, and a new one the commonest of its route.
     """
     words = {name: options[name] for name in ("head", "overrides") if name in options}
     with warnings.catch_warnings():  # for_model repeats them
@@ -145,21 +144,26 @@ def _options(
         groups = param_groups(model, **words)
     aux_lr = {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     explicit = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
-    shared: dict[str, dict[str, Any]] = {}
-    overrides: list[Any] = []
+    usual: dict[str, dict[str, Any]] = {}
+    translated: dict[Tensor, dict[str, Any]] = {}
     for route, names in explicit.items():
-        members = [p for g in groups if g["route"] == route for _, p in g["params"] if p in old]
         values = {
-            p: {k: x for k, x in _translated(old[p][0], route).items() if k not in names}
-            for p in members
+            param: {k: x for k, x in _translated(old[param][0], route).items() if k not in names}
+            for group in groups
+            for _, param in group["params"]
+            if group["route"] == route and param in old
         }
         counts = Counter(tuple(each.items()) for each in values.values() if each)
-        shared[route] = dict(counts.most_common(1)[0][0]) if counts else {}
-        overrides.append(differing(values, shared[route]))
-    aux = {**shared["adamw"], **explicit["adamw"]}
-    arguments = {**shared["matrix"], **options}
+        usual[route] = dict(counts.most_common(1)[0][0]) if counts else {}
+        translated |= values
+    aux = {**usual["adamw"], **explicit["adamw"]}
+    arguments = {**usual["matrix"], **options}
     arguments |= {"aux_lr": aux.pop("lr")} if "lr" in aux else {}
-    return arguments | {"aux": aux, "overrides": (*overrides, options.get("overrides") or {})}
+
+    def override(name: str, module: nn.Module, param: Tensor) -> Mapping[str, Any] | None:
+        return translated.get(param)
+
+    return arguments | {"aux": aux, "overrides": (override, options.get("overrides") or {})}
 
 
 def _translated(group: Mapping[str, Any], route: str) -> dict[str, Any]:

@@ -2,11 +2,23 @@
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
+
+from nucleon.linalg.coefficients import custom, largest
+from nucleon.optim.engines.cuda import adamw as cuda_adamw
+from nucleon.optim.engines.cuda import engine as cuda
+from nucleon.optim.engines.work import HasDirection, State, facts_of
+from nucleon.optim.matrices import axes
+from nucleon.optim.matrices.axes import Block
+from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.polar_methods import chosen_method
+
 HEADINGS = ("name", "shape", "axes", "route", "optimizer", "state", "reason")
+FROZEN = "frozen, its state is made with its first gradient"
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,60 @@ class Explanation:
         body = "".join(line(row.cells(), "td") for row in self.rows)
         notes = "<br>".join(map(html.escape, self._summary()))
         return f"<table>{line(HEADINGS, 'th')}{body}</table><p>{notes}</p>"
+
+
+def rows(
+    optimizer: HasDirection,
+    groups: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, State],
+    infos: Mapping[Tensor, ParameterInfo],
+) -> list[ParameterRow]:
+    """Return a row for each parameter of an optimizer."""
+    rows: list[ParameterRow] = []
+    for group in groups:
+        for param in group["params"]:
+            info, state = infos[param], states.get(param, {}).values()
+            spec = info.axes or axes.default(param.ndim)
+            spec = spec if group["route"] == "matrix" else None
+            rows.append(
+                ParameterRow(
+                    name=info.name,
+                    shape=tuple(param.shape),
+                    axes=spec,
+                    route=group["route"],
+                    reason=info.reason if param.requires_grad else f"{info.reason}; {FROZEN}",
+                    state_bytes=sum(t.numel() * t.element_size() for t in state),
+                    optimizer=_stepped_by(optimizer, group, param, spec),
+                )
+            )
+    return rows
+
+
+def _stepped_by(
+    optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None
+) -> str:
+    """Return the name of an optimizer, with the choice of "auto" for the matrices of a parameter.
+
+    A user's `direction` has the name alone, since it may ignore `method`. On CUDA the text includes
+    the reason if torch's slower path steps them.
+    """
+    if spec is None:
+        refusal = cuda_adamw.refusal(param) if param.is_cuda else None
+        return f"adamw (torch: {refusal})" if refusal else "adamw"
+    texts = dict.fromkeys(_how(optimizer, group, param, block) for block in blocks(param, spec))
+    return ", ".join(texts)
+
+
+def _how(optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
+    text = optimizer.name
+    if facts_of(optimizer).kernel is not None:
+        chosen = chosen_method(group, block.rows, block.columns, param.device, param.dtype)
+        text += f"/{chosen}"
+        if chosen == "coefficients":
+            most = largest(custom(group["coefficients"], group["iterations"]))
+            text += f" (‖P‖_op ≤ {math.ceil(1000 * most - 1e-6) / 1000:g})"
+    refusal = cuda.refusal(optimizer, group, param, block) if param.is_cuda else None
+    return f"{text} (torch: {refusal})" if refusal else text
 
 
 def counted(count: int, one: str, many: str = "") -> str:

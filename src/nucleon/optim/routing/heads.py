@@ -7,12 +7,12 @@
    every entry of a list is searched.
 3. At any depth the names of language heads, and those of classes, boxes and scores of a detector.
 4. If these rules find no head, rule 2 one level down.
-5. A square map or an embedding is never a head by its name.
+5. A square map, an embedding or a class of INNER is never a head by its name.
 6. If no head is found, one warning names the last map.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -27,6 +27,9 @@ NAMES = {
     *("embed_out", "fc", "fc_out", "head", "heads", "lm_head", "logits", "output", "output_layer"),
     *("output_projection", "qa_outputs", "score", "to_logits", "unembed", "value_net"),
 }
+INNER = re.compile(r"AttentionPoolingHead$|^BigBirdOutput$")
+"""Classes with the name of a head that return features: the poolings of SigLIP and VideoPrism, and
+a layer in BigBird's head for questions."""
 _WORDS = {"head", "heads", "classifier", "classifiers", "logits"}
 """Words of "head_dist", "aux_head", "policy_head" and the like."""
 _NO_HEAD = {
@@ -47,7 +50,6 @@ _SIDES = (
     ("in_channels", "out_channels"),
     ("in1_features", "out_features"),
 )
-_NO_MAPS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
 
 
 def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
@@ -68,22 +70,24 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
     if head != "auto":
         globs = [head] if isinstance(head, str) else head
         return {m: "output head, by head=" for glob in globs for m in _matched(model, glob)}
-    anywhere = {p: m for p, m in model.named_modules() if _ANYWHERE.search(_last(p))}
-    heads = {**_by_name(anywhere), **_by_name(_at_depth(model, 1)), **_told(model), **_tied(model)}
-    return heads or _by_name(_at_depth(model, 2))
+    inners = [*_unwrapped(model)]
+    heads = _by_name((p, m) for p, m in model.named_modules() if _ANYWHERE.search(_last(p)))
+    heads |= _by_name(_at_depth(inners, 1)) | _told(inners) | _tied(model)
+    return heads or _by_name(_at_depth(inners, 2))
 
 
-def last_map(model: nn.Module) -> str | None:
-    """Return the name of the last trainable map; None for a model of a single weight."""
+def last_map(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """Return the last trainable map and its name; None for a model of a single weight."""
     holders = [m for m in model.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))]
-    trained = [path for path, m in _maps(model) if any(p.requires_grad for p in _weights(m))]
+    trained = [pair for pair in _maps(model) if any(p.requires_grad for p in _weights(pair[1]))]
     if len(holders) < 2 or not trained:
         return None
-    return canonical(f"{trained[-1]}.weight", _root(model)).removesuffix(".weight")
+    path, module = trained[-1]
+    return canonical(f"{path}.", _root(model)).removesuffix("."), module
 
 
-def _told(model: nn.Module) -> dict[nn.Module, str]:
-    for inner in _unwrapped(model):
+def _told(inners: Sequence[nn.Module]) -> dict[nn.Module, str]:
+    for inner in inners:
         tell: Any = getattr(inner, "get_output_embeddings", None)
         head = tell() if callable(tell) else None
         if isinstance(head, nn.Module) and (maps := _heads_of(head, square=True)):
@@ -98,20 +102,18 @@ def _tied(model: nn.Module) -> dict[nn.Module, str]:
     return {m: f"output head, tied to {paths[id(m.weight)]}" for m in linears}
 
 
-def _at_depth(model: nn.Module, depth: int) -> dict[str, nn.Module]:
-    """Return the modules with the name of a head, `depth` levels below the unwrapped model."""
-    return {
-        path: module
-        for inner in _unwrapped(model)
-        for path, module in inner.named_modules()
-        if path.count(".") == depth - 1 and _is_named(_last(path))
-    }
+def _at_depth(inners: Sequence[nn.Module], depth: int) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with the name of a head, `depth` levels below an unwrapped model."""
+    for inner in inners:
+        for path, module in inner.named_modules():
+            if path.count(".") == depth - 1 and _is_named(_last(path)):
+                yield path, module
 
 
-def _by_name(modules: Mapping[str, nn.Module]) -> dict[nn.Module, str]:
+def _by_name(modules: Iterable[tuple[str, nn.Module]]) -> dict[nn.Module, str]:
     return {
         head: f"output head, by its name {path!r}"
-        for path, module in modules.items()
+        for path, module in modules
         if not _ADAPTERS.search(path)
         for head in _heads_of(module)
     }
@@ -128,6 +130,8 @@ def _last(path: str) -> str:
 
 def _heads_of(module: nn.Module, *, square: bool = False) -> list[nn.Module]:
     """Return the heads in a module with the name of a head; `square` includes square maps."""
+    if INNER.search(type(module).__name__) and not square:
+        return []
     children = dict(module.named_children())
     if not isinstance(module, nn.ModuleList | nn.ModuleDict):
         children = {name: child for name, child in children.items() if _is_named(name)}
@@ -147,7 +151,9 @@ def _maps(module: nn.Module, *, square: bool = True) -> list[tuple[str, nn.Modul
 
 def _sides(module: nn.Module) -> tuple[int, int] | None:
     """Return the numbers of inputs and outputs of a map; None for other modules."""
-    if isinstance(module, _NO_MAPS) or not _weights(module):
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.LayerNorm | nn.RMSNorm):
+        return None
+    if not _weights(module):
         return None
     for names in _SIDES:
         before, after = (getattr(module, name, None) for name in names)

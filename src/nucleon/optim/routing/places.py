@@ -1,9 +1,9 @@
-"""The parameters of a model, all places of each in the modules, and its route."""
+"""The parameters of a model, with all places of each in the modules, and their roles."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -11,6 +11,17 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from nucleon.optim.matrices.parameters import canonical, root_of
 from nucleon.optim.routing import ambiguous
+
+
+@dataclass(frozen=True)
+class Role:
+    """The route of a parameter, with the axes of a matrix."""
+
+    route: Literal["matrix", "adamw", "frozen"]
+    reason: str
+    axes: str | None = None
+    layouts: Mapping[str, str] | None = None
+    """Other possible axes by their meaning, if the weight may contain several maps."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,8 @@ class Place:
     """Path of the module that contains the parameter, from the root."""
     key: str
     param: Tensor
-    grandparent: nn.Module | None = None
+    as_map: tuple[nn.Module | None, str]
+    """The module that uses the map, and its name there: `qkv` for `qkv.linear` beside a norm."""
 
     @property
     def name(self) -> str:
@@ -41,64 +53,27 @@ class Place:
     @property
     def called(self) -> str:
         """The name of the module in its parent."""
-        return owner(self.path).rpartition(".")[2]
-
-    @property
-    def as_map(self) -> tuple[nn.Module | None, str]:
-        """The module that uses the map, and its name there: `qkv` for `qkv.linear` and a norm."""
-        outer = owner(self.path).rpartition(".")[0].rpartition(".")[2]
-        weights = [] if self.parent is None else [p for p in self.parent.parameters() if p.ndim > 1]
-        if len(weights) == 1 and ambiguous.named(outer) and not ambiguous.named(self.called):
-            return self.grandparent, outer
-        return self.parent, self.called
-
-
-_TAIL = re.compile(
-    r"(\.(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_layer))*"
-    r"(\.parametrizations\.\w+)?$"
-)
-
-
-def owner(path: str) -> str:
-    """Return the path of a module without a suffix of wrappers and parametrizations."""
-    return _TAIL.sub("", f".{path}", count=1)[1:]
+        return _user(self.path).rpartition(".")[2]
 
 
 @dataclass
 class Parameter:
-    """A parameter with its places and its route."""
+    """A parameter with its places, what overrides say of it, and its role."""
 
     param: Tensor
-    places: list[Place]
-    root: str = ""
-    """Prefix that a wrapper of the whole model adds to the names."""
-    wish: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: list[Place] = field(default_factory=list[Place])
+    names: list[str] = field(default_factory=list[str])
+    """The names in all places, without parts of wrappers."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
     """Options from overrides."""
-    overridden_by: tuple[str, ...] = ()
-    """Overrides with options; parameters that share them share a group."""
-    route: str = ""
-    axes: str | None = None
-    reason: str = ""
     told: bool = False
     """True if an override sets its route or axes."""
-    layouts: Mapping[str, str] | None = None
-    """Possible axes by their meaning, if the layout is unknown; else None."""
+    role: Role = field(init=False)
 
     @property
     def name(self) -> str:
-        """The first name, without parts of wrappers."""
+        """The first name."""
         return self.names[0]
-
-    @property
-    def names(self) -> list[str]:
-        """The names in all places, without parts of wrappers."""
-        return [canonical(place.name, self.root) for place in self.places]
-
-    @property
-    def owners(self) -> list[str]:
-        """The names of the modules that use it."""
-        names = (f"{owner(place.path)}.weight" for place in self.places)
-        return [canonical(name, self.root).removesuffix(".weight") for name in names]
 
     @property
     def asks(self) -> bool:
@@ -113,22 +88,38 @@ def parameters_of(model: nn.Module) -> Sequence[Parameter]:
             f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model "
             f"itself, as for_model(model): parameters are routed by their modules"
         )
+    root = root_of(name for name, _ in model.named_parameters())
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters: dict[Tensor, Parameter] = {}
     for path, holder in modules.items():
-        user = owner(path)
-        outer = user.rpartition(".")[0]
+        user = _user(path)
+        outer, _, called = user.rpartition(".")
+        above, _, beside = outer.rpartition(".")
         parent = modules.get(outer) if user else None
-        grandparent = modules.get(outer.rpartition(".")[0]) if outer else None
+        as_map = parent, called
+        if outer and ambiguous.named(beside) and not ambiguous.named(called):
+            weights = [] if parent is None else [p for p in parent.parameters() if p.ndim > 1]
+            if len(weights) == 1:
+                as_map = modules.get(above), beside
         module = modules[user] if isinstance(holder, ParametrizationList) else holder
         for key, param in holder.named_parameters(recurse=False, remove_duplicate=False):
-            place = Place(module, parent, path, key, param, grandparent)
+            place = Place(module, parent, path, key, param, as_map)
             if is_lazy(param):
                 raise ValueError(
                     f"{place.name} has no shape yet; run a batch through the model first"
                 )
-            parameters.setdefault(param, Parameter(param, [])).places.append(place)
-    root = root_of(place.name for p in parameters.values() for place in p.places)
-    for parameter in parameters.values():
-        parameter.root = root
+            parameter = parameters.setdefault(param, Parameter(param))
+            parameter.places.append(place)
+            parameter.names.append(canonical(place.name, root))
     return list(parameters.values())
+
+
+_TAIL = re.compile(
+    r"(\.(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_layer))*"
+    r"(\.parametrizations\.\w+)?$"
+)
+
+
+def _user(path: str) -> str:
+    """Return the path of a module without a suffix of wrappers and parametrizations."""
+    return _TAIL.sub("", f".{path}", count=1)[1:]

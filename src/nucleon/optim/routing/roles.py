@@ -5,38 +5,24 @@ without a role, routing raises an error with overrides.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from nucleon.optim.routing import ambiguous, fused, parametrized
-from nucleon.optim.routing.places import Place
-
-Route = Literal["matrix", "adamw"]
-
-
-class RoleError(ValueError):
-    """Error on a parameter with contradictory roles; the message names the remedy."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """The route of a parameter, with the axes of a matrix."""
-
-    route: Route
-    reason: str
-    axes: str | None = None
-    layouts: Mapping[str, str] | None = None
-    """Other possible axes by their meaning, if the weight may contain several maps."""
-
+from nucleon.optim.routing import ambiguous, fused
+from nucleon.optim.routing.places import Place, Role
 
 RoleOf = Callable[[Place], Role | None]
 """Function that returns the role of a parameter, or None for an unknown one."""
 
 _TABLE: list[tuple[type[nn.Module] | str, RoleOf]] = []
+
+
+class RoleError(ValueError):
+    """Error on a parameter with contradictory roles; the message names the remedy."""
 
 
 def register_module(module: type[nn.Module] | str, role_of: RoleOf) -> None:
@@ -56,17 +42,60 @@ def role(place: Place) -> Role | None:
         return Role("adamw", "complex: stepped as pairs of real numbers")
     if place.param.ndim <= 1:
         return Role("adamw", _vector_reason(place))
-    if (part := parametrized.weight(place.module, place.path, place.key)) is not None:
-        return _role_of_weight(place, *part)
-    return _role_by_table(place)
-
-
-def _role_of_weight(place: Place, weight: str | None, how: str) -> Role | None:
-    """Return the role of a part of a weight, that of the weight if they differ by a scale."""
+    part = _part(place)
+    if part is None:
+        return _role_by_table(place)
+    weight, how = part
     if weight is None:
         return Role("adamw", how)
     whole = _role_by_table(replace(place, key=weight))
     return None if whole is None else replace(whole, reason=f"{whole.reason}, {how}")
+
+
+def _vector_reason(place: Place) -> str:
+    if place.kind.endswith(("Norm", "Norm1d", "Norm2d", "Norm3d")):
+        return "norm"
+    if place.param.numel() == 1:
+        return "scalar"
+    return "bias" if "bias" in place.key else "vector"
+
+
+_SCALED = {
+    "_WeightNorm": ("original1", "weight_norm"),
+    "_SpectralNorm": ("original", "spectral_norm"),
+}
+"""{class of a parametrization: (parameter that is the weight up to a scale, its name)}."""
+_LENGTHS = "the lengths of weight_norm"
+
+
+def _part(place: Place) -> tuple[str | None, str] | None:
+    """Return the weight that a part equals up to a scale, or None, and the parametrization.
+
+    For the V of W = g·V/‖V‖, W = V/σ₁(V) and W = V∘mask that is W, by torch's parametrizations or
+    the older hooks; other parts do not multiply. Return None for a parameter that is no part.
+    """
+    *_, holder, name = "", *place.path.split(".")
+    module: Any = place.module
+    if holder == "parametrizations":
+        kinds = [type(step).__name__ for step in module.parametrizations[name]]
+        weight, how = _SCALED.get(kinds[0], ("", "")) if len(kinds) == 1 else ("", "")
+        if place.key == weight:
+            return name, f"under {how}"
+        return None, _LENGTHS if how else f"parametrized by {', '.join(kinds)}: does not multiply"
+    stem, _, end = place.key.rpartition("_")
+    if end in ("v", "g") and {f"{stem}_v", f"{stem}_g"} <= set(module._parameters):
+        return (stem, "under weight_norm") if end == "v" else (None, _LENGTHS)
+    if end == "orig" and stem:
+        pruned = f"{stem}_mask" in module._buffers
+        return stem, "under pruning" if pruned else "under spectral_norm"
+    return None
+
+
+_ADDED = re.compile(
+    r"(^|_)(emb(ed|eds|edding|eddings)?(_table)?|tokens?|latents(_[12]d)?|positional_encoding)$"
+    r"|(^|_)rel_pos_[hw]$|(^|_)bias(es)?(_|$)|^A_log$"
+)
+"""Names of 2-D and larger parameters that are looked up, added or multiplied entrywise."""
 
 
 def _role_by_table(place: Place) -> Role | None:
@@ -88,21 +117,6 @@ def _is(module: nn.Module, entry: type[nn.Module] | str) -> bool:
     names = (base.__name__ for base in type(module).__mro__)
     end = entry.removeprefix("*")
     return any(name == end or (end != entry and name.endswith(end)) for name in names)
-
-
-_ADDED = re.compile(
-    r"(^|_)(emb(ed|eds|edding|eddings)?(_table)?|tokens?|latents(_[12]d)?|positional_encoding)$"
-    r"|(^|_)rel_pos_[hw]$|(^|_)bias(es)?(_|$)|^A_log$"
-)
-"""Names of 2-D and larger parameters that are looked up, added or multiplied entrywise."""
-
-
-def _vector_reason(place: Place) -> str:
-    if place.kind.endswith(("Norm", "Norm1d", "Norm2d", "Norm3d")):
-        return "norm"
-    if place.param.numel() == 1:
-        return "scalar"
-    return "bias" if "bias" in place.key else "vector"
 
 
 # ---------------------------------------------------------- modules of other libraries, by name
@@ -148,13 +162,6 @@ def _adapter(place: Place) -> Role | None:
     return Role("matrix", f"adapter {place.called}", "r" + " c" * (place.param.ndim - 1))
 
 
-for _name in ("*Embedding", "*Embeddings"):
-    register_module(_name, _embedding)
-register_module("Conv1D", _conv1d_of_gpt2)
-register_module("*Router", _router)
-register_module("*Experts", _experts)
-register_module(nn.ParameterDict, _adapter)
-
 # ---------------------------------------------------------------------------- torch's own modules
 
 
@@ -179,9 +186,8 @@ def _routes(parent: nn.Module | None) -> bool:
 
 
 def _bilinear(place: Place) -> Role | None:
-    return (
-        Role("matrix", "Bilinear: a matrix an output", "b r c") if place.key == "weight" else None
-    )
+    matrices = Role("matrix", "Bilinear: a matrix an output", "b r c")
+    return matrices if place.key == "weight" else None
 
 
 def _conv(place: Place) -> Role | None:
@@ -221,24 +227,6 @@ def _recurrent(gates: int, place: Place) -> Role:
     return Role("matrix", f"{place.kind}: {gates} gates", f"{word} c")
 
 
-for _role_of, *_types in (
-    (_embedding, nn.Embedding, nn.EmbeddingBag),
-    (_norm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase),
-    (_linear, nn.Linear),
-    (_bilinear, nn.Bilinear),
-    (_conv, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    (_conv, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    (_attention, nn.MultiheadAttention),
-    (partial(_recurrent, 1), nn.RNN, nn.RNNCell),
-    (partial(_recurrent, 3), nn.GRU, nn.GRUCell),
-    (partial(_recurrent, 4), nn.LSTM, nn.LSTMCell),
-):
-    for _type in _types:
-        register_module(_type, _role_of)
-
-# --------------------------------------------------------------- several maps in one weight
-
-
 def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> Role:
     """Return the role of a matrix whose output axis, `{}` in `axes`, may hold several maps."""
     parent, name = place.as_map
@@ -251,3 +239,23 @@ def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> 
     layouts = {meaning: axes.format(word) for meaning, word in words.items()}
     reason = f"{kind}, several maps by its name in an unknown layout: one matrix"
     return Role("matrix", reason, axes.format("r"), layouts)
+
+
+for _role_of, *_types in (
+    (_embedding, "*Embedding", "*Embeddings", nn.Embedding, nn.EmbeddingBag),
+    (_conv1d_of_gpt2, "Conv1D"),
+    (_router, "*Router"),
+    (_experts, "*Experts"),
+    (_adapter, nn.ParameterDict),
+    (_norm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase),
+    (_linear, nn.Linear),
+    (_bilinear, nn.Bilinear),
+    (_conv, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    (_conv, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    (_attention, nn.MultiheadAttention),
+    (partial(_recurrent, 1), nn.RNN, nn.RNNCell),
+    (partial(_recurrent, 3), nn.GRU, nn.GRUCell),
+    (partial(_recurrent, 4), nn.LSTM, nn.LSTMCell),
+):
+    for _type in _types:
+        register_module(_type, _role_of)

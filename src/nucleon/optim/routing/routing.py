@@ -5,44 +5,38 @@ output head, norms, biases and scalars to AdamW. Unknown parameters raise an err
 paste. An unknown layout of q, k, v, or a missing head, is one warning.
 """
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nucleon import _checks
-from nucleon.linalg.coefficients import custom, largest
 from nucleon.optim import options
-from nucleon.optim.engines.cuda import adamw as cuda_adamw
-from nucleon.optim.engines.cuda import engine as cuda
-from nucleon.optim.engines.work import HasDirection, State, facts_of
 from nucleon.optim.groups import warn
-from nucleon.optim.matrices import axes, shards
-from nucleon.optim.matrices.axes import Block
-from nucleon.optim.matrices.parameters import ParameterInfo, blocks
+from nucleon.optim.matrices import shards
+from nucleon.optim.matrices.parameters import blocks, globs
 from nucleon.optim.options import OF_ADAMW, Head, Overrides
-from nucleon.optim.polar_methods import chosen_method
-from nucleon.optim.routing import notices, roles
 from nucleon.optim.routing import overrides as wishes
+from nucleon.optim.routing import roles
 from nucleon.optim.routing.explanation import ParameterRow
 from nucleon.optim.routing.heads import last_map, output_heads
-from nucleon.optim.routing.places import Parameter, parameters_of
-from nucleon.optim.routing.roles import Role
+from nucleon.optim.routing.places import Parameter, Role, parameters_of
 
 AUX_LR = 1e-3
 """Default learning rate of the parameters that go to AdamW."""
-FROZEN = "frozen, its state is made with its first gradient"
 NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
+GRAMMAR = (
+    "Of axes, r are outputs, c inputs and b count matrices, see nucleon.optim.matrices.axes; a "
+    "class is taught once with nucleon.optim.register_module."
+)
 
 
 @dataclass(frozen=True)
 class Routed:
     """The routed parameters of a model."""
 
-    parameters: "Sequence[Parameter]"
+    parameters: Sequence[Parameter]
     note: str
     """A remark for the user."""
 
@@ -50,18 +44,36 @@ class Routed:
     def left_out(self) -> tuple[ParameterRow, ...]:
         """The parameters that are not optimized, for `explain`."""
         return tuple(
-            ParameterRow(p.name, tuple(p.param.shape), None, "frozen", p.reason, 0, "")
+            ParameterRow(p.name, tuple(p.param.shape), None, "frozen", p.role.reason, 0, "")
             for p in self.parameters
-            if p.route == "frozen"
+            if p.role.route == "frozen"
         )
 
     def groups(self, matrix: Mapping[str, Any], adamw: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the groups of parameters, each route with its options."""
-        groups = _groups("matrix", self.parameters, matrix)
-        groups += _groups("adamw", self.parameters, adamw)
-        if not groups:
+        """Return a group for each route, device and set of options, with the options of a route."""
+        members: dict[object, list[Parameter]] = {}
+        for parameter in sorted(self.parameters, key=lambda p: p.role.route != "matrix"):
+            if parameter.role.route != "frozen":
+                # A tensor counts by its identity, since a schedule may change it.
+                written = (
+                    (name, id(x) if isinstance(x, Tensor) else repr(x))
+                    for name, x in sorted(parameter.options.items())
+                )
+                key = parameter.role.route, parameter.param.device, *written
+                members.setdefault(key, []).append(parameter)
+        if not members:
             raise ValueError("the model has no parameter to optimize; all are left out")
-        return groups
+        return [
+            {
+                "params": [(p.name, p.param) for p in group],
+                "route": group[0].role.route,
+                "axes": [p.role.axes for p in group],
+                "reasons": [p.role.reason for p in group],
+                **(matrix if group[0].role.route == "matrix" else adamw),
+                **group[0].options,
+            }
+            for group in members.values()
+        ]
 
 
 def routed(
@@ -71,7 +83,6 @@ def routed(
     head: Head,
     overrides: Overrides | None,
     matrix_options: set[str],
-    only: Collection[Tensor] | None = None,
 ) -> Routed:
     """Route the parameters of a model; see `MatrixOptimizer.for_model`.
 
@@ -81,34 +92,48 @@ def routed(
         head: the output head, see `nucleon.optim.routing.heads`.
         overrides: {glob over parameter names: route or options}, or a function.
         matrix_options: the options that a matrix may have.
-        only: the parameters to be routed (None: all).
     """
-    every = parameters_of(model)
-    wishes.apply(every, overrides)
+    parameters = parameters_of(model)
+    wishes.apply(parameters, overrides)
     heads = output_heads(model, head)
-    routed_parameters = [p for p in every if only is None or p.param in only]
-    problems = [problem for p in routed_parameters if (problem := _decide(p, heads)) is not None]
-    if unknown := [p for p in routed_parameters if p.route == "unknown"]:
-        problems.append(notices.unknown(unknown, every))
+    problems: list[str] = []
+    unknown: list[Parameter] = []
+    for parameter in parameters:
+        try:
+            role = _role(parameter, heads)
+        except roles.RoleError as error:
+            problems.append(str(error))
+            continue
+        if role is None:
+            unknown.append(parameter)
+        else:
+            parameter.role = role
+    if unknown:
+        problems.append(_unknown(unknown, parameters))
     if problems:
         raise ValueError("\n".join(problems))
     check_names("aux", aux or {}, OF_ADAMW - {"lr"}, "; its lr is aux_lr")
-    for parameter in routed_parameters:
-        if parameter.route != "frozen":
-            allowed = OF_ADAMW if parameter.route == "adamw" else matrix_options
+    for parameter in parameters:
+        if parameter.role.route != "frozen":
+            allowed = OF_ADAMW if parameter.role.route == "adamw" else matrix_options
             if not parameter.param.requires_grad:  # frozen parameters never raise
-                parameter.wish = {k: x for k, x in parameter.wish.items() if k in allowed}
-            check_names(
-                parameter.name, parameter.wish, allowed, "; an override has route and axes too"
-            )
-    if unsure := [p for p in routed_parameters if p.layouts is not None and p.asks]:
-        warn(notices.ambiguous(unsure, every))
+                parameter.options = {k: x for k, x in parameter.options.items() if k in allowed}
+            more = "; an override has route and axes too"
+            check_names(parameter.name, parameter.options, allowed, more)
+    if ambiguous := [p for p in parameters if p.role.layouts is not None and p.asks]:
+        warn(_ambiguous(ambiguous, parameters))
     if head != "auto" or heads:
-        return Routed(routed_parameters, "")
-    last = last_map(model)
-    if any(last in p.owners for p in routed_parameters if p.route == "matrix" and p.asks):
-        warn(notices.no_head(str(last)))
-    return Routed(routed_parameters, NO_HEAD)
+        return Routed(parameters, "")
+    if (last := last_map(model)) is not None:
+        name, module = last
+        of_last = [p for p in parameters if module in [place.module for place in p.places]]
+        if any(p.role.route == "matrix" and p.asks for p in of_last):
+            warn(
+                f"no output head was found, and {name}, the last map of the model, is stepped as a "
+                f"matrix; pass head={name!r}, or another glob over module names, to give the head "
+                f"to AdamW, or head=None if there is none"
+            )
+    return Routed(parameters, NO_HEAD)
 
 
 def param_groups(
@@ -138,83 +163,32 @@ def param_groups(
     return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
 
-def rows(
-    optimizer: HasDirection,
-    groups: Sequence[Mapping[str, Any]],
-    states: Mapping[Tensor, State],
-    infos: Mapping[Tensor, ParameterInfo],
-) -> list[ParameterRow]:
-    """Return a row for each parameter of an optimizer."""
-    rows: list[ParameterRow] = []
-    for group in groups:
-        matrix = group["route"] == "matrix"
-        for param in group["params"]:
-            info, state = infos[param], states.get(param, {}).values()
-            spec = (info.axes or axes.default(param.ndim)) if matrix else None
-            rows.append(
-                ParameterRow(
-                    name=info.name,
-                    shape=tuple(param.shape),
-                    axes=spec,
-                    route=group["route"],
-                    reason=info.reason if param.requires_grad else f"{info.reason}; {FROZEN}",
-                    state_bytes=sum(t.numel() * t.element_size() for t in state),
-                    optimizer=_stepped_by(optimizer, group, param, spec),
-                )
-            )
-    return rows
-
-
-def _stepped_by(
-    optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, spec: str | None
-) -> str:
-    """Return the name of an optimizer, with the choice of "auto" for the matrices of a parameter.
-
-    A user's `direction` has the name alone, since it may ignore `method`. On CUDA the text includes
-    the reason if torch's slower path steps them.
-    """
-    if spec is None:
-        refusal = cuda_adamw.refusal(param) if param.is_cuda else None
-        return f"adamw (torch: {refusal})" if refusal else "adamw"
-    texts = dict.fromkeys(_how(optimizer, group, param, block) for block in blocks(param, spec))
-    return ", ".join(texts)
-
-
-def _how(optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
-    text = optimizer.name
-    if facts_of(optimizer).kernel is not None:
-        chosen = chosen_method(group, block.rows, block.columns, param.device, param.dtype)
-        text += f"/{chosen}"
-        if chosen == "coefficients":
-            most = largest(custom(group["coefficients"], group["iterations"]))
-            text += f" (‖P‖_op ≤ {math.ceil(1000 * most - 1e-6) / 1000:g})"
-    refusal = cuda.refusal(optimizer, group, param, block) if param.is_cuda else None
-    return f"{text} (torch: {refusal})" if refusal else text
+def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: str = "") -> None:
+    """Check that the options of `of` are known."""
+    wishes.check_mapping(of, options_of)
+    if unknown := sorted(set(options_of) - names):
+        raise options.unknown(of, unknown, names, more)
 
 
 # ------------------------------------------------------------------------- for each parameter
 
 
-def _decide(parameter: Parameter, heads: Mapping[nn.Module, str]) -> str | None:
-    """Set route, axes and reason of a parameter; return a problem to raise, or None.
+def _role(parameter: Parameter, heads: Mapping[nn.Module, str]) -> Role | None:
+    """Return the role of a parameter, None for an unknown one; raise if it has several.
 
     A frozen parameter, which may train later, goes to AdamW if its role is unknown.
     """
     if parameter.param.requires_grad:
-        return _route(parameter, heads)
+        return _overridden(parameter, heads)
     if not _can_train(parameter.param):
-        parameter.route, parameter.reason = "frozen", "requires_grad is False, quantized"
-        return None
+        return Role("frozen", "requires_grad is False, quantized")
     try:
-        problem = _route(parameter, heads)
-        if parameter.route == "matrix":
-            blocks(parameter.param, parameter.axes)
-    except ValueError as error:
-        problem = str(error)
-    if problem is not None or parameter.route == "unknown":
-        parameter.route, parameter.axes = "adamw", None
-        parameter.reason = f"not known in {parameter.places[0].kind}"
-    return None
+        role = _overridden(parameter, heads)
+        if role is not None and role.route == "matrix":
+            blocks(parameter.param, role.axes)
+    except ValueError:
+        role = None
+    return role or Role("adamw", f"not known in {parameter.places[0].kind}")
 
 
 def _can_train(param: Tensor) -> bool:
@@ -226,34 +200,25 @@ def _can_train(param: Tensor) -> bool:
     return plain and param.dtype in _checks.REAL_DTYPES
 
 
-def _route(parameter: Parameter, heads: Mapping[nn.Module, str]) -> str | None:
-    """Set route, axes and reason of a parameter; return a problem to raise, or None."""
-    wish = parameter.wish
-    route, spec = wish.pop("route", None), wish.pop("axes", None)
-    parameter.told = route is not None or spec is not None
-    if route in ("adamw", "frozen"):
-        if spec is not None:
-            return f"{parameter.name} is overridden with axes and route={route!r}; leave one out"
-        parameter.route, parameter.reason = route, "override"
-        return None
-    if spec is not None:
-        parameter.route, parameter.axes, parameter.reason = "matrix", spec, "override"
-        return None
-    try:
-        role = _role(parameter, heads, route)
-    except roles.RoleError as error:
-        return str(error)
+def _overridden(parameter: Parameter, heads: Mapping[nn.Module, str]) -> Role | None:
+    """Return the role of a parameter by its override, or else by its places."""
+    route, axes = (parameter.options.pop(name, None) for name in ("route", "axes"))
+    parameter.told = route is not None or axes is not None
+    if axes is not None and route in ("adamw", "frozen"):
+        raise roles.RoleError(
+            f"{parameter.name} is overridden with axes and route={route!r}; leave one out"
+        )
+    if axes is not None or route in ("adamw", "frozen"):
+        return Role(route or "matrix", "override", axes)
+    role = _role_of_places(parameter, heads, route)
     if route == "matrix" and (role is None or role.route != "matrix"):
-        parameter.route, parameter.reason = "matrix", "override"
-    elif role is None:
-        parameter.route = "unknown"
-    else:
-        parameter.route, parameter.axes, parameter.reason = role.route, role.axes, role.reason
-        parameter.layouts = role.layouts
-    return None
+        return Role("matrix", "override")
+    return role
 
 
-def _role(parameter: Parameter, heads: Mapping[nn.Module, str], route: str | None) -> Role | None:
+def _role_of_places(
+    parameter: Parameter, heads: Mapping[nn.Module, str], route: str | None
+) -> Role | None:
     """Return the role of a parameter, the same in all its places; None if it is unknown.
 
     A weight that is shared with the output head has the role of the head.
@@ -282,34 +247,57 @@ def _role(parameter: Parameter, heads: Mapping[nn.Module, str], route: str | Non
     return replace(candidates[0], reason=f"{reasons}, shared by {len(by_place)} modules")
 
 
-# ------------------------------------------------------------------------------ to the groups
+# -------------------------------------------------------------------------------- messages
 
 
-def _groups(
-    route: str, parameters: Sequence[Parameter], shared: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return one group for each device and each set of overrides."""
-    buckets: dict[tuple[torch.device, tuple[str, ...]], list[Parameter]] = {}
-    for parameter in parameters:
-        if parameter.route == route:
-            buckets.setdefault((parameter.param.device, parameter.overridden_by), []).append(
-                parameter
-            )
-    return [
-        {
-            "params": [(p.name, p.param) for p in members],
-            "route": route,
-            "axes": [p.axes for p in members],
-            "reasons": [p.reason for p in members],
-            **shared,
-            **members[0].wish,
-        }
-        for members in buckets.values()
+def _unknown(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> str:
+    """Return the error on parameters of unknown modules, with overrides that fit all of them."""
+    listed = [
+        f"{p.name} ({'×'.join(map(str, p.param.shape))}, {p.places[0].kind})" for p in parameters
     ]
+    linear = {p.name: {"axes": _axes(p.param.ndim, "r", "c")} for p in parameters}
+    crosswise = {p.name: {"axes": _axes(p.param.ndim, "c", "r")} for p in parameters}
+    lines = [
+        _line(linear, every, "matrices of (outputs, inputs), as in F.linear(x, W) = x @ W.T"),
+        _line(crosswise, every, "matrices of (inputs, outputs), as in x @ W"),
+        _line({p.name: "adamw" for p in parameters}, every, "no matrices: looked up or added"),
+    ]
+    start = f"the modules of these parameters are not known here: {_short(listed)}; pass one of"
+    return "\n".join([start, *lines, GRAMMAR])
 
 
-def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: str = "") -> None:
-    """Check that the options of `of` are known."""
-    wishes.check_mapping(of, options_of)
-    if unknown := sorted(set(options_of) - names):
-        raise options.unknown(of, unknown, names, more)
+def _axes(ndim: int, first: str, second: str) -> str:
+    """Return the axes of a weight, of a stack of weights, or of a weight with taps."""
+    return f"b {first} {second}" if ndim == 3 else " ".join([first, second, *(ndim - 2) * "c"])
+
+
+def _ambiguous(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> str:
+    """Return the warning about weights with `layouts`, each treated as one matrix."""
+    ways: dict[str, dict[str, Any]] = {
+        "one matrix, without this warning": {p.name: {"axes": p.role.axes} for p in parameters}
+    }
+    for parameter in parameters:
+        for meaning, axes in (parameter.role.layouts or {}).items():
+            ways.setdefault(meaning, {})[parameter.name] = {"axes": axes}
+    lines = [_line(values, every, meaning) for meaning, values in ways.items()]
+    start = "stepped as one matrix, though it holds several by its name, in a layout not known here"
+    listed = _short([p.name for p in parameters])
+    return "\n".join([f"{start}: {listed}; pass one of", *lines, GRAMMAR])
+
+
+def _line(values: Mapping[str, Any], every: Sequence[Parameter], meaning: str) -> str:
+    """Return an override that assigns these values, and matches no other parameter of `every`."""
+    same: dict[str, list[str]] = {}
+    for name, value in values.items():
+        same.setdefault(repr(value), []).append(name)
+    overrides = {
+        glob: values[names[0]]
+        for names in same.values()
+        for glob in globs(names, [n for p in every if p.name not in names for n in p.names])
+    }
+    return f"  overrides={overrides}  # {meaning}"
+
+
+def _short(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
