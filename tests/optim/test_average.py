@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import nucleon
-from nucleon.optim.average import _fused_lerp_, get_multi_avg_fn, share
+from nucleon.optim.average import get_multi_avg_fn, share
 
 KINDS = [0.1, 0.5, 1 / 3, 1, 7.5]
 SEED_STEPS = 9
@@ -84,16 +84,8 @@ def test_average_is_its_twin_for_every_parameter(method, average):
     assert all(torch.equal(p, w) for p, w in before.items())
 
 
-def test_fused_pass_is_the_same_formula():
-    averages, weights = [torch.randn(5, 4)], [torch.randn(5, 4)]
-    expected = averages[0].double().lerp(weights[0].double(), 0.37)
-    _fused_lerp_(averages, weights, torch.tensor(0.37))
-    torch.testing.assert_close(averages[0].double(), expected, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_weights_have_a_float32_average(dtype, monkeypatch):
-    monkeypatch.setattr(nucleon.optim.average, "CHUNK", 60)  # casts several weights, not all
+def test_half_precision_weights_have_a_float32_average(dtype):
     model = net(dtype)
     optimizer = made(model)
     iterates = {p: [] for p in model.parameters()}

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,9 +30,6 @@ from nucleon.optim.engines.cuda.addresses import dense
 from nucleon.optim.engines.work import State
 from nucleon.optim.groups import warn
 from nucleon.optim.matrices import shards
-
-CHUNK = 2**24
-"""Entries of weights that are cast to the dtype of W̄ at a time."""
 
 States = Mapping[Tensor, State]
 Tensors = tuple[Tensor, ...] | list[Tensor]
@@ -65,35 +61,12 @@ def share(average: float, t: Tensor) -> Tensor:
 
 
 def lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
-    """Update W̄ ← W̄ + share·(W − W̄) in one multi-tensor pass, reading the share on its device."""
-    first = averages[0]
-    alike = all(
-        x.stride() == y.stride() and x.dtype == y.dtype
-        for x, y in zip(averages, weights, strict=True)
-    )
-    if first.is_cuda and first.dtype == torch.float32 and alike:
-        _fused_lerp_(averages, weights, share)
-    else:
+    """Update W̄ ← W̄ + share·(W − W̄), reading the share on its device."""
+    if averages[0].dtype == weights[0].dtype:
         torch._foreach_lerp_(averages, weights, [share] * len(averages))
-
-
-def _fused_lerp_(averages: Tensors, weights: Tensors, share: Tensor) -> None:
-    """Update W̄ by the step of SGD, W̄ ← W̄ − share·(W̄ − W), which reads its rate on the device.
-
-    torch's multi-tensor lerp needs several passes unless the share is a Python number.
-    """
-    torch._fused_sgd_(
-        averages,
-        weights,
-        [],
-        lr=share,
-        maximize=True,
-        weight_decay=1.0,
-        momentum=0.0,
-        dampening=0.0,
-        nesterov=False,
-        is_first_step=False,
-    )
+        return
+    for average, weight in zip(averages, weights, strict=True):  # one copy at a time
+        average.lerp_(weight.to(average.dtype), share)
 
 
 def get_multi_avg_fn(average: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
@@ -126,8 +99,8 @@ class _Pass:
 
     average: float
     count: Tensor
-    params: list[Tensor]
-    averages: list[Tensor]
+    params: list[Tensor] = field(default_factory=list[Tensor])
+    averages: list[Tensor] = field(default_factory=list[Tensor])
     addresses: list[int] = field(default_factory=list[int])
     """Addresses of the weights in `table`."""
     table: Tensor | None = None
@@ -135,64 +108,39 @@ class _Pass:
 
     def run(self) -> None:
         """Average the weights with the share of the count."""
-        dtype = self.averages[0].dtype
-        part = share(self.average, self.count.to(dtype))
+        part = share(self.average, self.count.to(self.averages[0].dtype))
         weights = [_plain(param) for param in self.params]
-        if part.is_cuda and self._launch(weights, part):
-            return
-        if weights[0].dtype == dtype:
+        if not (part.is_cuda and self._launch(weights, part)):
             lerp_(self.averages, weights, part)
-            return
-        for chunk in _chunks(weights):
-            averages = [self.averages[i] for i in chunk]
-            wide = [torch.empty_like(each) for each in averages]
-            torch._foreach_copy_(wide, [weights[i] for i in chunk])
-            lerp_(averages, wide, part)
 
     def _launch(self, weights: list[Tensor], part: Tensor) -> bool:
         """Average the weights by the kernel; return False, with no change, if it cannot be used."""
+        if not triton_works():
+            return False
+        from nucleon.optim.engines.cuda import average_kernel
+
         addresses = [*map(Tensor.data_ptr, weights)]
         if addresses != self.addresses:
             self.addresses, self.table = addresses, None
             if _kernel_serves(self.averages, weights):
-                from nucleon.optim.engines.cuda import average_kernel
-
                 self.table = average_kernel.chunks(weights, self.averages).to(part.device)
         if self.table is None:
             return False
-        from nucleon.optim.engines.cuda import average_kernel
-
         with torch.cuda.device_of(part):  # Triton launches on the current device
             average_kernel.run(self.table, part, weights[0].dtype)
         return True
 
 
 def _kernel_serves(averages: Tensors, weights: Tensors) -> bool:
-    """Return True if W and W̄ are dense on a GPU with equal strides, and W̄ is float32."""
-    first = averages[0]
+    """Return True if W and W̄ are dense with equal strides, and W̄ is float32."""
     return (
-        first.is_cuda
-        and first.dtype == torch.float32
+        averages[0].dtype == torch.float32
         and weights[0].dtype in (torch.float32, *_checks.HALF_DTYPES)
-        and triton_works()
         and all(
             w.stride() == a.stride() and dense(w) and w.data_ptr()
             for w, a in zip(weights, averages, strict=True)
         )
     )
-
-
-def _chunks(weights: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Split a list of weights into parts of at most `CHUNK` entries, or of one weight."""
-    chunk, size = list[int](), 0
-    for i, weight in enumerate(weights):
-        if chunk and size + weight.numel() > CHUNK:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(i)
-        size += weight.numel()
-    if chunk:
-        yield chunk
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -249,24 +197,24 @@ class Averaging:
         self, saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Return a saved state with the entries of this optimizer; a missing W̄ starts at zero."""
-        states = {key: dict(own) for key, own in saved["state"].items()}
-        begun = [own for own in states.values() if own]
-        if self.average is None or not all("average" in own for own in begun):
-            for own in begun:
-                own.pop("average", None)
-                own.pop("averaged", None)
-            if self.average is not None:
-                warn(
-                    f"the loaded state has no average; average={self.average} starts with the next "
-                    f"step"
-                )
-                for group, own in zip(saved["param_groups"], groups, strict=True):
-                    for key, param in zip(group["params"], own["params"], strict=True):
-                        if states.get(key):
-                            zero = torch.zeros((), device=param.device)
-                            zero = zero.to(torch.complex64) if param.is_complex() else zero
-                            states[key]["average"] = zero.expand(param.shape)
-                            states[key]["averaged"] = torch.zeros((), dtype=torch.int64)
+        states = {key: dict(entries) for key, entries in saved["state"].items()}
+        begun = [entries for entries in states.values() if entries]
+        if self.average is not None and all("average" in entries for entries in begun):
+            return {**saved, "state": states}
+        for entries in begun:
+            entries.pop("average", None)
+            entries.pop("averaged", None)
+        if self.average is not None:
+            warn(
+                f"the loaded state has no average; average={self.average} starts with the next step"
+            )
+            for saved_group, group in zip(saved["param_groups"], groups, strict=True):
+                for key, param in zip(saved_group["params"], group["params"], strict=True):
+                    if states.get(key):
+                        dtype = torch.complex64 if param.is_complex() else torch.float32
+                        zero = torch.zeros((), dtype=dtype, device=param.device)
+                        states[key]["average"] = zero.expand(param.shape)
+                        states[key]["averaged"] = torch.zeros((), dtype=torch.int64)
         return {**saved, "state": states}
 
     def restart(self, states: States) -> None:
@@ -305,8 +253,8 @@ class Averaging:
                 continue
             values = _plain(state["average"])
             state["averaged"] = count = counts.setdefault(values.device, state["averaged"])
-            new = _Pass(average, count, [], [])
-            each = passes.setdefault((values.device, values.dtype, param.dtype), new)
+            key = values.device, values.dtype, param.dtype
+            each = passes.setdefault(key, _Pass(average, count))
             if values.numel():  # a shard may be empty
                 each.params.append(param)
                 each.averages.append(values)
@@ -351,18 +299,18 @@ class Averaging:
                 f"save the model inside the averaged() of each"
             )
         values = model.state_dict(keep_vars=True)
-        shown = {id(value) for value in values.values()}
-        if not all(id(param) in shown for param in model.parameters() if param in begun):
+        present = {id(value) for value in values.values()}
+        if not all(id(param) in present for param in model.parameters() if param in begun):
             # A hook of the model replaces some tensors, such as torchtitan's fused weights.
             with self.swapped(states, model):
-                copied = model.state_dict()
-                for name, value in copied.items():
-                    copied[name] = value.clone() if isinstance(value, Tensor) else value
-                return copied
+                values = model.state_dict()
+                for name, value in values.items():
+                    values[name] = value.clone() if isinstance(value, Tensor) else value
+                return values
         for name, value in values.items():
             if isinstance(value, Tensor):
-                own = begun.get(value)
-                values[name] = own["average"].to(value.dtype) if own else value.detach()
+                state = begun.get(value)
+                values[name] = state["average"].to(value.dtype) if state else value.detach()
         return values
 
     def _begun(self, states: States) -> dict[Tensor, State]:
@@ -387,24 +335,18 @@ def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """
     with ExitStack() as undo:
         for weight, average in pairs:
-            undo.callback(_swapped_in(weight, average))
+            if weight.dtype == average.dtype:
+                _exchange(weight, average)
+                undo.callback(_exchange, weight, average)
+            else:
+                undo.callback(_overwrite, weight, weight.detach().clone())
+                _overwrite(weight, average)
         yield
 
 
 @torch.no_grad()
-def _swapped_in(weight: Tensor, average: Tensor) -> Callable[[], None]:
-    """Copy W̄ into the weight; return a function that restores it."""
-    if weight.dtype == average.dtype:
-        _exchange(weight, average)
-        return partial(_exchange, weight, average)
-    raw = weight.detach().clone()
-    weight.copy_(average)
-    return partial(_restore, weight, raw)
-
-
-@torch.no_grad()
-def _restore(weight: Tensor, raw: Tensor) -> None:
-    weight.copy_(raw)
+def _overwrite(weight: Tensor, value: Tensor) -> None:
+    weight.copy_(value)
 
 
 @torch.no_grad()
