@@ -18,7 +18,7 @@ from nucleon.optim.matrices.parameters import ParameterInfo, blocks
 from nucleon.optim.polar_methods import chosen_method
 
 HEADINGS = ("name", "shape", "axes", "route", "optimizer", "state", "reason")
-FROZEN = "frozen, its state is made with its first gradient"
+FROZEN = "frozen, without state until its first gradient"
 
 
 @dataclass(frozen=True)

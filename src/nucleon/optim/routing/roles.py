@@ -111,7 +111,7 @@ def _role_by_table(place: Place) -> Role | None:
     return None
 
 
-def _is(module: nn.Module, entry: type[nn.Module] | str) -> bool:
+def _is(module: nn.Module | None, entry: type[nn.Module] | str) -> bool:
     if not isinstance(entry, str):
         return isinstance(module, entry)
     names = (base.__name__ for base in type(module).__mro__)
@@ -177,7 +177,8 @@ def _linear(place: Place) -> Role | None:
         return Role("matrix", f"{place.kind}: {_ROUTES}", "r c")
     if rows == 1:
         return Role("matrix", f"{place.kind}: {_ONE_ROW}", "r c")
-    return _linear_map(place, "{} c", rows, columns, place.kind)
+    kind = "MultiheadAttention: output" if _is(place.parent, nn.MultiheadAttention) else place.kind
+    return _linear_map(place, "{} c", rows, columns, kind)
 
 
 def _routes(parent: nn.Module | None) -> bool:

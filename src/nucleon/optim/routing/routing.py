@@ -27,8 +27,8 @@ AUX_LR = 1e-3
 """Default learning rate of the parameters that go to AdamW."""
 NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
 GRAMMAR = (
-    "Of axes, r are outputs, c inputs and b count matrices, see nucleon.optim.matrices.axes; a "
-    "class is taught once with nucleon.optim.register_module."
+    "Of axes, r are outputs, c inputs and b count matrices, see nucleon.optim.matrices.axes; "
+    "nucleon.optim.register_module teaches a class once."
 )
 
 
@@ -129,9 +129,9 @@ def routed(
         of_last = [p for p in parameters if module in [place.module for place in p.places]]
         if any(p.role.route == "matrix" and p.asks for p in of_last):
             warn(
-                f"no output head was found, and {name}, the last map of the model, is stepped as a "
-                f"matrix; pass head={name!r}, or another glob over module names, to give the head "
-                f"to AdamW, or head=None if there is none"
+                f"no output head was found, and the last map of the model is stepped as a matrix; "
+                f"pass head={name!r}, or another glob over module names, to give the head to "
+                f"AdamW, or head=None if there is none"
             )
     return Routed(parameters, NO_HEAD)
 
@@ -280,7 +280,7 @@ def _ambiguous(parameters: Sequence[Parameter], every: Sequence[Parameter]) -> s
         for meaning, axes in (parameter.role.layouts or {}).items():
             ways.setdefault(meaning, {})[parameter.name] = {"axes": axes}
     lines = [_line(values, every, meaning) for meaning, values in ways.items()]
-    start = "stepped as one matrix, though it holds several by its name, in a layout not known here"
+    start = "treated as one matrix, but named as several maps, in a layout not known here"
     listed = _short([p.name for p in parameters])
     return "\n".join([f"{start}: {listed}; pass one of", *lines, GRAMMAR])
 
