@@ -234,6 +234,7 @@ class Cell:
     margin: float = 0.02  # differences that count as equal
     seconds: float = 0.045  # of a step, a guess until a run is done
     device: str = "cpu"
+    title: str = ""  # in the picture
 
 
 def each(schedules: str, horizons: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
@@ -256,11 +257,20 @@ A1 = Cell(
     *(Words("tinyshakespeare/input.txt"), {"muon": RATES}, 1200, AT),
     decays=(*each("linear wsd", AT), ("cosine", 1200)),
     between=(225, 450, 900),
+    title="GPT on characters of Shakespeare (A1)",
 )
 A2 = replace(A1, horizons=(300, 1200), decays=each("linear", (300, 1200)), falls=("sqrt",))
 NOVELS = Words("eltec-eng/train_00.txt.xz", "eltec-eng/val.txt.xz")
 IN = (125, 250, 500, 1000)
-B = Cell(Images(), {"muon": RATES[1:]}, 1000, IN, each("linear wsd", IN), seconds=0.025)
+B = Cell(
+    Images(),
+    {"muon": RATES[1:]},
+    1000,
+    IN,
+    each("linear wsd", IN),
+    seconds=0.025,
+    title="CNN on Fashion-MNIST (B)",
+)
 C = Cell(
     Ripples(),
     {"muon": (0.005, 0.01, 0.02, 0.04)},
@@ -277,13 +287,16 @@ G = Cell(
     seeds=5,
     seconds=0.008,
     device="cuda",
+    title="GPT of 29 M on novels (G)",
 )
-P = replace(G, task=replace(G.task, source="tokens/programs", pairs=8192))
+P = replace(G, task=replace(G.task, source="tokens/programs", pairs=8192), title="on programs (G)")
 LARGE = replace(P.task, layers=16, width=768, heads=12)
 CELLS: Mapping[str, Cell] = {
     "A1": A1,
     "A2": replace(A2, grids={"leon": RATES, "leon .1": RATES, "adamw": ADAMW}, between=()),
-    "A3": replace(A1, task=NOVELS, seeds=5, settings="A1"),
+    "A3": replace(
+        A1, task=NOVELS, seeds=5, settings="A1", title="GPT on characters of novels (A3)"
+    ),
     "B": B,
     "C-ripples": C,
     "C-l1": replace(C, task=Regression(0.5)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from evidence import FRACTIONS, Choice, Log, Need, arms, tune
+from evidence import FRACTIONS, OPTION, Choice, Log, Need, arms, tune
 from evidence_cells import CELLS
 
 BEGIN, END = "<!-- tables of evidence.py report -->", "<!-- end of the tables -->"
@@ -61,6 +61,17 @@ class Part:
         """The decayed schedules."""
         return list(dict.fromkeys(kind for kind, _ in self.cell.decays))
 
+    @property
+    def judged(self) -> list[tuple[str, Choice | None, str]]:
+        """Title, setting and f of what is set against the decayed runs.
+
+        Beside the average it is the setting that README and docs recommend, where that differs.
+        """
+        advised = self.choices.get(("sqrt", self.cell.horizons))
+        same = advised is self.average and advised and advised.reading == f"{OPTION:g}"
+        rest = [] if same or not advised else [(f"sqrt, f = {OPTION:g},", advised, f"{OPTION:g}")]
+        return [("the average", self.average, ""), *rest]
+
     def peer(self, kind: str, horizon: int) -> Choice | None:
         """Return the setting of a decayed run at its horizon."""
         return self.choices.get((kind, (horizon,)))
@@ -84,8 +95,10 @@ class Part:
             peers = [(self.peer(kind, h), h) for h in cell.horizons]
             shown = [(c, self.number(self.losses(c, h))) for c, h in peers]
             yield [kind, *(f"{n} at {setting(c)}" if c and n else "" for c, n in shown)]
-            gaps = [less(self.losses(self.average, h), self.losses(c, h)) for c, h in peers]
-            yield [f"**the average less {kind}**", *(self.number(g, judged=True) for g in gaps)]
+            for title, fall, reading in self.judged:
+                gaps = [less(self.losses(fall, h, reading), self.losses(c, h)) for c, h in peers]
+                numbers = (self.number(gap, judged=True) for gap in gaps)
+                yield [f"**{title} less {kind}**", *numbers]
         if cell.device == "cuda" and self.average:
             train = f"{self.average.reading} train"
             losses = (self.losses(self.average, h, train) for h in cell.horizons)
@@ -154,7 +167,7 @@ def draw(parts: Sequence[Part], picture: Path) -> None:
                     axis.errorbar(*zip(*bars, strict=True), label=label, **style)
         bottom.axhspan(-cell.margin, cell.margin, color="0.9")
         bottom.axhline(0, color="0.5", linewidth=0.8)
-        top.set(title=f"{part.name}, {part.method}", xscale="log")
+        top.set(title=cell.title or part.name, xscale="log")
         bottom.set(xlabel="step", xticks=cell.horizons, xticklabels=cell.horizons)
         bottom.minorticks_off()
     axes[0, 0].set_ylabel("held-out loss, nats")
