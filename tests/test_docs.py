@@ -121,7 +121,7 @@ def test_the_afternoon_runs_and_prints_what_is_on_it(capsys):
 def test_a_gpt_of_your_own_is_cut_as_the_page_says(monkeypatch):
     """Without the override there is the warning; with it, and once taught, there is none."""
     text = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
-    section = text[text.index("## A GPT of your own") :].partition("\n## A job")[0]
+    section = text[text.index("## A GPT of your own") :]
     told, taught = re.findall(r"```python\n(.*?)```", section, flags=re.S)
     monkeypatch.setattr(roles, "_TABLE", list(roles._TABLE))
     space = {}
