@@ -9,7 +9,8 @@ import nucleon
 from nucleon import cli
 from nucleon.claims import CLAIMS
 from nucleon.cli.app import app
-from nucleon.cli.console import CommandError, setting
+from nucleon.cli.console import CommandError
+from nucleon.cli.play import setting
 from nucleon.online.learners import LEARNERS
 from nucleon.online.streams import STREAMS
 
@@ -26,10 +27,6 @@ def test_every_verb_explains_itself_with_examples_on_lines_of_their_own(command,
     shown = [line for line in map(str.strip, examples) if f"nucleon {verb}" in line]
     assert shown
     assert all(line.startswith("nucleon") and line.count("nucleon ") == 1 for line in shown)
-
-
-def test_completion_scripts_are_offered(command):
-    assert "--install-completion" in command("--help").stdout
 
 
 # ------------------------------------------------------------------ list
@@ -85,12 +82,12 @@ def test_the_library_does_not_import_the_command_lines_packages():
     ],
 )
 def test_a_value_is_a_python_literal_or_text(word, value):
-    read = setting("an option", f"some-name={word}", "NAME=VALUE")
+    read = setting("faml", f"some-name={word}")
     assert repr(read) == repr(("some_name", value))
 
 
 @pytest.mark.parametrize("text", ["lr", "=1", "1r=1", "a b=1", ""])
 def test_what_sets_nothing_is_refused(text):
-    with pytest.raises(CommandError, match=f"an option is '{text}'") as refused:
-        setting("an option", text, "NAME=VALUE")
-    assert "NAME=VALUE" in refused.value.hint
+    with pytest.raises(CommandError, match=f"an option of faml is '{text}'") as refused:
+        setting("faml", text)
+    assert refused.value.hint == "write faml:option=value"

@@ -127,7 +127,7 @@ def test_runs_never_overwrite_each_other(command, runs, tmp_path, monkeypatch):
     for _ in range(3):  # at one time, with one trace: one name
         assert command("reproduce", "toy", "--output", tmp_path, claims=[toy()]).exit_code == 0
     assert len(runs(tmp_path)) == 3
-    assert all(load(folder).passed for folder in runs(tmp_path))
+    assert all(load(folder).manifest["passed"] for folder in runs(tmp_path))
 
 
 def test_json_stays_json_whatever_was_measured(command, runs, tmp_path):

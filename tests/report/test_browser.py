@@ -1,6 +1,5 @@
 """The page in a real browser, from disk: it draws, copies, fits and asks nothing of the network."""
 
-import os
 import shutil
 
 import pytest
@@ -56,7 +55,7 @@ def test_charts_are_drawn_and_answer(visit):
     assert page.locator(".panel svg[role=img]").count() == 4
     assert page.locator("img.static").first.is_hidden()
     gap, evil, figure = page.locator("figure").all()
-    assert evil.locator(".panel-head span").text_content() == EVIL
+    assert evil.locator(".panel-head").text_content() == EVIL
     broken = gap.locator("g.series.s4")  # a value is missing: two pieces, points alone are dots
     assert broken.locator("path.line").get_attribute("d").count("M") == 2
     assert broken.locator("circle.dot").count() == 2
@@ -72,8 +71,6 @@ def test_charts_are_drawn_and_answer(visit):
     assert lines.count() == 1 and ticks("y", 0) != before  # the axis fits what is left
     key.click()
     assert lines.count() == 2 and ticks("y", 0) == before == ["0", "50", "100", "150", "200"]
-    figure.locator("button[data-axis=y]").first.click()
-    assert ticks("y", 0) == ["1", "2", "5", "10", "20", "50", "100", "200"]
     assert ticks("y", 1) == ticks("y", 0)  # they share their axes
     panel = figure.locator(".panel").first
     box = panel.locator("svg[role=img]").bounding_box()
@@ -98,21 +95,16 @@ def test_tables_are_copied(visit):
     )
 
 
-def test_theme_paper_and_a_reader_without_scripts(visit):
-    def background(page):
-        return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
+def test_dark_paper_and_a_reader_without_scripts(visit):
     page = visit(color_scheme="dark")
-    assert background(page) == "rgb(22, 24, 27)"
-    page.locator("#theme").click()
-    assert background(page) == "rgb(251, 251, 250)"
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == "rgb(22, 24, 27)"
     page.emulate_media(media="print")
     assert page.locator("img.static").first.is_visible()
     assert not page.locator(".chart").first.is_visible()
     page = visit(java_script_enabled=False)
     assert page.locator("img.static").count() == 3
     assert page.locator("img.static").first.is_visible()
-    assert not page.locator("#theme").is_visible()
 
 
 @pytest.mark.parametrize("width", [360, 1280])
@@ -122,5 +114,3 @@ def test_nothing_is_wider_than_the_screen(visit, width):
     marks = page.locator("td .mark")
     right = marks.evaluate_all("all => Math.max(...all.map(m => m.getBoundingClientRect().right))")
     assert right <= width  # a verdict is not behind the edge of a table that scrolls
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.screenshot(path=f"{folder}/report-{width}.png", full_page=True)

@@ -10,11 +10,11 @@ import nucleon
 
 MARKUP = "markdown"
 VERBS = {
-    "reproduce": "Check claims of the paper: each against its tolerance, with a figure and a page.",
-    "play": "Play every learner against every stream: round, regret, bound and slack, live.",
-    "plan": "Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.",
+    "reproduce": "Check claims of the paper, each against its tolerance, and write a page.",
+    "play": "Play learners against streams and show each regret beside its bound, live.",
+    "plan": "Compute the discount, radius and rounds that reach a (ρ, ε)-stationary point.",
     "list": "List learners, potentials, streams, optimizers and claims, each with its equation.",
-    "report": "Write one self-contained page over runs: claims, marks, charts, tables, commands.",
+    "report": "Write one HTML page over saved runs: figures, checks, tables and commands.",
 }
 """The first sentence of each verb's help."""
 ALONE = ("list", "report")

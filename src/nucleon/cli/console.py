@@ -6,9 +6,6 @@ The body of a verb runs inside `with plain_errors(debug)`. With `--json` it prin
 `print_json` and writes text to a quiet console.
 """
 
-import ast
-import errno
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,25 +13,24 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
+import torch
 import typer
+from rich import box
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as Grid
 
 from nucleon._files import to_json
+from nucleon.claims import Table
+from nucleon.report.page import number
 
 PIPE_WIDTH = 120
-VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "-inf": -math.inf}
-"""Values of options that are no Python literals."""
-HINTS = {
-    errno.ENOSPC: "free some room there, or choose another folder with --output",
-    errno.EDQUOT: "free some of your quota, or choose another folder with --output",
-    errno.ENOENT: "check the path",
-}
+MARKS = {"PASS": "[bold green]PASS[/]", "FAIL": "[bold red]FAIL[/]"}
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Device = Annotated[str, typer.Option(help="Device, as torch names it.")]
 
 
 class CommandError(Exception):
@@ -61,8 +57,6 @@ def hinting(
 
 def usable_device(name: str) -> str:
     """Return the device `name`, if torch can make a tensor there."""
-    import torch  # here, since it takes seconds and most commands do not need it
-
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -81,23 +75,6 @@ def matrix_shape(words: str) -> tuple[int, int]:
     return int(sides[1]), int(sides[2])
 
 
-def setting(option: str, text: str, form: str) -> tuple[str, Any]:
-    """Return name and value of NAME=VALUE; dashes in the name become underscores.
-
-    The value is one of `VALUES`, a Python literal, or else a string.
-    """
-    name, equals, word = text.partition("=")
-    name = name.replace("-", "_")
-    if not equals or not name.isidentifier():
-        raise CommandError(f"{option} is {text!r}", f"write {form}")
-    if word in VALUES:
-        return name, VALUES[word]
-    try:
-        return name, ast.literal_eval(word)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return name, word
-
-
 # ------------------------------------------------------------------ printing and failing
 
 
@@ -109,12 +86,16 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     return out
 
 
-def columns(rows: Iterable[Iterable[str]], **looks: Any) -> Table:
-    """Return a table without headings or lines."""
-    table = Table(show_header=False, box=None, **looks)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+def grid(table: Table) -> Grid:
+    """Return a table for the terminal; where it is too wide, words are folded and none is cut."""
+    looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    drawn = Grid(title=escape(table.title) or None, title_justify="left", **looks)
+    for i, column in enumerate(table.columns):
+        drawn.add_column(escape(column), justify="right" if i else "left", overflow="fold")
+    for row in table.rows:
+        cells = map(number, row)
+        drawn.add_row(*(MARKS.get(cell, escape(cell)) for cell in cells))
+    return drawn
 
 
 def print_json(value: object) -> None:
@@ -150,8 +131,7 @@ def explain(error: BaseException) -> tuple[str, str]:
         return str(error), error.hint
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        hint = HINTS.get(error.errno or 0, "choose a folder you may write to, with room on it")
-        return f"{place}{error.strerror}", hint
+        return f"{place}{error.strerror}", "check the path, and that there is room on the disk"
     return f"{type(error).__name__}: {error}", "add --debug to see where it happened"
 
 
@@ -179,14 +159,22 @@ class Bar:
         self.bars.update(self.task, visible=not self.bars.tasks[self.task].finished)
 
 
+class _Bars(Progress):
+    above: Callable[[], Iterable[RenderableType]] = tuple
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from self.above()
+        yield from super().get_renderables()
+
+
 @contextmanager
 def progress(
-    above: Callable[[], RenderableType] | None = None,
+    above: Callable[[], Iterable[RenderableType]] = tuple,
 ) -> Iterator[Callable[[str], Bar]]:
     """Yield a function from names to bars; bars are drawn on a terminal only.
 
     Args:
-        above: returns a table to show live above the bars (None).
+        above: returns tables to show live above the bars (none).
     """
     out = console(stderr=True)
     parts = (
@@ -201,12 +189,3 @@ def progress(
     with _Bars(*parts, console=out, transient=True, redirect_stdout=both, disable=hidden) as bars:
         bars.above = above
         yield partial(Bar, bars)
-
-
-class _Bars(Progress):
-    above: Callable[[], RenderableType] | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.above is not None:
-            yield self.above()
-        yield from super().get_renderables()

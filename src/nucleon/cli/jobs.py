@@ -44,16 +44,11 @@ class Outcome:
 
 def command(claim: Claim, settings: Settings) -> str:
     """Return the command that repeats the run."""
-    words = ["nucleon reproduce", claim.id]
-    if settings.quick:
-        words.append("--quick")
-    if settings.seeds is not None:
-        words.append(f"--seeds {settings.seeds}")
-    if settings.first_seed:
-        words.append(f"--first-seed {settings.first_seed}")
-    if settings.device != "cpu":
-        words.append(f"--device {settings.device}")
-    return " ".join(words)
+    words = f"nucleon reproduce {claim.id}" + " --quick" * settings.quick
+    for name, default in (("seeds", None), ("first_seed", 0), ("device", "cpu")):
+        if (value := getattr(settings, name)) != default:
+            words += f" --{name.replace('_', '-')} {value}"
+    return words
 
 
 def check(
@@ -65,19 +60,15 @@ def check(
     """
     with draft(output, claim.id) as folder:
         started, clock = datetime.now().astimezone(), time.perf_counter()
+        outcome = Outcome(claim)
         try:
             result = claim.run(settings, progress)
-        except Exception as error:
-            if debug:
-                raise
-            return Outcome(claim, trouble=explain(error))
-        seconds = time.perf_counter() - clock
-        outcome = Outcome(claim, result, seconds)
-        words, expected = command(claim, settings), claim.expected(settings.quick)
-        run = RunRecord(claim, words, asdict(settings), result, started, seconds, expected)
-        try:
+            seconds = time.perf_counter() - clock
+            outcome = Outcome(claim, result, seconds)
+            words, expected = command(claim, settings), claim.expected(settings.quick)
+            run = RunRecord(claim, words, asdict(settings), result, started, seconds, expected)
             return replace(outcome, folder=publish(run, folder))
-        except OSError as error:
+        except Exception as error:
             if debug:
                 raise
             return replace(outcome, trouble=explain(error))

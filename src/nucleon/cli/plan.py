@@ -44,15 +44,15 @@ def plan(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Discount, radius and rounds with which a theorem promises a (ρ, ε)-stationary point.
+    r"""Compute the discount, radius and rounds that reach a (ρ, ε)-stationary point.
 
     Exit code 0 if the theorem reaches the target, 1 if the target is trivial, not covered or out of
     reach, 2 if the command failed.
 
     For example:
 
-        nucleon plan --optimizer leon --rho 1 --epsilon .5 --q-nuclear 3 --delta 2
-          --gradient-bound 1 --shape 8x16
+        nucleon plan --optimizer leon --rho 1 --epsilon .5 --shape 8x16 \
+          --q-nuclear 3 --delta 2 --gradient-bound 1
     """
     with plain_errors(debug):
         if q_nuclear is None or delta is None or gradient_bound is None:
@@ -72,17 +72,12 @@ def plan(
                 shapes=[matrix_shape(words) for words in shape],
             )
         if as_json:
-            print_json(_plain(planned))
+            bound = planned.bound
+            total = {} if bound is None else {"bound": {**asdict(bound), "total": bound.total}}
+            print_json({**asdict(planned), **total})
         else:
             _show(planned)
         raise typer.Exit(0 if planned.kind == "reachable" else 1)
-
-
-def _plain(planned: Plan) -> dict[str, object]:
-    plain = asdict(planned)
-    if planned.bound is not None:
-        plain["bound"]["total"] = planned.bound.total
-    return plain
 
 
 def _show(planned: Plan) -> None:

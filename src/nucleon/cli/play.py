@@ -1,5 +1,6 @@
 """`nucleon play`: play learners against streams and show regret beside bound, live."""
 
+import ast
 import inspect
 import math
 import shlex
@@ -12,26 +13,23 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import torch
 import typer
-from rich import box
-from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from nucleon._naming import is_address, named, unknown
-from nucleon.claims import Check, Figure, Panel, Result, Series
-from nucleon.claims import Table as Listing
+from nucleon.claims import Check, Figure, Panel, Result, Series, Table
 from nucleon.claims.engine import one_thread
 from nucleon.cli.console import (
     AsJson,
     CommandError,
     Debug,
+    Device,
     console,
+    grid,
     hinting,
     matrix_shape,
     plain_errors,
     print_json,
     progress,
-    setting,
     usable_device,
 )
 from nucleon.online.game import RecordedRound, Trace
@@ -39,15 +37,16 @@ from nucleon.online.game import play as play_game
 from nucleon.online.learners import GBPA, LEARNERS, Learner, ScalarGBPA
 from nucleon.online.potentials import POTENTIALS
 from nucleon.online.streams import STREAMS, Stream
-from nucleon.report.page import number
 from nucleon.report.runs import About, RunRecord, draft, publish
 
 RECORDS = 400
 """Recorded rounds of a game, evenly spaced."""
 PLAYERS: Mapping[str, type[Learner]] = {**LEARNERS, GBPA.name: GBPA}
 """Learners by name; GBPA needs a potential."""
+VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "-inf": -math.inf}
+"""Values of options that are no Python literals."""
+COLUMNS = ("learner", "round", "regret", "bound", "slack", "‖X_t‖")
 T = TypeVar("T")
-COLUMNS = ("learner", "stream", "round", "regret", "bound", "slack", "‖X_t‖")
 _STREAM = ("name", "shape", "gradient_bound", "oblivious", "rounds", "gradient")
 
 
@@ -56,16 +55,16 @@ def play(
         list[str],
         typer.Argument(
             metavar="LEARNER",
-            help="By name, or package.module:Class or file.py:Class, with options as in "
-            "ftpl:samples=4,seed=1; see `nucleon list learners`.",
+            help="A name of `nucleon list learners`, package.module:Class or file.py:Class, with "
+            "options as in ftpl:samples=4,seed=1.",
             autocompletion=lambda: list(PLAYERS),
         ),
     ],
     stream: Annotated[
         list[str] | None,
         typer.Option(
-            help="By name, or package.module:Class or file.py:Class, with options as in "
-            "low-rank:rank=2; repeatable.",
+            help="A name of `nucleon list streams`, package.module:Class or file.py:Class, with "
+            "options as in low-rank:rank=2; repeat it for several.",
             autocompletion=lambda: list(STREAMS),
             show_default="alternating",
         ),
@@ -84,21 +83,21 @@ def play(
             show_default=False,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
+    device: Device = "cpu",
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Play every learner against every stream: round, regret, bound and slack, live.
+    """Play learners against streams and show each regret beside its bound, live.
 
     Exit code 0 if every regret is within its bound, 1 if one is not, 2 if the command failed.
 
     For example:
 
         nucleon play faml ftl --stream alternating --rounds 1000
-        nucleon play ftpl:samples=1 ftpl:samples=16 --stream gaussian --stream adversary
-        nucleon play shampoo faml --shape 16x64 --stream replay:gradients=recorded.pt
-        nucleon play gbpa:potential=mine.py:Smooth --stream mine.py:Spiral:turns=3
+        nucleon play ftpl:samples=1 ftpl:samples=16 --stream gaussian
+        nucleon play shampoo faml --stream replay:gradients=mine.pt
+        nucleon play gbpa:potential=mine.py:Smooth --stream adversary
     """
     with plain_errors(debug):
         names = stream or ["alternating"]
@@ -119,22 +118,18 @@ def play(
             statement=f"{rounds} rounds on {shape} matrices.",
             tolerance="the regret of every learner with a theorem is at most its bound.",
         )
+        settings = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
         with draft(output, "play") as folder:
             started, clock = datetime.now().astimezone(), time.perf_counter()
             traces = _play(pairs, rounds, delta)
             result = _result(pairs, traces)
             seconds = time.perf_counter() - clock
-            last = [
-                RecordedRound(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]) for t in traces
-            ]
-            out.print(_tables(pairs, last))
+            for table in result.tables:
+                out.print(grid(table))
             for note in result.notes:
                 out.print(f"[dim]• {escape(note)}[/]")
-            settings = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
-            run = RunRecord(
-                about, shlex.join(words), {**settings, **options}, result, started, seconds
-            )
-            final = publish(run, folder)
+            command, facts = shlex.join(words), {**settings, **options}
+            final = publish(RunRecord(about, command, facts, result, started, seconds), folder)
         out.print(f"run  {escape(str(final))}", soft_wrap=True)
         if as_json:
             plain = [_plain(pair, trace) for pair, trace in zip(pairs, traces, strict=True)]
@@ -152,6 +147,11 @@ class Pair:
     bounded: bool
     """True where a theorem bounds the regret."""
 
+    @property
+    def title(self) -> str:
+        """Return both texts in one."""
+        return " on ".join(self.names)
+
 
 # ------------------------------------------------------------------ construction
 
@@ -163,8 +163,7 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
         place["seed"] = shared["seed"]
     constructor, options = _parse("stream", stream, {n: e.constructor for n, e in STREAMS.items()})
     opponent = _constructed("stream", stream, constructor, {"shape": shape, **place}, options)
-    missing = [name for name in _STREAM if not hasattr(opponent, name)]
-    if missing:
+    if missing := [name for name in _STREAM if not hasattr(opponent, name)]:
         raise CommandError(
             f"{stream} is no stream, it has no {', '.join(missing)}",
             "see nucleon.online.streams.Stream",
@@ -178,13 +177,8 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
     bound = opponent.gradient_bound
     if isinstance(constructor, type) and issubclass(constructor, ScalarGBPA):
         bound *= math.sqrt(min(opponent.shape[-2:]))  # on the Frobenius norm
-    shared_options = {
-        "shape": opponent.shape,
-        "radius": shared["radius"],
-        "gradient_bound": bound,
-        **place,
-    }
-    player = _constructed("learner", learner, constructor, shared_options, options)
+    game = {"shape": opponent.shape, "radius": shared["radius"], "gradient_bound": bound, **place}
+    player = _constructed("learner", learner, constructor, game, options)
     if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CommandError(f"{learner} is no learner", "derive its class from Learner or GBPA")
     refusal = player.refusal(oblivious=opponent.oblivious, delta=shared["delta"])
@@ -202,10 +196,26 @@ def _parse(
     if name not in constructors and not is_address(name):
         sentence, hint = unknown(category, name, constructors)
         raise CommandError(sentence, f"{hint} (or write module:Class)")
-    pairs = [pair for pair in rest.split(",") if pair]
-    options = dict(setting(f"an option of {name}", p, f"{name}:option=value") for p in pairs)
+    options = dict(setting(name, pair) for pair in rest.split(",") if pair)
     with hinting(f"the {category}s by name are {', '.join(constructors)}"):
         return constructors[name] if name in constructors else named(name), options
+
+
+def setting(name: str, text: str) -> tuple[str, Any]:
+    """Return option and value of OPTION=VALUE; dashes in the option become underscores.
+
+    The value is one of `VALUES`, a Python literal, or else a string.
+    """
+    option, equals, word = text.partition("=")
+    option = option.replace("-", "_")
+    if not equals or not option.isidentifier():
+        raise CommandError(f"an option of {name} is {text!r}", f"write {name}:option=value")
+    if word in VALUES:
+        return option, VALUES[word]
+    try:
+        return option, ast.literal_eval(word)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return option, word
 
 
 def _constructed(
@@ -233,76 +243,57 @@ def _constructed(
 
 
 def _play(pairs: Sequence[Pair], rounds: int, delta: float | None) -> list[Trace]:
-    """Play all games, one after the other, with a live table."""
-    rows: list[RecordedRound | None] = [None] * len(pairs)
+    """Play all games, one after the other, with live tables."""
+    latest: list[RecordedRound | None] = [None] * len(pairs)
     traces = list[Trace]()
-    with progress(above=lambda: _tables(pairs, rows)) as bar_of, one_thread():
+    with progress(lambda: map(grid, _tables(pairs, latest))) as bar_of, one_thread():
         bar = bar_of("play")
         bar.begin(rounds * len(pairs), "rounds")
         for i, pair in enumerate(pairs):
-            title = " on ".join(pair.names)
 
-            def show(row: RecordedRound, i: int = i, title: str = title) -> None:
-                before = rows[i]
-                rows[i] = row
+            def show(row: RecordedRound, i: int = i, title: str = pair.title) -> None:
+                before, latest[i] = latest[i], row
                 done = row.round - (before.round if before else 0)
                 bar.advance(done, f"{title}: regret {float(row.regret):.4g}")
 
             every = max(1, rounds // RECORDS)
-            with hinting("see `nucleon list`", before=f"{title}: "):
+            with hinting("see `nucleon list`", before=f"{pair.title}: "):
                 game = (pair.learner, pair.stream, rounds)
                 traces.append(play_game(*game, record=every, on_record=show, delta=delta))
     return traces
 
 
-def _cells(pair: Pair, row: RecordedRound | None) -> tuple[str | float, ...]:
-    if row is None:
-        return (*pair.names, "", "", "", "", "")
-    regret, bound, slack, norm = map(float, (row.regret, row.bound, row.slack, row.norm))
-    bounds = (bound, slack) if pair.bounded and math.isfinite(bound) else ("none", "")
-    return (*pair.names, str(row.round), regret, *bounds, norm)
-
-
-def _tables(pairs: Sequence[Pair], rows: Sequence[RecordedRound | None]) -> Group:
-    """Return a table for each stream; minimal widths keep the columns in place."""
-    longest = max(len(pair.names[0]) for pair in pairs)
-    tables = dict[str, Table]()
+def _tables(pairs: Sequence[Pair], rows: Sequence[RecordedRound | None]) -> tuple[Table, ...]:
+    """Return a table for each stream, with the latest round of every learner."""
+    lines: dict[str, list[tuple[str | float, ...]]] = {pair.names[1]: [] for pair in pairs}
     for pair, row in zip(pairs, rows, strict=True):
-        stream = pair.names[1]
-        if stream not in tables:
-            title = escape(f"against {stream}")
-            tables[stream] = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-            tables[stream].add_column("learner", overflow="fold", min_width=min(longest, 24))
-            for column in COLUMNS[2:]:
-                tables[stream].add_column(column, justify="right", min_width=6, no_wrap=True)
-        learner, _, *numbers = _cells(pair, row)
-        tables[stream].add_row(escape(str(learner)), *map(number, numbers))
-    return Group(*tables.values())
-
-
-# ------------------------------------------------------------------ results
+        learner, stream = pair.names
+        cells: tuple[str | float, ...] = ("",) * 5
+        if row is not None:
+            regret, bound, slack, norm = map(float, (row.regret, row.bound, row.slack, row.norm))
+            bounds = (bound, slack) if pair.bounded and math.isfinite(bound) else ("none", "")
+            cells = (str(row.round), regret, *bounds, norm)
+        lines[stream].append((learner, *cells))
+    return tuple(Table(f"against {name}", COLUMNS, tuple(rows)) for name, rows in lines.items())
 
 
 def _result(pairs: Sequence[Pair], traces: Sequence[Trace]) -> Result:
     checks, notes, games = list[Check](), list[str](), list(zip(pairs, traces, strict=True))
     for pair, trace in games:
-        name, end = " on ".join(pair.names), trace.certificate
+        end = trace.certificate
         if end.refusal is not None:
-            notes.append(f"{name}: no bound, since {end.refusal}")
+            notes.append(f"{pair.title}: no bound, since {end.refusal}")
             continue
-        checks.append(Check(f"{name}: regret", float(end.regret), "≤", float(end.bound)))
-        note = f"{name}: {end.theorem}"
+        checks.append(Check(f"{pair.title}: regret", float(end.regret), "≤", float(end.bound)))
+        note = f"{pair.title}: {end.theorem}"
         if end.lower is not None and float(end.bound) > 0:
             note += f"; the regret is {float(end.share):.2g} of the bound, and flipping signs of "
             note += f"these gradients could force {float(end.lower / end.bound):.2g} of it"
         notes.append(note)
-    rows = tuple(
-        _cells(pair, RecordedRound(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]))
-        for pair, t in games
-    )
+    ends = [RecordedRound(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]) for t in traces]
     return Result(
         checks=tuple(checks),
-        tables=(Listing("At the end", COLUMNS, rows),),
+        tables=_tables(pairs, ends),
         figures=(_figure(games),),
         records=tuple(trace.to_dict() for trace in traces),
         notes=tuple(dict.fromkeys(notes)),

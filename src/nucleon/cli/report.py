@@ -23,7 +23,6 @@ from nucleon.report.runs import MANIFEST
 from nucleon.report.saved import DamagedRunError, Saved, find, load_all
 
 REPORT = "report.html"
-RUNS = Path("runs")
 
 
 def report(
@@ -46,7 +45,7 @@ def report(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Write one self-contained page over runs: claims, marks, charts, tables, commands.
+    """Write one HTML page over saved runs: figures, checks, tables and commands.
 
     Exit code 0 if all runs are in it, 1 if damaged runs were left out, 2 if there are none.
 
@@ -57,33 +56,29 @@ def report(
         nucleon report runs/thm-leon runs/thm-pion --output theorems.html
     """
     with plain_errors(debug):
-        paths = runs or [RUNS]
+        paths = runs or [Path("runs")]
         beside = paths[0].parent if (paths[0] / MANIFEST).exists() else paths[0]
         page = output or beside / REPORT
         saved, damaged = make_page(paths, page)
         console(quiet=as_json).print(f"report  {escape(str(page))}", soft_wrap=True)
         if as_json:
-            print_json(
-                {
-                    "report": str(page),
-                    "runs": [str(run.folder) for run in saved],
-                    "damaged": [str(error) for error in damaged],
-                }
-            )
+            folders = [str(run.folder) for run in saved]
+            print_json({"report": str(page), "runs": folders, "damaged": list(map(str, damaged))})
         raise typer.Exit(1 if damaged else 0)
 
 
 def make_page(paths: Sequence[Path], page: Path) -> tuple[list[Saved], list[DamagedRunError]]:
     """Write `page` over the runs under `paths`; report damaged ones on stderr."""
-    folders_of = {path: find(path) for path in paths}
-    for path, folders in folders_of.items():
-        if not folders:
+    folders = dict[Path, None]()
+    for path in paths:
+        at_path = find(path)
+        if not at_path:
             hint = "run `nucleon reproduce` first, or name their folder"
             raise CommandError(f"there are no runs in {path}", hint)
-    folders = list(dict.fromkeys(folder for folders in folders_of.values() for folder in folders))
+        folders |= dict.fromkeys(at_path)
     order = {name: place for place, name in enumerate(CLAIMS)}  # claims first, then other runs
-    folders.sort(key=lambda folder: order.get(folder.parent.name, len(order)))
-    saved, damaged = load_all(folders)
+    by_claim = sorted(folders, key=lambda folder: order.get(folder.parent.name, len(order)))
+    saved, damaged = load_all(by_claim)
     for error in damaged:
         complain(f"{error}; that run is left out", "delete it and run its command again")
     if not saved:

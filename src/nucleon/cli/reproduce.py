@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon._naming import unknown
-from nucleon.claims import CLAIMS, Claim, Result, Settings
+from nucleon.claims import CLAIMS, Check, Claim, Result, Settings, Table
 from nucleon.cli.console import (
+    MARKS,
     AsJson,
     CommandError,
     Debug,
+    Device,
     complain,
     console,
+    grid,
     plain_errors,
     print_json,
     progress,
@@ -32,7 +34,6 @@ from nucleon.report.saved import completed
 
 MOST_JOBS = 4  # by default, since each process loads torch
 MOST_SEEDS = 1000  # fits into the memory of a small machine, with room to spare
-MARKS = {True: "[bold green]PASS[/]", False: "[bold red]FAIL[/]"}
 
 
 def reproduce(
@@ -49,29 +50,29 @@ def reproduce(
     seeds: Annotated[
         int | None,
         typer.Option(
-            help="Repetitions; default: the claim's own. A confidence interval needs two.",
+            help="Repetitions; default: as many as the claim says, at least 2 for an interval.",
             show_default=False,
         ),
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
+    device: Device = "cpu",
     jobs: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Claims to check at the same time; default: one per core with --all, up to 4.",
+            help="Claims to check at once; default: 1, with --all one per core, at most 4.",
             show_default=False,
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Keep results of the same code with the same options."),
+        typer.Option("--resume", help="Skip claims with a result of the same code and options."),
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Check claims of the paper: each against its tolerance, with a figure and a page.
+    """Check claims of the paper, each against its tolerance, and write a page.
 
     Exit code 0 if all hold, 1 if one does not, 2 if the command failed.
 
@@ -83,6 +84,7 @@ def reproduce(
     """
     with plain_errors(debug):
         claims = list(CLAIMS.values()) if every else [_find(name) for name in ids or ()]
+        claims = list(dict.fromkeys(claims))
         if not claims:
             raise CommandError(
                 "no claim was named", f"name one of {', '.join(CLAIMS)}, or pass --all"
@@ -92,15 +94,14 @@ def reproduce(
         settings = Settings(
             quick=quick, seeds=seeds, first_seed=first_seed, device=usable_device(device)
         )
-        claims, out = list(dict.fromkeys(claims)), console(quiet=as_json)
+        out = console(quiet=as_json)
         jobs = jobs or (min(MOST_JOBS, os.cpu_count() or 1) if every else 1)
         outcomes = _earlier(claims, settings, output) if resume else []
         for outcome in outcomes:
             _show(outcome, out)
         resumed = {outcome.claim.id for outcome in outcomes}
-        together, alone = _split([claim for claim in claims if claim.id not in resumed], jobs)
-        out.print(_forecast(together, alone, quick, jobs), style="dim")
-        for outcome in _check_all(together, alone, settings, output, jobs, debug, out):
+        claims = [claim for claim in claims if claim.id not in resumed]
+        for outcome in _check_all(claims, settings, output, jobs, debug, out):
             outcomes.append(outcome)
             _show(outcome, out)
             if outcome.result is not None and outcome.trouble is not None:
@@ -126,31 +127,36 @@ def _find(name: str) -> Claim:
 
 def _earlier(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:
     """Return the outcomes of claims with a saved run of the same code and options."""
-    saved = ((claim, completed(output, claim.id, asdict(settings))) for claim in claims)
-    return [
-        Outcome(claim, run.result, run.manifest["seconds"], run.folder, resumed=True)
-        for claim, run in saved
-        if run is not None
-    ]
-
-
-def _split(claims: Sequence[Claim], jobs: int) -> tuple[list[Claim], list[Claim]]:
-    """Return the claims to check beside each other, and those to check one after the other."""
-    together = [claim for claim in claims if not claim.alone]
-    if jobs == 1 or len(together) < 2:
-        return [], list(claims)
-    return together, [claim for claim in claims if claim.alone]
+    outcomes = list[Outcome]()
+    for claim in claims:
+        if run := completed(output, claim.id, asdict(settings)):
+            checks = (
+                Check(c["name"], float(c["measured"]), c["relation"], float(c["threshold"]))
+                for c in run.result["checks"]
+            )
+            seconds = run.manifest["seconds"]
+            outcomes.append(Outcome(claim, Result(tuple(checks)), seconds, run.folder, None, True))
+    return outcomes
 
 
 def _check_all(
-    together: Sequence[Claim],
-    alone: Sequence[Claim],
+    claims: Sequence[Claim],
     settings: Settings,
     output: Path,
     jobs: int,
     debug: bool,
     out: Console,
 ) -> Iterator[Outcome]:
+    """Check claims beside each other where there are several jobs, then those on times alone."""
+    together = [claim for claim in claims if not claim.alone]
+    if jobs == 1 or len(together) < 2:
+        together = []
+    alone = [claim for claim in claims if claim not in together]
+    beside = [claim.expected(settings.quick) for claim in together]
+    total = max((sum(beside) / jobs, *beside)) + sum(c.expected(settings.quick) for c in alone)
+    words = f"{len(claims)} claim{'s' * (len(claims) != 1)} to check, about {_duration(total)}"
+    out.print(words if claims else "all claims are checked already", style="dim")
+
     def starting(claim: Claim) -> None:
         expected = _duration(claim.expected(settings.quick))
         out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
@@ -162,15 +168,6 @@ def _check_all(
         with progress() as named:
             outcome = check(claim, settings, output, named(claim.id), debug)
         yield outcome
-
-
-def _forecast(together: Sequence[Claim], alone: Sequence[Claim], quick: bool, jobs: int) -> str:
-    if not (together or alone):
-        return "all claims are checked already"
-    beside = [claim.expected(quick) for claim in together]
-    total = max((sum(beside) / jobs, *beside)) + sum(claim.expected(quick) for claim in alone)
-    count = len(together) + len(alone)
-    return f"{count} claim{'s' * (count > 1)} to check, about {_duration(total)}"
 
 
 def _duration(seconds: float) -> str:
@@ -194,6 +191,7 @@ def _plain(outcome: Outcome) -> dict[str, object]:
 
 
 def _show(outcome: Outcome, out: Console) -> None:
+    """Print the texts, tables, notes and checks of a claim, and its verdict."""
     claim, result = outcome.claim, outcome.result
     if result is None:
         return
@@ -203,28 +201,19 @@ def _show(outcome: Outcome, out: Console) -> None:
         for name in ("statement", "place", "tolerance"):
             facts.add_row(name, escape(getattr(claim, name)))
         out.print(facts)
-        _show_result(result, out)
+        for table in result.tables:
+            out.print(grid(table))
+        for note in result.notes:
+            out.print(f"[dim]• {escape(note)}[/]")
+        columns = ("check", "measured", "tolerance", "")
+        out.print(grid(Table("", columns, tuple(map(_row, result.checks)))))
     when = "as checked before, " if outcome.resumed else ""
-    mark = MARKS[result.passed]
+    mark = MARKS["PASS" if result.passed else "FAIL"]
     out.print(f"{mark}  {escape(claim.id)}, {when}in {outcome.seconds:.1f} s")
     if outcome.folder is not None and not outcome.resumed:
         out.print(f"run  {escape(str(outcome.folder))}", soft_wrap=True)
 
 
-def _show_result(result: Result, out: Console) -> None:
-    for table in result.tables:
-        grid = Grid(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD)
-        for i, column in enumerate(table.columns):
-            grid.add_column(escape(column), justify="right" if i else "left")
-        for row in table.rows:
-            grid.add_row(*(escape(number(cell)) for cell in row))
-        out.print(grid)
-    for note in result.notes:
-        out.print(f"[dim]• {escape(note)}[/]")
-    grid = Grid("check", box=box.SIMPLE_HEAD)
-    for column in ("measured", "tolerance", ""):
-        grid.add_column(column, justify="right")
-    for one in result.checks:
-        tolerance = f"{one.relation} {number(one.threshold)}"
-        grid.add_row(escape(one.name), number(one.measured), tolerance, MARKS[one.passed])
-    out.print(grid)
+def _row(check: Check) -> tuple[str | float, ...]:
+    tolerance = f"{check.relation} {number(check.threshold)}"
+    return check.name, check.measured, tolerance, "PASS" if check.passed else "FAIL"

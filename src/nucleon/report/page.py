@@ -5,8 +5,7 @@ Every word is escaped; figures are images and, for the script, data.
 
 import base64
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -15,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import nucleon
-from nucleon.claims import Cell, Figure, Series
+from nucleon.claims import Cell
 from nucleon.report.plots import STYLES
 from nucleon.report.saved import DamagedRunError, Saved
 
@@ -38,81 +37,70 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
         lstrip_blocks=True,
     )
     environment.filters["number"] = number
-    style, script = _resource("page.css") + _series_rules(), _resource("page.js")
+    ids = [run.manifest["id"] for run in runs]
     return environment.get_template("page.html").render(
-        runs=[_view(run, label) for run, label in zip(runs, _labels(runs), strict=True)],
+        runs=[_view(run, ids) for run in runs],
         damaged=damaged,
         heading=_heading(runs),
         version=nucleon.__version__,
-        style=Markup(style),  # ours, from the package: nothing of a run is in it
-        script=Markup(script),
+        style=Markup(_resource("page.css") + _series_rules()),  # nothing of a run is in these
+        script=Markup(_resource("page.js")),
     )
 
 
-def _view(run: Saved, label: str) -> dict[str, Any]:
+def _view(run: Saved, ids: Sequence[str]) -> dict[str, Any]:
     """Return the variables of the template for a run."""
-    figures = run.result.figures
+    name, figures = run.manifest["id"], run.result["figures"]
     return {
         "about": run.manifest,
-        "label": label,
-        "mark": {True: "PASS", False: "FAIL", None: ""}[run.passed],
+        "label": name if ids.count(name) == 1 else f"{name}/{run.folder.name}",
+        "mark": {True: "PASS", False: "FAIL", None: ""}[run.manifest["passed"]],
         "result": run.result,
         "figures": list(zip(figures, map(_image, run.drawings), map(_chart, figures), strict=True)),
         "facts": _facts(run),
     }
 
 
-def _labels(runs: Sequence[Saved]) -> list[str]:
-    """Return the id of each run, with its folder where several have one id."""
-    ids = [run.manifest["id"] for run in runs]
-    return [
-        name if ids.count(name) == 1 else f"{name}/{run.folder.name}"
-        for run, name in zip(runs, ids, strict=True)
-    ]
-
-
 def _heading(runs: Sequence[Saved]) -> str:
-    claims = [run for run in runs if run.manifest["place"]]  # in the paper
-    verdicts = [run.passed for run in claims if run.passed is not None]
+    verdicts = [run.manifest["passed"] for run in runs if run.manifest["place"]]  # in the paper
+    verdicts = [verdict for verdict in verdicts if verdict is not None]
     if not verdicts:
         return f"{len(runs)} run{'s' * (len(runs) != 1)}"
-    passed = sum(verdicts)
     if len(verdicts) == 1:
-        return "The claim holds" if passed else "The claim does not hold"
-    return f"{'All' if passed == len(verdicts) else f'{passed} of'} {len(verdicts)} claims hold"
+        return "The claim holds" if verdicts[0] else "The claim does not hold"
+    return f"{sum(verdicts)} of {len(verdicts)} claims hold"
 
 
 def _facts(run: Saved) -> dict[str, str]:
     about, machine = run.manifest, run.manifest["machine"]
-    seconds = about["expected"]
-    expected = "" if seconds is None else f", about {seconds:.0f} s expected"
-    facts = {
+    expected = "" if about["expected"] is None else f", about {about['expected']:.0f} s expected"
+    return {
         "started": f"{datetime.fromisoformat(about['started']):%Y-%m-%d %H:%M:%S %z}",
         "took": f"{about['seconds']:.1f} s{expected}",
         "options": ", ".join(f"{k} = {v}" for k, v in about["options"].items() if v is not None),
         "commit": str(about["commit"] or "not known"),
-        **{f"version of {name}": value for name, value in about["versions"].items()},
-        "machine": f"{machine['system']}, {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['threads']} threads",
+        "versions": ", ".join(f"{name} {value}" for name, value in about["versions"].items()),
+        "machine": ", ".join(f"{k} = {v}" for k, v in machine.items() if v is not None),
         "folder": str(run.folder),
     }
-    return {**facts, "GPU": machine["gpu"]} if machine["gpu"] else facts
 
 
-def _chart(figure: Figure) -> dict[str, Any]:
+def _chart(figure: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a figure for the script, null where one is not finite."""
-    panels = [{**asdict(p), "series": [_points(s) for s in p.series]} for p in figure.panels]
-    return {"shared": figure.shared_axes, "panels": panels}
+
+    def points(series: Mapping[str, Any]) -> dict[str, Any]:
+        columns = {name: _rounded(series[name]) for name in ("x", "y", "low", "high")}
+        return {"name": series["name"], "style": series["style"] % len(STYLES), **columns}
+
+    panels = [{**p, "series": [points(s) for s in p["series"]]} for p in figure["panels"]]
+    return {"shared": figure["shared_axes"], "panels": panels}
 
 
-def _points(series: Series) -> dict[str, Any]:
-    def rounded(values: Sequence[float] | None) -> list[float | None] | None:
-        if values is None:
-            return None
-        return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
-
-    columns = {name: rounded(getattr(series, name)) for name in ("x", "y", "low", "high")}
-    return {"name": series.name, "style": series.style % len(STYLES), **columns}
+def _rounded(values: Sequence[float | str] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    numbers = map(float, values)  # of "nan" and "inf" too
+    return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in numbers]
 
 
 def _image(svg: bytes) -> str:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from nucleon._files import to_json
-from nucleon.claims import Check, Figure, Panel, Result, Series, Table
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, identity
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
 _KEYS = {
-    *("id", "title", "statement", "place", "tolerance", "command", "options", "started"),
-    *("seconds", "expected", "versions", "source", "commit", "machine"),
+    MANIFEST: {
+        *("id", "title", "statement", "place", "tolerance", "passed", "command", "options"),
+        *("started", "seconds", "expected", "versions", "source", "commit", "machine"),
+    },
+    RESULT: {"checks", "tables", "figures", "notes"},
 }
 
 
@@ -28,41 +30,40 @@ class DamagedRunError(Exception):
 
 @dataclass(frozen=True)
 class Saved:
-    """A run as it is on disk: the folder, its manifest, the result and the SVG of each figure."""
+    """A run on disk: folder, manifest, checks, tables, figures and notes, and each figure's SVG.
+
+    Numbers that JSON lacks are the words "nan", "inf" and "-inf".
+    """
 
     folder: Path
     manifest: Mapping[str, Any]
-    result: Result
+    result: Mapping[str, Any]
     drawings: tuple[bytes, ...]
-
-    @property
-    def passed(self) -> bool | None:
-        """True where all checks passed; None where there were none."""
-        return self.result.passed if self.result.checks else None
 
 
 def load(folder: Path) -> Saved:
     """Read the run in `folder`; raise `DamagedRunError` where that fails."""
     try:
-        manifest = _parsed(folder / MANIFEST)
+        manifest = json_of(folder, MANIFEST, {"schema"})
         if manifest["schema"] != SCHEMA:
             raise ValueError(f"its schema is {manifest['schema']}, not {SCHEMA}")
-        if missing := _KEYS - manifest.keys():
-            raise ValueError(f"{MANIFEST} has no {', '.join(sorted(missing))}")
-        result = _result(_parsed(folder / RESULT))
-        drawings = tuple((folder / f"{f.name}.svg").read_bytes() for f in result.figures)
+        manifest, result = (json_of(folder, name, _KEYS[name]) for name in (MANIFEST, RESULT))
+        names = [figure["name"] for figure in result["figures"]]
+        drawings = tuple((folder / f"{name}.svg").read_bytes() for name in names)
         return Saved(folder, manifest, result, drawings)
-    except KeyError as error:
-        raise DamagedRunError(folder, f"there is no {error}") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedRunError(folder, error) from error
 
 
-def _parsed(path: Path) -> Any:
+def json_of(folder: Path, name: str, keys: set[str]) -> dict[str, Any]:
+    """Read a JSON file that has these keys."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        value: dict[str, Any] = json.loads((folder / name).read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{name} is no JSON: {error}") from error
+    if missing := keys - value.keys():
+        raise ValueError(f"{name} has no {', '.join(sorted(missing))}")
+    return value
 
 
 def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError]]:
@@ -108,37 +109,3 @@ def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-# ------------------------------------------------------------------ the result
-
-
-def _result(values: Mapping[str, Any]) -> Result:
-    return Result(
-        checks=tuple(_check(**check) for check in values["checks"]),
-        tables=tuple(_table(**table) for table in values["tables"]),
-        figures=tuple(_figure(**figure) for figure in values["figures"]),
-        notes=tuple(values["notes"]),
-    )
-
-
-def _check(*, measured: float, threshold: float, passed: bool, **words: Any) -> Check:
-    return Check(measured=float(measured), threshold=float(threshold), **words)
-
-
-def _table(*, columns: list[str], rows: list[list[Any]], title: str) -> Table:
-    return Table(title, tuple(columns), tuple(tuple(row) for row in rows))
-
-
-def _figure(*, panels: list[dict[str, Any]], **words: Any) -> Figure:
-    return Figure(panels=tuple(_panel(**panel) for panel in panels), **words)
-
-
-def _panel(*, series: list[dict[str, Any]], **words: Any) -> Panel:
-    return Panel(series=tuple(_series(**one) for one in series), **words)
-
-
-def _series(*, name: str, style: int, **columns: list[float] | None) -> Series:
-    """Return a series; `float` also reads the words "nan", "inf" and "-inf"."""
-    read = {key: None if c is None else [float(value) for value in c] for key, c in columns.items()}
-    return Series(name=name, style=int(style), **read)  # pyright: ignore[reportArgumentType]
