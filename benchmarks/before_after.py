@@ -40,8 +40,7 @@ def families():
 
     for name in dict.fromkeys([*census.NAMES, *census.HEADS]):
         yield name, lambda name=name: census.build(name)
-    sizes = {name: entry[0] for name, entry in tiny.FUSED.items()} | tiny.EXPERTS | tiny.ROUTED
-    for name, options in sizes.items():
+    for name, options in (tiny.EXPERTS | tiny.ROUTED).items():
         yield f"{name} (tiny)", lambda name=name, options=options: tiny.build(name, options)
     try:
         import timm

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import nucleon
-
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 SMALL = {"width": 32, "heads": 2, "layers": 1, "context": 32, "batch": 8, "device": "cpu"}
 WORDS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
@@ -89,27 +87,3 @@ def test_a_sentence_has_one_derivation_so_that_the_entropy_is_that_of_the_text()
     assert len(sentences) > 50
     assert {derivations(("TEXT",), sentence) for sentence in sentences} == {1}
     assert example["sentences"](500)[0] == text[: len(example["sentences"](500)[0])]
-
-
-def test_the_average_is_below_the_last_iterate_at_two_horizons():
-    """One run of Muon at one rate, read twice without knowing either horizon."""
-    example = runpy.run_path(str(SCRIPT))
-    content, floor = example["sentences"](60_000)
-    text = example["Text"](content, 32)
-    model = example["GPT"](len(text.characters), context=32, layers=1, heads=2, width=32)
-    optimizer = nucleon.Muon.for_model(model, lr=0.02, average=0.1)
-
-    @torch.no_grad()
-    def held_out():
-        return example["loss_of"](model, text.judged()).item()
-
-    losses = {}
-    for step in range(600):
-        example["loss_of"](model, text.batch(step, 8, 0)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step + 1 in (300, 600):
-            with optimizer.averaged():
-                losses[step + 1] = held_out()
-            assert floor < losses[step + 1] < held_out() - 0.01
-    assert losses[600] < losses[300]

@@ -108,28 +108,6 @@ def test_the_stages_of_a_pipeline_are_cut_like_the_whole(cut):
     assert ("lm_head.weight" in {r.name for r in rows}) == (cut == (1, 2))
 
 
-def apart(weight):
-    """q, k, v of a fused weight, as torchtitan's forward takes them, each (heads·size, width)."""
-    by_groups = weight.view(-1, HEADS_PER_KV + 2, SIZE, WIDTH)
-    return [x.reshape(-1, WIDTH) for x in by_groups.split([HEADS_PER_KV, 1, 1], dim=1)]
-
-
-def test_a_fused_weight_moves_as_its_maps_do_apart():
-    torch.manual_seed(0)
-    whole = attention().double()
-    fused = whole.qkv_linear.wqkv.weight
-    maps = [nn.Parameter(x.detach().clone()) for x in apart(fused)]
-    ours, theirs = nucleon.Leon.for_model(whole, head=None, lr=0.1), nucleon.Leon(maps, lr=0.1)
-    for _ in range(3):
-        fused.grad = torch.randn_like(fused)
-        for p, gradient in zip(maps, apart(fused.grad), strict=True):
-            p.grad = gradient.clone()
-        ours.step()
-        theirs.step()
-    for mine, p in zip(apart(fused.detach()), maps, strict=True):
-        torch.testing.assert_close(mine, p.detach(), rtol=0, atol=1e-12)  # of steps of 0.1
-
-
 def test_keys_and_values_of_latents_are_cut_as_forward_takes_them():
     """DeepSeek's: latents and a rotary key, then in each head a key and a value."""
     heads, sizes = 3, {"kv_lora_rank": 5, "qk_rope_head_dim": 2}

@@ -39,18 +39,11 @@ class OptimizersContainer(torch.optim.Optimizer, Generic[T]):
 
 
 class Validator:
-    @dataclass(kw_only=True, slots=True)
-    class Config:
-        freq: int = 10
-
-    def validate(self, model_parts, step):
-        self.seen = [p.detach().clone() for part in model_parts for p in part.parameters()]
+    Config = OptimizersContainer.Config
 
 
 class CheckpointManager:
-    @dataclass(kw_only=True, slots=True)
-    class Config:
-        interval: int = 500
+    Config = OptimizersContainer.Config
 
 
 def derive(source, target, **deltas):

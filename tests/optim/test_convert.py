@@ -1,10 +1,9 @@
-"""A job that goes on under another optimizer: hyperparameters, moments, schedule and loss."""
+"""A job that goes on under another optimizer: hyperparameters, moments and schedule."""
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 import nucleon
 from nucleon import converted
@@ -183,10 +182,6 @@ def test_groups_that_the_routing_mixes_are_kept_apart():
 # --------------------------------------------------------------------------------- schedules
 
 
-def one_cycle(optimizer, last_epoch=-1):
-    return lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=20, last_epoch=last_epoch)
-
-
 SCHEDULES = {
     "LambdaLR": lambda o, last_epoch=-1: lr_scheduler.LambdaLR(
         o, lambda step: min(1.0, step / 5), last_epoch
@@ -194,17 +189,13 @@ SCHEDULES = {
     "CosineAnnealingLR": lambda o, last_epoch=-1: lr_scheduler.CosineAnnealingLR(
         o, 20, 1e-5, last_epoch
     ),
-    "OneCycleLR": one_cycle,
-    "transformers, cosine": lambda o, last_epoch=-1: get_cosine_schedule_with_warmup(
-        o, 3, 20, last_epoch=last_epoch
-    ),
-    "transformers, linear": lambda o, last_epoch=-1: get_linear_schedule_with_warmup(
-        o, 3, 20, last_epoch
+    "OneCycleLR": lambda o, last_epoch=-1: lr_scheduler.OneCycleLR(
+        o, 0.01, total_steps=20, last_epoch=last_epoch
     ),
 }
 
 
-@pytest.mark.parametrize("at", [0, 2, 7])
+@pytest.mark.parametrize("at", [0, 7])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_goes_on_by_its_last_epoch(schedule, at):
     """The oracle: the same schedule of the old optimizer, which never stopped."""
@@ -356,37 +347,6 @@ def test_each_block_of_a_fused_weight_has_its_own_gram():
         noise = (g[4 * i : 4 * i + 4].square() - block.square()).sum(1)
         expected = (block @ block.T + torch.diag(noise)) / (1 - 0.81)
         torch.testing.assert_close(gram[i], expected, rtol=1e-6, atol=1e-9)
-
-
-# ------------------------------------------------------------------------------ the whole run
-
-
-def fit(model, optimizers, steps, seed):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(256, 8, generator=generator, dtype=torch.float64)
-    y = torch.tanh(x @ torch.randn(8, 8, generator=generator, dtype=torch.float64))
-    generator.manual_seed(seed)
-    losses = []
-    for _ in range(steps):
-        chosen = torch.randint(256, (64,), generator=generator)
-        model.zero_grad()
-        nn.functional.mse_loss(model(x[chosen]), y[chosen]).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        with torch.no_grad():
-            losses.append(nn.functional.mse_loss(model(x), y).item())
-    return losses
-
-
-@pytest.mark.parametrize("old", ["AdamW", "torch's Muon"])
-def test_switching_in_the_middle_of_a_run_has_no_jump(old):
-    model = network()
-    olds = OLD[old](model)
-    before = fit(model, olds, 100, seed=0)
-    after = fit(model, [converted(olds, model, nucleon.Leon, head=None)], 100, seed=1)
-    wiggle = max(before[-20:]) - min(before[-20:])
-    assert max(after[:20]) <= max(before[-20:]) + wiggle  # no more than the old run moved by
-    assert after[-1] < before[-1]
 
 
 # --------------------------------------------------------------------------------- bad input

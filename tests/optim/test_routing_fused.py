@@ -92,8 +92,6 @@ def of_a_parallel_block(self, x):
 TIMM = "timm.models."
 CASES = {
     "vision transformer": lambda: Attention("timm.layers.attention", "Attention", take=maps_first),
-    "older timm": lambda: Attention(f"{TIMM}vision_transformer", "Attention", take=maps_first),
-    "swin": lambda: Attention(f"{TIMM}swin_transformer", "WindowAttention", take=maps_first),
     "maxvit": lambda: Attention(
         f"{TIMM}maxxvit", "AttentionCl", take=tokens_last, head_first=True, num_heads=HEADS
     ),
