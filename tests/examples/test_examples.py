@@ -10,26 +10,6 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"train_gpt"})
 
 
-def test_the_frameworks_are_all_there():
-    assert EXAMPLES == [
-        "accelerate_loop",
-        "huggingface_trainer",
-        "lightning_module",
-        "lora_peft",
-        "plain_pytorch",
-        "switch_optimizer",
-        "tensorboard_log",
-        "vision_factory",
-    ]
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_short(name):
-    lines = (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()
-    written = [line for line in lines if line.strip()]
-    assert 15 <= len(written) <= 30, len(written)
-
-
 # In this process, so that the large imports are paid once; from an empty folder, so that an
 # example that leaves files behind is noticed.
 @pytest.mark.parametrize("name", EXAMPLES)

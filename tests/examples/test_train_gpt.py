@@ -3,7 +3,6 @@
 import re
 import runpy
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,6 @@ def train(monkeypatch, capsys):
         return capsys.readouterr().out
 
     return run
-
-
-def test_it_is_one_readable_file():
-    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 300
 
 
 def test_it_learns_and_certifies_every_matrix(train, tmp_path, monkeypatch):
@@ -63,27 +58,3 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(train, tmp_path):
             assert torch.equal(value, broken["optimizer"]["state"][key][name]), (key, name)
     with pytest.raises(SystemExit, match="another --folder"):
         train("--steps", 9, "--folder", tmp_path / "whole")  # another text
-
-
-def test_a_sentence_has_one_derivation_so_that_the_entropy_is_that_of_the_text():
-    """Counted by a parser of its own, over all splits."""
-    example = runpy.run_path(str(SCRIPT))
-    grammar = example["GRAMMAR"]
-
-    @cache
-    def derivations(symbols, text):
-        if not symbols:
-            return not text
-        first, rest = symbols[0], symbols[1:]
-        if first not in grammar:
-            return derivations(rest, text[len(first) :]) if text.startswith(first) else 0
-        return sum(
-            derivations((*re.findall("[A-Z]+|[^A-Z]+", production), *rest), text)
-            for production in grammar[first]
-        )
-
-    text, _ = example["sentences"](3_000)
-    sentences = re.findall(r"[^.]+\. ", text)
-    assert len(sentences) > 50
-    assert {derivations(("TEXT",), sentence) for sentence in sentences} == {1}
-    assert example["sentences"](500)[0] == text[: len(example["sentences"](500)[0])]

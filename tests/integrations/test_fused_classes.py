@@ -224,39 +224,85 @@ class Cut:
 def cases(*maps):
     """The keys of the table with these maps, each with options of its config."""
     known = fused.KNOWN["transformers"].items()
-    keys = [key for key, (_, said) in known if said in maps]
+    keys = [key for key, (_, named) in known if named in maps]
     found = [(key, more) for key in keys for more in [{}, *VARIANTS.get(key.rsplit(".", 1)[0], [])]]
     names = ["-".join([key, *map(str, more)]) for key, more in found]
     return pytest.mark.parametrize(("key", "options"), found, ids=names)
 
 
+def product(*factors):
+    """Of a product nothing is left without one of its factors."""
+    return {"nothing": [{i: 0.0} for i in factors]}
+
+
+EFFECTS = {
+    "q, k, v": {
+        "nothing": [{2: 0.0}],
+        "no change": [{0: 2.0, 1: 0.5}],
+        "a change": [{1: 0.0}, {0: 2.0}],
+    },
+    "q, v, k, in four parts": {
+        "nothing": [{1: 0.0}],
+        "no change": [{0: 2.0, 2: 0.5}],
+        "a change": [{2: 0.0}, {0: 2.0}],
+    },
+    "k, v": {"nothing": [{1: 0.0}], "a change": [{0: 0.0}]},
+    "q, k": {"no change": [{0: 2.0, 1: 0.5}], "a change": [{0: 2.0}]},
+    "x, gates": {"nothing": [{0: 0.0}], "a change": [{1: 0.0}]},  # gates of sigmoid(0)
+    "dt, B, C": {  # steps of softplus(0)
+        "nothing": [{1: 0.0}, {2: 0.0}],
+        "no change": [{1: 2.0, 2: 0.5}],
+        "a change": [{0: 0.0}],
+    },
+    "z, x, B, C, dt": product(0, 1, 2, 3),  # dt at zero is a step of softplus(0)
+    "B, C, x": product(0, 1, 2),
+    "q, context, gates": product(0, 1, 2),
+    **dict.fromkeys(("gate, up", "up, gate", "x, z", "x, z, row by row"), product(0, 1)),
+}
+"""What is left of the output of a module after its maps are scaled."""
+CHANGED = {"dt, B, C": 0.01, "q, k": 0.0, "x, gates": 0.0}
+"""How large a change is at least, as a part of the largest output (0.1)."""
+UNCHANGED = {"dt, B, C": 1e-6, "q, k": 0.0}
+"""How large no change is at most (1e-4): norms of q and k have an eps of 1e-5 beside their 1."""
 LINEAR = re.compile("GatedDeltaNet|Lightning")
-"""Attentions without a softmax, whose queries or keys at zero leave nothing."""
+"""Attentions without a softmax: products of all three maps."""
 
 
-@cases("q, k, v", "q, v, k, in four parts")
-def test_queries_keys_and_values_are_where_forward_has_them(key, options):
+@cases(*EFFECTS)
+def test_the_maps_are_where_forward_has_them(key, options):
     cut = Cut(key, options)
+    named = fused.KNOWN["transformers"][key][1]
+    effects = product(0, 1, 2) if LINEAR.search(key) else dict(EFFECTS[named])
+    if named == "dt, B, C":
+        cut.tokens, cut.more = inputs(cut.module, cut.module.hidden_size)
+    if key.startswith("MiniMaxM3"):  # gate·(up + 1)
+        effects = product(0)
+    if hasattr(cut.module, "q_norm") and "a change" in effects:
+        effects["a change"] = [{1: 0.0}]
+    if hasattr(cut.module, "b_layernorm"):
+        effects.pop("no change", None)
+    assert len(cut.parts()) == len(named.partition(", in")[0].partition(", row")[0].split(", "))
     base = cut.out()
-    least = 0.1 * base.abs().max()
-    assert len(cut.parts()) == 3  # each whole, grouped queries too
-    queries, keys, values = (0, 2, 1) if "CodeGen" in key else (0, 1, 2)
-    assert not cut.out({values: 0.0}).any()
-    if LINEAR.search(key):
-        assert not cut.out({keys: 0.0}).any() and not cut.out({queries: 0.0}).any()
-        return
-    assert cut.out({keys: 0.0}).abs().max() > least
-    # Powers of two are exact but for the eps of a norm of queries and keys, 1e-5 beside their 1.
-    torch.testing.assert_close(cut.out({queries: 2.0, keys: 0.5}), base, rtol=0, atol=1e-3 * least)
-    if not hasattr(cut.module, "q_norm"):
-        assert (cut.out({queries: 2.0}) - base).abs().max() > least
+    largest = float(base.abs().max())
+    assert largest > 0
+    for scales in effects.get("nothing", ()):
+        assert not cut.out(scales).any(), scales
+    for scales in effects.get("no change", ()):
+        bound = UNCHANGED.get(named, 1e-4) * largest
+        torch.testing.assert_close(cut.out(scales), base, rtol=0, atol=bound)
+    for scales in effects.get("a change", ()):
+        out = cut.out(scales)
+        assert out.any() and (out - base).abs().max() > CHANGED.get(named, 0.1) * largest, scales
 
 
-@cases("k, v")
-def test_keys_and_values_are_where_forward_has_them(key, options):
-    cut = Cut(key, options)
-    assert not cut.out({1: 0.0}).any()
-    assert cut.out({0: 0.0}).abs().max() > 0.1 * cut.out().abs().max()
+OTHER_TESTS = {"latents, k", "k, v in each head", "q, gates", "gates of two inputs"}
+"""Maps with tests of their own below, by `cases`; the rest of them by name."""
+
+
+def test_every_known_weight_is_looked_at():
+    maps = {maps for _, maps in fused.KNOWN["transformers"].values()}
+    others = {"q, k, values, gates", "b, a", "scores, k, v"}
+    assert maps == {*EFFECTS, *OTHER_TESTS, *others}
 
 
 class ExpandedError(Exception):
@@ -305,36 +351,6 @@ def test_gates_of_an_attention_are_where_forward_has_them(key, options):
     torch.testing.assert_close(cut.out({0: 2.0}), base, rtol=0, atol=1e-3 * least)
 
 
-@cases(
-    "gate, up",
-    "up, gate",
-    "x, z",
-    "x, z, row by row",
-    "B, C, x",
-    "z, x, B, C, dt",
-    "q, context, gates",
-)
-def test_of_a_product_every_factor_at_zero_leaves_nothing(key, options):
-    cut = Cut(key, options)
-    assert cut.out().any()
-    factors = range(len(cut.parts()))
-    said = fused.KNOWN["transformers"][key][1].removesuffix(", row by row")
-    assert len(factors) == len(said.split(", "))
-    if len(factors) == 5:  # dt at zero is a step of softplus(0)
-        factors = range(4)
-    if key.startswith("MiniMaxM3"):  # gate·(up + 1)
-        factors = range(1)
-    assert not any(cut.out({i: 0.0}).any() for i in factors)
-
-
-@cases("x, gates")
-def test_what_gates_let_through_is_where_forward_has_it(key, options):
-    cut = Cut(key, options)
-    assert len(cut.parts()) == 2
-    assert cut.out({1: 0.0}).any()  # gates of sigmoid(0)
-    assert not cut.out({0: 0.0}).any()
-
-
 @cases("gates of two inputs")
 def test_each_gate_is_that_of_its_input(key, options):
     cut = Cut(key, options)
@@ -350,28 +366,6 @@ def test_each_gate_is_that_of_its_input(key, options):
 
     assert [out(place, one, none) for place in (0, 1)] == [False, True]
     assert [out(place, none, other) for place in (0, 1)] == [True, False]
-
-
-@cases("q, k")
-def test_queries_and_keys_are_where_forward_has_them(key, options):
-    cut = Cut(key, options)
-    base = cut.out()
-    assert torch.equal(cut.out({0: 2.0, 1: 0.5}), base) and len(cut.parts()) == 2
-    assert not torch.equal(cut.out({0: 2.0}), base)
-
-
-@cases("dt, B, C")
-def test_inputs_and_outputs_of_the_state_at_zero_leave_nothing(key, options):
-    cut = Cut(key, options)
-    cut.tokens, cut.more = inputs(cut.module, cut.module.hidden_size)
-    rates, into, out_of = range(len(cut.parts()))
-    base = cut.out()
-    assert not cut.out({into: 0.0}).any() and not cut.out({out_of: 0.0}).any()
-    least = 0.01 * base.abs().max()
-    assert (cut.out({rates: 0.0}) - base).abs().max() > least  # steps of softplus(0)
-    if not hasattr(cut.module, "b_layernorm"):
-        both = cut.out({into: 2.0, out_of: 0.5})  # powers of two are exact
-        torch.testing.assert_close(both, base, rtol=0, atol=1e-6 * float(base.abs().max()))
 
 
 def test_the_maps_of_qwen3_next_are_those_it_takes_apart():
@@ -412,27 +406,6 @@ def test_the_maps_of_mobilevit_are_those_it_takes_apart():
         return module(pixels)
 
     assert without(0).any() and not without(1).any() and not without(2).any()
-
-
-def test_every_known_weight_is_looked_at():
-    told = {maps for _, maps in fused.KNOWN["transformers"].values()}
-    seen = {"q, k, v", "q, v, k, in four parts", "k, v", "gate, up", "x, z", "x, z, row by row"}
-    assert told == seen | {
-        "up, gate",
-        "x, gates",
-        "gates of two inputs",
-        "q, k",
-        "q, gates",
-        "q, context, gates",
-        "B, C, x",
-        "dt, B, C",
-        "z, x, B, C, dt",
-        "q, k, values, gates",
-        "b, a",
-        "scores, k, v",
-        "latents, k",
-        "k, v in each head",
-    }
 
 
 def test_stacks_of_experts_are_stored_as_transformers_says():

@@ -128,17 +128,3 @@ def test_the_kernels_of_cuda_take_its_maps():
     cut = axes.parse(AXES["layers.*.attention.qkv_linear.wqkv.weight"], tuple(weight.shape))
     assert [(block.rows, block.count) for block in cut] == [(8, 1), (4, 1), (4, 1)]
     assert None not in [place_of(weight, block) for block in cut]
-
-
-def test_a_state_of_other_axes_is_refused_with_the_override_that_takes_it():
-    name, former = "qkv_linear.wqkv.weight", {"axes": "(r b=4 r=2) c"}
-    model = attention()
-    model.qkv_linear.wqkv.weight.grad = torch.randn_like(model.qkv_linear.wqkv.weight)
-    saved = nucleon.Leon.for_model(model, head=None, overrides={name: former})
-    saved.step()
-    with pytest.raises(ValueError, match=r"saved with axes") as refused:
-        nucleon.Leon.for_model(model, head=None).load_state_dict(saved.state_dict())
-    assert f"overrides={ {name: former} }" in str(refused.value)
-    nucleon.Leon.for_model(model, head=None, overrides={name: former}).load_state_dict(
-        saved.state_dict()
-    )
