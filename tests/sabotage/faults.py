@@ -8,7 +8,7 @@ from fault import PATCH, fault, plant, times
 
 import nucleon
 from nucleon import certificate, moments, noise
-from nucleon.online import admissibility, potentials, regret, theory
+from nucleon.online import admissibility, potentials, regret, streams, theory
 from nucleon.online.learners import adagrad, ftpl, gbpa, projected, scalar_gbpa, shampoo
 from nucleon.online.o2nc import meter, plans
 from nucleon.online.o2nc import optimizer as o2nc
@@ -183,6 +183,9 @@ def leader_by_frobenius(exact, self, s, smoothing):
     return s / torch.linalg.matrix_norm(s, keepdim=True).clamp_min(1e-300)
 
 
+fault("FAML follows the leader", "ftl-linear thm-gbpa thm-faml", (gbpa.FAML, "_direction"))(
+    lambda exact, self, total, smoothing: potentials.Nuclear().gradient(total, smoothing)
+)
 fault("FTRL's L is Λ, not its root", "prop-admissibility", (potentials, "_symmetric_root"))(
     lambda exact, smoothing: smoothing.double()
 )
@@ -345,6 +348,11 @@ fault("AdaGrad-FTRL without δ", "tab-adagrad", (adagrad.AdaGradFTRL, "_delta"))
 )
 fault("scalar GBPA with η = 1", "tab-shampoo", (scalar_gbpa.ScalarGBPA, "__init__"))(
     lambda init, self, shape, **options: init(self, shape, **{"eta": 1.0, **options})
+)
+
+
+fault("the adversary is a Gaussian stream", "thm-ftpl", (streams, "adversary"))(
+    lambda exact, shape, **options: streams.gaussian(shape, **options)
 )
 
 

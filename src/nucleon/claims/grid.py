@@ -255,13 +255,13 @@ def swing(rounds: int, push: float = math.sqrt(2)) -> Tensor:
     return signs
 
 
-def swung(learner: Learner, bound: float = 1.0, rounds: int = SWING_ROUNDS) -> float:
+def swung(learner: Learner, bound: float = 1.0) -> float:
     """Return mean regret/bound on G·I times a swing of 2√T, from ½G·I on."""
-    signs = swing(rounds, 2.0)
+    signs = swing(SWING_ROUNDS, 2.0)
     signs[0] = 0.5
     identity = bound * torch.eye(*learner.shape[-2:], dtype=F64)
     gradients = signs.reshape(-1, *(1 for _ in learner.shape)) * identity.expand(learner.shape)
-    trace = online.play(learner, replay(gradients), rounds, record=rounds)
+    trace = online.play(learner, replay(gradients), SWING_ROUNDS, record=SWING_ROUNDS)
     return (trace.regret[-1] / trace.bound[-1]).mean().item()
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 
 from nucleon import noise
+from nucleon.claims import grid
 from nucleon.claims.beside import EXACT, SOLVED, against_oracle, compare, drawn
 from nucleon.claims.engine import Claim, Item, Row, Run, above, at_least, at_most, cases, label
-from nucleon.claims.grid import replayed, worst_streams
 from nucleon.claims.oracle import scalar, twins
 from nucleon.claims.shown import STYLES, Figure, Panel, Series, level
 from nucleon.online.adversary import Searched, build
@@ -73,7 +73,7 @@ def random_signs(
 
 def reached(run: Run, learner: str, case: WorstCase) -> dict[str, Any]:
     """Replay a kept stream, and play random signs of its learner, shape and length."""
-    ratio, apart = replayed(run, case)
+    ratio, apart = grid.replayed(run, case)
     signs, signs_apart, forced = random_signs(run, learner, case.shape, case.rounds)
     measured = {"shape": case.shape, "rounds": case.rounds, "on_file": case.ratio, "file": apart}
     measured |= {"ratio": ratio.value, "margin": ratio.margin}
@@ -85,7 +85,7 @@ def measure(run: Run) -> Iterator[Item]:
     kept = [
         case
         for name, key in LEARNERS.items()
-        for case in cases(learner=[name], case=worst_streams(run, key))
+        for case in cases(learner=[name], case=grid.worst_streams(run, key))
     ]
     rows = run.each(kept, lambda learner, case: reached(run, learner, case), "streams")
     yield at_most("largest regret/bound", rows.column("ratio"), 1.0)
