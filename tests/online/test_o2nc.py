@@ -262,7 +262,7 @@ def shared():
 
 def bold():
     learner = game()
-    learner._act = lambda: torch.full((2, 3), 1e-3, dtype=F64)
+    learner.action = lambda: torch.full((2, 3), 1e-3, dtype=F64)
     return learner
 
 
@@ -364,7 +364,7 @@ def test_a_round_that_fails_changes_nothing(kind):
     before, weights = optimizer.state_dict(), [p.detach().clone() for p in params]
     params[0].grad, params[1].grad = streams[0][2], streams[1][2]
     second = optimizer.learners[1]
-    act = second._act
+    act = second.action
     if kind == "gradient":
         params[1].grad = torch.full((3, 3), math.nan, dtype=F64)
     elif kind == "none":
@@ -372,12 +372,12 @@ def test_a_round_that_fails_changes_nothing(kind):
     elif kind == "too large":
         params[1].grad = 100 * torch.eye(3, dtype=F64)
     elif kind == "action fails":
-        second._act = lambda: (_ for _ in ()).throw(RuntimeError("no convergence"))
+        second.action = lambda: (_ for _ in ()).throw(RuntimeError("no convergence"))
     else:
-        second._act = lambda: torch.zeros(2, 2, dtype=F64)
+        second.action = lambda: torch.zeros(2, 2, dtype=F64)
     with pytest.raises((ValueError, RuntimeError)):
         optimizer.step()
-    second._act, after = act, optimizer.state_dict()
+    second.action, after = act, optimizer.state_dict()
     assert optimizer.round == 2 and str(after) == str(before)  # to four digits, all of it
     assert all(after[k].equal(before[k]) for k in before if k.startswith(("average", "output")))
     assert all(map(torch.equal, params, weights))

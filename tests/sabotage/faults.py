@@ -9,7 +9,7 @@ from fault import PATCH, fault, plant, times
 import nucleon
 from nucleon import certificate, moments, noise
 from nucleon.online import admissibility, potentials, regret, streams, theory
-from nucleon.online.learners import adagrad, ftpl, gbpa, projected, scalar_gbpa, shampoo
+from nucleon.online.learners import adagrad, ftpl, gbpa, scalar_gbpa, shampoo
 from nucleon.online.o2nc import meter, plans
 from nucleon.online.o2nc import optimizer as o2nc
 from nucleon.online.problems import quasi_newton, rotations
@@ -129,11 +129,9 @@ fault("η = 1", "thm-gbpa thm-ftpl ftl-linear", (potentials.Admissibility, "eta"
 )
 
 
-@fault("‖G_1‖ of a gradient that is zero", "thm-gbpa", (gbpa.GBPA, "_absorb"))
-def first_of_zero(absorb, self, gradient):
-    absorb(self, gradient)
-    if self.rounds == 0:
-        self.first_round = torch.ones_like(self.first_round)
+fault("‖G_1‖ of a gradient that is zero", "thm-gbpa", (gbpa.GBPA, "_begun"))(
+    lambda exact, self: torch.full_like(exact(self), self.rounds > 0)
+)
 
 
 @fault("tall matrices are not transposed", "thm-gbpa", (gbpa.GBPA, "__init__"))
@@ -290,36 +288,28 @@ def promise_halved(exact, **options):
 # ---- the classical learners
 
 
-@fault("Shampoo's left root is M^½", "tab-shampoo", (shampoo.Shampoo, "_roots"))
-def left_root(exact, self, grams):
-    left, right = grams["gram"], grams["column_gram"]
-    return (
-        projected.Root(left, epsilon=self.epsilon, power=0.5),
-        projected.Root(right, epsilon=self.epsilon, power=0.25),
-    )
+@fault("Shampoo's left root is M^½", "tab-shampoo")
+def left_root():
+    PATCH.setattr(shampoo.Shampoo, "powers", (0.5, 0.25))
 
 
-@fault("tall matrices: Shampoo's left root is M^½", "tab-shampoo", (shampoo.Shampoo, "_roots"))
-def left_root_of_tall(roots, self, grams):
-    left, right = roots(self, grams)
-    if self.tall:
-        left = projected.Root(grams["gram"], epsilon=self.epsilon, power=0.5)
-    return left, right
+@fault("tall matrices: Shampoo's left root is M^½", "tab-shampoo")
+def left_root_of_tall():
+    powers = property(lambda self: (0.5 if self.tall else 0.25, 0.25))
+    PATCH.setattr(shampoo.Shampoo, "powers", powers)
 
 
 @fault(
     "the gaps of projections are reported as 0",
     "tab-shampoo",
-    (projected.ProjectedLearner, "_minimize"),
+    (shampoo.ProjectedLearner, "_minimize"),
 )
 def no_gaps(minimize, self, *arguments):
     center, gap = minimize(self, *arguments)
     return center, 0 * gap
 
 
-@fault(
-    "learners with a projection ignore η", "tab-shampoo", (projected.ProjectedLearner, "__init__")
-)
+@fault("learners with a projection ignore η", "tab-shampoo", (shampoo.ProjectedLearner, "__init__"))
 def eta_ignored(init, self, shape, *, eta=None, **options):
     init(self, shape, **options)
 
@@ -423,7 +413,7 @@ fault("the coupled root's flops without its last product", "cost-model", (theory
 @fault(
     "a projection stops at a gap of 1 %",
     "projection-cost",
-    *((module, "quadratic_projection") for module in (potentials, projected)),
+    *((module, "quadratic_projection") for module in (potentials, shampoo)),
 )
 def early_projection(solve, *arguments, tolerance=1e-6, **options):
     return solve(*arguments, tolerance=max(tolerance, 1e-2), **options)

@@ -77,19 +77,20 @@ class Ledger:
         gradient = gradient.double()
         loss = self.discount * self.loss + (gradient * action).sum((-2, -1))
         total = moments.accumulate_total(self.total, gradient, self.discount)
-        # ‖Ĝ‖_* is at most the sum of the entries, so a finite bound leaves a finite regret; a NaN
-        # or infinite entry of either tensor shows in one of the two sums.
-        bound = loss.abs() + self.radius * total.abs().sum((-2, -1))
-        _checks.finite("the regret with this gradient and action", bound)
         wide = gradient if self.shape[-2] <= self.shape[-1] else gradient.mT
+        gram = moments.accumulate_gram(self.gram, wide, self.discount)
+        # ‖Ĝ‖_* is at most the sum of the entries, so a finite bound leaves a finite regret; a NaN
+        # or infinite entry of either tensor shows in one of the sums.
+        bound = loss.abs() + self.radius * total.abs().sum((-2, -1))
+        trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        _checks.finite("the regret and the Gram matrix with this gradient", bound + trace)
         if not bool((torch.linalg.matrix_norm(gradient) <= self.largest).all()):
             above = operator_norm if wide.shape[-2] < _DECOMPOSED else operator_norm_bound
             self.largest = torch.maximum(self.largest, above(gradient))
         if not self._holds(action):
             self.outside = self._outside(action)
         self.total, self.loss, self.rounds = total, loss, self.rounds + 1
-        self.gram = moments.accumulate_gram(self.gram, wide, self.discount)
-        self.oblivious = self.oblivious and oblivious
+        self.gram, self.oblivious = gram, self.oblivious and oblivious
 
     def regret(self) -> Tensor:
         """Return Reg_T of every game, shape () or (b,)."""
@@ -132,6 +133,24 @@ class Ledger:
         norm = self.norm(action).to(self.outside.device)
         beyond = norm > self.radius * (1 + _promise(action))
         return torch.where(beyond, torch.maximum(self.outside, norm), self.outside)
+
+
+class BoxLedger(Ledger):
+    """Reg_T = Σ⟨g_t, x_t⟩ + D‖Σg_t‖₁, the regret on the ball ‖x‖_∞ ≤ D; arguments as `Ledger`."""
+
+    def regret(self) -> Tensor:
+        """Return Reg_T of every game, shape () or (b,)."""
+        return self.loss + self.radius * self.total.abs().sum((-2, -1))
+
+    def norm(self, action: Tensor) -> Tensor:
+        """Return ‖x‖_∞, float64, () or (b,)."""
+        return action.abs().amax((-2, -1)).double()
+
+    def _holds(self, action: Tensor) -> bool:
+        return not bool((self._outside(action) > self.outside).any())
+
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "ball": "linf"}
 
 
 @dataclass(frozen=True, eq=False)

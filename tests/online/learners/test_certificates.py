@@ -142,15 +142,12 @@ def test_a_learner_without_a_bound_is_refused_in_words():
         def bound(self):
             return torch.full(self.shape[:-2], torch.inf, dtype=F64)
 
-        def _act(self):
+        def action(self):
             return torch.zeros(self.shape, dtype=self.dtype)
 
-        def _absorb(self, gradient):
+        def update(self, gradient):
             pass
 
-    with pytest.raises(TypeError, match=r"Unbounded .* option_names"):
-        Unbounded(SHAPE)
-    Unbounded.option_names = ()
     certificate = played(Unbounded(SHAPE, dtype=F64))
     assert not certificate.holds and "finite bound" in certificate.refusal
     assert "no constants" in played(GBPA(SHAPE, Nuclear(), dtype=F64)).refusal
@@ -317,14 +314,6 @@ def test_games_of_a_batch_share_the_probability():
     alone = learner.nuclear_square.sqrt()[:, None]
     added = theory.ftpl_oblivious_deviation(alone, radius=1.0, samples=2, delta=0.1 / 3)
     torch.testing.assert_close(learner.certificate(delta=0.1).bound, learner.bound() + added)
-
-
-def test_a_probability_too_small_to_share_is_named_as_given():
-    learner = FTPL((3, 2, 4), dtype=F64)
-    play(learner, gaussian((3, 2, 4)), 4)
-    with pytest.raises(ValueError, match=r"delta=5e-324 shared by 3 games"):
-        learner.certificate(delta=5e-324)
-    assert FTPL((2, 4), dtype=F64).certificate(delta=5e-324).bound.isfinite()
 
 
 def test_games_of_neighbouring_seeds_have_noise_of_their_own():

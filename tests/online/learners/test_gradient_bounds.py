@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import LEARNERS, ledger_of, root
+from helpers import LEARNERS, ledger_of, nuclear, root
 from nucleon.online import streams, theory
 from nucleon.online.learners import FAML, FTPL, FTRL
 from nucleon.online.regret import Ledger
@@ -84,7 +84,8 @@ def test_unknown_bounds_are_certified_after_the_fact(name, on_excess, seed):
     assert certificate.holds
     norms = np.linalg.norm(gradients.numpy(), ord=2, axis=(1, 2))
     assert learner.level.item() == pytest.approx(norms.max(), rel=1e-12)
-    assert learner.first_round.item() == 3
+    first = nuclear(gradients[2].numpy())
+    assert learner.first_nuclear.item() == pytest.approx(first, rel=1e-12)
     a_priori = theory.running_excess_bound(
         rows=3, first_operator=norms[2], largest_operator=norms.max()
     )
@@ -168,7 +169,7 @@ def test_a_gradient_whose_square_float64_cannot_hold_is_refused(name, on_excess,
     learner = LEARNERS[name]((2, 3), gradient_bound=None, on_excess=on_excess, dtype=F64)
     learner.play()
     before = learner.state_dict()
-    with pytest.raises(ValueError, match=r"square.*rescale"):
+    with pytest.raises(ValueError, match=r"square.*rescale|Gram matrix"):
         learner.observe(torch.full((2, 3), scale, dtype=F64))
     after = learner.state_dict()
     for name in learner.state_names:
@@ -232,8 +233,6 @@ def test_validation_changes_no_number():
         ({"gradient_bound": 1e-170}, ValueError, "float64"),
         ({"gradient_bound": 1e170}, ValueError, "float64"),
         ({"discount": 1e-200}, ValueError, "larger discount"),
-        ({"radius": 1e39, "dtype": torch.float32}, ValueError, "radius.*wider dtype"),
-        ({"radius": 1e-39, "dtype": torch.float32}, ValueError, "radius.*wider dtype"),
         ({"gradient_bound": None, "on_excess": "raise"}, ValueError, "on_excess"),
         ({"on_excess": "ignore"}, ValueError, "on_excess"),
         ({"eta": 0.0}, ValueError, "eta"),

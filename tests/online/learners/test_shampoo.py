@@ -14,9 +14,8 @@ from helpers import SHAPES, STREAMS, ledger_of, nuclear, operator, polar, rounds
 from nucleon import noise
 from nucleon.online import streams
 from nucleon.online.learners.adagrad import AdaGradOGD
-from nucleon.online.learners.kronecker import KroneckerFTRL
 from nucleon.online.learners.scalar_gbpa import ScalarGBPA
-from nucleon.online.learners.shampoo import OneSidedShampoo, Shampoo
+from nucleon.online.learners.shampoo import KroneckerFTRL, OneSidedShampoo, Shampoo
 from nucleon.online.regret import Ledger
 
 F64 = torch.float64
@@ -440,6 +439,9 @@ def played(kind, shape=(2, 4), rounds=5, **options):
 def same(a, b):
     assert a.keys() == b.keys()
     for name, value in a.items():
+        if isinstance(value, dict):
+            same(value, b[name])
+            continue
         equal = torch.equal(value, b[name]) if isinstance(value, torch.Tensor) else value == b[name]
         assert equal, name
 

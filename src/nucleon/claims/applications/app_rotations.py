@@ -11,7 +11,6 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from nucleon import _checks
 from nucleon.certificate import Certificate
 from nucleon.claims import beside
 from nucleon.claims.applications import needed
@@ -78,28 +77,22 @@ class ProjectedDescent(Learner):
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__(shape, **options)
-        self.center = torch.zeros(self.shape, dtype=F64, device=self.device)
-        self.squares = self.center.new_zeros(self.shape[:-2])
-        self.reach = self.radius * math.sqrt(2 * min(self.shape[-2:]))
-
-    def options(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
+        self.center, self.squares = self.zeros(*self.sides), self.zeros()
+        self.reach = self.radius * math.sqrt(2 * self.sides[0])
 
     def bound(self) -> Tensor:
         """Return 2√2·D·√m·√Σ‖G_t‖_F²."""
         return 2 * self.reach * self.squares.sqrt()
 
-    def _act(self) -> Tensor:
-        return self.center.to(self.dtype)
+    def action(self) -> Tensor:
+        """Return X_t."""
+        return self.center
 
-    def _absorb(self, gradient: Tensor) -> None:
-        gradient = gradient.double()
-        squares = self.squares + gradient.square().sum((-2, -1))
-        _checks.finite("the sum of the squared gradients", squares)
-        step = torch.where(squares > 0, self.reach * squares.rsqrt(), 0.0)
+    def update(self, gradient: Tensor) -> None:
+        """Descend along G_t, and project."""
+        self.squares = self.squares + gradient.square().sum((-2, -1))
+        step = torch.where(self.squares > 0, self.reach * self.squares.rsqrt(), 0.0)
         self.center = clip(self.center - step[..., None, None] * gradient, self.radius)
-        self.squares = squares
 
 
 class Procrustes:

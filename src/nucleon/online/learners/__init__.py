@@ -12,11 +12,15 @@ from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.learners.ftpl import FTPL
 from nucleon.online.learners.gaussian_ftpl import GaussianFTPL
 from nucleon.online.learners.gbpa import FAML, FTL, FTRL, GBPA, GameOptions
-from nucleon.online.learners.kronecker import KroneckerFTRL
-from nucleon.online.learners.projected import ProjectionOptions
 from nucleon.online.learners.scalar_gbpa import ScalarGBPA
-from nucleon.online.learners.shampoo import OneSidedShampoo, Shampoo, ShampooOptions
-from nucleon.online.learners.vectors import BoxLedger
+from nucleon.online.learners.shampoo import (
+    KroneckerFTRL,
+    OneSidedShampoo,
+    ProjectionOptions,
+    Shampoo,
+    ShampooOptions,
+)
+from nucleon.online.regret import BoxLedger
 
 LEARNERS: Mapping[str, type[Learner]] = MappingProxyType(
     {

@@ -7,7 +7,12 @@
 over the ball, s_t = Σg_s, H_t = δI + √Σ‖g_s‖²·I, √diag Σg_sg_sᵀ or √Σg_sg_sᵀ. Each minimizes
 ⟨c, x⟩ + ½xᵀH_tx: c = ηg_t − H_tx_t, ηs_t, or ηs_t − p_t with p_t = Σ(H_s − H_{s-1})x_s. That is
 the projection of −H_t⁺c in the metric of H_t. The pseudo-inverse of a singular H_t loses nothing:
-its range holds every g_s, s ≤ t, and so c.
+its range contains every g_s, s ≤ t, and so c.
+
+Both balls are operator-norm balls: ‖x‖₂ is the norm of a row, ‖x‖_∞ that of a diagonal matrix. A
+vector is a matrix of shape (1, d) or (d, 1), or (b, 1, d) for b games, and plays every stream. On
+the ℓ2 ball its regret is that of the matrix game; on the ℓ∞ ball, where the best fixed action costs
+−D‖s‖₁, a `BoxLedger` computes it.
 
 An action that solves its problem up to the gap g = max_x ⟨∇F(x_t), x_t − x⟩ adds g to the regret in
 all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all that their proofs use of it.
@@ -23,10 +28,9 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg.roots import psd_eigh
 from nucleon.online import theory
-from nucleon.online.learners.base import LearnerOptions
-from nucleon.online.learners.vectors import VectorLearner
+from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.metric import Ball, Metric, dual_norm
-from nucleon.online.regret import Shape
+from nucleon.online.regret import BoxLedger, Ledger, Shape
 from nucleon.online.theory.adagrad import Preconditioner
 
 Offset = Literal["stated", "running", "clip", "scale-free", "proximal"]
@@ -47,16 +51,12 @@ class AdaGradOptions(LearnerOptions, total=False):
     """Iterations of the box program (default 1000)."""
 
 
-class _AdaGrad(VectorLearner):
-    """Base of both AdaGrad learners: the moment and its root."""
+class _AdaGrad(Learner):
+    """Base of both AdaGrad learners, whose state `center` is the next action x_{t+1}, (…, d)."""
 
-    state_names: ClassVar[tuple[str, ...]] = (*VectorLearner.state_names, "moment")
+    state_names: ClassVar[tuple[str, ...]] = ("center", "gaps", "moment")
     option_names: ClassVar[tuple[str, ...]] = (
-        "preconditioner",
-        "ball",
-        "eta",
-        "tolerance",
-        "max_iterations",
+        *("preconditioner", "ball", "eta", "tolerance", "max_iterations"),
     )
     plays_discounted: ClassVar[bool] = False
 
@@ -71,19 +71,44 @@ class _AdaGrad(VectorLearner):
         max_iterations: int = 1000,
         **options: Any,
     ) -> None:
-        super().__init__(shape, ball=ball, **options)
+        _checks.choice("ball", ball, get_args(Ball))
+        self.ball: Ball = ball
+        super().__init__(shape, **options)
+        if self.sides[0] != 1:
+            raise ValueError(
+                f"shape must be a row (1, d) or a column (d, 1), with b games in front (b, 1, d), "
+                f"got {self.shape}; matrices have learners of their own"
+            )
         _checks.choice("preconditioner", preconditioner, get_args(Preconditioner))
         self.preconditioner: Preconditioner = preconditioner
+        self.dimension = self.sides[1]
         self.eta = self._default_eta() if eta is None else _checks.positive("eta", eta)
         self.tolerance = _checks.positive("tolerance", tolerance)
         self.max_iterations = _checks.count("max_iterations", max_iterations)
-        side = (self.dimension,) * (2 if preconditioner == "full" else 1)
-        self.moment = self.center.new_zeros(*self.center.shape[:-1], *side)
+        self.center, self.gaps = self.zeros(self.dimension), self.zeros()
+        """x_{t+1}, and Σ of the gaps of x_2, …, x_{t+1}: rounding, where they are exact."""
+        self.moment = self.zeros(*(self.dimension,) * (2 if preconditioner == "full" else 1))
         """Σg_{s,i}², or Σg_sg_sᵀ for the full preconditioner."""
 
     @abstractmethod
     def _default_eta(self) -> float:
         """Return the η of the smallest bound."""
+
+    @abstractmethod
+    def _enter(self, gradient: Tensor) -> None:
+        """Update the state by g_t, (…, d)."""
+
+    def action(self) -> Tensor:
+        """Return x_t as a row."""
+        return self.center.unsqueeze(-2)
+
+    def update(self, gradient: Tensor) -> None:
+        """Enter g_t."""
+        self._enter(gradient.squeeze(-2))
+
+    def _empty_ledger(self) -> Ledger:
+        kind = Ledger if self.ball == "l2" else BoxLedger
+        return kind(self.shape, radius=self.radius, discount=self.discount, device=self.device)
 
     @property
     def _reach(self) -> float:
@@ -93,13 +118,9 @@ class _AdaGrad(VectorLearner):
 
     def _accumulated(self, gradient: Tensor) -> Tensor:
         """Return the moment with one more gradient."""
-        square = gradient.square()
         if self.preconditioner == "full":
-            square = gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
-        moment = self.moment + square
-        return (
-            _checks.finite("the sum of the squared gradients", moment) if self.validate else moment
-        )
+            return self.moment + gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
+        return self.moment + gradient.square()
 
     def _metric(self, moment: Tensor, delta: Tensor) -> Metric:
         """H = δI + the root of the moment, δ of every game (…)."""
@@ -113,8 +134,8 @@ class _AdaGrad(VectorLearner):
         cut = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
         return Metric(offset + torch.where(values > cut, values, 0.0).sqrt(), basis)
 
-    def _solve(self, linear: Tensor, metric: Metric) -> dict[str, Tensor]:
-        """Return the minimizer of ⟨linear, x⟩ + ½xᵀHx, the next action, and the updated gaps."""
+    def _solve(self, linear: Tensor, metric: Metric) -> None:
+        """Let the next action be the minimizer of ⟨linear, x⟩ + ½xᵀHx, and add its gap."""
         x = metric.minimize(
             linear,
             self.ball,
@@ -124,7 +145,7 @@ class _AdaGrad(VectorLearner):
         )
         slope = (linear + metric.apply(x)) / self.eta
         gap = (slope * x).sum(-1) + self.radius * dual_norm(slope, self.ball)
-        return {"center": x, "gaps": self.gaps + gap.clamp(min=0)}
+        self.center, self.gaps = x, self.gaps + gap.clamp(min=0)
 
 
 @final
@@ -168,11 +189,10 @@ class AdaGradOGD(_AdaGrad):
     def _default_eta(self) -> float:
         return math.sqrt(2) * self._reach
 
-    def _update(self, gradient: Tensor) -> dict[str, Tensor]:
-        moment = self._accumulated(gradient)
-        metric = self._metric(moment, torch.full_like(self.gaps, self.delta))
-        linear = self.eta * gradient - metric.apply(self.center)
-        return {"moment": moment, **self._solve(linear, metric)}
+    def _enter(self, gradient: Tensor) -> None:
+        self.moment = self._accumulated(gradient)
+        metric = self._metric(self.moment, torch.full_like(self.gaps, self.delta))
+        self._solve(self.eta * gradient - metric.apply(self.center), metric)
 
 
 @final
@@ -201,10 +221,7 @@ class AdaGradFTRL(_AdaGrad):
     theorem: ClassVar[str] = "Table 2, AdaGrad-FTRL, with Remark B.1 and the projection's gaps"
     state_names: ClassVar[tuple[str, ...]] = (
         *_AdaGrad.state_names,
-        "total",
-        "pull",
-        "peak",
-        "excess",
+        *("total", "pull", "peak", "excess"),
     )
 
     def __init__(
@@ -230,8 +247,7 @@ class AdaGradFTRL(_AdaGrad):
         """s_t, of what was fed."""
         self.pull = torch.zeros_like(self.center)
         """p_t = Σ(H_s − H_{s-1})x_s, of the proximal form only."""
-        each = self.dimension if self.preconditioner == "diagonal" else 1
-        self.peak = self.center.new_zeros(*self.center.shape[:-1], each)
+        self.peak = self.zeros(self.dimension if self.preconditioner == "diagonal" else 1)
         """max_t |g_{t,i}| for "diagonal", else max_t ‖g_t‖₂."""
         self.excess = torch.zeros_like(self.gaps)
         """Σ‖e_t‖ of what lay above the bound in force, in ℓ1 for "diagonal", else in ℓ2."""
@@ -255,7 +271,7 @@ class AdaGradFTRL(_AdaGrad):
         exact = theory.adagrad_bound(
             self.moment,
             update="proximal" if self.offset == "proximal" else "ftrl",
-            delta=self._delta(self.peak),
+            delta=self._delta(),
             excess=self.excess,
             **shared,
         )
@@ -265,37 +281,35 @@ class AdaGradFTRL(_AdaGrad):
         factor = {"scale-free": 2**-0.75, "proximal": math.sqrt(2)}
         return self._reach * factor.get(self.offset, math.sqrt(0.5))
 
-    def _delta(self, peak: Tensor) -> Tensor:
-        """δ of every game, given the largest gradients so far."""
+    def _delta(self) -> Tensor:
+        """Return δ of every game after the gradients so far."""
         if self.offset == "stated":
             return torch.full_like(self.gaps, self.delta)
-        return peak.amax(-1) * (self.offset in ("running", "clip"))
+        return self.peak.amax(-1) * (self.offset in ("running", "clip"))
 
-    def _update(self, gradient: Tensor) -> dict[str, Tensor]:
+    def _enter(self, gradient: Tensor) -> None:
         size = gradient.abs()
         if self.preconditioner != "diagonal":
             size = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
         fed, excess = self._fed(gradient, size)
-        peak = torch.maximum(self.peak, size)
-        moment, total = self._accumulated(fed), self.total + fed
-        metric, pull = self._metric(moment, self._delta(peak)), self.pull
+        if self.offset == "proximal":  # −H_t x_t here and H_{t+1} x_t below are its share of p
+            self.pull = self.pull - self._metric(self.moment, self._delta()).apply(self.center)
+        self.peak = torch.maximum(self.peak, size)
+        self.moment, self.total = self._accumulated(fed), self.total + fed
+        self.excess = self.excess + excess
+        metric = self._metric(self.moment, self._delta())
         if self.offset == "proximal":
-            before = self._metric(self.moment, self._delta(self.peak))
-            pull = pull + metric.apply(self.center) - before.apply(self.center)
-        return {
-            "moment": moment,
-            "total": total,
-            "pull": pull,
-            "peak": peak,
-            "excess": self.excess + excess,
-            **self._solve(self.eta * total - pull, metric),
-        }
+            self.pull = self.pull + metric.apply(self.center)
+        self._solve(self.eta * self.total - self.pull, metric)
 
     def _fed(self, gradient: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         """Return g_t, clipped for "clip", and ‖e_t‖ of the part above the δ of earlier rounds."""
         if self.offset == "stated":
-            if self.validate:
-                self._refuse_above(size)
+            kind = "ℓ∞ norm" if self.preconditioner == "diagonal" else "ℓ2 norm"
+            remedy = (
+                "state a larger delta, or pass offset='running', 'clip', 'scale-free' or 'proximal'"
+            )
+            self._refuse_above(kind, size.amax(-1), self.delta, name="delta", remedy=remedy)
             return gradient, (size - self.delta).clamp(min=0).sum(-1)
         if self.offset not in ("running", "clip"):
             return gradient, torch.zeros_like(self.excess)
@@ -306,13 +320,3 @@ class AdaGradFTRL(_AdaGrad):
         if self.offset == "clip":
             gradient = torch.where(over > 0, gradient * (level / size), gradient)
         return gradient, over.sum(-1)
-
-    def _refuse_above(self, size: Tensor) -> None:
-        """Check that norms exceed δ by rounding to the dtype at most."""
-        largest = float(size.max())
-        if largest > self.delta * (1 + 8 * torch.finfo(self.dtype).eps):
-            norm = "ℓ∞" if self.preconditioner == "diagonal" else "ℓ2"
-            raise ValueError(
-                f"gradient has {norm} norm {largest:.9g}, above delta={self.delta:.9g}; state a "
-                f"larger delta, or pass offset='running', 'clip', 'scale-free' or 'proximal'"
-            )

@@ -1,7 +1,6 @@
 """The base class of learners: players of the online game with a state and a certificate."""
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,16 +25,17 @@ class LearnerOptions(TypedDict, total=False):
     device: torch.device | str | None
     """Device of gradients and actions (default: torch's)."""
     validate: bool
-    """False skips the checks of dtype, device and finite squares in float64, and allows gradients
-    above a stated bound, which then enter the regret bound (default True)."""
+    """False skips the checks of dtype and device, and allows gradients above a stated bound, which
+    then enter the regret bound (default True)."""
 
 
 class Learner(ABC):
     """Player of X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` returns X_t, `observe` enters G_t.
 
-    A final class defines the update of its state by a gradient (`_absorb`), the action (`_act`),
-    the names of the tensors of its state (`state_names`), the names of its options
-    (`option_names`) and its bound (`bound`).
+    A final class defines the `action` of its state, its `update` by a gradient and its `bound`, and
+    names the tensors of its state (`state_names`) and the attributes of its options
+    (`option_names`). `action` and `update` see float64 matrices with the short side first; tall
+    ones are transposed for them. An update replaces tensors and never writes into them.
     """
 
     name: ClassVar[str]
@@ -43,8 +43,8 @@ class Learner(ABC):
     """Theorem that bounds the regret, or "none"."""
     state_names: ClassVar[tuple[str, ...]]
     """Attributes of the state, all tensors."""
-    option_names: ClassVar[tuple[str, ...]]
-    """Attributes of the options, all plain values; `options` may add others."""
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes that decide what is played, all plain values; `options` may add others."""
     plays_discounted: ClassVar[bool] = True
     """True if it plays the discounted game; a learner of the plain game raises on a discount."""
 
@@ -58,11 +58,6 @@ class Learner(ABC):
         device: torch.device | str | None = None,
         validate: bool = True,
     ) -> None:
-        if type(self).options is Learner.options and not hasattr(self, "option_names"):
-            raise TypeError(
-                f"{type(self).__name__} has no option_names; give the class option_names, the "
-                f"attributes that decide what is played, or () for none"
-            )
         self.shape = game_shape(shape)
         self.radius = _checks.positive("radius", radius)
         self.discount = _checks.fraction("discount", discount, closed="1")
@@ -77,16 +72,13 @@ class Learner(ABC):
                 f"dtype must be torch.float32 or torch.float64, got {self.dtype}; the sums of a "
                 f"long game do not fit half precision"
             )
-        limits = torch.finfo(self.dtype)
-        if not limits.tiny <= self.radius <= limits.max / 2:
-            raise ValueError(
-                f"radius must lie between {limits.tiny:.3g} and {limits.max / 2:.3g}, where "
-                f"{self.dtype} holds the actions, got {radius!r}; rescale the game or choose a "
-                f"wider dtype"
-            )
         device = torch.get_default_device() if device is None else device
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self.validate = validate
+        *self.batch, rows, columns = self.shape
+        self.tall = rows > columns
+        self.sides = (columns, rows) if self.tall else (rows, columns)
+        """(m, n) of the matrices that `action` and `update` see, m ≤ n."""
         self.ledger = self._empty_ledger()
         """The game so far: its regret, and what the bound is made of."""
         self._action: Tensor | None = None
@@ -96,23 +88,27 @@ class Learner(ABC):
         """Gradients observed so far."""
         return self.ledger.rounds
 
+    def zeros(self, *sides: int) -> Tensor:
+        """Return zeros of the games of the batch, (…, *sides), float64, to start a state with."""
+        return torch.zeros((*self.batch, *sides), dtype=torch.float64, device=self.device)
+
     # ------------------------------------------------------------------ hooks of a final class
 
-    def options(self) -> dict[str, Any]:
-        """Return the options that decide what is played, as plain values."""
-        return {name: getattr(self, name) for name in self.option_names}
+    @abstractmethod
+    def action(self) -> Tensor:
+        """Return X_t from the state, (…, m, n); X_1 = 0."""
+
+    @abstractmethod
+    def update(self, gradient: Tensor) -> None:
+        """Update the state by G_t, (…, m, n); where it raises, the state is restored."""
 
     @abstractmethod
     def bound(self) -> Tensor:
         """Return the theorem's bound on the regret so far, float64, () or (b,); else infinity."""
 
-    @abstractmethod
-    def _act(self) -> Tensor:
-        """Return X_t from the state."""
-
-    @abstractmethod
-    def _absorb(self, gradient: Tensor) -> None:
-        """Update the state by G_t; on an error leave it unchanged."""
+    def options(self) -> dict[str, Any]:
+        """Return the options that decide what is played, as plain values."""
+        return {name: getattr(self, name) for name in self.option_names}
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
         """Return why no theorem bounds the regret of a game; None if one does.
@@ -138,13 +134,39 @@ class Learner(ABC):
     def _empty_ledger(self) -> Ledger:
         return Ledger(self.shape, radius=self.radius, discount=self.discount, device=self.device)
 
+    def _refuse_above(
+        self,
+        kind: str,
+        norm: Tensor,
+        bound: Tensor | float,
+        *,
+        name: str = "gradient_bound",
+        remedy: str = "state a larger bound",
+    ) -> None:
+        """Check that no norm exceeds its bound by more than rounding to the dtype.
+
+        Rounding moves each entry by eps/2 of itself, an operator norm by √m times as much.
+        """
+        entries = self.sides[0] if kind == "operator norm" else 1
+        ratio = norm / bound
+        if self.validate and bool(
+            (ratio > 1 + 8 * entries**0.5 * torch.finfo(self.dtype).eps).any()
+        ):
+            game = int(ratio.argmax())
+            limit = torch.as_tensor(bound).expand_as(norm).flatten()[game].item()
+            raise ValueError(
+                f"gradient has {kind} {norm.flatten()[game].item():.9g}, above {name}={limit:.9g}; "
+                f"{remedy}"
+            )
+
     # ------------------------------------------------------------------ the game
 
     @torch.no_grad()
     def play(self) -> Tensor:
         """Return X_t, the same until the next gradient; X_1 = 0."""
         if self._action is None:
-            self._action = self._act()
+            action = self.action()
+            self._action = (action.mT if self.tall else action).to(self.dtype)
         return self._action.clone()
 
     @torch.no_grad()
@@ -162,12 +184,16 @@ class Learner(ABC):
                 "observe() needs the action that its gradient answers; call play() first"
             )
         if self.validate:
-            self._check(gradient)
-        elif gradient.shape != self.shape:  # cheap, and a broadcast would go unnoticed
-            raise self._wrong_shape(gradient)
+            if isinstance(gradient, Tensor) and gradient.device != self.device:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(
+                    f"gradient is on {gradient.device} but the learner is on {self.device}; move "
+                    f"one: gradient.to({str(self.device)!r})"
+                )
+            _checks.matrix("gradient", gradient, dtypes=(self.dtype,))
         ledger = copy.copy(self.ledger)
         ledger.record(gradient, self._action, oblivious=oblivious)
-        self._absorb(gradient)
+        with undone_on_error(self):
+            self.update((gradient.mT if self.tall else gradient).double().contiguous())
         self.ledger, self._action = ledger, None
 
     def certificate(self, *, delta: float | None = None) -> Certificate:
@@ -180,7 +206,7 @@ class Learner(ABC):
         """
         ledger, bound = self.ledger, self.bound()
         if delta is not None:
-            self._check_delta(delta)
+            _checks.fraction("delta", delta)
         refusal = self.refusal(oblivious=ledger.oblivious, delta=delta)
         if refusal is None and bool((ledger.outside > 0).any()):
             norm = ledger.outside.max().item()
@@ -201,64 +227,31 @@ class Learner(ABC):
             lower=ledger.lower(),
         )
 
-    def _check_delta(self, delta: float) -> None:
-        """Check that δ, and its share for each game, are in (0, 1)."""
-        games = math.prod(self.shape[:-2])
-        if _checks.fraction("delta", delta) / games == 0:
-            raise ValueError(
-                f"delta={delta!r} shared by {games} games is 0 in float64; pass a larger one"
-            )
-
-    def _check(self, gradient: object) -> None:
-        if isinstance(gradient, Tensor) and gradient.device != self.device:
-            raise ValueError(
-                f"gradient is on {gradient.device} but the learner is on {self.device}; move one: "
-                f"gradient.to({str(self.device)!r})"
-            )
-        tensor = _checks.matrix("gradient", gradient, dtypes=(self.dtype,))
-        if tuple(tensor.shape) != self.shape:
-            raise self._wrong_shape(tensor)
-
-    def _wrong_shape(self, gradient: Tensor) -> ValueError:
-        return ValueError(
-            f"gradient must have the learner's shape {self.shape}, got {tuple(gradient.shape)}"
-        )
-
     # ------------------------------------------------------------------ the state
 
     def state_dict(self) -> State:
-        """Return the state as copies."""
-        return packed(self._tensors(), self._facts())
+        """Return the state as copies, with an action that awaits its gradient."""
+        action = {} if self._action is None else {"action": self._action}
+        state = packed({**self._tensors(), **action}, self._facts())
+        return {**state, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of the same learner, shape and options; raise on any other."""
-        like = self._tensors()
+        like, ledger = self._tensors(), self._empty_ledger()
         if isinstance(state, Mapping) and "action" in state:  # pyright: ignore[reportUnnecessaryIsInstance]
             like["action"] = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        else:
-            like.pop("action", None)
-        tensors = unpacked(state, like, self._facts())
-        ledger = self._empty_ledger()
-        ledger_tensors = {
-            n.removeprefix(_LEDGER): t for n, t in tensors.items() if n.startswith(_LEDGER)
-        }
-        ledger.load_state_dict(packed(ledger_tensors, ledger._facts()))
-        self.ledger, self._action = ledger, tensors.get("action")
-        vars(self).update({name: tensors[name] for name in self.state_names})
+        tensors = unpacked(state, like, self._facts(), parts=("ledger",))
+        ledger.load_state_dict(state.get("ledger", {}))
+        self.ledger, self._action = ledger, tensors.pop("action", None)
+        vars(self).update(tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state by name, with an action that awaits its gradient."""
-        ledger = {_LEDGER + name: tensor for name, tensor in self.ledger._tensors().items()}
-        action = {} if self._action is None else {"action": self._action}
-        return {name: getattr(self, name) for name in self.state_names} | action | ledger
+        return {name: getattr(self, name) for name in self.state_names}
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts in which a state must agree with this learner."""
         identity = {"learner": self.name, "shape": list(self.shape), "radius": self.radius}
         return {**identity, "discount": self.discount, "dtype": str(self.dtype), **self.options()}
-
-
-_LEDGER = "ledger."
 
 
 @contextmanager
@@ -275,3 +268,15 @@ def undone_on_error(*learners: Learner) -> Iterator[None]:
             vars(learner).clear()
             vars(learner).update(old)
         raise
+
+
+def check_square(name: str, value: Tensor | float, *, over: float = 1.0) -> None:
+    """Check that values are > 0 and that float64 holds the squares of value/over in full."""
+    limits, values = torch.finfo(torch.float64), torch.as_tensor(value, dtype=torch.float64)
+    squares = (values / over) ** 2
+    fits = (squares >= limits.tiny / limits.eps) & (squares <= limits.max)
+    if not bool((fits & (values > 0)).all()):
+        raise ValueError(
+            f"{name} must be > 0 with a square that float64 can hold, got {values.tolist()} over "
+            f"discount·eta = {over:.3g}; rescale the gradients or take a larger discount"
+        )

@@ -5,11 +5,9 @@
 with S_t = ΣG_s and M_t = ΣG_sG_sᵀ. The discounted game is the plain one on γ^{-t}G_t with the bound
 Gγ^{-(t+1)}; where ∇Ψ does not change with S and Λ^{1/2} scaled alike, it is played on the sums
 Ĝ_t = Σγ^{t-s}G_s and M̂_t = Σγ^{2(t-s)}G_sG_sᵀ with Λ̂_t = (G²γ^{-2}I + M̂_t)/η², which never
-overflow. The sums are float64 and live on the short side: tall matrices are transposed. So are Λ
-and ∇Ψ, whatever the dtype of the game; only the action is rounded to it.
+overflow. The sums, Λ and ∇Ψ are float64 whatever the dtype of the game.
 """
 
-import math
 from typing import Any, ClassVar, Literal, Unpack, final
 
 import torch
@@ -23,13 +21,11 @@ from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.linalg.projections import truncated
 from nucleon.linalg.quadratic import Solver
 from nucleon.online import theory
-from nucleon.online.learners.base import Learner, LearnerOptions
+from nucleon.online.learners.base import Learner, LearnerOptions, check_square
 from nucleon.online.potentials import Hyperbolic, Nuclear, Potential, Regularized
 from nucleon.online.regret import Shape
 
 OnExcess = Literal["raise", "clip", "grow"]
-
-_LIMITS = torch.finfo(torch.float64)
 
 
 class GameOptions(LearnerOptions, total=False):
@@ -70,10 +66,8 @@ class GBPA(Learner):
     theorem: ClassVar[str] = "Theorem 3.2 with the potential's constants"
     state_names: ClassVar[tuple[str, ...]] = (
         *("total", "gram", "level", "excess"),
-        *("first_nuclear", "first_round", "nuclear_sum", "nuclear_square"),
+        *("first_nuclear", "nuclear_sum", "nuclear_square"),
     )
-    option_names: ClassVar[tuple[str, ...]] = ()
-    """Options of a final class; `options` adds those of GBPA and of the potential."""
 
     def __init__(
         self,
@@ -91,10 +85,9 @@ class GBPA(Learner):
                 f"{potential!r}; pass for example Hyperbolic()"
             )
         super().__init__(shape, **options)
-        *batch, rows, columns = self.shape
-        self.tall = rows > columns
+        short, long = self.sides
         self.potential = potential
-        self.constants = potential.admissibility(*sorted((rows, columns)))
+        self.constants = potential.admissibility(short, long)
         theory_eta = 1.0 if self.constants is None else self.constants.eta
         self.eta = theory_eta if eta is None else _checks.positive("eta", eta)
         if on_excess is None:
@@ -105,42 +98,96 @@ class GBPA(Learner):
                 "on_excess='raise' needs a gradient_bound; pass one, or on_excess='grow' or 'clip'"
             )
         self.on_excess: OnExcess = on_excess
-        zero = torch.zeros(batch, dtype=torch.float64, device=self.device)
-        short, long = sorted((rows, columns))
-        self.total = zero.new_zeros(*batch, short, long)
-        self.gram = zero.new_zeros(*batch, short, short)
-        self.stated_bound = None if gradient_bound is None else self._bound_of(gradient_bound, zero)
-        self.level = zero if self.stated_bound is None else self.stated_bound
+        self.total, self.gram = self.zeros(short, long), self.zeros(short, short)
+        self.stated_bound = None if gradient_bound is None else self._bound_of(gradient_bound)
+        self.level = self.zeros() if self.stated_bound is None else self.stated_bound
         """The bound in force, G of Λ."""
-        self.excess = zero
+        self.excess = self.zeros()
         """Σγ^{T-t}‖E_t‖_*, the nuclear norms of the parts above the bound in force."""
-        self.first_nuclear = zero
-        """‖G_1‖_* of the first nonzero gradient; before it X = 0 and the regret is 0."""
-        self.first_round = zero.long()
-        """The round of that gradient, 0 before."""
-        self.nuclear_sum, self.nuclear_square = zero, zero
+        self.first_nuclear = self.zeros()
+        """γ^{T-s}‖G_s‖_* of the first nonzero gradient; before it X = 0 and the regret is 0."""
+        self.nuclear_sum, self.nuclear_square = self.zeros(), self.zeros()
         """Σγ^{T-t}‖G_t‖_* and Σγ^{2(T-t)}‖G_t‖_*² of the actions that were drawn, else 0."""
 
-    @property
-    def is_random(self) -> bool:
-        """True if actions are drawn and the bound is on their mean."""
-        return self.potential.is_random
+    # ------------------------------------------------------------------ the algorithm
 
-    @property
-    def samples_drawn(self) -> int:
-        """Independent samples that an action is the mean of, as far as is known."""
-        return 1
+    def action(self) -> Tensor:
+        """Return −D ∇Ψ(S; Λ), and 0 in the first round."""
+        if self.rounds == 0:
+            return torch.zeros_like(self.total)
+        return -self.radius * self._direction(self.total, self.smoothing())
+
+    def smoothing(self) -> Tensor:
+        """Return Λ_t = (G²γ^{-2}I + M̂_t)/η² of the rounds so far, on the short side, float64."""
+        return add_to_diagonal(self.gram / self.eta**2, self._least(self.level))
+
+    def update(self, gradient: Tensor) -> None:
+        """Enter G_t into the sums, clipped if asked for, and what exceeds the bound in force."""
+        begun, discount = self._begun, self.discount
+        fed, self.level, excess = self._within_bound(gradient)
+        self.total = moments.accumulate_total(self.total, fed, discount)
+        self.gram = moments.accumulate_gram(self.gram, fed, discount)
+        self.excess = discount * self.excess + excess
+        self.first_nuclear = discount * self.first_nuclear
+        if not begun.all():
+            self.first_nuclear = torch.where(begun, self.first_nuclear, nuclear_norm(fed))
+        if self.is_random:
+            drawn = nuclear_norm(gradient) if self.rounds else 0.0  # X_1 = 0 is no draw
+            self.nuclear_sum = discount * self.nuclear_sum + drawn
+            self.nuclear_square = discount**2 * self.nuclear_square + drawn**2
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        """∇Ψ(S; Λ) from float64 moments."""
+        """Return ∇Ψ(S; Λ) from float64 moments."""
         return self.potential.redrawn(self.rounds).gradient(total, smoothing)
 
-    def options(self) -> dict[str, Any]:
-        """Return the options that decide what is played, as plain values."""
-        bound = None if self.stated_bound is None else self.stated_bound.tolist()
-        game_options = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
-        kind = {"potential": type(self.potential).__name__, **self.potential.options()}
-        return {**game_options, **kind, **super().options()}
+    def _least(self, level: Tensor) -> Tensor:
+        """Return G²γ^{-2}/η², a lower bound of the eigenvalues of Λ."""
+        return (level / self.discount / self.eta) ** 2
+
+    # ------------------------------------------------------------------ the bound on the gradients
+
+    @property
+    def _begun(self) -> Tensor:
+        """True for the games that have had a nonzero gradient in an earlier round."""
+        return self.ledger.largest > 0
+
+    def _within_bound(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return G_t, clipped if asked for, the new bound in force, and ‖E_t‖_* above the old."""
+        begun = self._begun
+        # ‖G‖_op ≤ ‖G‖_F. Its squares may underflow, which matters only for a level of 0.
+        if bool((begun & (torch.linalg.matrix_norm(gradient) <= self.level)).all()):
+            return gradient, self.level, torch.zeros_like(self.excess)
+        norm = operator_norm(gradient)
+        if self.on_excess == "raise":
+            remedy = "state a larger bound, or pass on_excess='clip' or 'grow'"
+            self._refuse_above("operator norm", norm, self.level, remedy=remedy)
+        fixed = self.on_excess != "grow" and self.stated_bound is not None
+        # The first gradient of a game answers X_1 = 0, so it enters L_1 whole at no extra cost.
+        limit = torch.where(begun, self.level, self.level if fixed else norm)
+        excess = theory.spectral_excess(gradient, limit)
+        fed = truncated(gradient, limit.unsqueeze(-1)) if self.on_excess == "clip" else gradient
+        if fixed:
+            return fed, self.level, excess
+        grown = torch.maximum(self.level, norm)
+        changed = grown[grown > self.level]
+        check_square("the gradient's norm", changed, over=self.discount * self.eta)
+        return fed, grown, excess
+
+    def _bound_of(self, gradient_bound: float | Tensor) -> Tensor:
+        """Return G of every game."""
+        level = self.zeros()
+        if isinstance(gradient_bound, Tensor):
+            _checks.broadcastable("gradient_bound", gradient_bound.shape, "shape", level.shape)
+            level = level + gradient_bound.detach().to(level)
+        else:
+            level = level + _checks.positive("gradient_bound", gradient_bound)
+        check_square("gradient_bound", level, over=self.discount * self.eta)
+        return level
+
+    def _bounded(self) -> tuple[Tensor, Tensor]:
+        return self.level, 2 * self.radius * self.excess
+
+    # ------------------------------------------------------------------ the bound on the regret
 
     def bound(self) -> Tensor:
         """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
@@ -151,7 +198,6 @@ class GBPA(Learner):
 
     def _statistics(self) -> dict[str, Any]:
         """Return the arguments of the bounds; the first gradient is discounted already."""
-        age = self.rounds - self.first_round
         return {
             # With "clip" the theorem is on the clipped gradients, else on those of the ledger.
             "gram": self.gram if self.on_excess == "clip" else self.ledger.gram,
@@ -160,79 +206,19 @@ class GBPA(Learner):
             "eta": self.eta,
             "discount": self.discount,
             "rounds": 1,
-            "first_nuclear": self.first_nuclear * self.discount ** age.double(),
+            "first_nuclear": self.first_nuclear,
             "excess": self.excess,
         }
 
-    def smoothing(self) -> Tensor:
-        """Λ_t = (G²γ^{-2}I + M̂_t)/η² of the rounds so far, on the short side, float64."""
-        return add_to_diagonal(self.gram / self.eta**2, self._least(self.level))
-
-    def _act(self) -> Tensor:
-        if self.rounds == 0:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        action = -self.radius * self._direction(self.total, self.smoothing())
-        return (action.mT if self.tall else action).to(self.dtype)
-
-    def _absorb(self, gradient: Tensor) -> None:
-        gradient = gradient.mT if self.tall else gradient
-        gradient = gradient.to(torch.float64).contiguous()
-        fed, level, excess = self._within_bound(gradient)
-        drawn = nuclear_norm(gradient) if self.is_random and self.rounds else 0.0  # X_1 = 0
-        gram = moments.accumulate_gram(self.gram, fed, self.discount)
-        if self.validate:
-            self._refuse_unrepresentable(gram, level)
-        self.total = moments.accumulate_total(self.total, fed, self.discount)
-        self.gram, self.level = gram, level
-        self.excess = self.discount * self.excess + excess
-        self.nuclear_sum = self.discount * self.nuclear_sum + drawn
-        self.nuclear_square = self.discount**2 * self.nuclear_square + drawn**2
-        if not self._begun:
-            fresh = (self.first_round == 0) & (fed != 0).any(-1).any(-1)
-            self.first_nuclear = torch.where(fresh, nuclear_norm(fed), self.first_nuclear)
-            self.first_round = torch.where(fresh, self.rounds + 1, self.first_round)
+    @property
+    def is_random(self) -> bool:
+        """True if actions are drawn and the bound is on their mean."""
+        return self.potential.is_random
 
     @property
-    def _begun(self) -> bool:
-        """True if every game has had a nonzero gradient."""
-        return bool((self.first_round > 0).all())
-
-    def _within_bound(self, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return G_t, clipped if asked for, the new bound in force, and ‖E_t‖_* above the old."""
-        inside = gradient, self.level, torch.zeros_like(self.excess)
-        # ‖G‖_op ≤ ‖G‖_F. Its squares may underflow, which matters only for a level of 0.
-        if self._begun and bool((torch.linalg.matrix_norm(gradient) <= self.level).all()):
-            return inside
-        norm = operator_norm(gradient)
-        if self.on_excess == "raise" and self.validate:
-            self._refuse_above(norm)
-        fixed = self.on_excess != "grow" and self.stated_bound is not None
-        # The first gradient of a game answers X_1 = 0, so it enters L_1 whole at no extra cost.
-        limit = torch.where(self.first_round > 0, self.level, self.level if fixed else norm)
-        excess = theory.spectral_excess(gradient, limit)
-        fed = truncated(gradient, limit.unsqueeze(-1)) if self.on_excess == "clip" else gradient
-        return fed, self.level if fixed else torch.maximum(self.level, norm), excess
-
-    def _refuse_above(self, norm: Tensor) -> None:
-        """Check that norms exceed the bound by rounding to the dtype at most."""
-        rounding = 8 * math.sqrt(self.gram.shape[-1]) * torch.finfo(self.dtype).eps
-        ratio = norm / self.level
-        if bool((ratio > 1 + rounding).any()):
-            game = int(ratio.argmax())
-            raise ValueError(
-                f"gradient has operator norm {norm.flatten()[game].item():.9g}, above "
-                f"gradient_bound={self.level.flatten()[game].item():.9g}; state a larger bound, or "
-                f"pass on_excess='clip' or 'grow'"
-            )
-
-    def _refuse_unrepresentable(self, gram: Tensor, level: Tensor) -> None:
-        """Check that Λ neither overflows nor loses digits by underflow."""
-        if level is not self.level and not bool((self._fits(level) | (level == 0)).all()):
-            raise ValueError(
-                f"gradient has operator norm {level.max().item():.3g}, whose square in the Gram "
-                f"matrix, over (discount·eta)², float64 cannot hold; rescale the gradients"
-            )
-        _checks.finite("the Gram matrix of the gradients over eta²", gram / self.eta**2)
+    def samples_drawn(self) -> int:
+        """Independent samples that an action is the mean of, as far as is known."""
+        return 1
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
         """Return why no theorem bounds the regret of a game; None if one does."""
@@ -257,9 +243,6 @@ class GBPA(Learner):
         against = "" if oblivious else " against gradients that see the actions, linear in T"
         return f"{theorem}, with probability at least {1 - delta:g}{against}"
 
-    def _bounded(self) -> tuple[Tensor, Tensor]:
-        return self.level, 2 * self.radius * self.excess
-
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
         if not self.is_random or self.rounds < 2:
             return 0.0
@@ -278,29 +261,12 @@ class GBPA(Learner):
             **shared,
         )
 
-    def _bound_of(self, gradient_bound: float | Tensor, batch: Tensor) -> Tensor:
-        """Return G of every game; raise if float64 cannot represent its square in Λ."""
-        if isinstance(gradient_bound, Tensor):
-            _checks.broadcastable("gradient_bound", gradient_bound.shape, "shape", batch.shape)
-            level = gradient_bound.detach().to(batch).expand_as(batch).clone()
-        else:
-            level = torch.full_like(batch, _checks.positive("gradient_bound", gradient_bound))
-        if not bool(self._fits(level).all()):
-            raise ValueError(
-                f"gradient_bound/(discount·eta) must be > 0 with a square that float64 can hold, "
-                f"got gradient_bound={gradient_bound!r}, discount={self.discount!r}, "
-                f"eta={self.eta!r}; rescale the gradients or take a larger discount"
-            )
-        return level
-
-    def _least(self, level: Tensor) -> Tensor:
-        """Return G²γ^{-2}/η², a lower bound of the eigenvalues of Λ."""
-        return (level / self.discount / self.eta) ** 2
-
-    def _fits(self, level: Tensor) -> Tensor:
-        """Return True where G > 0 has a square in Λ of full precision in float64."""
-        square = self._least(level)
-        return (level > 0) & (square >= _LIMITS.tiny / _LIMITS.eps) & (square <= _LIMITS.max)
+    def options(self) -> dict[str, Any]:
+        """Return the options that decide what is played, as plain values."""
+        bound = None if self.stated_bound is None else self.stated_bound.tolist()
+        game_options = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
+        kind = {"potential": type(self.potential).__name__, **self.potential.options()}
+        return {**game_options, **kind, **super().options()}
 
 
 @final
@@ -371,8 +337,9 @@ class FTRL(GBPA):
         self.start, self.gap = solution.x, solution.frank_wolfe_gap
         return solution.x
 
-    def _absorb(self, gradient: Tensor) -> None:
-        super()._absorb(gradient)
+    def update(self, gradient: Tensor) -> None:
+        """Enter G_t, and the gap of X_t."""
+        super().update(gradient)
         # X_t solves the problem of S_{t-1}, which is one discount older than the gradient.
         self.gaps = self.discount * (self.gaps + self.gap)
         self.gap = torch.zeros_like(self.gap)

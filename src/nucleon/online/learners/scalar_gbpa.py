@@ -9,8 +9,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg.augmented import augmented_polar
 from nucleon.online import theory
-from nucleon.online.learners.base import Learner
-from nucleon.online.learners.projected import squarable
+from nucleon.online.learners.base import Learner, check_square
 from nucleon.online.regret import Shape
 
 
@@ -48,21 +47,31 @@ class ScalarGBPA(Learner):
         validate: bool = True,
     ) -> None:
         super().__init__(shape, radius=radius, dtype=dtype, device=device, validate=validate)
-        self.gradient_bound = squarable("gradient_bound", gradient_bound)
-        self.eta = math.sqrt(self.short) if eta is None else _checks.positive("eta", eta)
-        self.total = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        self.gradient_bound = _checks.positive("gradient_bound", gradient_bound)
+        check_square("gradient_bound", self.gradient_bound)
+        short, long = self.sides
+        self.eta = math.sqrt(short) if eta is None else _checks.positive("eta", eta)
+        self.total = self.zeros(short, long)
         """S_t."""
-        self.square_sum = self.total.new_zeros(self.shape[:-2])
-        """Σ‖G_s‖_F²."""
-        self.first_frobenius = torch.zeros_like(self.square_sum)
-        """‖G_1‖_F of the first gradient that is not zero."""
-        self.excess = torch.zeros_like(self.square_sum)
+        self.square_sum, self.first_frobenius = self.zeros(), self.zeros()
+        """Σ‖G_s‖_F², and ‖G_1‖_F of the first gradient that is not zero."""
+        self.excess = self.zeros()
         """Σ(‖G_t‖_F − G)_+, what rounding left above the bound."""
 
-    @property
-    def short(self) -> int:
-        """m, the shorter side."""
-        return min(self.shape[-2:])
+    def action(self) -> Tensor:
+        """Return −D(SSᵀ + (ℓ/η)²I)^{-1/2}S."""
+        level = (self.gradient_bound**2 + self.square_sum) / self.eta**2
+        eye = torch.eye(self.sides[0], dtype=torch.float64, device=self.device)
+        return -self.radius * augmented_polar(self.total, level[..., None, None] * eye)
+
+    def update(self, gradient: Tensor) -> None:
+        """Enter G_t into both sums."""
+        square = gradient.square().sum((-2, -1))
+        norm, unseen = square.sqrt(), self.square_sum == 0
+        self._refuse_above("Frobenius norm", norm, self.gradient_bound)
+        self.first_frobenius = torch.where(unseen, norm, self.first_frobenius)
+        self.total, self.square_sum = self.total + gradient, self.square_sum + square
+        self.excess = self.excess + (norm - self.gradient_bound).clamp(min=0)
 
     def bound(self) -> Tensor:
         """Return D((η + m/η)ℓ_T + (√m − η)‖G_1‖_F + 2√m·excess), with FAML's α = β = 1.
@@ -71,7 +80,7 @@ class ScalarGBPA(Learner):
         """
         exact = theory.scalar_gbpa_bound(
             self.square_sum,
-            rows=self.short,
+            rows=self.sides[0],
             radius=self.radius,
             gradient_bound=self.gradient_bound,
             alpha=1.0,
@@ -79,33 +88,8 @@ class ScalarGBPA(Learner):
             first_frobenius=self.first_frobenius,
             eta=self.eta,
         )
-        return exact + 2 * self.radius * math.sqrt(self.short) * self.excess
+        return exact + self._bounded()[1]
 
     def _bounded(self) -> tuple[Tensor, Tensor]:
-        bound = torch.full_like(self.excess, self.gradient_bound)
-        scale = 2 * self.radius * math.sqrt(self.short)
-        return bound, scale * self.excess
-
-    def _act(self) -> Tensor:
-        level = (self.gradient_bound**2 + self.square_sum) / self.eta**2
-        eye = torch.eye(self.shape[-2], dtype=torch.float64, device=self.device)
-        return -self.radius * augmented_polar(self.total, level[..., None, None] * eye).to(
-            self.dtype
-        )
-
-    def _check(self, gradient: object) -> None:
-        super()._check(gradient)
-        norm = float(torch.linalg.matrix_norm(gradient.double()).max())  # pyright: ignore
-        if norm > self.gradient_bound * (1 + 8 * torch.finfo(self.dtype).eps):
-            raise ValueError(
-                f"gradient has Frobenius norm {norm:.9g}, above "
-                f"gradient_bound={self.gradient_bound:.9g}; state a larger bound"
-            )
-
-    def _absorb(self, gradient: Tensor) -> None:
-        gradient = gradient.to(torch.float64)
-        square = gradient.square().sum((-2, -1))
-        unseen = self.square_sum == 0
-        self.first_frobenius = torch.where(unseen, square.sqrt(), self.first_frobenius)
-        self.total, self.square_sum = self.total + gradient, self.square_sum + square
-        self.excess = self.excess + (square.sqrt() - self.gradient_bound).clamp(min=0)
+        added = 2 * self.radius * math.sqrt(self.sides[0]) * self.excess
+        return torch.full_like(self.excess, self.gradient_bound), added

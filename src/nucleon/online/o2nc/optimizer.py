@@ -149,7 +149,7 @@ class O2NC(Optimizer):
                 if action.shape != param.shape:
                     raise ValueError(
                         f"the learner played an action of shape {tuple(action.shape)} for a "
-                        f"parameter of shape {tuple(param.shape)}; mend its _act()"
+                        f"parameter of shape {tuple(param.shape)}; mend its action()"
                     )
         return actions
 
