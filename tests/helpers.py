@@ -1,6 +1,6 @@
 """The learners, streams and shapes whose cross products the tests play, and their oracles."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nucleon.online import streams
-from nucleon.online.learners import FAML, FTL, FTPL, FTRL, GBPA
+from nucleon.online.learners import FAML, FTL, FTPL, FTRL, GBPA, Learner
 from nucleon.online.regret import Ledger
 from nucleon.online.streams import Stream
 
@@ -25,7 +25,6 @@ LEARNERS: dict[str, Callable[..., GBPA]] = {
     "ftpl": lambda shape, **options: FTPL(shape, **{"samples": 4, **options}),
     "faml": FAML,
 }
-CERTIFIED = ("ftrl", "ftpl", "faml")
 
 
 def _recorded(shape: Shape, **options: Any) -> Stream:
@@ -49,7 +48,7 @@ STREAMS: dict[str, Callable[..., Stream]] = {
 OBLIVIOUS = tuple(name for name in STREAMS if name not in ("greedy", "orthogonal"))
 
 
-def rounds_of(learner: GBPA, stream: Stream, rounds: int) -> Iterator[tuple[Tensor, Tensor]]:
+def rounds_of(learner: Learner, stream: Stream, rounds: int) -> Iterator[tuple[Tensor, Tensor]]:
     """(G_t, X_t) of a game, the learner observing each gradient as it is yielded."""
     for t in range(learner.rounds + 1, learner.rounds + rounds + 1):
         action = learner.play()
@@ -58,11 +57,20 @@ def rounds_of(learner: GBPA, stream: Stream, rounds: int) -> Iterator[tuple[Tens
         yield gradient, action
 
 
-def ledger_of(learner: GBPA, stream: Stream, rounds: int) -> Ledger:
+def ledger_of(learner: Learner, stream: Stream, rounds: int) -> Ledger:
     """The learner's ledger after so many more rounds."""
     for _ in rounds_of(learner, stream, rounds):
         pass
     return learner.ledger
+
+
+def actions_of(learner: Learner, gradients: Iterable[Tensor]) -> Tensor:
+    """X_1 … X_{T+1} against gradients fixed beforehand."""
+    actions = [learner.play()]
+    for gradient in gradients:
+        learner.observe(gradient.contiguous(), oblivious=True)
+        actions.append(learner.play())
+    return torch.stack(actions)
 
 
 def root(smoothing: Array) -> Array:

@@ -259,7 +259,7 @@ class KroneckerFTRL(ProjectedLearner):
             for gram in (self.gram, self.column_gram)
         )
         short = left.shape[-1]
-        pairs = ((self.epsilon + left) * (self.epsilon + right[..., :short])) ** 0.25
+        pairs = (self.epsilon + left) ** 0.25 * (self.epsilon + right[..., :short]) ** 0.25
         energy = (left.sqrt().sum(-1) * right.sqrt().sum(-1)).sqrt()
         exact = self.radius**2 / (2 * self.eta) * pairs.sum(-1) + self.eta * energy
         return exact + self.gaps + 2 * self.radius * self.excess
