@@ -334,7 +334,7 @@ def quarter_root(exact, self, moment, delta):
 
 fault("OGD's η × 3", "tab-adagrad", (adagrad.AdaGradOGD, "_default_eta"))(times(3))
 fault("AdaGrad-FTRL without δ", "tab-adagrad", (adagrad.AdaGradFTRL, "_delta"))(
-    lambda exact, self, peak: torch.zeros_like(self.gaps)
+    lambda exact, self: torch.zeros_like(self.gaps)
 )
 fault("scalar GBPA with η = 1", "tab-shampoo", (scalar_gbpa.ScalarGBPA, "__init__"))(
     lambda init, self, shape, **options: init(self, shape, **{"eta": 1.0, **options})
