@@ -34,8 +34,8 @@ def test_it_is_short_and_begins_with_the_two_commands():
 def test_the_parts_are_in_order():
     parts = re.findall(r"^## (.*)", README, flags=re.M)
     assert parts == [
-        *("Install", "Ten lines", "Which one?", "Speed", "The guarantee"),
-        *("For theorists", "Caveats", "Links"),
+        *("Install", "Ten lines", "No horizon", "Which one?", "Speed"),
+        *("The guarantee", "For theorists", "Caveats", "Links"),
     ]
 
 
