@@ -14,7 +14,7 @@ CAPPED   = if [ -z "$$ONEDNN_MAX_CPU_ISA" ] && ! $(PY) -c '$(PRODUCT)'; then \
 	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; \
 	echo "a product of bfloat16 dies on this machine: ONEDNN_MAX_CPU_ISA=$$ONEDNN_MAX_CPU_ISA for this run"; fi
 
-.PHONY: reproduce check test pages portable test-torchtitan test-timm soak sabotage mutate evidence gpu lint docs clean
+.PHONY: reproduce check test pages portable test-torchtitan test-timm soak sabotage mutate evidence gallery gpu lint docs clean
 .DELETE_ON_ERROR:
 
 reproduce: $(VENV)/.run
@@ -82,6 +82,12 @@ DATA ?= .data
 evidence: $(VENV)/.run
 	$(TESTED) $(PY) benchmarks/evidence.py run --processes 2 --data $(DATA)
 	$(PY) benchmarks/evidence.py report
+
+# Every claim in full, with its figures for docs/gallery.md: about 20 minutes on two idle cores.
+gallery: $(VENV)/.run
+	$(PY) -m nucleon reproduce --all --output build/gallery
+	for figure in build/gallery/*/*/*.png; do run=$$(dirname $$figure); \
+	cp $$figure docs/figures/gallery/$$(basename $$(dirname $$run))-$$(basename $$figure); done
 
 # Everything that wants a CUDA device, with the Python at hand, whose torch can use it. Goes on after a failure; the log has all
 # of it. MINUTES is for the evidence, whose byte pairs `benchmarks/evidence.py tokens --out .data` writes.

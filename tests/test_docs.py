@@ -109,7 +109,7 @@ def test_training_without_a_horizon_runs(monkeypatch, tmp_path):
 def test_the_afternoon_runs_and_prints_what_is_on_it(capsys):
     """Word for word; numbers may round otherwise on another machine, so the page asserts those."""
     text = (ROOT / "docs/afternoon.md").read_text(encoding="utf-8")
-    pairs = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, flags=re.S)
+    pairs = re.findall(r"```python\n(.*?)```\n(?:\n```console\n(.*?)```)?", text, flags=re.S)
     assert len(pairs) == 6
     space = {}
     for block, shown in pairs:
