@@ -31,14 +31,6 @@ def test_it_is_short_and_begins_with_the_two_commands():
     assert any(line.startswith("make test") for line in lines[:20])
 
 
-def test_the_parts_are_in_order():
-    parts = re.findall(r"^## (.*)", README, flags=re.M)
-    assert parts == [
-        *("Install", "Ten lines", "No horizon", "Which one?", "Speed"),
-        *("The guarantee", "For theorists", "Caveats", "Links"),
-    ]
-
-
 def test_what_it_shows_runs_and_prints_the_certificate_on_it(capsys):
     first, second = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     assert len([line for line in first.splitlines() if line]) == 10
