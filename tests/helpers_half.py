@@ -175,8 +175,8 @@ def check_grams_in_place(m, n, config, device):
     beta, kept = torch.tensor([[0.5, 0.0, 2.0, 0.0], [0.9, 1.0, 0.0, 1.0]], device=device)
     grams = [tensor.clone() for tensor in before]
     table = torch.tensor([gram.data_ptr() for gram in grams], device=device)
-    rest = ([1.0, 1.0, 0.0], [2, 1], "tf32", "", 1.0, config)
-    triton_symmetric.symmetric(x, x, table, beta, table, table, *rest, addend_scale=kept, each=2)
+    factors = {"scale": beta, "addend_scale": kept, "powers": (2, 1)}
+    triton_symmetric.symmetric(x, x, table, addend=table, **factors, each=2, config=config)
     found, before = torch.cat(grams), before.flatten(0, 1)
     for i in (1, 3):
         assert torch.equal(found[i].view(torch.int32), before[i].view(torch.int32)), (m, n, i)
@@ -186,3 +186,51 @@ def check_grams_in_place(m, n, config, device):
         difference = (found[i] - (beta[i].double() ** 2 * wide @ wide.mT + old)).abs()
         assert (difference <= (n + 4) * 2**-24 * sizes).all(), (m, n, i)
         assert torch.equal(found[i], found[i].mT)
+
+
+PRODUCTS = (("", 0, (0, 0)), ("", 1, (1, 1)), ("remainder", 2, (1, 2)), ("shifted", 1, (2, 1)))
+"""Second result, addend (none, float16 or float32) and powers of a product."""
+
+
+def check_product(shape, product, config, device):
+    """αs^p ABᵀ + βs^q C + δI by the kernel, its second result and its norm, against float64."""
+    from nucleon.linalg import triton_symmetric  # which not every machine has
+
+    (count, m, depth), (kind, addend, powers) = shape, product
+    generator = torch.Generator().manual_seed(m)
+
+    def drawn(*sizes):
+        return torch.randn(sizes, generator=generator).to(device)
+
+    # A ≠ B with a symmetric ABᵀ: a polynomial of a symmetric matrix and that, or BR and B.
+    x, r, c = drawn(count, m, depth), drawn(count, depth, depth) / depth**0.5, drawn(count, m, m)
+    r, c, scale = (r + r.mT) / 2, c + c.mT, drawn(count).abs() + 0.5
+    a, b = (x, x) if kind == "shifted" else (r @ r - r, r) if m == depth else (x @ r, x)
+    a, b, c = a.half(), b.half(), c.half() if addend == 1 else c
+    out = torch.full((count, m, m), torch.nan, dtype=torch.float16, device=device)
+    second = torch.full_like(out, torch.nan)
+    norms = torch.full((count * math.comb(-(-m // 64) + 1, 2),), torch.nan, device=device)
+    parts = triton_symmetric.symmetric(
+        a, b, out, second, addend=c if addend else None, alpha=0.5, beta=2.0, shift=0.25,
+        second_shift=3.0, scale=scale, powers=powers, kind=kind, norms=norms, config=config,
+    )  # fmt: skip
+    p, q = (scale.double()[:, None, None] ** power for power in powers)
+    plus = 2 * q * c.double() if addend else torch.zeros_like(out, dtype=torch.float64)
+    left, right, eye = a.double(), b.double(), torch.eye(m, dtype=torch.float64, device=device)
+    expected = 0.5 * p * left @ right.mT + plus + 0.25 * eye
+    # One rounding to float16 after float32 sums of `depth` products, against the sizes summed.
+    sizes = 0.5 * p * left.abs() @ right.abs().mT + plus.abs() + 4
+    expected, sizes = (
+        x.tril() + x.tril(-1).mT for x in (expected, sizes)
+    )  # B and R commute nearly
+    sums, eps = depth * 2**-24 * sizes, torch.finfo(torch.float16).eps
+    assert torch.equal(out, out.mT)
+    assert ((out - expected).abs() <= eps * sizes + sums).all()
+    if kind == "shifted":
+        assert ((second - expected - 3 * eye).abs() <= eps * sizes + sums).all()
+    if kind == "remainder":
+        whole = out.double() + second.double() / 2048
+        assert ((whole - expected).abs() <= eps**2 * sizes + sums).all()
+    norm = norms[: count * parts].view(count, parts).sum(-1).sqrt()
+    exact = torch.linalg.vector_norm(out.double(), dim=(1, 2)).float()
+    torch.testing.assert_close(norm, exact, rtol=eps + m * 2.0**-24, atol=0.0)

@@ -5,6 +5,9 @@ from torch import Tensor
 
 from nucleon import _checks
 
+REMAINDER_SCALE = 2048.0
+"""Factor on a stored remainder of float16: 2¹¹, as it is that much smaller and may be subnormal."""
+
 
 def exponent(x: Tensor) -> Tensor:
     """The integer e, (…, 1, 1), with 2^(e-1) ≤ max|x| < 2^e; 0 for a zero or empty matrix."""

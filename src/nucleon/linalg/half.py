@@ -25,14 +25,14 @@ that are made for it (`tests/half_contract.py`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nucleon.linalg._scaling import joint_unit_scale, unit_scale
+from nucleon.linalg._scaling import REMAINDER_SCALE, joint_unit_scale, unit_scale
 from nucleon.linalg.coefficients import HALF_RESTART, HALF_SQUARES, Quintic
 from nucleon.linalg.kernels import (
-    REMAINDER_SCALE,
     add_to_diagonal,
     lifted,
     scaled_half,
@@ -51,8 +51,6 @@ RESTART_FLOOR = 3e-3
 SMOOTHED_FLOOR = 6e-2
 """Over √m, this floor where Λ is part of R: QR is rounded relative to its largest entries, which
 may be those of Λ alone."""
-
-
 WIDE = 1.5
 """From this ratio n/m on the Gram recursion is the faster way to a polar factor."""
 
@@ -72,39 +70,29 @@ class Start:
     length: Tensor
     """(b,): √(m·scale)/spread, so that X of the equations is x·length."""
     floor: Tensor
-    """(b,): what R gets after the first step, see `first_floor`."""
+    """(b,): added to R after the first step, see `first_floor`."""
     spread: float
     """About √n."""
 
 
 def half_polar(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """polar(S) for S (b, m, n), m ≤ n, in float16; float32 out, unchecked, no synchronization.
+    """Return polar(S) for S (b, m, n), m ≤ n, in float32; unchecked, no synchronization.
 
     A float32 S with ‖S‖_F below about √n·2^-126, the smallest normal number, shrinks towards 0.
     """
-    return polar_from(start(s, None), sequence, torch.float32)
+    return _product(*polar_factors(start(s, None), sequence))
 
 
 def half_augmented(s: Tensor, smoothing: Tensor | None, sequence: Sequence[Quintic]) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S for S (b, m, n), m ≤ n, and Λ (b, m, m) or None for 0; float32 out.
+    """Return (SSᵀ + Λ)^(-1/2) S for S (b, m, n), m ≤ n, and Λ (b, m, m) or None for 0, in float32.
 
     Unchecked, no synchronization; `sequence` from `half_polar_express`, of five steps.
     """
-    return augmented_from(start(s, smoothing), sequence, torch.float32)
-
-
-def polar_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
-    """polar(S) in `dtype`, by the cheaper way for the shape."""
-    return _product(*polar_factors(begin, sequence), dtype)
-
-
-def augmented_from(begin: Start, sequence: Sequence[Quintic], dtype: torch.dtype) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S in `dtype`, by the Gram recursion."""
-    return _product(*augmented_factors(begin, sequence), dtype)
+    return _product(*augmented_factors(start(s, smoothing), sequence))
 
 
 def polar_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Tensor]:
-    """(Q, X) with QX = polar(S) and Q symmetric, by the cheaper way for the shape.
+    """Return (Q, X) with QX = polar(S) and Q symmetric, by the cheaper way for the shape.
 
     Nearly square matrices gain nothing from the Gram recursion: X ← (aI + bR + cR²)X with R = XXᵀ
     in every step takes 3m²n + m³ flops each, needs no restart and no floor. As every R is made of
@@ -118,18 +106,32 @@ def polar_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Te
         if i:
             x = q @ x
             r = symmetric_product(x, x)
-        given = None if i else begin.scale
-        q = symmetric_product(r, r, r, alpha=c, beta=b, shift=a, scale=given, powers=(2, 1))
+        scale = None if i else begin.scale
+        q = symmetric_product(r, r, r, alpha=c, beta=b, shift=a, scale=scale, powers=(2, 1))
     return q, x
 
 
 def augmented_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor, Tensor]:
-    """(Q, X) with QX = (SSᵀ + Λ)^(-1/2) S and Q symmetric, by the Gram recursion.
+    """Return (Q, X) with QX = (SSᵀ + Λ)^(-1/2) S and Q symmetric, by the Gram recursion.
 
     The quintics of `sequence` up to the restart, then `HALF_SQUARES`. Flops: m²n for XXᵀ, 4m²n for
     the two products QX; 13m³ for the polynomials; m²n for the restart without Λ, 5m³ with it.
     """
-    q = before_restart(begin, sequence)
+    r, q, last = begin.r, begin.r, HALF_RESTART - 1
+    for i, (a, b, c) in enumerate(sequence[:HALF_RESTART]):
+        scale = None if i else begin.scale
+        if i:
+            z = symmetric_product(r, r, r, alpha=c, beta=b)
+            length = begin.length if i == last else None  # as Q meets the unscaled x next
+            q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
+        else:
+            terms: dict[str, Any] = {"alpha": c, "beta": b, "scale": scale, "powers": (2, 1)}
+            z, q = symmetric_pair(r, r, r, **terms, second_shift=a, kind="shifted")
+        if i < last:
+            rz = symmetric_product(r, z, r, beta=a, scale=scale, powers=(1, 1))
+            r = symmetric_product(z, rz, rz, beta=a)
+            if not i:
+                add_to_diagonal(r, begin.floor)
     x = q @ begin.x
     if begin.remainder is None:
         r = symmetric_product(x, x, shift=RESTART_FLOOR)
@@ -144,36 +146,15 @@ def augmented_factors(begin: Start, sequence: Sequence[Quintic]) -> tuple[Tensor
     return q, x
 
 
-def before_restart(begin: Start, sequence: Sequence[Quintic]) -> Tensor:
-    """Q of the first quintics times `begin.length`, as it is about to meet the unscaled x."""
-    r, q, last = begin.r, begin.r, HALF_RESTART - 1
-    for i, (a, b, c) in enumerate(sequence[:HALF_RESTART]):
-        given = None if i else begin.scale
-        if i:
-            z = symmetric_product(r, r, r, alpha=c, beta=b)
-            length = begin.length if i == last else None
-            q = symmetric_product(q, z, q, beta=a, scale=length, powers=(1, 1))
-        else:
-            z, q = symmetric_pair(
-                r, r, r, alpha=c, beta=b, second_shift=a, scale=given, powers=(2, 1)
-            )
-        if i < last:
-            rz = symmetric_product(r, z, r, beta=a, scale=given, powers=(1, 1))
-            r = symmetric_product(z, rz, rz, beta=a)
-            if not i:
-                add_to_diagonal(r, begin.floor)
-    return q
-
-
 def first_floor(r: Tensor) -> Tensor:
-    """(b,): `FIRST_FLOOR`/√k, k = (Σ r_ii)²/Σ r_ii², about the rows that have the large entries."""
+    """Return `FIRST_FLOOR`/√k, (b,); k = (Σ r_ii)²/Σ r_ii² rows, about, have the large entries."""
     m = r.shape[-1]  # and the trace
     norm = torch.linalg.vector_norm(r.diagonal(dim1=-2, dim2=-1), dim=-1, dtype=torch.float32)
     return (norm * (FIRST_FLOOR / m)).clamp_min(LEAST_FLOOR)
 
 
 def spread_of(n: int) -> float:
-    """√n, rounded to a power of two."""
+    """Return √n, rounded to a power of two."""
     return 2.0 ** round(math.log2(n) / 2)
 
 
@@ -207,10 +188,8 @@ def start(s: Tensor, smoothing: Tensor | None) -> Start:
     return Start(x, r, remainder, scale, length, first_floor(r), spread)
 
 
-def _product(q: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """QX, not rounded to float16 on its way to a wider type."""
-    if dtype == x.dtype:
-        return q @ x
+def _product(q: Tensor, x: Tensor) -> Tensor:
+    """Return QX in float32, not rounded to float16 on its way."""
     if x.is_cuda:
-        return torch.bmm(q, x, out_dtype=dtype)
-    return (q.float() @ x.float()).to(dtype)
+        return torch.bmm(q, x, out_dtype=torch.float32)
+    return q.float() @ x.float()

@@ -21,6 +21,8 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from nucleon.linalg._scaling import REMAINDER_SCALE
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # Few: each is compiled for each kind of product, and timed at every new shape of it. Three stages
@@ -230,61 +232,57 @@ def table_bytes(rows: int) -> int:
 def symmetric(
     a: Tensor,
     b: Tensor,
-    addend: Tensor | None,
-    scale: Tensor | None,
     out: Tensor,
-    second: Tensor,
-    factors: list[float],
-    powers: list[int],
-    precision: str,
-    kind: str,
-    remainder_scale: float,
-    config: Any = None,
+    second: Tensor | None = None,
     *,
+    addend: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    shift: float = 0.0,
+    second_shift: float = 0.0,
+    scale: Tensor | None = None,
+    powers: tuple[int, int] = (0, 0),
+    kind: str = "",
     addend_scale: Tensor | None = None,
     addend_shift: float = 0.0,
     norms: Tensor | None = None,
     each: int = 1,
+    config: Any = None,
 ) -> int:
-    """Run the kernel on contiguous operands, with the tiles of `config` or with tuned ones.
+    """Store the pair of `kernels.symmetric_pair` in `out` and `second`; all are contiguous.
 
-    `second` receives what `out` lost to rounding ("remainder"), times `remainder_scale`, or
-    out + factors[3]·I ("shifted"). An `addend` or `out` of int64 is a table of the addresses of
-    float32 tensors with `each` matrices, which may be the same ones; `addend_shift`·I is part of
-    such an addend, `addend_scale` its own factor, and an `out` of this kind is its addend: with the
-    factors 0 and 1 it keeps its bits. `norms`, flat, receives the parts of ‖out‖_F², as many for
-    each matrix as are returned, 64² entries or more each; not of a table. Unless `out` is a table
-    or has a remainder, the factor of the product must be a normal number: the addend is divided by
-    it first.
+    `addend` may be a table, int64, of the addresses of float32 tensors with `each` matrices;
+    `addend_shift`·I is then part of it, and `addend_scale` its factor instead of `scale`. An `out`
+    that is a table is its addend, and keeps its bits with the factors 0 and 1. Unless `out` is a
+    table or has a remainder, the factor of the product must be a normal number: the addend is
+    divided by it first. `norms`, flat, receives the parts of ‖out‖_F² if `out` is no table, as many
+    for each matrix as are returned, of 64² entries or more each. `config` is tuned if it is None.
     """
     count, rows, depth = a.shape
-    half, engine = a.element_size() == 2, fits(a) and fits(b)
+    engine = fits(a) and fits(b)
 
     def place(x: Tensor) -> str:
         if x.dtype == torch.int64:
             return "table"
         return "engine" if engine and fits(x) else "pointer"
 
-    own = scale if addend_scale is None else addend_scale
+    factor = scale if addend_scale is None else addend_scale
     addend_at, out_at = "" if addend is None else place(addend), place(out)
     # The matrix units truncate their sums, each time by a last bit of what is there already: too
     # much of an addend that is to be kept to more digits than float16 has.
     precise = out_at == "table" or kind == "remainder"
     when = "" if addend is None else "last" if precise else "first"
 
-    def given(tile: int, step: int) -> list[Any]:
-        """A, B, C and the results, in boxes of a tile where the copy engine takes them."""
-        left, right, plus = a, b, a if addend is None else addend
-        result, other = out, second if kind else out
-        if engine:
-            left = boxes(a, tile, step)
-            right = left if a is b else boxes(b, tile, step)
-        if addend_at == "engine":
-            plus = boxes(plus, tile, tile)
-        if out_at == "engine":
-            result = boxes(out, tile, tile)
-            other = boxes(second, tile, tile) if kind else result
-        return [left, right, plus, result, other]
+    def operands(tile: int, step: int) -> list[Any]:
+        """Return A, B, C and the results, in boxes of a tile where the copy engine takes them."""
+        left = boxes(a, tile, step) if engine else a
+        right = left if a is b else boxes(b, tile, step) if engine else b
+        plus = a if addend is None else addend
+        plus = boxes(plus, tile, tile) if addend_at == "engine" else plus
+        results = [boxes(x, tile, tile) if out_at == "engine" else x for x in targets]
+        return [left, right, plus, results[0], results[-1]]
+
+    targets = [out, second] if kind else [out]
 
     def run(config: Any) -> int:
         options = {"FINE": 0, **config.all_kwargs()}
@@ -292,35 +290,19 @@ def symmetric(
         side, halves = triton.cdiv(rows, tile), triton.cdiv(rows, tile // 2)
         parts = side * (side + 1) // 2 + (halves + halves // 2 - side if fine else 0)
         _symmetric[(parts * count,)](
-            *given(tile, step),
-            *(given(tile // 2, step) if fine else [None] * 5),
-            a if norms is None else norms,
-            count,
-            a if scale is None else scale,
-            a if own is None else own,
-            rows,
-            depth,
-            *(*factors, 0.0)[:4],
-            addend_shift,
-            *powers,
-            each,
-            ADDEND=when,
-            ADDEND_AT=addend_at,
-            OUT_AT=out_at,
-            HAS_SCALE=scale is not None,
-            HAS_NORMS=norms is not None,
-            KIND=kind,
-            PRECISION=precision,
-            REMAINDER=remainder_scale,
-            COPY_ENGINE=engine,
-            OUT_TYPE=TYPES.get(out.dtype, tl.float32),
-            TABLE_BYTES=table_bytes(rows),
-            **options,
-        )
+            *operands(tile, step), *(operands(tile // 2, step) if fine else [None] * 5),
+            a if norms is None else norms, count,
+            a if scale is None else scale, a if factor is None else factor,
+            rows, depth, alpha, beta, shift, second_shift, addend_shift, *powers, each,
+            ADDEND=when, ADDEND_AT=addend_at, OUT_AT=out_at, HAS_SCALE=scale is not None,
+            HAS_NORMS=norms is not None, KIND=kind, PRECISION="tf32", REMAINDER=REMAINDER_SCALE,
+            COPY_ENGINE=engine, OUT_TYPE=TYPES.get(out.dtype, tl.float32),
+            TABLE_BYTES=table_bytes(rows), **options,
+        )  # fmt: skip
         return parts
 
-    if config is None and (INTERPRETED or rows <= 96 or not half):
-        config = SMALL  # large tiles would be masked mostly, or of float32 fill the memory
+    if config is None and (INTERPRETED or rows <= 96):
+        config = SMALL  # large tiles would be masked mostly
     with torch.cuda.device_of(a):  # Triton launches on the current device
         if config is None and (precise or out_at == "pointer"):
             # More is in registers at their end: large tiles if they fill the device, not timed.
@@ -328,14 +310,14 @@ def symmetric(
             tiles = count * math.comb(triton.cdiv(rows, large.kwargs["TILE"]) + 1, 2)
             config = large if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
-            config = _tuned_for((a.device, a.shape, a.dtype, when, kind), run)
+            config = _tuned_for((a.device, a.shape, when, kind), run)
         return run(config)
 
 
 def _tuned_for(key: object, run: Callable[[Any], object]) -> Any:
-    """The fastest configuration for a key, timed once; while a graph is captured, the first.
+    """Return the fastest configuration for a key, timed once; in a capture, the first.
 
-    The key says what takes time: shape and dtype, and what is added and stored besides.
+    The key says what takes time: the shape, and what is added and stored besides.
     """
     if key not in _tuned:
         if torch.cuda.is_current_stream_capturing():
@@ -346,7 +328,7 @@ def _tuned_for(key: object, run: Callable[[Any], object]) -> Any:
 
 
 def _time(launch: Callable[[], object]) -> float:
-    """Milliseconds; infinity where the device has too little shared memory, as smaller ones do."""
+    """Return milliseconds; infinity where the device has too little shared memory."""
     try:
         return float(triton.testing.do_bench(launch, warmup=2, rep=8))
     except OutOfResources:
@@ -354,13 +336,13 @@ def _time(launch: Callable[[], object]) -> float:
 
 
 def fits(x: Tensor) -> bool:
-    """True if Hopper's copy engine takes it: 16-bit entries, rows at multiples of 16 bytes."""
+    """Return whether Hopper's copy engine takes a tensor: 16-bit entries, rows of 16k bytes."""
     regular = x.element_size() == 2 and x.shape[-1] % 8 == 0 and x.data_ptr() % 16 == 0
     return regular and _has_copy_engine(x.device)
 
 
 def boxes(x: Tensor, high: int, wide: int) -> TensorDescriptor:
-    """A contiguous (b, m, n) for the copy engine, in boxes of one matrix each."""
+    """Return a contiguous (b, m, n) for the copy engine, in boxes of one matrix each."""
     _, m, n = x.shape  # the strides of a dimension of size 1 may be any
     return TensorDescriptor(x, list(x.shape), [m * n, n, 1], [1, high, wide])
 

@@ -44,11 +44,6 @@ class Side:
     size: int = 1
     within: int = 0
 
-    @property
-    def folded(self) -> bool:
-        """True if it takes two strides."""
-        return self.size > 1
-
 
 @dataclass(frozen=True)
 class BlockLayout:

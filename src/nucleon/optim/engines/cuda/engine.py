@@ -26,8 +26,7 @@ from nucleon.linalg.kernels import triton_works
 from nucleon.optim.engines import reference
 from nucleon.optim.engines.cuda import addresses
 from nucleon.optim.engines.cuda.addresses import Side, dense, place_of, restrided
-from nucleon.optim.engines.cuda.program import Program, Programs
-from nucleon.optim.engines.cuda.replay import Input, Replay
+from nucleon.optim.engines.cuda.program import Launches, Program, Recording
 from nucleon.optim.engines.work import (
     KERNELS,
     HasDirection,
@@ -41,36 +40,12 @@ from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.stacks import Stack
 from nucleon.optim.polar_methods import HALF_ROWS, chosen_method, polynomials
 
-RECURSIONS = {"polar": half.polar_from, "augmented": half.augmented_from}
-"""The recursions without noise: the direction in float16, from the operands of `begin`."""
+RECURSIONS = {"polar": half.polar_factors, "augmented": half.augmented_factors}
+"""The recursions without noise, from `kernels.begin` to the factors of the direction."""
 MOST_NOISE = 2**30
 """Entries of all samples of a matrix, which are drawn at once: 4 GiB with what becomes of them."""
 LONGEST = 2**16
 """Columns of a matrix below 64 rows: one program goes through them in turn."""
-
-
-class Cache:
-    """Programs and recording of a stack, kept between steps."""
-
-    def __init__(self, work: Matrices, settings: Settings) -> None:
-        self.programs = Programs(work, settings)
-        self.masked = False
-        """True once a gradient was missing: then the kernels read the mask."""
-        self.recording: Recording | None = None
-
-
-class Recording:
-    """A step that was seen before: its inputs on the device, and its graph."""
-
-    def __init__(self, work: Matrices, entries: int) -> None:
-        device = work.params[0].device
-        self.table = Input(torch.empty(entries, dtype=torch.int64, device=device))
-        """The addresses."""
-        self.rates = Input(torch.empty(2, dtype=torch.float32, device=device))
-        """On the direction, and of the decay."""
-        self.mask = Input(torch.ones(work.stack.count, dtype=torch.bool, device=device))
-        """Which matrices have a gradient."""
-        self.replay = Replay()
 
 
 def runs_on(device: torch.device) -> bool:
@@ -163,24 +138,24 @@ def step(work: Matrices, settings: Settings) -> None:
 
 def _stepped(work: Matrices, settings: Settings, gradients: Sequence[Tensor | None]) -> bool:
     """Step a stack by kernels alone; False, with nothing changed, where they cannot follow it."""
-    cache, there = _cache(work, settings), [gradient is not None for gradient in gradients]
-    cache.masked = cache.masked or not all(there)
-    bound = cache.programs.get(work, settings, gradients, masked=cache.masked, moves=True)
+    launches, present = _launches(work, settings), [gradient is not None for gradient in gradients]
+    launches.masked = launches.masked or not all(present)
+    bound = launches.bound(work, settings, gradients, masked=launches.masked, moves=True)
     if bound is None:
         return False
     program, places, _ = bound
     rates, device = reference.rates(work, settings), work.params[0].device
     if torch.cuda.is_current_stream_capturing():  # the caller's graph
-        launch(program, addresses.table(places, device), work.stack.mask(there), *rates)
+        launch(program, addresses.table(places, device), work.stack.mask(present), *rates)
         return True
-    if cache.recording is None:
-        cache.recording = Recording(work, len(places))
-    inputs = cache.recording
+    if launches.recording is None:
+        launches.recording = Recording(work, len(places))
+    inputs = launches.recording
     table, mask = inputs.table.tensor, inputs.mask.tensor
     inputs.table.set(places, lambda: addresses.send(places, table))
     inputs.rates.fill(*rates)
     if program.masked:
-        inputs.mask.set(there, lambda: mask.copy_(work.stack.mask(there)))
+        inputs.mask.set(present, lambda: mask.copy_(work.stack.mask(present)))
     inputs.replay.run(
         program,
         lambda: launch(program, table, mask, *inputs.rates.tensor.unbind()),
@@ -196,28 +171,41 @@ def advance(
     gradients: Sequence[Tensor],
     has_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Enter gradients, one per piece, into the state; (P in float16, which are to be moved)."""
-    programs, masked = _cache(work, settings).programs, has_gradient is not None
-    bound = programs.get(work, settings, gradients, masked=masked, moves=False)
+    """Update the state by gradients, one per piece; return P in float16 and the mask of stepped."""
+    masked = has_gradient is not None
+    bound = _launches(work, settings).bound(work, settings, gradients, masked=masked, moves=False)
     if bound is None:
         return reference.advance(work, settings, gradients, has_gradient)
     program, places, _ = bound
     return direction(program, addresses.table(places, gradients[0].device), has_gradient)
 
 
-def _cache(work: Matrices, settings: Settings) -> Cache:
-    if not isinstance(work.cache, Cache):
-        work.cache = Cache(work, settings)
+def _launches(work: Matrices, settings: Settings) -> Launches:
+    if not isinstance(work.cache, Launches):
+        work.cache = Launches(work, settings)
     return work.cache
 
 
 # ---------------------------------------------------------------------- the launches
 
 
+def launch(
+    program: Program, table: Tensor, mask: Tensor, rate: float | Tensor, decay: float | Tensor
+) -> None:
+    """Launch the whole step, by a table in which the weights are the last."""
+    from nucleon.optim.engines.cuda import kernels
+
+    runs = program.layout.runs
+    states, weights = table[: program.kinds * runs], table[program.kinds * runs :]
+    directions, taken = direction(program, states, mask if program.masked else None)
+    with torch.cuda.device_of(table):
+        kernels.moved(program, weights, directions, taken, rate, decay)
+
+
 def direction(
     program: Program, table: Tensor, has_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Enter the gradients of a table; (P (b, m, n), which matrices are taken, (b,)).
+    """Enter the gradients of a table; return P (b, m, n), and which matrices are taken, (b,).
 
     Every P of this engine is from here; `diagnostics` call `reference.present_direction`.
     """
@@ -231,17 +219,5 @@ def direction(
             return small.compute(program, table, has_gradient)
         start, taken = kernels.begin(program, table, has_gradient)
         sequence = polynomials("half", program.iterations)
-        return RECURSIONS[program.kernel](start, sequence, torch.float16), taken
-
-
-def launch(
-    program: Program, table: Tensor, mask: Tensor, rate: float | Tensor, decay: float | Tensor
-) -> None:
-    """The whole step, by a table in which the weights are the last."""
-    from nucleon.optim.engines.cuda import kernels
-
-    runs = program.layout.runs
-    states, weights = table[: program.kinds * runs], table[program.kinds * runs :]
-    directions, taken = direction(program, states, mask if program.masked else None)
-    with torch.cuda.device_of(table):
-        kernels.moved(program, weights, directions, taken, rate, decay)
+        q, x = RECURSIONS[program.kernel](start, sequence)
+        return q @ x, taken

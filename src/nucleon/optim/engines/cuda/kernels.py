@@ -10,7 +10,6 @@ tensor along the side that is contiguous in it, so what is stored transposed is 
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start, spread_of
-from nucleon.linalg.kernels import REMAINDER_SCALE
+from nucleon.linalg.half import FIRST_FLOOR, LEAST_FLOOR, Start
 from nucleon.linalg.triton_symmetric import TYPES, matrix, symmetric, table_bytes
 from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.engines.rest import Rest
@@ -289,16 +287,12 @@ def tiles(m: int, n: int) -> int:
 
 def place(program: Program) -> dict[str, int | bool]:
     """Return the layout as arguments of the kernels."""
-    short, long = program.layout.short, program.layout.long
-    arguments = {
-        "m": program.m,
-        "n": program.n,
-        "each": program.layout.each,
-        "inner": program.layout.inner,
-    }
+    layout = program.layout
+    short, long = layout.short, layout.long
+    arguments = {"m": program.m, "n": program.n, "each": layout.each, "inner": layout.inner}
     arguments |= {"i_stride": short.stride, "i_size": short.size, "i_within": short.within}
     arguments |= {"j_stride": long.stride, "j_size": long.size, "j_within": long.within}
-    return arguments | {"I_FOLDED": short.folded, "J_FOLDED": long.folded}
+    return arguments | {"I_FOLDED": short.size > 1, "J_FOLDED": long.size > 1}
 
 
 def reading(program: Program) -> dict[str, Any]:
@@ -311,32 +305,35 @@ def reading(program: Program) -> dict[str, Any]:
     return place(program) | arguments
 
 
-@dataclass(frozen=True)
-class Entered:
-    """Operands and factors of a stack whose moments are new."""
-
-    x: Tensor
-    """(b, m, n): S·spread/‖[S L]‖_F in float16, zero where a matrix does not move."""
-    factors: Tensor
-    """(6, b), see `measure`."""
-    taken: Tensor
-    """(b,): which matrices are to be moved."""
-    spread: float
-
-
 def resting(rule: Rest) -> tuple[int, float, float]:
-    """`longest`, `settled` and `falls` of `verdict`."""
+    """Return `longest`, `settled` and `falls` of `verdict`."""
     falls = math.log2(rule.momentum) if rule.momentum else -1.0
     return rule.longest, min(rule.settled, torch.finfo(torch.float32).max), falls
 
 
-def enter(program: Program, table: Tensor, mask: Tensor | None) -> Entered:
-    """Ĝ and M̂ of the present gradients, in place."""
+def begin(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
+    """Update the moments; return where the recursion begins, and which matrices are taken, (b,)."""
+    x, factors, taken = enter(program, table, mask)
+    _, _, skipped, _, grams = table.view(program.kinds, -1).unbind()
+    watched: dict[str, Any] = {"taken": taken, "skipped": skipped, "each": program.layout.each}
+    if not program.has_gram:
+        return start(x, program, **watched), taken
+    hyper = program.hyper
+    smoothing = {"addend": grams, "scale": factors[1], "powers": (0, 2)}
+    smoothing |= {"beta": program.m * hyper.smoothing, "addend_shift": hyper.shift}
+    return start(x, program, remainder=True, **watched, **smoothing), taken
+
+
+def enter(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Update Ĝ and M̂ in place by the present gradients; return (X, factors, taken).
+
+    X is S·spread/‖[S L]‖_F in float16, (b, m, n), zero where a matrix does not move; the factors,
+    (6, b), are those of `measure`; `taken`, (b,), says which matrices are to be moved.
+    """
     hyper, m, n = program.hyper, program.m, program.n
     count, each, device = program.layout.count, program.layout.each, table.device
     gradients, totals, skipped, quiet, grams, *_ = table.view(program.kinds, -1).unbind()
     copies = 1 if program.draws is None else program.draws.width
-    spread = spread_of(n if program.draws is None else copies)
     parts, read = tiles(m, n), reading(program)
     sums = torch.empty((count, parts, 3), dtype=torch.float64, device=device)
     factors = torch.empty((6, count), dtype=torch.float32, device=device)
@@ -350,7 +347,7 @@ def enter(program: Program, table: Tensor, mask: Tensor | None) -> Entered:
     measure[(count,)](
         sums, grams, skipped, quiet, asked, factors, taken,
         parts, m, each, *resting(hyper.rest),
-        hyper.gram_decay, hyper.smoothing, hyper.shift, float(copies), spread,
+        hyper.gram_decay, hyper.smoothing, hyper.shift, float(copies), program.spread,
         limits.max / 2, limits.tiny, limits.tiny / limits.eps,
         HAS_GRAM=program.has_gram, BLOCK=BLOCK, TABLE_BYTES=table_bytes(m), **masked,
     )  # fmt: skip
@@ -359,63 +356,46 @@ def enter(program: Program, table: Tensor, mask: Tensor | None) -> Entered:
     advance[(parts, count)](
         gradients, totals, factors, taken, x, scaled, **read, HAS_GRAM=program.has_gram
     )  # fmt: skip
-
     if program.has_gram:
         back, kept = factors[3], factors[4]
-        operands = (grams, back, grams, grams, [1.0, 1.0, 0.0], [2, 1], "tf32", "", REMAINDER_SCALE)
-        symmetric(scaled, scaled, *operands, addend_scale=kept, each=each)
-    return Entered(x, factors, taken, spread)
-
-
-def begin(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Start, Tensor]:
-    """The new moments, and where the recursion begins; which matrices are taken, (b,)."""
-    entered = enter(program, table, mask)
-    x, taken, spread, hyper = entered.x, entered.taken, entered.spread, program.hyper
-    _, _, skipped, _, grams = table.view(program.kinds, -1).unbind()
-    r, norms = gram_buffers(x)
-    alpha, remainder = program.m / spread**2, None
-    if program.has_gram:
-        remainder = torch.empty_like(r)
-        factors = [alpha, program.m * hyper.smoothing, 0.0]
-        operands = (grams, entered.factors[1], r, remainder, factors, [0, 2], "tf32", "remainder")
-        more = {"addend_shift": hyper.shift, "norms": norms, "each": program.layout.each}
-        parts = symmetric(x, x, *operands, REMAINDER_SCALE, **more)
-    else:
-        operands = (None, None, r, r, [alpha, 0.0, 0.0], [0, 0], "tf32", "", REMAINDER_SCALE)
-        parts = symmetric(x, x, *operands, norms=norms)
-    first = (x, r, remainder, norms, parts, spread)
-    return start(*first, taken=taken, skipped=skipped, each=program.layout.each), taken
-
-
-def gram_buffers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for the first Gram matrix of operands (b, m, n), and for the parts of its norm."""
-    count, m, _ = x.shape
-    parts = math.comb(-(-m // 64) + 1, 2)
-    r = torch.empty((count, m, m), dtype=torch.float16, device=x.device)
-    return r, torch.empty(count * parts, dtype=torch.float32, device=x.device)
+        symmetric(
+            scaled, scaled, grams, addend=grams, scale=back, addend_scale=kept, powers=(2, 1),
+            each=each,
+        )  # fmt: skip
+    return x, factors, taken
 
 
 def start(
-    x: Tensor,
-    r: Tensor,
-    remainder: Tensor | None,
-    norms: Tensor,
-    parts: int,
-    spread: float,
+    y: Tensor,
+    program: Program,
     *,
+    remainder: bool = False,
     taken: Tensor | None = None,
     skipped: Tensor | None = None,
     each: int = 1,
+    **smoothing: Any,
 ) -> Start:
-    """Launch `lengths`; with `taken` and `skipped` it watches for what is not finite."""
-    count, m = r.shape[:2]
-    scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=r.device).unbind()
+    """Return where the recursion begins: R = m(YYᵀ + Λ)/spread², and n leading columns of Y.
+
+    With `taken` and `skipped` it watches for what is not finite; `smoothing` are the options of
+    `symmetric` that add Λ.
+    """
+    count, m, _ = y.shape
+    spread = program.spread
+    r = torch.empty((count, m, m), dtype=torch.float16, device=y.device)
+    rest = torch.empty_like(r) if remainder else None
+    kind = "remainder" if remainder else ""
+    norms = torch.empty(count * math.comb(-(-m // 64) + 1, 2), dtype=torch.float32, device=y.device)
+    parts = symmetric(
+        y, y, r, rest, alpha=m / spread**2, kind=kind, norms=norms, each=each, **smoothing
+    )
+    scale, length, floor = torch.empty((3, count), dtype=torch.float32, device=y.device).unbind()
     lengths[(count,)](
         norms, r, norms if taken is None else taken, norms if skipped is None else skipped,
         scale, length, floor, parts, m, each, spread, FIRST_FLOOR, LEAST_FLOOR,
         WATCHED=taken is not None, BLOCK=BLOCK,
     )  # fmt: skip
-    return Start(x, r, remainder, scale, length, floor, spread)
+    return Start(y[..., : program.n], r, rest, scale, length, floor, spread)
 
 
 def moved(

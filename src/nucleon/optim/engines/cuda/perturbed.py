@@ -22,8 +22,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.linalg.half import augmented_factors, polar_factors
-from nucleon.linalg.kernels import REMAINDER_SCALE
-from nucleon.linalg.triton_symmetric import boxes, fits, matrix, symmetric, table_bytes
+from nucleon.linalg.triton_symmetric import boxes, fits, matrix, table_bytes
 from nucleon.optim.engines.cuda import kernels
 from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.engines.work import Draws
@@ -239,30 +238,35 @@ def perturb(
 
 
 def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The new moments, P (b, m, n) in float16, and which matrices are taken, (b,)."""
+    """Update the moments; return P (b, m, n) in float16, and which matrices are taken, (b,)."""
     draws, m, n, count = program.draws, program.m, program.n, program.layout.count
     assert draws is not None
-    entered = kernels.enter(program, table, mask)
-    root = cholesky(program, table, entered)
+    x, factors, taken = kernels.enter(program, table, mask)
+    root = cholesky(program, table, x, factors[0], taken)
     streams, steps = table.view(program.kinds, -1)[5:].unbind()
-    sequence = polynomials("half", program.iterations)
-    factors = augmented_factors if draws.width > n else polar_factors
+    padded = draws.width > n
+    recursion = augmented_factors if padded else polar_factors
     directions = torch.empty((count, m, n), dtype=torch.float16, device=table.device)
     most = max(1, min(ENTRIES // (m * draws.width), LARGEST_GRID) // draws.samples)
     for first in range(0, count, most):
         part = slice(first, first + most)
-        z = drawn(draws, streams, steps, m, program.layout.each, first, len(root[part]))
-        y = perturbed(draws, root[part], z, entered.x[part])
+        out = directions[part]
+        z = drawn(draws, streams, steps, m, program.layout.each, first, len(out))
+        y = perturbed(draws, root[part], z, x[part])
         del z
-        q, x = factors(_start(y, n, entered.spread), sequence)
-        _mean(q, x, draws.samples, directions[part])
-    return directions, entered.taken
+        start = kernels.start(y, program, remainder=padded)
+        q, leading = recursion(start, polynomials("half", program.iterations))
+        # Q is symmetric, so [Q₁ … Q_k] is a view: the mean is one product.
+        rows = draws.samples * m
+        left, right = q.view(len(out), rows, m).mT, leading.reshape(len(out), rows, n)
+        torch.baddbmm(out, left, right, beta=0.0, alpha=1 / draws.samples, out=out)
+    return directions, taken
 
 
-def cholesky(program: Program, table: Tensor, entered: kernels.Entered) -> Tensor:
-    """L of `linalg.roots.cholesky_root`, scaled as S of `entered` is, (b, m, m) in float16."""
+def cholesky(program: Program, table: Tensor, x: Tensor, scale: Tensor, taken: Tensor) -> Tensor:
+    """Return L of `linalg.roots.cholesky_root`, scaled as S in `x` is, (b, m, m) in float16."""
     hyper, m, count, each = program.hyper, program.m, program.layout.count, program.layout.each
-    tables, scale = table.view(program.kinds, -1), entered.factors[0]
+    _, _, skipped, _, grams, *_ = table.view(program.kinds, -1).unbind()
     factor = torch.empty((count, m, m), dtype=torch.float32, device=table.device)
     root = torch.zeros_like(factor, dtype=torch.float16)
     broken = torch.zeros(count, dtype=torch.int32, device=table.device)
@@ -271,11 +275,11 @@ def cholesky(program: Program, table: Tensor, entered: kernels.Entered) -> Tenso
     shared = {"SIDE": SIDE, "TABLE_BYTES": table_bytes(m)}
     for j in range(blocks):
         cholesky_column[(blocks - j, count)](
-            tables[4], factor, root, scale, broken, m, each, j,
+            grams, factor, root, scale, broken, m, each, j,
             hyper.smoothing, hyper.shift, jitter, **shared, DEPTH=SLICE, num_warps=4, num_stages=2,
         )  # fmt: skip
     diagonal_fallback[(blocks, count)](
-        tables[4], entered.x, root, scale, broken, entered.taken, tables[2], m, program.n, each,
+        grams, x, root, scale, broken, taken, skipped, m, program.n, each,
         hyper.smoothing, hyper.shift, 1 / math.sqrt(m), **shared,
     )  # fmt: skip
     return root
@@ -284,23 +288,22 @@ def cholesky(program: Program, table: Tensor, entered: kernels.Entered) -> Tenso
 def drawn(
     draws: Draws, streams: Tensor, steps: Tensor, m: int, each: int, first: int, count: int
 ) -> Tensor:
-    """Z of `count` matrices from number `first` on, (b·draws, m, n′) in float16."""
-    many = draws.samples
+    """Return Z of `count` matrices from number `first` on, (b·k, m, n′) in float16."""
     entries = m * draws.width
-    pairs = (entries + 1) // 2
-    z = torch.empty((count * many, m, draws.width), dtype=torch.float16, device=streams.device)
-    draw[(triton.cdiv(pairs, PAIRS), count * many)](
+    pairs, many = (entries + 1) // 2, count * draws.samples
+    z = torch.empty((many, m, draws.width), dtype=torch.float16, device=streams.device)
+    draw[(triton.cdiv(pairs, PAIRS), many)](
         z, streams, steps, noise.normal_key(draws.seed), entries, pairs, each, first,
-        DRAWS=many, BLOCK=PAIRS,
+        DRAWS=draws.samples, BLOCK=PAIRS,
     )  # fmt: skip
     return z
 
 
 def perturbed(draws: Draws, root: Tensor, z: Tensor, x: Tensor) -> Tensor:
-    """Y of all samples of each matrix in turn, (b·k, m, n′) in float16."""
+    """Return Y of all samples of each matrix in turn, (b·k, m, n′) in float16."""
     m, n = x.shape[-2:]
     width = draws.width
-    y = torch.empty((len(z), m, width), dtype=torch.float16, device=x.device)
+    y = torch.empty_like(z)
     tile, warps = (128, 8) if m > 64 else (64, 4)
     grid = (triton.cdiv(m, tile) * triton.cdiv(width, tile), len(z))
     engine = fits(root) and fits(z)
@@ -310,22 +313,3 @@ def perturbed(draws: Draws, root: Tensor, z: Tensor, x: Tensor) -> Tensor:
         DEPTH=DEPTH, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y
-
-
-def _start(y: Tensor, n: int, spread: float):
-    """Where the recursion begins: from R = YYᵀ, and of the columns of Y the leading n."""
-    m, width = y.shape[-2:]
-    r, norms = kernels.gram_buffers(y)
-    remainder = torch.empty_like(r) if width > n else None
-    kind, second = ("", r) if remainder is None else ("remainder", remainder)
-    given = (None, None, r, second, [m / spread**2, 0.0, 0.0], [0, 0], "tf32", kind)
-    parts = symmetric(y, y, *given, REMAINDER_SCALE, norms=norms)
-    return kernels.start(y[..., :n], r, remainder, norms, parts, spread)
-
-
-def _mean(q: Tensor, x: Tensor, samples: int, out: Tensor) -> None:
-    """The mean of QX over the samples of each matrix; Q is symmetric, so [Q₁ … Q_k] is a view."""
-    count, m, n = out.shape
-    left = q.view(count, samples * m, m).mT
-    right = x.reshape(count, samples * m, n)
-    torch.baddbmm(out, left, right, beta=0.0, alpha=1 / samples, out=out)

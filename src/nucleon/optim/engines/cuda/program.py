@@ -1,4 +1,4 @@
-"""The arguments of a stack's launches: all that a step needs but the values of its inputs."""
+"""The launches of a stack: their arguments, their inputs, and what is kept between steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +8,10 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from nucleon.linalg.half import spread_of
 from nucleon.optim.engines.cuda import addresses
 from nucleon.optim.engines.cuda.addresses import Layout, layout_of
+from nucleon.optim.engines.cuda.replay import Input, Replay
 from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices, Settings, State, facts_of
 from nucleon.optim.polar_methods import chosen_method
 
@@ -51,6 +53,11 @@ class Program:
         return self.hyper.draws if self.kernel == "perturbed" else None
 
     @cached_property
+    def spread(self) -> float:
+        """The norm that the operands of the float16 recursion have."""
+        return spread_of(self.n if self.draws is None else self.draws.width)
+
+    @cached_property
     def states(self) -> Sequence[str]:
         """The states in a table of addresses, after the gradients and before the weights."""
         gram = "gram" if self.has_gram else "skipped"  # which stands for it
@@ -68,25 +75,27 @@ class Program:
         directions = self.layout.count * (1 if self.draws is None else self.draws.samples)
         return directions * self.m**3 <= LARGEST
 
-    def aligned(self, places: Sequence[int]) -> "Program":
-        """The program for tensors at these addresses, kind after kind."""
-        runs = self.layout.runs
-        parts = places[:runs], places[runs : 2 * runs], places[self.kinds * runs :]
-        dtypes = self.gradient, self.total, self.weight
-        gradient, total, weight = map(
-            addresses.alignment, parts, (dtype.itemsize for dtype in dtypes)
-        )
-        if (gradient, total, weight) == self.alignments:  # as mostly: a copy costs time
-            return self
-        return replace(self, alignments=(gradient, total, weight))
+
+class Recording:
+    """A step that was seen before: its inputs on the device, and its graph."""
+
+    def __init__(self, work: Matrices, entries: int) -> None:
+        device = work.params[0].device
+        self.table = Input(torch.empty(entries, dtype=torch.int64, device=device))
+        """The addresses."""
+        self.rates = Input(torch.empty(2, dtype=torch.float32, device=device))
+        """Rate of the direction, and of the decay."""
+        self.mask = Input(torch.ones(work.stack.count, dtype=torch.bool, device=device))
+        """The matrices that have a gradient."""
+        self.replay = Replay()
 
 
 Bound = tuple[Program, list[int], Sequence[Tensor | None]]
 """A program, its addresses, and the gradients: copies among them must live until the launches."""
 
 
-class Programs:
-    """The programs of a stack under the options of its group, and where its tensors lie."""
+class Launches:
+    """The launches of a stack under the options of its group, kept between steps."""
 
     def __init__(self, work: Matrices, settings: Settings) -> None:
         stack, param, kernel = work.stack, work.params[0], facts_of(work.optimizer).kernel
@@ -98,13 +107,16 @@ class Programs:
         self.small = method != "half"
         self.dtypes = (torch.float32,) if self.small else addresses.DTYPES
         """Dtypes of gradients and totals; other gradients are copied."""
+        self.masked = False
+        """True once a gradient was missing: then the kernels read the mask."""
+        self.recording: Recording | None = None
         self._options: object = None
         self._program: Program | None = None
         self._entries: Sequence[tuple[State, str]] = ()
         """The entries of states that are in the table, each by its dictionary and key."""
         self._followed = addresses.Followed[list[int]]()
 
-    def get(
+    def bound(
         self,
         work: Matrices,
         settings: Settings,
@@ -131,7 +143,15 @@ class Programs:
         if places is None or others is None:
             return None
         places += others
-        return program.aligned(places), places, gradients
+        runs, last = layout.runs, program.kinds * layout.runs
+        alignments = (
+            addresses.alignment(places[:runs], program.gradient.itemsize),
+            addresses.alignment(places[runs : 2 * runs], program.total.itemsize),
+            addresses.alignment(places[last:], program.weight.itemsize),
+        )
+        if alignments != program.alignments:  # mostly they are equal, and a copy costs time
+            program = replace(program, alignments=alignments)
+        return program, places, gradients
 
     def _current(
         self, work: Matrices, settings: Settings, gradient: torch.dtype, masked: bool, moves: bool

@@ -125,7 +125,7 @@ def advance(
 
 
 def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The new moments, P (b, m, n) in float32, and which matrices are taken, (b,)."""
+    """Update the moments; return P (b, m, n) in float32, and which matrices are taken, (b,)."""
     hyper, m, n, count = program.hyper, program.m, program.n, program.layout.count
     gradients, totals, skipped, quiet, grams = table.view(5, -1).unbind()
     taken = torch.empty(count, dtype=torch.bool, device=table.device)
