@@ -171,9 +171,10 @@ def test_an_address_is_only_taken_of_what_lies_as_it_should():
         assert places is not None and addresses.alignment(places, 4) == alignment
 
 
-def test_addresses_that_are_arguments_of_kernels_are_exact():
+def test_addresses_that_are_arguments_of_kernels_are_exact(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     places, table = [0, 2**61, 2**62 - 1, 140_000_000_000_017, 5], torch.full((5,), 7)
-    addresses.as_arguments(places, table)
+    addresses.send(places, table)
     assert table.tolist() == places
 
 

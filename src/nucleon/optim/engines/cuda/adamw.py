@@ -14,7 +14,7 @@ where they lie on the device; ranks that talk in between launch one by one.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -31,35 +31,36 @@ if TYPE_CHECKING:  # it needs Triton
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
 EMPTY = 2**61
-"""In place of the address of what has no entries: a multiple of anything, and never read."""
+"""Address of a tensor without entries: a multiple of anything, and never read."""
 STATE = ("exp_avg", "exp_avg_sq", "step", "skipped")
 Memory = tuple[Sequence[Tensor], ...]
-"""Weights, then `STATE`, of each parameter of a bucket: what this rank holds of them."""
+"""Weights, then `STATE`, of each parameter of a bucket."""
 
 
 class Bucket:
-    """Parameters of one dtype on one device and mesh, and where they and their states lie."""
+    """Parameters of one dtype on one device and mesh, with their states, kept between steps."""
 
     def __init__(self, params: Sequence[Tensor], states: Sequence[State]) -> None:
         self.params, self.states = params, states
         self.followed = addresses.Followed[Recording]()
 
+    def memory(self) -> Memory:
+        """Return the tensors of a step, or the parts of them on this rank."""
+        tensors = self.params, *([state[name] for state in self.states] for name in STATE)
+        if shards.sharded(self.params[0]):
+            return tuple([*map(shards.local, each)] for each in tensors)
+        return tensors
+
 
 class Recording:
-    """Tables, inputs and graph of a bucket, as long as it lies where it does."""
+    """Tables, inputs and graph of a bucket, as long as its memory stays where it is."""
 
     def __init__(self, memory: Memory, tables: "Tables") -> None:
         self.tables = tables
         self.strides = tuple(map(Tensor.stride, memory[0]))
         """Strides of the weights."""
-        self.gradients = Input(tables.rows.new_empty(len(memory[0])))
-        """Addresses of the gradients."""
-        self.rate = Input(tables.lr)
+        self.gradients, self.rate = Input(tables.gradients), Input(tables.lr)
         self.replay = Replay()
-
-
-class Buckets(list[Bucket]):
-    """The buckets of a piece of work, kept between steps."""
 
 
 def serves(params: Sequence[Tensor]) -> bool:
@@ -74,15 +75,15 @@ def refusal(param: Tensor) -> str | None:
 
 
 def step(work: Work, settings: Settings) -> None:
-    """One step of the parameters that have a gradient; no host synchronization."""
-    if not isinstance(work.cache, Buckets):
+    """Update the parameters that have a gradient; no host synchronization."""
+    if work.cache is None:
         _restride(work)
-        work.cache = Buckets(
+        work.cache = [
             Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
             for bucket in adamw.buckets(work.params)
             for chosen in _split_by_gaps(work.params, bucket)
-        )
-    for bucket in work.cache:
+        ]
+    for bucket in cast(list[Bucket], work.cache):
         if not (serves(bucket.params[:1]) and _step(bucket, settings.group)):
             adamw.update(bucket.params, bucket.states, settings.group)
 
@@ -103,15 +104,16 @@ def _split_by_gaps(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list
 
 
 def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
-    """The step of a bucket; False, with nothing changed, where the kernels cannot follow."""
+    """Step a bucket; return False, with nothing changed, where the kernels cannot follow."""
     from nucleon.optim.engines.cuda import adamw_kernels as kernels
 
     first, gradients = bucket.params[0], [p.grad for p in bucket.params]
-    if shards.sharded(first):
+    meshes = shards.mesh_groups(first) if shards.sharded(first) else []
+    if meshes:
         gradients = [None if g is None else shards.local(g) for g in gradients]
     elif not any(g is not None for g in gradients):
         return True
-    memory = _memory(bucket)
+    memory = bucket.memory()
     with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
         if torch.cuda.is_current_stream_capturing():  # the caller's graph may outlive the bucket
             recording = _recording(memory)
@@ -124,52 +126,43 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
         places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
         if 0 in places:
             return False
-        tables, table = recording.tables, recording.gradients.tensor
-        recording.gradients.set(places, lambda: addresses.send(places, table))
-        lr = group["lr"]
+        tables, lr = recording.tables, group["lr"]
+        recording.gradients.set(places, lambda: addresses.send(places, tables.gradients))
         on_device = isinstance(lr, Tensor) and not lr.is_cpu
         recording.rate.fill(lr.reshape(()) if on_device else float(lr))
-        numbers = kernels.Numbers.of(group, dtype)
+        beta1, beta2, eps, decay = map(
+            float, (*group["betas"], group["eps"], group["weight_decay"])
+        )
+        numbers = kernels.Numbers(
+            dtype, beta1, beta2, eps, decay, -1.0 if group["maximize"] else 1.0
+        )
 
         def launch() -> None:
-            kernels.look_at(tables, table, numbers)
-            if shards.sharded(first):
-                wire.add_up(tables.counts, shards.mesh_groups(first), "gradients")
-            kernels.move(tables, table, numbers)
+            kernels.look_at(tables, numbers)
+            if meshes:
+                wire.add_up(tables.counts, meshes, "gradients")
+            kernels.move(tables, numbers)
 
-        pools = None if shards.sharded(first) else {}
-        recording.replay.run(numbers, launch, pools, table.device)
+        recording.replay.run(numbers, launch, None if meshes else {}, tables.rows.device)
     return True
-
-
-# ---------------------------------------------------------------------- where it all lies
-
-
-def _memory(bucket: Bucket) -> Memory:
-    memory = bucket.params, *([state[name] for state in bucket.states] for name in STATE)
-    if shards.sharded(bucket.params[0]):
-        return tuple([shards.local(tensor) for tensor in tensors] for tensors in memory)
-    return memory
 
 
 def _recording(memory: Memory) -> Recording | None:
     """Return what a step needs of parameters and states; None where one is irregular."""
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
-    params, *states = memory
-    dtype, device = params[0].dtype, params[0].device
     if not all(_regular(*tensors) for tensors in zip(*memory, strict=True)):
         return None
-    starts = [[_address(tensor) for tensor in tensors] for tensors in (params, *states)]
+    params = memory[0]
+    starts = [[_address(tensor) for tensor in tensors] for tensors in memory]
     ends = [start + p.nbytes for start, p in zip(starts[0], params, strict=True)]
     rows = list(zip(*starts, ends, strict=True))
-    table = addresses.table([*chain.from_iterable(rows)], device).view(len(rows), -1)
-    return Recording(memory, Tables.of(table, [p.numel() for p in params], dtype))
+    table = addresses.table([*chain.from_iterable(rows)], params[0].device).view(len(rows), -1)
+    return Recording(memory, Tables(table, [p.numel() for p in params], params[0].dtype))
 
 
 def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:
     """Return whether the kernels can read a parameter and its state as flat memory."""
-    tensors = (param, first, second, *counts)
     return (
         dense(param)
         and all(
@@ -177,7 +170,7 @@ def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> b
             for m in (first, second)
         )
         and all(n.dtype == torch.int64 and n.numel() == 1 for n in counts)
-        and all(x.device == param.device and _address(x) for x in tensors)
+        and all(x.device == param.device and _address(x) for x in (param, first, second, *counts))
     )
 
 

@@ -9,9 +9,8 @@ at multiples of 4 entries is moved 4 at a time, else one by one; each program se
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,7 +23,7 @@ CHUNK, PART, FEW = 8192, 1024, 128
 """Entries that a program looks at, or moves; parameters that one decides on."""
 FIELDS = tl.constexpr(6)
 MISSING = tl.constexpr(2**62)
-"""In place of the address of a gradient that is not there."""
+"""Address of a gradient that is not there."""
 
 
 @triton.jit
@@ -181,8 +180,7 @@ def update(
 # ---------------------------------------------------------------------- their launches
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """The options of a step that seldom change, with the dtype of its gradients."""
 
     gradient: torch.dtype
@@ -193,70 +191,58 @@ class Numbers:
     sign: float
     """−1 to climb."""
 
-    @classmethod
-    def of(cls, group: Mapping[str, Any], gradient: torch.dtype) -> "Numbers":
-        """Those of a group at present."""
-        beta1, beta2 = map(float, group["betas"])
-        sign = -1.0 if group["maximize"] else 1.0
-        return cls(gradient, beta1, beta2, float(group["eps"]), float(group["weight_decay"]), sign)
 
-
-@dataclass(frozen=True)
 class Tables:
-    """Where k parameters of one dtype lie, how they are cut into n chunks, and room for a step."""
+    """Tables of k parameters of one dtype, cut into n chunks, and room for a step.
 
-    rows: Tensor
-    """(k, FIELDS) int64."""
-    owners: Tensor
-    """(n,) int32: the parameter of each chunk."""
-    numbers: Tensor
-    """(n,) int32: which chunk of its parameter it is."""
-    weight: torch.dtype
-    counts: Tensor
-    """(2, k), of `look`."""
-    factors: Tensor
-    """(k, 4), of `decide`."""
-    lr: Tensor
-    """0-d float64: a graph reads it where it lies."""
+    Args:
+        rows: (k, FIELDS) int64.
+        sizes: the number of entries of each parameter; that of the rows needs a synchronization.
+        weight: the dtype.
+    """
 
-    @classmethod
-    def of(cls, rows: Tensor, sizes: Sequence[int], weight: torch.dtype) -> "Tables":
-        """Those of parameters with so many entries; no synchronization."""
+    def __init__(self, rows: Tensor, sizes: Sequence[int], weight: torch.dtype) -> None:
+        self.rows, self.weight = rows, weight
         count = sum(max(1, -(-size // CHUNK)) for size in sizes)  # also of what is empty
         entries = (rows[:, 5] - rows[:, 0]) // weight.itemsize  # the same, on the device
         chunks = (-(-entries // CHUNK)).clamp(min=1)
         which = torch.arange(len(rows), device=rows.device)
         owners = torch.repeat_interleave(which, chunks, output_size=count)
         first = chunks.cumsum(0) - chunks
-        numbers = torch.arange(count, device=rows.device) - first[owners]
-        counts = rows.new_empty((2, len(rows)), dtype=torch.float32)
-        factors = rows.new_empty((len(rows), 4), dtype=torch.float32)
-        lr = rows.new_empty((), dtype=torch.float64)
-        return cls(rows, owners.int(), numbers.int(), weight, counts, factors, lr)
+        self.owners = owners.int()
+        """(n,): the parameter of each chunk."""
+        self.numbers = (torch.arange(count, device=rows.device) - first[owners]).int()
+        """(n,): the number of each chunk in its parameter."""
+        self.gradients = rows.new_empty(len(rows))
+        """(k,): addresses of the gradients."""
+        self.counts = rows.new_empty((2, len(rows)), dtype=torch.float32)
+        """Written by `look`."""
+        self.factors = rows.new_empty((len(rows), 4), dtype=torch.float32)
+        """Written by `decide`."""
+        self.lr = rows.new_empty((), dtype=torch.float64)
+        """The rate: a graph reads it where it lies."""
 
 
-def look_at(tables: Tables, gradients: Tensor, numbers: Numbers) -> None:
-    """Launch `look` on gradients, by a table of their addresses: `tables.counts`."""
+def look_at(tables: Tables, numbers: Numbers) -> None:
+    """Launch `look` on the gradients, which writes the counts."""
     tables.counts.zero_()
     look[(len(tables.owners),)](
-        tables.rows, gradients, tables.owners, tables.numbers, tables.counts, len(tables.rows),
-        GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, num_warps=8,
+        tables.rows, tables.gradients, tables.owners, tables.numbers, tables.counts,
+        len(tables.rows), GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight],
+        CHUNK=CHUNK, num_warps=8,
     )  # fmt: skip
 
 
-def move(tables: Tables, gradients: Tensor, numbers: Numbers) -> None:
-    """Launch `decide` on what all ranks have counted, and `update`."""
+def move(tables: Tables, numbers: Numbers) -> None:
+    """Launch `decide` on the counts of all ranks, and `update`."""
     count = len(tables.rows)
+    logs = [math.log(beta) if beta else -math.inf for beta in (numbers.beta1, numbers.beta2)]
     decide[(triton.cdiv(count, FEW),)](
-        tables.rows, tables.counts, tables.factors, tables.lr, count,
-        _log(numbers.beta1), _log(numbers.beta2), numbers.decay, BLOCK=FEW,
+        tables.rows, tables.counts, tables.factors, tables.lr, count, *logs, numbers.decay,
+        BLOCK=FEW,
     )  # fmt: skip
     update[(len(tables.owners) * (CHUNK // PART),)](
-        tables.rows, gradients, tables.owners, tables.numbers, tables.factors,
+        tables.rows, tables.gradients, tables.owners, tables.numbers, tables.factors,
         numbers.sign, 1 - numbers.beta1, numbers.beta2, 1 - numbers.beta2, numbers.eps,
         GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, PART=PART,
     )  # fmt: skip
-
-
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf

@@ -84,7 +84,7 @@ class Layout:
 
 
 def layout_of(stack: Stack, *, in_order: bool = True) -> Layout | None:
-    """The layout of a stack; None where no one rule says it for all pieces.
+    """Return the layout of a stack; None where no one rule says it for all pieces.
 
     `in_order` says that the long side has the order of its axes, not that of the memory.
     """
@@ -126,12 +126,12 @@ def has_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) ->
 
 
 def empty_like(param: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor with the strides that all tensors like a parameter have."""
+    """Return an empty tensor with the strides that all tensors like a parameter have."""
     return torch.empty_strided(param.shape, strides_of(param), dtype=dtype, device=param.device)
 
 
 def restrided(state: Tensor, param: Tensor) -> Tensor:
-    """A state tensor with the strides of its parameter: a copy, where it has others.
+    """Return a state tensor with the strides of its parameter: a copy, where it has others.
 
     Not while a graph is captured, of which the copy would be a part.
     """
@@ -162,25 +162,20 @@ def _place(
         sides.reverse()
     if not in_order:
         sides[1].sort(key=lambda axis: -axis[1])
-    short, long = map(_side, sides)
-    if short is None or long is None:
+    short, long = (_merged(side) or [(1, 1)] for side in sides)
+    if max(len(short), len(long)) > 2:
         return None
     starts = [int(view.storage_offset())]
     for size, stride in batch:
         starts = [start + k * stride for start in starts for k in range(size)]
-    merged = _merged(batch)
-    inner = None if len(merged) > 1 else merged[0][1] if merged else 0
-    return BlockLayout(short, long, tuple(starts), inner)
+    apart = _merged(batch) or [(1, 0)]
+    inner = apart[0][1] if len(apart) == 1 else None
+    return BlockLayout(_side(short), _side(long), tuple(starts), inner)
 
 
-def _side(axes: Sequence[tuple[int, int]]) -> Side | None:
-    """A side made of axes, (size, stride) each, the slowest first."""
-    merged = _merged(axes)
-    if len(merged) > 2:
-        return None
-    if len(merged) == 2:
-        return Side(merged[0][1], *merged[1])
-    return Side(merged[0][1] if merged else 1)
+def _side(axes: Sequence[tuple[int, int]]) -> Side:
+    """Return a side made of one axis or two, (size, stride) each, the slower first."""
+    return Side(axes[0][1], *(axes[1] if len(axes) > 1 else ()))
 
 
 def _merged(axes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -236,13 +231,13 @@ def regular(
     strides: Sequence[object],
     allowed: Collection[torch.dtype] = DTYPES,
 ) -> tuple[Sequence[Tensor | None], torch.dtype]:
-    """Gradients of one dtype in the strides of their parameters, most as they are; their dtype.
+    """Return gradients of one dtype in the strides of their parameters, and the dtype.
 
     Args:
         gradients: one per parameter, or None.
-        params: whole, or what this rank holds of them.
-        strides: a tuple of those that all gradients mostly have.
-        allowed: the dtypes that the kernels take; others become float32.
+        params: the parameters, or the parts of them on this rank.
+        strides: the strides that nearly all gradients have.
+        allowed: the dtypes that the kernels read; others become float32.
     """
     there = [g for g in gradients if g is not None]
     dtypes = set(map(_DTYPE, there)) or {params[0].dtype}
@@ -266,7 +261,7 @@ def regular(
 
 
 def of_regular(layout: Layout, tensors: Sequence[Tensor | None]) -> list[int] | None:
-    """The address of each run in tensors with the strides of their parameters, 0 without a tensor.
+    """Return the address of each run in tensors that lie as their parameters; 0 without a tensor.
 
     None where a tensor has no storage of its own, as some subclasses have none.
     """
@@ -284,7 +279,7 @@ def of_tensors(
     device: torch.device,
     allowed: Collection[torch.dtype] = DTYPES,
 ) -> list[int] | None:
-    """The address of each run in tensors like the parameters; None where one is irregular."""
+    """Return the address of each run in tensors like the parameters; None if one is irregular."""
     forms = zip(tensors, layout.shapes, layout.strides, strict=True)
     if not all(has_strides(tensor, *form) for tensor, *form in forms):
         return None
@@ -310,36 +305,36 @@ def of_stack(
     weights: Sequence[Tensor],
     totals: Collection[torch.dtype],
 ) -> list[int] | None:
-    """The address of each run in states of these kinds, one after the other, then in the weights.
+    """Return the address of each run in the states, kind after kind, then in the weights.
 
-    None where one is irregular. Of "step" there is one, as all matrices have the same.
+    None where a tensor is irregular.
 
     Args:
         stack: the matrices.
-        layout: where they lie.
+        layout: their places.
         states: one per piece.
-        kinds: names of states; "gram" stands for those of each piece.
+        kinds: names of states; "gram" stands for those of each piece. All matrices share "step".
         weights: one per piece, or none.
         totals: the dtypes that the kernels accept of "total".
     """
-    device = stack.params[0].device
-    parts: list[list[int] | None] = []
+    device, m = stack.params[0].device, min(stack.shape)
+    places: list[int] = []
     for kind in kinds:
+        tensors = stack.grams(states) if kind == "gram" else [state[kind] for state in states]
         if kind == "total":
-            parts.append(of_tensors(layout, [s[kind] for s in states], device, totals))
-        elif kind == "gram":
-            square = (min(stack.shape),) * 2
-            parts.append(_owned(stack, layout, stack.grams(states), torch.float32, square))
+            part = of_tensors(layout, tensors, device, totals)
         elif kind == "step":
-            step = states[0][kind]
-            regular = (step.dtype, step.device) == (torch.int64, device)
-            parts.append([step.data_ptr()] * layout.runs if regular else None)
+            regular = (tensors[0].dtype, tensors[0].device) == (torch.int64, device)
+            part = [tensors[0].data_ptr()] * layout.runs if regular else None
+        elif kind == "gram":
+            part = _owned(stack, layout, tensors, torch.float32, (m, m))
         else:
-            parts.append(_owned(stack, layout, stack.own(s[kind] for s in states), torch.int64))
-    if weights:
-        parts.append(of_tensors(layout, weights, device))
-    present = [part for part in parts if part is not None]
-    return [*chain(*present)] if len(present) == len(parts) else None
+            part = _owned(stack, layout, stack.own(tensors), torch.int64)
+        if part is None:
+            return None
+        places += part
+    part = of_tensors(layout, weights, device) if weights else []
+    return None if part is None else places + part
 
 
 def _owned(
@@ -349,7 +344,7 @@ def _owned(
     dtype: torch.dtype,
     entry: tuple[int, ...] = (),
 ) -> list[int] | None:
-    """The address of each run in tensors with an entry per matrix; None if one is irregular."""
+    """Return the address of each run in tensors with an entry per matrix; None if irregular."""
     device, pieces = stack.params[0].device, stack.pieces
     kinds = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
     shaped = all(t.shape == (p.count, *entry) for t, p in zip(tensors, pieces, strict=True))
@@ -364,22 +359,18 @@ def _owned(
 
 
 def table(addresses: Sequence[int], device: torch.device) -> Tensor:
-    """Addresses as a tensor on the device; the host does not wait for it."""
+    """Return addresses as a tensor on the device; the host does not wait for it."""
     entries = torch.empty(len(addresses), dtype=torch.int64, device=device)
     send(addresses, entries)
     return entries
 
 
 def send(addresses: Sequence[int], table: Tensor) -> None:
-    """Put addresses into a table that stays where it is; the host does not wait for it."""
+    """Write addresses into a table; the host does not wait for it."""
     with torch.cuda.device_of(table):
-        if torch.cuda.is_current_stream_capturing():  # replayed when the host's memory is gone
-            as_arguments(addresses, table)
+        if torch.cuda.is_current_stream_capturing():
+            # Arguments of kernels: the host's memory may be gone when the graph is replayed.
+            torch._foreach_add_(table.zero_().unbind(), addresses)
         else:
             host = torch.tensor(addresses, device="cpu").pin_memory()
             table.copy_(host, non_blocking=True)
-
-
-def as_arguments(addresses: Sequence[int], table: Tensor) -> None:
-    """Put addresses into a table by kernels of which they are arguments."""
-    torch._foreach_add_(table.zero_().unbind(), addresses)
