@@ -1,7 +1,11 @@
 """Set-up of the whole suite: repeatable examples and fixed seeds."""
 
 import gc
+import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,3 +77,35 @@ seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generat
 @pytest.fixture(autouse=True)
 def _seed():
     seed(0)
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """A function that runs a case in a process with Triton's interpreter, see `interpreting`."""
+    if importlib.util.find_spec("triton") is None or not hasattr(os, "fork"):
+        pytest.skip("needs Triton and os.fork")
+    # A process of its own: Triton decides at import whether it compiles or interprets.
+    import nucleon
+
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(Path(nucleon.__file__).parents[1]), str(here)])
+    process = subprocess.Popen(
+        [sys.executable, str(here / "interpreting.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def run(cases, name):
+        print(cases, name, sep="\t", file=process.stdin, flush=True)
+        lines = [""]
+        while not lines[-1].startswith("exit"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], f"the process has ended: {''.join(lines)}"
+        assert lines[-1] == "exit 0\n", "".join(lines)
+
+    yield run
+    process.kill()
+    process.communicate()

@@ -1,4 +1,9 @@
-"""Triton's interpreter for a process that does nothing else, without what takes most of its time.
+"""Triton's interpreter in a process that does nothing else: it runs the cases it reads.
+
+    TRITON_INTERPRET=1 python tests/interpreting.py <<< "optim.step_cases<TAB>huge"
+
+A case is named by its module and its key in `CASES`. No bfloat16: the interpreter knows its bit
+patterns only. What takes most of the interpreter's time is left out.
 
 As it comes, it puts its own functions into `triton.language` at every call of a kernel or of a
 function in one, and the old ones back; it computes what would show that integers overflow, and
@@ -7,8 +12,14 @@ blocks each takes as long as the kernels do.
 """
 
 import dataclasses
+import importlib
 import math
+import os
+import sys
+import traceback
 
+import torch
+import torch._dynamo  # at the first step
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -76,7 +87,45 @@ def leave_equal_shapes() -> None:
     semantic.broadcast_impl_value = compared
 
 
-patch_once()
-count_without_asserting()
-look_up_once()
-leave_equal_shapes()
+def set_up():
+    """Let the kernels of the engine run on the CPU."""
+    from nucleon.linalg import half, triton_symmetric
+    from nucleon.optim.engines.cuda import adamw_kernels, addresses, engine, kernels
+
+    assert triton_symmetric.INTERPRETED
+    engine.runs_on = lambda device: True
+    addresses.send = lambda places, table: table.copy_(torch.tensor(places))
+    torch.cuda.is_current_stream_capturing = lambda: False
+    adamw_kernels.PART = 4096  # the time is that of the programs, not of the entries
+    begin = kernels.begin
+
+    def checked(*operands):
+        start, taken = begin(*operands)
+        floor, finite = half.first_floor(start.r), start.r.isfinite().all(-1).all(-1)
+        torch.testing.assert_close(start.floor[finite], floor[finite], rtol=1e-5, atol=0)
+        return start, taken
+
+    kernels.begin = checked
+
+
+def status(cases, name):
+    """The exit code of a fork that runs a case: it has everything imported, and may crash."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run, options = importlib.import_module(cases).CASES[name]
+            run(torch.device("cpu"), **options)
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    for change in (patch_once, count_without_asserting, look_up_once, leave_equal_shapes, set_up):
+        change()
+    for line in sys.stdin:
+        print("exit", status(*line.rstrip("\n").split("\t")), flush=True)

@@ -20,7 +20,7 @@ METHODS = {
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 SHAPES = [(24, 64), (64, 24), (24, 64), (32, 32), (3, 24, 64), (1, 1)]
-LR = 0.1
+LR, BF16 = 0.1, torch.bfloat16
 
 
 def parameters(device, dtype=torch.float32, shapes=SHAPES):
@@ -63,32 +63,18 @@ def assert_close(a, b, atol, rtol=1e-6):
 
 
 @every_method
-def test_cuda_equals_cpu(make):
-    here, there = parameters("cpu"), parameters("cuda")
-    train(make(here, lr=LR), here, 3)
-    train(make(there, lr=LR), there, 3)
-    assert_close(here, there, tolerance(3, slack=4.0))
-
-
-@every_method
-def test_cuda_equals_cpu_with_bf16_weights(make):
-    here, there = parameters("cpu", torch.bfloat16), parameters("cuda", torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+def test_cuda_equals_cpu(make, dtype):
+    here, there = parameters("cpu", dtype), parameters("cuda", dtype)
     train(make(here, lr=LR), here, 3)
     train(make(there, lr=LR), there, 3)
     # A different rounding of the direction moves a weight to a neighbour: 2⁻⁸ of it, each step.
-    assert_close(here, there, tolerance(3, slack=4.0), rtol=3 * 2.0**-8)
+    rtol = 3 * 2.0**-8 if dtype == BF16 else 1e-6
+    assert_close(here, there, tolerance(3, slack=4.0), rtol=rtol)
 
 
 @every_method
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"nesterov": True, "weight_decay": 0.1},
-        {"momentum_dtype": torch.bfloat16},
-    ],
-    ids=["plain", "decay", "bf16-momentum"],
-)
+@pytest.mark.parametrize("options", [{}, {"nesterov": True, "momentum_dtype": BF16}])
 def test_step_raises_no_synchronization(make, options):
     params = parameters("cuda")
     optimizer = make(params, lr=LR, **options)
@@ -157,12 +143,6 @@ def test_a_captured_step_equals_the_eager_one(make):
     train(one, eager, 6)
     assert_close(eager, captured, tolerance(6, slack=4.0))
     assert all(two.state[p]["step"].item() == 6 for p in captured)
-
-
-def moments(optimizer):
-    """Every sum that a gradient enters."""
-    found = [(s[k], k) for s in optimizer.state.values() for k in s]
-    return [tensor for tensor, key in found if key in ("total", "gram", "exp_avg", "exp_avg_sq")]
 
 
 @pytest.mark.parametrize("name", ["muon", "leon"])
@@ -250,7 +230,7 @@ def test_grad_scaler_skips_an_overflow_and_goes_on(make):
 
 
 @every_method
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_a_state_saved_on_the_cpu_goes_on_on_the_gpu(make, dtype):
     here = parameters("cpu", dtype)
     first = make(here, lr=LR)
@@ -268,21 +248,7 @@ def test_a_state_saved_on_the_cpu_goes_on_on_the_gpu(make, dtype):
     assert_close(here, there, tolerance(2, slack=4.0), rtol=rtol)
 
 
-@every_method
-def test_a_nonfinite_gradient_is_skipped(make):
-    params = parameters("cuda")
-    optimizer = make(params, lr=LR)
-    train(optimizer, params, 1)
-    before = [p.detach().clone() for p in params]
-    give_gradients(params, 1)
-    params[0].grad[2, 3] = float("nan")
-    optimizer.step()
-    assert torch.equal(params[0], before[0])
-    assert all(not torch.equal(a, b) for a, b in zip(before[1:], params[1:], strict=True))
-    assert optimizer.diagnostics()[f"{optimizer.name}/0/skipped"] == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
 @pytest.mark.parametrize("average", [0.1, 50])
 def test_the_average_without_a_sync_and_in_a_captured_graph(dtype, average):
     torch.manual_seed(0)

@@ -1,14 +1,8 @@
 """Symmetric products and what is built on them, against float64; Triton through its interpreter."""
 
-import importlib.util
 import math
-import os
-import runpy
-import subprocess
-import sys
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +11,8 @@ import half_contract
 from helpers_half import CASES, CLUSTERS, LAMBDAS, clusters
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
+from soaking import some
 
-HERE = Path(__file__).parent
 EPS = torch.finfo(torch.float16).eps
 
 
@@ -147,21 +141,13 @@ def test_each_kind_of_product_has_tiles_of_its_own(launches, monkeypatch):
     assert keys[::2] == keys[1::2]
 
 
+kernel_cases = pytest.importorskip("linalg.kernel_cases")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_triton_kernels_in_the_interpreter():
-    script = HERE / "interpreted_kernels.py"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        runpy.run_path(str(script))
-        return
-    # A process of its own: Triton decides at import whether it compiles or interprets.
-    source = str(Path(kernels.__file__).parents[2])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
-    run = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "all agree" in run.stdout
+@pytest.mark.parametrize("case", some(kernel_cases.CASES))
+def test_the_triton_kernels_in_the_interpreter(case, interpreter):
+    interpreter("linalg.kernel_cases", case)
 
 
 def test_the_half_precision_sequence_stays_in_the_unit_interval():

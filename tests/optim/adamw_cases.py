@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 import nucleon
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import adamw as cuda_adamw
-from nucleon.optim.engines.cuda import adamw_kernels
+from nucleon.optim.engines.cuda import adamw_kernels, average_kernel
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.matrices import shards
 
@@ -399,6 +399,18 @@ def everywhere(counts, groups, what):
     return counts
 
 
+def averages(device, dtype):
+    """The kernel of the average: whole chunks and their ends, at any offset."""
+    flat = torch.randn(20_000).to(device, dtype)
+    weights = [flat[1:4098], flat[4100:4107], flat[5000:13_192].view(64, 128), flat[:0]]
+    means = [torch.randn(w.shape).to(device) for w in weights]
+    part = torch.tensor(0.3, device=device)
+    expected = [mean.lerp(w.float(), part) for mean, w in zip(means, weights, strict=True)]
+    average_kernel.run(average_kernel.chunks(weights, means).to(device), part, dtype)
+    for mean, other in zip(means, expected, strict=True):
+        torch.testing.assert_close(mean, other)
+
+
 OPTIONS = {
     "plain": {},
     "decay": {"weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-3},
@@ -431,4 +443,6 @@ CASES = {
     "nothing there": (nothing_there, {}),
     "always zero": (always_zero, {}),
     "without a square": (without_a_square, {}),
+    "averages": (averages, {"dtype": torch.float32}),
+    "averages float16": (averages, {"dtype": torch.float16}),
 }

@@ -1,12 +1,6 @@
 """The inner AdamW against `torch.optim.AdamW`, and what torch's does not have: skipping."""
 
-import importlib.util
 import math
-import os
-import runpy
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +11,9 @@ from nucleon.optim import options
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.work import Work
 from nucleon.optim.state import new_adamw_state
+from optim import adamw_cases
 from optim.test_contract import NoHostRead
+from soaking import some
 
 SHAPES = [(), (1,), (7,), (4, 6), (2, 3, 5), (0, 3)]
 GROUP = {**options.ADAMW_DEFAULTS, "maximize": False}
@@ -163,12 +159,12 @@ def test_a_bad_gradient_leaves_its_parameter_alone(bad, first, eps):
     states = [new_adamw_state(p) for p in params]
     clean_states = [new_adamw_state(p) for p in clean]
     for round_ in range(0 if first else 3):
-        for some, state in ((params, states), (clean, clean_states)):
-            give_gradients(some, round_)
-            step(some, state, group)
-    for some, state in ((params, states), (clean, clean_states)):
+        for each, state in ((params, states), (clean, clean_states)):
+            give_gradients(each, round_)
+            step(each, state, group)
+    for each, state in ((params, states), (clean, clean_states)):
         with torch.no_grad():  # a zero has a sign to be kept
-            some[3].view(-1)[:4] = torch.tensor([-0.0, -0.0, 0.0, 0.0])
+            each[3].view(-1)[:4] = torch.tensor([-0.0, -0.0, 0.0, 0.0])
         state[3]["exp_avg"].view(-1)[1:3] = -0.0
     before = [p.detach().clone() for p in params]
     kept = [{k: v.clone() for k, v in s.items()} for s in states]
@@ -206,24 +202,9 @@ def test_nothing_is_read_back():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_kernels_in_the_interpreter():
-    script = Path(__file__).parent / "interpreted_adamw.py"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        runpy.run_path(str(script))
-        return
-    # A process of its own: Triton decides at import whether it compiles or interprets.
-    source = str(Path(nucleon.__file__).parents[1])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source}
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "all agree" in run.stdout
+@pytest.mark.parametrize("case", some(adamw_cases.CASES))
+def test_the_kernels_in_the_interpreter(case, interpreter):
+    interpreter("optim.adamw_cases", case)
 
 
 def test_devices_and_dtypes_are_stepped_apart():

@@ -1,13 +1,8 @@
 """The kernels of a whole step, in Triton's interpreter; on the GPU they are in `tests/gpu`."""
 
 import gc
-import importlib.util
-import os
-import subprocess
-import sys
 import weakref
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,53 +11,17 @@ import nucleon
 from nucleon.optim.engines.cuda import addresses
 from nucleon.optim.engines.cuda.addresses import Side, layout_of
 from nucleon.optim.matrices import stacks
-
-HERE = Path(__file__).parent
+from optim.step_cases import AGREE, ALONE, OTHERS
+from soaking import some
 
 
 def room(entries=2**20):
     return lambda *_: entries
 
 
-CASES = (
-    *("noisy", "hostile_noise", "noisy_layouts", "layouts", "hostile", "small", "options"),
-    *("shapes", "samples", "irregular", "broken_roots", "not_there", "for_others"),
-    *("overflowing", "huge", "bounded", "hooks"),
-)  # the longest first
-
-
-@pytest.fixture(scope="module")
-def interpreter():
-    """A process that answers for the cases: Triton decides at import whether it interprets."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        yield None  # this process does
-        return
-    source = str(Path(nucleon.__file__).parents[1])
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "interpreted_step.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    yield process
-    process.communicate()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*some(AGREE), *OTHERS, *ALONE])
 def test_the_fused_step_in_the_interpreter(case, interpreter):
-    if interpreter is None:
-        assert importlib.import_module("interpreted_step").status(case) == 0
-        return
-    print(case, file=interpreter.stdin, flush=True)
-    said = [""]
-    while not said[-1].startswith("exit"):
-        said.append(interpreter.stdout.readline())
-        assert said[-1], f"the process has ended: {''.join(said)}"
-    assert said[-1] == "exit 0\n", "".join(said)
+    interpreter("optim.step_cases", case)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Which parameters the CUDA kernels leave to torch, and why: the list of what remains.
 
-Tensors without memory stand for those of a GPU; `tests/gpu/test_gpu_layouts.py` takes steps.
+Tensors without memory stand for those of a GPU; `tests/gpu/test_gpu_cases.py` takes steps.
 """
 
 import pytest

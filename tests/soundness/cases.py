@@ -1,7 +1,7 @@
 """What must hold of every step, whatever a run does: cases for any device, through public names.
 
-No test framework is needed: `tests/soundness` runs them on the CPU under pytest, and
-`tests/gpu/run_soundness.py` on a CUDA device as a plain program. A case that fails raises.
+`tests/soundness` runs them on the CPU, `tests/gpu/test_gpu_cases.py` on a CUDA device. A case that
+fails raises.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""All cases of a device, each with its group and its name: for pytest, and for a plain program."""
+"""All cases of a device, each with its group and its name."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class Watched:
             torch.nn.Parameter(torch.zeros(s, dtype=dtype, device=device)) for s in shapes
         ]
         self.optimizer = make(self.params, lr=1.0, scale="none", **options)
-        self.dtype, self.steps, self.judged, self.longest = dtype, 0, 0, 0.0
+        self.dtype, self.steps, self.judged = dtype, 0, 0
         self.lengths: list[list[float]] = []
         """‖P‖_op of each matrix at each step."""
 
@@ -179,7 +179,6 @@ class Watched:
         limits = torch.finfo(self.dtype)
         rounding = limits.eps / 2 * p.norm().item() + limits.smallest_normal * math.sqrt(p.numel())
         assert norm <= 1 + oracle.contract(method, self.dtype) + rounding, f"‖P‖_op = {norm:.6g}"
-        self.longest = max(self.longest, norm)
         if found.skipped is False and found.faded is False and self._is_exact():
             error = torch.linalg.matrix_norm(p - found.direction, 2).item()
             beta2 = self.group.get("beta2")
