@@ -91,8 +91,7 @@ def named(
     if "reasons" not in group:  # routing has removed the common prefix already
         root = root_of(name for name, _ in pairs)
         pairs = [(canonical(name, root), param) for name, param in pairs]
-    _check_params(pairs, group["lr"], complex_too=group["route"] == "adamw")
-    options.check_momentum_dtype(pairs, group)
+    _check_params(pairs, group)
     options.check_range(pairs, group)
     return pairs, names
 
@@ -123,12 +122,11 @@ def check_matrices(infos: Infos, optimizer: str) -> None:
             raise ValueError(f"{info.name}: {error}{more}") from None
 
 
-def _check_params(
-    named: Sequence[tuple[str, Tensor]], lr: float | Tensor, *, complex_too: bool
-) -> None:
-    devices: set[torch.device] = set()
+def _check_params(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
+    devices, lr = set[torch.device](), group["lr"]
     for name, param in named:
-        dtype = param.dtype.to_real() if complex_too and param.is_complex() else param.dtype
+        complex_too = group["route"] == "adamw" and param.is_complex()
+        dtype = param.dtype.to_real() if complex_too else param.dtype
         if dtype not in _checks.REAL_DTYPES:
             raise TypeError(
                 f"{name} has dtype {param.dtype}; float16, bfloat16, float32 and float64 are "

@@ -203,19 +203,14 @@ def check_state_dict(
 
 
 def _check_axes(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise if the axes of a name differ, with the overrides that restore all of them.
-
-    A parameter without a saved state, such as a frozen layer, follows parameters of equal axes.
-    """
+    """Raise if the axes of a name differ, with the overrides that restore all of them."""
     differ = [name for name, spec in then.items() if spec != now[name]]
     if not differ:
         return
     overrides: dict[str, dict[str, str]] = {}
     for spec in dict.fromkeys(then[name] for name in differ):
         alike = [name for name in differ if then[name] == spec]
-        changed = {now[name] for name in alike}
-        covered = [n for n in now if (then[n] == spec if n in then else now[n] in changed)]
-        others = [name for name in now if name not in covered]
+        others = [name for name in now if name not in alike]
         patterns = globs(alike, others) if len(alike) > 1 else alike
         overrides |= {glob: {"axes": spec} for glob in patterns}
     first, more = differ[0], f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
