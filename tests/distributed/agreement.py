@@ -5,7 +5,6 @@ import pickle
 import time
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from cases import mesh_of, spread
@@ -159,19 +158,6 @@ def copies(placement):
     for each in (*found, fresh):
         stepped(each.param_groups[0]["params"][0], each)
     return [each.param_groups[0]["params"][0].detach() for each in (*found, fresh)]
-
-
-def same_by_value():
-    """What prints differently and is the same: kinds of numbers, entries of the user's own."""
-    rank = dist.get_rank()
-    param = torch.ones(4, 5, requires_grad=True)
-    rates = (0.5, np.float64(0.5), torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64))
-    own = {"decide": lambda: rank, "table": torch.zeros(3), "at": torch.device("cuda", rank)}
-    groups = [{"params": [("w", param)], **own}]
-    optimizer = nucleon.Leon(groups, lr=rates[rank], placement="owner")
-    for _ in range(3):
-        stepped(param, optimizer)
-    return param.detach()
 
 
 def carried(kind):

@@ -193,7 +193,6 @@ def prescribed(
     bad=(),
     frozen=(),
     changes=(),
-    count_bytes=False,
     **options,
 ):
     """Steps on given gradients: the same bits whoever computes them. Returns whole weights.
@@ -203,8 +202,6 @@ def prescribed(
     (name, step): it is unfrozen, on all ranks, before that step. `changes` (step, option, value):
     it has that value from that step on.
     """
-    from nucleon.optim.engines.ranks import wire
-
     params = {}
     for i, name in enumerate(SHAPES):
         start = torch.full(SHAPES[name], 0.5, dtype=dtype)
@@ -213,7 +210,6 @@ def prescribed(
             kind = "rows"
         params[name] = spread(start, kind).requires_grad_(name not in dict(frozen))
     optimizer = MAKE[method](list(params.items()), lr=0.05, weight_decay=0.1, **options)
-    wire.TRAFFIC.bytes = 0
     rank = dist.get_rank() if dist.is_initialized() else 0
     for step in range(steps):
         for i, (name, p) in enumerate(params.items()):
@@ -232,8 +228,7 @@ def prescribed(
         optimizer.param_groups[0].update({o: value for s, o, value in changes if s == step})
         optimizer.step()
     skipped = {n: optimizer.state[p].get("skipped") for n, p in params.items()}
-    weights = {n: whole(p) for n, p in params.items()}
-    return (weights, wire.TRAFFIC.bytes) if count_bytes else (weights, skipped)
+    return {n: whole(p) for n, p in params.items()}, skipped
 
 
 def train_scaled(placement, bad, scale):
@@ -380,24 +375,6 @@ def wide_gradients(kind, placement):
         optimizer.step()
         found.append(optimizer.state[param].get("total"))
     return found
-
-
-def stages(placement):
-    """Ranks 0 and 1 hold one matrix, ranks 2 and 3 another: each pair goes on by itself."""
-    mesh, name = mesh_of(2, 2)["inner"], "tall" if dist.get_rank() < 2 else "odd"
-    start = torch.full(SHAPES[name], 0.5)
-    param = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
-    optimizer = nucleon.Leon([param], placement=placement)
-    for step in range(2):
-        param.grad = distribute_tensor(gradient_of(name, step, torch.float32), mesh, [Shard(0)])
-        optimizer.step()
-        nucleon.optim.check_ranks(optimizer)
-    alone = torch.full(SHAPES[name], 0.5).requires_grad_()
-    optimizer = nucleon.Leon([alone])
-    for step in range(2):
-        alone.grad = gradient_of(name, step, torch.float32)
-        optimizer.step()
-    return whole(param), alone.detach()
 
 
 def later(what):

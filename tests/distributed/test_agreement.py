@@ -109,11 +109,6 @@ def test_a_rank_that_exchanges_alone_ends_by_the_timeout(what, exchanged):
     assert PATIENCE - 1 <= took < PATIENCE + SLACK
 
 
-def test_numbers_are_compared_by_value_and_the_users_own_entries_not_at_all(ranks4):
-    for weights in ranks4("same_by_value"):
-        assert torch.equal(weights, in_order(lr=0.5))
-
-
 def test_an_optimizer_from_before_the_process_group():
     pool = Pool(2)
     try:

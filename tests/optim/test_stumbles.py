@@ -1,7 +1,6 @@
 """Errors that say what to write for a whole model and options of others; types that see them."""
 
 import json
-import re
 import subprocess
 import sys
 import warnings
@@ -12,7 +11,6 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import nucleon
-from nucleon.optim import options
 
 
 def network():
@@ -65,16 +63,6 @@ def test_options_of_others_say_what_to_write(option, wanted):
         assert f"no option '{option}'" in str(error.value) and wanted in str(error.value)
 
 
-def test_hints_are_few_and_name_what_exists():
-    assert len(options.HINTS) <= 12
-    known = options.of_matrices(options.OWN_OPTIONS) | {
-        "route",
-        *options.ModelOptions.__annotations__,
-    }
-    for name, remedy in options.HINTS.items():
-        assert re.match(r"\w+", remedy)[0] in known and name not in known
-
-
 def test_for_model_of_parameters_asks_for_the_model():
     for given in (network().parameters(), list(network().parameters())):
         with pytest.raises(TypeError, match=r"pass the model itself, as for_model\(model\)"):
@@ -91,12 +79,6 @@ def test_a_wrong_option_of_for_model_is_said_first_with_all_that_it_takes():
     assert {"lr", "aux_lr", "aux", "head", "overrides", "momentum", "beta2"} <= set(listed)
     with pytest.raises(TypeError, match="did you mean 'overrides'"):
         nucleon.Leon.for_model(doubtful, override={})
-
-
-def test_one_parameter_is_not_several():
-    explained = str(nucleon.Leon.for_model(nn.Linear(4, 4), head=None).explain())
-    assert "matrix: 1 parameter, 16 entries" in explained
-    assert "1 parameters" not in explained and "1 entries" not in explained
 
 
 def test_arguments_of_for_model_are_named_by_the_constructor():

@@ -6,7 +6,6 @@ communicates while others do not waits until the timeout of its process group.
 """
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -105,13 +104,8 @@ def _description(groups: Groups, infos: Infos, options: Sequence[str]) -> dict[s
 
 
 def _text(value: object) -> str:
-    """Return an option as text; a rate may be a tensor, or a number of NumPy."""
+    """Return an option as text, without the device of a rate or the address of an object."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(_text, cast(Sequence[object], value)))})"
-    if isinstance(value, bool | str | torch.dtype | None):
-        return repr(value)
-    if isinstance(value, Real):
-        return repr(int(value) if isinstance(value, Integral) else float(value))
-    return type(value).__name__
+    plain = (bool, int, float, str, torch.dtype, list, tuple, type(None))
+    return repr(cast(object, value)) if isinstance(value, plain) else type(value).__name__
