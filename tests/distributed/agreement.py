@@ -1,7 +1,5 @@
 """What the ranks do in the tests of whether they train the same thing."""
 
-import copy
-import pickle
 import time
 from datetime import timedelta
 
@@ -132,32 +130,6 @@ def built_before(port):
         stepped(param, optimizer)
     dist.barrier()
     return param.detach()
-
-
-def later_group(placement):
-    """A group that is added after some steps, by all ranks."""
-    params = [torch.ones(4, 5, requires_grad=True), torch.ones(6, 2, requires_grad=True)]
-    optimizer = nucleon.Leon([("a", params[0])])
-    for _ in range(3):
-        stepped(params[0], optimizer)
-    optimizer.add_param_group({"params": [("b", params[1])], "placement": placement})
-    for _ in range(3):
-        params[1].grad = torch.ones_like(params[1])
-        stepped(params[0], optimizer)
-    return [p.detach() for p in params]
-
-
-def copies(placement):
-    """Copies step on as what they are copies of: the weights of all four."""
-    param = torch.ones(4, 5, requires_grad=True)
-    optimizer = nucleon.Leon([("w", param)], placement=placement)
-    stepped(param, optimizer)
-    found = [optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
-    fresh = nucleon.Leon([("w", param.detach().clone().requires_grad_())], placement=placement)
-    fresh.load_state_dict(optimizer.state_dict())
-    for each in (*found, fresh):
-        stepped(each.param_groups[0]["params"][0], each)
-    return [each.param_groups[0]["params"][0].detach() for each in (*found, fresh)]
 
 
 def carried(kind):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import copies, in_order, later_group
+from agreement import in_order
 from pool import Pool, free_port
 
 PATIENCE = 2  # seconds, the timeout of the process group where it is waited for
@@ -71,14 +71,6 @@ def test_pairs_of_ranks_are_compared_each_for_itself(ranks4):
         assert "lr of group 0: rank 2 has 0.1, rank 3 0.2" in message
 
 
-def test_what_was_refused_does_not_stand_against_what_follows(ranks2):
-    for odd in (0, 1):
-        ranks2("at_odds", what="lr", odd=odd, placement="owner")
-        for options in ({"placement": "owner"}, {}):
-            for weights in ranks2("in_order", **options):
-                assert torch.equal(weights, in_order())
-
-
 def test_placements_are_compared_where_every_rank_exchanges_something(ranks2):
     options = {"kind": "rows", "placement": "owner"}
     for message, changed in ranks2("at_odds", what="placement", odd=1, **options):
@@ -116,19 +108,6 @@ def test_an_optimizer_from_before_the_process_group():
             assert torch.equal(weights, in_order())
     finally:
         pool.close()
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_late_groups(ranks2, placement):
-    for weights in ranks2("later_group", placement=placement):
-        assert all(map(torch.equal, weights, later_group("local")))
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_copies_and_loaded_states(ranks2, placement):
-    expected = copies("local")[0]
-    for found in ranks2("copies", placement=placement):
-        assert all(torch.equal(weights, expected) for weights in found)
 
 
 @pytest.mark.parametrize("kind", ["plain", "rows"])

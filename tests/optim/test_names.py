@@ -138,21 +138,3 @@ def test_a_state_without_names_loads_by_position():
     other = loaded(optimizer.state_dict(), weights("b", "a"))
     assert torch.equal(totals(other)["b"], totals(optimizer)["0"])
     assert other.param_groups[0]["param_names"] == ["b", "a"]
-
-
-def test_hooks_that_rename_are_heard():
-    """The way that torch's documentation shows: a hook that gives the names of another model."""
-    optimizer = trained(weights("old.a", "old.b"))
-    other = nucleon.Leon(weights("b", "a"))
-
-    def rename(_, state):
-        groups = [
-            group | {"param_names": [name.removeprefix("old.") for name in group["param_names"]]}
-            for group in state["param_groups"]
-        ]
-        return state | {"param_groups": groups}
-
-    other.register_load_state_dict_pre_hook(rename)
-    other.load_state_dict(optimizer.state_dict())
-    assert torch.equal(totals(other)["a"], totals(optimizer)["old.a"])
-    assert torch.equal(totals(other)["b"], totals(optimizer)["old.b"])
