@@ -103,7 +103,10 @@ def build(optimizer: HasDirection, settings: Sequence[Settings]) -> Worklist:
         elif placement.owned(group):
             works.append(_owned(optimizer, index, group))
         else:
-            works += map(_everywhere, _restrided(matrices(optimizer, index, group, params)))
+            for work in matrices(optimizer, index, group, params):
+                gathers = shards.sharded(work.params[0])
+                each = Gathered(gathered, index, work.params, work.states, work)
+                works.append(each if gathers else work)
     counted: dict[torch.device, list[State]] = defaultdict(list)
     for param in (p for g in groups if g["route"] == "matrix" for p in g["params"]):
         if param in states:
@@ -121,7 +124,7 @@ def present(optimizer: HasDirection) -> list[Matrices]:
     for index, group in enumerate(optimizer.param_groups):
         if group["route"] == "matrix":
             owned = [p for p in group["params"] if "total" in optimizer.state.get(p, {})]
-            works += matrices(optimizer, index, group, owned)
+            works += matrices(optimizer, index, group, owned, restride=False)
     return works
 
 
@@ -132,8 +135,12 @@ def matrices(
     params: Sequence[Tensor],
     *,
     cut: bool = True,
+    restride: bool = True,
 ) -> list[Matrices]:
-    """Return the matrices of these parameters in stacks, each with the engine that steps it."""
+    """Return the matrices of these parameters in stacks, each with the engine that steps it.
+
+    With `restride` every Ĝ is put into the strides that its engine reads.
+    """
     kinds: dict[object, object] = {}
 
     def served(param: Tensor, block: Block) -> object:
@@ -151,25 +158,12 @@ def matrices(
         fast = served(piece.param, piece.block) is not None and layout_of(stack) is not None
         engine = cuda if fast else reference
         states = [optimizer.state[param] for param in stack.params]
+        if fast and restride:
+            cuda.restride(stack, states)
         return Matrices(engine, index, stack.params, states, optimizer, stack)
 
     pairs = [(param, optimizer.infos[param].axes) for param in params]
     return [work(stack) for stack in stacks.build(pairs, capacity, kind=served, cut=cut)]
-
-
-def _restrided(works: list[Matrices]) -> list[Matrices]:
-    """Put every Ĝ into the strides that its engine reads; return the works."""
-    for work in works:
-        if work.engine is cuda:
-            cuda.restride(work.stack, work.states)
-    return works
-
-
-def _everywhere(work: Matrices) -> Work:
-    """Return the work itself, or for DTensors the work that gathers their gradients first."""
-    if not shards.sharded(work.params[0]):
-        return work
-    return Gathered(gathered, work.group_index, work.params, work.states, work)
 
 
 def _owned(optimizer: HasDirection, index: int, group: Mapping[str, Any]) -> Owned:
@@ -181,7 +175,7 @@ def _owned(optimizer: HasDirection, index: int, group: Mapping[str, Any]) -> Own
         if param in states:
             of_rank[cast(int, owner)].append(param)
     built = {
-        rank: _restrided(matrices(optimizer, index, group, of_rank[rank], cut=False))
+        rank: matrices(optimizer, index, group, of_rank[rank], cut=False)
         for rank in sorted(of_rank)
     }
     rounds = [
