@@ -58,12 +58,6 @@ def test_four_ranks_are_named_and_long_lists_are_cut(ranks4, odd):
         assert "lr of group 5" not in message
 
 
-def test_a_second_step_is_refused_as_the_first(ranks2):
-    for first, second in ranks2("twice_at_odds"):
-        assert "lr of group 0: rank 0 has 0.1, rank 1 0.2" in first
-        assert second == first
-
-
 def test_pairs_of_ranks_are_compared_each_for_itself(ranks4):
     results = ranks4.try_all("one_pair_at_odds")
     assert [ok for ok, _ in results] == [True, True, False, False]

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import nucleon
 from nucleon import _checks
-from nucleon.linalg import kernels
+from nucleon.linalg import kernels, nuclear_norm, operator_norm, polar, residual
 from nucleon.optim import polar_methods
 
 METHODS = {"muon": nucleon.Muon, "pion": nucleon.Pion, "leon": nucleon.Leon}
@@ -197,6 +197,18 @@ def test_what_is_asked_of_an_optimizer_needs_no_more(another_device):
         assert certificate.regret.dtype == torch.float64
 
 
+def test_norms_and_the_exact_polar_factor_are_computed_on_the_cpu(another_device):
+    x = parameters([(4, 6)])[0].detach()
+    with Refuses(factories=False):
+        found, distance = polar(x), residual(polar(x), x)
+        norms = operator_norm(x), nuclear_norm(x)
+    assert found.dtype == x.dtype
+    assert distance.item() <= 4 * 2.0**-24  # rounded once to float32, four rows
+    values = torch.linalg.svdvals(x.double())
+    for norm, value in zip(norms, (values.max(), values.sum()), strict=True):
+        assert norm.item() == pytest.approx(value.item(), rel=1e-6)
+
+
 def test_float64_moments_are_refused_before_anything_is_made(another_device):
     with pytest.raises(TypeError, match="momentum_dtype=None"):
         nucleon.Muon([("weight", parameters([(2, 3)])[0])], momentum_dtype=torch.float64)
@@ -216,6 +228,39 @@ def test_a_state_with_float64_can_be_loaded_there(monkeypatch):
 
 
 # ---------------------------------------------------------------- and it computes the same
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "newton-schulz", "iterations": 20}], ids=str)
+def test_the_directions_are_those_of_other_devices(options, another_device, monkeypatch):
+    """Up to float32: a norm that is summed in it moves all of X by √mn·eps ≤ 9 eps at most."""
+    found = []
+    for complete in ((), ("cpu",)):
+        monkeypatch.setattr(_checks, "COMPLETE", complete)
+        params = parameters()
+        train(nucleon.Leon(params, **options), params, steps=1)
+        found.append(params)
+    # The steps take the least singular value, √(32 eps) by the floor, to 1: 512 times itself, and
+    # so its error. lr·scale ≤ 0.025, and W itself, |W| < 4, is rounded.
+    eps = torch.finfo(torch.float32).eps
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() <= 0.025 * 512 * 9 * eps + 4 * eps
+
+
+def test_a_norm_whose_square_overflows(another_device):
+    """In units of 2^k the direction is the same bit for bit, though its squares are not numbers."""
+    directions = []
+    for power in (0, 61, -40):
+        weight = torch.nn.Parameter(torch.zeros(4, 40))
+        optimizer = nucleon.Leon([weight], lr=1.0, scale="none")
+        weight.grad = torch.ones(4, 40).cumsum(1).remainder(3).sub(1) * torch.eye(4, 40).add(1)
+        weight.grad *= 2.0**power
+        optimizer.step()
+        directions.append(weight.detach())
+    squares = 2 * directions[0].new_ones(160).mul(2.0**61).square().sum()
+    assert squares.isinf()
+    assert directions[0].any()
+    assert torch.equal(directions[0], directions[1])
+    assert torch.equal(directions[0], directions[2])
 
 
 def test_adamw_keeps_its_digits(another_device):
