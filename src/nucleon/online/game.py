@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon._files import digest, to_json, write_whole
+from nucleon._files import to_json, write_whole
 from nucleon.certificate import Certificate
 from nucleon.online.learners import Learner
 from nucleon.online.regret import Shape
@@ -19,8 +19,8 @@ from nucleon.online.streams import Stream
 
 FORMAT, VERSION = "nucleon-trace", 1
 _SERIES = ("regret", "bound", "norm")
-_OPTIONAL = ("largest", "excess", "gradient_bound", "lower")
-_MEASURED = ("regret", "bound", *_OPTIONAL)
+_MEASURED = ("regret", "bound", "largest", "excess", "gradient_bound", "lower")
+_CERTIFICATE = fields(Certificate)
 _PER_DECADE = 20
 
 
@@ -76,58 +76,39 @@ class Trace:
     """With which probability the bound may fail, where the learner draws noise; None: its mean."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values for JSON; an infinite bound is None, NaN "nan"."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        series = {name: _plain(plain[name].tolist()) for name in _SERIES}
-        lists = {name: list(plain[name]) for name in ("shape", "rounds")}
-        end = {f.name: getattr(self.certificate, f.name) for f in fields(self.certificate)}
-        end = {n: _plain(x.tolist()) if isinstance(x, Tensor) else x for n, x in end.items()}
-        return {**plain, **lists, **series, "certificate": end}
+        """Return all fields as plain values, tensors as lists."""
+        certificate = {f.name: _plain(getattr(self.certificate, f.name)) for f in _CERTIFICATE}
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {**values, "certificate": certificate}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the trace of a dict by `to_dict`."""
-        typed = dict(values)
-        for name in ("shape", "rounds"):
-            typed[name] = tuple(values[name])
-        for name in _SERIES:
-            typed[name] = _tensor(values[name])
-        end = dict(values["certificate"])
-        for name in _MEASURED:
-            end[name] = None if end[name] is None and name in _OPTIONAL else _tensor(end[name])
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the trace of a dict by `to_dict`, also after JSON, where "inf" is a word."""
+        typed, end = dict(values), dict(values["certificate"])
+        typed |= {name: tuple(values[name]) for name in ("shape", "rounds")}
+        typed |= {name: _tensor(values[name]) for name in _SERIES}
+        end |= {name: _tensor(end[name]) for name in _MEASURED if end[name] is not None}
         typed["certificate"] = Certificate(**end)
         return cls(**typed)
 
     def save(self, path: str | Path) -> None:
-        """Write JSON lines: a header, one per recorded round, a last one with their SHA-256.
-
-        The file appears whole or not at all: it is written under a temporary name and renamed.
-        """
-        path, values = Path(path), self.to_dict()
-        columns = {name: values.pop(name) for name in ("rounds", *_SERIES)}
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        header = {"format": FORMAT, "version": VERSION, **values}
-        lines = [to_json(line) for line in [header, *rows]]
-        lines.append(to_json({"rows": len(rows), "sha256": _digest(lines)}))
-        write_whole(path, "\n".join(lines) + "\n")
+        """Write a JSON file, whole or not at all."""
+        header = {"format": FORMAT, "version": VERSION}
+        write_whole(Path(path), to_json({**header, **self.to_dict()}) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file of `save`; raise on a truncated, altered or other file."""
+        """Read a file of `save`; raise on any other."""
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-            header, *rows, last = (json.loads(line) for line in lines)
-            kind = header.pop("format"), header.pop("version")
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            kind = values.pop("format"), values.pop("version")
+            if kind != (FORMAT, VERSION):
+                raise ValueError(f"it is of format {kind}, not {(FORMAT, VERSION)}")
+            return cls.from_dict(values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not a whole trace: {error}; play the game again"
             ) from error
-        if kind != (FORMAT, VERSION):
-            raise ValueError(f"{path} must be of format {(FORMAT, VERSION)}, got {kind}")
-        if last != {"rows": len(rows), "sha256": _digest(lines[:-1])}:
-            raise ValueError(f"{path} is cut off or was altered: its checksum does not agree")
-        columns = {name: [row[name] for row in rows] for name in ("rounds", *_SERIES)}
-        return cls.from_dict({**header, **columns})
 
 
 def play(
@@ -169,6 +150,8 @@ def play(
             rows.append(_row(learner, action, delta))
             if on_record is not None:
                 on_record(rows[-1])
+    end = learner.certificate(delta=delta)
+    measured = {name: getattr(end, name) for name in _MEASURED}
     recorded, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
     return Trace(
@@ -184,7 +167,7 @@ def play(
         regret=regret,
         bound=bound,
         norm=norm,
-        certificate=_on_cpu(learner.certificate(delta=delta)),
+        certificate=replace(end, **{n: x.cpu() for n, x in measured.items() if x is not None}),
         delta=delta,
     )
 
@@ -208,39 +191,24 @@ def _check_pair(learner: Learner, stream: Stream, rounds: int) -> None:
         )
 
 
-def _on_cpu(certificate: Certificate) -> Certificate:
-    values = {name: getattr(certificate, name) for name in _MEASURED}
-    return replace(certificate, **{n: x if x is None else x.cpu() for n, x in values.items()})
-
-
 def _is_due(t: int, record: Literal["log"] | int) -> bool:
-    """Return whether round t is recorded: every so many, or where ⌊20·log₁₀ t⌋ steps up."""
+    """Return True if round t is recorded: every so many, or where ⌊20·log₁₀ t⌋ steps up."""
     if record != "log":
         return t % record == 0
-    return t == 1 or _decade(t) > _decade(t - 1)
+    decades = (math.floor(_PER_DECADE * math.log10(s) + 1e-9) for s in (t, max(t - 1, 1)))
+    return t == 1 or next(decades) > next(decades)
 
 
-def _decade(t: int) -> int:
-    return math.floor(_PER_DECADE * math.log10(t) + 1e-9)
-
-
-def _plain(values: Any) -> Any:
-    """Return nested lists for JSON: None for infinity, "nan" or "-inf" as text."""
-    if isinstance(values, list):
-        return [_plain(value) for value in values]  # pyright: ignore[reportUnknownVariableType]
-    if values == math.inf:
-        return None
-    return values if math.isfinite(values) else str(values)
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _tensor(values: Any) -> Tensor:
+    """Return nested lists of numbers, or of words such as "inf", as float64."""
+
     def numbers(value: Any) -> Any:
-        if isinstance(value, list):
-            return [numbers(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
-        return math.inf if value is None else float(value)
+        return [numbers(v) for v in value] if isinstance(value, list) else float(value)  # pyright: ignore[reportUnknownVariableType]
 
     return torch.tensor(numbers(values), dtype=torch.float64)
-
-
-def _digest(lines: list[str]) -> str:
-    return digest("\n".join(lines).encode())
