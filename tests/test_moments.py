@@ -100,12 +100,3 @@ def test_the_state_keeps_its_dtype_and_the_sum_is_wide(
         assert moments.accumulate_gram(gram, gradient, scalar).dtype == torch.float32
         assert moments.accumulate_total(total[None], gradient, scalar).dtype == state
         assert moments.smoothing(gram[None], gradient_bound=scalar).dtype == torch.float32
-
-
-def test_the_arguments_are_left_alone() -> None:
-    total, gram, g = torch.ones(2, 3), torch.eye(2), torch.ones(2, 3)
-    moments.accumulate_total(total, g, 0.5)
-    moments.accumulate_gram(gram, g, 0.5)
-    moments.smoothing(gram, gradient_bound=1.0, eta=2.0, discount=0.5)
-    assert torch.equal(total, torch.ones(2, 3))
-    assert torch.equal(gram, torch.eye(2))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleon.online.metric import Metric, dual_norm
+from nucleon.online.metric import Metric
 
 F64 = torch.float64
 
@@ -108,11 +108,6 @@ def test_a_zero_problem_and_a_batch():
         for (single, linear), x in zip(parts, together, strict=True):
             # Others of the stack may iterate on after this one is done.
             np.testing.assert_allclose(single.minimize(linear, ball, 0.3), x, atol=1e-4)
-
-
-def test_dual_norms():
-    x = torch.tensor([3.0, -4.0], dtype=F64)
-    assert (dual_norm(x, "l2"), dual_norm(x, "linf")) == (5.0, 7.0)
 
 
 def test_newton_reaches_rounding_on_the_sphere():

@@ -336,15 +336,6 @@ def test_a_single_row(n: int, seed: int, length: float) -> None:
     torch.testing.assert_close(TIGHT.gradient(s, smoothing), expected, rtol=0, atol=5e-7)
 
 
-def test_diagonal_matrices_are_coordinatewise() -> None:
-    s, length = normal(4), torch.tensor([0.1, 0.5, 1.0, 3.0], dtype=F64)
-    matrix, smoothing = s.diag(), length.square().diag()
-    expected = s / (s.square() + length.square()).sqrt()
-    torch.testing.assert_close(Hyperbolic().gradient(matrix, smoothing), expected.diag())
-    clipped = (s / length).clamp(-1, 1).diag()
-    torch.testing.assert_close(TIGHT.gradient(matrix, smoothing), clipped, rtol=0, atol=2e-6)
-
-
 @pytest.mark.parametrize("shape", [(3, 5), (3, 3), (1, 4)])
 def test_limits_of_little_and_much_smoothing(shape: tuple[int, int]) -> None:
     s = normal(*shape)
@@ -522,17 +513,6 @@ def test_bad_input_is_named(
 ) -> None:
     with pytest.raises(error, match=match):
         getattr(potential, name)(s, smoothing)
-
-
-@pytest.mark.parametrize("potential", SMOOTH, **BY_NAME)
-def test_an_indefinite_smoothing_is_refused(potential: Potential) -> None:
-    indefinite = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
-    for smoothing in (indefinite, torch.tensor([[0.0, 1.0], [1.0, 0.0]])):
-        with pytest.raises(ValueError, match="positive semidefinite"):
-            potential.value(S, smoothing)
-    if not isinstance(potential, Hyperbolic):  # SSᵀ + Λ may still be definite, and then is taken
-        with pytest.raises(ValueError, match="positive semidefinite"):
-            potential.gradient(S, indefinite)
 
 
 @pytest.mark.parametrize(
