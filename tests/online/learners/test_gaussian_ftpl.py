@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 from helpers import actions_of
-from nucleon.online.learners.gaussian_ftpl import GaussianFTPL, mean_cosine
+from nucleon.online.learners.ftpl import GaussianFTPL, mean_cosine
 
 F64 = torch.float64
 

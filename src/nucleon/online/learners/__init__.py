@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 from nucleon.online.learners.adagrad import AdaGradFTRL, AdaGradOGD, AdaGradOptions
 from nucleon.online.learners.base import Learner, LearnerOptions
-from nucleon.online.learners.ftpl import FTPL
-from nucleon.online.learners.gaussian_ftpl import GaussianFTPL
+from nucleon.online.learners.ftpl import FTPL, GaussianFTPL
 from nucleon.online.learners.gbpa import FAML, FTL, FTRL, GBPA, GameOptions
 from nucleon.online.learners.scalar_gbpa import ScalarGBPA
 from nucleon.online.learners.shampoo import (

@@ -69,6 +69,9 @@ class GBPA(Learner):
         *("first_nuclear", "nuclear_sum", "nuclear_square"),
     )
 
+    redraw: bool = True
+    """True if every round has noise of its own, where there is any."""
+
     def __init__(
         self,
         shape: Shape,
@@ -246,20 +249,17 @@ class GBPA(Learner):
     def _deviation(self, oblivious: bool, delta: float) -> Tensor | float:
         if not self.is_random or self.rounds < 2:
             return 0.0
-        delta /= self.excess.numel()
-        shared: dict[str, Any] = {"radius": self.radius, "samples": self.samples_drawn}
+        shared: dict[str, Any] = {
+            "radius": self.radius,
+            "samples": self.samples_drawn,
+            "delta": delta / self.excess.numel(),
+        }
         if oblivious:
-            length = self.nuclear_square.sqrt().unsqueeze(-1)
-            return theory.ftpl_oblivious_deviation(length, delta=delta, **shared)
-        rows, columns = self.total.shape[-2:]
-        return theory.ftpl_adaptive_deviation(
-            self.nuclear_sum.unsqueeze(-1),
-            rows=rows,
-            columns=columns,
-            rounds=self.rounds,
-            delta=delta,
-            **shared,
-        )
+            length = self.nuclear_square.sqrt() if self.redraw else self.nuclear_sum
+            return theory.ftpl_oblivious_deviation(length.unsqueeze(-1), **shared)
+        (rows, columns), sums = self.sides, self.nuclear_sum.unsqueeze(-1)
+        size = {"rows": rows, "columns": columns, "rounds": self.rounds}
+        return theory.ftpl_adaptive_deviation(sums, **size, **shared)
 
     def options(self) -> dict[str, Any]:
         """Return the options that decide what is played, as plain values."""
