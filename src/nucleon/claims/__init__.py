@@ -1,7 +1,6 @@
 """The claims of the paper, one file each, named like its id.
 
-A claim is data and a generator of checks, which `engine` runs; it is compared with `oracle`, which
-is NumPy alone. Imports from the whole library but `report` and `cli`.
+Imports from the whole library but `report` and `cli`.
 """
 
 from typing import TYPE_CHECKING

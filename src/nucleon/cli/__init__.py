@@ -1,7 +1,6 @@
-"""The command `nucleon`, one file a verb.
+"""The command `nucleon`, one file per verb.
 
-Imports every other package, typer and rich; nothing imports it. Imported without the extra [cli],
-it names what to install.
+Imports every other package, typer and rich; nothing imports it.
 """
 
 import sys

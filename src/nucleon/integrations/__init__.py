@@ -1,4 +1,4 @@
-"""Adapters of the optimizers to other frameworks; a module imports the library in its name.
+"""Adapters of the optimizers, one file per framework, which imports the framework.
 
-They import `nucleon.optim`, and nothing imports them.
+They import `nucleon.optim`; nothing imports them.
 """

@@ -1,4 +1,7 @@
-"""Matrix functions of the theory: checked public functions over unchecked, fixed-step ones."""
+"""Matrix functions of the theory: checked public functions over unchecked, fixed-step ones.
+
+Imports torch and `nucleon._checks`; every other package may import it.
+"""
 
 from nucleon.linalg.augmented import augmented_polar, residual
 from nucleon.linalg.norms import nuclear_norm, operator_norm

@@ -1,11 +1,7 @@
 """Online learning over the operator-norm ball: learners, streams, regret and its bounds.
 
-`play` plays a learner of `learners` against a stream of `streams`; its trace contains the regret
-beside the bound. `theory` has every bound and lemma as a function, `O2NC` makes an optimizer of a
-learner, and `plan` derives its settings from constants of a problem.
-
 Imports `nucleon.linalg` and the shared modules; of `nucleon.optim` only constants and the average
-that O2NC shares.
+that `o2nc` shares.
 """
 
 from typing import TYPE_CHECKING

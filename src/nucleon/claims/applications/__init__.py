@@ -1,6 +1,6 @@
-"""Claims of Appendix A: rotations, quasi-Newton, training.
+"""Claims of Appendix A: rotations, quasi-Newton steps, training.
 
-They import the library and the engine of claims, not `report` or `cli`.
+Imports the library and the engine of claims, not `report` or `cli`.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
 """Claims on games: learners against streams, regret beside bounds.
 
-They import the library and the engine of claims, not `report` or `cli`.
+Imports the library and the engine of claims, not `report` or `cli`.
 """

@@ -1,4 +1,4 @@
 """Claims on inequalities between matrices, each side by the library and by the oracle.
 
-They import the library and the engine of claims, not `report` or `cli`.
+Imports the library and the engine of claims, not `report` or `cli`.
 """

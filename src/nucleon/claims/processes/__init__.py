@@ -1,4 +1,4 @@
-"""Claims on a process: the conversion, its plans, the average, the ripples.
+"""Claims on processes: the conversion, its plans, the average, the ripples.
 
-They import the library and the engine of claims, not `report` or `cli`.
+Imports the library and the engine of claims, not `report` or `cli`.
 """

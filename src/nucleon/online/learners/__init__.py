@@ -1,7 +1,6 @@
-"""Learners over the operator-norm ball: play an action, observe its gradient, certify the regret.
+"""Learners over the operator-norm ball, one learner or family per file.
 
-A file has one learner or family; they import potentials, theory, regret and `nucleon.linalg`, no
-streams.
+Imports potentials, theory, regret and `nucleon.linalg`, no streams.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,6 @@
-"""Every bound, complexity and lemma of the paper that a run can be held to, as plain functions.
+"""Bounds, complexities and lemmas of the paper, and ours, as plain functions.
 
-gbpa: Theorems 3.2, 4.1, 4.2, Proposition 3.3 · shampoo: Table 1, Theorem C.1, Propositions and
-Lemmas C.2–C.5 · adagrad: Table 2, Remarks B.1, B.2 · smoothing: Lemmas E.1–E.3 · nonconvex:
-Proposition 5.1, Theorems 5.2, 5.3, Appendix G · costs: Appendix F · concentration: what FTPL's
-samples add with high probability, which the paper leaves out · averages: theorems of ours on the
-average of the iterates.
+Imports `nucleon.certificate`, `online.metric` and torch.
 """
 
 from nucleon.certificate import ftpl_constants, gbpa_bound, preconditioner_trace

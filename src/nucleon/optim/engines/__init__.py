@@ -1,4 +1,4 @@
-"""The engines that step the work of an optimizer: `reference`, `cuda`, `ranks` and `adamw`.
+"""Engines that step the work of an optimizer: `reference`, `cuda`, `ranks` and `adamw`.
 
-They import `optim.matrices` and `optim.options`; only `optim.worklist` chooses among them.
+Imports `optim.matrices` and `optim.options`; only `optim.worklist` chooses among them.
 """
