@@ -1,8 +1,7 @@
-"""Hooks of mkdocs: tables of options made from the code, and formulas that are not emphasis.
+"""Hooks of mkdocs: tables of options from the code, and formulas that are not emphasis.
 
-`<!-- options of LeonOptions -->` becomes a table of the fields of that class, with the types, the
-defaults and the docstrings that the code has. In ‖X‖_op, P_t and ‖S‖_* neither the underscore nor
-the star means anything to Markdown.
+`<!-- options of LeonOptions -->` becomes a table of the fields of that class, with their types,
+defaults and docstrings. The underscores and stars of ‖X‖_op, P_t and ‖S‖_* stay as they are.
 """
 
 import ast
@@ -18,16 +17,16 @@ from nucleon import optim
 from nucleon.optim import options
 
 CLASSES = {
-    name: found
+    name: member
     for module in vars(optim).values()
     if isinstance(module, types.ModuleType)
-    for name, found in vars(module).items()
-    if is_typeddict(found)
+    for name, member in vars(module).items()
+    if is_typeddict(member)
 }
 
 
 class Formulas(Extension):
-    """Underscores, a star behind one and a star before ‖ are what they are; *so* is emphasis."""
+    """Keep underscores, a star behind one and a star before ‖; *this* stays emphasis."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # the library's name
         """Come after links, priority 160, and before emphasis, 60."""
@@ -36,18 +35,18 @@ class Formulas(Extension):
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """Read formulas so on every page, docstrings included."""
+    """Add `Formulas` to every page, docstrings included."""
     config.markdown_extensions.append(Formulas())
     return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put each table in the place of its mark; mkdocs calls this for every page."""
+    """Replace each mark by its table; mkdocs calls this for every page."""
     return re.sub(r"<!-- options of (\w+) -->", lambda mark: table(mark[1]), markdown)
 
 
 def table(name: str) -> str:
-    """The fields that a class of options adds, as a table in Markdown."""
+    """Return the fields that a class of options adds, as a table in Markdown."""
     hints, defaults = get_type_hints(CLASSES[name]), options.defaults_in(CLASSES[name])
     rows = [
         f"| `{field}` | `{defaults[field]!r}` | {_kind(hints[field])} | {_cell(words)} |"
@@ -57,7 +56,7 @@ def table(name: str) -> str:
 
 
 def fields(name: str) -> dict[str, str]:
-    """{field: docstring} of the fields that a class adds to `Options`, in its order."""
+    """Return {field: docstring} of the fields that a class adds to `Options`, in its order."""
     (body,) = ast.parse(inspect.getsource(CLASSES[name])).body
     assert isinstance(body, ast.ClassDef)
     bases = [base.id for base in body.bases if isinstance(base, ast.Name)]
@@ -72,7 +71,7 @@ def fields(name: str) -> dict[str, str]:
 
 
 def _kind(hint: Any) -> str:
-    """A type as a reader would say it."""
+    """Return a type as Markdown."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice!r}`".replace("'", '"') for choice in get_args(hint))
     if get_origin(hint) in (types.UnionType, Union):

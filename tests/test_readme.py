@@ -1,4 +1,4 @@
-"""The first page is short, its links lead somewhere, and what it shows runs."""
+"""The README is short, its links resolve, and its programs run."""
 
 import re
 import tomllib
