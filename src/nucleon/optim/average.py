@@ -314,13 +314,10 @@ class Averaging:
         return values
 
     def _begun(self, states: States) -> dict[Tensor, State]:
-        """Return the states with an iterate in their average; synchronizes."""
+        """Return the states with an average; none before the first step, when W̄ is zero; syncs."""
         averages = {param: state for param, state in states.items() if "average" in state}
-        counts = {id(state["averaged"]): state["averaged"] for state in averages.values()}
-        empty = {name for name, count in counts.items() if not int(count)}
-        return {
-            param: state for param, state in averages.items() if id(state["averaged"]) not in empty
-        }
+        begun = any(int(state["averaged"]) for state in [*averages.values()][:1])
+        return averages if begun else {}
 
     def _require(self) -> None:
         if self.average is None:

@@ -11,22 +11,28 @@ from typing import Any
 from torch import Tensor, nn
 
 from nucleon.optim.matrices import axes
-from nucleon.optim.routing.fused import HEADS, KV_HEADS, attribute, sections, simplified
+from nucleon.optim.routing.fused import number, sections, simplified
 
-_THREE = re.compile(r"qkv|query_key_value|queries_keys_values|w_pack|c_attn", re.IGNORECASE)
-_GATED = re.compile(r"gate_up|^w1[23]$", re.IGNORECASE)
-_TWO = re.compile(
-    r"^(to_|linear_|w)?(kv|qk)(_b)?(_proj|_linear|_points)?$|keys_values", re.IGNORECASE
-)
-_LATENT = "kv_a_proj_with_mqa"
+_MAPS = {
+    "q, k, v": r"qkv|query_key_value|queries_keys_values|w_pack|c_attn",
+    "gate and up": r"gate_up|^w1[23]$",
+    "q, k": r"^(to_|linear_|w)?qk(_b)?(_proj|_linear|_points)?$",
+    "k, v": r"^(to_|linear_|w)?kv(_b)?(_proj|_linear|_points)?$|keys_values",
+    "latents, rotary keys": r"^kv_a_proj_with_mqa$",
+}
+"""Maps in one weight, and the names of such weights; the first that matches."""
 _MODULATION = re.compile(r"ada_?(ptive_?)?(ln|layer_?norm|rms_?norm)", re.IGNORECASE)
 """Layers that make the shifts, scales and gates of a norm from a condition, as in DiT."""
 
 
 def named(name: str) -> bool:
     """Return True if the name of a module indicates several maps."""
-    patterns = (_THREE, _GATED, _TWO, _MODULATION)
-    return name == _LATENT or any(pattern.search(name) for pattern in patterns)
+    return _maps(name) is not None or _MODULATION.search(name) is not None
+
+
+def _maps(name: str) -> str | None:
+    matched = (maps for maps, names in _MAPS.items() if re.search(names, name, re.IGNORECASE))
+    return next(matched, None)
 
 
 def layouts(parent: nn.Module | None, name: str, rows: int, columns: int) -> dict[str, str] | None:
@@ -50,34 +56,35 @@ def layouts(parent: nn.Module | None, name: str, rows: int, columns: int) -> dic
         if rows % columns or not 2 <= rows // columns <= 9:
             return None
         words = iter([("shifts, scales and gates one after the other", f"(b={rows // columns} r)")])
-    elif named(name):
-        words = _of_attention(parent, name, rows, columns)
+    elif (maps := _maps(name)) is not None:
+        words = _of_attention(parent, maps, rows, columns)
     else:
         return None
     return {meaning: word for meaning, word in words if _fits(word, rows)}
 
 
-def _of_attention(parent: Any, name: str, rows: int, columns: int) -> Iterator[tuple[str, str]]:
+def _of_attention(parent: Any, maps: str, rows: int, columns: int) -> Iterator[tuple[str, str]]:
     """Yield the layouts of q, k, v, of pairs of them, and of gate and up."""
-    if name == _LATENT:
-        latents, keys = attribute(parent, "kv_lora_rank"), attribute(parent, "qk_rope_head_dim")
+    if maps == "latents, rotary keys":
+        latents, keys = number(parent, "kv_lora_rank"), number(parent, "qk_rope_head_dim")
         if latents and keys:
             yield "latents, then rotary keys", sections(latents, keys)
         return
-    three, gated = bool(_THREE.search(name)), bool(_GATED.search(name))
-    maps = "q, k, v" if three else "gate and up" if gated else "q, k" if "qk" in name else "k, v"
-    count = 3 if three else 2
+    count = 3 if maps == "q, k, v" else 2
     yield f"{maps} one after the other, as chunk cuts them", f"(b={count} r)"
-    if gated:
+    if maps == "gate and up":
         yield f"{maps} row by row in turn, as x[..., ::2] takes one", "(r b=2)"
         return
-    if three and columns < rows < 3 * columns:
+    if count == 3 and columns < rows < 3 * columns:
         pair = (rows - columns) // 2
         yield "q as wide as the input, then fewer k and v", sections(columns, pair, pair)
-    key, value = attribute(parent, "qk_nope_head_dim"), attribute(parent, "v_head_dim")
-    if not three and key and value:
+    key, value = number(parent, "qk_nope_head_dim"), number(parent, "v_head_dim")
+    heads = number(parent, "heads")
+    if maps == "k, v":
+        heads = number(parent, "kv_heads") or heads
+    if count == 2 and key and value:
         yield f"head by head, in each {maps}", simplified(f"(r {sections(key, value)})")
-    elif heads := attribute(parent, *(HEADS if three or "qk" in name else (*KV_HEADS, *HEADS))):
+    elif heads:
         yield f"head by head, in each {maps}", f"(r={heads} b={count} r)"
 
 

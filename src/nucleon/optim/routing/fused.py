@@ -27,7 +27,7 @@ def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple
         layout, maps = entry
         try:
             if isinstance(layout, str):
-                layout = re.sub(r"[a-z_]{2,}", lambda name: str(_number(parent, name[0])), layout)
+                layout = re.sub(r"[a-z_]{2,}", lambda name: str(number(parent, name[0])), layout)
             word = simplified(layout if isinstance(layout, str) else layout(parent, rows, columns))
             axes.parse(f"{word} c", (rows, columns))
         except (AttributeError, TypeError, ValueError):
@@ -42,22 +42,16 @@ def experts(module: nn.Module, name: str) -> tuple[str, str] | None:
         if package not in EXPERTS or not base.endswith("Experts"):
             continue
         spec, word = EXPERTS[package].get(base, ("b {} c", "(b=2 r)"))
-        order = "(in, out)" if spec == "b c {}" else "(out, in)"
-        gated = name in _GATED_STACKS and getattr(module, "has_gate", True)
-        if not _is_stored(module, transposed=spec == "b c {}"):
+        order, outer, inner = ("(in, out)", 2, 1) if spec == "b c {}" else ("(out, in)", 1, 2)
+        both: Any = getattr(module, "gate_up_proj", None)
+        down: Any = getattr(module, "down_proj", None)
+        stacks = all(isinstance(each, Tensor) and each.ndim == 3 for each in (both, down))
+        if stacks and both.shape[outer] != 2 * down.shape[inner]:
             return None  # another version of the class
+        gated = name in _GATED_STACKS and getattr(module, "has_gate", True)
         maps = "experts: gate, up" if gated else "experts"
         return spec.format(word if gated else "r"), f"{maps}, each {order}"
     return None
-
-
-def _is_stored(module: nn.Module, *, transposed: bool) -> bool:
-    """Return False if the shapes of gate_up_proj and down_proj contradict the order."""
-    both, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
-    if not (isinstance(both, Tensor) and isinstance(down, Tensor) and both.ndim == down.ndim == 3):
-        return True
-    outer, inner = (2, 1) if transposed else (1, 2)
-    return both.shape[outer] == 2 * down.shape[inner]
 
 
 def bases(module: nn.Module | None) -> Iterator[tuple[str, str, str]]:
@@ -74,8 +68,19 @@ def is_known(module: nn.Module) -> bool:
 
 # ------------------------------------------------------------------------------------- layouts
 
-HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+_ALIASES = {
+    "heads": ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
+}
+
+
+def number(parent: Any, name: str) -> Any:
+    """Return the number of this name, or of an alias, that a module or its config has, or None."""
+    for holder in (parent, getattr(parent, "config", None)):
+        for alias in _ALIASES.get(name, (name,)):
+            if isinstance(value := getattr(holder, alias, None), int):
+                return value
+    return None
 
 
 def sections(*sizes: int) -> str:
@@ -92,22 +97,6 @@ def simplified(word: str) -> str:
     return f"({equal[1]} b={count} r{size})"
 
 
-def attribute(parent: Any, *names: str) -> int | None:
-    """Return the first of these numbers that the parent, or its config, has."""
-    for holder in (parent, getattr(parent, "config", None)):
-        for name in names:
-            if isinstance(value := getattr(holder, name, None), int):
-                return value
-    return None
-
-
-def _number(parent: Any, name: str) -> int:
-    value = attribute(parent, *{"heads": HEADS, "kv_heads": KV_HEADS}.get(name, (name,)))
-    if value is None:
-        raise AttributeError(f"{type(parent).__name__} has no {name}")
-    return value
-
-
 def _as_wide(parent: Any, rows: int, columns: int) -> str:
     """Return square maps one after the other: three, or two in cross-attention."""
     return f"(b={rows // columns} r)"
@@ -115,7 +104,7 @@ def _as_wide(parent: Any, rows: int, columns: int) -> str:
 
 def _grouped(parent: Any, rows: int, columns: int) -> str:
     """Return q, k, v one after the other, with fewer heads in k and v."""
-    size = _number(parent, "kv_heads") * parent.head_dim
+    size = number(parent, "kv_heads") * parent.head_dim
     return sections(rows - 2 * size, size, size)
 
 
@@ -124,7 +113,7 @@ def _of_falcon(parent: Any, rows: int, columns: int) -> str:
     if not parent.new_decoder_architecture:
         return _of_big_code(parent, rows, columns)
     size = parent.head_dim
-    queries = _number(parent, "heads") // _number(parent, "kv_heads") * size
+    queries = number(parent, "heads") // number(parent, "kv_heads") * size
     return f"(r {sections(queries, size, size)})"
 
 
@@ -132,7 +121,7 @@ def _of_big_code(parent: Any, rows: int, columns: int) -> str:
     if getattr(parent, "is_cross_attention", False):
         return "(b=2 r)"
     if not parent.multi_query:
-        return f"(r={_number(parent, 'heads')} b=3 r)"
+        return f"(r={number(parent, 'heads')} b=3 r)"
     return sections(rows - 2 * parent.head_dim, parent.head_dim, parent.head_dim)
 
 

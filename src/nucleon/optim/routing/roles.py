@@ -165,10 +165,6 @@ def _adapter(place: Place) -> Role | None:
 # ---------------------------------------------------------------------------- torch's own modules
 
 
-def _norm(place: Place) -> Role:
-    return Role("adamw", "norm")
-
-
 def _linear(place: Place) -> Role | None:
     if place.key != "weight" or place.param.ndim != 2:
         return None
@@ -248,7 +244,10 @@ for _role_of, *_types in (
     (_router, "*Router"),
     (_experts, "*Experts"),
     (_adapter, nn.ParameterDict),
-    (_norm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase),
+    (
+        lambda place: Role("adamw", "norm"),
+        *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase),
+    ),
     (_linear, nn.Linear),
     (_bilinear, nn.Bilinear),
     (_conv, nn.Conv1d, nn.Conv2d, nn.Conv3d),
