@@ -37,6 +37,11 @@ def mlp(out=3):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, out))
 
 
+def layers(kind):
+    """Two layers of a class of this name."""
+    return type(kind, (nn.Sequential,), {})(nn.Linear(8, 16), nn.Linear(16, 8))
+
+
 def boxes():
     """A network as detectors have it for boxes."""
     return net(layers=nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 4)]))
@@ -96,6 +101,10 @@ HEADS = {
         lambda: net(classifiers=nn.ModuleDict({"age": linear(), "name": mlp()})),
         {"classifiers.age", "classifiers.name.2"},
     ),
+    "beside a layer of BigBird's": (
+        lambda: net(qa_classifier=net(output=layers("BigBirdOutput"), qa_outputs=linear())),
+        {"qa_classifier.qa_outputs"},
+    ),
     "registered before the layers": (
         lambda: net(lm_head=linear(), layers=nn.ModuleList([mlp(), mlp()])),
         {"lm_head"},
@@ -136,13 +145,6 @@ def test_heads_are_found_by_the_rules(case):
     assert found == expected
 
 
-class SomeAttentionPoolingHead(nn.Sequential):
-    """A pooling as SigLIP has it."""
-
-    def __init__(self):
-        super().__init__(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-
-
 HIDDEN = {
     "attention": lambda: {"multi_head_attention": net(q=linear())},
     "heads of attention": lambda: {"attn_heads": nn.ModuleList([linear(), linear()])},
@@ -156,7 +158,7 @@ HIDDEN = {
     "a norm": lambda: {"norm_head": nn.LayerNorm((4, 8))},
     "names of the top, below it": lambda: {"block": net(output=linear(), fc=linear())},
     "what shifts and scales": lambda: {"adaln_head": linear()},
-    "a pooling": lambda: {"head_pool": SomeAttentionPoolingHead()},
+    "a pooling": lambda: {"head_pool": layers("SiglipMultiheadAttentionPoolingHead")},
 }
 
 

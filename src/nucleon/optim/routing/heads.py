@@ -72,7 +72,7 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
         return {m: "output head, by head=" for glob in globs for m in _matched(model, glob)}
     inners = [*_unwrapped(model)]
     heads = _by_name((p, m) for p, m in model.named_modules() if _ANYWHERE.search(_last(p)))
-    heads |= _by_name(_at_depth(inners, 1)) | _told(inners) | _tied(model)
+    heads |= _by_name(_at_depth(inners, 1)) | _by_method(inners) | _tied(model)
     return heads or _by_name(_at_depth(inners, 2))
 
 
@@ -86,10 +86,10 @@ def last_map(model: nn.Module) -> tuple[str, nn.Module] | None:
     return canonical(f"{path}.", _root(model)).removesuffix("."), module
 
 
-def _told(inners: Sequence[nn.Module]) -> dict[nn.Module, str]:
+def _by_method(inners: Sequence[nn.Module]) -> dict[nn.Module, str]:
     for inner in inners:
-        tell: Any = getattr(inner, "get_output_embeddings", None)
-        head = tell() if callable(tell) else None
+        method: Any = getattr(inner, "get_output_embeddings", None)
+        head = method() if callable(method) else None
         if isinstance(head, nn.Module) and (maps := _heads_of(head, square=True)):
             return dict.fromkeys(maps, "output head, by get_output_embeddings()")
     return {}

@@ -66,7 +66,7 @@ class Parameter:
     """The names in all places, without parts of wrappers."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     """Options from overrides."""
-    told: bool = False
+    overridden: bool = False
     """True if an override sets its route or axes."""
     role: Role = field(init=False)
 
@@ -76,9 +76,9 @@ class Parameter:
         return self.names[0]
 
     @property
-    def asks(self) -> bool:
+    def may_warn(self) -> bool:
         """True if a doubt should be reported: it is trainable, and no override routes it."""
-        return self.param.requires_grad and not self.told
+        return self.param.requires_grad and not self.overridden
 
 
 def parameters_of(model: nn.Module) -> Sequence[Parameter]:

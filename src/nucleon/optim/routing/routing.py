@@ -120,14 +120,14 @@ def routed(
                 parameter.options = {k: x for k, x in parameter.options.items() if k in allowed}
             more = "; an override has route and axes too"
             check_names(parameter.name, parameter.options, allowed, more)
-    if ambiguous := [p for p in parameters if p.role.layouts is not None and p.asks]:
+    if ambiguous := [p for p in parameters if p.role.layouts is not None and p.may_warn]:
         warn(_ambiguous(ambiguous, parameters))
     if head != "auto" or heads:
         return Routed(parameters, "")
     if (last := last_map(model)) is not None:
         name, module = last
         of_last = [p for p in parameters if module in [place.module for place in p.places]]
-        if any(p.role.route == "matrix" and p.asks for p in of_last):
+        if any(p.role.route == "matrix" and p.may_warn for p in of_last):
             warn(
                 f"no output head was found, and the last map of the model is stepped as a matrix; "
                 f"pass head={name!r}, or another glob over module names, to give the head to "
@@ -203,7 +203,7 @@ def _can_train(param: Tensor) -> bool:
 def _overridden(parameter: Parameter, heads: Mapping[nn.Module, str]) -> Role | None:
     """Return the role of a parameter by its override, or else by its places."""
     route, axes = (parameter.options.pop(name, None) for name in ("route", "axes"))
-    parameter.told = route is not None or axes is not None
+    parameter.overridden = route is not None or axes is not None
     if axes is not None and route in ("adamw", "frozen"):
         raise roles.RoleError(
             f"{parameter.name} is overridden with axes and route={route!r}; leave one out"
