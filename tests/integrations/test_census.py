@@ -99,7 +99,7 @@ def build(name):
 def built(name):
     """The model; the test is skipped where its package is absent, or it is one of `NOT_BUILT`."""
     try:
-        found = build(name)
+        model = build(name)
     except ImportError as error:
         absent = re.search(r"requires the (timm|natten|torchaudio|detectron2) library", str(error))
         if absent is None:
@@ -110,14 +110,14 @@ def built(name):
             raise
         pytest.skip("not made by its default configuration")
     assert name not in NOT_BUILT
-    return found
+    return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_base_model_is_routed_or_refused_with_an_override(name):
     model = built(name)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
             rows = nucleon.Leon.for_model(model).explain()
@@ -127,7 +127,7 @@ def test_every_base_model_is_routed_or_refused_with_an_override(name):
             return
     assert name not in REFUSED
     assert len(rows) == len(list(model.parameters()))
-    texts = [str(w.message) for w in said]
+    texts = [str(w.message) for w in caught]
     fused = [text for text in texts if "in a layout not known here" in text]
     assert [f"{FUSED[name]}.weight" in text for text in fused] == [True] * (name in FUSED)
     heads = any("output head" in row.reason for row in rows)
@@ -165,7 +165,7 @@ def test_all_heads_of_models_with_several_are_found(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         rows = nucleon.Leon.for_model(model).explain()
-    found = {row.name for row in rows if "output head" in row.reason}
-    assert {f"{head}.weight" for head in HEADS[name]} <= found
-    hidden = [row for row in rows if row.name in found and row.shape[0] in row.shape[1:]]
+    heads = {row.name for row in rows if "output head" in row.reason}
+    assert {f"{head}.weight" for head in HEADS[name]} <= heads
+    hidden = [row for row in rows if row.name in heads and row.shape[0] in row.shape[1:]]
     assert not hidden  # square: a layer before the head

@@ -114,16 +114,16 @@ def configs(cls, module, options):
         kind = type(getattr(default, "text_config", None) or default)
         default = kind()
         default.allow_global_per_layer_attribute_access = True  # where a layer may have its own
-        own = {n: size for n, size in SIZES.items() if isinstance(getattr(default, n, None), int)}
-        config = kind(**{**own, **MORE.get(cls.__name__, {}), **options})
+        sizes = {n: size for n, size in SIZES.items() if isinstance(getattr(default, n, None), int)}
+        config = kind(**{**sizes, **MORE.get(cls.__name__, {}), **options})
         config._attn_implementation = "eager"
         yield config
 
 
 def instance(kind, options):
     cls, module = class_of(kind)
-    wanted = inspect.signature(cls.__init__).parameters
-    called = {name: CALLED[name] for name in wanted if name in CALLED} | OWN.get(kind, {})
+    parameters = inspect.signature(cls.__init__).parameters
+    called = {name: CALLED[name] for name in parameters if name in CALLED} | OWN.get(kind, {})
     if "config" not in called:
         return cls(**called)
     for config in configs(cls, module, options):
@@ -136,17 +136,17 @@ def instance(kind, options):
 
 def build(kind, options):
     torch.manual_seed(0)
-    found = instance(kind, options).eval()
+    module = instance(kind, options).eval()
     if kind == "FalconH1Mixer":
-        found.mup_vector = torch.ones(1)  # which the model gives it
+        module.mup_vector = torch.ones(1)  # which the model gives it
     with torch.no_grad():
-        for name, p in found.named_parameters():
+        for name, p in module.named_parameters():
             added = p.ndim < 2 or re.search("bias|rel_pos|adapter", name)
             p.copy_(torch.zeros_like(p) if added else torch.randn_like(p) * p.shape[-1] ** -0.5)
-        for inner in found.modules():
+        for inner in module.modules():
             if "Norm" in type(inner).__name__ and getattr(inner, "weight", None) is not None:
                 inner.weight.fill_(1.0)
-    return found
+    return module
 
 
 IMAGES = re.compile("Sam|GotOcr2|SegGpt|SLANeXt|PPFormulaNet|Florence2VisionWindow|VitDet|FocalNet")
@@ -160,15 +160,17 @@ MASKS = {
 
 def inputs(module, columns):
     """What to call it with: tokens, and by name whatever else `forward` asks for."""
-    wanted, name = inspect.signature(module.forward).parameters, type(module).__name__
-    own = (getattr(module, name, None) for name in ("rotary_ndims", "qk_rope_head_dim", "head_dim"))
-    size = next(filter(None, own), columns // HEADS)
-    flat = "cu_seqlens" in wanted or "grid_thw" in wanted
+    parameters, name = inspect.signature(module.forward).parameters, type(module).__name__
+    sizes = (
+        getattr(module, name, None) for name in ("rotary_ndims", "qk_rope_head_dim", "head_dim")
+    )
+    size = next(filter(None, sizes), columns // HEADS)
+    flat = "cu_seqlens" in parameters or "grid_thw" in parameters
     shape = [TOKENS, columns] if flat else [2, TOKENS, columns]
     if IMAGES.search(name):
         shape = [2, 4, 4, columns]
     more = {
-        "alibi": None if "position_embeddings" in wanted else torch.zeros(2 * HEADS, 1, TOKENS),
+        "alibi": None if "position_embeddings" in parameters else torch.zeros(2 * HEADS, 1, TOKENS),
         "attention_dists": torch.zeros(TOKENS, TOKENS, dtype=torch.long),
         "attention_mask": MASKS.get(name),
         "cu_seqlens": torch.tensor([0, TOKENS], dtype=torch.int32),
@@ -189,7 +191,7 @@ def inputs(module, columns):
     if name == "DeepseekV2Attention":  # turns pairs as complex numbers
         angles = torch.randn(1, TOKENS, size // 2)
         more["position_embeddings"] = torch.polar(torch.ones_like(angles), angles)
-    return torch.randn(shape), {name: x for name, x in more.items() if name in wanted}
+    return torch.randn(shape), {name: x for name, x in more.items() if name in parameters}
 
 
 class Cut:
@@ -198,9 +200,9 @@ class Cut:
     def __init__(self, key, options):
         kind, name = key.rsplit(".", 1)
         self.module = build(kind, options)
-        held = getattr(self.module, name)
-        self.weight, self.start = held.weight, held.weight.detach().clone()
-        across = type(held).__name__ == "Conv1D"
+        layer = getattr(self.module, name)
+        self.weight, self.start = layer.weight, layer.weight.detach().clone()
+        across = type(layer).__name__ == "Conv1D"
         rows, columns = reversed(self.weight.shape) if across else self.weight.shape[:2]
         word, _ = fused.known(self.module, name, rows, columns)
         self.spec = f"c {word}" if across else word + " c" * (self.weight.ndim - 1)
@@ -217,17 +219,17 @@ class Cut:
         self.weight.copy_(self.start)
         for index, scale in dict(scales).items():
             self.parts()[index].mul_(scale)
-        found = self.module(self.tokens.clone(), **self.more)
-        return found[0] if isinstance(found, tuple | list) else found
+        result = self.module(self.tokens.clone(), **self.more)
+        return result[0] if isinstance(result, tuple | list) else result
 
 
 def cases(*maps):
     """The keys of the table with these maps, each with options of its config."""
     known = fused.KNOWN["transformers"].items()
     keys = [key for key, (_, named) in known if named in maps]
-    found = [(key, more) for key in keys for more in [{}, *VARIANTS.get(key.rsplit(".", 1)[0], [])]]
-    names = ["-".join([key, *map(str, more)]) for key, more in found]
-    return pytest.mark.parametrize(("key", "options"), found, ids=names)
+    tried = [(key, more) for key in keys for more in [{}, *VARIANTS.get(key.rsplit(".", 1)[0], [])]]
+    names = ["-".join([key, *map(str, more)]) for key, more in tried]
+    return pytest.mark.parametrize(("key", "options"), tried, ids=names)
 
 
 def product(*factors):
@@ -327,9 +329,9 @@ def test_latents_keys_and_values_are_where_forward_has_them(key, options, monkey
         cut.parts()[place].zero_()
         if "kv_b" in key:
             turned = torch.randn(2, 1, TOKENS, module.qk_rope_head_dim)
-            found, values = expand(latents, turned)
-            found = found[..., : module.qk_nope_head_dim]
-            return bool(found.any()), bool(values.any())
+            keys, values = expand(latents, turned)
+            keys = keys[..., : module.qk_nope_head_dim]
+            return bool(keys.any()), bool(values.any())
         with pytest.raises(ExpandedError) as both:
             module(tokens, **more)
         return tuple(bool(x.any()) for x in both.value.args)

@@ -67,10 +67,10 @@ def test_tensorboard_reads_it_back(tmp_path):
         optimizer, writer = trained(4, board, every=2)
         writer.close()
     events = EventAccumulator(str(tmp_path)).Reload()
-    found = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
+    scalars = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
     for tag, value in optimizer.diagnostics().items():
-        assert found[tag].step == 4
-        assert found[tag].value == pytest.approx(value, rel=1e-6, abs=1e-30)
+        assert scalars[tag].step == 4
+        assert scalars[tag].value == pytest.approx(value, rel=1e-6, abs=1e-30)
 
 
 class Module(pl.LightningModule):
@@ -211,9 +211,9 @@ def test_finetuning_of_lightning_unfreezes_and_resumes(tmp_path):
 
 @pytest.mark.parametrize("arguments", [(), (TrainingArguments("."),)], ids=["Trainer", "axolotl"])
 def test_the_factory_makes_an_optimizer_of_the_model_it_is_given(arguments):
-    made = factory("muon")
-    assert made.__name__ == "MuonFactory" and not issubclass(made, torch.optim.Optimizer)
-    optimizer = made()(nn.Linear(3, 4), *arguments, lr=0.3, weight_decay=0.1)
+    built = factory("muon")
+    assert built.__name__ == "MuonFactory" and not issubclass(built, torch.optim.Optimizer)
+    optimizer = built()(nn.Linear(3, 4), *arguments, lr=0.3, weight_decay=0.1)
     assert isinstance(optimizer, nucleon.Muon)
     assert [g["route"] for g in optimizer.param_groups] == ["matrix", "adamw"]
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
@@ -223,9 +223,9 @@ def test_the_factory_makes_an_optimizer_of_the_model_it_is_given(arguments):
 def test_what_would_be_ignored_in_training_arguments_is_asked_for(tmp_path, missing):
     options = {"lr": 0.3, "weight_decay": 0.1}
     del options[missing]
-    made = trainer(tmp_path, optimizer=(factory("leon"), options), learning_rate=7.0)
+    built = trainer(tmp_path, optimizer=(factory("leon"), options), learning_rate=7.0)
     with pytest.raises(ValueError, match=f"lack {missing}: .* TrainingArguments"):
-        made.create_optimizer()
+        built.create_optimizer()
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
     """The optimizer's state goes through the Trainer's own saving and loading."""
 
     def run(resume=None):
-        made = trainer(tmp_path, save_strategy="steps", save_steps=2)
-        made.train(resume_from_checkpoint=resume)
-        return made.model
+        built = trainer(tmp_path, save_strategy="steps", save_steps=2)
+        built.train(resume_from_checkpoint=resume)
+        return built.model
 
     whole = run()
     resumed = run(resume=str(tmp_path / "checkpoint-2"))
@@ -279,7 +279,7 @@ def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_evaluates_and_saves_the_average_and_goes_on_from_the_raw_weights(tmp_path):
     def run(resume=None):
-        made = trainer(
+        built = trainer(
             tmp_path,
             optimizer=(factory("muon"), {"lr": 0.02, "weight_decay": 0.0, "average": 0.1}),
             lr_scheduler_type="inverse_sqrt",
@@ -290,9 +290,9 @@ def test_a_trainer_evaluates_and_saves_the_average_and_goes_on_from_the_raw_weig
             eval_strategy="steps",
             eval_steps=2,
         )
-        made.add_callback(AverageCallback(made))
-        made.train(resume_from_checkpoint=resume)
-        return made
+        built.add_callback(AverageCallback(built))
+        built.train(resume_from_checkpoint=resume)
+        return built
 
     whole = run()
     optimizer = whole.optimizer.optimizer
@@ -318,19 +318,19 @@ def test_a_trainer_evaluates_and_saves_the_average_and_goes_on_from_the_raw_weig
         assert torch.equal(optimizer.state[p]["average"], again.state[q]["average"])
     with pytest.raises(ValueError, match="best_model_checkpoint"):
         same = {"save_strategy": "steps", "eval_strategy": "steps", "eval_steps": 2}
-        made = trainer(tmp_path, load_best_model_at_end=True, save_steps=2, **same)
-        AverageCallback(made)
+        built = trainer(tmp_path, load_best_model_at_end=True, save_steps=2, **same)
+        AverageCallback(built)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_logs_diagnostics_and_certificates(tmp_path):
     options = {"lr": 0.01, "weight_decay": 0.0, "gradient_bound": 10.0, "certify": True}
-    made = trainer(tmp_path, optimizer=(factory("leon"), options), logging_steps=2)
-    made.add_callback(DiagnosticsCallback(made, every=2))
-    made.train()
-    logs = [log for log in made.state.log_history if any(k.startswith("leon/") for k in log)]
+    built = trainer(tmp_path, optimizer=(factory("leon"), options), logging_steps=2)
+    built.add_callback(DiagnosticsCallback(built, every=2))
+    built.train()
+    logs = [log for log in built.state.log_history if any(k.startswith("leon/") for k in log)]
     assert [log["step"] for log in logs] == [2, 4]
-    optimizer = getattr(made.optimizer, "optimizer", made.optimizer)
+    optimizer = getattr(built.optimizer, "optimizer", built.optimizer)
     expected = optimizer.diagnostics()
     assert {k: logs[-1][k] for k in expected} == expected
     ratios = [logs[-1][k] for k in expected if k.endswith("update_ratio")]
@@ -340,5 +340,5 @@ def test_a_trainer_logs_diagnostics_and_certificates(tmp_path):
     assert logs[-1][f"leon/{name}/regret"] == certificate.regret.item()
     assert logs[-1][f"leon/{name}/bound"] == certificate.bound.item()
     assert logs[-1][f"leon/{name}/holds"] == certificate.holds
-    losses = [log for log in made.state.log_history if "loss" in log]
+    losses = [log for log in built.state.log_history if "loss" in log]
     assert [log["step"] for log in losses] == [2, 4]  # its own logging goes on

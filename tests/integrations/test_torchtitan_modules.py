@@ -20,10 +20,10 @@ COMMON = "torchtitan.models.common"
 
 def module(file, kind, **attributes):
     """A module of a class that torchtitan has."""
-    made = type(kind, (nn.Module,), {"__module__": f"{COMMON}.{file}"})()
+    instance = type(kind, (nn.Module,), {"__module__": f"{COMMON}.{file}"})()
     for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+        setattr(instance, name, value)
+    return instance
 
 
 def linear(rows, columns):
@@ -119,8 +119,8 @@ def test_keys_and_values_of_latents_are_cut_as_forward_takes_them():
     first, second = torch.randn(7, WIDTH), torch.randn(30, 5)
     by_head = second.view(heads, -1, 5).split([4, 6], dim=1)
     for row, weight, expected in ((a, first, first.split([5, 2])), (b, second, by_head)):
-        found = [block.matrices(weight)[0] for block in axes.parse(row.axes, row.shape)]
-        assert all(map(torch.equal, found, [x.flatten(0, -2) for x in expected]))
+        maps = [block.matrices(weight)[0] for block in axes.parse(row.axes, row.shape)]
+        assert all(map(torch.equal, maps, [x.flatten(0, -2) for x in expected]))
 
 
 def test_the_kernels_of_cuda_take_its_maps():

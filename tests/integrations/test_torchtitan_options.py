@@ -53,16 +53,20 @@ def derive(source, target, **deltas):
 def stand_ins():
     """The modules of torchtitan that the container imports."""
     names = "torchtitan", "torchtitan.components", "torchtitan.components.optimizer"
-    found = {name: ModuleType(name) for name in (*names, "torchtitan.config")}
-    own = {"OptimizersContainer": OptimizersContainer, "ParamGroupConfig": ParamGroupConfig}
-    vars(found[names[2]]).update(own)
+    modules = {name: ModuleType(name) for name in (*names, "torchtitan.config")}
+    optimizers = {"OptimizersContainer": OptimizersContainer, "ParamGroupConfig": ParamGroupConfig}
+    vars(modules[names[2]]).update(optimizers)
     for module, kind in (("checkpoint", CheckpointManager), ("validate", Validator)):
         name = f"torchtitan.components.{module}"
-        found[name] = ModuleType(name)
-        vars(found[name])[kind.__name__] = kind
-    own = {"TORCH_DTYPE_MAP": {}, "derive": derive, "override": lambda **_: lambda made: made}
-    vars(found["torchtitan.config"]).update(own)
-    return found
+        modules[name] = ModuleType(name)
+        vars(modules[name])[kind.__name__] = kind
+    config = {
+        "TORCH_DTYPE_MAP": {},
+        "derive": derive,
+        "override": lambda **_: lambda function: function,
+    }
+    vars(modules["torchtitan.config"]).update(config)
+    return modules
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +102,9 @@ def model():
 
 def options_of(titan, groups, options=None, **config):
     """{name: AdamW's options} of a container."""
-    given = titan.config(param_groups=groups, **config)
-    made = titan.container.leon(given, **{"lr": 0.5, **(options or {})})
-    container = titan.container.MatrixOptimizers(made, model_parts=[model()])
+    config = titan.config(param_groups=groups, **config)
+    derived = titan.container.leon(config, **{"lr": 0.5, **(options or {})})
+    container = titan.container.MatrixOptimizers(derived, model_parts=[model()])
     (optimizer,) = container.optimizers
     return {
         optimizer.infos[param].name: {name: group[name] for name in OPTIONS}
@@ -112,17 +116,17 @@ def options_of(titan, groups, options=None, **config):
 
 def by_torch(groups, factory):
     """The same by torch's own AdamW, each parameter in the first pattern that has its name."""
-    found = {}
+    result = {}
     for name, param in model().named_parameters():
         if not name.startswith("layers"):
             group = next(g for g in groups if re.search(g.pattern, name))
             kind = getattr(torch.optim, group.optimizer_name)
-            made = kind(
+            derived = kind(
                 [{"params": [param], **group.optimizer_kwargs}],
                 **factory.get(group.optimizer_name, {}),
             )
-            found[name] = {option: made.param_groups[0][option] for option in OPTIONS}
-    return found
+            result[name] = {option: derived.param_groups[0][option] for option in OPTIONS}
+    return result
 
 
 LAST = {"lr": 8e-4, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.1}
@@ -139,8 +143,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_adamw_has_what_torchtitan_would_give_it(titan, case, factory):
     groups = [titan.group(pattern, name, **options) for pattern, name, options in CASES[case]]
-    found = options_of(titan, groups, optimizer_factory_kwargs_by_name=factory)
-    assert found == by_torch(groups, factory)
+    result = options_of(titan, groups, optimizer_factory_kwargs_by_name=factory)
+    assert result == by_torch(groups, factory)
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop"])
@@ -151,9 +155,9 @@ def test_how_torch_would_compute_changes_nothing(titan, implementation):
 
 def test_a_state_has_no_names_that_grow_with_the_model(titan):
     """Flat, it would repeat the names of all parameters for each; they are in its keys already."""
-    made = titan.container.leon(titan.config(), lr=0.5)
+    derived = titan.container.leon(titan.config(), lr=0.5)
     container, again = (
-        titan.container.MatrixOptimizers(made, model_parts=[model()]) for _ in range(2)
+        titan.container.MatrixOptimizers(derived, model_parts=[model()]) for _ in range(2)
     )
     state = container.state_dict()
     assert "state.layers.0.weight.total" in state
@@ -171,12 +175,12 @@ def test_without_groups_it_has_the_defaults_of_for_model(titan):
 
 def test_an_override_changes_what_it_names_and_nothing_else(titan):
     groups = [titan.group("norm", lr=1e-3), titan.group(".*", **LAST)]
-    own = {"norm.weight": {"eps": 0.5}}
-    found = options_of(titan, groups, {"overrides": own, "aux": {"betas": (0.1, 0.2)}})
+    overrides = {"norm.weight": {"eps": 0.5}}
+    result = options_of(titan, groups, {"overrides": overrides, "aux": {"betas": (0.1, 0.2)}})
     plain = by_torch(groups, {})
     for name in plain:
         more = {"eps": 0.5} if name == "norm.weight" else {}
-        assert found[name] == {**plain[name], "betas": (0.1, 0.2), **more}
+        assert result[name] == {**plain[name], "betas": (0.1, 0.2), **more}
 
 
 def test_what_is_not_the_same_here_is_refused_with_what_to_write(titan):

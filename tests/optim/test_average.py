@@ -23,7 +23,7 @@ def net(dtype=torch.float32):
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).to(dtype)
 
 
-def made(model, method="Muon", **options):
+def build(model, method="Muon", **options):
     options = {"average": 0.1, **options}
     return getattr(nucleon, method).for_model(model, lr=0.05, head=None, **options)
 
@@ -72,7 +72,7 @@ def test_shares_make_the_weights_and_the_mean_age_that_are_promised(average):
 @pytest.mark.parametrize("method", ["Muon", "Leon", "Pion"])
 def test_average_is_its_twin_for_every_parameter(method, average):
     model = net(torch.float64)
-    optimizer = made(model, method, average=average)
+    optimizer = build(model, method, average=average)
     iterates = {p: [] for p in model.parameters()}
     for step in range(SEED_STEPS):
         take(model, optimizer, step)
@@ -88,7 +88,7 @@ def test_average_is_its_twin_for_every_parameter(method, average):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_have_a_float32_average(dtype):
     model = net(dtype)
-    optimizer = made(model)
+    optimizer = build(model)
     iterates = {p: [] for p in model.parameters()}
     for step in range(SEED_STEPS):
         take(model, optimizer, step)
@@ -104,7 +104,7 @@ def test_half_precision_weights_have_a_float32_average(dtype):
         for p in model.parameters():
             assert torch.equal(p, optimizer.state[p]["average"].to(dtype))
     assert all(map(torch.equal, raw, model.parameters()))
-    wide = made(net(), average_dtype=torch.float64)
+    wide = build(net(), average_dtype=torch.float64)
     assert all(s["average"].dtype == torch.float64 for s in wide.state.values())
     take(net(), wide, 0)
 
@@ -131,7 +131,7 @@ def test_complex_and_strided_parameters():
 
 def test_a_skipped_step_counts_and_enters_the_weights_that_stayed():
     model = net(torch.float64)
-    optimizer = made(model, average=0.5)
+    optimizer = build(model, average=0.5)
     first = model[0].weight
     take(model, optimizer, 0)
     once = first.detach().clone()
@@ -148,7 +148,7 @@ def test_frozen_and_late_parameters_share_the_weights_of_the_others():
     model = net(torch.float64)
     frozen, added = model[2].weight.requires_grad_(False), nn.Parameter(torch.ones(4, 4).double())
     start = added.detach().clone()
-    optimizer = made(model)
+    optimizer = build(model)
     iterates = {p: [] for p in (*model.parameters(), added)}
     for step in range(8):
         if step == 3:
@@ -193,7 +193,7 @@ def test_tied_weights_and_two_optimizers_over_one_model():
 
 def test_averaged_restores_after_an_exception_and_refuses_what_would_mix_the_two():
     model = net()
-    optimizer = made(model)
+    optimizer = build(model)
     take(model, optimizer, 0, 1, 2)
     raw = [p.detach().clone() for p in model.parameters()]
     addresses = [p.data_ptr() for p in model.parameters()]
@@ -215,14 +215,14 @@ def test_averaged_restores_after_an_exception_and_refuses_what_would_mix_the_two
         raise ZeroDivisionError
     assert all(map(torch.equal, raw, model.parameters()))
     after = optimizer.state_dict()
-    for key, own in state["state"].items():
-        assert all(torch.equal(x, after["state"][key][name]) for name, x in own.items())
+    for key, entries in state["state"].items():
+        assert all(torch.equal(x, after["state"][key][name]) for name, x in entries.items())
     take(model, optimizer, 3)
 
 
 def test_averaged_state_dict_is_the_model_inside_averaged():
     model = net(torch.bfloat16)
-    optimizer = made(model)
+    optimizer = build(model)
     before = optimizer.averaged_state_dict(model)  # no step yet: the model itself
     assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
     take(model, optimizer, 0, 1, 2)
@@ -247,7 +247,7 @@ def test_averaged_state_dict_is_the_model_inside_averaged():
 @pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])
 def test_resume_is_bit_for_bit(average, way):
     model = net()
-    optimizer = made(model, "Leon", average=average)
+    optimizer = build(model, "Leon", average=average)
     take(model, optimizer, *range(4))
     if way == "state_dict":
         file = io.BytesIO()
@@ -255,7 +255,7 @@ def test_resume_is_bit_for_bit(average, way):
         file.seek(0)
         weights, state = torch.load(file, weights_only=True)
         other = net()
-        new = made(other, "Leon", average=average)
+        new = build(other, "Leon", average=average)
         new.load_state_dict(state)  # before the model, as some trainers do
         other.load_state_dict(weights)
     else:
@@ -271,7 +271,7 @@ def test_resume_is_bit_for_bit(average, way):
 
 def test_a_run_that_is_taken_back_repeats_itself():
     model = net()
-    optimizer = made(model)
+    optimizer = build(model)
     take(model, optimizer, 0, 1, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     ends = []
@@ -286,12 +286,12 @@ def test_a_run_that_is_taken_back_repeats_itself():
 
 def test_a_state_without_an_average_starts_it_and_one_too_many_is_left_out():
     model, other = net(torch.float64), net(torch.float64)
-    plain, averaging = made(model, average=None), made(other, average=0.5)
+    plain, averaging = build(model, average=None), build(other, average=0.5)
     take(model, plain, 0, 1)
     take(other, averaging, *range(5))
-    with pytest.warns(UserWarning, match="no average; average=0.5 starts") as found:
+    with pytest.warns(UserWarning, match="no average; average=0.5 starts") as caught:
         averaging.load_state_dict(plain.state_dict())
-    assert [warning.filename for warning in found] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     other.load_state_dict(model.state_dict())
     with averaging.averaged():
         assert torch.equal(other[0].weight, model[0].weight)  # nothing averaged yet
@@ -312,7 +312,7 @@ def test_a_state_without_an_average_starts_it_and_one_too_many_is_left_out():
 def test_a_parameter_unfrozen_between_save_and_load_has_the_count_of_the_others():
     model, other = net(), net()
     model[2].weight.requires_grad_(False)
-    optimizer, new = made(model), made(other)
+    optimizer, new = build(model), build(other)
     take(model, optimizer, 0, 1, 2)
     other.load_state_dict(model.state_dict())
     state = optimizer.state_dict()
@@ -323,7 +323,7 @@ def test_a_parameter_unfrozen_between_save_and_load_has_the_count_of_the_others(
 
 def test_restart_forgets_what_was_before():
     model = net()
-    optimizer = made(model, average=0.5)
+    optimizer = build(model, average=0.5)
     take(model, optimizer, 0, 1, 2)
     good = copy.deepcopy(model.state_dict())
     model[0].weight.data.fill_(torch.nan)
@@ -341,7 +341,7 @@ def test_weights_that_were_not_numbers_before_the_first_step_leave_no_trace():
     good = copy.deepcopy(model.state_dict())
     for p in model.parameters():
         p.data.fill_(torch.nan)
-    optimizer = made(model)  # then the weights are loaded
+    optimizer = build(model)  # then the weights are loaded
     model.load_state_dict(good)
     take(model, optimizer, 0)
     assert all(torch.equal(p, optimizer.state[p]["average"]) for p in model.parameters())
@@ -350,7 +350,7 @@ def test_weights_that_were_not_numbers_before_the_first_step_leave_no_trace():
 @pytest.mark.parametrize("average", [0.0, 0.51, 0.99, -1, float("inf"), float("nan"), "f", True])
 def test_bad_averages_say_what_to_write(average):
     with pytest.raises(ValueError, match=r"average must be None, a fraction .* average=0.1 suits"):
-        made(net(), average=average)
+        build(net(), average=average)
     with pytest.raises(ValueError, match=r"average must be"):
         get_multi_avg_fn(average)
 
@@ -360,9 +360,9 @@ def test_it_is_an_option_of_the_optimizer_alone():
     with pytest.raises(TypeError, match="average is an option of the optimizer, not of a group"):
         nucleon.Muon([{"params": [weight], "average": 0.1}])
     with pytest.raises(TypeError, match="argument of for_model"):
-        made(net(), overrides={"0.weight": {"average": 0.2}})
+        build(net(), overrides={"0.weight": {"average": 0.2}})
     with pytest.raises(TypeError, match="half precision would lose"):
-        made(net(), average_dtype=torch.bfloat16)
+        build(net(), average_dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("average", [0.1, 50])
@@ -375,7 +375,7 @@ def test_one_pass_updates_all_parameters_and_reads_its_share_on_the_device(avera
     counts = []
     for depth in (2, 6):
         model, names = nn.Sequential(*(nn.Linear(8, 8) for _ in range(depth))), []
-        optimizer = made(model, average=average)
+        optimizer = build(model, average=average)
         take(model, optimizer, 0, 1)
         with Calls():
             optimizer._averaging.update(optimizer.state, optimizer._worklist)
@@ -388,7 +388,7 @@ def test_one_pass_updates_all_parameters_and_reads_its_share_on_the_device(avera
 def test_as_the_multi_avg_fn_of_torch():
     for average in KINDS:
         model = net(torch.float64)
-        optimizer = made(model, average=average)
+        optimizer = build(model, average=average)
         ours = AveragedModel(model, multi_avg_fn=get_multi_avg_fn(average), use_buffers=True)
         for step in range(5):
             take(model, optimizer, step)

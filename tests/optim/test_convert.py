@@ -138,8 +138,8 @@ def test_what_is_given_wins():
     model = network()
     olds = torch_muon(model, ns_steps=6)
     train(model, olds)
-    given = {"lr": 0.3, "aux_lr": 0.1, "aux": {"eps": 1e-9}, "weight_decay": 0.0}
-    matrix, rest = converted(olds, model, nucleon.Leon, head=None, **given).param_groups
+    explicit = {"lr": 0.3, "aux_lr": 0.1, "aux": {"eps": 1e-9}, "weight_decay": 0.0}
+    matrix, rest = converted(olds, model, nucleon.Leon, head=None, **explicit).param_groups
     assert options(matrix, "lr", "weight_decay", "momentum", "iterations") == {
         "lr": 0.3,
         "weight_decay": 0.0,
@@ -171,12 +171,12 @@ def test_groups_that_the_routing_mixes_are_kept_apart():
         ]
     )
     train(model, [old])
-    wanted = {p: options(g, "lr", "weight_decay") for g in old.param_groups for p in g["params"]}
+    expected = {p: options(g, "lr", "weight_decay") for g in old.param_groups for p in g["params"]}
     wished = {"embed.weight": {"lr": 0.5}}
     new = converted(old, model, nucleon.Leon, head=None, overrides=wished)
-    wanted[model.embed.weight]["lr"] = 0.5
+    expected[model.embed.weight]["lr"] = 0.5
     for group in new.param_groups:
-        assert all(wanted[p] == options(group, "lr", "weight_decay") for p in group["params"])
+        assert all(expected[p] == options(group, "lr", "weight_decay") for p in group["params"])
 
 
 # --------------------------------------------------------------------------------- schedules
@@ -329,10 +329,10 @@ def test_the_gram_from_muon_is_right_in_the_mean_over_noise():
         old.state[model.weight]["momentum_buffer"] = (1 - BETA) * discounted(draws, BETA)
         new = converted(old, model, nucleon.Leon, head=None)
         grams.append(new.state[model.weight]["gram"][0].diagonal())
-    found = torch.stack(grams)
+    diagonals = torch.stack(grams)
     expected = 5 * shape.squeeze().square() / (1 - 0.81)
-    error = found.std(0) / runs**0.5
-    assert ((found.mean(0) - expected).abs() <= 4 * error).all()  # 4σ: 1 in 5000 a row
+    error = diagonals.std(0) / runs**0.5
+    assert ((diagonals.mean(0) - expected).abs() <= 4 * error).all()  # 4σ: 1 in 5000 a row
 
 
 def test_each_block_of_a_fused_weight_has_its_own_gram():
@@ -360,12 +360,12 @@ def with_nan(model):
 
 
 def stepped(make):
-    def made(model):
+    def build(model):
         old = make(model.parameters())
         train(model, [old], [0])
         return old
 
-    return made
+    return build
 
 
 BAD = {
@@ -381,11 +381,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("make", "given", "said"), BAD.values(), ids=BAD)
-def test_bad_sources_are_named(make, given, said):
+@pytest.mark.parametrize(("make", "explicit", "message"), BAD.values(), ids=BAD)
+def test_bad_sources_are_named(make, explicit, message):
     model = network()
-    with pytest.raises((ValueError, TypeError), match=said):
-        converted(make(model), model, nucleon.Leon, head=None, **given)
+    with pytest.raises((ValueError, TypeError), match=message):
+        converted(make(model), model, nucleon.Leon, head=None, **explicit)
 
 
 def test_what_has_no_state_begins_at_zero():

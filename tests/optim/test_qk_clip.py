@@ -148,7 +148,7 @@ def test_diagnostics_and_closing():
 
 
 def clip_on_a_rank(rank, folder, cut, answers):
-    """Each rank sees inputs of its own; what the weights are in the end, whole."""
+    """Clip on a rank with its own inputs, and send the whole weights afterwards."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     attention, x = make(key_heads=2)
@@ -160,8 +160,8 @@ def clip_on_a_rank(rank, folder, cut, answers):
             for key, p in list(linear.named_parameters()):
                 setattr(linear, key, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
     clip.step()
-    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in attention.parameters()]
-    answers.put((rank, [p.detach().tolist() for p in found]))
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in attention.parameters()]
+    answers.put((rank, [p.detach().tolist() for p in whole]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -175,7 +175,7 @@ def test_ranks_with_other_batches_shrink_alike(cut, tmp_path):
     ranks = [context.Process(target=clip_on_a_rank, args=(r, *arguments)) for r in range(2)]
     for process in ranks:
         process.start()
-    found = dict(answers.get(timeout=60) for _ in ranks)
+    weights = dict(answers.get(timeout=60) for _ in ranks)
     for process in ranks:
         process.join(60)
     attention, x = make(key_heads=2)
@@ -184,7 +184,7 @@ def test_ranks_with_other_batches_shrink_alike(cut, tmp_path):
     attention(x * 2)
     clip.step()
     for rank in range(2):
-        for p, got in zip(attention.parameters(), found[rank], strict=True):
+        for p, got in zip(attention.parameters(), weights[rank], strict=True):
             torch.testing.assert_close(
                 torch.tensor(got, dtype=torch.float64), p.detach(), rtol=1e-14, atol=1e-15
             )

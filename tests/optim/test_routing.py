@@ -290,7 +290,10 @@ def test_overrides_may_be_a_function_of_name_module_and_parameter():
 def test_frozen_parameters_are_routed_and_have_no_state():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
-    optimizer = nucleon.Leon.for_model(model, overrides={"*": {"lr": 0.1}})
+    # AdamW has no momentum, and a frozen bias does not raise.
+    optimizer = nucleon.Leon.for_model(
+        model, overrides={"*": {"lr": 0.1}, "0.*": {"momentum": 0.5}}
+    )
     rows = {row.name: row for row in optimizer.explain()}
     assert rows["0.weight"].route == "matrix" and rows["0.weight"].state_bytes == 0
     assert "frozen" in rows["0.weight"].reason and "frozen" not in rows["1.weight"].reason
@@ -362,8 +365,8 @@ def test_an_unknown_module_can_be_taught(monkeypatch):
         return Role("matrix", "mine", "c r") if place.key == "kernel" else None
 
     roles.register_module(Unknown, role_of)
-    found = routes(Unknown(), overrides={"other": "adamw", "weight": "adamw"}, head=None)
-    assert (found["kernel"].axes, found["kernel"].reason) == ("c r", "mine")
+    rows = routes(Unknown(), overrides={"other": "adamw", "weight": "adamw"}, head=None)
+    assert (rows["kernel"].axes, rows["kernel"].reason) == ("c r", "mine")
 
 
 @pytest.mark.parametrize("other", [nn.Embedding(4, 4), nn.Linear(4, 4)])
@@ -375,8 +378,8 @@ def test_a_parameter_of_two_roles_names_both(other):
         nucleon.Leon.for_model(model)
     assert "overrides={'embed.weight': 'adamw'}" in str(error.value)
     assert routes(model, overrides={"embed.weight": "adamw"})["embed.weight"].route == "adamw"
-    told = {"embed.weight": {"axes": "c r"}}
-    assert routes(model, overrides=told)["embed.weight"].axes == "c r"
+    overrides = {"embed.weight": {"axes": "c r"}}
+    assert routes(model, overrides=overrides)["embed.weight"].axes == "c r"
 
 
 def on(name, value):

@@ -64,8 +64,8 @@ def tokens_last(self, x):
 
 
 def of_tiny_vit(self, x):
-    found = x.view(*x.shape[:-1], HEADS, -1).split([self.key_dim, self.key_dim, self.val_dim], 3)
-    return [y.transpose(1, 2) for y in found]
+    maps = x.view(*x.shape[:-1], HEADS, -1).split([self.key_dim, self.key_dim, self.val_dim], 3)
+    return [y.transpose(1, 2) for y in maps]
 
 
 def of_bottleneck(self, x):
@@ -225,9 +225,9 @@ def test_keys_and_values_of_each_head_of_a_map_beside_its_norm():
     model.kv = nn.Sequential(OrderedDict(linear=model.kv, bn=nn.BatchNorm1d(16)))
     row = nucleon.Leon.for_model(model).explain()["kv.linear.weight"]
     weight = torch.arange(16.0 * WIDTH).view(16, WIDTH)
-    found = [block.matrices(weight) for block in axes.parse(row.axes, row.shape)]
+    maps = [block.matrices(weight) for block in axes.parse(row.axes, row.shape)]
     taken = weight.T.view(WIDTH, HEADS, -1).split([key, value], dim=-1)  # as forward takes them
-    for (ours,), theirs in zip(found, taken, strict=True):
+    for (ours,), theirs in zip(maps, taken, strict=True):
         assert torch.equal(ours.T, theirs.flatten(1))
 
 
@@ -337,9 +337,9 @@ def test_a_weight_of_several_maps_in_an_unknown_layout_is_one_matrix_with_one_wa
         assert len(overrides) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            told = nucleon.Leon.for_model(model, overrides=overrides).explain()
-        (spec,) = {told[name].axes for name in named}
-        assert sum(row.reason == "override" for row in told) == 6
+            rows_then = nucleon.Leon.for_model(model, overrides=overrides).explain()
+        (spec,) = {rows_then[name].axes for name in named}
+        assert sum(row.reason == "override" for row in rows_then) == 6
         specs.append(spec)
     assert specs[1:] == expected
 
@@ -350,16 +350,16 @@ def test_weights_of_several_kinds_share_a_warning_whose_lines_serve_what_they_fi
     model["head"] = linear(3)
     with pytest.warns(UserWarning, match="in a layout not known") as caught:
         nucleon.Leon.for_model(model)
-    (said,) = (str(each.message) for each in caught)
-    lines = [ast.literal_eval(x) for x in re.findall(r"overrides=({.*})  #", said)]
+    (text,) = (str(each.message) for each in caught)
+    lines = [ast.literal_eval(x) for x in re.findall(r"overrides=({.*})  #", text)]
     names = ["layer.qkv.weight", "layer.x_proj.weight", "wide.qkv.weight"]
-    wanted = [
+    assigned = [
         dict.fromkeys(names, "r c"),
         {names[0]: THIRD},
         {names[1]: "r{6,16,16} c"},
         {names[2]: "r{8,4,4} c"},
     ]
-    for overrides, expected in zip(lines, wanted, strict=True):
+    for overrides, expected in zip(lines, assigned, strict=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the others
             rows = nucleon.Leon.for_model(model, overrides=overrides).explain()
@@ -425,8 +425,8 @@ def test_a_module_that_was_registered_is_cut_as_told(monkeypatch):
     monkeypatch.setattr(roles, "_TABLE", list(roles._TABLE))
 
     def role_of(place):
-        told = type(place.parent).__name__ == "Mine" and place.called == "qkv"
-        return Role("matrix", "told", "(r=4 b=3 r) c") if told else None
+        mine = type(place.parent).__name__ == "Mine" and place.called == "qkv"
+        return Role("matrix", "told", "(r=4 b=3 r) c") if mine else None
 
     roles.register_module(nn.Linear, role_of)
     model = Attention("mine", "Mine", take=heads_first)
@@ -456,6 +456,6 @@ def test_every_layout_of_the_table_is_tried_here():
         for package, table in fused.KNOWN.items()
         if package != "transformers"
     }
-    for package, wanted in layouts.items():
+    for package, known_layouts in layouts.items():
         table = fused.KNOWN[package]
-        assert wanted == {table[k][0] for k in table if ".".join(k.split(".")[-2:]) in tried}
+        assert known_layouts == {table[k][0] for k in table if ".".join(k.split(".")[-2:]) in tried}

@@ -1,4 +1,4 @@
-"""Which modules are output heads, rule by rule, and the one warning where none is found."""
+"""The output heads of a model, rule by rule, and the one warning where none is found."""
 
 import ast
 import re
@@ -141,8 +141,7 @@ def test_a_usual_name_at_the_top_is_a_head(name):
 @pytest.mark.parametrize("case", HEADS)
 def test_heads_are_found_by_the_rules(case):
     build, expected = HEADS[case]
-    found = {name.removesuffix(".weight") for name in heads_of(build())}
-    assert found == expected
+    assert {name.removesuffix(".weight") for name in heads_of(build())} == expected
 
 
 HIDDEN = {
@@ -234,14 +233,14 @@ def test_without_a_head_one_warning_names_the_last_map_and_what_to_write(case):
     model = LAST[case]()
     with pytest.warns(UserWarning, match="no output head was found") as caught:
         assert "no output head" in str(nucleon.Leon.for_model(model).explain())
-    said = [str(each.message) for each in caught if "output head" in str(each.message)]
-    assert len(said) == 1 and {each.filename for each in caught} == {__file__}
-    written = [ast.literal_eval(x) for x in re.findall(r"head=('.*?'|None)", said[0])]
+    texts = [str(each.message) for each in caught if "output head" in str(each.message)]
+    assert len(texts) == 1 and {each.filename for each in caught} == {__file__}
+    written = [ast.literal_eval(x) for x in re.findall(r"head=('.*?'|None)", texts[0])]
     assert written == ["2", None]
-    told = {"adaLN_modulation.weight": "matrix"} if "adaLN" in case else {}
-    named = heads_of(model, head=written[0], overrides=told)
+    overrides = {"adaLN_modulation.weight": "matrix"} if "adaLN" in case else {}
+    named = heads_of(model, head=written[0], overrides=overrides)
     assert named and all(head.startswith("2.") for head in named)
-    assert not heads_of(model, head=written[1], overrides=told)
+    assert not heads_of(model, head=written[1], overrides=overrides)
 
 
 SILENT = {

@@ -38,8 +38,8 @@ _NO_HEAD = {
 }
 """Words that make "head" an attention head, a position or a layer before the head."""
 _ANYWHERE = re.compile(
-    r"^(lm_head|output_projection|embed_out)$"
-    r"|(^|_)((bbox|class)_(embed|head|predictor)|(prediction|score)_head|cls_score|bbox_pred)$"
+    r"(^|\.)(lm_head|output_projection|embed_out)$"
+    r"|(^|[._])((bbox|class)_(embed|head|predictor)|(prediction|score)_head|cls_score|bbox_pred)$"
 )
 _ADAPTERS = re.compile(r"(^|\.)(lora_|hada_|lokr_|parametrizations\.|\w*modulation|adaln)", re.I)
 """Modules of adapters, parametrizations and modulations, which are no heads."""
@@ -71,7 +71,7 @@ def output_heads(model: nn.Module, head: Head) -> Mapping[nn.Module, str]:
         globs = [head] if isinstance(head, str) else head
         return {m: "output head, by head=" for glob in globs for m in _matched(model, glob)}
     inners = [*_unwrapped(model)]
-    heads = _by_name((p, m) for p, m in model.named_modules() if _ANYWHERE.search(_last(p)))
+    heads = _by_name((p, m) for p, m in model.named_modules() if _ANYWHERE.search(p))
     heads |= _by_name(_at_depth(inners, 1)) | _by_method(inners) | _tied(model)
     return heads or _by_name(_at_depth(inners, 2))
 
@@ -106,7 +106,7 @@ def _at_depth(inners: Sequence[nn.Module], depth: int) -> Iterator[tuple[str, nn
     """Yield the modules with the name of a head, `depth` levels below an unwrapped model."""
     for inner in inners:
         for path, module in inner.named_modules():
-            if path.count(".") == depth - 1 and _is_named(_last(path)):
+            if path.count(".") == depth - 1 and _is_named(path):
                 yield path, module
 
 
@@ -119,13 +119,10 @@ def _by_name(modules: Iterable[tuple[str, nn.Module]]) -> dict[nn.Module, str]:
     }
 
 
-def _is_named(name: str) -> bool:
+def _is_named(path: str) -> bool:
+    name = path.rpartition(".")[2]
     words = set(name.split("_"))
     return name in NAMES or (bool(words & _WORDS) and not words & _NO_HEAD)
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 def _heads_of(module: nn.Module, *, square: bool = False) -> list[nn.Module]:
