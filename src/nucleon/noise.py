@@ -11,6 +11,7 @@ on every device; logarithms and cosines differ between devices by a few units in
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,17 +24,8 @@ ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 
 _NORMAL, _EXPONENTIAL, _UNIFORM, _SIGN, _SEED = 1, 2, 3, 4, 5
 
 
-def normal(
-    shape: tuple[int, ...],
-    *,
-    seed: int,
-    stream: int | Tensor = 0,
-    step: int | Tensor = 0,
-    sample: int | Tensor = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Standard normal noise: √(−2 ln u)·(cos θ, sin θ), u and θ uniform.
+class Distribution:
+    """Noise of one distribution, drawn by calls.
 
     Integer tensors among `stream`, `step` and `sample` broadcast to a batch shape, which must be
     the leading dimensions of `shape`. Each entry of the batch has its own sequence, which fills the
@@ -43,70 +35,64 @@ def normal(
     it can be compiled or captured in a CUDA graph.
 
     Args:
-        shape: shape of the result.
-        seed: any integer (modulo 2⁶⁴).
-        stream: identity of the parameter or game (default 0).
-        step: round or optimizer step (default 0).
-        sample: number of the draw (default 0).
-        dtype: float16, bfloat16, float32 or float64 (default: torch's).
-        device: of the result (default: torch's); the tensors above must be on it, or 0-d.
+        number: of the distribution.
+        values: maps random int32 words, converted to floats, to as many values; may overwrite them.
     """
-    dtype = _real(dtype)
-    words = _words(_NORMAL, shape, seed, stream, step, sample, device)
+
+    def __init__(self, number: int, values: Callable[[Tensor], Tensor]) -> None:
+        self.number, self.values = number, values
+
+    def __call__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        seed: int,
+        stream: int | Tensor = 0,
+        step: int | Tensor = 0,
+        sample: int | Tensor = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Draw noise.
+
+        Args:
+            shape: shape of the result.
+            seed: any integer (modulo 2⁶⁴).
+            stream: identity of the parameter or game (default 0).
+            step: round or optimizer step (default 0).
+            sample: number of the draw (default 0).
+            dtype: float16, bfloat16, float32 or float64 (default: torch's).
+            device: of the result (default: torch's); the tensors above must be on it, or 0-d.
+        """
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in _checks.REAL_DTYPES:
+            raise TypeError(f"dtype must be one of {_checks.REAL_DTYPES}, got {dtype}")
+        words = _words(self.number, shape, seed, stream, step, sample, device)
+        noise = self.values(words.to(_checks.work_dtype(dtype)))
+        size = math.prod(shape[noise.ndim - 1 :])  # a block of odd size is padded by one entry
+        return noise[..., :size].reshape(shape).to(dtype)
+
+
+def _normal(words: Tensor) -> Tensor:
     pairs = words.shape[-1] // 2
-    values = words.to(_working(dtype))
-    radius = _unit(values[..., :pairs]).log_().mul_(-2).sqrt_()
-    angle = values[..., pairs:].mul_(math.pi * 2.0**-31)
-    noise = torch.cat((angle.cos().mul_(radius), angle.sin().mul_(radius)), dim=-1)
-    return _shaped(noise, shape).to(dtype)
+    radius = _unit(words[..., :pairs]).log_().mul_(-2).sqrt_()
+    angle = words[..., pairs:].mul_(math.pi * 2.0**-31)
+    return torch.cat((angle.cos().mul_(radius), angle.sin().mul_(radius)), dim=-1)
 
 
-def exponential(
-    shape: tuple[int, ...],
-    *,
-    seed: int,
-    stream: int | Tensor = 0,
-    step: int | Tensor = 0,
-    sample: int | Tensor = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Exponential noise of mean one: −ln u. Arguments as for `normal`."""
-    dtype = _real(dtype)
-    words = _words(_EXPONENTIAL, shape, seed, stream, step, sample, device)
-    return _shaped(_unit(words.to(_working(dtype))).log_().neg_(), shape).to(dtype)
+def _unit(words: Tensor) -> Tensor:
+    """Map x to |x + ½|·2⁻³¹ ∈ (0, 1] in place; a float near 0 keeps all bits of x in the tail."""
+    return words.add_(0.5).abs_().mul_(2.0**-31)
 
 
-def uniform(
-    shape: tuple[int, ...],
-    *,
-    seed: int,
-    stream: int | Tensor = 0,
-    step: int | Tensor = 0,
-    sample: int | Tensor = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Uniform noise on (0, 1]: multiples of 2⁻³¹ plus 2⁻³². Arguments as for `normal`."""
-    dtype = _real(dtype)
-    words = _words(_UNIFORM, shape, seed, stream, step, sample, device)
-    return _shaped(_unit(words.to(_working(dtype))), shape).to(dtype)
-
-
-def signs(
-    shape: tuple[int, ...],
-    *,
-    seed: int,
-    stream: int | Tensor = 0,
-    step: int | Tensor = 0,
-    sample: int | Tensor = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Fair signs ±1. Arguments as for `normal`."""
-    dtype = _real(dtype)
-    words = _words(_SIGN, shape, seed, stream, step, sample, device)
-    return _shaped((words >> 31).bitwise_or_(1).to(dtype), shape)  # −1 or 0, then −1 or 1
+normal = Distribution(_NORMAL, _normal)
+"""Standard normal noise: √(−2 ln u)·(cos θ, sin θ), u and θ uniform."""
+exponential = Distribution(_EXPONENTIAL, lambda words: _unit(words).log_().neg_())
+"""Exponential noise of mean one: −ln u."""
+uniform = Distribution(_UNIFORM, _unit)
+"""Uniform noise on (0, 1]: multiples of 2⁻³¹ plus 2⁻³²."""
+signs = Distribution(_SIGN, lambda words: torch.where(words < 0, -1.0, 1.0))
+"""Fair signs ±1."""
 
 
 def derived_seed(seed: int, number: int) -> int:
@@ -198,17 +184,6 @@ def _signed(word: int) -> int:
     return ((word + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
-def _unit(values: Tensor) -> Tensor:
-    """Map x to |x + ½|·2⁻³¹ ∈ (0, 1] in place; a float near 0 keeps all bits of x in the tail."""
-    return values.add_(0.5).abs_().mul_(2.0**-31)
-
-
-def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the leading entries of each block, without the padding of an odd block."""
-    batch = values.ndim - 1
-    return values[..., : math.prod(shape[batch:])].reshape(shape)
-
-
 def _integer(name: str, word: int | Tensor) -> int | Tensor:
     if isinstance(word, Tensor):
         if word.is_floating_point() or word.is_complex():
@@ -219,16 +194,3 @@ def _integer(name: str, word: int | Tensor) -> int | Tensor:
     if isinstance(word, bool) or not isinstance(word, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer or an integer tensor, got {word!r}")
     return _signed(word)
-
-
-def _real(dtype: torch.dtype | None) -> torch.dtype:
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if dtype not in _checks.REAL_DTYPES:
-        raise TypeError(
-            f"dtype must be one of {', '.join(map(str, _checks.REAL_DTYPES))}, got {dtype}"
-        )
-    return dtype
-
-
-def _working(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
