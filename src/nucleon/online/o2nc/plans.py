@@ -18,25 +18,19 @@ from nucleon.online.theory.nonconvex import OutOfReachError
 
 Planned = Literal["leon", "pion"]
 Kind = Literal["reachable", "trivial", "not covered", "out of reach"]
-PLANNED: tuple[Planned, ...] = get_args(Planned)
+End = Literal["low", "value", "high"]
 
 MOST_ROUNDS = 10**12
-"""More rounds than this are said to be out of reach: eleven days at a million a second."""
+"""More rounds than this are out of reach: eleven days at a million a second."""
 STANDARD_ERRORS = 3.0
 """Half the width of an `Interval`; for 16 runs or more it covers the mean 99 times of 100."""
-
 MARGIN = 2.0
-"""Factor on the largest gradient seen, which `plan` takes for its upper end."""
-TINY = 1e-300
-"""For a ‖Q‖_* whose lower end is not positive: every target is trivial there."""
-
-End = Literal["low", "value", "high"]
-ENDS: tuple[End, ...] = get_args(End)
+"""Factor on the largest gradient seen, which `plan` uses as its upper end."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A measured value and the interval it is believed in."""
+    """A measured value with its interval of confidence."""
 
     value: float
     low: float
@@ -63,33 +57,33 @@ class Plan:
     kind: Kind
     verdict: str
     """The plan in words: reachable, or why not."""
-    complexity: theory.Complexity | None
+    complexity: theory.Complexity | None = None
     """γ, D and T with the terms and conditions they come from; None for a trivial target, and for
     one so far out of reach that float64 cannot hold them."""
-    bound: theory.ConversionBound | None
+    bound: theory.ConversionBound | None = None
     """The bound of the proof at these γ and T, term by term, at most ε where it applies."""
     low: "Plan | None" = None
-    """The plan at the lower ends of the estimates; None where all was given."""
+    """The plan at the lower ends of the estimates; None without estimates."""
     high: "Plan | None" = None
     """The plan at their upper ends, and G at `MARGIN` times the largest gradient seen."""
 
     @property
     def discount(self) -> float:
         """γ, the optimizer's `momentum`."""
-        return self._found.discount
+        return self._parameters.discount
 
     @property
     def radius(self) -> float:
         """D, the optimizer's `lr`."""
-        return self._found.radius
+        return self._parameters.radius
 
     @property
     def rounds(self) -> int:
         """T."""
-        return self._found.rounds
+        return self._parameters.rounds
 
     @property
-    def _found(self) -> theory.Complexity:
+    def _parameters(self) -> theory.Complexity:
         if self.complexity is None:
             raise ValueError(f"there is nothing to plan: {self.verdict}")
         return self.complexity
@@ -129,7 +123,7 @@ def plan(
         shapes: (m, n) of each matrix, tall or wide (default: those of the estimates).
         estimates: of a model, by `estimate`, for the arguments that are None (default None).
     """
-    if optimizer not in PLANNED:
+    if optimizer not in get_args(Planned):
         raise ValueError(
             f"optimizer must be 'leon' or 'pion', got {optimizer!r}; Muon has no theorem to plan "
             f"with, since the regret of following the leader can be linear"
@@ -148,20 +142,18 @@ def plan(
             f"{', '.join(missing)} must be given or estimated; pass estimates=estimate(params, "
             f"closure, batches)"
         )
-    at = {
-        end: _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **{**estimates.at(end), **numbers})
-        for end in ENDS
-    }
-    ends = " to ".join(
-        str(at[end].rounds) if at[end].complexity else at[end].kind for end in ENDS[::2]
+    low, value, high = (
+        _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **{**estimates.at(end), **numbers})
+        for end in get_args(End)
     )
+    ends = " to ".join(str(end.rounds) if end.complexity else end.kind for end in (low, high))
     verdict = (
-        f"{at['value'].verdict} Here {', '.join(missing)} are estimates at the present weights; at "
-        f"the ends of their intervals T is {ends}."
+        f"{value.verdict} Here {', '.join(missing)} are estimates at the present weights; at the "
+        f"ends of their intervals T is {ends}."
     )
     if "gradient_bound" in missing:
         verdict += f" The upper end of G is {MARGIN:g} times the largest gradient seen."
-    return replace(at["value"], verdict=verdict, low=at["low"], high=at["high"])
+    return replace(value, verdict=verdict, low=low, high=high)
 
 
 def _plan(
@@ -182,22 +174,18 @@ def _plan(
             f"gradient_bound must be one number or one for each of {len(sides)} shapes, got "
             f"{len(bounds)}; pass gradient_bound={max(bounds, default=1.0)!r} for all"
         )
-    _checks.positive("rho", rho)
-    _checks.positive("epsilon", epsilon)
-    _checks.positive("q_nuclear", q_nuclear)
-    _checks.nonnegative("loss_gap", loss_gap)
-    if epsilon >= q_nuclear:
+    if _checks.positive("epsilon", epsilon) >= _checks.positive("q_nuclear", q_nuclear):
         verdict = (
             f"ε = {epsilon:.6g} is trivial: no mean gradient exceeds ‖Q‖_* = {q_nuclear:.6g} in "
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
-        return Plan(optimizer, "trivial", verdict, None, None)
+        return Plan(optimizer, "trivial", verdict)
     total = sum(m * g for (m, _), g in zip(sides, itertools.cycle(bounds), strict=False))  # 𝒢
     factor, constant = 1.0, 2.0
     if optimizer == "pion":
         factor = max(theory.ftpl_factor(m, Gaussian().padded_width(m, n)) for m, n in sides)
         constant = 2 * math.sqrt(2) * factor
-    most = sys.float_info.max  # beyond it nothing can be planned, which the theorem's form says
+    most = sys.float_info.max  # leon_complexity raises OutOfReachError for it
     try:  # C enters the theorem as a factor of 𝒬 and 𝒢
         complexity = theory.leon_complexity(
             rho=rho,
@@ -208,7 +196,7 @@ def _plan(
             rows=1,
         )
     except OutOfReachError as error:
-        return Plan(optimizer, "out of reach", f"No run can be planned: {error}.", None, None)
+        return Plan(optimizer, "out of reach", f"No run can be planned: {error}.")
     bound = theory.stationarity_bound(
         rho=rho,
         loss_gap=loss_gap,
@@ -223,25 +211,21 @@ def _plan(
         largest = 10 * math.sqrt(2) * (factor * q_nuclear * (q_nuclear / total))
         verdict = (
             f"The theorem does not cover ε = {epsilon:.6g}: it needs ε ≤ 10√2·C‖Q‖_*²/(mG) = "
-            f"{largest:.6g}. What the proof gives at these parameters is {bound.total:.6g}."
+            f"{largest:.6g}. The bound of the proof at these parameters is {bound.total:.6g}."
         )
         return Plan(optimizer, "not covered", verdict, complexity, bound)
-    kind, verdict = _verdict(complexity, bound)
-    return Plan(optimizer, kind, verdict, complexity, bound)
-
-
-def _verdict(complexity: theory.Complexity, bound: theory.ConversionBound) -> tuple[Kind, str]:
-    """Return whether a plan that the theorem covers can be followed, and why not."""
     if complexity.rounds > MOST_ROUNDS:
-        return "out of reach", (
-            f"{complexity.rounds:.3g} rounds are out of reach. T goes with 1/(ρε³): twice the ε "
+        verdict = (
+            f"{complexity.rounds:.3g} rounds are out of reach. T grows with 1/(ρε³): twice the ε "
             f"needs about an eighth of them."
         )
+        return Plan(optimizer, "out of reach", verdict, complexity, bound)
     name = max(complexity.terms, key=lambda term: complexity.terms[term]).replace("_", " ")
-    return "reachable", (
+    verdict = (
         f"{complexity.rounds} rounds, set by the {name} term, promise a gap of at most "
         f"{bound.total:.6g} ≤ ε in the mean over the random time, the lengths and the noise."
     )
+    return Plan(optimizer, "reachable", verdict, complexity, bound)
 
 
 @dataclass(frozen=True)
@@ -260,12 +244,10 @@ class Estimates:
     def at(self, end: "End") -> dict[str, Any]:
         """Return the numbers at an end of their intervals, or at their values."""
         factor = MARGIN if end == "high" else 1.0
-        q_nuclear, loss_gap = getattr(self.q_nuclear, end), getattr(self.loss_gap, end)
-        # A lower end below what the quantity can be says as much as the least it can be.
-        q_nuclear = max(q_nuclear, TINY) if end == "low" else q_nuclear
+        # Lower ends may be negative, the quantities not; a tiny ‖Q‖_* makes every target trivial.
         return {
-            "q_nuclear": q_nuclear,
-            "loss_gap": max(loss_gap, 0.0) if end == "low" else loss_gap,
+            "q_nuclear": max(getattr(self.q_nuclear, end), 1e-300),
+            "loss_gap": max(getattr(self.loss_gap, end), 0.0),
             "gradient_bound": [factor * bound for bound in self.gradient_bounds],
         }
 
@@ -324,12 +306,9 @@ def _q_nuclear(stacks: Sequence[Tensor]) -> Interval:
         wide = stack if stack.shape[-2] <= stack.shape[-1] else stack.mT
         squares = wide @ wide.mT
         total = squares.sum(0)
-        whole += _trace_root(total / count).item()
-        without += _trace_root((total - squares) / (count - 1)).cpu()
+        means = torch.cat([total[None] / count, (total - squares) / (count - 1)])
+        traces = torch.linalg.eigvalsh(means).clamp_min(0).sqrt().sum(-1).cpu()
+        whole, without = whole + traces[0].item(), without + traces[1:]
     value = count * whole - (count - 1) * without.mean().item()
     error = math.sqrt((count - 1) * without.var(correction=0).item())
     return Interval(value, value - STANDARD_ERRORS * error, value + STANDARD_ERRORS * error)
-
-
-def _trace_root(gram: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().sum(-1)
