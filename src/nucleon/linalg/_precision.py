@@ -16,7 +16,7 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def exact(x: Tensor) -> Tensor:
-    """`x` in float64, on the CPU where its own device may have none."""
+    """Return `x` in float64, on the CPU where its own device may have none."""
     return _checks.decomposable(x).double()
 
 
@@ -42,14 +42,14 @@ def full_float32() -> Iterator[None]:
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Products in the dtype of their operands, those of float16 summed in float32; no autocast."""
+    """Multiply in the dtype of the operands, sum float16 in float32, and switch autocast off."""
     with torch.autocast(device.type, enabled=False), _switched((*_FULL, _WIDE_SUMS)):
         yield
 
 
 @contextmanager
 def _switched(settings: Sequence[Setting]) -> Iterator[None]:
-    """Settings at a value that will do inside, and as the user had them after."""
+    """Set backends to a value that will do, and restore those of the user after."""
     before: list[tuple[Any, str, object]] = []
     for backend, name, good in settings:
         value = getattr(backend, name)

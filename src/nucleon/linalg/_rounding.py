@@ -45,7 +45,7 @@ def check_method(
 
 @lru_cache
 def floor(dtype: torch.dtype) -> float:
-    """The relative floor δ/‖A‖_F of the coupled iteration: what rounding may take from A.
+    """Return the relative floor δ/‖A‖_F of the coupled iteration, which rounding may take from A.
 
     It keeps every eigenvalue of A + δI positive, and so the iteration bounded.
     """
@@ -64,7 +64,7 @@ def roundings(discount: float) -> float:
 
 
 def raised(a: Tensor, share: float) -> Tensor:
-    """A + share·‖A‖_F·I of matrices (…, m, m), A positive semidefinite up to rounding."""
+    """Return A + share·‖A‖_F·I of matrices (…, m, m), A positive semidefinite up to rounding."""
     least = torch.finfo(a.dtype).tiny
     size = a.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(least)  # squares may overflow
     norm = torch.linalg.matrix_norm(a / size[..., None, None])

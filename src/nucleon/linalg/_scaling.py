@@ -10,7 +10,7 @@ REMAINDER_SCALE = 2048.0
 
 
 def exponent(x: Tensor) -> Tensor:
-    """The integer e, (…, 1, 1), with 2^(e-1) ≤ max|x| < 2^e; 0 for a zero or empty matrix."""
+    """Return the integer e, (…, 1, 1), 2^(e-1) ≤ max|x| < 2^e; 0 for a zero or empty matrix."""
     if x.shape[-1] == 0 or x.shape[-2] == 0:
         return torch.zeros((*x.shape[:-2], 1, 1), dtype=torch.int32, device=x.device)
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
@@ -32,19 +32,19 @@ def exponent_bits(x: Tensor) -> Tensor:
 
 
 def shift(x: Tensor, e: Tensor) -> Tensor:
-    """x·2^e, exact unless the result is subnormal; two halves, because 2^e alone may overflow."""
+    """Return x·2^e, exact unless subnormal; in two halves, because 2^e alone may overflow."""
     half = torch.div(e, 2, rounding_mode="floor")
     # As floats: with integer exponents ldexp has no gradient for e < 0 and broadcasts one way only.
     return torch.ldexp(torch.ldexp(x, half.to(x.dtype)), (e - half).to(x.dtype))
 
 
 def unit_scale(s: Tensor) -> Tensor:
-    """`s` times the power of two that brings its largest entry into [½, 1)."""
+    """Return `s` times the power of two that brings its largest entry into [½, 1)."""
     return shift(s, -exponent(s))
 
 
 def joint_unit_scale(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
-    """(s·2^-e, Λ·4^-e) with the smallest e that brings both largest entries under 1."""
+    """Return (s·2^-e, Λ·4^-e) with the smallest e that brings both largest entries under 1."""
     e_smoothing = torch.div(exponent(smoothing) + 1, 2, rounding_mode="floor")  # ceil of the half
     # A zero matrix has no scale of its own: it must not pin the exponent at 0.
     zero = is_zero(smoothing)
@@ -55,7 +55,7 @@ def joint_unit_scale(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_zero(x: Tensor) -> Tensor:
-    """True, (…, 1, 1), for a matrix without a nonzero entry."""
+    """Return True, (…, 1, 1), for a matrix without a nonzero entry."""
     if x.shape[-1] == 0 or x.shape[-2] == 0:
         return torch.ones((*x.shape[:-2], 1, 1), dtype=torch.bool, device=x.device)
     return x.abs().amax(dim=(-2, -1), keepdim=True) == 0

@@ -42,7 +42,7 @@ def augmented_polar(
     steps: int | None = None,
     rank_tolerance: float | None = None,
 ) -> Tensor:
-    """(SSᵀ + Λ)^(-1/2) S for a batch of matrices S (…, m, n) and smoothings Λ (…, m, m).
+    """Return (SSᵀ + Λ)^(-1/2) S of matrices S (…, m, n) and smoothings Λ (…, m, m).
 
     Both are rescaled together by an exact power of two: for every S and Λ that the dtype can hold,
     subnormal numbers among them, P is finite and ‖P‖_op ≤ 1 + 1e-9 in float64 and 1 + 1e-5 in
@@ -129,7 +129,7 @@ def residual(
 
 
 def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dtype) -> Tensor:
-    """The reference: through the eigendecomposition of SSᵀ + Λ, or the SVD of [S L] if ill-posed.
+    """Compute the reference by the eigendecomposition of SSᵀ + Λ, or the SVD of [S L].
 
     The Gram route errs by about eps·κ, κ = cond(SSᵀ + Λ), and leaves the ball where rounding made Λ
     indefinite. It is taken for the matrices with 4 eps·κ within the promise of the input's dtype,
@@ -153,7 +153,7 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
 
 
 def augmented_definite(s: Tensor, smoothing: Tensor, smallest: Tensor) -> Tensor:
-    """`augmented_eigh` where Λ ⪰ smallest·I, (…), is known: one `eigh` and three products.
+    """Return `augmented_eigh` where Λ ⪰ smallest·I, (…), is known: one `eigh`, three products.
 
     Then κ = cond(SSᵀ + Λ) is at most the largest eigenvalue over `smallest`. While 4 eps·κ is
     within the promise, rounding cannot have made Λ indefinite and no singular value of [S L] is to
@@ -172,7 +172,7 @@ def augmented_definite(s: Tensor, smoothing: Tensor, smallest: Tensor) -> Tensor
 
 
 def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
-    """The leading block of the polar factor of [S L], by QR and SVD: feasible at any condition.
+    """Return the leading block of polar([S L]), by QR and SVD: feasible at any condition.
 
     [S L]ᵀ = QR gives polar([S L]) = polar(Rᵀ) Qᵀ with R only m×m. Singular values up to
     cut·σ_max count as zero.
@@ -190,7 +190,7 @@ def augmented_svd(s: Tensor, smoothing: Tensor, cut: float) -> Tensor:
 def augmented_polynomial(
     s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic], *, restarts: Container[int]
 ) -> Tensor:
-    """The (X, B) recursion of Appendix F.3 for any odd polynomials; unchecked, no sync.
+    """Run the (X, B) recursion of Appendix F.3 for any odd polynomials; unchecked, no sync.
 
     S and Λ, of any scale, must have one batch shape.
 
@@ -223,14 +223,14 @@ def augmented_polynomial(
 
 
 def _gram(x: Tensor, rest: Tensor) -> Tensor:
-    """B = XXᵀ + YYᵀ and a floor of `GRAM_FLOOR`·eps·‖B‖_F, what rounding may take from it."""
+    """Return XXᵀ + YYᵀ and a floor of `GRAM_FLOOR`·eps·‖B‖_F, which rounding may take from it."""
     b = add_gram(rest, x)
     share = GRAM_FLOOR * torch.finfo(b.dtype).eps
     return add_to_diagonal(b, share * torch.linalg.matrix_norm(b.detach()))
 
 
 def _normalized(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
-    """X = S/‖[S L]‖_F and YYᵀ = Λ/‖[S L]‖_F², Λ lifted; 0 for 0."""
+    """Return X = S/‖[S L]‖_F and YYᵀ = Λ/‖[S L]‖_F², Λ lifted; 0 for 0."""
     smoothing, wide = lifted(smoothing), widest(s.device)
     if s.dtype == wide:  # the square of a representable norm need not be representable
         s, smoothing = joint_unit_scale(s, smoothing)
@@ -247,7 +247,7 @@ def _normalized(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
-    """(A + δI)^(-1/2) S with A = SSᵀ + Λ by the coupled iteration; unchecked, no sync.
+    """Return (A + δI)^(-1/2) S with A = SSᵀ + Λ by the coupled iteration; unchecked, no sync.
 
     The floor δ bounds the root by (32 eps)^(-1/2), so its product with S keeps half the digits.
     """
@@ -256,7 +256,7 @@ def augmented_coupled(s: Tensor, smoothing: Tensor, steps: int) -> Tensor:
 
 
 def augmented_bfloat16(s: Tensor, smoothing: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """polar(C) C⁻¹S with CCᵀ = SSᵀ + Λ, polar(C) by products of bfloat16; unchecked, no sync.
+    """Return polar(C) C⁻¹S, CCᵀ = SSᵀ + Λ, polar(C) by products of bfloat16; unchecked, no sync.
 
     C is Cholesky's factor, so polar(C) = (SSᵀ + Λ)^(-1/2) C. ‖P‖_op ≤ 1.01 with contracted
     quintics: that is the promise of `polar_bfloat16`, and ‖C⁻¹S‖_op ≤ 1 as each row of the

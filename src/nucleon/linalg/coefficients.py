@@ -35,12 +35,12 @@ quintic is a tenth of its largest; a smaller l would let it push middle singular
 
 
 def newton_schulz() -> Quintic:
-    """The cubic 3x/2 − x³/2: increasing on [0, 1], with 1 − p = (1−x)²(2+x)/2."""
+    """Return the cubic 3x/2 − x³/2: increasing on [0, 1], with 1 − p = (1−x)²(2+x)/2."""
     return (1.5, -0.5, 0.0)
 
 
 def muon() -> Quintic:
-    """Jordan's quintic, the default of `torch.optim.Muon`: fast growth, but no convergence to 1."""
+    """Return Jordan's quintic, the default of `torch.optim.Muon`, which does not converge to 1."""
     return (3.4445, -4.7750, 2.0315)
 
 
@@ -52,7 +52,7 @@ def polar_express(
     safety: float | tuple[float, ...] = SAFETY,
     cushion: float = CUSHION,
 ) -> tuple[Quintic, ...]:
-    """The quintics p₁, …, p_K whose composition is closest to 1 on [lower_bound, 1].
+    """Return the quintics p₁, …, p_K whose composition is closest to 1 on [lower_bound, 1].
 
     Each p_k is the minimax approximation of 1 on the image [l, u] of the ones before, and u = 2 − l
     after every step. With `safety` and `cushion` 0 the composition is optimal among all of its
@@ -80,7 +80,7 @@ def polar_express(
 
 
 def contracted(coefficients: Iterable[Quintic]) -> tuple[Quintic, ...]:
-    """The sequence with its last polynomial divided by its largest value, so that [0, 1] → [0, 1].
+    """Return the sequence, its last polynomial divided by its largest value: [0, 1] → [0, 1].
 
     Polar Express approaches 1 from both sides; contracted, it does so from below, and no singular
     value leaves the unit ball however few the steps.
@@ -110,7 +110,7 @@ def custom(coefficients: Sequence[Quintic], steps: int | None = None) -> tuple[Q
 
 
 def image(coefficients: Iterable[Quintic], lower: float, upper: float) -> tuple[float, float]:
-    """The least and the largest value of the composition on [lower, upper], 0 ≤ lower ≤ upper."""
+    """Return the least and the largest value of the composition on [lower, upper], lower ≥ 0."""
     for p in coefficients:
         points = [lower, upper, *(x for x in _turning_points(p) if lower < x < upper)]
         values = [_evaluate(p, x) for x in points]
@@ -145,7 +145,7 @@ and the error is still below that of two quintics."""
 
 @lru_cache
 def half_polar_express(steps: int) -> tuple[Quintic, ...]:
-    """Polar Express for the float16 Gram recursion, [0, 1] → [0, 1] with room for its rounding.
+    """Design Polar Express for the float16 Gram recursion, with room for its rounding.
 
     Up to the restart after three steps the recursion follows the Gram matrix without looking at X
     again and may be off by several percent; the step after it leaves room for that.
@@ -162,7 +162,7 @@ def half_polar_express(steps: int) -> tuple[Quintic, ...]:
 
 @lru_cache
 def scaled_newton(lower_bound: float, steps: int) -> tuple[tuple[float, ...], float]:
-    """Byers and Xu's factors γ_k of x ← (γx + 1/(γx))/2 on [lower_bound, 1], and the final bound.
+    """Return Byers and Xu's factors γ_k of x ← (γx + 1/(γx))/2, and the final bound.
 
     γ₀ centres the interval on 1 geometrically, its image is [1, b], and γ = 1/√b does the same
     again. The second result is the last b: all singular values end in [1, b].
@@ -177,7 +177,7 @@ def scaled_newton(lower_bound: float, steps: int) -> tuple[tuple[float, ...], fl
 
 @lru_cache
 def qdwh(lower_bound: float, steps: int) -> tuple[tuple[Quintic, ...], float]:
-    """The dynamic weights (a, b, c) of x ← x(a + bx²)/(1 + cx²), and the lower bound reached.
+    """Return the weights (a, b, c) of x ← x(a + bx²)/(1 + cx²), and the lower bound reached.
 
     Each step maps [l, 1] into [l', 1] with the largest l' that such a map can have; l = 1 gives
     Halley's (3, 1, 3).
@@ -233,7 +233,7 @@ def bound_for(method: Iteration, steps: int) -> float:
 
 
 def _minimax_quintic(lower: float, upper: float) -> Quintic:
-    """The odd quintic nearest to 1 on [lower, upper]: 1 − p takes ±E in turn at four points.
+    """Return the odd quintic nearest to 1: 1 − p takes ±E in turn at four points.
 
     With t = x² and q(t) = p(x)/x a quadratic, q(t_i) = (1 − s_iE)/x_i, s = (1, −1, 1, −1), at the
     ends and two inner points; the third divided difference of q vanishes, which gives E. Remez
@@ -255,7 +255,7 @@ def _minimax_quintic(lower: float, upper: float) -> Quintic:
 
 
 def _level(points: tuple[float, ...]) -> tuple[Quintic, float]:
-    """The odd quintic with 1 − p = (E, −E, E, −E) at four points, and E."""
+    """Return the odd quintic with 1 − p = (E, −E, E, −E) at four points, and E."""
     t = [x * x for x in points]
     signs = (1, -1, 1, -1)
     weights = [
@@ -275,7 +275,7 @@ def _level(points: tuple[float, ...]) -> tuple[Quintic, float]:
 
 
 def _turning_points(p: Quintic) -> tuple[float, ...]:
-    """The positive zeros of p' = a + 3bt + 5ct², t = x², in increasing order."""
+    """Return the positive zeros of p' = a + 3bt + 5ct², t = x², in increasing order."""
     a, b, c = p
     root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
     pivot = -(3 * b + math.copysign(root, b)) / 2  # no cancellation: the zeros' product is a/5c
@@ -284,7 +284,7 @@ def _turning_points(p: Quintic) -> tuple[float, ...]:
 
 
 def _scaled(p: Quintic, factor: float, argument: float = 1.0) -> Quintic:
-    """The coefficients of factor·p(argument·x)."""
+    """Return the coefficients of factor·p(argument·x)."""
     a, b, c = p
     return (factor * a * argument, factor * b * argument**3, factor * c * argument**5)
 

@@ -8,7 +8,7 @@ from nucleon.linalg._scaling import exponent, shift
 
 
 def operator_norm(x: Tensor) -> Tensor:
-    """The largest singular value, ‖X‖_op = max σᵢ, of each matrix of a batch (…, m, n).
+    """Return the largest singular value, ‖X‖_op = max σᵢ, of each matrix (…, m, n).
 
     Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
     half precision is computed in float32. A matrix without entries has norm 0.
@@ -19,7 +19,7 @@ def operator_norm(x: Tensor) -> Tensor:
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
-    """The sum of the singular values, ‖X‖_* = Σ σᵢ = max_{‖Y‖_op ≤ 1} ⟨X, Y⟩, per matrix.
+    """Return the sum of the singular values, ‖X‖_* = Σ σᵢ = max_{‖Y‖_op ≤ 1} ⟨X, Y⟩, per matrix.
 
     Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
     half precision is computed in float32. A matrix without entries has norm 0.
@@ -29,7 +29,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
 
 
 def operator_norm_bound(x: Tensor) -> Tensor:
-    """An upper bound of ‖X‖_op without a decomposition: ‖(XXᵀ)^N‖_F^(1/2N), N = 2¹².
+    """Return an upper bound of ‖X‖_op by products: ‖(XXᵀ)^N‖_F^(1/2N), N = 2¹².
 
     Unchecked and free of host synchronization, for float32 or wider. It exceeds the norm by a
     factor of at most m^(1/4N), 1 + 4e-4 for m = 1000, and by rounding.
@@ -48,7 +48,7 @@ def operator_norm_bound(x: Tensor) -> Tensor:
 
 
 def _singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values (…, min(m, n)) of x·2^-e, and e, (…)."""
+    """Return singular values (…, min(m, n)) of x·2^-e, and e, (…)."""
     work = _checks.decomposable(x.to(_checks.work_dtype(x.dtype)))
     e = exponent(work)
     return torch.linalg.svdvals(shift(work, -e)), e[..., 0, 0]

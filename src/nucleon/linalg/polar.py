@@ -39,7 +39,7 @@ def polar(
     rank_tolerance: float | None = None,
     coefficients: Sequence[Quintic] | None = None,
 ) -> Tensor:
-    """The polar factor P = U Vᵀ of each matrix of `s`, a partial isometry; 0 gives 0.
+    """Return the polar factor P = U Vᵀ of each matrix of `s`, a partial isometry; 0 gives 0.
 
     A singular value above rank_tolerance·σ_max becomes 1 up to eps^¾ (6e-6 in float32, 2e-12 in
     float64), a zero one stays 0, and ‖P‖_op ≤ 1 + 1e-3, in half precision 1 + 1e-2. Smaller ones
@@ -89,7 +89,7 @@ def polar(
 
 
 def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
-    """U Vᵀ over the singular values above rank_tolerance·σ_max, default √min(m, n)·eps.
+    """Return U Vᵀ over the singular values above rank_tolerance·σ_max, default √min(m, n)·eps.
 
     GPU solvers return U and V orthogonal to 1e-11 only (float64, side 1024); one Newton–Schulz step
     squares that error.
@@ -104,7 +104,7 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
 
 
 def polar_polynomial(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """X ← aX + bXXᵀX + c(XXᵀ)²X for each (a, b, c) in `sequence`, from X = S/‖S‖_F.
+    """Iterate X ← aX + bXXᵀX + c(XXᵀ)²X over the (a, b, c) of `sequence`, from X = S/‖S‖_F.
 
     `[newton_schulz()] * steps`, `polar_express(lower_bound, steps)` or `[muon()] * 5`; any dtype.
     """
@@ -114,7 +114,7 @@ def polar_polynomial(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
 
 
 def polar_bfloat16(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
-    """`polar_polynomial` by products of bfloat16 that are summed in float32; of the dtype of S.
+    """Return `polar_polynomial` by products of bfloat16, summed in float32; in the dtype of S.
 
     Every step looks at the X at hand, so it makes good what the ones before have rounded, and
     ‖P‖_op ≤ 1.01 with contracted quintics.
@@ -127,7 +127,7 @@ def polar_bfloat16(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
 
 
 def polar_scaled_newton(s: Tensor, steps: int, lower_bound: float) -> Tensor:
-    """X ← (γX + X^{-ᵀ}/γ)/2 on the m×m factor of [S τI], then Newton–Schulz steps on S's block.
+    """Iterate X ← (γX + X^{-ᵀ}/γ)/2 on the factor of [S τI], then Newton–Schulz on S's block.
 
     The ridge τ = RIDGE·lower_bound makes any S, here of ‖S‖_F = 1, invertible, bounds the spectrum
     from below, so that γ is known on the host, and leaves σ/√(σ²+τ²) for each σ; the Newton–Schulz
@@ -148,7 +148,7 @@ def polar_scaled_newton(s: Tensor, steps: int, lower_bound: float) -> Tensor:
 
 
 def polar_qdwh(s: Tensor, steps: int, lower_bound: float) -> Tensor:
-    """X ← X(aI + bXᵀX)(I + cXᵀX)^{-1} for singular values ≥ lower_bound·‖S‖_F; float32 or 64."""
+    """Iterate X ← X(aI + bXᵀX)(I + cXᵀX)^{-1} for singular values ≥ lower_bound·‖S‖_F."""
     if _is_tall(s):
         return polar_qdwh(s.mT, steps, lower_bound).mT
     columns, identity, x = s.shape[-1], _identity(s), _normalized(s)
@@ -188,13 +188,13 @@ def _compose(x: Tensor, sequence: Sequence[Quintic]) -> Tensor:
 
 
 def _normalized(s: Tensor) -> Tensor:
-    """S/‖S‖_F, and 0 for 0; a nonzero matrix has a norm of at least ½ after unit scaling."""
+    """Return S/‖S‖_F, and 0 for 0; the norm of a nonzero matrix is at least ½ in unit scale."""
     x = unit_scale(s)
     return x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(0.25)
 
 
 def _ridged(ridge: float) -> float:
-    """The least singular value of [X ridge·I]/√(1+ridge²), whose largest is at most 1."""
+    """Return the least singular value of [X ridge·I]/√(1+ridge²), whose largest is at most 1."""
     return ridge / math.hypot(1, ridge)
 
 

@@ -10,7 +10,7 @@ _MODERATE = 100.0  # ‖X‖_F/radius up to which the Gram matrix resolves σ = 
 
 
 def project_operator_ball(x: Tensor, radius: float = 1.0) -> Tensor:
-    """The matrix of the ball ‖P‖_op ≤ `radius` nearest to `x` in the Frobenius norm.
+    """Return the matrix of the ball ‖P‖_op ≤ `radius` nearest to `x` in the Frobenius norm.
 
     P = U min(Σ, radius) Vᵀ for x = UΣVᵀ, with ‖P‖_op ≤ radius up to the rounding of its entries to
     the dtype of `x`; a matrix inside the ball comes back unchanged.
@@ -26,7 +26,7 @@ def project_operator_ball(x: Tensor, radius: float = 1.0) -> Tensor:
 
 
 def clip_singular_values(x: Tensor, radius: float) -> Tensor:
-    """`project_operator_ball` without checks, by one SVD and no other look at values."""
+    """Return `project_operator_ball` without checks, by one SVD."""
     u, sigma, vt = torch.linalg.svd(unit_scale(x.double()), full_matrices=False)
     sigma = shift(sigma, exponent(x.double()).squeeze(-1))
     clipped = (u * sigma.clamp(max=radius).unsqueeze(-2)) @ vt
@@ -35,13 +35,13 @@ def clip_singular_values(x: Tensor, radius: float) -> Tensor:
 
 
 def truncated(x: Tensor, limit: float | Tensor) -> Tensor:
-    """U min(Σ, limit) Vᵀ for x = UΣVᵀ without checks; a tensor has a limit per matrix, (…, 1)."""
+    """Return U min(Σ, limit) Vᵀ without checks; a tensor has a limit per matrix, (…, 1)."""
     u, sigma, vt = torch.linalg.svd(x, full_matrices=False)
     return (u * sigma.clamp(max=limit).unsqueeze(-2)) @ vt
 
 
 def clip(x: Tensor, radius: float = 1.0) -> Tensor:
-    """`clip_singular_values` by the Gram matrix, X − U(1 − radius/Σ)₊UᵀX, where that is exact."""
+    """Return `clip_singular_values` by the Gram matrix, X − U(1 − radius/Σ)₊UᵀX, where exact."""
     if not 2.0**-400 <= radius <= 2.0**400:  # its square must be far from the ends of the range
         return clip_singular_values(x, radius)
     norm = torch.linalg.matrix_norm(x)

@@ -115,7 +115,7 @@ def quadratic_projection(
 
 
 def _acting_on(name: str, value: object, s: Tensor, axis: int) -> Tensor:
-    """`value` if it is positive semidefinite and can act on that axis of `s`."""
+    """Return `value` if it is positive semidefinite and can act on that axis of `s`."""
     tensor = _checks.symmetric(name, value)
     size, side = s.shape[axis], "rows" if axis == -2 else "columns"
     if tensor.shape[-1] != size:
@@ -141,7 +141,7 @@ class _Problem(NamedTuple):
         return self.linear + self.weight * x
 
     def gaps(self, x: Tensor) -> Tensor:
-        """⟨∇f,x⟩ + ‖∇f‖_*, and the smaller of it and ½⟨∇f, ∇f/weight⟩ = f(x) − inf f, (2, b).
+        """Return ⟨∇f,x⟩ + ‖∇f‖_* and the smaller of it and ½⟨∇f, ∇f/weight⟩ = f(x) − inf f, (2, b).
 
         Deep inside the ball rounding spoils the first, which weighs ∇f by the radius, not by x.
         """
@@ -152,7 +152,7 @@ class _Problem(NamedTuple):
         return torch.stack([frank_wolfe, least]).clamp(min=0)
 
     def line_search(self, x: Tensor, target: Tensor) -> Tensor:
-        """The minimizer of f on the segment from x to target."""
+        """Return the minimizer of f on the segment from x to target."""
         direction = target - x
         descent = -_inner(self.gradient(x), direction)
         curvature = _inner(direction, self.weight * direction)
@@ -160,7 +160,7 @@ class _Problem(NamedTuple):
         return x + step[:, None, None] * direction
 
     def closed_form(self) -> Tensor:
-        """−polar(linear) where the weight is 0, else the projected unconstrained minimizer.
+        """Return −polar(linear) where the weight is 0, else the projected unconstrained minimizer.
 
         It may or may not be optimal: its gap says so. Directions without weight stay at 0.
         """
@@ -220,7 +220,7 @@ class _Iteration(ABC):
 
     @abstractmethod
     def step(self, k: int) -> None:
-        """The k-th step, counted from 1."""
+        """Run the k-th step, counted from 1."""
 
     def keep(self, index: Tensor) -> None:
         """Go on with these matrices of the stack only."""
@@ -341,7 +341,7 @@ def _solve(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best point found for every matrix of the stack, its gaps, the iteration it is from."""
+    """Return the best point of every matrix of the stack, its gaps and its iteration."""
     best = problem.closed_form()
     if guess is not None:
         guess = problem.line_search(torch.zeros_like(guess), guess)
@@ -385,20 +385,20 @@ def _solve(
 
 
 def _relative(gap: Tensor, value: Tensor) -> Tensor:
-    """gap/(−value), infinite for a value ≥ 0 unless the gap is 0."""
+    """Return gap/(−value), infinite for a value ≥ 0 unless the gap is 0."""
     relative = torch.where(value < 0, gap / -value, torch.inf)
     return torch.where(gap == 0, 0.0, relative)
 
 
 def _polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The partial isometry of the numerical rank of x, and ‖x‖_*."""
+    """Return the partial isometry of the numerical rank of x, and ‖x‖_*."""
     u, sigma, vt = torch.linalg.svd(x, full_matrices=False)
     kept = sigma > max(x.shape[-2:]) * torch.finfo(x.dtype).eps * sigma[..., :1]
     return (u * kept.unsqueeze(-2)) @ vt, sigma.sum(-1)
 
 
 def _stack(x: Tensor, batch: torch.Size) -> Tensor:
-    """(…, m, n), repeated over the batch shape and flattened to (b, m, n)."""
+    """Return (…, m, n), repeated over the batch shape and flattened to (b, m, n)."""
     return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
 
 

@@ -24,7 +24,7 @@ def inverse_sqrt(
     steps: int | None = None,
     rank_tolerance: float | None = None,
 ) -> Tensor:
-    """A^(-1/2) of symmetric positive semidefinite matrices (…, m, m), A^(-1/2) A A^(-1/2) = I.
+    """Return A^(-1/2) of symmetric positive semidefinite matrices, A^(-1/2) A A^(-1/2) = I.
 
     Finite for every A that the dtype can hold, of any rank, subnormal numbers included; 0 gives 0.
 
@@ -64,7 +64,7 @@ def inverse_sqrt(
 
 
 def _lifted_half(a: Tensor) -> Tensor:
-    """A + δI ⪰ 0 in float64, for A in half precision, whose rounding is too large to bound.
+    """Return A + δI ⪰ 0 in float64, A in half precision, whose rounding is too large to bound.
 
     32 eps·‖A‖_F would be a quarter of a bfloat16 matrix, so δ is measured: what the least
     eigenvalue is below 0, and a little more, so that A^(-1/2) does not overflow; 0 for A = 0.
@@ -78,12 +78,12 @@ def _lifted_half(a: Tensor) -> Tensor:
 
 
 def _least(dtype: torch.dtype) -> float:
-    """The eigenvalue whose inverse root is the largest number of the dtype; 0 in float64."""
+    """Return the eigenvalue whose inverse root is the largest number of the dtype; 0 in float64."""
     return torch.finfo(dtype).max ** -2
 
 
 def coupled_steps(dtype: torch.dtype) -> int:
-    """Steps of x ← x(3 − x²)/2 from x = √δ, the smallest the floor admits, to 1 − eps."""
+    """Count the steps of x ← x(3 − x²)/2 from √δ, the smallest the floor admits, to 1 − eps."""
     eps = torch.finfo(dtype).eps
     x, steps = math.sqrt(floor(dtype)), 0
     while 1 - x > eps:
@@ -92,7 +92,7 @@ def coupled_steps(dtype: torch.dtype) -> int:
 
 
 def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
-    """(A + δI)^(-1/2) by `steps` of the coupled Newton–Schulz iteration; unchecked, no sync.
+    """Return (A + δI)^(-1/2) by the coupled Newton–Schulz iteration; unchecked, no sync.
 
     With A normalized by its Frobenius norm: T = ZY, Y ← Y(3I − T)/2, Z ← (3I − T)Z/2 from Y = A,
     Z = I; Y tends to A^(1/2), Z to A^(-1/2). Three m×m products, 6m³ flops, a step.
@@ -111,7 +111,7 @@ def coupled_inverse_sqrt(a: Tensor, steps: int) -> Tensor:
 
 
 def cholesky_root(smoothing: Tensor, jitter: float | None = None) -> tuple[Tensor, Tensor]:
-    """The triangular L with LLᵀ = Λ + δ·diag Λ, and where that failed; no sync.
+    """Return the triangular L with LLᵀ = Λ + δ·diag Λ, and where that failed; no sync.
 
     The jitter δ, 8m·eps unless given, is relative to each row's own diagonal entry: a singular Λ
     has a factor, rows of any scale keep their digits, and Λ = 0 gives L = 0. Where Λ is indefinite
@@ -132,6 +132,6 @@ def cholesky_root(smoothing: Tensor, jitter: float | None = None) -> tuple[Tenso
 
 
 def psd_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, those that rounding made negative set to 0, and eigenvectors; unchecked."""
+    """Return eigenvalues, those below 0 by rounding set to 0, and eigenvectors; unchecked."""
     values, vectors = torch.linalg.eigh(a)
     return values.clamp_min(0), vectors

@@ -282,7 +282,7 @@ def _balanced(offsets: Tensor, weights: Tensor, rho: float) -> tuple[Tensor, Ten
 
 
 def _margin(centered: Tensor, confidence: float, seed: int) -> float:
-    """The quantile of ‖Σ z_j(g_j − ḡ)‖_*/√(k(k−1)u) over normal z and u = χ²_{k−1}/(k−1)."""
+    """Return the quantile of ‖Σ z_j(g_j − ḡ)‖_*/√(k(k−1)u), z normal and u = χ²_{k−1}/(k−1)."""
     draws = len(centered)
     normal = noise.normal(
         (_RESAMPLES, 2 * draws - 1),

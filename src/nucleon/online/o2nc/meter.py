@@ -89,7 +89,7 @@ class ConversionMeter:
             self._flush()
 
     def terms(self, loss_gap: float | Tensor) -> ConversionTerms:
-        """Both sides, after the last round.
+        """Return both sides, after the last round.
 
         Args:
             loss_gap: ΔL = L(W_0) − inf L, or what the loss fell by on each run, which is sharper.
@@ -129,6 +129,6 @@ class ConversionMeter:
         self._pending.clear()
 
     def _per_run(self, values: Tensor, param: Tensor) -> Tensor:
-        """Values a matrix → values a process: the slices of a stack are summed unless they are."""
+        """Return one value per process: the sum over the slices of a stack unless independent."""
         stacked = param.ndim == 3 and not self.optimizer.param_groups[0]["independent"]
         return values.sum(-1) if stacked else values

@@ -42,7 +42,7 @@ class Resistance:
 
     @torch.no_grad()
     def gradient(self, w: Tensor) -> Tensor:
-        """G_t at W_t, to be asked once a step; there is no other noise."""
+        """Return G_t at W_t, once a step; there is no other noise."""
         moved = w - self.last
         row = moved[:, 1]
         length = torch.linalg.vector_norm(row, dim=-1, keepdim=True)

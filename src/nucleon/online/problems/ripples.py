@@ -36,12 +36,12 @@ class Ripples:
             )
 
     def value(self, x: Tensor) -> Tensor:
-        """f(X) of each instance: (…, m, n) → (…)."""
+        """Return f(X) of each instance: (…, m, n) → (…)."""
         residual = self.residuals(x)
         return (residual.abs() * (1 - DEPTH * torch.cos(FREQUENCY * residual))).mean(-1) + MINIMUM
 
     def gradient(self, x: Tensor) -> Tensor:
-        """∇f(X) of each instance; at a kink the subgradient that takes sign(0) = 0.
+        """Return ∇f(X) of each instance; at a kink the subgradient that takes sign(0) = 0.
 
         ∇f = mean over k of (sign(r_k)·(1 − 0.9 cos 3r_k) + 2.7 |r_k| sin 3r_k)·A_k
         """
@@ -54,7 +54,7 @@ class Ripples:
         return total.unflatten(-1, (rows, columns)) / count
 
     def residuals(self, x: Tensor) -> Tensor:
-        """r_k = ⟨A_k, X⟩ of each instance: (…, m, n) → (…, k)."""
+        """Return r_k = ⟨A_k, X⟩ of each instance: (…, m, n) → (…, k)."""
         if x.shape[-2:] != self.measurements.shape[-2:]:
             raise ValueError(
                 f"x must hold {tuple(self.measurements.shape[-2:])} matrices like the "
@@ -73,7 +73,7 @@ def random_ripples(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Ripples:
-    """One instance for each seed, with independent standard normal measurements.
+    """Return an instance for each seed, with independent standard normal measurements.
 
     An instance is a function of its seed alone, whatever the others are.
 
@@ -96,7 +96,7 @@ def random_start(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Standard normal matrices (i, m, n), one for each seed; arguments as for `random_ripples`."""
+    """Return standard normal matrices (i, m, n), one for each seed."""
     return _normal(seeds, _shape(shape), _START, dtype, device)
 
 
@@ -107,7 +107,7 @@ def _normal(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> Tensor:
-    """Noise of `shape` for each seed, a stream of its own."""
+    """Return noise of `shape` for each seed, a stream of its own."""
     stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
     size, key = (len(seeds), *shape), {"seed": _NOISE_SEED, "step": step}
     return noise.normal(size, stream=stream, dtype=dtype, device=device, **key)

@@ -163,7 +163,7 @@ class OnlineRotations:
         return self._weight - nuclear_norm(self.ledger.total)
 
     def regret(self) -> Tensor:
-        """Loss − best loss, exactly."""
+        """Return loss − best loss, exactly."""
         return self.ledger.regret()
 
     def certificate(self) -> Certificate:

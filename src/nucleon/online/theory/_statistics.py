@@ -16,12 +16,12 @@ class Sides(NamedTuple):
 
 
 def root_trace(name: str, gram: Tensor, floor: float = 0.0) -> Tensor:
-    """Tr √(cI + M) for the Gram matrix M and c = `floor` ≥ 0, shape (…)."""
+    """Return Tr √(cI + M) for the Gram matrix M and c = `floor` ≥ 0, shape (…)."""
     return (spectrum(name, gram) + floor).sqrt().sum(-1)
 
 
 def alike(name: str, value: Tensor, other_name: str, other: Tensor) -> Tensor:
-    """The matrices `value` in float64, of the same last two dimensions as `other`."""
+    """Return the matrices `value` in float64, of the same last two dimensions as `other`."""
     tensor = _checks.matrix(name, value)
     if tensor.shape[-2:] != other.shape[-2:]:
         raise ValueError(
@@ -32,7 +32,7 @@ def alike(name: str, value: Tensor, other_name: str, other: Tensor) -> Tensor:
 
 
 def stream(name: str, gradients: Tensor) -> Tensor:
-    """The stacked gradients (…, T, m, n) in float64."""
+    """Return the stacked gradients (…, T, m, n) in float64."""
     tensor = _checks.matrix(name, gradients)
     if tensor.ndim < 3:
         raise ValueError(

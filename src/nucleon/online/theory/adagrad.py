@@ -32,7 +32,7 @@ def adagrad_bound(
     delta: Real = 0.0,
     excess: Real = 0.0,
 ) -> Tensor:
-    """Regret of AdaGrad, H_t = δI + the scalar, diagonal or full root of the moment (Table 2).
+    """Bound the regret of AdaGrad, H_t = δI + a root of the moment (Table 2).
 
     Reg_T ≤ (R²/(2η) + η)·Tr H + δR₂²/(2η) + 2D_p·excess
 
@@ -63,7 +63,7 @@ def scale_free_adagrad_bound(
     radius: float,
     eta: float | None = None,
 ) -> Tensor:
-    """Regret of scalar or diagonal AdaGrad-FTRL with δ = 0 (Remark B.1).
+    """Bound the regret of scalar or diagonal AdaGrad-FTRL with δ = 0 (Remark B.1).
 
     Reg_T ≤ (D_p²/(2η) + √2·η)·Tr H + (2+√2)·2D_p·peak,  peak = max‖g_t‖₂ or Σ_i max_t|g_{t,i}|
 
@@ -89,7 +89,7 @@ def gaussian_ftpl_bound(
     first_norm: Real,
     eta: float | None = None,
 ) -> Tensor:
-    """Regret of vector FTPL with Gaussian noise on the ℓ2 ball (after Abernethy et al. 2016).
+    """Bound the regret of vector FTPL with Gaussian noise (after Abernethy et al. 2016).
 
     Reg_T ≤ 2√(αβ)·D·√(G² + Σ‖g_t‖²) + (1 − √(αβ))·D·‖g_1‖
 
@@ -108,10 +108,10 @@ def gaussian_ftpl_bound(
 
 
 def gaussian_ftpl_constants(dimension: int) -> tuple[float, float]:
-    """(α, β) = (E‖u‖, E‖u‖^{-1}) of s ↦ E‖s + ℓu‖₂, u ~ N(0, I_d), d ≥ 2; αβ falls from π/2 to 1.
+    """Return (α, β) = (E‖u‖, E‖u‖^{-1}) of s ↦ E‖s + ℓu‖₂, u ~ N(0, I_d), d ≥ 2.
 
     The Hessian of the norm is at most I/‖x‖, and E‖s + ℓu‖^{-1} is largest at s = 0 (the Poisson
-    mixture of Lemma E.2). Sharper than Theorem 4.1 with m = 1.
+    mixture of Lemma E.2). αβ falls from π/2 to 1, sharper than Theorem 4.1 with m = 1.
     """
     half = _checks.count("dimension", dimension, minimum=2) / 2
     mean = math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
@@ -120,13 +120,13 @@ def gaussian_ftpl_constants(dimension: int) -> tuple[float, float]:
 
 
 def full_against_scalar(gram: Tensor) -> Sides:
-    """√Σ‖g_t‖² ≤ Tr√Σg_tg_tᵀ: full-matrix AdaGrad's bound is never below scalar's (Remark B.2)."""
+    """Return both sides of √Σ‖g_t‖² ≤ Tr√Σg_tg_tᵀ: scalar's bound is the smaller (Remark B.2)."""
     full = root_trace("gram", gram)
     return Sides(gram.double().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt(), full)
 
 
 def adagrad_trace(moment: Tensor, preconditioner: Preconditioner) -> Tensor:
-    """√Σ‖g_t‖², Σ_i√Σ_t g_{t,i}² or Tr√Σg_tg_tᵀ: what the regret grows with (Table 2)."""
+    """Return √Σ‖g_t‖², Σ_i√Σ_t g_{t,i}² or Tr√Σg_tg_tᵀ, to which regret grows (Table 2)."""
     _checks.choice("preconditioner", preconditioner, ("scalar", "diagonal", "full"))
     if preconditioner == "full":
         return root_trace("moment", moment)
@@ -139,7 +139,7 @@ def adagrad_trace(moment: Tensor, preconditioner: Preconditioner) -> Tensor:
 def _ball_radius(
     preconditioner: Preconditioner, ball: Ball, radius: float, dimension: int
 ) -> float:
-    """The radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
+    """Return the radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
     _checks.choice("ball", ball, ("l2", "linf"))
     wide = ball == "linf" and preconditioner != "diagonal"
     return _checks.positive("radius", radius) * (math.sqrt(dimension) if wide else 1.0)

@@ -7,19 +7,19 @@ from nucleon import _checks
 
 
 def polar_flops(rows: int, columns: int, *, steps: int) -> float:
-    """4Km²n: the polar factor by the cubic Newton–Schulz iteration (Appendix F.2)."""
+    """Return 4Km²n: the polar factor by the cubic Newton–Schulz iteration (Appendix F.2)."""
     m, n = _sides(rows, columns)
     return 4.0 * _checks.count("steps", steps, minimum=0) * m**2 * n
 
 
 def coupled_flops(rows: int, columns: int, *, steps: int) -> float:
-    """6m²n + 6Km³: FAML by the coupled inverse square root (Appendix F.3)."""
+    """Return 6m²n + 6Km³: FAML by the coupled inverse square root (Appendix F.3)."""
     m, n = _sides(rows, columns)
     return 6.0 * m**2 * n + 6.0 * _checks.count("steps", steps, minimum=0) * m**3
 
 
 def augmented_flops(rows: int, columns: int, *, steps: int) -> float:
-    """4m²n + K(2m²n + 4m³): FAML by the augmented recursion on (X, B) (Appendix F.3)."""
+    """Return 4m²n + K(2m²n + 4m³): FAML by the augmented recursion on (X, B) (Appendix F.3)."""
     m, n = _sides(rows, columns)
     return 4.0 * m**2 * n + _checks.count("steps", steps, minimum=0) * (2.0 * m**2 * n + 4.0 * m**3)
 
@@ -33,7 +33,7 @@ def ftpl_flops(
     speedup: float = 1.0,
     perturbation: bool = True,
 ) -> float:
-    """2m²n + m³/3 + 4kKm²n/s_par + 2km²n: FTPL with k samples (Appendix F.2).
+    """Return 2m²n + m³/3 + 4kKm²n/s_par + 2km²n: FTPL with k samples (Appendix F.2).
 
     The last term, the products LZ, is missing in the paper; `perturbation=False` leaves it out.
     `speedup` is s_par ≥ 1, the effective parallelism over the samples.

@@ -32,7 +32,7 @@ def ftrl_bound(
     excess: Real = 0.0,
     gaps: Real = 0.0,
 ) -> Tensor:
-    """Regret of matrix FTRL solved up to a gap (Theorem 3.2 with α = ½, β = 1, Proposition 3.3).
+    """Bound the regret of matrix FTRL solved up to a gap (Theorem 3.2 with α = ½, β = 1).
 
     Reg_T ≤ √2·D·Tr√(G²I + M_T) + (1 − 1/√2)·D·‖G_1‖_* + D·gaps
 
@@ -60,7 +60,7 @@ def ftrl_bound(
 def faml_bound(
     gram: Tensor, *, radius: float, gradient_bound: Real, discount: float = 1.0
 ) -> Tensor:
-    """Regret of FAML as printed: Reg_T ≤ 2D(Tr M̂_T^{1/2} + mG/γ) (Theorem 4.2, η = 1).
+    """Bound the regret of FAML as printed, by 2D(Tr M̂_T^{1/2} + mG/γ) (Theorem 4.2, η = 1).
 
     `gbpa_bound` with α = β = 1 is never larger.
     """
@@ -70,7 +70,7 @@ def faml_bound(
 def ftpl_bound(
     gram: Tensor, *, width: int, radius: float, gradient_bound: Real, discount: float = 1.0
 ) -> Tensor:
-    """Regret of FTPL as printed: 2√2·D·(n'/(n'−m−1))^{1/4}(Tr M̂_T^{1/2} + mG/γ) (Theorem 4.1).
+    """Bound the regret of FTPL as printed, by 2√2·C·D(Tr M̂_T^{1/2} + mG/γ) (Theorem 4.1).
 
     `width` is n' ≥ m+2, the number of columns after padding with zeros, which leaves the nuclear
     norm as it is; without padding it is n. `gbpa_bound` with `ftpl_constants` is never larger. The
@@ -83,7 +83,7 @@ def ftpl_bound(
 
 
 def ftpl_factor(rows: int, width: int) -> float:
-    """C = (n'/(n'−m−1))^{1/4}, the dimensional factor of FTPL and Pion (Theorems 4.1 and 5.2)."""
+    """Return C = (n'/(n'−m−1))^{1/4}, the factor of FTPL and Pion (Theorems 4.1 and 5.2)."""
     check_width(rows, width)
     return (width / (width - rows - 1)) ** 0.25
 
@@ -99,7 +99,7 @@ def scalar_gbpa_bound(
     first_frobenius: Real,
     eta: float | None = None,
 ) -> Tensor:
-    """Regret of GBPA with a scalar preconditioner L_t = ℓ_tI, the baseline of Section 3.
+    """Bound the regret of GBPA with a scalar preconditioner ℓ_tI, the baseline of Section 3.
 
     ℓ_t = √(G² + Σ‖G_s‖_F²),  Reg_T ≤ D((βη + mα/η) ℓ_T + (√m − βη)‖G_1‖_F)
 
@@ -116,7 +116,7 @@ def scalar_gbpa_bound(
 
 
 def bregman_bound(gradient: Tensor, smoothing: Tensor, *, beta: float) -> Tensor:
-    """B(S+G‖S) ≤ β/2·Tr(GᵀΛ^{-1/2}G), one Bregman term of Lemma 3.1 (Definition 3.1, smoothness).
+    """Return β/2·Tr(GᵀΛ^{-1/2}G) ≥ B(S+G‖S), one Bregman term of Lemma 3.1 (Definition 3.1).
 
     `smoothing` is Λ = L_tL_tᵀ/η² ≻ 0 before the gradient `gradient`, (…, m, n).
     """
@@ -134,7 +134,7 @@ def bregman_bound(gradient: Tensor, smoothing: Tensor, *, beta: float) -> Tensor
 
 
 def stability_bound(before: Tensor, after: Tensor, *, alpha: float) -> Tensor:
-    """Ψ(S; Λ') − Ψ(S; Λ) ≤ α(Tr√Λ' − Tr√Λ), a stability term of Lemma 3.1 (Definition 3.1).
+    """Return α(Tr√Λ' − Tr√Λ) ≥ Ψ(S; Λ') − Ψ(S; Λ), a stability term of Lemma 3.1.
 
     With Λ = 0 it bounds the first round: Ψ(G_1; Λ') ≤ ‖G_1‖_* + α Tr√Λ'.
     """
@@ -143,14 +143,14 @@ def stability_bound(before: Tensor, after: Tensor, *, alpha: float) -> Tensor:
 
 
 def spectral_excess(gradient: Tensor, gradient_bound: Real) -> Tensor:
-    """Σ_i (σ_i − h)_+ = min ‖G − Ḡ‖_* over ‖Ḡ‖_op ≤ h, the part of a gradient above the bound h."""
+    """Return Σ_i (σ_i − h)_+ = min ‖G − Ḡ‖_* over ‖Ḡ‖_op ≤ h, the part of G above h."""
     values = torch.linalg.svdvals(_checks.matrix("gradient", gradient).double())
     level = real("gradient_bound", gradient_bound, values.sum(-1)).unsqueeze(-1)
     return (values - level).clamp(min=0).sum(-1)
 
 
 def running_excess_bound(*, rows: int, first_operator: Real, largest_operator: Real) -> Tensor:
-    """Σ‖E_t‖_* ≤ m(max_t‖G_t‖_op − ‖G_1‖_op) when the bound in force is the running maximum.
+    """Return m(max_t‖G_t‖_op − ‖G_1‖_op) ≥ Σ‖E_t‖_*, the bound being the running maximum.
 
     Each ‖E_t‖_* ≤ m(h_t − h_{t-1}), and the sum telescopes (after Cutkosky 2019, Remark B.1). G_1
     is the first nonzero gradient: until then the action is 0 and nothing is lost.
@@ -166,7 +166,7 @@ def running_excess_bound(*, rows: int, first_operator: Real, largest_operator: R
 
 
 def admissibility_tradeoff(x: Tensor, root: Tensor, *, alpha: float, beta: float) -> Sides:
-    """‖X‖_* ≤ α Tr L + β/2·Tr(XᵀL^{-1}X) for L ≻ 0, true of every admissible pair (Prop. 3.3).
+    """Return both sides of ‖X‖_* ≤ α Tr L + β/2·Tr(XᵀL^{-1}X) for L ≻ 0 (Prop. 3.3).
 
     At L = √(β/2α)·√(XXᵀ) the right side is √(2αβ)‖X‖_*, which is why αβ ≥ ½. `root` is L.
     """
@@ -178,7 +178,7 @@ def admissibility_tradeoff(x: Tensor, root: Tensor, *, alpha: float, beta: float
 
 
 def _loose_trace(gram: Tensor, gradient_bound: Real, discount: float) -> Tensor:
-    """Tr M̂_T^{1/2} + mG/γ ≥ Tr √(G²γ^{-2}I + M̂_T)."""
+    """Return Tr M̂_T^{1/2} + mG/γ ≥ Tr √(G²γ^{-2}I + M̂_T)."""
     discount = _checks.fraction("discount", discount, closed="1")
     root = root_trace("gram", gram)
     return root + gram.shape[-1] * real("gradient_bound", gradient_bound, root) / discount

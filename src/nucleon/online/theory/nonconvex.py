@@ -60,26 +60,26 @@ class OutOfReachError(ValueError):
 
 
 def o2nc_radius(*, rho: float, discount: float) -> float:
-    """D = (1−γ)ρ/(2γ), the learner's radius (Proposition 5.1)."""
+    """Return D = (1−γ)ρ/(2γ), the learner's radius (Proposition 5.1)."""
     discount = _checks.fraction("discount", discount)
     return (1 - discount) * _checks.positive("rho", rho) / (2 * discount)
 
 
 def ewa_distance_bound(*, radius: float, discount: float) -> float:
-    """E‖Y_t − W̄_t‖ ≤ 2γD/(1−γ), in expectation over the Exp(1) steps (Lemma G.3)."""
+    """Return 2γD/(1−γ) ≥ E‖Y_t − W̄_t‖, in expectation over the Exp(1) steps (Lemma G.3)."""
     discount = _checks.fraction("discount", discount)
     return 2 * discount * _checks.positive("radius", radius) / (1 - discount)
 
 
 def ewa_weights(rounds: int, discount: float) -> Tensor:
-    """Pr(Y_t = W_s) = (1−γ)γ^{t-s}/(1−γ^t), s ≤ t = `rounds`: the weights of W̄_t (Prop. G.1)."""
+    """Return the weights of W̄_t, (1−γ)γ^{t-s}/(1−γ^t) for s ≤ t = `rounds` (Prop. G.1)."""
     discount = _checks.fraction("discount", discount)
     powers = discount ** torch.arange(_checks.count("rounds", rounds), dtype=torch.float64).flip(0)
     return powers / powers.sum()
 
 
 def tau_law(rounds: int, discount: float) -> Tensor:
-    """Pr(τ = t) = (1−γ^t)/T for t < T and (1−γ^T)/((1−γ)T) for t = T, shape (T,) (Prop. G.1)."""
+    """Return Pr(τ = t) = (1−γ^t)/T for t < T, (1−γ^T)/((1−γ)T) for t = T, (T,) (Prop. G.1)."""
     discount = _checks.fraction("discount", discount)
     t = torch.arange(1, _checks.count("rounds", rounds) + 1, dtype=torch.float64)
     law = -torch.expm1(t * math.log(discount)) / rounds
@@ -90,7 +90,7 @@ def tau_law(rounds: int, discount: float) -> Tensor:
 def o2nc_bound(
     *, loss_gap: float, rho: float, discount: float, regrets: Tensor, noises: Tensor
 ) -> ConversionBound:
-    """E‖∇L(W̄_τ)‖^{[ρ]} ≤ 2γΔL/((1−γ)ρT) + mean of Reg_t(1) + mean of noise (Proposition G.1).
+    """Bound E‖∇L(W̄_τ)‖^{[ρ]} by 2γΔL/((1−γ)ρT) + mean Reg_t(1) + mean noise (Proposition G.1).
 
     The mean of v_1…v_T is (v_T + (1−γ)Σ_{t<T} v_t)/T. The proof divides ΔL by DT with
     D = (1−γ)ρ/(2γ), which gives the first term; the printed one lacks its factor 2γ and fails.
@@ -125,7 +125,7 @@ def stationarity_bound(
     rows: int,
     regret_constant: float,
 ) -> ConversionBound:
-    """Proposition G.1 under E[GGᵀ] ⪯ Q² and Reg_t(1) ≤ c(Tr M̂_t^{1/2} + mG/γ) (Appendix G.2).
+    """Bound Proposition G.1 for E[GGᵀ] ⪯ Q², Reg_t(1) ≤ c(Tr M̂_t^{1/2} + mG/γ) (Appendix G.2).
 
     2γΔL/((1−γ)ρT) + (1+(1−γ)(T−1))/T · [c(q + mG/γ) + q],  q = ‖Q‖_*/√(1−γ²)
 
@@ -152,12 +152,12 @@ def pion_complexity(
     rows: int,
     width: int,
 ) -> Complexity:
-    """Iterations of Pion to a (ρ, ε)-stationary point (Theorem 5.2), expectation over Z exact.
+    """Return the iterations of Pion to a (ρ, ε)-stationary point (Theorem 5.2).
 
     T ≥ max{4000C²‖Q‖_*²ΔL/(ρε³), 400C²‖Q‖_*²/ε², 10√2·C·mG/ε},  C = (n'/(n'−m−1))^{1/4}
 
-    with `width` n' the padded number of columns. Valid for ε ≤ 10√2·C‖Q‖_* (so that γ ≥ ½) and
-    ε ≤ 10√2·C‖Q‖_*²/(mG).
+    with `width` n' the padded number of columns; the expectation over Z is taken as exact. Valid
+    for ε ≤ 10√2·C‖Q‖_* (so that γ ≥ ½) and ε ≤ 10√2·C‖Q‖_*²/(mG).
     """
     factor = ftpl_factor(rows, width)
     complexity = leon_complexity(
@@ -224,7 +224,7 @@ def leon_complexity(
 
 
 def loss_decomposition(losses: Tensor, *, discount: float) -> Sides:
-    """L(W_T) − L(W_0) as discounted sums of the differences, an identity (Lemma G.2).
+    """Return L(W_T) − L(W_0) and its discounted sums of differences, an identity (Lemma G.2).
 
     The right side is Σ_t γ^{T-t}δ_t + (1−γ)Σ_{t<T} Σ_{s≤t} γ^{t-s}δ_s, δ_t = L(W_t) − L(W_{t-1});
     `losses` is L(W_0)…L(W_T), (T+1,).

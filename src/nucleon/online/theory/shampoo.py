@@ -26,7 +26,7 @@ def one_sided_shampoo_bound(
     epsilon: float = 0.0,
     gaps: Real = 0.0,
 ) -> Tensor:
-    """Regret of one-sided Shampoo/ASGO, L_t = (εI + M_t)^{1/2} and R = I (Table 1).
+    """Bound the regret of one-sided Shampoo/ASGO, L_t = (εI + M_t)^{1/2}, R = I (Table 1).
 
     Reg_T ≤ (2D²/η) Tr L_T + η(Tr L_T − m√ε) + gaps
 
@@ -49,7 +49,7 @@ def shampoo_bound(
     epsilon: float = 0.0,
     gaps: Real = 0.0,
 ) -> Tensor:
-    """Regret of Shampoo, L_t = (εI + M_t)^{1/4} and R_t = (εI + N_t)^{1/4} (Theorem C.1).
+    """Bound the regret of Shampoo, L_t = (εI + M_t)^{1/4}, R_t = (εI + N_t)^{1/4} (Theorem C.1).
 
     Reg_T ≤ (2D²/η)(‖L_T‖_op Tr R_T + Tr L_T ‖R_T‖_op)
             + η√((Tr L_T² − m√ε)(Tr R_T² − n√ε)) + gaps
@@ -70,7 +70,7 @@ def shampoo_bound(
 def original_shampoo_bound(
     gram: Tensor, column_gram: Tensor, *, radius: float, rank: int, epsilon: float = 0.0
 ) -> Tensor:
-    """Regret of Shampoo by Gupta, Koren and Singer (2018, Theorem 7), for comparison.
+    """Bound the regret of Shampoo by Gupta, Koren and Singer (2018, Theorem 7).
 
     √(2r)·‖X‖_F·Tr(εI + M_T)^{1/4}·Tr(εI + N_T)^{1/4}, with ‖X‖_F = 2D√min(m, n) the diameter of the
     operator-norm ball in the Frobenius norm, r ≥ rank G_t, and their η = ‖X‖_F/√(2r).
@@ -92,7 +92,7 @@ def mirror_descent_regret(
     *,
     eta: float,
 ) -> Sides:
-    """Σ⟨G_t, X_t − X⟩ ≤ (drift of the distances)/(2η) + η/2·ΣTr(G_tᵀL_t⁺G_tR_t⁺) (Proposition C.2).
+    """Return both sides of Σ⟨G_t, X_t − X⟩ ≤ drift/(2η) + η/2·ΣTr(G_tᵀL_t⁺G_tR_t⁺) (Prop. C.2).
 
     The drift is d_1(X_1) + Σ_{t≥2} [d_t(X_t) − d_{t-1}(X_t)] with the squared distance
     d_t(Y) = Tr((Y−X)ᵀL_t(Y−X)R_t). `gradients` and `actions` are (…, T, m, n), `left` (…, T, m, m),
@@ -110,7 +110,7 @@ def mirror_descent_regret(
 
 
 def matrix_potential(gradients: Tensor) -> Sides:
-    """ΣTr(G_tᵀM_t^{-1/2}G_t) ≤ 2Tr√M_T for gradients (…, T, m, n) (Lemma C.3).
+    """Return both sides of ΣTr(G_tᵀM_t^{-1/2}G_t) ≤ 2Tr√M_T, gradients (…, T, m, n) (Lemma C.3).
 
     Its second half, with N_t = ΣG_sᵀG_s, is this one on the transposed gradients.
     """
@@ -123,7 +123,7 @@ def matrix_potential(gradients: Tensor) -> Sides:
 
 
 def shampoo_gradient_term(gradients: Tensor) -> Sides:
-    """ΣTr(G_tᵀM_t^{-1/4}G_tN_t^{-1/4}) ≤ 2√(Tr M_T^{1/2}·Tr N_T^{1/2}) (Lemma C.4)."""
+    """Return ΣTr(G_tᵀM_t^{-1/4}G_tN_t^{-1/4}) ≤ 2√(Tr M_T^{1/2}·Tr N_T^{1/2}) (Lemma C.4)."""
     gradients = stream("gradients", gradients)
     rows, columns = _running_grams(gradients)
     weighted = _power(rows, -0.25) @ gradients @ _power(columns, -0.25)
@@ -135,7 +135,7 @@ def shampoo_gradient_term(gradients: Tensor) -> Sides:
 def shampoo_distance_term(
     gradients: Tensor, actions: Tensor, comparator: Tensor, *, radius: float
 ) -> Sides:
-    """The drift of Shampoo's distances ≤ 4D²(‖L_T‖_op Tr R_T + Tr L_T ‖R_T‖_op) (Lemma C.5).
+    """Return the drift of Shampoo's distances ≤ 4D²(‖L_T‖_op Tr R_T + Tr L_T ‖R_T‖_op) (Lemma C.5).
 
     The drift is that of `mirror_descent_regret` with L_t = M_t^{1/4}, R_t = N_t^{1/4}, for actions
     and a comparator in the ball of radius D.
@@ -165,7 +165,7 @@ def _running_grams(gradients: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quarter_roots(gram: Tensor, column_gram: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of (εI + M)^{1/4} and (εI + N)^{1/4}."""
+    """Return the eigenvalues of (εI + M)^{1/4} and (εI + N)^{1/4}."""
     left = (spectrum("gram", gram) + epsilon) ** 0.25
     right = (spectrum("column_gram", column_gram) + epsilon) ** 0.25
     _checks.broadcastable("column_gram", right.shape[:-1], "gram", left.shape[:-1])
@@ -177,7 +177,7 @@ def _peak(values: Tensor) -> Tensor:
 
 
 def _power(matrix: Tensor, exponent: float) -> Tensor:
-    """A^p for a positive semidefinite A; a negative power acts on the range only."""
+    """Return A^p for a positive semidefinite A; a negative power acts on the range only."""
     values, vectors = torch.linalg.eigh(matrix)
     floor = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp(min=0)
     powers = torch.where(values > floor, values.clamp(min=0) ** exponent, torch.zeros_like(values))

@@ -10,7 +10,7 @@ from nucleon.online.theory._statistics import Sides, alike
 
 
 def nuclear_hessian(x: Tensor, direction: Tensor) -> Sides:
-    """∇²‖X‖_*[D, D] ≤ Tr(Dᵀ(XXᵀ)^{-1/2}D) for X of full row rank (Lemma E.1).
+    """Return both sides of ∇²‖X‖_*[D, D] ≤ Tr(Dᵀ(XXᵀ)^{-1/2}D), X of full row rank (Lemma E.1).
 
     The left side is exact: with P = (XXᵀ)^{1/2} = U diag(σ) Uᵀ and B = Uᵀ(DXᵀ + XDᵀ)U it is
     Tr(DᵀP^{-1}D) − ½Σ_{ij} B_ij²/(σ_iσ_j(σ_i + σ_j)), P's derivative solving a Sylvester equation.
@@ -33,7 +33,7 @@ def nuclear_hessian(x: Tensor, direction: Tensor) -> Sides:
 
 
 def inverse_chi_square(degrees: int, noncentrality: float) -> Sides:
-    """E[1/χ²_k(λ)] = E[1/(k−2+2J)] ≤ 1/(k−2), J ~ Poisson(λ/2), k ≥ 3 (Lemma E.2)."""
+    """Return both sides of E[1/χ²_k(λ)] = E[1/(k−2+2J)] ≤ 1/(k−2), J ~ Poisson(λ/2) (Lemma E.2)."""
     degrees = _checks.count("degrees", degrees, minimum=3)
     mean = _checks.nonnegative("noncentrality", noncentrality) / 2
     # Poisson's mass lies within 12 deviations of its mean but for less than one rounding (60 covers
@@ -47,7 +47,7 @@ def inverse_chi_square(degrees: int, noncentrality: float) -> Sides:
 
 
 def inverse_wishart(shift: Tensor, noise: Tensor) -> Sides:
-    """λ_max E[((Z+Y)(Z+Y)ᵀ)^{-1}] ≤ 1/(n−m−1) for Gaussian Z and n ≥ m+2 (Lemma E.3).
+    """Return both sides of λ_max E[((Z+Y)(Z+Y)ᵀ)^{-1}] ≤ 1/(n−m−1), n ≥ m+2 (Lemma E.3).
 
     The expectation is the mean over the given `noise`, (samples, …, m, n), so the left side is an
     estimate (biased upwards, as the largest eigenvalue of a mean is). `shift` is Y, (…, m, n).
