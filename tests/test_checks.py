@@ -14,7 +14,7 @@ from strategies import FULL, HALF, eps, gram, normal, seeds
 
 ONES, EYE = torch.ones(2, 3), torch.eye(2)
 INF, NAN = math.inf, math.nan
-matrix, smoothing = partial(_checks.matrix, "s"), partial(_checks.smoothing, s=ONES)
+matrix, smoothing = partial(_checks.matrix, "s"), partial(_checks.acting_on, "smoothing", s=ONES)
 symmetric = partial(_checks.symmetric, "smoothing")
 one_asymmetric = torch.stack([1e30 * torch.eye(3), torch.eye(3), torch.eye(3)])
 one_asymmetric[2, 0, 1] = 1e-2  # a large neighbour must not hide it
@@ -48,8 +48,9 @@ one_asymmetric[2, 0, 1] = 1e-2  # a large neighbour must not hide it
         (partial(smoothing, EYE.double()), TypeError, ("float64", "smoothing.to(torch.float32)")),
         (partial(smoothing, EYE.repeat(3, 1, 1)), ValueError, ("(3,)", "()", "leading dimensions")),
         (partial(smoothing, torch.diag(EYE[0] - EYE[1])), ValueError, ("semidefinite", "L @ L.mT")),
-        (partial(_checks.smoothing, EYE.half(), ONES.half()), TypeError, ("float32",)),
-        (partial(_checks.smoothing, EYE.double(), ONES.half()), TypeError, ("float32",)),
+        (partial(smoothing, EYE.half(), s=ONES.half()), TypeError, ("float32",)),
+        (partial(smoothing, EYE.double(), s=ONES.half()), TypeError, ("float32",)),
+        (partial(smoothing, EYE, side="columns"), ValueError, ("3×3", "columns", "(2, 2)")),
         (
             partial(_checks.same, "smoothing", EYE.to("meta"), "s", ONES),
             ValueError,
@@ -84,7 +85,7 @@ def test_what_fits_comes_back(shape, dtype):
     value = torch.ones(shape, dtype=dtype)
     for fitting in (value, value.mT, value * torch.finfo(dtype).max, torch.nn.Parameter(value)):
         assert _checks.matrix("s", fitting) is fitting
-    assert _checks.smoothing(EYE, ONES.half()) is EYE
+    assert smoothing(EYE, s=ONES.half()) is EYE
     assert _checks.count("steps", 0, minimum=0) == 0
     assert _checks.choice("method", "svd", ("svd", "qdwh")) == "svd"
 
@@ -106,7 +107,7 @@ def test_symmetry_is_judged_relative_to_the_largest_entry(dtype, factor):
 @given(m=st.integers(1, 40), n=st.integers(1, 60), dtype=st.sampled_from(FULL), seed=seeds)
 def test_gram_products_are_symmetric_enough(m, n, dtype, seed):
     factor = normal(m, n, seed=seed, dtype=dtype)
-    _checks.smoothing(gram(factor), factor)
+    smoothing(gram(factor), s=factor)
     # Another order of summation above and below the diagonal, as some BLAS have it.
     other = (factor.flip(-1) @ factor.flip(-1).mT).triu()
     _checks.symmetric("a", other + (factor @ factor.mT).tril(-1))

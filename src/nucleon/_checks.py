@@ -43,8 +43,8 @@ def matrix(name: str, value: object, *, dtypes: Sequence[torch.dtype] = REAL_DTY
     return finite(name, tensor)
 
 
-def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
-    """Return `value` if it is a finite symmetric matrix (…, m, m); `size`, if set, is its side."""
+def symmetric(name: str, value: object, *, size: int | None = None, side: str = "rows") -> Tensor:
+    """Return `value` if it is a finite symmetric matrix (…, m, m), of that size if not None."""
     tensor = matrix(name, value)
     rows, columns = tensor.shape[-2:]
     if rows != columns:
@@ -52,12 +52,18 @@ def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
             f"{name} must be square, got shape {tuple(tensor.shape)}; pass a Gram matrix such as "
             f"L @ L.mT"
         )
-    if size is not None and rows != size:
+    if size not in (None, rows):
         raise ValueError(
-            f"{name} must be {size}×{size} to act on the rows, got shape {tuple(tensor.shape)}; "
-            f"form it from the rows, such as s @ s.mT, or transpose s"
+            f"{name} must be {size}×{size} to act on the {side}, got shape {tuple(tensor.shape)}; "
+            f"form it from the {side}, such as s @ s.mT for the rows"
         )
-    if tensor.numel() and not _is_symmetric(tensor):
+    if not tensor.numel():
+        return tensor
+    # A Gram product accumulates about √m rounding errors per entry; eight m of them is generous
+    # and still refuses anything a person would call asymmetric. Subnormals round by more.
+    info = torch.finfo(tensor.dtype)
+    scale = tensor.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(info.smallest_normal)
+    if ((tensor - tensor.mT).abs() > 8 * rows * info.eps * scale).any():
         raise ValueError(
             f"{name} must be symmetric up to rounding, its largest asymmetry is "
             f"{(tensor - tensor.mT).abs().max().item():.3g}; pass ({name} + {name}.mT) / 2"
@@ -65,15 +71,15 @@ def symmetric(name: str, value: object, *, size: int | None = None) -> Tensor:
     return tensor
 
 
-def smoothing(value: object, s: Tensor) -> Tensor:
-    """Return `value` if it can be the smoothing Λ of the matrices `s`: symmetric, Λ ⪰ 0.
+def acting_on(name: str, value: object, s: Tensor, *, side: str = "rows") -> Tensor:
+    """Return `value` if it is a positive semidefinite matrix for the rows or columns of `s`.
 
-    Half-precision matrices take a float32 smoothing: half precision cannot hold a Gram matrix.
+    For half-precision `s` it must be float32: half precision cannot represent a Gram matrix.
     """
-    tensor = symmetric("smoothing", value, size=s.shape[-2])
-    same("smoothing", tensor, "s", s, dtype=work_dtype(s.dtype))
-    broadcastable("smoothing", tensor.shape[:-2], "s", s.shape[:-2])
-    return positive_semidefinite("smoothing", tensor)
+    tensor = symmetric(name, value, size=s.shape[-2 if side == "rows" else -1], side=side)
+    same(name, tensor, "s", s, dtype=work_dtype(s.dtype))
+    broadcastable(name, tensor.shape[:-2], "s", s.shape[:-2])
+    return positive_semidefinite(name, tensor)
 
 
 def complete(device: torch.device) -> bool:
@@ -166,7 +172,7 @@ def choice(name: str, value: object, options: Collection[str]) -> str:
 def positive(name: str, value: float) -> float:
     """Return `value` as a float if it is finite and > 0."""
     number = _number(name, value)
-    if not (number > 0 and math.isfinite(number)):
+    if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
     return number
 
@@ -174,7 +180,7 @@ def positive(name: str, value: float) -> float:
 def nonnegative(name: str, value: float) -> float:
     """Return `value` as a float if it is finite and ≥ 0."""
     number = _number(name, value)
-    if not (number >= 0 and math.isfinite(number)):
+    if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
     return number
 
@@ -216,14 +222,6 @@ def _dense(name: str, value: object) -> Tensor:
             f"convert it with {name}.to(torch.get_default_dtype())"
         )
     return value
-
-
-def _is_symmetric(a: Tensor) -> bool:
-    # A Gram product accumulates about √m rounding errors per entry; eight m of them is generous
-    # and still refuses anything a person would call asymmetric. Subnormals round by more.
-    info = torch.finfo(a.dtype)
-    scale = a.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(info.smallest_normal)
-    return bool(((a - a.mT).abs() <= 8 * a.shape[-1] * info.eps * scale).all())
 
 
 def _number(name: str, value: object) -> float:

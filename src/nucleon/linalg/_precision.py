@@ -22,36 +22,22 @@ def exact(x: Tensor) -> Tensor:
 
 Setting = tuple[Any, str, Sequence[object]]
 """A backend of torch, the name of a setting, and the values that will do."""
-_FULL: tuple[Setting, ...] = (
+_SETTINGS: tuple[Setting, ...] = (
     (torch.backends.cuda.matmul, "fp32_precision", ("ieee", "none")),
     (torch.backends.mkldnn.matmul, "fp32_precision", ("ieee", "none")),  # pyright: ignore[reportAttributeAccessIssue]
+    (torch.backends.cuda.matmul, "allow_fp16_accumulation", (False,)),
 )
-_WIDE_SUMS: Setting = (torch.backends.cuda.matmul, "allow_fp16_accumulation", (False,))
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Switch TF32 and its CPU counterparts off inside, and restore the user's setting after.
+    """Switch TF32, its CPU counterparts and float16 sums off, and restore the user's setting after.
 
     A Gram matrix rounded to ten bits is not positive semidefinite, and the iterations amplify its
     errors.
     """
-    with _switched(_FULL):
-        yield
-
-
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """Multiply in the dtype of the operands, sum float16 in float32, and switch autocast off."""
-    with torch.autocast(device.type, enabled=False), _switched((*_FULL, _WIDE_SUMS)):
-        yield
-
-
-@contextmanager
-def _switched(settings: Sequence[Setting]) -> Iterator[None]:
-    """Set backends to a value that will do, and restore those of the user after."""
     before: list[tuple[Any, str, object]] = []
-    for backend, name, good in settings:
+    for backend, name, good in _SETTINGS:
         value = getattr(backend, name)
         if value not in good:
             before.append((backend, name, value))
@@ -61,3 +47,10 @@ def _switched(settings: Sequence[Setting]) -> Iterator[None]:
     finally:
         for backend, name, value in before:
             setattr(backend, name, value)
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Multiply in the dtype of the operands, sum float16 in float32, and switch autocast off."""
+    with torch.autocast(device.type, enabled=False), full_float32():
+        yield

@@ -69,7 +69,7 @@ def augmented_polar(
             so many take to 0.99. Smaller ones end between 0 and 1.
     """
     _checks.matrix("s", s)
-    _checks.smoothing(smoothing, s)
+    _checks.acting_on("smoothing", smoothing, s)
     m, work = s.shape[-2], _checks.work_dtype(s.dtype)
     cut = check_method(work, m, method, METHODS, steps, rank_tolerance)
     if s.numel() == 0:
@@ -118,7 +118,8 @@ def residual(
     if smoothing is None:
         x = unit_scale(x)
     else:
-        rest = exact(_checks.smoothing(smoothing, s)).expand(*s.shape[:-1], s.shape[-2])
+        rest = exact(_checks.acting_on("smoothing", smoothing, s))
+        rest = rest.expand(*s.shape[:-1], s.shape[-2])
         x, rest = joint_unit_scale(x, rest)
         values, vectors = psd_eigh(rest)
         x = torch.cat([x, vectors * values.sqrt().unsqueeze(-2)], dim=-1)

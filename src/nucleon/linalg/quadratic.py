@@ -78,8 +78,8 @@ def quadratic_projection(
         start: a first guess (…, m, n), projected onto the ball if outside.
     """
     s = _checks.matrix("s", s)
-    left = _acting_on("left", left, s, axis=-2)
-    right = None if right is None else _acting_on("right", right, s, axis=-1)
+    left = _checks.acting_on("left", left, s)
+    right = None if right is None else _checks.acting_on("right", right, s, side="columns")
     _checks.choice("solver", solver, _SOLVERS)
     tolerance = _checks.positive("tolerance", tolerance)
     max_iterations = _checks.count("max_iterations", max_iterations)
@@ -112,20 +112,6 @@ def quadratic_projection(
         iterations=iterations.reshape(batch),
         converged=(relative <= tolerance).reshape(batch),
     )
-
-
-def _acting_on(name: str, value: object, s: Tensor, axis: int) -> Tensor:
-    """Return `value` if it is positive semidefinite and can act on that axis of `s`."""
-    tensor = _checks.symmetric(name, value)
-    size, side = s.shape[axis], "rows" if axis == -2 else "columns"
-    if tensor.shape[-1] != size:
-        raise ValueError(
-            f"{name} must be {size}×{size} to act on the {side} of s, got shape "
-            f"{tuple(tensor.shape)}"
-        )
-    _checks.same(name, tensor, "s", s, dtype=_checks.work_dtype(s.dtype))
-    _checks.broadcastable(name, tensor.shape[:-2], "s", s.shape[:-2])
-    return _checks.positive_semidefinite(name, tensor)
 
 
 class _Problem(NamedTuple):

@@ -375,7 +375,7 @@ def _nuclear_norm(x: Tensor) -> Tensor:
 
 def _check(s: Tensor, smoothing: Tensor) -> None:
     _checks.matrix("s", s)
-    _checks.smoothing(smoothing, s)
+    _checks.acting_on("smoothing", smoothing, s)
 
 
 def _check_shape(m: int, n: int) -> None:
