@@ -133,9 +133,9 @@ def augmented_eigh(s: Tensor, smoothing: Tensor, cut: float, *, dtype: torch.dty
     """Compute the reference by the eigendecomposition of SSᵀ + Λ, or the SVD of [S L].
 
     The Gram route errs by about eps·κ, κ = cond(SSᵀ + Λ), and leaves the ball where rounding made Λ
-    indefinite. It is taken for the matrices with 4 eps·κ within the promise of the input's dtype,
-    no singular value of [S L] to cut, and a Cholesky factor of Λ + εI, ε = ¼ promise·λ_min; the
-    others take the SVD of [S L], which errs by eps·√κ and leaves the ball by eps at most. Float64
+    indefinite. It serves the matrices with 4 eps·κ within the promise of the input's dtype, no
+    singular value of [S L] to cut, and a Cholesky factor of Λ + εI, ε = ¼ promise·λ_min. The SVD of
+    [S L] serves the others: it errs by eps·√κ and leaves the ball by eps at most. Float64
     throughout; synchronizes to choose.
     """
     smoothing = smoothing.expand(*s.shape[:-1], s.shape[-2])

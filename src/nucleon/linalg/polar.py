@@ -1,8 +1,7 @@
 """The polar factor polar(S) = (SSᵀ)^{-1/2} S = U Vᵀ, where S = U Σ Vᵀ is the compact SVD.
 
-`polar` checks its arguments and chooses the number of steps. The functions it wraps take a number
-of steps, look at no value and never synchronize (`polar_svd` excepted, where the SVD itself does);
-all of them take stacks (…, m, n) and work on the short side.
+`polar` checks its arguments and chooses the number of steps. The functions that it wraps accept a
+number of steps and never synchronize, except `polar_svd`; all of them work on the short side.
 """
 
 import math
@@ -82,10 +81,17 @@ def polar(
         return polar_svd(exact(x), cut).to(s)
     bound = cut / math.sqrt(max(1, side))  # of ‖S‖_F
     if steps is None:
-        steps = _steps(method, bound, _eps(x) ** 0.75)
+        least = _ridged(RIDGE * bound) if method == "scaled-newton" else bound
+        steps = design.steps_for(method, least, _eps(x) ** 0.75)
     elif rank_tolerance is None:
         bound = max(bound, design.bound_for(method, steps))
-    return _iterate(x, method, steps, bound).to(s)
+    if method == "scaled-newton":
+        return polar_scaled_newton(x, steps, bound).to(s)
+    if method == "qdwh":
+        return polar_qdwh(x, steps, bound).to(s)
+    if method == "newton-schulz":
+        return polar_polynomial(x, [design.newton_schulz()] * steps).to(s)
+    return polar_polynomial(x, design.contracted(design.polar_express(bound, steps))).to(s)
 
 
 def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
@@ -97,7 +103,7 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
     if _is_tall(s):
         return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
-        rank_tolerance = math.sqrt(max(1, min(s.shape[-2:]))) * _eps(s)
+        rank_tolerance = math.sqrt(max(1, s.shape[-2])) * _eps(s)
     u, sigma, vh = torch.linalg.svd(_checks.decomposable(unit_scale(s)), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
     return _compose((u * keep.unsqueeze(-2)) @ vh, [design.newton_schulz()]).to(s.device)
@@ -161,22 +167,6 @@ def polar_qdwh(s: Tensor, steps: int, lower_bound: float) -> Tensor:
             inverse_x = torch.cholesky_solve(x, factor)
         x = b / c * x + (a - b / c) * inverse_x  # inverse_x = (I + cXXᵀ)^{-1}X
     return x
-
-
-def _steps(method: design.Iteration, lower_bound: float, tolerance: float) -> int:
-    """Return the steps that take singular values from lower_bound·‖S‖_F on to 1 − tolerance."""
-    bound = _ridged(RIDGE * lower_bound) if method == "scaled-newton" else lower_bound
-    return design.steps_for(method, bound, tolerance)
-
-
-def _iterate(s: Tensor, method: design.Iteration, steps: int, lower_bound: float) -> Tensor:
-    if method == "newton-schulz":
-        return polar_polynomial(s, [design.newton_schulz()] * steps)
-    if method == "polar-express":
-        return polar_polynomial(s, design.contracted(design.polar_express(lower_bound, steps)))
-    if method == "scaled-newton":
-        return polar_scaled_newton(s, steps, lower_bound)
-    return polar_qdwh(s, steps, lower_bound)
 
 
 def _compose(x: Tensor, sequence: Sequence[Quintic]) -> Tensor:
