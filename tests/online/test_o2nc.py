@@ -394,57 +394,43 @@ def test_a_round_that_fails_changes_nothing(kind):
 
 @pytest.mark.parametrize("independent", [False, True])
 def test_the_terms_are_those_of_the_proposition(independent):
-    """Against sums over the whole stored run and `theory.o2nc_bound`."""
+    """Against the oracle over the whole stored run, as one block-diagonal matrix per process."""
     rounds, shapes = 300, [(4, 2, 3), (4, 3, 2)] if independent else [(2, 3), (2, 3, 2)]
     params = parameters(shapes)
     truths = [gradients(s, rounds, 7 + i) for i, s in enumerate(shapes)]
     noises = [gradients(s, rounds, 70 + i) for i, s in enumerate(shapes)]
     optimizer = make(params, rounds=rounds, independent=independent, gradient_bound=9.0)
-    meter, actions = ConversionMeter(optimizer, points=30), []
+    meter, history = ConversionMeter(optimizer, points=30), []
+
+    def whole(tensors):  # (b, m, n) of b processes
+        blocks = [x if independent else x[None] for x in tensors]
+        if not independent:
+            blocks = [blocks[0], *blocks[1].unbind(1)]
+        return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
+
     for t in range(rounds):
-        actions.append([a.numpy() for a in optimizer.actions])
         for param, truth, noisy in zip(params, truths, noises, strict=True):
             param.grad = truth[t] + noisy[t]
-        meter.record([truth[t] for truth in truths])
+        now = [truth[t] for truth in truths]
+        history.append([whole(x) for x in (now, [p.grad for p in params], optimizer.actions)])
+        meter.record(now)
         optimizer.step()
-    terms = meter.terms(2.0)
-
-    def per_run(values):  # (t, …) of each parameter, summed over the matrices of a process
-        return sum(v if independent or v.ndim == 1 else v.sum(-1) for v in values)
-
-    def discounted(streams):
-        sums = [np.zeros_like(s) for s in streams]
-        for total, stream in zip(sums, streams, strict=True):
-            for t in range(rounds):
-                total[t] = GAMMA * total[t - 1] * (t > 0) + stream[t]
-        return sums
-
-    true = [np.stack([g.numpy() for g in stream]) for stream in truths]
-    bad = [np.stack([g.numpy() for g in stream]) for stream in noises]
-    given = [a + b for a, b in zip(true, bad, strict=True)]
-    played = [np.stack([a[i] for a in actions]) for i in range(len(params))]
-    losses = per_run([(g * x).sum((-2, -1)) for g, x in zip(given, played, strict=True)])
-    (loss,) = discounted([losses])
-    norms = [per_run([nuclear(s) for s in discounted(x)]) for x in (true, bad, given)]
-    regrets = loss / D + norms[2]
-    gap_at = (1 - GAMMA) / (1 - GAMMA ** np.arange(1, rounds + 1))
-    law = theory.tau_law(rounds, GAMMA).numpy()
-    runs = range(4) if independent else [...]
-    for r in runs:
-        at, true_at, bad_at = (
-            torch.tensor(v[:, r] if independent else v) for v in (regrets, norms[0], norms[1])
-        )
-        gaps = gap_at * true_at.numpy()
-        bound = theory.o2nc_bound(loss_gap=2.0, rho=RHO, discount=GAMMA, regrets=at, noises=bad_at)
-        assert terms.gap[r].item() == pytest.approx(law @ gaps, rel=1e-12)
-        assert terms.regret[r].item() == pytest.approx(bound.regret, rel=1e-12)
-        assert terms.noise[r].item() == pytest.approx(bound.noise, rel=1e-12)
-        assert terms.descent[r].item() == pytest.approx(bound.descent, rel=1e-12)
-        assert terms.bound[r].item() == pytest.approx(bound.total, rel=1e-12)
-        tau = int(optimizer.tau[r])
-        assert terms.gap_at_tau[r].item() == pytest.approx(gaps[tau - 1], rel=1e-12)
-        for t, gap in meter.curve:
-            assert gap[r].item() == pytest.approx(gaps[t - 1], rel=1e-12)
+    true, fed, played = (torch.stack(x).numpy() for x in zip(*history, strict=True))
+    terms, fall = meter.terms(2.0), np.full(len(true[0]), 2.0)
+    game = {"rho": RHO, "discount": GAMMA, "fall": fall}
+    left, right = conversion_oracle.proposition(true, fed, played, **game)
+    np.testing.assert_allclose(terms.gap.reshape(-1), left, rtol=1e-12)
+    np.testing.assert_allclose(terms.bound.reshape(-1), right, rtol=1e-12)
+    # Without noise and fall the regrets are left, and the loss gap alone is the descent.
+    noise = conversion_oracle.proposition(true, fed, 0 * played, **{**game, "fall": 0 * fall})[1]
+    clean = conversion_oracle.proposition(fed, fed, 0 * played, **{**game, "fall": 0 * fall})[1]
+    np.testing.assert_allclose(terms.noise.reshape(-1), noise - clean, rtol=1e-12)
+    np.testing.assert_allclose(terms.descent.reshape(-1), 2 / (optimizer.radius * rounds))
+    gaps = [nuclear(conversion_oracle.average(true[: t + 1], GAMMA)) for t in range(rounds)]
+    for run, tau in enumerate(optimizer.tau.reshape(-1).tolist()):
+        assert terms.gap_at_tau.reshape(-1)[run].item() == pytest.approx(gaps[tau - 1][run])
+    for t, gap in meter.curve:
+        np.testing.assert_allclose(gap.reshape(-1), gaps[t - 1], rtol=1e-12)
     assert 30 <= len(meter.curve) <= 31
 
 
