@@ -98,36 +98,6 @@ def exponents(dtype: torch.dtype, *, spare: int = 0) -> st.SearchStrategy[int]:
     return st.integers(math.ceil(math.log2(info.tiny)) + spare, math.floor(math.log2(info.max)) - 3)
 
 
-@st.composite
-def problems(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = FULL) -> Problem:
-    """Any shape, rank, condition number (S to 1e12, Λ to 1e16) and scale; Λ zero, tiny or huge.
-
-    Λ is LLᵀ formed in the working dtype, so a rank-deficient one is indefinite by rounding; L is
-    unrelated to S or shares its left singular vectors, small where S is large or the other way.
-    """
-    dtype, (m, n), seed = draw(st.sampled_from(dtypes)), draw(shapes), draw(seeds)
-    work = work_dtype(dtype)
-    sigma = geometric(min(m, n), draw(st.floats(0, 12)), draw(st.integers(0, min(m, n))))
-    s = with_singular_values((m, n), sigma, seed)
-    root = geometric(m, draw(st.floats(0, 8)), draw(st.integers(0, m)))
-    kind = draw(st.sampled_from(["unrelated", "aligned", "opposed"]))
-    basis = orthogonal(m, m, seed + 2) if kind == "unrelated" else torch.linalg.svd(s).U
-    factor = basis * (root.flip(0) if kind == "opposed" else root)
-    smoothing = gram(factor.to(work))
-    if draw(st.booleans()):  # comparable scales, where the two interact
-        power = draw(st.integers(-8, 8))
-        tilt = draw(st.integers(-30, 30))
-        return Problem(
-            times_power_of_two(s.to(dtype), power), times_power_of_two(smoothing, 2 * power + tilt)
-        )
-    # Unrelated scales over the whole range. Λ keeps 2^-30 of its largest entry above the
-    # subnormal numbers: their rounding is absolute and would make it indefinite for good.
-    return Problem(
-        times_power_of_two(s.to(dtype), draw(exponents(dtype))),
-        times_power_of_two(smoothing, draw(exponents(work, spare=30))),
-    )
-
-
 def whole_range(dtype: torch.dtype) -> st.SearchStrategy[int]:
     """Every power of two that is a number of the dtype, from the smallest subnormal one."""
     return st.integers(*ends(dtype))

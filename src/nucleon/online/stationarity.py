@@ -6,16 +6,9 @@ A law on sampled points W + Δ_i has the weights p_i of a convex program,
 
     min ‖g + Σ p_i (g_i − g)‖_*,  p ≥ 0,  Σ p_i ≤ 1,  Σ p_iΔ_i = 0,  Σ p_i‖Δ_i‖_op ≤ ρ,
 
-g_i the gradient at W + Δ_i and g that at W, which has the weight that is left. New points are drawn
-around those that have weight, each with a mirrored one W − cΔ: up to mn points in general position
-admit no law but Y = W. Whatever Σ p_iΔ_i a first-order method leaves, one more point balances, and
-its gradient counts. So the result is a law with mean W, and its value an upper bound of the
-infimum.
-
-Of a stochastic gradient with k draws, ‖ḡ − E g‖_* is compared with ‖Σ_j z_j(g_j − ḡ)‖_*/√(k(k−1)u),
-z normal and u an independent χ²_{k−1}/(k−1): of one entry that is Student's t. For normal draws in
-one direction the margin covers exactly at its confidence from two draws on; in more directions it
-covers at least as often wherever it was simulated (`tests/online/test_stationarity.py`).
+g_i the gradient at W + Δ_i and g that at W, which has the remaining weight. docs/theory.md, "The
+gap at a point", says how points are drawn, how the mean is balanced, and what the margin of a
+stochastic gradient is; `tests/online/test_stationarity.py` simulates its coverage.
 """
 
 import math

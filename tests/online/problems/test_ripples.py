@@ -79,7 +79,7 @@ def test_instances_broadcast_over_leading_dimensions():
     [
         (lambda: Ripples(torch.zeros(3, 4)), ValueError, "measurements must have shape"),
         (lambda: Ripples(torch.full((1, 2, 2), torch.nan)), ValueError, "finite"),
-        (lambda: random_ripples([0], shape=(0, 3)), ValueError, r"shape\[0\]"),
+        (lambda: random_ripples([0], shape=(0, 3)), ValueError, "side of shape"),
         (lambda: random_ripples([0], measurements=0), ValueError, "measurements"),
         (lambda: random_ripples([0]).value(torch.zeros(1, 20, 19)), ValueError, "20, 20"),
         (lambda: random_ripples([0]).value(torch.zeros(1, 20, 20).double()), TypeError, "dtype"),

@@ -85,8 +85,7 @@ def random_ripples(
         device: (default: torch's).
     """
     _checks.count("measurements", measurements)
-    sides = (measurements, *_shape(shape))
-    return Ripples(_normal(seeds, sides, _MEASUREMENTS, dtype, device))
+    return Ripples(_normal(seeds, (measurements, *shape), _MEASUREMENTS, dtype, device))
 
 
 def random_start(
@@ -97,7 +96,7 @@ def random_start(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Return standard normal matrices (i, m, n), one for each seed."""
-    return _normal(seeds, _shape(shape), _START, dtype, device)
+    return _normal(seeds, shape, _START, dtype, device)
 
 
 def _normal(
@@ -108,11 +107,8 @@ def _normal(
     device: torch.device | str | None,
 ) -> Tensor:
     """Return noise of `shape` for each seed, a stream of its own."""
+    for side in shape:
+        _checks.count("every side of shape", side)
     stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
     size, key = (len(seeds), *shape), {"seed": _NOISE_SEED, "step": step}
     return noise.normal(size, stream=stream, dtype=dtype, device=device, **key)
-
-
-def _shape(shape: tuple[int, int]) -> tuple[int, int]:
-    rows, columns = shape
-    return _checks.count("shape[0]", rows), _checks.count("shape[1]", columns)
