@@ -34,7 +34,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk holds a file, or the names in a folder."""
+    """Wait until a file, or the names in a folder, are on the disk."""
     if path.is_dir() and os.name == "nt":  # Windows opens no folders, and logs their changes
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

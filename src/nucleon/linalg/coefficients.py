@@ -24,7 +24,7 @@ Quintic = tuple[float, float, float]
 Iteration = Literal["newton-schulz", "polar-express", "scaled-newton", "qdwh"]
 
 REACH = 0.99
-"""The value to which `bound_for` takes its lower bound."""
+"""Value to which so many steps raise the lower bound of `bound_for`."""
 
 SAFETY = 0.01
 """Polar Express leaves this relative room above each interval for rounding errors."""

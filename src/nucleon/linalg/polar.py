@@ -122,7 +122,7 @@ def polar_polynomial(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
 def polar_bfloat16(s: Tensor, sequence: Sequence[Quintic]) -> Tensor:
     """Return `polar_polynomial` by products of bfloat16, summed in float32; in the dtype of S.
 
-    Every step looks at the X at hand, so it makes good what the ones before have rounded, and
+    Every step starts from the rounded X, so it corrects the rounding of the steps before, and
     ‖P‖_op ≤ 1.01 with contracted quintics.
     """
     if _is_tall(s):

@@ -348,8 +348,8 @@ def _solve(
     for k in range(1, max_iterations + 1):
         iteration.step(k)
         ratio *= 0.9
-        wanted = -tolerance * iteration.problem.value(iteration.x)
-        due = (ratio[running] * iteration.proxy <= wanted) | (k == max_iterations)
+        threshold = -tolerance * iteration.problem.value(iteration.x)
+        due = (ratio[running] * iteration.proxy <= threshold) | (k == max_iterations)
         if not bool(due.any()):
             continue
         due = due.nonzero().flatten()
@@ -360,7 +360,7 @@ def _solve(
         best[improved], gaps[:, improved] = iteration.x[due[better]], measured[:, better]
         iterations[improved] = k
         done = torch.zeros_like(running, dtype=torch.bool)
-        done[due] = measured[1] <= wanted[due]
+        done[due] = measured[1] <= threshold[due]
         if bool(done.any()):
             keep = (~done).nonzero().flatten()
             if not len(keep):

@@ -78,7 +78,7 @@ def stationarity_gap(
 
     Args:
         gradient: ∇L of a stack of points; with `draws`, a stochastic gradient, unbiased and with
-            new noise for every point of the stack, which then holds each point so many times.
+            new noise for every point of the stack, which then repeats each point so many times.
         w: the point W, (m, n), float32 or float64.
         rho: ρ > 0.
         pairs: new points W + Δ, W − cΔ in each generation of the search (default 96).
@@ -117,16 +117,16 @@ def stationarity_gap(
     offsets, gradients = w.new_zeros(0, *w.shape), here.new_zeros(0, *w.shape)
     program = Average(here.new_zeros(0), here.new_zeros(2 * here.numel() + 2), 0.0, 0.0)
     for generation in range(1, _GENERATIONS + 1):
-        kept = program.weights > 1e-6 * program.weights.sum()
-        offsets, gradients, weights = offsets[kept], gradients[kept], program.weights[kept]
+        heavy = program.weights > 1e-6 * program.weights.sum()
+        offsets, gradients, weights = offsets[heavy], gradients[heavy], program.weights[heavy]
         fresh = _proposals(offsets, weights, w, here, rho, pairs, seed, generation)
         offsets = torch.cat([offsets, fresh])
         gradients = torch.cat([gradients, sampled(fresh).mean(0)])
         start = program._replace(weights=torch.cat([weights, weights.new_zeros(len(fresh))]))
         count = _LAST if generation == _GENERATIONS else _ITERATIONS
         program = least_average(here, gradients, offsets.double() / rho, start, iterations=count)
-    kept = program.weights > 0
-    offsets, weights, distance = _balanced(offsets[kept], program.weights[kept], rho)
+    positive = program.weights > 0
+    offsets, weights, distance = _balanced(offsets[positive], program.weights[positive], rho)
     points = torch.cat([torch.zeros_like(w).unsqueeze(0), offsets])
     p = torch.cat([1 - weights.sum().reshape(1), weights])
     samples = torch.einsum("k,dkmn->dmn", p, sampled(points))  # fresh ones
@@ -233,7 +233,7 @@ def _proposals(
 ) -> Tensor:
     """Return new offsets Δ and −cΔ: half near those that have weight, half of any kind.
 
-    Of the latter, every other one lies along W or along the steepest direction, where kinks are met
+    Every other one of the latter is along W or along the steepest direction, where kinks are met
     head on.
     """
     place: dict[str, Any] = {"dtype": w.dtype, "device": w.device}

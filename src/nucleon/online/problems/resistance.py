@@ -9,7 +9,7 @@ from nucleon import _checks
 class Resistance:
     """An oracle that answers the last move ΔW = sX of b walkers, each at a height above the goal.
 
-    With u the direction of the second row of ΔW (½e_2 where that row did not move), it gives
+    With u the direction of the second row of ΔW (½e_2 where that row did not move), it returns
 
         G = a·e_1e_1ᵀ + b·e_2uᵀ  while the height is above 0, afterwards 0,
 

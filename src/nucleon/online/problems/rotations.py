@@ -1,6 +1,6 @@
 """Learning rotations online (Appendix A): the unit ball is the convex hull of the orthogonal group.
 
-At round t the learner holds X_t, ‖X_t‖_op ≤ 1, sees unit vectors u and v and pays
+At round t the learner plays X_t, ‖X_t‖_op ≤ 1, observes unit vectors u and v and pays
 
     ½‖v − Ru‖² = 1 − vᵀRu   for the orthogonal R that it drew,   1 − vᵀX_tu   in the mean,
 

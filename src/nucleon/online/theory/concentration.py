@@ -25,9 +25,9 @@ def ftpl_oblivious_deviation(
 ) -> Tensor:
     """Return D√(2 log(1/δ)·Σ‖G_t‖_*²/k) ≥ Reg_T − E Reg_T with probability ≥ 1−δ, gradients fixed.
 
-    By Hoeffding's inequality. By Azuma's it also holds for gradients that answer earlier rounds but
-    not the draws of their own, as long as the norms passed here are bounds fixed beforehand. With
-    `redraw=False` one Z serves all rounds, and the bound is D√(2 log(1/δ)/k)·Σ‖G_t‖_*.
+    Proof by Hoeffding's inequality. By Azuma's it also holds for gradients that answer earlier
+    rounds but not the draws of their own, if the norms passed here are bounds fixed beforehand.
+    With `redraw=False` one Z serves all rounds, and the bound is D√(2 log(1/δ)/k)·Σ‖G_t‖_*.
 
     Args:
         gradient_nuclear_norms: ‖G_t‖_*, (…, T). A learner that keeps sums may pass the one entry
