@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleon.linalg import quadratic_projection
+from nucleon.linalg.quadratic import _Problem
 from strategies import (
     EMPTY,
     FULL,
@@ -164,6 +165,20 @@ def test_the_gap_is_honest_whatever_the_iteration_reached(problem, solver, steps
     )
     assert bool(solution.converged) == bool(solution.relative_gap <= 1e-6)
     assert solution.iterations <= steps
+
+
+@settings(deadline=None, max_examples=25)
+@given(size=st.floats(-9, -1), away=st.floats(-9, -1), seed=st.integers(0, 50))
+def test_the_gap_around_a_minimizer_inside_the_ball(size, away, seed):
+    # f(x) − min f = ½⟨d, weight∘d⟩ for the distance d to the minimizer, known in closed form.
+    weight = 1 + gaussian(1, 3, 5, seed=seed) ** 2
+    minimizer, d = 0.1 * 10.0**size * gaussian(2, 3, 5, seed=seed + 1)[:, None]
+    x = minimizer + (d := 10.0**away * d)
+    excess = float(0.5 * (weight * d**2).sum())
+    gap = float(_Problem(-weight * minimizer, weight).gaps(x)[1])
+    # The gradient is rounded relative to weight·minimizer, hence d is known to eps·‖minimizer‖.
+    slack = 1e-15 * float((weight * (d.abs() + minimizer.abs()) * minimizer.abs()).sum())
+    assert excess - slack <= gap <= excess * (1 + 1e-6) + slack
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

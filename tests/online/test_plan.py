@@ -249,6 +249,13 @@ def test_lower_ends_below_zero_are_taken_for_what_they_can_be():
     assert found.low.kind == "trivial" and found.kind == "reachable"
 
 
+def test_an_interval_of_a_mean():
+    interval = Interval.of_mean(torch.tensor([1.0, 2.0, 3.0, 6.0]))
+    error = np.std([1, 2, 3, 6], ddof=1) / 2
+    assert (interval.value, interval.low) == pytest.approx((3.0, 3.0 - 3 * error))
+    assert Interval.of_mean(torch.tensor([1.0])).high == math.inf
+
+
 # ---------------------------------------------------------------------- the command
 
 

@@ -65,6 +65,15 @@ def test_a_stack_is_its_instances():
         torch.testing.assert_close(single.gradient(x[i]), stack.gradient(x)[i])
 
 
+def test_measurements_and_start_have_keys_of_their_own():
+    """Noise from one key has common radii, which shows in the squares of the leading half."""
+    first = random_ripples([0], dtype=torch.float64).measurements[0, 0].flatten()[:200]
+    start = random_start([0], dtype=torch.float64).flatten()[:200]
+    for power in (1, 2):
+        correlation = torch.corrcoef(torch.stack([first**power, start**power]))[0, 1]
+        assert abs(correlation) < 4 / math.sqrt(200)
+
+
 def test_instances_broadcast_over_leading_dimensions():
     # In float64: a rounding of a residual r comes out 8|r| times as large, one way or the other.
     like = {"shape": (3, 4), "dtype": torch.float64}
