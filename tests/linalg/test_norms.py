@@ -157,6 +157,18 @@ def test_a_matrix_inside_comes_back_unchanged_and_unaliased():
         assert project_operator_ball(torch.zeros(shape)).shape == shape
 
 
+@settings(max_examples=25)
+@given(shape=shapes, size=st.floats(0.1, 1e4), seed=seeds)
+def test_the_projection_is_the_nearest_point(shape, size, seed):
+    """⟨x − p, z − p⟩ ≤ 0 over the ball: its support function at x − p is the nuclear norm of that,
+    attained at p."""
+    x = size * normal(*shape, seed=seed)
+    p = project_operator_ball(x)
+    normal_cone = (x - p).numpy()
+    support = np.linalg.norm(normal_cone, "nuc")
+    assert support - np.sum(normal_cone * p.numpy()) <= 1e-11 * (1 + size) * 30
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "error", "words"),
     [
