@@ -35,7 +35,7 @@ from nucleon.online.problems.resistance import Resistance
 
 RUNS = (16, 8)
 RELATIVE = 0.6  # ε/‖Q‖_* on the kinks: below the first gradient, above what noise leaves
-KINKS_RHO = (1.0, 8.0)
+KINKS_RHO = (1.0, 14.0)
 START = 1.15  # W_1 = START·I, where most residuals are on a steep part of their arcs
 RESISTED = 0.9  # ε under resistance, below the slope 1 that a walker who never arrives measures
 HEIGHT = (0.25, 0.09)  # ΔL/ρ there
