@@ -9,14 +9,7 @@ from rich.table import Table as Grid
 
 from nucleon._naming import unknown
 from nucleon.claims import CLAIMS
-from nucleon.cli.console import (
-    AsJson,
-    CommandError,
-    Debug,
-    console,
-    plain_errors,
-    print_json,
-)
+from nucleon.cli.console import AsJson, CommandError, Debug, console, plain_errors, print_json
 from nucleon.cli.play import PLAYERS
 from nucleon.online.potentials import POTENTIALS
 from nucleon.online.streams import STREAMS

@@ -140,12 +140,7 @@ def _earlier(claims: Sequence[Claim], settings: Settings, output: Path) -> list[
 
 
 def _check_all(
-    claims: Sequence[Claim],
-    settings: Settings,
-    output: Path,
-    jobs: int,
-    debug: bool,
-    out: Console,
+    claims: Sequence[Claim], settings: Settings, output: Path, jobs: int, debug: bool, out: Console
 ) -> Iterator[Outcome]:
     """Check claims beside each other where there are several jobs, then those on times alone."""
     together = [claim for claim in claims if not claim.alone]

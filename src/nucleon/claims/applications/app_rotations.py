@@ -48,12 +48,7 @@ MOST_ERRORS = 4.5  # a normal deviate exceeds this once in 150 000
 STREAMS: Mapping[str, dict[str, Any]] = {
     "3-D scans, steady": {},
     "3-D scans, drifting": {"drift": DRIFT},
-    "3-D scans, half turns": {
-        "symmetric": True,
-        "markers": True,
-        "points": 64,
-        "outliers": 0.0,
-    },
+    "3-D scans, half turns": {"symmetric": True, "markers": True, "points": 64, "outliers": 0.0},
     "dimension 50, single pairs": {"dimension": 50, "points": 1, "outliers": 0.0},
 }
 

@@ -8,13 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import (
-    Array,
-    discounted,
-    inner,
-    nuclear,
-    transposed,
-)
+from nucleon.claims.oracle.algebra import Array, discounted, inner, nuclear, transposed
 from nucleon.claims.oracle.learners import Direction
 
 

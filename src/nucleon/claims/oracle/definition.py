@@ -5,14 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import (
-    Array,
-    inner,
-    minimize,
-    nuclear,
-    operator_ball,
-    polar,
-)
+from nucleon.claims.oracle.algebra import Array, inner, minimize, nuclear, operator_ball, polar
 
 
 class Smoothing(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 
 from nucleon.claims.oracle.algebra import (
     Array,
+    Project,
     box,
     discounted,
     inner,
@@ -79,6 +80,20 @@ def spherical(s: Array, smoothing: Array, t: int = 0) -> Array:
     return s / np.where(norm > 0, norm, 1.0) * length
 
 
+Rule = Callable[[Array, list[Array]], Array]
+"""(G_1 … G_t, X_1 … X_t) → X_{t+1}."""
+
+
+def played(rule: Rule, gradients: Array) -> Array:
+    """X_1 = 0, X_2 … X_T by a rule that sees every matrix with its short side first."""
+    fed = wide(gradients)
+    actions = [np.zeros_like(fed[0])]
+    for t in range(1, len(fed)):
+        actions.append(rule(fed[:t], actions))
+    stack = np.stack(actions)
+    return stack if stack.shape == gradients.shape else transposed(stack)
+
+
 def gbpa(
     direction: Direction,
     gradients: Array,
@@ -92,33 +107,27 @@ def gbpa(
 
     A `bound` of each round, (T, …), is the one in force after it.
     """
-    fed = wide(gradients)
-    largest = np.maximum.accumulate(operator(fed), 0) if bound is None else bound
-    levels = np.broadcast_to(largest, fed.shape[:-2]) / discount
-    actions = [np.zeros_like(fed[0])]
-    for t in range(1, len(fed)):
-        total, gram = moments(fed[:t], discount)
-        level = levels[t - 1][..., None, None]
+    largest = np.maximum.accumulate(operator(gradients), 0) if bound is None else bound
+    levels = np.broadcast_to(largest, gradients.shape[:-2]) / discount
+
+    def action(history: Array, actions: list[Array]) -> Array:
+        total, gram = moments(history, discount)
+        level = levels[len(history) - 1][..., None, None]
         smoothing = (level**2 * np.eye(gram.shape[-1]) + gram) / eta**2
-        actions.append(-radius * direction(total, smoothing, t))
-    return _as_given(actions, gradients)
+        return -radius * direction(total, smoothing, len(history))
+
+    return played(action, gradients)
 
 
 def scalar_gbpa(gradients: Array, *, radius: float, bound: float) -> Array:
     """X_{t+1} = −D(S_tS_tᵀ + (G² + Σ‖G_s‖_F²)/m·I)^{-1/2}S_t, η = √m."""
-    fed = wide(gradients)
-    eye = np.eye(fed.shape[-2])
-    actions = [np.zeros_like(fed[0])]
-    for t in range(1, len(fed)):
-        level = (bound**2 + inner(fed[:t], fed[:t]).sum(0)) / len(eye)
-        total = fed[:t].sum(0)
-        actions.append(-radius * augmented(total, level[..., None, None] * eye))
-    return _as_given(actions, gradients)
 
+    def action(history: Array, actions: list[Array]) -> Array:
+        eye = np.eye(history.shape[-2])
+        level = (bound**2 + inner(history, history).sum(0)) / len(eye)
+        return -radius * augmented(history.sum(0), level[..., None, None] * eye)
 
-def _as_given(actions: list[Array], gradients: Array) -> Array:
-    found = np.stack(actions)
-    return found if found.shape == gradients.shape else transposed(found)
+    return played(action, gradients)
 
 
 # ---------------------------------------------------------------------- Section 2, Appendix C
@@ -136,13 +145,14 @@ def shampoo(
 
     η = factor·√2·D; (¼, ¼) is Shampoo, (½, 0) the one-sided one. Unique where L and R are definite.
     """
-    fed, eta = wide(gradients), factor * math.sqrt(2) * radius
-    actions = [np.zeros_like(fed[0])]
-    for t in range(1, len(fed)):
-        left, right = _roots(fed[:t], exponents, epsilon)
-        linear = fed[t - 1] - left @ actions[-1] @ right / eta
-        actions.append(_solved(linear, left, right, eta, radius))
-    return _as_given(actions, gradients)
+    eta = factor * math.sqrt(2) * radius
+
+    def action(history: Array, actions: list[Array]) -> Array:
+        left, right = _roots(history, exponents, epsilon)
+        linear = history[-1] - left @ actions[-1] @ right / eta
+        return _solved(linear, left, right, eta, radius)
+
+    return played(action, gradients)
 
 
 def one_sided_gaps(gradients: Array, actions: Array, *, radius: float) -> Array:
@@ -150,12 +160,12 @@ def one_sided_gaps(gradients: Array, actions: Array, *, radius: float) -> Array:
 
     The actions are X_1 … X_{T+1}, T + 1 of them.
     """
-    fed, played = wide(gradients), wide(actions)
+    fed, made = wide(gradients), wide(actions)
     total = np.zeros(fed.shape[1:-2])
     for t in range(1, len(fed) + 1):
         left, _ = _roots(fed[:t], (0.5, 0.0), 0.0)
-        slope = fed[t - 1] + left @ (played[t] - played[t - 1]) / (math.sqrt(2) * radius)
-        total = total + inner(slope, played[t]) + radius * nuclear(slope)
+        slope = fed[t - 1] + left @ (made[t] - made[t - 1]) / (math.sqrt(2) * radius)
+        total = total + inner(slope, made[t]) + radius * nuclear(slope)
     return total
 
 
@@ -164,12 +174,13 @@ def kronecker_ftrl(gradients: Array, *, radius: float, bound: float, factor: flo
 
     η = factor·D/√2.
     """
-    fed, eta = wide(gradients), factor * radius / math.sqrt(2)
-    actions = [np.zeros_like(fed[0])]
-    for t in range(1, len(fed)):
-        left, right = _roots(fed[:t], (0.25, 0.25), bound**2)
-        actions.append(_solved(fed[:t].sum(0), left, right, eta, radius))
-    return _as_given(actions, gradients)
+    eta = factor * radius / math.sqrt(2)
+
+    def action(history: Array, actions: list[Array]) -> Array:
+        left, right = _roots(history, (0.25, 0.25), bound**2)
+        return _solved(history.sum(0), left, right, eta, radius)
+
+    return played(action, gradients)
 
 
 def _roots(history: Array, exponents: tuple[float, float], offset: float) -> tuple[Array, Array]:
@@ -189,11 +200,12 @@ def _solved(linear: Array, left: Array, right: Array, eta: float, radius: float)
 def projected_descent(gradients: Array, *, radius: float = 1.0) -> Array:
     """X_{t+1} = Π(X_t − η_tG_t), η_t = D√(2m)/√Σ‖G_s‖_F²: online gradient descent."""
     reach = radius * math.sqrt(2 * min(gradients.shape[-2:]))
-    actions = [np.zeros_like(gradients[0])]
-    for t in range(1, len(gradients)):
-        length = reach / np.sqrt(inner(gradients[:t], gradients[:t]).sum(0))[..., None, None]
-        actions.append(operator_ball(radius)(actions[-1] - length * gradients[t - 1]))
-    return np.stack(actions)
+
+    def action(history: Array, actions: list[Array]) -> Array:
+        length = reach / np.sqrt(inner(history, history).sum(0))[..., None, None]
+        return operator_ball(radius)(actions[-1] - length * history[-1])
+
+    return played(action, gradients)
 
 
 # ---------------------------------------------------------------------- Appendix B
@@ -221,18 +233,21 @@ def adagrad(
     far = ball == "linf" and preconditioner != "diagonal"
     reach = radius * (math.sqrt(dimension) if far else 1.0)
     eta = reach * (math.sqrt(2) if update == "ogd" else math.sqrt(0.5))
-    project = operator_ball(radius) if ball == "l2" else box(radius)
-    actions = [np.zeros_like(gradients[0])]
-    for t in range(1, len(gradients)):
-        second = (transposed(gradients[:t]) @ gradients[:t]).sum(0)
-        metric = metric_of(second, preconditioner) + delta * np.eye(dimension)
-        linear = gradients[:t].sum(0)
-        if update == "ogd":
-            linear = gradients[t - 1] - actions[-1] @ metric / eta
-        largest = np.linalg.eigvalsh(metric)[..., -1] / eta
-        bent = metric / eta
-        actions.append(minimize(linear, lambda x, h=bent: x @ h, largest, project))
-    return np.stack(actions)
+
+    def action(history: Array, actions: list[Array]) -> Array:
+        second = (transposed(history) @ history).sum(0)
+        metric = (metric_of(second, preconditioner) + delta * np.eye(dimension)) / eta
+        ogd = history[-1] - actions[-1] @ metric
+        linear = ogd if update == "ogd" else history.sum(0)
+        largest = np.linalg.eigvalsh(metric)[..., -1]
+        return minimize(linear, lambda x: x @ metric, largest, within(ball, radius))
+
+    return played(action, gradients)
+
+
+def within(ball: Ball, radius: float) -> Project:
+    """The nearest point of a ball of rows."""
+    return operator_ball(radius) if ball == "l2" else box(radius)
 
 
 def metric_of(second: Array, preconditioner: str) -> Array:

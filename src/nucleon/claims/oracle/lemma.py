@@ -7,14 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import (
-    Array,
-    inner,
-    nuclear,
-    power,
-    trace_root,
-    transposed,
-)
+from nucleon.claims.oracle.algebra import Array, inner, nuclear, power, trace_root, transposed
 from nucleon.claims.oracle.bounds import eta
 from nucleon.claims.oracle.learners import Direction, Noise, regularized
 

@@ -10,13 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from nucleon.claims.oracle import bounds, learners
-from nucleon.claims.oracle.algebra import (
-    Array,
-    box,
-    discounted,
-    minimize,
-    operator_ball,
-)
+from nucleon.claims.oracle.algebra import Array, discounted, minimize
 from nucleon.claims.oracle.learners import Ball
 
 Offset = Literal["scale-free", "clip", "proximal"]
@@ -44,18 +38,18 @@ def adagrad(
     """FTRL on rows: argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/2η, proximal with Σ‖x − x_s‖²_{H_s−H_{s-1}}/2η."""
     fed = _fed(gradients, offset, preconditioner)
     eta = ETA[offset] * _reaches(gradients, preconditioner, ball, radius)[0]
-    project = operator_ball(radius) if ball == "l2" else box(radius)
-    before = pull = np.zeros_like(gradients[0])
-    actions = [np.zeros_like(gradients[0])]
-    for t in range(1, len(gradients)):
-        weight = _metric(fed, t, preconditioner)
+    roots = np.sqrt(_squares(fed.gradients, preconditioner).cumsum(0))
+    weights = (roots + fed.levels[..., None, None]) / eta
+    grown = np.diff(weights, axis=0, prepend=np.zeros_like(weights[:1]))
+    project = learners.within(ball, radius)
+
+    def action(history: Array, actions: list[Array]) -> Array:
+        weight, linear = weights[len(history) - 1], history.sum(0)
         if offset == "proximal":
-            pull = pull + (weight - before) * actions[-1] / eta
-        before, bent = weight, weight / eta
-        linear = fed.gradients[:t].sum(0) - pull
-        largest = bent.max((-2, -1))
-        actions.append(minimize(linear, lambda x, h=bent: h * x, largest, project))
-    return np.stack(actions)
+            linear = linear - (grown[: len(history)] * np.stack(actions)).sum(0)
+        return minimize(linear, lambda x: weight * x, weight.max((-2, -1)), project)
+
+    return learners.played(action, fed.gradients)
 
 
 def adagrad_bound(
@@ -94,12 +88,6 @@ def _squares(gradients: Array, preconditioner: Preconditioner) -> Array:
     """g_i² for "diagonal", else ‖g‖², (…, 1, d or 1)."""
     squares = gradients**2
     return squares if preconditioner == "diagonal" else squares.sum(-1, keepdims=True)
-
-
-def _metric(fed: Fed, t: int, preconditioner: Preconditioner) -> Array:
-    """The diagonal of H_t, (…, 1, d or 1)."""
-    roots = np.sqrt(_squares(fed.gradients[:t], preconditioner).sum(0))
-    return roots + fed.levels[t - 1][..., None, None]
 
 
 def _reaches(

@@ -78,11 +78,7 @@ METHODS: Mapping[str, RippleOptimizer] = {
 
 
 def descend(
-    problem: Ripples,
-    start: Tensor,
-    make: Make,
-    rates: Sequence[float],
-    seed: int,
+    problem: Ripples, start: Tensor, make: Make, rates: Sequence[float], seed: int
 ) -> Tensor:
     """Return the losses (T+1, instances, rates) along `STEPS` steps from `start`, all in one stack.
 

@@ -12,17 +12,7 @@ from torch import Tensor
 
 from nucleon import noise
 from nucleon.claims.beside import against_oracle, close, compare, leaning
-from nucleon.claims.engine import (
-    Check,
-    Claim,
-    Item,
-    Row,
-    Rows,
-    Run,
-    at_least,
-    at_most,
-    notes,
-)
+from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most, notes
 from nucleon.claims.oracle import costs, learners, twins
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.augmented import augmented_coupled
