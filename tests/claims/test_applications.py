@@ -125,19 +125,7 @@ def test_scipy_is_stopped_at_the_first_small_two_norm(method):
     assert run.iterations <= run.evaluations
 
 
-@pytest.mark.parametrize(
-    ("module", "call", "remedy"),
-    [
-        ("sklearn.datasets", lambda: app_quasi_newton.digits(0.01), "pip install scikit-learn"),
-        ("scipy.linalg", lambda: Procrustes(3), "pip install scipy"),
-        (
-            "scipy.optimize",
-            lambda: app_quasi_newton.scipy_run(app_quasi_newton.quadratic(2, 2.0, 0), "BFGS"),
-            "pip install scipy",
-        ),
-    ],
-)
-def test_a_missing_package_is_named(module, call, remedy, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=remedy):
-        call()
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
+    with pytest.raises(ImportError, match="pip install scipy"):
+        Procrustes(3)

@@ -83,16 +83,6 @@ def test_pion_uses_the_settings_it_is_named_after():
             assert group["beta2"] == 0.9
 
 
-def test_the_tolerance_says_what_is_checked(short):
-    assert "0.01" in CLAIM.tolerance
-    assert "10 times" in CLAIM.tolerance
-    checks = CLAIM.run(Settings(seeds=1, quick=True), Silent()).checks
-    assert [(c.relation, c.threshold) for c in checks[:2]] == [("≥", 10.0), ("≥", 3.0)]
-    assert "3 times as much with one draw" in CLAIM.tolerance
-    assert len(checks) == 2 + 4 + 3
-    assert all(check.passed for check in checks[-3:])  # the steps of Muon, Pion and Leon
-
-
 def test_a_run_leaves_the_number_of_threads_as_it_was(short):
     seen = []
 

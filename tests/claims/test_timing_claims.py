@@ -95,22 +95,6 @@ def test_nonnegative_least_squares_against_scipy(seed):
     assert found.numpy() == pytest.approx(scipy.optimize.nnls(a, b)[0], abs=1e-10)
 
 
-def test_what_is_timed_computes_what_it_should():
-    """With many steps the first two are (SSᵀ + M + GGᵀ)^(-1/2) S, FTPL the mean polar factor."""
-    problem = cost_model.RoundInputs(6, 10, 40, 1)
-    s, g, gram, z = (x.double().numpy() for x in problem.draw())
-    smoothing = gram + g @ g.T
-    values, vectors = np.linalg.eigh(s @ s.T + smoothing)
-    exact = (vectors / np.sqrt(values)) @ vectors.T @ s
-    coupled = cost_model.coupled_round(problem)().numpy()
-    assert coupled == pytest.approx(exact, abs=1e-4)
-    # The printed recursion lets rounding errors grow, so it is given few steps here.
-    few = cost_model.RoundInputs(6, 10, 12, 1)
-    assert cost_model.augmented_round(few)().numpy() == pytest.approx(exact, abs=1e-3)
-    u, _, vt = np.linalg.svd(s + np.linalg.cholesky(smoothing) @ z, full_matrices=False)
-    assert cost_model.ftpl_round(problem)().numpy() == pytest.approx((u @ vt).mean(0), abs=1e-4)
-
-
 def test_the_parts_of_the_formulas():
     for name, square in (
         ("augmented", lambda m, k: 4 * k * m**3),
