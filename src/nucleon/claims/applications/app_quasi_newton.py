@@ -137,11 +137,11 @@ def digits(penalty: float) -> Objective:
 def online(objective: Objective, method: str) -> Minimized:
     """Minimize by the optimizer with one of `LEARNERS`."""
     optimizer = OnlineQuasiNewton(objective.mu, objective.L, LEARNERS[method])
-    found = optimizer.minimize(
+    minimum = optimizer.minimize(
         objective.gradient, objective.start, tolerance=TOLERANCE, max_iterations=MOST_ITERATIONS
     )
-    counts = {name: getattr(found, name) for name in ("history", "evaluations", "seconds")}
-    return Minimized(**counts, _minimum=found)
+    counts = {name: getattr(minimum, name) for name in ("history", "evaluations", "seconds")}
+    return Minimized(**counts, _minimum=minimum)
 
 
 def descent(objective: Objective) -> Minimized:
@@ -201,7 +201,7 @@ def oracle_checks(seed: int) -> Iterator[Check]:
     hessian = (basis * torch.linspace(mu, L, n, dtype=F64)) @ basis.mT
     hessian, other = (hessian + hessian.mT) / 2, L * torch.eye(n, dtype=F64)
     pairs = [(s, hessian @ s) for s in drawn[n:]]
-    given = [(s.numpy(), y.numpy()) for s, y in pairs]
+    arrays = [(s.numpy(), y.numpy()) for s, y in pairs]
     matrices, sums = list[Array](), list[float]()
     for learner, running in ((FAML, False), (RUNNING_FAML, True)):
         learned = CurvatureLearner(n, mu=mu, L=L, learner=learner, dtype=F64)
@@ -209,15 +209,15 @@ def oracle_checks(seed: int) -> Iterator[Check]:
         for s, y in pairs:
             mine.append(learned.matrix())
             learned.observe(s, y)
-        wanted = curvature.play(given, mu=mu, L=L, running=running)
-        matrices.append((torch.stack(mine).numpy() - wanted.matrices) / L)
+        twin = curvature.play(arrays, mu=mu, L=L, running=running)
+        matrices.append((torch.stack(mine).numpy() - twin.matrices) / L)
         certificate = learned.certificate()
-        of_other = sum(curvature.loss(pair, other.numpy()) for pair in given)
+        of_other = sum(curvature.loss(pair, other.numpy()) for pair in arrays)
         sums += [
-            learned.regret().item() / wanted.regret - 1,
-            certificate.regret.item() / wanted.regret - 1,
-            certificate.bound.item() / wanted.bound - 1,
-            learned.loss.item() / wanted.loss - 1,
+            learned.regret().item() / twin.regret - 1,
+            certificate.regret.item() / twin.regret - 1,
+            certificate.bound.item() / twin.bound - 1,
+            learned.loss.item() / twin.loss - 1,
             learned.loss_of(other).item() / of_other - 1,
         ]
     yield close("B_t against the reference's, over L", *matrices)

@@ -196,8 +196,8 @@ def mean_errors(stream: Registration, rounds: int) -> tuple[float, float]:
         rounding = SignRounding.of(x)
         stated = rounding.matrix(rounding.special_signs(rounding.sigma))
         plain = worst((plain, (enumerated(rounding) - x).abs().max().item()))
-        found = enumerated(rounding, special=True)
-        special = worst((special, (found - stated).abs().max().item()))
+        mean = enumerated(rounding, special=True)
+        special = worst((special, (mean - stated).abs().max().item()))
         learner.observe(*stream.pairs(t))
     return plain, special
 

@@ -102,7 +102,7 @@ class RateCurve(Row):
 
     @property
     def cut(self) -> bool:
-        """True where the good rates go on beyond the grid, so that `width` is too small."""
+        """Return whether the good rates reach beyond the grid, so that `width` is too small."""
         octaves = [math.log2(rate) for rate in self.rates]
         return self.span[0] <= octaves[0] or self.span[1] >= octaves[-1]
 

@@ -15,9 +15,9 @@ class Counted:
 
     def product(self, a: Array, b: Array) -> Array:
         """AB of each pair of matrices of two stacks."""
-        found = a @ b
-        self.flops += 2.0 * found.size * a.shape[-1]
-        return found
+        product = a @ b
+        self.flops += 2.0 * product.size * a.shape[-1]
+        return product
 
     def cholesky(self, a: Array) -> Array:
         """L with LLᵀ = A, which takes m³/3."""

@@ -45,9 +45,9 @@ def gaussian(draws: Array) -> Smoothing:
     """‖[S 0] + LZ‖_* of each Z of `draws`, (k, m, n′)."""
 
     def shifted(s: Array, root: Array) -> Array:
-        found = root @ draws
-        found[..., : s.shape[-1]] += s
-        return found
+        perturbed = root @ draws
+        perturbed[..., : s.shape[-1]] += s
+        return perturbed
 
     return Smoothing(
         lambda s, root: nuclear(shifted(s, root)),

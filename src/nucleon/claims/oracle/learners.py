@@ -160,12 +160,12 @@ def one_sided_gaps(gradients: Array, actions: Array, *, radius: float) -> Array:
 
     The actions are X_1 … X_{T+1}, T + 1 of them.
     """
-    fed, made = wide(gradients), wide(actions)
+    fed, x = wide(gradients), wide(actions)
     total = np.zeros(fed.shape[1:-2])
     for t in range(1, len(fed) + 1):
         left, _ = _roots(fed[:t], (0.5, 0.0), 0.0)
-        slope = fed[t - 1] + left @ (made[t] - made[t - 1]) / (math.sqrt(2) * radius)
-        total = total + inner(slope, made[t]) + radius * nuclear(slope)
+        slope = fed[t - 1] + left @ (x[t] - x[t - 1]) / (math.sqrt(2) * radius)
+        total = total + inner(slope, x[t]) + radius * nuclear(slope)
     return total
 
 

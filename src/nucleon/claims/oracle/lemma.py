@@ -56,7 +56,7 @@ def terms(
     grown = (bound * discount ** -(ages + 1.0)) ** 2 * unit
     levels = (grown + (plain @ transposed(plain)).cumsum(0)) / eta(constants) ** 2
 
-    found = {
+    ends = {
         "underestimation": nuclear(totals[-1]) - value(totals[-1], levels[-1]),
         "first_round": value(totals[0], levels[0]),
         "first_round_bound": nuclear(totals[0]) + alpha * trace_root(levels[0]),
@@ -70,4 +70,4 @@ def terms(
         sums["bregman"] += value(totals[t], before) - value(totals[t - 1], before) - step
         sums["stability"] += value(totals[t], after) - value(totals[t], before)
         sums["bregman_bound"] += beta / 2 * inner(g, power(before, -0.5) @ g)
-    return {name: radius * discount**rounds * v for name, v in {**found, **sums}.items()}
+    return {name: radius * discount**rounds * v for name, v in {**ends, **sums}.items()}

@@ -110,7 +110,7 @@ def preconditioned(
 
     With another η, factor times the theorem's, or an ε in Shampoo's roots it has no bound.
     """
-    known: Mapping[str, tuple[Callable[..., Array], Callable[..., Array], dict[str, Any]]] = {
+    kinds: Mapping[str, tuple[Callable[..., Array], Callable[..., Array], dict[str, Any]]] = {
         "Shampoo": (learners.shampoo, bounds.shampoo, {}),
         "One-sided Shampoo": (
             partial(learners.shampoo, exponents=(0.5, 0.0)),
@@ -120,12 +120,12 @@ def preconditioned(
         "Kronecker FTRL": (learners.kronecker_ftrl, bounds.kronecker_ftrl, {"bound": bound}),
         "Scalar GBPA": (learners.scalar_gbpa, bounds.scalar_gbpa, {"bound": bound}),
     }
-    actions, theorem, options = known[name]
+    actions, theorem, options = kinds[name]
     options |= {"radius": radius}
     exact = name == "Scalar GBPA"
     if (factor, epsilon) != (1.0, 0.0):
-        own = {"factor": factor} | ({"epsilon": epsilon} if "Shampoo" in name else {})
-        return Twin(partial(actions, **options, **own), None, radius, exact=exact)
+        changes = {"factor": factor} | ({"epsilon": epsilon} if "Shampoo" in name else {})
+        return Twin(partial(actions, **options, **changes), None, radius, exact=exact)
     return Twin(partial(actions, **options), partial(theorem, **options), radius, exact=exact)
 
 

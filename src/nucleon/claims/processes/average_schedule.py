@@ -20,7 +20,7 @@ from nucleon.optim import Muon, average
 
 F64 = torch.float64
 EXCESS = {0.05: 0.0004, 0.1: 0.0015, 0.15: 0.0034, 0.2: 0.0063, 0.25: 0.0101}
-"""How much larger the squared bias is at most in continuous time, by f; steps add one in T."""
+"""Largest excess of the squared bias in continuous time, by f; steps add one in T."""
 CELLS = 4
 """Cells of the trapezoidal rule in continuous time, per step in discrete time."""
 FLOOR = 0.425

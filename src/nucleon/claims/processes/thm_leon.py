@@ -188,23 +188,23 @@ def planned(target: Target, factor: float, constant: float) -> Iterator[Check]:
     twin = conversion.plan(**target.constants, rows=rows, factor=factor)
     errors = [
         error
-        for own in (target.plan, target.planned_for((SHAPE[1], SHAPE[0])))
+        for mine in (target.plan, target.planned_for((SHAPE[1], SHAPE[0])))
         for error in (
-            (1 - own.discount) / (1 - twin.discount) - 1,
-            own.radius / twin.radius - 1,
+            (1 - mine.discount) / (1 - twin.discount) - 1,
+            mine.radius / twin.radius - 1,
             # Rounding may decide which integer is the next above an integer.
-            max(0, abs(own.rounds - twin.rounds) - 1),
+            max(0, abs(mine.rounds - twin.rounds) - 1),
         )
     ]
     yield close(f"{target.name}: γ, D and T against the reference's", *errors)
     # At the plan's own T, since the term of the descent falls with it.
     twin = replace(twin, rounds=target.plan.rounds)
-    known = {n: target.constants[n] for n in ("q_nuclear", "loss_gap", "gradient_bound")}
-    terms = conversion.promised(twin, **known, rows=rows, constant=constant)
+    constants = {n: target.constants[n] for n in ("q_nuclear", "loss_gap", "gradient_bound")}
+    terms = conversion.promised(twin, **constants, rows=rows, constant=constant)
     bound = target.plan.bound
-    mine = [math.nan] if bound is None else [bound.descent, bound.regret, bound.noise]
+    parts = [math.nan] if bound is None else [bound.descent, bound.regret, bound.noise]
     name = f"{target.name}: what is promised, term by term, against the reference's"
-    yield close(name, mine / terms - 1)
+    yield close(name, parts / terms - 1)
 
 
 def arrival(target: Target, row: Measured) -> Check:

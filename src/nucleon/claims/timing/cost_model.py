@@ -249,10 +249,9 @@ def fit(name: str, timings: list[Timing]) -> Fit:
     rows = torch.tensor([[f - s, s] for f, s in zip(flops, square, strict=True)]).double()
     times, start = torch.tensor([[t.seconds, t.overhead] for t in timings]).double().mT
     scale = rows.amax()  # a flop takes picoseconds
-    found = nonnegative(rows / scale / times[:, None], 1 - start / times) / scale
-    wide, square = found.tolist()
-    constants = {"model": (start + rows @ found).tolist(), "wide": wide, "square": square}
-    return Fit(method=name, timings=timings, flops=flops, **constants)
+    constants = nonnegative(rows / scale / times[:, None], 1 - start / times) / scale
+    model, (wide, square) = (start + rows @ constants).tolist(), constants.tolist()
+    return Fit(method=name, timings=timings, flops=flops, model=model, wide=wide, square=square)
 
 
 def nonnegative(a: Tensor, b: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def solve(problem: Projection) -> Iterator[Row]:
     for solver in SOLVERS:
         for tolerance in GAPS:
             begun = time.process_time()
-            found = quadratic_projection(
+            solution = quadratic_projection(
                 problem.linear,
                 problem.left,
                 solver=solver,
@@ -140,8 +140,8 @@ def solve(problem: Projection) -> Iterator[Row]:
                 max_iterations=MOST.get(solver, MOST_ITERATIONS),
                 start=problem.start,
             )
-            cost = {"seconds": time.process_time() - begun, "iterations": int(found.iterations)}
-            reached = found.relative_gap.item()
+            cost = {"seconds": time.process_time() - begun, "iterations": int(solution.iterations)}
+            reached = solution.relative_gap.item()
             yield problem.row(solver, tolerance, reached, **cost)
             if reached > tolerance:
                 break
@@ -257,8 +257,8 @@ def shown(costs: Costs, shape: tuple[int, int]) -> Iterator[Item]:
     solvers, learners = (*SOLVERS, TEXTBOOK), ("one-sided Shampoo", "FTRL")
 
     def steps(point: Mapping[str, Any], gap: float) -> str:
-        found = costs.steps(**point, tolerance=gap)
-        return "—" if math.isinf(found) else f"{found:g}"
+        count = costs.steps(**point, tolerance=gap)
+        return "—" if math.isinf(count) else f"{count:g}"
 
     yield Rows(cases(learner=learners, stream=STREAMS, solver=solvers)).listing(
         f"Steps of a projection, {label(shape)}; —: not within {MOST_ITERATIONS}, of Frank–Wolfe "
