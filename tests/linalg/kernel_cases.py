@@ -4,9 +4,6 @@ import math
 
 import torch
 
-from nucleon.linalg import triton_symmetric
-from nucleon.linalg.triton_symmetric import CONFIGS, IN_PLACE
-
 KINDS = {
     "plain": ("", 0, (0, 0)),
     "added": ("", 1, (1, 1)),
@@ -18,6 +15,8 @@ KINDS = {
 
 def grams_in_place(device, m, n):
     """M̂ ← κM̂ + β²XXᵀ of four matrices in two tensors; where β = 0 and κ = 1 every bit stays."""
+    from nucleon.linalg import triton_symmetric  # which not every machine has
+
     generator = torch.Generator().manual_seed(m)
     x = torch.randn(4, m, n, generator=generator).half().to(device)
     before = torch.randn(2, 2, m, m, generator=generator)
@@ -27,8 +26,9 @@ def grams_in_place(device, m, n):
     beta, kept = torch.tensor([[0.5, 0.0, 2.0, 0.0], [0.9, 1.0, 0.0, 1.0]], device=device)
     grams = [tensor.clone() for tensor in before]
     table = torch.tensor([gram.data_ptr() for gram in grams], device=device)
-    factors = {"scale": beta, "addend_scale": kept, "powers": (2, 1)}
-    triton_symmetric.symmetric(x, x, table, addend=table, **factors, each=2, config=IN_PLACE)
+    options = {"scale": beta, "addend_scale": kept, "powers": (2, 1), "each": 2}
+    options["config"] = triton_symmetric.IN_PLACE
+    triton_symmetric.symmetric(x, x, table, addend=table, **options)
     found, before = torch.cat(grams), before.flatten(0, 1)
     for i in (1, 3):
         assert torch.equal(found[i].view(torch.int32), before[i].view(torch.int32)), (m, n, i)
@@ -40,8 +40,12 @@ def grams_in_place(device, m, n):
         assert torch.equal(found[i], found[i].mT)
 
 
-def product(device, shape, kind, config):
-    """αs^p ABᵀ + βs^q C + δI by the kernel, its second result and its norm."""
+def product(device, shape, kind, tiles):
+    """αs^p ABᵀ + βs^q C + δI by the kernel, with tiles by their number, its second result, norm."""
+    from nucleon.linalg import triton_symmetric  # which not every machine has
+
+    every = [*triton_symmetric.CONFIGS, triton_symmetric.IN_PLACE]
+    config = None if tiles is None else every[tiles]
     (count, m, depth), (kind, addend, powers) = shape, KINDS[kind]
     generator = torch.Generator().manual_seed(m)
 
@@ -82,6 +86,8 @@ def product(device, shape, kind, config):
 
 
 def elementwise(device):
+    from nucleon.linalg import triton_symmetric  # which not every machine has
+
     x = torch.randn(3, 7, 300, generator=torch.Generator().manual_seed(0)).to(device)
     factor = torch.tensor([1.0, 2.0, 3.0], device=device)
     torch.testing.assert_close(triton_symmetric.squares(x), x.double().square().sum(dim=(1, 2)))
@@ -92,10 +98,10 @@ def elementwise(device):
 # With and without the copy engine for the operands, and for what is added and stored.
 SHAPES = ((2, 5, 7), (1, 70, 33), (2, 130, 128), (2, 136, 64), (1, 64, 64), (2, 200, 40), (2, 7, 7))
 CASES = {
-    f"{kind} {shape} {number}": (product, {"shape": shape, "kind": kind, "config": config})
+    f"{kind} {shape} {tiles}": (product, {"shape": shape, "kind": kind, "tiles": tiles})
     for shape in SHAPES
     for kind in KINDS
-    for number, config in enumerate([*CONFIGS, IN_PLACE] if shape[1] in (64, 130, 136) else [None])
+    for tiles in (range(5) if shape[1] in (64, 130, 136) else [None])
 }
 CASES |= {
     f"in place {m}×{n}": (grams_in_place, {"m": m, "n": n})

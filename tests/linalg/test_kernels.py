@@ -9,6 +9,7 @@ import torch
 
 import half_contract
 from helpers_half import CASES, CLUSTERS, LAMBDAS, clusters
+from linalg import kernel_cases
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
 from soaking import some
@@ -139,9 +140,6 @@ def test_each_kind_of_product_has_tiles_of_its_own(launches, monkeypatch):
                 launches.symmetric(r, r, r, r, addend=addend, kind=kind, **factors)
     assert len(keys) == 12 and len(set(keys)) == 6
     assert keys[::2] == keys[1::2]
-
-
-kernel_cases = pytest.importorskip("linalg.kernel_cases")
 
 
 @pytest.mark.slow

@@ -209,7 +209,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Followed(Generic[T]):
-    """A result of tensors, found anew where one of them lies elsewhere than at the last step."""
+    """A result of tensors, computed anew where one has another address than at the last step."""
 
     def __init__(self) -> None:
         self.result: T | None = None

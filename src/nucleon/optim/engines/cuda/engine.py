@@ -118,19 +118,19 @@ def kind(
 
 
 def restride(stack: Stack, states: Sequence[State]) -> None:
-    """Give every Ĝ the strides of its parameter, whose memory format may have changed."""
+    """Bring every Ĝ into the strides of its parameter, whose memory format may have changed."""
     for param, state in zip(stack.params, states, strict=True):
         if "total" in state:
             state["total"] = restrided(state["total"], param)
 
 
 def step(work: Matrices, settings: Settings) -> None:
-    """One step of matrices that are here whole, on the stream of their lane."""
+    """Step matrices that are whole on this rank, on the stream of their lane."""
     gradients = [param.grad for param in work.params]
     if all(gradient is None for gradient in gradients):
         return
     with work.lanes.entered(work):
-        # The kernels do not round at random.
+        # The kernels of the weights do not round at random.
         if reference.dithered(work, settings) or not _stepped(work, settings, gradients):
             whole, mask = reference.gradients_of(work)
             reference.move(work, settings, *advance(work, settings, whole, mask))

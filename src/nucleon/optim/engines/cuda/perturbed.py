@@ -30,12 +30,12 @@ from nucleon.optim.matrices.stacks import LARGEST_GRID
 from nucleon.optim.polar_methods import polynomials
 
 ENTRIES = 2**27
-"""Of noise that is drawn at once, four bytes each with what becomes of it; or one matrix's."""
+"""Entries of noise drawn at once, of four bytes with all operands; at least those of a matrix."""
 PAIRS = 1024
 SIDE, SLICE = 64, 32
-"""Of a block of Cholesky's factor, and how much of it is multiplied at once: no register spills."""
+"""Side of a block of Cholesky's factor, and depth of its products, at which no register spills."""
 DEPTH = 64
-"""How much of LZ is multiplied at once."""
+"""Depth of the products LZ."""
 
 _WORD = 2**64 - 1
 _GOLDEN = tl.constexpr(noise.GOLDEN & _WORD)

@@ -40,20 +40,20 @@ Pools = dict[torch.cuda.Stream, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]]
 
 
 class Input:
-    """A tensor that a graph reads where it lies, and its value where the host knows it."""
+    """A tensor that a graph reads in place, with its value where the host knows it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.known: object = None
 
     def set(self, value: object, write: Callable[[], object]) -> None:
-        """Call `write`, which puts the value there, unless it is known to be there."""
+        """Call `write`, which stores the value in the tensor, unless it is known to be there."""
         if self.known != value:
             write()
             self.known = value
 
     def fill(self, *numbers: float | Tensor) -> None:
-        """Put numbers there, those that are on the device by a copy."""
+        """Store numbers in the tensor, those on the device by a copy."""
         known = None if any(isinstance(number, Tensor) for number in numbers) else numbers
         if known is None or self.known != known:
             for target, number in zip(self.tensor.view(-1), numbers, strict=True):
@@ -62,11 +62,11 @@ class Input:
 
 
 class Replay:
-    """Launches that come again: done one by one first, then captured, then replayed."""
+    """Repeated launches: made one by one first, then captured, then replayed."""
 
     def __init__(self) -> None:
         self.arguments: object = None
-        """All that is baked in."""
+        """The arguments that are baked in."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fails = False
         """True if no graph could be made: the launches show what is wrong."""
@@ -78,13 +78,13 @@ class Replay:
         pools: Pools | None,
         device: torch.device,
     ) -> None:
-        """Do the launches of these arguments.
+        """Launch, capture or replay.
 
         Args:
             arguments: compared with those of the last time.
-            launch: does the launches.
+            launch: function that launches.
             pools: the memory that graphs share; None captures nothing.
-            device: of the launches.
+            device: the device.
         """
         if self.arguments != arguments:
             self.arguments, self.graph, self.fails = arguments, None, False
@@ -97,7 +97,7 @@ class Replay:
 def _captured(
     launch: Callable[[], None], pools: Pools, device: torch.device
 ) -> torch.cuda.CUDAGraph | None:
-    """Launches that were done before, so are compiled and tuned, as a graph; None where that fails.
+    """Return launches as a graph, or None where that fails; they were compiled and tuned before.
 
     It captures without the synchronization and the emptied cache of `torch.cuda.graph`. Other
     threads may go on using the device: loaders pin memory, and communication is watched.
@@ -129,7 +129,7 @@ def _captured(
 class Lanes:
     """The streams of a list of work, and the memory that its graphs share.
 
-    Small stacks are given their lanes in turns, the same at every step: a graph is replayed where
+    Small stacks get their lanes in turns, the same at every step: a graph is replayed where
     it was captured, beside none that shares its memory.
     """
 

@@ -24,7 +24,7 @@ from nucleon.optim.engines.cuda.program import Program
 from nucleon.optim.polar_methods import polynomials
 
 WIDE = 4096
-"""Entries of a tile at most, 32 kB in float64."""
+"""Most entries of a tile, 32 kB in float64."""
 
 
 @triton.jit(do_not_specialize=["each", "longest"])
