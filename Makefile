@@ -96,7 +96,7 @@ WITH    := PYTHONPATH=src $(PYTHON)
 XDIST    = $(shell $(PYTHON) -c 'import xdist' 2> /dev/null && echo -n 8)
 GPULOG  ?= gpu.log
 gpu:
-	@{ $(WITH) -m pytest -q $(XDIST) tests/gpu; \
+	@{ NUCLEON_SOAK=1 $(WITH) -m pytest -q $(XDIST) tests/gpu; \
 	$(WITH) benchmarks/step.py --device cuda --set gpt2-small --set llama-1b; \
 	for model in small-gpt gpt2 llama-1b; do $(WITH) benchmarks/models.py $$model --device cuda; done; \
 	$(WITH) benchmarks/evidence.py run --cells G --processes 4 --minutes $(MINUTES) --data $(DATA) --out $(DATA)/lines; \

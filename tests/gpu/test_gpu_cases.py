@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 import nucleon
 from linalg import kernel_cases
 from optim import adamw_cases, step_cases
+from soaking import SOAK
 from soundness.everything import every_case
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
@@ -70,6 +71,11 @@ def test_a_case_of_the_kernels(case):
     run(CUDA, **options)
 
 
-@pytest.mark.parametrize("case", every_case("cuda"), ids=lambda case: f"{case.group}: {case.name}")
+RUNS = [case for case in every_case("cuda") if case.group != "scales"]
+SCALES = [case for case in every_case("cuda") if case.group == "scales"]
+RUNS += SCALES if SOAK else SCALES[::4]  # of three kinds for each setting, one in turn for most
+
+
+@pytest.mark.parametrize("case", RUNS, ids=lambda case: f"{case.group}: {case.name}")
 def test_a_run_stays_sound(case):
     case.run()

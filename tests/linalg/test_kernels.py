@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -157,37 +158,23 @@ def test_the_half_precision_sequence_stays_in_the_unit_interval():
     assert sequence[0][0] == pytest.approx(8.14, abs=0.01)  # the growth that five steps need
 
 
-@pytest.mark.parametrize("kind", LAMBDAS)
-@pytest.mark.parametrize("name", CASES)
-def test_half_precision_keeps_its_promises(name, kind):
-    for label, *figures in half_contract.judged(name, kind, 64, 100, 0, "cpu"):
-        assert half_contract.kept(*figures), (label, figures)
+WAYS = {
+    "float16": (half_contract.bare, (64, 100), 9),
+    "float16, square": (half_contract.bare, (64, 64), 9),
+    "a step": (half_contract.stepped, (64, 100), 9),
+    "bfloat16 Muon": (partial(half_contract.by_bfloat16, "Muon"), (64, 100), 1),
+    "bfloat16 Leon": (partial(half_contract.by_bfloat16, "Leon"), (64, 100), 8),
+}
+"""Directions, a shape, and how many directions there are for all kinds of Λ."""
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("method", ["Muon", "Leon"])
-def test_bfloat16_keeps_its_promises(method, name):
-    how = partial(half_contract.by_bfloat16, method)
-    for kind in LAMBDAS if method == "Leon" else ("none",):
-        (found,) = half_contract.judged(name, kind, 64, 100, 0, "cpu", how)
-        label, *figures = found
-        assert half_contract.kept(*figures), (label, figures)
-
-
-@pytest.mark.parametrize("kind", LAMBDAS)
-def test_steps_keep_the_promises_of_their_directions(kind):
-    """Weights of 0 and a gradient of 0: the step is the direction of the moments at hand."""
-    for name in CASES:
-        for label, *figures in half_contract.judged(
-            name, kind, 64, 100, 0, "cpu", half_contract.stepped
-        ):
-            assert half_contract.kept(*figures), (label, figures)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_half_precision_polar_factors_keep_them_too(name):
-    found = list(half_contract.judged(name, "none", 64, 64, 0, "cpu"))
-    assert [label.split(",")[0] for label, *_ in found] == ["Leon", "Muon"]
+@pytest.mark.parametrize("way", WAYS)
+def test_half_precision_keeps_its_promises(way, name):
+    how, shape, count = WAYS[way]
+    judged = [half_contract.judged(name, kind, *shape, 0, "cpu", how) for kind in LAMBDAS]
+    found = list(chain(*judged))
+    assert len(found) == count
     assert all(half_contract.kept(*figures) for _, *figures in found), found
 
 
