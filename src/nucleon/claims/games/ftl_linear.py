@@ -4,23 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from nucleon.claims import beside
-from nucleon.claims.beside import EXACT, SOLVED
+from nucleon.claims.beside import EXACT, GBPAS, SOLVED
 from nucleon.claims.engine import Claim, Item, Rows, Run, at_least, at_most
 from nucleon.claims.grid import NINE, Grid, Make, play
 from nucleon.claims.shown import BOUND, STYLES, Figure, Panel, log_panel
-from nucleon.online.learners import (
-    FAML,
-    FTL,
-    FTPL,
-    FTRL,
-    AdaGradFTRL,
-    AdaGradOGD,
-    GaussianFTPL,
-    KroneckerFTRL,
-    OneSidedShampoo,
-    ScalarGBPA,
-    Shampoo,
-)
+from nucleon.online import learners
 
 MATRIX, ROW = (4, 8), (1, 8)
 FIRST_SEED = 1000
@@ -33,19 +21,16 @@ FIRST_SEED = 1000
 LINEAR, ROOT = 0.99, 0.75
 ROUNDING = 1e-9
 
-GBPA: dict[str, Make] = {"FTL": FTL, "FTRL": FTRL, "FTPL": FTPL, "FAML": FAML}
 VECTORS: dict[str, Make] = {
-    "AdaGrad-OGD": AdaGradOGD,
-    "AdaGrad-FTRL": AdaGradFTRL,
-    "Gaussian FTPL": GaussianFTPL,
+    "AdaGrad-OGD": learners.AdaGradOGD,
+    "AdaGrad-FTRL": learners.AdaGradFTRL,
+    "Gaussian FTPL": learners.GaussianFTPL,
 }
 GRID = Grid(
     learners={
-        **GBPA,
-        "One-sided Shampoo": OneSidedShampoo,
-        "Shampoo": Shampoo,
-        "Kronecker FTRL": KroneckerFTRL,
-        "Scalar GBPA": partial(ScalarGBPA, gradient_bound=2.0),  # ‖G_t‖_F ≤ √4
+        **GBPAS,
+        **beside.PROJECTED,
+        "Scalar GBPA": partial(learners.ScalarGBPA, gradient_bound=2.0),  # ‖G_t‖_F ≤ √4
         **VECTORS,
     },
     streams={name: NINE[name] for name in ("alternating", "gaussian")},
@@ -54,7 +39,7 @@ GRID = Grid(
     games=(4, 2),
     keep=lambda case: (
         (case.shape == ROW) == (case.learner in VECTORS)
-        and (case.stream == "alternating" or case.learner in GBPA)
+        and (case.stream == "alternating" or case.learner in GBPAS)
     ),
     first_seed=FIRST_SEED,
 )
@@ -75,23 +60,12 @@ def measure(run: Run) -> Iterator[Item]:
     shares = [(g.trace.regret.mean(1) / g.trace.bound.mean(1)).max() for g in bounded]
     yield at_most("all but FTL: largest mean regret over its bound", shares, 1.0)
 
-    for game in hard:
-        again = easy.where(learner=game.learner)
-        game.gaussian = [(g.regret.mean().item(), g.growth) for g in again] or [("", "")]
-    yield hard.listing(
-        f"Alternating and Gaussian gradients, T = {rounds}, means over games",
-        {
-            "learner": "learner",
-            "shape": "shape",
-            "regret": "regret",
-            "bound": lambda g: "none" if g.learner == "FTL" else g.bound,
-            "exponent": "growth",
-            "Gaussian: regret": lambda g: g.gaussian[0][0],
-            "Gaussian: exponent": lambda g: g.gaussian[0][1],
-        },
-    )
+    columns = {"learner": "learner", "stream": "stream", "shape": "shape"}
+    columns |= {"regret": "regret", "exponent": "growth"}
+    title = f"Alternating and Gaussian gradients, T = {rounds}, means over games"
+    yield games.listing(title, columns)
     yield from beside.against_oracle(
-        beside.gbpa_games(GBPA, [MATRIX], samples=16, seed=seed),
+        beside.gbpa_games(GBPAS, [MATRIX], samples=16, seed=seed),
         beside.projected_games(MATRIX[0], seed=seed),
         beside.scalar_game(MATRIX, seed=seed),
         beside.vector_games(ROW[1], preconditioners=("diagonal",), balls=("linf",), seed=seed),

@@ -180,18 +180,6 @@ def measure(run: Run) -> Iterator[Item]:
     columns = {"shape": "name", "k": "samples", "term": "term", "quantile/term": "share"}
     columns |= {f"{1 - DELTA:.0%} quantile": "quantile", "above the term": "above"}
     yield fixed.listing(f"Fixed streams, δ = {DELTA:g}", columns)
-    rounds = answered[0].trace.rounds[-1]
-    yield answered.listing(
-        f"Against the adversary, {label(ADAPTIVE_SHAPE)}, T = {rounds}, δ = {DELTA:g}",
-        {
-            "k": "samples",
-            "regret": lambda g: g.top[-1],
-            "bound of the mean": lambda g: g.mean[-1],
-            "term for fixed streams": lambda g: g.fixed[-1],
-            "certificate": lambda g: g.certified[-1],
-            "exponent": "growth",
-        },
-    )
     yield figure(fixed.where(samples=1), answered[1])
     yield f"""
         Theorem 3.2 bounds the regret of the mean actions X̄_t on every path; k samples add Σ⟨G_t,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nucleon.claims import beside
+from nucleon.claims import beside, grid
 from nucleon.claims.beside import EXACT, SOLVED, SOLVER, close, compare, leaning, played
 from nucleon.claims.engine import (
     Check,
@@ -23,19 +23,7 @@ from nucleon.claims.engine import (
     at_most,
     label,
 )
-from nucleon.claims.grid import (
-    LEAST,
-    Game,
-    Grid,
-    Make,
-    Match,
-    exponent,
-    play,
-    play_all,
-    stream,
-    swing,
-    swung,
-)
+from nucleon.claims.grid import Game, Make, Match, stream
 from nucleon.claims.oracle import bounds, learners, twins
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import streams, theory
@@ -115,16 +103,17 @@ def measure(run: Run) -> Iterator[Item]:
 
     def swinging(shape: tuple[int, ...], **options: Any) -> streams.Stream:
         identity = torch.eye(*shape[-2:], dtype=F64).expand(shape)
-        return streams.replay(swing(rounds)[:, None, None, None] * identity)
+        return streams.replay(grid.swing(rounds)[:, None, None, None] * identity)
 
-    games = play(run, Grid(LEARNERS, {**STREAMS, "swing": swinging}, shapes, ROUNDS, SEEDS))
+    sources = {**STREAMS, "swing": swinging}
+    games = grid.play(run, grid.Grid(LEARNERS, sources, shapes, ROUNDS, SEEDS))
     hard = STREAMS["ill-conditioned"]((len(run.seeds(SEEDS)), *last), seed=run.seed, dtype=F64)
     one_sided = [
         OneSidedShampoo(hard.shape, **(PROJECTED | {"tolerance": g})) for g in run.pick(COARSE)
     ]
-    coarse = play_all(run, [Match({"gap": w.tolerance}, w, hard, rounds) for w in one_sided])
+    coarse = grid.play_all(run, [Match({"gap": w.tolerance}, w, hard, rounds) for w in one_sided])
     turning = (Shampoo(small, projection="none", **PROJECTED), Shampoo(small, **PROJECTED))
-    free, kept = play_all(run, [turn(learner, horizons) for learner in turning])
+    free, kept = grid.play_all(run, [turn(learner, horizons) for learner in turning])
     gains = gains_by_side(run.pick(SIDES), rounds, run.seed)
 
     for who in LEARNERS:
@@ -137,12 +126,12 @@ def measure(run: Run) -> Iterator[Item]:
     yield from against_original(games, gains)
     yield at_most("turning stream, projected: largest regret/bound", kept.ratio, 1.0)
     name = "turning stream, not projected: {}".format
-    yield above(name("exponent of the regret in T"), exponent(horizons, free.regret), 1.0)
+    yield above(name("exponent of the regret in T"), grid.exponent(horizons, free.regret), 1.0)
     yield above(name("last regret over the bound"), free.regret[-1] / kept.bound[-1], 1.0)
     titles = {"one-sided": "One-sided Shampoo", "scalar GBPA": "Scalar GBPA"}
     for who, make in LEARNERS.items():
-        share = swung(make(last))
-        yield at_least(f"{who} on the swing: regret/bound", share, LEAST[titles.get(who, who)])
+        share = grid.swung(make(last))
+        yield at_least(f"{who} on the swing: regret/bound", share, grid.LEAST[titles.get(who, who)])
     yield original_bound(last, run.seed)
     yield coarse_gaps((4, 3), run.seed)
     yield from beside.against_oracle(
