@@ -56,9 +56,9 @@ def close(name: str, *errors: float | Array, limit: float = EXACT) -> Check:
     return at_most(name, map(largest, errors), limit)
 
 
-def sides_of(sides: theory.Sides, wanted: tuple[float, float]) -> dict[str, float]:
+def sides_of(sides: theory.Sides, expected: tuple[float, float]) -> dict[str, float]:
     """Return left over right of an inequality, and the larger relative distance to the oracle's."""
-    apart = (abs(mine.item() / other - 1) for mine, other in zip(sides, wanted, strict=True))
+    apart = (abs(mine.item() / other - 1) for mine, other in zip(sides, expected, strict=True))
     return {"share": (sides.left / sides.right).item(), "apart": worst(apart)}
 
 
@@ -90,12 +90,12 @@ def compare_played(
     twin: twins.Twin,
 ) -> Row:
     """Compare what a learner did on gradients (T, …, m, n) with its twin."""
-    wanted = twin.actions(gradients)
+    expected = twin.actions(gradients)
     options: dict[str, Any] = {"discount": twin.discount, "ball": twin.ball}
-    apart = regret - learners.regret(gradients, wanted, radius=twin.radius, **options)
+    apart = regret - learners.regret(gradients, expected, radius=twin.radius, **options)
     return Row(
         name=name,
-        actions=largest(actions - wanted) / twin.radius,
+        actions=largest(actions - expected) / twin.radius,
         regret=largest(apart / (twin.radius * nuclear(gradients).sum(0))),
         bound=0.0 if twin.bound is None else largest(bound / twin.bound(gradients) - 1),
         exact=twin.exact,
@@ -206,14 +206,25 @@ def gbpa_games(
 
 
 def projected_games(
-    side: int, *, names: Iterable[str] = PROJECTED, radius: float = 1.0, seed: int = 0
+    shape: tuple[int, int],
+    *,
+    names: Iterable[str] = PROJECTED,
+    radius: float = 1.0,
+    factor: float = 1.0,
+    epsilon: float = 0.0,
+    seed: int = 0,
 ) -> Iterator[Row]:
-    """Compare the learners with a projection on square matrices, where its solution is unique."""
-    shape = (2, side, side)
+    """Compare the learners with a projection, whose solution ε > 0 or a square shape makes unique.
+
+    With an ε of Shampoo's roots, or with a factor on the theorem's η, there is no bound.
+    """
     for name in names:
-        learner = PROJECTED[name](shape, radius=radius, dtype=F64, **SOLVER)
-        twin = twins.preconditioned(name, radius=radius)
-        yield compare(f"{name}, {label(shape)}", learner, leaning(shape, seed=seed), twin)
+        options: dict[str, Any] = {"epsilon": epsilon} if "Shampoo" in name else {}
+        if factor != 1.0:
+            options["eta"] = factor * radius * math.sqrt(2 if "Shampoo" in name else 0.5)
+        learner = PROJECTED[name]((2, *shape), radius=radius, dtype=F64, **options, **SOLVER)
+        twin = twins.preconditioned(name, radius=radius, factor=factor, epsilon=epsilon)
+        yield compare(f"{name}, {label(shape)}", learner, leaning((2, *shape), seed=seed), twin)
 
 
 def scalar_game(shape: tuple[int, int], *, radius: float = 1.0, seed: int = 0) -> Iterator[Row]:
@@ -242,7 +253,8 @@ def vector_games(
     updates = {"ogd": AdaGradOGD, "ftrl": AdaGradFTRL}
     for p, ball, (update, make) in itertools.product(preconditioners, balls, updates.items()):
         delta = 0.0 if update == "ogd" and p != "full" else 1.0
-        own: dict[str, Any] = {"preconditioner": p, "delta": delta}
-        twin = twins.on_rows(learners.adagrad, bounds.adagrad, ball, radius, update=update, **own)
-        learner = make(shape, ball=ball, tolerance=SOLVER["tolerance"], **own, **common)
+        options: dict[str, Any] = {"preconditioner": p, "delta": delta}
+        rules = learners.adagrad, bounds.adagrad
+        twin = twins.on_rows(*rules, ball, radius, update=update, **options)
+        learner = make(shape, ball=ball, tolerance=SOLVER["tolerance"], **options, **common)
         yield compare(f"{update.upper()}, {p}, {ball}", learner, gradients, twin)

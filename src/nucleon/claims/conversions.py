@@ -157,7 +157,7 @@ def conduct(seed: int) -> Iterator[Check]:
         averages.append(optimizer.average[0].flatten().numpy())
     path, tau = np.stack(weights), optimizer.tau.numpy()
     ends = range(1, LAW_ROUNDS + 1)
-    wanted = np.stack([conversion.average(path[:t], LAW_DISCOUNT) for t in ends])
+    expected = np.stack([conversion.average(path[:t], LAW_DISCOUNT) for t in ends])
     output = optimizer.output[0].flatten().numpy()
     radius = conversion.radius(LAW_RHO, LAW_DISCOUNT)
     lengths = np.sort(-np.diff(path, axis=0).ravel() / radius)
@@ -172,7 +172,7 @@ def conduct(seed: int) -> Iterator[Check]:
     )
     inverse = conversion.tau(drawn_from.numpy(), LAW_ROUNDS, LAW_DISCOUNT)
     yield at_most("τ against its inverse, share of games", (tau != inverse).mean(), 0.0)
-    errors = (np.stack(averages) - wanted, output - wanted[tau - 1, np.arange(LAW_GAMES)])
+    errors = (np.stack(averages) - expected, output - expected[tau - 1, np.arange(LAW_GAMES)])
     yield close("W̄_t and W̄_τ against the reference's, over ρ", *(e / LAW_RHO for e in errors))
 
 
@@ -202,14 +202,14 @@ def agrees(name: str, process: Process, answers: Answers, fall: Fall, **options:
         discount=process.discount,
         noise=drawn(shape, samples=options.get("samples", 16), seed=process.seed),
     )
-    wanted = twin.actions(gradients)
-    moves, ways = np.diff(weights, axis=0), wanted[1:]
+    expected = twin.actions(gradients)
+    moves, ways = np.diff(weights, axis=0), expected[1:]
     squares = (ways**2).sum((-2, -1), keepdims=True)
     lengths = (moves * ways).sum((-2, -1), keepdims=True) / np.where(squares > 0, squares, 1.0)
     left, right = conversion.proposition(
         truths,
         gradients,
-        wanted,
+        expected,
         rho=process.rho,
         discount=process.discount,
         fall=fall(short._history.weights[-1]).numpy(),
@@ -218,7 +218,7 @@ def agrees(name: str, process: Process, answers: Answers, fall: Fall, **options:
     scale = right.max() + left.max()
     return close(
         f"{name}: actions, moves, both sides against the reference's",
-        (actions - wanted) / radius,
+        (actions - expected) / radius,
         (moves - lengths * ways) / radius,
         (short.terms.gap.numpy() - left) / scale,
         (short.terms.bound.numpy() - right) / scale,

@@ -27,7 +27,7 @@ MakeStream = Callable[..., Stream]
 
 
 def stream(name: str, **fixed: Any) -> MakeStream:
-    """Return what makes a stream of `nucleon.online.streams`, looked up when it is made."""
+    """Return a maker of a stream of `nucleon.online.streams`, looked up when it is called."""
     return lambda shape, **options: getattr(streams, name)(shape, **fixed, **options)
 
 
@@ -145,7 +145,7 @@ def _played(run: Run, match: Match) -> Game:
     stage, done = stage_of(match.case), 0
     watched = {name: list[Tensor]() for name in match.watch}
 
-    def tell(row: online.RecordedRound) -> None:
+    def on_record(row: online.RecordedRound) -> None:
         nonlocal done
         run.progress.advance(row.round - done, stage)
         done = row.round
@@ -153,7 +153,7 @@ def _played(run: Run, match: Match) -> Game:
             measured.append(match.watch[name](match.learner))
 
     learner, rounds = match.learner, match.rounds
-    trace = online.play(learner, match.stream, rounds, on_record=tell, delta=match.delta)
+    trace = online.play(learner, match.stream, rounds, on_record=on_record, delta=match.delta)
     seen = {name: torch.stack(measured) for name, measured in watched.items()}
     return Game(**match.case, **seen, trace=trace, learned=learner)
 

@@ -70,7 +70,7 @@ def difference(
     gradient_bound: float = 0.0,
 ) -> float:
     """Return the largest |W_t − W'_t|/lr of an entry of (b, m, n) along a few steps of both."""
-    wanted = conversion.descend(
+    expected = conversion.descend(
         twin.direction,
         weight.detach().double().numpy().copy(),
         lambda w: gradient(torch.from_numpy(w)).numpy(),
@@ -82,7 +82,7 @@ def difference(
         gradient_bound=gradient_bound,
     )
     errors = list[float]()
-    for step in wanted[1:]:
+    for step in expected[1:]:
         weight.grad = gradient(weight.detach().double()).to(weight)
         optimizer.step()
         errors.append(largest(weight.detach().double().numpy() - step) / lr)

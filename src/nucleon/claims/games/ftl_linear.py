@@ -66,7 +66,7 @@ def measure(run: Run) -> Iterator[Item]:
     yield games.listing(title, columns)
     yield from beside.against_oracle(
         beside.gbpa_games(GBPAS, [MATRIX], samples=16, seed=seed),
-        beside.projected_games(MATRIX[0], seed=seed),
+        beside.projected_games((MATRIX[0], MATRIX[0]), seed=seed),
         beside.scalar_game(MATRIX, seed=seed),
         beside.vector_games(ROW[1], preconditioners=("diagonal",), balls=("linf",), seed=seed),
     )

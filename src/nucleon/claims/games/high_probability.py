@@ -110,27 +110,21 @@ def adaptive_games(run: Run) -> Rows:
 
 
 def off_the_oracle(
-    seed: int,
-    *,
-    oblivious: bool = True,
-    games: int = 1,
-    discount: float = 1.0,
-    antithetic: bool = False,
-    redraw: bool = True,
+    seed: int, oblivious: bool = True, games: int = 1, discount: float = 1.0, **options: Any
 ) -> dict[str, float]:
     """Compare what certificate(delta=δ) adds to the bound of the mean with the oracle's term."""
     shape = (games, *ADAPTIVE_SHAPE)
     gradients = leaning(shape, seed=seed)
-    options: dict[str, Any] = {"antithetic": antithetic, "redraw": redraw, "seed": seed}
-    learner = FTPL(shape, radius=RADIUS, samples=4, discount=discount, dtype=F64, **options)
+    game: dict[str, Any] = {"radius": RADIUS, "discount": discount}
+    learner = FTPL(shape, samples=4, seed=seed, dtype=F64, **game, **options)
     played(learner, gradients, oblivious=oblivious)
     certificate = learner.certificate(delta=DELTA)
     added = certificate.bound - learner.bound()
     if certificate.refusal is not None:
         added = torch.full_like(added, torch.nan)
-    game: dict[str, Any] = {"radius": RADIUS, "delta": DELTA, "discount": discount}
-    game["samples"] = 2 if antithetic else 4
+    game |= {"samples": 2 if options.get("antithetic") else 4, "delta": DELTA}
     if oblivious:
+        redraw = options.get("redraw", True)
         term = deviations.oblivious(gradients.numpy(), redraw=redraw, **game)
     else:
         term = deviations.adaptive(gradients.numpy(), **game)

@@ -99,8 +99,8 @@ def learners(stream: Tensor, ball: Ball) -> Iterator[tuple[str, str, Learner]]:
 def measure(run: Run) -> Iterator[Item]:
     """Play every learner on every stream and both balls."""
     dimension, rounds, seeds = run.pick(DIMENSION), run.pick(ROUNDS), run.seeds(SEEDS)
-    known, matches = gradients(dimension, len(seeds), rounds, run.seed), list[Match]()
-    for (name, stream), ball in itertools.product(known.items(), BALLS):
+    sources, matches = gradients(dimension, len(seeds), rounds, run.seed), list[Match]()
+    for (name, stream), ball in itertools.product(sources.items(), BALLS):
         for update, p, learner in learners(stream, ball):
             case = {"stream": name, "ball": ball, "update": update, "learner": f"{update}{p}"}
             matches.append(Match(case, learner, streams.replay(stream), rounds))
@@ -114,15 +114,15 @@ def measure(run: Run) -> Iterator[Item]:
     for learner, share in LEAST.items():
         game = swinging.one(learner=learner)
         yield at_least(f"swing on ℓ2: {learner}, regret/bound", game.regret / game.bound, share)
-    yield from rankings(known, games)
-    yield from departures(known, games)
+    yield from rankings(sources, games)
+    yield from departures(sources, games)
     yield from beside.against_oracle(beside.vector_games(dimension, radius=RADIUS, seed=run.seed))
 
     for game in games:
         game.where = f"{game.stream}, {BALLS[game.ball]}"
     title = f"Regret / bound, means over the games, D = {RADIUS:g}"
     yield games.grid(title, "where", "learner", "pair", "stream, ball", missing="—")
-    yield figure(known["alternating"], games.where(stream="alternating"))
+    yield figure(sources["alternating"], games.where(stream="alternating"))
     alpha, beta = theory.gaussian_ftpl_constants(dimension)
     yield f"""
         η is what makes each bound smallest, δ of FTRL the least that its bound allows. “Always” on
@@ -136,11 +136,11 @@ def measure(run: Run) -> Iterator[Item]:
     """
 
 
-def rankings(known: Sources, games: Rows) -> Iterator[Check]:
+def rankings(sources: Sources, games: Rows) -> Iterator[Check]:
     """Check which bound is the smaller on which ball, and the regrets where they follow it."""
 
     def ratios(preconditioner: Preconditioner, ball: Ball) -> list[Tensor]:
-        return [against_scalar(stream, preconditioner, ball) for stream in known.values()]
+        return [against_scalar(stream, preconditioner, ball) for stream in sources.values()]
 
     def flip(ball: Ball) -> Tensor:
         played = games.where(stream="alternating", ball=ball)
@@ -158,16 +158,16 @@ def rankings(known: Sources, games: Rows) -> Iterator[Check]:
     yield below("alternating, OGD: diagonal/scalar regret on ℓ∞", flip("linf"), 1.0)
 
 
-def departures(known: Sources, games: Rows) -> Iterator[Check]:
+def departures(sources: Sources, games: Rows) -> Iterator[Check]:
     """Check what is not as printed: the diameter, δ on ℓ∞, the Gaussian method's constant."""
     regret = games.one(stream="swing", ball="l2", learner="OGD, scalar").regret
-    printed = math.sqrt(2) * RADIUS * known["swing"].square().sum((0, 2, 3)).sqrt()
+    printed = math.sqrt(2) * RADIUS * sources["swing"].square().sum((0, 2, 3)).sqrt()
     name = "swing: scalar OGD's regret over the printed √2·D√Σ‖g‖²"
     yield above(name, regret / printed, 1.0)
-    largest = max(against_scalar(s, "diagonal", "linf", "ftrl").max() for s in known.values())
+    largest = max(against_scalar(s, "diagonal", "linf", "ftrl").max() for s in sources.values())
     yield above("FTRL with its δ: diagonal/scalar bound on ℓ∞, largest", largest, 1.0)
     gaussian = [
-        g.bound / bound(known[g.stream], "ftrl", "scalar", "l2")
+        g.bound / bound(sources[g.stream], "ftrl", "scalar", "l2")
         for g in games.where(learner=GAUSSIAN)
     ]
     yield at_most("Gaussian FTPL's bound over scalar FTRL's, largest", gaussian, GAUSSIAN_FACTOR)

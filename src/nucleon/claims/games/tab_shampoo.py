@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims import beside, grid
-from nucleon.claims.beside import EXACT, SOLVED, SOLVER, close, compare, leaning, played
+from nucleon.claims.beside import EXACT, SOLVED, close, leaning, played
 from nucleon.claims.engine import (
     Check,
     Claim,
@@ -24,7 +24,7 @@ from nucleon.claims.engine import (
     label,
 )
 from nucleon.claims.grid import Game, Make, Match, stream
-from nucleon.claims.oracle import bounds, learners, twins
+from nucleon.claims.oracle import bounds, learners
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import streams, theory
 from nucleon.online.learners import FAML, FTRL, KroneckerFTRL, OneSidedShampoo, ScalarGBPA, Shampoo
@@ -135,8 +135,8 @@ def measure(run: Run) -> Iterator[Item]:
     yield original_bound(last, run.seed)
     yield coarse_gaps((4, 3), run.seed)
     yield from beside.against_oracle(
-        beside.projected_games(4, radius=RADIUS, seed=run.seed),
-        projected_variants((4, 3), run.seed),
+        beside.projected_games((4, 4), radius=RADIUS, seed=run.seed),
+        beside.projected_games((4, 3), radius=RADIUS, factor=0.5, epsilon=0.1, seed=run.seed),
         beside.gbpa_games(("FTRL", "FAML"), [last], radius=RADIUS, seed=run.seed),
         beside.scalar_game(last, radius=RADIUS, seed=run.seed),
     )
@@ -202,17 +202,6 @@ def coarse_gaps(shape: tuple[int, int], seed: int) -> Check:
     twin = learners.one_sided_gaps(gradients.numpy(), np.concatenate(actions), radius=RADIUS)
     name = "one-sided, solved coarsely: gaps over the reference's − 1"
     return close(name, learner.gaps.numpy() / twin - 1)
-
-
-def projected_variants(shape: tuple[int, int], seed: int) -> Iterator[Row]:
-    """Compare actions with half of η, and an ε that makes solutions unique in any shape."""
-    epsilon, gradients = 0.1, leaning((2, *shape), seed=seed)
-    for name, make in beside.PROJECTED.items():
-        options: dict[str, Any] = {"epsilon": epsilon} if "Shampoo" in name else {}
-        eta = 0.5 * RADIUS * (math.sqrt(2) if options else math.sqrt(0.5))
-        learner = make((2, *shape), eta=eta, **CLOSED, **options, **SOLVER)
-        twin = twins.preconditioned(name, radius=RADIUS, factor=0.5, epsilon=epsilon)
-        yield compare(f"{name}, {label(shape)}, η × 0.5", learner, gradients, twin)
 
 
 # ---------------------------------------------------------------------- figures

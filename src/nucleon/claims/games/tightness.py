@@ -115,9 +115,9 @@ def measure(run: Run) -> Iterator[Item]:
     def panel(name: str) -> Panel:
         lines = list[Series]()
         for shape, style in (((1, 1), 0), ((2, 2), 2), ((2, 4), 4)):
-            own = rows.where(learner=name, shape=shape)
-            lines.append(own.line(f"{label(shape)}, worst found", "rounds", "ratio", style))
-            lines.append(own.line(f"{label(shape)}, random signs", "rounds", "signs", style + 1))
+            group = rows.where(learner=name, shape=shape)
+            lines.append(group.line(f"{label(shape)}, worst found", "rounds", "ratio", style))
+            lines.append(group.line(f"{label(shape)}, random signs", "rounds", "signs", style + 1))
         lines.append(level("the bound", rows.column("rounds"), style=6))
         words = f"{name}: regret over its bound"
         return Panel(words, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)

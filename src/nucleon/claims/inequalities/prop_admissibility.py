@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nucleon.claims.beside import EXACT, SOLVED, SOLVER, close, drawn, leaning
 from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most, cases
@@ -14,7 +13,7 @@ from nucleon.claims.oracle import bounds, definition, twins
 from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Figure, Panel, Series, level, log_panel
 from nucleon.online.admissibility import AdmissibilitySearch, search_admissibility
-from nucleon.online.potentials import Admissibility, Gaussian, Hyperbolic, Potential, Regularized
+from nucleon.online.potentials import Gaussian, Hyperbolic, Potential, Regularized
 
 POTENTIALS: dict[str, Potential] = {
     "Regularized": Regularized(),
@@ -39,17 +38,11 @@ DRAWS, ERRORS = 2000, 4.0
 """Draws of the oracle's mean over Z at a point, and the standard errors that it is trusted to."""
 
 
-class AdmissibilityCurve(Row):
-    """Ψ(X; c√(XXᵀ))/‖X‖_* along c, beside αc + β/(2c), which bounds it; c = √(β/2α)·SCALES."""
+def trade_off(name: str, potential: Potential, seed: int) -> Row:
+    """Return Ψ(X; c√(XXᵀ))/‖X‖_* along c at one random X, with one Z, beside αc + β/(2c).
 
-    name: str
-    stated: Admissibility
-    values: Tensor
-    upper: Tensor
-
-
-def trade_off(name: str, potential: Potential, seed: int) -> AdmissibilityCurve:
-    """Return Ψ along c at one random X, with one Z; the upper curve has its least value √(2αβ)."""
+    The latter is the upper curve, whose least value is √(2αβ); c = √(β/2α)·SCALES.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(CURVE_SHAPE, dtype=torch.float64, generator=generator)
     gram, norm = x @ x.mT, torch.linalg.svdvals(x).sum()
@@ -58,7 +51,7 @@ def trade_off(name: str, potential: Potential, seed: int) -> AdmissibilityCurve:
     c = math.sqrt(stated.beta / (2 * stated.alpha)) * torch.tensor(SCALES, dtype=torch.float64)
     values = torch.stack([potential.value(x, scale**2 * gram) for scale in c]) / norm
     upper = stated.alpha * c + stated.beta / (2 * c)
-    return AdmissibilityCurve(name=name, stated=stated, values=values, upper=upper)
+    return Row(name=name, stated=stated, values=values, upper=upper)
 
 
 def oracle_checks(shapes: tuple[tuple[int, int], ...], seed: int) -> Iterator[Check]:
@@ -76,10 +69,10 @@ def oracle_checks(shapes: tuple[tuple[int, int], ...], seed: int) -> Iterator[Ch
         level = torch.eye(m, dtype=torch.float64) + other @ other.mT
         arrays = s.numpy(), level.numpy()
         for name, (potential, learner) in potentials.items():
-            value, slope, wanted = twins.smoothing(learner, (m, n), draws)
+            value, slope, twin = twins.smoothing(learner, (m, n), draws)
             stated = POTENTIALS[name].admissibility(m, n)
             pair = (math.nan, math.nan) if stated is None else (stated.alpha, stated.beta)
-            constants += [a / b - 1 for a, b in zip(pair, wanted, strict=True)]
+            constants += [a / b - 1 for a, b in zip(pair, twin, strict=True)]
             errors = solved if name == "Regularized" else exact
             errors.append(potential.value(s, level).numpy() / value(*arrays) - 1)
             errors.append(potential.gradient(s, level).numpy() - slope(*arrays, 0))
@@ -132,7 +125,7 @@ def constants_checks(rows: Rows) -> Iterator[Check]:
     yield at_least("smallest αβ stated", stated, 0.5)
 
 
-def curve_checks(curves: list[AdmissibilityCurve]) -> Iterator[Check]:
+def curve_checks(curves: list[Row]) -> Iterator[Check]:
     """Check that no potential is above what its constants allow, and where the two meet."""
     excess = [(c.values / c.upper - 1).max() for c in curves]
     yield at_most("Ψ(X; c√(XXᵀ)) over (αc + β/2c)·‖X‖_*, largest − 1", excess, ROUNDING)
@@ -171,7 +164,7 @@ def measure(run: Run) -> Iterator[Item]:
             columns[f"{letter} {value}"] = f"search.{constant}.{value}"
     yield rows.listing("Constants by search", columns)
 
-    def panel(curve: AdmissibilityCurve) -> Panel:
+    def panel(curve: Row) -> Panel:
         lines = (
             Series("Ψ(X; c√(XXᵀ))/‖X‖_*", SCALES, curve.values.tolist(), style=4),
             Series("αc + β/(2c)", SCALES, curve.upper.tolist(), style=5),

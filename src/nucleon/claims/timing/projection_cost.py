@@ -238,7 +238,9 @@ def measure(run: Run) -> Iterator[Item]:
     )
     yield from against_oracle(
         gbpa_games(("FAML", "FTRL"), [REFERENCE_SHAPE], seed=run.seed),
-        projected_games(REFERENCE_SHAPE[0], names=("One-sided Shampoo",), seed=run.seed),
+        projected_games(
+            (REFERENCE_SHAPE[0], REFERENCE_SHAPE[0]), names=("One-sided Shampoo",), seed=run.seed
+        ),
     )
     yield from notes(f"""
         Problems of the rounds {", ".join(map(str, rounds))} of games at {label(shape)}, condition
