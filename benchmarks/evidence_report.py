@@ -106,14 +106,18 @@ class Part:
             losses = (self.losses(self.peer("linear", h), h, "last train") for h in cell.horizons)
             yield ["linear, on the text trained on", *map(self.number, losses)]
         if self.name == "A2":  # whose seeds and batches are those of A1
-            muon = Part("A1", "muon", self.log)
-            for title, choices in (
-                ("average", [(self.average, muon.average)] * len(cell.horizons)),
-                ("linear", [(p.peer("linear", h) for p in (self, muon)) for h in cell.horizons]),
-            ):
-                pairs = zip(choices, cell.horizons, strict=True)
-                gaps = [less(self.losses(a, h), muon.losses(b, h)) for (a, b), h in pairs]
-                yield [f"its {title} less Muon's", *(self.number(g, judged=True) for g in gaps)]
+            yield from self.beside("Muon", Part("A1", "muon", self.log))
+        if self.method == "leon .1":
+            yield from self.beside("leon", Part(self.name, "leon", self.log))
+
+    def beside(self, name: str, other: "Part") -> Iterator[list[str]]:
+        """Yield the differences to another method, by average and by linear decay."""
+        averages = [(self.average, other.average)] * len(self.cell.horizons)
+        linear = [(self.peer("linear", h), other.peer("linear", h)) for h in self.cell.horizons]
+        for title, choices in (("average", averages), ("linear", linear)):
+            pairs = zip(choices, self.cell.horizons, strict=True)
+            gaps = [less(self.losses(a, h), other.losses(b, h)) for (a, b), h in pairs]
+            yield [f"its {title} less that of {name}", *(self.number(g, judged=True) for g in gaps)]
 
     def number(self, values: Sequence[float], judged: bool = False) -> str:
         """Return a mean with its interval, and for a difference the verdict."""
