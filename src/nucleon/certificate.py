@@ -64,7 +64,7 @@ def gbpa_bound(
     eta: float | None = None,
     excess: Real = 0.0,
 ) -> Tensor:
-    """Regret of GBPA with an (α, β)-admissible smoothing (Theorem 3.2).
+    """Return regret of GBPA with an (α, β)-admissible smoothing (Theorem 3.2).
 
     Reg_T ≤ D((βη + α/η) Tr√(G²γ^{-2}I + M̂_T) + (1 − βη) γ^{T-1}‖G_1‖_* + 2·excess)
 
@@ -139,13 +139,6 @@ class Certificate:
     at least this regret on every learner, see `forced_regret`."""
     skipped: int = 0
     """Steps left out of the regret, as their gradients were not finite."""
-
-    def __post_init__(self) -> None:
-        if self.regret.shape != self.bound.shape:
-            raise ValueError(
-                f"regret and bound must have one entry per game each, got the shapes "
-                f"{tuple(self.regret.shape)} and {tuple(self.bound.shape)}"
-            )
 
     @property
     def slack(self) -> Tensor:

@@ -14,7 +14,7 @@ Scalar = float | Tensor
 
 
 def accumulate_total(total: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
-    """Ĝ ← γĜ + G, in the dtype of `total`; the sum is formed in the wider of the two dtypes."""
+    """Return γĜ + G in the dtype of `total`, summed in the wider of the two dtypes."""
     wide = torch.promote_types(total.dtype, gradient.dtype)
     old, new = total.to(wide), gradient.to(wide)
     if isinstance(discount, Tensor):
@@ -23,7 +23,7 @@ def accumulate_total(total: Tensor, gradient: Tensor, discount: Scalar) -> Tenso
 
 
 def accumulate_gram(gram: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
-    """M̂ ← γ²M̂ + GGᵀ, with the product formed in the dtype of `gram`."""
+    """Return γ²M̂ + GGᵀ, with the product formed in the dtype of `gram`."""
     g = gradient.to(gram.dtype)
     if isinstance(discount, Tensor):
         return (_per_matrix(discount) ** 2 * gram + g @ g.mT).to(gram.dtype)
@@ -33,7 +33,7 @@ def accumulate_gram(gram: Tensor, gradient: Tensor, discount: Scalar) -> Tensor:
 def smoothing(
     gram: Tensor, *, gradient_bound: Scalar, eta: Scalar = 1.0, discount: Scalar = 1.0
 ) -> Tensor:
-    """Λ = (G²γ⁻²I + M̂)/η², the smoothing of Theorem 3.2 and of its discounted form (Section 5.2).
+    """Return Λ = (G²γ⁻²I + M̂)/η² of Theorem 3.2 and of its discounted form (Section 5.2).
 
     Args:
         gram: M̂, (…, m, m).

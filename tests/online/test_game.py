@@ -108,58 +108,6 @@ def test_a_game_can_be_watched():
         assert torch.equal(row.norm, trace.norm[i])
 
 
-def test_rows_come_as_they_happen():
-    class HaltError(Exception):
-        pass
-
-    def stop_at_six(row):
-        if row.round == 6:
-            raise HaltError
-
-    learner = FAML((3, 5), dtype=F64)
-    with pytest.raises(HaltError):
-        play(learner, gaussian(), 10, record=1, on_record=stop_at_six)
-    assert learner.rounds == 6
-    rest = play(learner, gaussian(), 4)
-    assert torch.equal(rest.regret[-1], play(FAML((3, 5), dtype=F64), gaussian(), 10).regret[-1])
-
-
-class Failing:
-    """The Gaussian stream with another answer in round 4."""
-
-    name, shape, gradient_bound, oblivious, rounds = "failing", (3, 5), 1.0, True, None
-
-    def __init__(self, answer):
-        self.answer, self.source = answer, gaussian()
-
-    def gradient(self, t, action=None):
-        return self.answer if t == 4 else self.source.gradient(t)
-
-
-@pytest.mark.parametrize(
-    ("answer", "validate"),
-    [
-        (torch.full((3, 5), 2.0, dtype=F64), True),  # above the bound: the learner refuses
-        (torch.full((3, 5), math.nan, dtype=F64), True),
-        (torch.full((3, 5), math.nan, dtype=F64), False),  # the ledger refuses
-        (torch.full((3, 5), 1e308, dtype=F64), False),
-        (torch.zeros(5, 3, dtype=F64), True),
-        (torch.zeros(5, 3, dtype=F64), False),
-    ],
-    ids=["above", "nan", "nan-trusted", "huge-trusted", "shape", "shape-trusted"],
-)
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_round_is_entered_whole_or_not_at_all(name, answer, validate):
-    learner = LEARNERS[name]((3, 5), validate=validate, dtype=F64)
-    with pytest.raises(ValueError, match=r"gradient|finite"):
-        play(learner, Failing(answer), 10)
-    assert learner.rounds == 3
-    rest = play(learner, gaussian(), 7)
-    whole = play(LEARNERS[name]((3, 5), validate=validate, dtype=F64), gaussian(), 10)
-    assert torch.equal(rest.regret[-1], whole.regret[-1])
-    assert torch.equal(rest.bound[-1], whole.bound[-1])
-
-
 def test_a_game_goes_on():
     whole = play(FTPL((3, 5), dtype=F64), gaussian(), 20, record=5)
     learner = FTPL((3, 5), dtype=F64)

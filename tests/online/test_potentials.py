@@ -529,8 +529,6 @@ def test_bad_input_is_named(
         (lambda: Gaussian(width=0), ValueError, "width must be"),
         (lambda: Gaussian(method="eigh"), ValueError, "method must be one of"),  # type: ignore[arg-type]
         (lambda: Gaussian(width=2).value(S, EYE), ValueError, "width must be at least .* 3"),
-        (lambda: Hyperbolic().admissibility(0, 3), ValueError, "m must be"),
-        (lambda: Nuclear().admissibility(2, 3.0), TypeError, "n must be"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_options_are_named(make: object, error: type[Exception], match: str) -> None:

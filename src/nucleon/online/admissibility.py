@@ -112,7 +112,7 @@ def search_admissibility(
         confidence: of the interval, which takes the mean over replicates for normal (0.999).
         seed: of the starting points.
     """
-    stated = potential.admissibility(m, n)
+    stated = potential.admissibility(_checks.count("m", m), _checks.count("n", n))
     if stated is None:
         raise ValueError(
             f"{potential} states no admissibility constants for {m}×{n} matrices, there is nothing "
@@ -175,7 +175,7 @@ class _Parameters(NamedTuple):
         return self.scales[2].exp()
 
     def root(self) -> Tensor:
-        """L = c·e^scale AAᵀ."""
+        """Return L = c·e^scale AAᵀ."""
         factor = self.scaled_factor()
         return self.unit * factor @ factor.mT
 
@@ -183,7 +183,7 @@ class _Parameters(NamedTuple):
         return (self.scales[0].clamp(max=_LARGEST) / 2).exp() * self.factor
 
     def s(self, *, relative: bool) -> Tensor:
-        """S = c·e^scale T, with the scale of L on top of its own where `relative`."""
+        """Return S = c·e^scale T, with the scale of L on top of its own where `relative`."""
         scale = self.scales[:2].sum(0) if relative else self.scales[1]
         return self.unit * scale.clamp(max=_LARGEST).exp() * self.total
 
@@ -204,12 +204,12 @@ class _Stability(NamedTuple):
         return cls(p.s(relative=False), p.root(), larger, p.unit[..., 0, 0])
 
     def ratio(self, potential: Potential) -> Tensor:
-        """(Ψ(S; L₂) − Ψ(S; L₁))/c, differentiable."""
+        """Return (Ψ(S; L₂) − Ψ(S; L₁))/c, differentiable."""
         larger = potential.value_at_root(self.s, self.larger)
         return (larger - potential.value_at_root(self.s, self.root)) / self.unit
 
     def measured(self, potential: Potential) -> tuple[Tensor, Tensor]:
-        """The ratio through the public functions, and a bound on its numerical error."""
+        """Return the ratio through the public functions, and a bound on its numerical error."""
         value, error = _value(potential, self.s, self.larger)
         below, its_error = _value(potential, self.s, self.root)
         return (value - below) / self.unit, (error + its_error) / self.unit
@@ -232,7 +232,7 @@ class _Smoothness(NamedTuple):
         return cls(p.s(relative=True), p.root(), direction, p.unit[..., 0, 0])
 
     def ratio(self, potential: Potential) -> Tensor:
-        """(Ψ(X+D) − 2Ψ(X) + Ψ(X−D))/c, differentiable.
+        """Return (Ψ(X+D) − 2Ψ(X) + Ψ(X−D))/c, differentiable.
 
         It is the mean of the ratio 2·Bregman(Y‖X) over Y = X ± D and tends to the Hessian form, so
         it has the same supremum; and its derivatives need no second derivative of Ψ.
@@ -242,7 +242,7 @@ class _Smoothness(NamedTuple):
         return (ahead + behind - 2 * potential.value_at_root(self.s, self.root)) / self.unit
 
     def measured(self, potential: Potential) -> tuple[Tensor, Tensor]:
-        """2·Bregman(X+D‖X)/c through the public functions, and a bound on its numerical error."""
+        """Return 2·Bregman(X+D‖X)/c through the public functions, and a bound on its error."""
         ahead, error = _value(potential, self.s + self.direction, self.root)
         here, its_error = _value(potential, self.s, self.root)
         gradient = potential.gradient(self.s, _square(self.root))
@@ -272,7 +272,7 @@ class _Measurement(NamedTuple):
     def __call__(
         self, of: Callable[[Potential], tuple[Tensor, Tensor]], share: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The mean of `of` and its margin: sampling error and the numerical error `of` returns."""
+        """Return the mean of `of` and its margin: sampling error and numerical error."""
         count = max(1, round(share * self.replicates))
         results = [of(next(self.draws)) for _ in range(count)]
         values = torch.stack([value for value, _ in results])
@@ -296,7 +296,7 @@ def _check_randomness(potential: Potential, points: "_Stability") -> None:
 def _ascend(
     points: Callable[[_Parameters], _P], start: _Parameters, draws: Iterator[Potential], steps: int
 ) -> _P:
-    """The points that `steps` of Adam reach, with a rate that falls to zero as a cosine."""
+    """Climb by `steps` of Adam, with a rate that falls to zero as a cosine; return the points."""
     parameters = _Parameters(*(p.clone().requires_grad_() for p in start))
     optimizer = torch.optim.Adam(parameters, lr=_RATE, maximize=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
@@ -320,7 +320,7 @@ def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate
 
 
 def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float, float]:
-    """The largest ‖∇Ψ‖_op and the smallest (Ψ − ‖S‖_* + margin)/Ψ over the points."""
+    """Return the largest ‖∇Ψ‖_op and the smallest (Ψ − ‖S‖_* + margin)/Ψ over the points."""
     s = torch.cat([points.s for points in visited])
     root = torch.cat([points.root for points in visited])
     gradient = next(measure.draws).gradient(s, _square(root))
@@ -330,7 +330,7 @@ def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float,
 
 
 def _inhomogeneity(visited: list[_Points], measure: _Measurement) -> float:
-    """The largest ‖∇Ψ(cS; c²Λ) − ∇Ψ(S; Λ)‖_F over the points, c from 2⁻²⁰ to 2²⁰.
+    """Return the largest ‖∇Ψ(cS; c²Λ) − ∇Ψ(S; Λ)‖_F over the points, c from 2⁻²⁰ to 2²⁰.
 
     Of each difference the part along that of one draw is measured on others.
     """
@@ -353,7 +353,7 @@ def _inhomogeneity(visited: list[_Points], measure: _Measurement) -> float:
 
 
 def _value(potential: Potential, s: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Ψ(S; L²), and what the solver's gap and rounding can take from it or add to it."""
+    """Return Ψ(S; L²), and what the solver's gap and rounding can take from it or add to it."""
     value = potential.value(s, _square(root))
     rounding = 32 * sum(s.shape[-2:]) * torch.finfo(s.dtype).eps * value
     return value, rounding + _gap(potential, s, root)
@@ -366,6 +366,6 @@ def _gap(potential: Potential, s: Tensor, root: Tensor) -> Tensor:
 
 
 def _square(root: Tensor) -> Tensor:
-    """Λ = L², symmetric to the last bit."""
+    """Return Λ = L², symmetric to the last bit."""
     square = root @ root
     return (square + square.mT) / 2

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from nucleon import _checks, noise
+from nucleon import _checks, moments, noise
 from nucleon.linalg.projections import truncated
 from nucleon.online import theory
 from nucleon.online.game import play
@@ -45,11 +45,6 @@ class Ratio(NamedTuple):
     value: float
     margin: float
     """Three standard errors; 0 where nothing is random."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The interval value ± margin."""
-        return self.value - self.margin, self.value + self.margin
 
 
 def search(
@@ -189,8 +184,8 @@ def regret_ratio(
             f"{type(potential).__name__} has no admissibility constants, hence no bound to reach"
         )
     totals, grams = gradients.cumsum(-3), (gradients @ gradients.mT).cumsum(-3)
-    eye = torch.eye(gradients.shape[-2], dtype=gradients.dtype, device=gradients.device)
-    roots = cast(Tensor, _SquareRoot.apply((eye + grams[..., :-1, :, :]) / eta**2))
+    smoothing = moments.smoothing(grams[..., :-1, :, :], gradient_bound=1.0, eta=eta)
+    roots = cast(Tensor, _SquareRoot.apply(smoothing))
     before, step = totals[..., :-1, :, :], _STEP * gradients[..., 1:, :, :]
     ahead = potential.value_at_root(before + step, roots)
     behind = potential.value_at_root(before - step, roots)
@@ -239,7 +234,7 @@ def _drawn(potential: Potential, seed: int, step: int, samples: int = _ASCENT_SA
 
 
 def _starts(count: int, rounds: int, shape: tuple[int, int], seed: int) -> Tensor:
-    """Streams (b, T, m, n): every other one random, the rest ±E, then a drift along E."""
+    """Return streams (b, T, m, n): every other one random, the rest ±E, then a drift along E."""
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(count, rounds, *shape, dtype=torch.float64, generator=generator)
     t = torch.arange(rounds, dtype=torch.float64)

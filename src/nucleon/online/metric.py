@@ -1,4 +1,4 @@
-"""Quadratic programs over vectors, on the ℓ2 and the ℓ∞ ball.
+"""Roots of Gram matrices, and quadratic programs over vectors on the ℓ2 and the ℓ∞ ball.
 
     argmin ⟨c, x⟩ + ½xᵀHx over ‖x‖₂ ≤ r or ‖x‖_∞ ≤ r,  H = V diag(h) Vᵀ ⪰ 0
 
@@ -13,9 +13,34 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nucleon.linalg.roots import psd_eigh
+
 Ball = Literal["l2", "linf"]
 
 _NEWTON_STEPS = 6  # four reach rounding for weights over fourteen orders of magnitude
+
+
+class Root:
+    """(εI + A)^power of a Gram matrix A (…, m, m), and its pseudo-inverse.
+
+    Eigenvalues of A under m·eps·‖A‖ are rounding, and count as zero.
+    """
+
+    def __init__(self, gram: Tensor, epsilon: float, power: float) -> None:
+        values, self.vectors = psd_eigh(gram)
+        cut = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
+        self.values = (torch.where(values > cut, values, 0.0) + epsilon) ** power
+
+    @property
+    def matrix(self) -> Tensor:
+        """The root, (…, m, m), symmetric to the last bit."""
+        root = (self.vectors * self.values.unsqueeze(-2)) @ self.vectors.mT
+        return (root + root.mT) / 2
+
+    def solve(self, x: Tensor) -> Tensor:
+        """Return the pseudo-inverse times x, (…, m, n)."""
+        inverse = torch.where(self.values > 0, self.values, torch.inf).reciprocal()
+        return self.vectors @ (inverse.unsqueeze(-1) * (self.vectors.mT @ x))
 
 
 class Metric(NamedTuple):
@@ -27,7 +52,7 @@ class Metric(NamedTuple):
     """V, (…, d, d); None is the identity."""
 
     def apply(self, x: Tensor) -> Tensor:
-        """Hx."""
+        """Return Hx."""
         return self._leave(self.weight * self._enter(x))
 
     def minimize(
@@ -39,7 +64,7 @@ class Metric(NamedTuple):
         tolerance: float = 1e-8,
         max_iterations: int = 1000,
     ) -> Tensor:
-        """The minimizer of ⟨linear, x⟩ + ½xᵀHx on the ball, zero where H has no weight.
+        """Return the minimizer of ⟨linear, x⟩ + ½xᵀHx on the ball, zero where H has no weight.
 
         `linear` lies in the range of H; what rounding puts outside is dropped. The last two options
         are those of `minimize_on_box`, the only case that iterates to a gap.
@@ -64,12 +89,12 @@ class Metric(NamedTuple):
 
 
 def dual_norm(x: Tensor, ball: Ball) -> Tensor:
-    """The maximum of ⟨x, y⟩ over the unit ball: ‖x‖₂ for ℓ2, ‖x‖₁ for ℓ∞; shape (…)."""
+    """Return the maximum of ⟨x, y⟩ over the unit ball: ‖x‖₂ for ℓ2, ‖x‖₁ for ℓ∞; shape (…)."""
     return torch.linalg.vector_norm(x, ord=2 if ball == "l2" else 1, dim=-1)
 
 
 def minimize_on_sphere(linear: Tensor, weight: Tensor, radius: float) -> Tensor:
-    """−linear/(weight + λ) with λ ≥ 0 such that its norm is the radius, where λ = 0 exceeds it.
+    """Return −linear/(weight + λ), λ ≥ 0 such that its norm is the radius where λ = 0 exceeds it.
 
     Newton's method on 1/‖x(λ)‖, which is concave and increasing, rises to the root from the left
     (Moré and Sorensen 1983). It starts where the largest coordinate is at the radius, so that
@@ -96,7 +121,7 @@ def minimize_on_box(
     tolerance: float,
     max_iterations: int,
 ) -> Tensor:
-    """The minimizer of f(x) = ⟨linear, x⟩ + ½xᵀHx over ‖x‖_∞ ≤ radius, to a relative gap.
+    """Return the minimizer of f(x) = ⟨linear, x⟩ + ½xᵀHx over ‖x‖_∞ ≤ radius, to a relative gap.
 
     A projected gradient step finds the face, a Newton step minimizes on it (Moré and Toraldo 1991):
     finite where the minimizer is not degenerate. It stops at the gap
@@ -125,7 +150,7 @@ def minimize_on_box(
 
 
 def _face_steps(x: Tensor, matrix: Tensor, slope: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Towards the minimizer on the face of x: clipped to the box, or stopped where it leaves."""
+    """Step towards the minimizer on the face of x: clipped to the box, or stopped at its border."""
     pinned = (x.abs() >= radius) & (slope * x < 0)
     free = (~pinned).to(x.dtype)
     face = free.unsqueeze(-1) * matrix * free.unsqueeze(-2)

@@ -40,18 +40,18 @@ class Potential(ABC):
 
     @abstractmethod
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """Ψ(S; Λ), shape (…), differentiable in `s`."""
+        """Return Ψ(S; Λ), shape (…), differentiable in `s`."""
 
     @abstractmethod
     def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """∇Ψ(S; Λ), the derivative of `value` in S: (…, m, n) with operator norm ≤ 1."""
+        """Return ∇Ψ(S; Λ), the derivative of `value` in S: (…, m, n) with operator norm ≤ 1."""
 
     @abstractmethod
     def admissibility(self, m: int, n: int) -> Admissibility | None:
-        """(α, β) for m×n matrices; None where the potential is not admissible."""
+        """Return (α, β) for m×n matrices; None where the potential is not admissible."""
 
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
-        """Ψ(S; L²) for a symmetric root L ⪰ 0, differentiable in both where `value` is.
+        """Return Ψ(S; L²) for a symmetric root L ⪰ 0, differentiable in both where `value` is.
 
         Definition 3.1 speaks of L, and `search_admissibility` ascends in it. Override this where
         `value` decomposes Λ: repeated eigenvalues have no derivative.
@@ -96,21 +96,20 @@ class Nuclear(Potential):
         _checks.choice("method", self.method, POLAR_METHODS)
 
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """‖S‖_*."""
+        """Return ‖S‖_*."""
         _check(s, smoothing)
         return _nuclear_norm(s)
 
     def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """polar(S), and 0 for S = 0."""
+        """Return polar(S), and 0 for S = 0."""
         _check(s, smoothing)
         return polar(s, method=self.method)
 
     def admissibility(self, m: int, n: int) -> None:
-        """None: the nuclear norm is not smooth, no β is large enough, FTL's regret is linear."""
-        _check_shape(m, n)
+        """Return None: the nuclear norm is not smooth, and FTL's regret is linear."""
 
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
-        """‖S‖_* whatever the root."""
+        """Return ‖S‖_* whatever the root."""
         return _nuclear_norm(s)
 
 
@@ -140,21 +139,20 @@ class Regularized(Potential):
         _checks.count("max_iterations", self.max_iterations)
 
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """The maximum, up to the solver's gap."""
+        """Return the maximum, up to the solver's gap."""
         _check(s, smoothing)
         return self.value_at_root(s.double(), _symmetric_root(smoothing)).to(s.dtype)
 
     def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """The maximizer, up to the solver's gap."""
+        """Return the maximizer, up to the solver's gap."""
         return self.solve(s, smoothing).x
 
     def admissibility(self, m: int, n: int) -> Admissibility:
-        """(½, 1), Proposition 3.3: no smoothing has a smaller αβ."""
-        _check_shape(m, n)
+        """Return (½, 1), Proposition 3.3: no smoothing has a smaller αβ."""
         return Admissibility(0.5, 1.0)
 
     def solve(self, s: Tensor, smoothing: Tensor, start: Tensor | None = None) -> QuadraticSolution:
-        """The maximizer with its gap and iterations; `value` is that of the minimization, −max.
+        """Return the maximizer with its gap and iterations; `value` is −max, of the minimization.
 
         Args:
             s: the total S, (…, m, n).
@@ -167,7 +165,7 @@ class Regularized(Potential):
         return replace(solution, x=solution.x.to(s.dtype))
 
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
-        """The maximum; by the envelope theorem its maximizer is a constant in every derivative."""
+        """Return the maximum; by the envelope theorem its maximizer is constant in derivatives."""
         x = self._solve(s.detach(), root.detach(), None).x
         trace = root.diagonal(dim1=-2, dim2=-1).sum(-1)
         return ((s - root @ x / 2) * x).sum((-2, -1)) + trace / 2
@@ -232,7 +230,7 @@ class Gaussian(Potential):
         _checks.choice("method", self.method, POLAR_METHODS)
 
     def padded_width(self, m: int, n: int) -> int:
-        """The width n′ of the perturbed matrix for m×n totals."""
+        """Return the width n′ of the perturbed matrix for m×n totals."""
         if self.width is None:
             return padded_width(m, n)
         if self.width < n:
@@ -245,14 +243,14 @@ class Gaussian(Potential):
     def value(
         self, s: Tensor, smoothing: Tensor, *, step: int = 0, stream: int | Tensor = 0
     ) -> Tensor:
-        """The mean of ‖[S 0] + LZ‖_* over the samples; arguments as for `gradient`."""
+        """Return the mean of ‖[S 0] + LZ‖_* over the samples; arguments as for `gradient`."""
         perturbed = self._perturbed(s, self._checked_root(s, smoothing), step, stream)
         return _nuclear_norm(perturbed).mean(0).to(s.dtype)
 
     def gradient(
         self, s: Tensor, smoothing: Tensor, *, step: int = 0, stream: int | Tensor = 0
     ) -> Tensor:
-        """The mean of the leading m×n block of polar([S 0] + LZ) over the samples.
+        """Return the mean of the leading m×n block of polar([S 0] + LZ) over the samples.
 
         Args:
             s: the total S, (…, m, n).
@@ -266,15 +264,14 @@ class Gaussian(Potential):
         return directions[..., : s.shape[-1]].mean(0).to(s.dtype)
 
     def admissibility(self, m: int, n: int) -> Admissibility | None:
-        """(√m+√n′, 1/√(n′−m−1)), Theorem 4.1 at the padded width; None where n′ < m+2."""
-        _check_shape(m, n)
+        """Return (√m+√n′, 1/√(n′−m−1)), Theorem 4.1 at the padded width; None where n′ < m+2."""
         width = self.padded_width(m, n)
         if width < m + 2:
             return None
         return Admissibility(math.sqrt(m) + math.sqrt(width), 1 / math.sqrt(width - m - 1))
 
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
-        """The mean of ‖[S 0] + LZ‖_* over the samples: LZ and chol(L²)Z have one law."""
+        """Return the mean of ‖[S 0] + LZ‖_* over the samples: LZ and chol(L²)Z have one law."""
         return _nuclear_norm(self._perturbed(s, root, step=0, stream=0)).mean(0)
 
     @property
@@ -283,11 +280,11 @@ class Gaussian(Potential):
         return True
 
     def redrawn(self, draw: int) -> "Gaussian":
-        """With the noise of a seed that is a hash of this one and the number."""
+        """Return the potential with another seed, a hash of this one and the number."""
         return replace(self, seed=noise.derived_seed(self.seed, draw))
 
     def _perturbed(self, s: Tensor, root: Tensor, step: int, stream: int | Tensor) -> Tensor:
-        """The matrices [S 0] + LZ, (samples, …, m, n′), in the working dtype."""
+        """Return the matrices [S 0] + LZ, (samples, …, m, n′), in the working dtype."""
         batch, (m, n) = s.shape[:-2], s.shape[-2:]
         width = self.padded_width(m, n)
         if batch and not (isinstance(stream, Tensor) and stream.ndim):
@@ -308,7 +305,7 @@ class Gaussian(Potential):
         return torch.nn.functional.pad(s.to(root.dtype), (0, width - n)) + perturbation
 
     def _checked_root(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """A root of Λ in the working dtype: Cholesky's, or where that breaks down, by `eigh`."""
+        """Return a root of Λ in the working dtype: Cholesky's, or `eigh`'s where that fails."""
         _check(s, smoothing)
         root, failed = cholesky_root(smoothing.to(_checks.work_dtype(s.dtype)))
         if not failed.any():
@@ -338,21 +335,20 @@ class Hyperbolic(Potential):
         _checks.choice("method", self.method, AUGMENTED_METHODS)
 
     def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """Tr √(SSᵀ + Λ)."""
+        """Return Tr √(SSᵀ + Λ)."""
         _check(s, smoothing)
         return self.value_at_root(s.double(), _symmetric_root(smoothing)).to(s.dtype)
 
     def gradient(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        """(SSᵀ + Λ)^(-1/2) S."""
+        """Return (SSᵀ + Λ)^(-1/2) S."""
         return augmented_polar(s, smoothing, method=self.method)
 
     def admissibility(self, m: int, n: int) -> Admissibility:
-        """(1, 1), Theorem 4.2."""
-        _check_shape(m, n)
+        """Return (1, 1), Theorem 4.2."""
         return Admissibility(1.0, 1.0)
 
     def value_at_root(self, s: Tensor, root: Tensor) -> Tensor:
-        """‖[S L]‖_*."""
+        """Return ‖[S L]‖_*."""
         return _nuclear_norm(torch.cat([s, root.expand(*s.shape[:-1], s.shape[-2])], dim=-1))
 
 
@@ -363,21 +359,16 @@ POTENTIALS: Mapping[str, type[Potential]] = MappingProxyType(
 
 
 def _symmetric_root(smoothing: Tensor) -> Tensor:
-    """Λ^(1/2) in float64."""
+    """Return Λ^(1/2) in float64."""
     values, vectors = psd_eigh(smoothing.double())
     return (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT
 
 
 def _nuclear_norm(x: Tensor) -> Tensor:
-    """‖X‖_*, as `linalg.nuclear_norm` without its exact rescaling, which autograd cannot follow."""
+    """Return ‖X‖_* without the exact rescaling of `linalg`, which autograd cannot follow."""
     return torch.linalg.svdvals(x.to(_checks.work_dtype(x.dtype))).sum(-1).to(x.dtype)
 
 
 def _check(s: Tensor, smoothing: Tensor) -> None:
     _checks.matrix("s", s)
     _checks.acting_on("smoothing", smoothing, s)
-
-
-def _check_shape(m: int, n: int) -> None:
-    _checks.count("m", m)
-    _checks.count("n", n)

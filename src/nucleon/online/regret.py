@@ -109,7 +109,7 @@ class Ledger:
         return packed(self._tensors(), self._facts())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same shape, radius and discount; refuse any other."""
+        """Load a state of the same shape, radius and discount; refuse any other."""
         tensors = unpacked(state, self._tensors(), self._facts())
         self.rounds, self.oblivious = int(tensors.pop("rounds")), bool(tensors.pop("oblivious"))
         vars(self).update(tensors)
@@ -214,7 +214,7 @@ def decompose(
     discount: float = 1.0,
     stream: int = 0,
 ) -> Decomposition:
-    """Lemma 3.1's terms of a recorded game, in float64.
+    """Return Lemma 3.1's terms of a recorded game, in float64.
 
     In the discounted game they are those of the plain one on γ^{-t}G_t, times γ^T; every potential
     is homogeneous, so with Ĝ, Λ̂ the round's terms are γB(Ĝ + G/γ‖Ĝ; Λ̂) and

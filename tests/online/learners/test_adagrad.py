@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import actions_of
-from nucleon.online import theory
 from nucleon.online.learners.adagrad import AdaGradFTRL, AdaGradOGD
 from nucleon.online.regret import BoxLedger, Ledger
 
@@ -134,17 +133,6 @@ def test_excess_and_delta_by_hand():
         assert learner.bound().item() == pytest.approx(bound + learner.gaps.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize(("preconditioner", "peak"), [("scalar", 5.0), ("diagonal", 7.0)])
-def test_the_scale_free_bound_by_hand(preconditioner, peak):
-    learner = build("scale-free", (1, 2), preconditioner=preconditioner, ball="l2", eta=0.5)
-    gradients = [[[3.0, 0.0]], [[0.0, -4.0]], [[0.0, 3.0]], [[3.0, 4.0]]]
-    actions_of(learner, torch.tensor(gradients, dtype=F64))
-    # Σg² = (18, 41); max‖g‖₂ = 5, coordinate maxima 3 and 4.
-    trace = math.sqrt(59) if preconditioner == "scalar" else math.sqrt(18) + math.sqrt(41)
-    expected = (1 / (2 * 0.5) + math.sqrt(2) * 0.5) * trace + (2 + math.sqrt(2)) * 2 * peak
-    assert learner.bound().item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_a_sleeping_game_of_a_batch_pays_nothing_for_its_first_gradient():
     learner = build("running", (2, 1, 2), preconditioner="diagonal")
     first = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]], dtype=F64)
@@ -169,26 +157,3 @@ def test_the_box_ledger_keeps_the_regret_of_the_box():
     assert resumed.regret() == ledger.regret()
     with pytest.raises(ValueError, match="ball"):
         resumed.load_state_dict(Ledger((1, 3), radius=2.0).state_dict())
-
-
-def test_the_default_eta_makes_the_bound_smallest():
-    gradients = torch.from_numpy(np.random.default_rng(7).uniform(-0.3, 0.4, (6, 1, 3)))
-    for way, preconditioner, ball in CASES:
-        bounds = []
-        base = build(way, (1, 3), preconditioner=preconditioner, ball=ball).eta
-        for factor in (0.8, 1.0, 1.25):
-            options = {"preconditioner": preconditioner, "ball": ball, "eta": factor * base}
-            learner = build(way, (1, 3), **options)
-            actions_of(learner, gradients)
-            leading = learner.bound() - learner.gaps
-            if way in ("stated", "running", "clip"):  # without the terms of δ and the excess
-                leading = theory.adagrad_bound(
-                    learner.moment,
-                    preconditioner=preconditioner,
-                    update="ftrl",
-                    ball=ball,
-                    radius=1.0,
-                    eta=learner.eta,
-                )
-            bounds.append(leading.item())
-        assert bounds[1] == min(bounds), (way, preconditioner, ball)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import LEARNERS, nuclear, operator
-from nucleon.certificate import Certificate
 from nucleon.online import learners, streams, theory
 from nucleon.online.game import Trace, play
 from nucleon.online.learners import (
@@ -106,16 +105,6 @@ def test_an_oblivious_stream_does_not_see_the_actions():
 
 
 # ---- bounds that are none ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_bound_that_is_no_number_does_not_hold(bad):
-    zero, bound = torch.zeros(2, dtype=F64), torch.tensor([1.0, bad], dtype=F64)
-    assert not Certificate(zero, bound, "Theorem 3.2").holds
-    assert not Certificate(-bound, torch.ones(2, dtype=F64), "Theorem 3.2").holds
-    assert Certificate(zero, torch.ones(2, dtype=F64), "Theorem 3.2").holds
-    with pytest.raises(ValueError, match="one entry per game"):
-        Certificate(zero, torch.ones((), dtype=F64), "Theorem 3.2")
 
 
 def test_a_learner_without_a_bound_is_refused_in_words():

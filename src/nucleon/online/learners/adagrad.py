@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg.roots import psd_eigh
 from nucleon.online import theory
 from nucleon.online.learners.base import Learner, LearnerOptions
-from nucleon.online.metric import Ball, Metric, dual_norm
+from nucleon.online.metric import Ball, Metric, Root, dual_norm
 from nucleon.online.regret import BoxLedger, Ledger, Shape
 from nucleon.online.theory.adagrad import Preconditioner
 
@@ -123,16 +122,14 @@ class _AdaGrad(Learner):
         return self.moment + gradient.square()
 
     def _metric(self, moment: Tensor, delta: Tensor) -> Metric:
-        """H = δI + the root of the moment, δ of every game (…)."""
+        """Return H = δI + the root of the moment, δ of every game (…)."""
         offset = delta.unsqueeze(-1)
         if self.preconditioner == "scalar":
             return Metric(offset + moment.sum(-1, keepdim=True).sqrt().expand_as(moment))
         if self.preconditioner == "diagonal":
             return Metric(offset + moment.sqrt())
-        values, basis = psd_eigh(moment)
-        # Eigenvalues at the level of rounding are zero: no gradient has such a direction.
-        cut = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
-        return Metric(offset + torch.where(values > cut, values, 0.0).sqrt(), basis)
+        root = Root(moment, 0.0, 0.5)
+        return Metric(offset + root.values, root.vectors)
 
     def _solve(self, linear: Tensor, metric: Metric) -> None:
         """Let the next action be the minimizer of ⟨linear, x⟩ + ½xᵀHx, and add its gap."""

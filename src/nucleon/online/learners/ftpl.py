@@ -170,7 +170,7 @@ def mean_cosine(ratio: Tensor, dimension: int) -> Tensor:
 
 @cache
 def _gauss_legendre() -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [−1, 1], from the Jacobi matrix (Golub and Welsch 1969)."""
+    """Return nodes and weights on [−1, 1], from the Jacobi matrix (Golub and Welsch 1969)."""
     k = torch.arange(1, _NODES, dtype=torch.float64, device="cpu")
     off = (k / (4 * k**2 - 1).sqrt()).diag(1)
     nodes, vectors = torch.linalg.eigh(off + off.mT)

@@ -193,7 +193,7 @@ class GBPA(Learner):
     # ------------------------------------------------------------------ the bound on the regret
 
     def bound(self) -> Tensor:
-        """Theorem 3.2 with the constants (α, β), η, the bound in force and what exceeded it."""
+        """Return Theorem 3.2 with (α, β), η, the bound in force and what exceeded it."""
         if self.constants is None:
             return torch.full_like(self.excess, torch.inf)
         alpha, beta = self.constants.alpha, self.constants.beta
@@ -329,7 +329,7 @@ class FTRL(GBPA):
         """Σγ^{T-t+1}·gap of X_t, over the rounds observed."""
 
     def bound(self) -> Tensor:
-        """Theorem 3.2 with α = ½, β = 1, plus D times the solver's gaps."""
+        """Return Theorem 3.2 with α = ½, β = 1, plus D times the solver's gaps."""
         return theory.ftrl_bound(**self._statistics(), gaps=self.gaps)
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:

@@ -37,9 +37,9 @@ from torch import Tensor
 from nucleon import _checks, moments
 from nucleon.linalg.norms import operator_norm
 from nucleon.linalg.quadratic import Solver, quadratic_projection
-from nucleon.linalg.roots import psd_eigh
 from nucleon.online import theory
 from nucleon.online.learners.base import Learner, LearnerOptions, check_square
+from nucleon.online.metric import Root
 from nucleon.online.regret import Shape
 
 Projection = Literal["quadratic", "none"]
@@ -108,7 +108,7 @@ class ProjectedLearner(Learner):
         """Return X_t."""
         return self.center
 
-    def _roots(self, gradient: Tensor) -> tuple["Root", "Root | None"]:
+    def _roots(self, gradient: Tensor) -> tuple[Root, Root | None]:
         """Enter G_t into the Gram matrices; return L_t and R_t, None for the identity."""
         left, right = self.powers
         self.gram = moments.accumulate_gram(self.gram, gradient, 1.0)
@@ -146,11 +146,10 @@ class _Descent(ProjectedLearner):
     )
     default_eta: ClassVar[float] = math.sqrt(2)
 
-    def __init__(
-        self, shape: Shape, *, projection: Projection = "quadratic", **options: Any
-    ) -> None:
-        super().__init__(shape, **options)
+    def __init__(self, shape: Shape, **options: Unpack[ShampooOptions]) -> None:
+        projection = options.pop("projection", "quadratic")
         _checks.choice("projection", projection, get_args(Projection))
+        super().__init__(shape, **options)
         self.projection: Projection = projection
 
     def update(self, gradient: Tensor) -> None:
@@ -195,9 +194,6 @@ class OneSidedShampoo(_Descent):
     theorem: ClassVar[str] = "Table 1, one-sided Shampoo, and the projection's gaps"
     powers: ClassVar[tuple[float, float]] = (0.5, 0.0)
 
-    def __init__(self, shape: Shape, **options: Unpack[ShampooOptions]) -> None:
-        super().__init__(shape, **options)
-
 
 @final
 class Shampoo(_Descent):
@@ -210,9 +206,6 @@ class Shampoo(_Descent):
 
     name: ClassVar[str] = "shampoo"
     theorem: ClassVar[str] = "Theorem C.1 with its lemmas' constants, and the projection's gaps"
-
-    def __init__(self, shape: Shape, **options: Unpack[ShampooOptions]) -> None:
-        super().__init__(shape, **options)
 
 
 @final
@@ -267,26 +260,3 @@ class KroneckerFTRL(ProjectedLearner):
     def _bounded(self) -> tuple[Tensor, Tensor]:
         bound = torch.full_like(self.excess, self.gradient_bound)
         return bound, 2 * self.radius * self.excess
-
-
-class Root:
-    """(εI + A)^power of a Gram matrix A (…, m, m), and its pseudo-inverse.
-
-    Eigenvalues of A under m·eps·‖A‖ are rounding, and count as zero.
-    """
-
-    def __init__(self, gram: Tensor, epsilon: float, power: float) -> None:
-        values, self.vectors = psd_eigh(gram)
-        cut = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
-        self.values = (torch.where(values > cut, values, 0.0) + epsilon) ** power
-
-    @property
-    def matrix(self) -> Tensor:
-        """The root, (…, m, m), symmetric to the last bit."""
-        root = (self.vectors * self.values.unsqueeze(-2)) @ self.vectors.mT
-        return (root + root.mT) / 2
-
-    def solve(self, x: Tensor) -> Tensor:
-        """Return the pseudo-inverse times x, (…, m, n)."""
-        inverse = torch.where(self.values > 0, self.values, torch.inf).reciprocal()
-        return self.vectors @ (inverse.unsqueeze(-1) * (self.vectors.mT @ x))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
+from nucleon.linalg.norms import operator_norm
 from nucleon.online.streams.setting import (
     ROUNDING,
     TAIL,
@@ -20,7 +21,6 @@ from nucleon.online.streams.setting import (
     StreamOptions,
     clipped,
     gaussian_scale,
-    operator_norm,
     oriented,
 )
 from nucleon.online.streams.worst_case import worst

@@ -2,8 +2,7 @@
 
 ‖G_t‖_op ≤ G holds exactly, rounding to `dtype` included: a gradient is formed in float64 with norm
 at most one, then multiplied by G·(1 − slack), where the slack pays for the worst rounding of the
-entries (eps·√m, m the shorter side: 7e-7 in float32 at 32×64). Where a norm has to be computed, it
-is the root of the largest eigenvalue of the Gram matrix on the shorter side.
+entries (eps·√m, m the shorter side: 7e-7 in float32 at 32×64).
 """
 
 import math
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
+from nucleon.linalg.norms import operator_norm
 from nucleon.online.regret import Shape, game_shape
 
 TAIL = 3.0
@@ -152,7 +152,7 @@ class Setting:
         columns: int | None = None,
         sample: int = 0,
     ) -> Tensor:
-        """Noise of round t; what is fixed over the rounds is drawn at t = 0."""
+        """Draw the noise of round t; what is fixed over the rounds is drawn at t = 0."""
         seed = self.seed or 0
         batched = len(self.shape) == 3
         return distribution(
@@ -206,21 +206,13 @@ def gaussian_scale(rows: int, columns: int) -> float:
     return 1 / (math.sqrt(rows) + math.sqrt(columns) + TAIL)
 
 
-def operator_norm(x: Tensor) -> Tensor:
-    """Return ‖x‖_op as (…, 1, 1), for any scale."""
-    top = x.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    y = x / top
-    gram = y @ y.mT if y.shape[-2] <= y.shape[-1] else y.mT @ y
-    return top * torch.linalg.eigvalsh(gram)[..., -1:, None].clamp(min=0).sqrt()
-
-
 def clipped(x: Tensor) -> Tensor:
     """Return the matrices x / max(1, ‖x‖_op)."""
-    return x / operator_norm(x).clamp(min=1)
+    return x / operator_norm(x).clamp(min=1)[..., None, None]
 
 
 def oriented(x: Tensor, shape: Shape) -> Tensor:
-    """Wide to tall, or tall to wide, when `shape` is tall."""
+    """Return the transposed matrices where `shape` is tall."""
     return x.mT if shape[-2] > shape[-1] else x
 
 

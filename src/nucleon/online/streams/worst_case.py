@@ -52,7 +52,7 @@ class WorstCase:
 
     @property
     def file_name(self) -> str:
-        """As faml-2x4-100.json; of other words, what a file name can hold."""
+        """File name such as faml-2x4-100.json, with other characters replaced."""
         rows, columns = self.shape
         words = re.sub(r"[^\w.=-]+", "-", self.learner)
         return f"{words}-{rows}x{columns}-{self.rounds}.json"
@@ -116,7 +116,7 @@ def worst(
     file: str | Path | None = None,
     **options: Unpack[StreamOptions],
 ) -> Stream:
-    """The stream that a search found worst for `learner`: alternation first, then a drift.
+    """Stream that a search found worst for `learner`: alternation first, then a drift.
 
     The package has streams for faml (default), ftrl and ftpl at 1×1, 2×2 and 2×4 and a few numbers
     of `rounds` (default: the most available); `file` names another file of `WorstCase.save`. A seed
