@@ -136,6 +136,13 @@ def test_any_learner_of_the_ball_plays(make):
     assert learner.loss < 0.5 * 39 and rotation.dtype == F64
 
 
+def test_one_pair_is_a_batch_of_one():
+    single, batch = (OnlineRotations(4, dtype=F64) for _ in range(2))
+    u, v = pairs(4, 1)
+    assert single.observe(u[0], v[0]) == batch.observe(u, v) == 1.0  # X_1 = 0
+    assert torch.equal(single.matrix(), batch.matrix())
+
+
 def test_the_learner_is_the_whole_state():
     first, second, stream = *(OnlineRotations(3, dtype=F64) for _ in range(2)), Registration()
     for t in range(1, 6):

@@ -219,6 +219,15 @@ def test_table_two_by_hand(preconditioner, update, ball):
     assert general == pytest.approx(by_hand + 2 * norm * 0.1)
 
 
+def test_scale_free_ftrl_needs_its_peak_term():
+    # a tiny gradient sends the action to the border, a large one answers: regret ≈ 2·peak
+    moment = torch.tensor([1.0 + 1e-18], dtype=torch.float64)
+    shared = {"preconditioner": "scalar", "ball": "l2", "radius": 1.0, "eta": 0.1}
+    free = theory.scale_free_adagrad_bound(moment, peak=1.0, **shared).item()
+    leading = (1 / 0.2 + math.sqrt(2) * 0.1) * math.sqrt(moment.item())
+    assert free == pytest.approx(leading + 2 * (2 + math.sqrt(2)), rel=1e-12)
+
+
 @pytest.mark.parametrize("d", [2, 3, 10, 1000])
 def test_gaussian_constants_are_moments_of_chi(d):
     alpha, beta = theory.gaussian_ftpl_constants(d)
