@@ -55,10 +55,10 @@ def test_the_optimizers_need_no_learner():
 def test_no_module_imports_itself_through_others():
     """Imports inside functions and those for type checkers count: they are read from the source."""
     graph = grimp.build_graph("nucleon", cache_dir=None)
-    found = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    result = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     kernels = "nucleon.optim.engines.cuda.adamw_kernels"  # imported in both of these ways alone
-    assert kernels in found["nucleon.optim.engines.cuda.adamw"]
-    assert {*graphlib.TopologicalSorter(found).static_order()} == {*found}  # or CycleError
+    assert kernels in result["nucleon.optim.engines.cuda.adamw"]
+    assert {*graphlib.TopologicalSorter(result).static_order()} == {*result}  # or CycleError
 
 
 def test_what_is_used_brings_no_package_it_does_not_need():

@@ -91,8 +91,8 @@ def test_an_ill_conditioned_matrix_without_smoothing_keeps_half_its_digits():
     """κ = 1e24: eps·√κ = 2e-4 by the SVD, nothing at all by the Gram matrix."""
     u, v = orthogonal(5, 5, 1), orthogonal(8, 5, 2)
     s = (u * geometric(5, 12.0)) @ v.mT
-    found = augmented_polar(s, torch.zeros(5, 5, dtype=F64))
-    assert operator_norms(found - u @ v.mT) <= 10 * 5 * eps(F64) * 1e12
+    result = augmented_polar(s, torch.zeros(5, 5, dtype=F64))
+    assert operator_norms(result - u @ v.mT) <= 10 * 5 * eps(F64) * 1e12
 
 
 # --- feasibility ---------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ def test_feasible_where_rounding_made_the_smoothing_indefinite(method, dtype, un
     smoothing = with_eigenvalues(values, seed=1).to(dtype)
     blind = orthogonal(m, m, seed=1)[:, :-1] @ normal(m - 1, 7)
     for s in (normal(m, 7), blind, torch.zeros(m, 7, dtype=F64)):
-        found = augmented_polar((size * s).to(dtype), smoothing, method)
-        assert torch.isfinite(found).all()
-        assert operator_norms(found) <= 1 + promise(method, dtype)
+        result = augmented_polar((size * s).to(dtype), smoothing, method)
+        assert torch.isfinite(result).all()
+        assert operator_norms(result) <= 1 + promise(method, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -132,8 +132,8 @@ def test_rank_tolerance_cuts_the_reference():
     s = with_singular_values((4, 6), torch.tensor([1, 1e-2, 1e-4, 1e-6], dtype=F64))
     zero = torch.zeros(4, 4, dtype=F64)
     for tolerance, rank in ((0.0, 4), (1e-7, 4), (1e-5, 3), (1e-3, 2), (0.5, 1)):
-        found = augmented_polar(s, zero, rank_tolerance=tolerance)
-        assert torch.linalg.matrix_rank(found, atol=1e-6) == rank
+        result = augmented_polar(s, zero, rank_tolerance=tolerance)
+        assert torch.linalg.matrix_rank(result, atol=1e-6) == rank
     # The smoothing counts towards the rank of [S L]: nothing is cut once it fills the space.
     ridge = augmented_polar(s, 1e-2 * torch.eye(4, dtype=F64), rank_tolerance=1e-3)
     assert torch.linalg.matrix_rank(ridge, atol=1e-8) == 4
@@ -171,10 +171,10 @@ def test_steps_alone_serve_all_that_they_can_reach(dtype):
     """Five quintics, of a matrix of condition 5: as near as those of the optimizers."""
     s = with_singular_values((64, 128), geometric(64, math.log10(5))).to(dtype)
     zero = torch.zeros(64, 64, dtype=dtype)
-    found = augmented_polar(s, zero, "polar-express", steps=5)
+    result = augmented_polar(s, zero, "polar-express", steps=5)
     designed = augmented_polar(s, zero, "polar-express", steps=5, rank_tolerance=eps(dtype) ** 0.5)
     u, _, vh = torch.linalg.svd(s.double(), full_matrices=False)
-    assert operator_norms(found - u @ vh) <= 0.011  # the recursion is not contracted to the bit
+    assert operator_norms(result - u @ vh) <= 0.011  # the recursion is not contracted to the bit
     assert operator_norms(designed - u @ vh) > 0.5
 
 
@@ -239,8 +239,8 @@ def test_a_subnormal_smoothing_still_smooths(method, dtype):
     m, q = 4, 2.0**12
     s = at_scale(normal(m, 6), round(math.log2(smallest(dtype)) / 2) - 40, dtype)
     expected = s.double() / math.sqrt(3 * smallest(dtype))
-    found = augmented_polar(s, 3 * smallest(dtype) * torch.eye(m, dtype=dtype), method)
-    torch.testing.assert_close(found.double(), expected, rtol=100 * eps(dtype), atol=0)
+    result = augmented_polar(s, 3 * smallest(dtype) * torch.eye(m, dtype=dtype), method)
+    torch.testing.assert_close(result.double(), expected, rtol=100 * eps(dtype), atol=0)
     dense = with_eigenvalues(torch.tensor([1, 1, 0.5, 0.5], dtype=F64))
     smoothing = (dense * q * m * smallest(dtype)).to(dtype)
     values, vectors = np.linalg.eigh(smoothing.double().numpy() / smallest(dtype))
@@ -288,11 +288,13 @@ def test_the_rounding_of_a_gram_matrix_stays_in_the_ball(name, method):
     smoothing = torch.stack([torch.zeros(m, m), *kinds])
     stack = s.expand(len(smoothing), -1, -1)
     if method == "coupled":
-        found = augmented_coupled(stack, smoothing, 15)
+        result = augmented_coupled(stack, smoothing, 15)
     else:
-        found = augmented_polynomial(stack, smoothing, polynomials("polar-express", 5), restarts=())
-    assert torch.isfinite(found).all()
-    assert operator_norms(found).max() <= 1 + 1e-3
+        result = augmented_polynomial(
+            stack, smoothing, polynomials("polar-express", 5), restarts=()
+        )
+    assert torch.isfinite(result).all()
+    assert operator_norms(result).max() <= 1 + 1e-3
 
 
 def by_bfloat16(s, smoothing):
@@ -305,15 +307,15 @@ def test_bfloat16_with_rows_whose_squares_are_no_numbers(dtype):
     row = normal(1, 7, seed=3)
     for power in range(math.frexp(smallest(dtype))[1] // 2 - 2, 0):
         s = torch.cat([times_power_of_two(row, power), row]).to(dtype)
-        found = by_bfloat16(s, torch.zeros(2, 2, dtype=dtype))
-        assert operator_norms(found - s / operator_norms(s)) <= 0.1
+        result = by_bfloat16(s, torch.zeros(2, 2, dtype=dtype))
+        assert operator_norms(result - s / operator_norms(s)) <= 0.1
 
 
 def test_bfloat16_with_columns_whose_sum_rounds_more_than_the_rows_allow():
     for seed in range(40):
         s = normal(2, 1, seed=seed).float() @ normal(1, 100_000, seed=seed + 1).abs().float()
-        found = by_bfloat16(s, torch.zeros(2, 2))
-        assert operator_norms(found - s / operator_norms(s)) <= 0.1
+        result = by_bfloat16(s, torch.zeros(2, 2))
+        assert operator_norms(result - s / operator_norms(s)) <= 0.1
 
 
 @pytest.mark.parametrize("m", [2, 3, 6])
@@ -324,9 +326,9 @@ def test_bfloat16_factors_the_sums_that_rounding_made_indefinite(m):
     for _ in range(400):
         smoothing = moments.accumulate_gram(smoothing, gradients, 0.984**0.5)
     s = gradients * 8  # as large as √‖M̂‖: singular values of 1/√2
-    found = by_bfloat16(s, smoothing)
+    result = by_bfloat16(s, smoothing)
     exact = augmented_svd(s.double(), smoothing.double(), 1e-3)
-    assert operator_norms(found - exact).max() <= 0.1
+    assert operator_norms(result - exact).max() <= 0.1
 
 
 # --- the lift ------------------------------------------------------------------------------------

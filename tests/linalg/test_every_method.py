@@ -196,18 +196,18 @@ def table(kind, dtype):
         yield torch.stack(s).repeat_interleave(3, dim=0), torch.stack(smoothing)
 
 
-def check(case, found, *arguments):
+def check(case, result, *arguments):
     """The promises for one matrix."""
     s, dtype = arguments[0], arguments[0].dtype
-    assert found.dtype == dtype or case.excess is NARROW
-    assert found.shape == s.shape
-    assert torch.isfinite(found).all()
+    assert result.dtype == dtype or case.excess is NARROW
+    assert result.shape == s.shape
+    assert torch.isfinite(result).all()
     if case.excess is not None:
-        assert operator_norms(found) <= 1 + case.excess[dtype]
+        assert operator_norms(result) <= 1 + case.excess[dtype]
     if not s.any():
-        assert not found.any()
+        assert not result.any()
     elif case.method:
-        ERRORS[case.kind](case.method, found, *arguments)
+        ERRORS[case.kind](case.method, result, *arguments)
 
 
 def check_polar(method, p, s):
@@ -262,7 +262,7 @@ def exact_augmented(s, smoothing):
     return torch.from_numpy(u @ vt[:, : s.shape[-1]]), sigma, np.linalg.norm(rest), e
 
 
-def check_root(method, found, a):
+def check_root(method, result, a):
     """To first order A + E changes A^(-1/2) by a relative ½‖E‖/λ_min up to log m.
 
     "eigh": E is the rounding of float64. The iteration adds 32 eps·‖A‖_F of float32 or float64, a
@@ -277,7 +277,7 @@ def check_root(method, found, a):
         return  # "eigh" cuts at √m·eps
     half = e // 2
     expected = vectors / np.sqrt(values * 2.0 ** (e - 2 * half)) @ vectors.T
-    back = times_power_of_two(found.double(), half).numpy()
+    back = times_power_of_two(result.double(), half).numpy()
     error = np.linalg.norm(back - expected, 2) / np.linalg.norm(expected, 2)
     bound = 2 * m * eps(F64) * condition + math.sqrt(m) * eps(dtype)
     if method == "newton-schulz":
@@ -304,8 +304,8 @@ def test_every_input(name, dtype, data):
 def test_the_matrix_of_the_contract(name, dtype):
     case = CASES[name]
     for stacks in table(case.kind, dtype):
-        for found, *arguments in zip(case.run(*stacks), *stacks, strict=True):
-            check(case, found, *arguments)
+        for result, *arguments in zip(case.run(*stacks), *stacks, strict=True):
+            check(case, result, *arguments)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13])
@@ -359,9 +359,9 @@ def test_the_ends_of_the_range_change_no_bit(name, dtype):
     expected = case.run(s, *rest)
     assert expected.any()
     for power in ends(dtype):
-        found = case.run(times_power_of_two(s, power), *rest)
+        result = case.run(times_power_of_two(s, power), *rest)
         if "half" not in name:
-            assert torch.equal(found, expected)
+            assert torch.equal(result, expected)
 
 
 @checked
@@ -400,14 +400,14 @@ def test_a_stack_is_its_matrices(name, shape):
     if case.kind == "augmented":  # whose reference takes another route for it
         s[0, 2], a[0, 2] = normal(*shape, seed=9), with_eigenvalues(geometric(m, 12.0))
     arguments = case.of(s, a)
-    found = case.run(*arguments)
+    result = case.run(*arguments)
     # Smoothed by 0 a tall S is deficient: its rounding, eps·‖S‖, meets up to eps^(-½).
     noise = 100 * math.sqrt(eps(F64)) if case.kind == "augmented" else 1e-9
     for i, j in product(range(2), range(3)):
         alone = case.run(*(x[i, j] for x in arguments))
-        torch.testing.assert_close(found[i, j], alone, rtol=1e-7, atol=noise)
+        torch.testing.assert_close(result[i, j], alone, rtol=1e-7, atol=noise)
     strided = case.run(*(x.mT.contiguous().mT for x in arguments))
-    torch.testing.assert_close(strided, found, rtol=1e-7, atol=noise)
+    torch.testing.assert_close(strided, result, rtol=1e-7, atol=noise)
     if case.kind == "augmented":
         shared = case.run(s, a[:, :1])
         assert torch.equal(shared, case.run(s, a[:, :1].expand_as(a)))
@@ -428,10 +428,10 @@ def test_empty_and_zero_matrices_and_an_input_that_stays(name):
             : 2 if case.kind == "augmented" else 1
         ]
         before = [x.clone() for x in arguments]
-        found = case.run(*arguments)
-        assert not found[0].any() and not found[2].any()
+        result = case.run(*arguments)
+        assert not result[0].any() and not result[2].any()
         # A floor of 32·√3·eps on a unit eigenvalue costs half of it.
-        assert operator_norms(found[1] - arguments[0][1]) <= 32 * eps(dtype)
+        assert operator_norms(result[1] - arguments[0][1]) <= 32 * eps(dtype)
         assert all(map(torch.equal, arguments, before))
 
 
@@ -441,11 +441,11 @@ def test_half_precision_is_float32_rounded_once(name, dtype):
     case = CHECKED[name]
     for shape in ((1, 4), (4, 4), (4, 7), (7, 4)):
         s, *rest = case.of(*moderate(shape, 1, dtype))
-        found, wide = case.run(s, *rest), case.run(s.float(), *rest)
-        assert found.dtype == dtype
+        result, wide = case.run(s, *rest), case.run(s.float(), *rest)
+        assert result.dtype == dtype
         # References work in float64 for both: they differ where one rounding tips the other.
-        torch.testing.assert_close(found.float(), wide, rtol=eps(dtype) / 2 * 1.001, atol=1e-7)
-        assert case.excess is REFERENCE or torch.equal(found, wide.to(dtype))
+        torch.testing.assert_close(result.float(), wide, rtol=eps(dtype) / 2 * 1.001, atol=1e-7)
+        assert case.excess is REFERENCE or torch.equal(result, wide.to(dtype))
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -463,9 +463,9 @@ def test_fixed_steps_never_look_at_values(name):
 def test_the_coupled_root_at_any_scale(power):
     """Unchecked, and not rescaled by its caller: ‖A‖_F² is no float32 from 2^±64 on."""
     a = torch.diag(torch.full((4,), 2.0**power, dtype=F64)).float()
-    found = coupled_inverse_sqrt(a, coupled_steps(torch.float32))
+    result = coupled_inverse_sqrt(a, coupled_steps(torch.float32))
     expected = torch.eye(4, dtype=F64) * 2.0 ** (-power / 2)
-    torch.testing.assert_close(found.double(), expected, rtol=64 * eps(torch.float32), atol=0)
+    torch.testing.assert_close(result.double(), expected, rtol=64 * eps(torch.float32), atol=0)
 
 
 @pytest.mark.parametrize("name", ["quintics", "cubics"])

@@ -59,13 +59,13 @@ def check_norms(x):
     info = torch.finfo(x.dtype)
     relative = 4 * sum(x.shape) * eps(work_dtype(x.dtype)) + info.eps
     for function, value in ((operator_norm, sigma[0]), (nuclear_norm, sigma.sum())):
-        found = function(x)
-        assert found.dtype == x.dtype and found.shape == ()
+        result = function(x)
+        assert result.dtype == x.dtype and result.shape == ()
         if math.frexp(value * (1 - relative))[1] + e > math.frexp(info.max)[1]:
-            assert found == math.inf
+            assert result == math.inf
         elif math.frexp(value * (1 + relative))[1] + e <= math.frexp(info.max)[1]:
             expected = math.ldexp(value, e)
-            assert abs(found.item() - expected) <= relative * expected + smallest(x.dtype)
+            assert abs(result.item() - expected) <= relative * expected + smallest(x.dtype)
     if x.dtype in FULL:
         bound, least = operator_norm_bound(x).double().item(), sigma[0] * (1 - relative)
         assert bound == math.inf or bound >= math.ldexp(least, e) - smallest(x.dtype)
@@ -83,11 +83,11 @@ def check_projection(x, radius):
     power = math.frexp(radius)[1] - e
     limit = math.ldexp(radius, -e) if power < 1000 or not radius else 1e300
     expected = torch.from_numpy((u * np.minimum(sigma, limit)) @ vt)
-    found = times_power_of_two(p.double(), -e)
+    result = times_power_of_two(p.double(), -e)
     slack = 1e-9 + math.sqrt(min(m, n)) * eps(x.dtype)
     absolute = math.ldexp(math.sqrt(m * n) * smallest(x.dtype), -e)
-    assert operator_norms(found) <= limit * (1 + slack) + absolute
-    assert operator_norms(found - expected) <= slack * min(limit, sigma[0]) + absolute + 1e-13
+    assert operator_norms(result) <= limit * (1 + slack) + absolute
+    assert operator_norms(result - expected) <= slack * min(limit, sigma[0]) + absolute + 1e-13
 
 
 @by_dtype

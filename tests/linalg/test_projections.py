@@ -243,10 +243,10 @@ def test_every_input(solver, dtype, data):
     """Finite and feasible whatever the rank and the scales; the gap is no less than 0."""
     s, work = data.draw(ranged(dtype)), work_dtype(dtype)
     left = data.draw(any_semidefinite(s.shape[0], work, data.draw(whole_range(work))))
-    found = quadratic_projection(s, left, solver=solver, max_iterations=20)
-    assert torch.isfinite(found.x).all()
-    assert operator_norm(found.x) <= 1 + REFERENCE[dtype]
-    assert found.gap >= 0
+    result = quadratic_projection(s, left, solver=solver, max_iterations=20)
+    assert torch.isfinite(result.x).all()
+    assert operator_norm(result.x) <= 1 + REFERENCE[dtype]
+    assert result.gap >= 0
 
 
 @pytest.mark.parametrize("shape", EMPTY)

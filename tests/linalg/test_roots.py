@@ -67,12 +67,12 @@ def test_a_low_precision_matrix_is_cut_at_its_own_rounding(dtype):
 def test_half_precision_is_widened_before_anything_is_rounded(method, dtype):
     a = torch.diag(torch.tensor([60000.0, 8.0, 0.3])).to(dtype)
     options = {"rank_tolerance": 0.0} if method == "eigh" else {}
-    found = inverse_sqrt(a, method, **options)
-    assert found.dtype == dtype
+    result = inverse_sqrt(a, method, **options)
+    assert result.dtype == dtype
     expected = a.double().diagonal().rsqrt()
     floor_effect = 16 * eps(torch.float32) * 60000 / 0.3 if method == "newton-schulz" else 0.0
     torch.testing.assert_close(
-        found.double().diagonal(), expected, rtol=eps(dtype) + floor_effect, atol=0
+        result.double().diagonal(), expected, rtol=eps(dtype) + floor_effect, atol=0
     )
 
 

@@ -18,12 +18,12 @@ GIVEN = {"rho": 1.0, "q_nuclear": 3.0, "loss_gap": 2.0, "gradient_bound": 1.0, "
 
 
 def test_leon_by_hand():
-    found = plan("leon", epsilon=0.5, **GIVEN)
-    assert found.kind == "reachable" and "576000 rounds" in found.verdict
-    assert found.discount == pytest.approx(1 - (0.5 / 60) ** 2, rel=1e-15)
-    assert found.radius == pytest.approx((0.5 / 60) ** 2 / 2 / found.discount, rel=1e-12)
-    assert found.rounds == 576_000  # 4000·9·2/0.125
-    assert found.bound.total <= 0.5
+    planned = plan("leon", epsilon=0.5, **GIVEN)
+    assert planned.kind == "reachable" and "576000 rounds" in planned.verdict
+    assert planned.discount == pytest.approx(1 - (0.5 / 60) ** 2, rel=1e-15)
+    assert planned.radius == pytest.approx((0.5 / 60) ** 2 / 2 / planned.discount, rel=1e-12)
+    assert planned.rounds == 576_000  # 4000·9·2/0.125
+    assert planned.bound.total <= 0.5
 
 
 def test_pion_pads_to_its_width():
@@ -143,12 +143,12 @@ def model(seed, batches, spread):
 def test_exact_batches_give_exact_estimates():
     weight = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))
     weight.grad = torch.ones_like(weight)
-    found = estimate(weight, lambda a: (a * weight).sum() + 0.5, model(0, 5, 0.0), lower=0.25)
-    assert found.q_nuclear.value == pytest.approx(3.0, rel=1e-12)
-    assert found.q_nuclear.high - found.q_nuclear.low < 1e-6  # of rounding: √(eps)
-    assert found.gradient_bounds == pytest.approx((2.0,), rel=1e-12)
-    assert found.shapes == ((2, 3),)
-    assert found.loss_gap.value == pytest.approx(0.25)
+    estimates = estimate(weight, lambda a: (a * weight).sum() + 0.5, model(0, 5, 0.0), lower=0.25)
+    assert estimates.q_nuclear.value == pytest.approx(3.0, rel=1e-12)
+    assert estimates.q_nuclear.high - estimates.q_nuclear.low < 1e-6  # of rounding: √(eps)
+    assert estimates.gradient_bounds == pytest.approx((2.0,), rel=1e-12)
+    assert estimates.shapes == ((2, 3),)
+    assert estimates.loss_gap.value == pytest.approx(0.25)
     assert torch.equal(weight.grad, torch.ones_like(weight)) and not weight.any()
 
 
@@ -189,11 +189,11 @@ def test_several_parameters_add_up():
     def loss(scale):
         return scale * (weights[0][0, 0] + 3 * weights[1][1, 1])
 
-    found = estimate(weights, loss, [1.0, -1.0, 1.0])
-    assert found.q_nuclear.value == pytest.approx(4.0, rel=1e-6)
-    assert found.gradient_bounds == pytest.approx((1.0, 3.0), rel=1e-6)
+    estimates = estimate(weights, loss, [1.0, -1.0, 1.0])
+    assert estimates.q_nuclear.value == pytest.approx(4.0, rel=1e-6)
+    assert estimates.gradient_bounds == pytest.approx((1.0, 3.0), rel=1e-6)
     # 𝒢 = 2·1 + 2·3 = 8, and not 4 rows of the largest.
-    planned = plan("leon", rho=1.0, epsilon=0.5, loss_gap=1.0, estimates=found)
+    planned = plan("leon", rho=1.0, epsilon=0.5, loss_gap=1.0, estimates=estimates)
     assert planned.complexity.terms["gradient_bound"] == pytest.approx(160 * math.sqrt(2))
 
 
@@ -221,32 +221,32 @@ SHAPES = {"shapes": [(8, 16)]}
 
 
 def test_a_plan_from_estimates_has_both_ends():
-    found = plan("leon", **TARGET, estimates=ESTIMATES)
-    assert found.rounds == 576_000
+    planned = plan("leon", **TARGET, estimates=ESTIMATES)
+    assert planned.rounds == 576_000
     # 4000·‖Q‖_*²·ΔL/ε³ at the ends; G is the largest seen, at the upper end twice that.
-    assert found.low.rounds == 200_000 and found.high.rounds == 1_536_000
-    assert "200000 to 1536000" in found.verdict
-    given = {"q_nuclear": 4.0, "loss_gap": 3.0, "gradient_bound": MARGIN * 1.0}
-    assert found.high == plan("leon", **TARGET, **SHAPES, **given)
+    assert planned.low.rounds == 200_000 and planned.high.rounds == 1_536_000
+    assert "200000 to 1536000" in planned.verdict
+    stated = {"q_nuclear": 4.0, "loss_gap": 3.0, "gradient_bound": MARGIN * 1.0}
+    assert planned.high == plan("leon", **TARGET, **SHAPES, **stated)
     for name in ("discount", "radius"):
-        assert getattr(found.high, name) != getattr(found.low, name)
+        assert getattr(planned.high, name) != getattr(planned.low, name)
 
 
 def test_what_is_given_is_not_estimated():
-    given = {"q_nuclear": 3.0, "gradient_bound": 1.0}
-    found = plan("leon", **TARGET, **given, estimates=ESTIMATES)
-    assert found.low.discount == found.discount == found.high.discount
-    assert (found.low.rounds, found.high.rounds) == (288_000, 864_000)
-    whole = plan("leon", **TARGET, **given, loss_gap=2.0, estimates=ESTIMATES)
-    assert whole.low is None and whole == plan("leon", **TARGET, **SHAPES, **given, loss_gap=2.0)
+    stated = {"q_nuclear": 3.0, "gradient_bound": 1.0}
+    planned = plan("leon", **TARGET, **stated, estimates=ESTIMATES)
+    assert planned.low.discount == planned.discount == planned.high.discount
+    assert (planned.low.rounds, planned.high.rounds) == (288_000, 864_000)
+    whole = plan("leon", **TARGET, **stated, loss_gap=2.0, estimates=ESTIMATES)
+    assert whole.low is None and whole == plan("leon", **TARGET, **SHAPES, **stated, loss_gap=2.0)
     with pytest.raises(ValueError, match=r"loss_gap must be given or estimated.*estimate\("):
-        plan("leon", **TARGET, **SHAPES, **given)
+        plan("leon", **TARGET, **SHAPES, **stated)
 
 
 def test_lower_ends_below_zero_are_taken_for_what_they_can_be():
     wide = Estimates(Interval(3.0, -1.0, 7.0), (1.0,), Interval(2.0, -1.0, 5), ((8, 16),))
-    found = plan("leon", **TARGET, estimates=wide)
-    assert found.low.kind == "trivial" and found.kind == "reachable"
+    planned = plan("leon", **TARGET, estimates=wide)
+    assert planned.low.kind == "trivial" and planned.kind == "reachable"
 
 
 def test_an_interval_of_a_mean():

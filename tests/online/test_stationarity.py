@@ -31,28 +31,28 @@ def nuclear(x):
     return np.linalg.svd(x, compute_uv=False).sum(-1)
 
 
-def law_of(found, w):
+def law_of(outcome, w):
     """The points and probabilities of the law that a gap was reached by."""
-    left = 1 - found.weights.sum().reshape(1)
-    return torch.cat([w[None], w + found.offsets]), torch.cat([left, found.weights])
+    left = 1 - outcome.weights.sum().reshape(1)
+    return torch.cat([w[None], w + outcome.offsets]), torch.cat([left, outcome.weights])
 
 
 @pytest.mark.parametrize("w", [1.0, -3.0, 0.2])
 @pytest.mark.parametrize("rho", [0.02, 0.5, 2.0])
 def test_absolute_value_in_closed_form(w, rho):
     """E sign(Y) ≥ 1 − 2Pr(Y < 0), and Pr(Y < 0)·|w| ≤ E(w−Y)_+ = E|Y−w|/2 ≤ ρ/2."""
-    found = stationarity_gap(torch.sign, torch.tensor([[w]], dtype=F64), rho=rho)
+    outcome = stationarity_gap(torch.sign, torch.tensor([[w]], dtype=F64), rho=rho)
     closed = max(0.0, 1 - rho / abs(w))
-    assert closed - 1e-12 <= found.value <= closed + CLOSE
-    assert found.margin == 0 and found.at_the_point == 1
-    assert found.distance <= rho
+    assert closed - 1e-12 <= outcome.value <= closed + CLOSE
+    assert outcome.margin == 0 and outcome.at_the_point == 1
+    assert outcome.distance <= rho
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 2)])
 def test_a_linear_loss_has_one_gradient(shape):
     slope = torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(0))
-    found = stationarity_gap(lambda y: slope.expand_as(y), torch.zeros_like(slope), rho=3.0)
-    assert found.value == pytest.approx(nuclear(slope.numpy()), rel=1e-9)
+    outcome = stationarity_gap(lambda y: slope.expand_as(y), torch.zeros_like(slope), rho=3.0)
+    assert outcome.value == pytest.approx(nuclear(slope.numpy()), rel=1e-9)
 
 
 def linear_program(slopes, offsets, rho):
@@ -102,32 +102,32 @@ def test_three_corners_that_no_pairs_reach(seed):
 def test_kinks_against_a_linear_program(w, rho):
     problem = Kinks(torch.tensor([[[1.0]]], dtype=F64))
     point = torch.tensor([[w]], dtype=F64)
-    found = stationarity_gap(problem.gradient, point, rho=rho)
+    outcome = stationarity_gap(problem.gradient, point, rho=rho)
     offsets = np.linspace(-12, 12, 24_001)
     points = torch.from_numpy(w + offsets).reshape(-1, 1, 1)
     least = linear_program(problem.gradient(points).flatten().numpy(), offsets, rho)
     # A grid of 1e-3 misses the infimum by at most that of a slope ≤ 3.75 per unit.
-    assert least - 4e-3 <= found.value <= least + 4 * CLOSE
-    assert found.value < found.at_the_point
+    assert least - 4e-3 <= outcome.value <= least + 4 * CLOSE
+    assert outcome.value < outcome.at_the_point
 
 
 @pytest.mark.parametrize("rho", [0.05, 0.5])
 def test_the_law_is_what_it_says(rho):
     problem = random_kinks(3, dtype=F64)
     w = 0.4 * torch.eye(2, 8, dtype=F64)
-    found = stationarity_gap(problem.gradient, w, rho=rho, seed=1)
-    points, probabilities = law_of(found, w)
+    outcome = stationarity_gap(problem.gradient, w, rho=rho, seed=1)
+    points, probabilities = law_of(outcome, w)
     assert probabilities.min() >= 0 and probabilities.sum().item() == pytest.approx(1)
     mean = (probabilities[:, None, None] * points).sum(0)
     torch.testing.assert_close(mean, w, rtol=0, atol=1e-12)
     distances = torch.linalg.matrix_norm(points - w, 2)
-    assert found.distance == pytest.approx((probabilities * distances).sum().item())
-    assert 0 < found.distance <= rho
+    assert outcome.distance == pytest.approx((probabilities * distances).sum().item())
+    assert 0 < outcome.distance <= rho
     average = (probabilities[:, None, None] * problem.gradient(points)).sum(0)
-    assert found.value == pytest.approx(nuclear(average.numpy()), rel=1e-9)
-    assert found.value < 0.98 * nuclear(problem.gradient(w).numpy())
+    assert outcome.value == pytest.approx(nuclear(average.numpy()), rel=1e-9)
+    assert outcome.value < 0.98 * nuclear(problem.gradient(w).numpy())
     again = stationarity_gap(problem.gradient, w, rho=rho, seed=1)
-    assert again.value == found.value
+    assert again.value == outcome.value
 
 
 def test_a_stochastic_gradient_comes_with_its_confidence():
@@ -140,11 +140,11 @@ def test_a_stochastic_gradient_comes_with_its_confidence():
         return problem.sample(points, drawn)
 
     for seed in range(10):
-        found = stationarity_gap(noisy, w, rho=0.1, draws=40, pairs=8, seed=seed)
-        points, probabilities = law_of(found, w)
+        outcome = stationarity_gap(noisy, w, rho=0.1, draws=40, pairs=8, seed=seed)
+        points, probabilities = law_of(outcome, w)
         exact = nuclear((probabilities[:, None, None] * problem.gradient(points)).sum(0).numpy())
-        low, high = found.interval
-        assert found.margin > 0
+        low, high = outcome.interval
+        assert outcome.margin > 0
         inside += low <= exact <= high
     assert inside >= 9
 

@@ -165,16 +165,16 @@ def test_it_finds_the_minimum_of_a_quadratic(n, condition, log_scale, seed):
     _, gradient, best = quadratic(n, condition, seed, scale)
     mu, L = scale / condition, scale * (1 + 1e-12)
     tolerance = 1e-8 * scale
-    found = OnlineQuasiNewton(mu, L).minimize(
+    result = OnlineQuasiNewton(mu, L).minimize(
         gradient, torch.zeros(n, dtype=F64), tolerance=tolerance
     )
-    assert found.converged and found.gradient_norm == gradient(found.x).norm().item()
-    assert torch.linalg.vector_norm(found.x - best) <= tolerance / mu
-    ratios = [b / a for a, b in itertools.pairwise(found.history)]
+    assert result.converged and result.gradient_norm == gradient(result.x).norm().item()
+    assert torch.linalg.vector_norm(result.x - best) <= tolerance / mu
+    ratios = [b / a for a, b in itertools.pairwise(result.history)]
     assert max(ratios) <= (L - mu) / (L + mu) + 1e-6
-    assert found.iterations == len(found.history) - 1
-    assert found.evaluations == 1 + found.iterations + found.fallbacks
-    assert found.curvature.certificate().holds
+    assert result.iterations == len(result.history) - 1
+    assert result.evaluations == 1 + result.iterations + result.fallbacks
+    assert result.curvature.certificate().holds
 
 
 @pytest.mark.parametrize("make", [FAML, FTRL, ScalarGBPA, FTPL])
@@ -184,9 +184,9 @@ def test_any_learner_beats_gradient_descent(make):
     Even FTPL, which has no certificate against losses that depend on its draws.
     """
     _, gradient, _ = quadratic(10, 100.0)
-    found = OnlineQuasiNewton(0.01, 1 + 1e-12, make).minimize(gradient, torch.zeros(10, dtype=F64))
-    assert found.converged and found.evaluations < 300
-    assert found.curvature.certificate().holds == (make is not FTPL)
+    result = OnlineQuasiNewton(0.01, 1 + 1e-12, make).minimize(gradient, torch.zeros(10, dtype=F64))
+    assert result.converged and result.evaluations < 300
+    assert result.curvature.certificate().holds == (make is not FTPL)
 
 
 def test_a_failed_trial_falls_back():
@@ -200,21 +200,21 @@ def test_a_failed_trial_falls_back():
     def gradient(x):
         return mu * (x - 3) + (L - mu) * torch.tanh(x - shift)
 
-    found = OnlineQuasiNewton(mu, L, FAML, gradient_bound=None, eta=20.0).minimize(
+    result = OnlineQuasiNewton(mu, L, FAML, gradient_bound=None, eta=20.0).minimize(
         gradient, 20 * torch.ones(6, dtype=F64)
     )
-    assert found.converged and found.fallbacks > 0
-    assert found.evaluations == 1 + found.iterations + found.fallbacks
-    ratios = [b / a for a, b in itertools.pairwise(found.history)]
+    assert result.converged and result.fallbacks > 0
+    assert result.evaluations == 1 + result.iterations + result.fallbacks
+    ratios = [b / a for a, b in itertools.pairwise(result.history)]
     assert max(ratios) <= (L - mu) / (L + mu) + 1e-6
 
 
 def test_it_stops_where_rounding_does():
     """In float32 the gradient cannot get to 1e-30: it ends, and says that it did not converge."""
     _, gradient, _ = quadratic(5, 10.0)
-    found = OnlineQuasiNewton(0.1, 1.001).minimize(gradient, torch.zeros(5), tolerance=1e-30)
-    assert found.gradient_norm < 1e-5
-    assert found.converged == (found.gradient_norm <= 1e-30) and found.iterations < 10_000
+    result = OnlineQuasiNewton(0.1, 1.001).minimize(gradient, torch.zeros(5), tolerance=1e-30)
+    assert result.gradient_norm < 1e-5
+    assert result.converged == (result.gradient_norm <= 1e-30) and result.iterations < 10_000
     few = OnlineQuasiNewton(0.1, 1.001).minimize(gradient, torch.zeros(5), max_iterations=3)
     assert few.iterations == 3 and not few.converged
 
@@ -228,9 +228,9 @@ def test_a_trial_that_overflows_is_not_taken():
         calls.append(None)
         return gradient(x) * (math.inf if len(calls) == 3 else 1.0)
 
-    found = OnlineQuasiNewton(0.1, 1 + 1e-12).minimize(cliff, torch.zeros(4, dtype=F64))
-    assert found.converged and found.fallbacks >= 1
-    torch.testing.assert_close(found.x, best, rtol=0, atol=1e-7)
+    result = OnlineQuasiNewton(0.1, 1 + 1e-12).minimize(cliff, torch.zeros(4, dtype=F64))
+    assert result.converged and result.fallbacks >= 1
+    torch.testing.assert_close(result.x, best, rtol=0, atol=1e-7)
 
 
 def test_a_learner_that_leaves_the_ball_is_named():

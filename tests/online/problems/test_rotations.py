@@ -114,8 +114,8 @@ def test_losses_and_regret_are_those_of_the_pairs(n, k, rounds, discount, dtype,
     assert learner.loss.item() == pytest.approx(mean_squares, abs=tolerance)
     weight = np.sqrt(np.repeat(ages, k) / k)[:, None]
     a, b = (weight * x.double().reshape(-1, n).numpy() for x in (u, v))
-    found, _ = orthogonal_procrustes(a, b)
-    best = 0.5 * np.square(b - a @ found).sum()
+    result, _ = orthogonal_procrustes(a, b)
+    best = 0.5 * np.square(b - a @ result).sum()
     assert learner.best_loss.item() == pytest.approx(best, abs=tolerance)
     by_best = 0.5 * np.square(b - a @ learner.best().numpy().T).sum()
     assert by_best == pytest.approx(best, abs=tolerance)

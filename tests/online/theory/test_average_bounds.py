@@ -28,11 +28,11 @@ def test_the_distance_bound_is_above_its_sum(fraction, rounds):
 
 
 def test_convex_bounds_by_hand():
-    found = theory.average_constant_rate_bound(2, 10, rate=0.1, distance=2.0, gradient_norm=3.0)
-    assert found == pytest.approx(4 / 2 + 0.1 * 9 / 2 * (1 + 1 / 2 + 1 / 3))
+    result = theory.average_constant_rate_bound(2, 10, rate=0.1, distance=2.0, gradient_norm=3.0)
+    assert result == pytest.approx(4 / 2 + 0.1 * 9 / 2 * (1 + 1 / 2 + 1 / 3))
     # The best c is d/(√2·G), with the factor s_p·dG/√T: √2 for p = 0, 2.94 for p = 8.
     for power, factor in ((0, math.sqrt(2)), (2, 2.17), (8, 2.94)):
-        found = theory.average_falling_rate_bound(
+        result = theory.average_falling_rate_bound(
             power, 100, rate=2 / (math.sqrt(2) * 3), diameter=2.0, gradient_norm=3.0
         )
-        assert found == pytest.approx(factor * 2 * 3 / 10, rel=2e-3)
+        assert result == pytest.approx(factor * 2 * 3 / 10, rel=2e-3)

@@ -13,14 +13,14 @@ F64 = torch.float64
 
 def test_oblivious_deviation_by_hand():
     norms = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=F64)
-    found = theory.ftpl_oblivious_deviation(norms, radius=2.0, samples=8, delta=0.01)
+    result = theory.ftpl_oblivious_deviation(norms, radius=2.0, samples=8, delta=0.01)
     scale = 2 * math.sqrt(2 * math.log(100) / 8)
-    assert found.tolist() == pytest.approx([5 * scale, scale])
+    assert result.tolist() == pytest.approx([5 * scale, scale])
     kept = theory.ftpl_oblivious_deviation(norms, radius=2.0, samples=8, delta=0.01, redraw=False)
     assert kept.tolist() == pytest.approx([7 * scale, scale])
     summed = norms.square().sum(-1, keepdim=True).sqrt()
     again = theory.ftpl_oblivious_deviation(summed, radius=2.0, samples=8, delta=0.01)
-    assert again.tolist() == pytest.approx(found.tolist())
+    assert again.tolist() == pytest.approx(result.tolist())
 
 
 @pytest.mark.parametrize("samples", [1, 4, 100, 10_000])
@@ -28,10 +28,10 @@ def test_oblivious_deviation_by_hand():
 def test_adaptive_deviation_solves_bernstein_s_equation(samples, delta):
     norms = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
     options = {"rows": 2, "columns": 5, "radius": 3.0, "samples": samples, "delta": delta}
-    found = theory.ftpl_adaptive_deviation(norms, **options).item()
+    result = theory.ftpl_adaptive_deviation(norms, **options).item()
     log = mpmath.log(7 * 3 / mpmath.mpf(delta))
     root = max(mpmath.polyroots([mpmath.mpf(samples) / 2, -2 * log / 3, -log]))
-    assert found == pytest.approx(3 * 6 * float(min(2, root)), rel=1e-12)
-    assert found <= 3 * 6 * min(2, math.sqrt(8 * log / samples))  # Hoeffding's
+    assert result == pytest.approx(3 * 6 * float(min(2, root)), rel=1e-12)
+    assert result <= 3 * 6 * min(2, math.sqrt(8 * log / samples))  # Hoeffding's
     summed = theory.ftpl_adaptive_deviation(norms.sum().reshape(1), rounds=3, **options)
-    assert summed.item() == pytest.approx(found)
+    assert summed.item() == pytest.approx(result)

@@ -111,10 +111,10 @@ def test_leon_complexity_by_hand():
 
 def test_pion_pays_its_factor():
     pion = theory.pion_complexity(rows=4, width=10, **GIVEN)
-    wanted = conversion.plan(rows=4, factor=(10 / 5) ** 0.25, **GIVEN)
-    assert 1 - pion.discount == pytest.approx(1 - wanted.discount, rel=1e-9)
-    assert pion.radius == pytest.approx(wanted.radius, rel=1e-9)
-    assert pion.rounds == pytest.approx(wanted.rounds, abs=1)
+    expected = conversion.plan(rows=4, factor=(10 / 5) ** 0.25, **GIVEN)
+    assert 1 - pion.discount == pytest.approx(1 - expected.discount, rel=1e-9)
+    assert pion.radius == pytest.approx(expected.radius, rel=1e-9)
+    assert pion.rounds == pytest.approx(expected.rounds, abs=1)
 
 
 @settings(max_examples=60, deadline=None)
