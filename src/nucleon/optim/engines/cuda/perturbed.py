@@ -244,7 +244,7 @@ def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tenso
     x, factors, taken = kernels.enter(program, table, mask)
     root = cholesky(program, table, x, factors[0], taken)
     streams, steps = table.view(program.kinds, -1)[5:].unbind()
-    padded = draws.width > n
+    padded, sequence = draws.width > n, polynomials("half", program.iterations)
     recursion = augmented_factors if padded else polar_factors
     directions = torch.empty((count, m, n), dtype=torch.float16, device=table.device)
     most = max(1, min(ENTRIES // (m * draws.width), LARGEST_GRID) // draws.samples)
@@ -254,8 +254,7 @@ def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tenso
         z = drawn(draws, streams, steps, m, program.layout.each, first, len(out))
         y = perturbed(draws, root[part], z, x[part])
         del z
-        start = kernels.start(y, program, remainder=padded)
-        q, leading = recursion(start, polynomials("half", program.iterations))
+        q, leading = recursion(kernels.start(y, program, remainder=padded), sequence)
         # Q is symmetric, so [Q₁ … Q_k] is a view: the mean is one product.
         rows = draws.samples * m
         left, right = q.view(len(out), rows, m).mT, leading.reshape(len(out), rows, n)
