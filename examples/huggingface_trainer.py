@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, in both ways it takes an optimizer: a ready one, or what makes one."""
+"""Hugging Face Trainer, with both arguments for an optimizer: one optimizer, or a factory."""
 
 import tempfile
 

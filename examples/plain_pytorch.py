@@ -11,7 +11,7 @@ optimizer = nucleon.Leon.for_model(model, lr=0.02, aux_lr=1e-3, head="3")
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
 print(optimizer.explain())
 
-compiled = torch.compile(model, backend="aot_eager")  # drop the backend where a compiler is at hand
+compiled = torch.compile(model, backend="aot_eager")  # omit it with a compiler
 x = torch.randn(256, 16)
 y = x.roll(1, dims=1)
 for step in range(61):

@@ -1,4 +1,4 @@
-"""Switch a running job from Muon and AdamW to Leon: the momentum goes on, the Gram is warm."""
+"""Switch a running job from Muon and AdamW to Leon: momentum and Gram are converted."""
 
 import torch
 from torch import nn

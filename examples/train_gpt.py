@@ -7,7 +7,7 @@
 Without --text it learns sentences of a small grammar, whose entropy is known: no model can have a
 lower loss. The rate falls like an inverse square root and does not know --steps; evaluated, drawn
 from and saved in model.pt is the average of the iterates, which may be read at any time. With
---folder a checkpoint of the run itself is kept too, and the same command with more --steps goes on
+--folder a checkpoint of the run itself is saved too, and the same command with more --steps resumes
 from it, on any number of processes. At the end comes the certificate: the regret of each matrix
 beside the bound of its theorem.
 """

@@ -44,11 +44,11 @@ class Counting(BaseDataLoader):
             yield {"input": rows[:, :-1].contiguous()}, rows[:, 1:].contiguous()
 
     def state_dict(self):
-        """Where it goes on."""
+        """Return the number of the next batch."""
         return {"batch": self.batch}
 
     def load_state_dict(self, state_dict):
-        """Go on from there."""
+        """Continue with the batch of a saved state."""
         self.batch = state_dict["batch"]
 
 
@@ -66,7 +66,7 @@ class NoTokenizer(BaseTokenizer):
 
 
 def on_numbers(config: Trainer.Config, folder: str, steps: int) -> Trainer.Config:
-    """A configuration of torchtitan's that learns to count."""
+    """Change a configuration of torchtitan to learn to count."""
     config.dump_folder, config.debug.seed = folder, 0
     config.dataloader, config.tokenizer = Counting.Config(), NoTokenizer.Config()
     config.training.steps, config.training.seq_len, config.training.local_batch_size = steps, 32, 4
@@ -74,7 +74,7 @@ def on_numbers(config: Trainer.Config, folder: str, steps: int) -> Trainer.Confi
 
 
 def plain(config: Trainer.Config) -> Trainer.Config:
-    """What runs on a CPU too: DTensors, attention of torch, no CUDA graphs."""
+    """Change a configuration to run on a CPU too: DTensors, torch's attention, no CUDA graphs."""
     config.parallelism.spmd_backend = "partial_dtensor"
     config.training.disable_cuda_graphs = True
     for _, _, parent, name in list(config.model_spec.model.traverse(FlexAttention.Config)):
@@ -83,7 +83,7 @@ def plain(config: Trainer.Config) -> Trainer.Config:
 
 
 def with_leon(config: Trainer.Config, **options) -> Trainer.Config:
-    """The same with Leon and its options, as the command line would have it."""
+    """Add the override of the command line that chooses Leon with these options."""
     config.override.imports = [("nucleon.integrations.torchtitan.leon", options)]
     return config
 

@@ -16,13 +16,13 @@ utils.set_pg_timeouts = lambda timeout, parallel_dims: None  # gloo's cannot be 
 
 
 class Memory:
-    """What torchtitan asks about the memory of a device: nothing is known of a CPU's."""
+    """Empty statistics of memory, which torchtitan reads for every device."""
 
     device_name = "cpu"
     device_capacity_gib = 0.0
 
     def get_peak_stats(self):
-        """Zeros."""
+        """Return zeros."""
         return metrics.DeviceMemStats(*[0.0] * 4, 0, 0)
 
     def reset_peak_stats(self):

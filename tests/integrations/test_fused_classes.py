@@ -56,9 +56,9 @@ CALLED = {
     "hidden_act": "silu",
     "index": 0,
 }
-"""What the constructors take beside a config."""
+"""Arguments of the constructors beside a config."""
 OWN = {"FastSpeech2ConformerConvolutionModule": {"module_config": {"kernel_size": 7}}}
-"""The same, by class."""
+"""Further arguments by class."""
 MORE = {
     "BambaMixer": {"mamba_chunk_size": TOKENS},
     "CodeGenAttention": {"rotary_dim": 8},
@@ -159,7 +159,7 @@ MASKS = {
 
 
 def inputs(module, columns):
-    """What to call it with: tokens, and by name whatever else `forward` asks for."""
+    """Return tokens, and the other arguments of `forward` by name."""
     parameters, name = inspect.signature(module.forward).parameters, type(module).__name__
     sizes = (
         getattr(module, name, None) for name in ("rotary_ndims", "qk_rope_head_dim", "head_dim")
@@ -215,7 +215,7 @@ class Cut:
 
     @torch.no_grad()
     def out(self, scales=()):
-        """What the module makes of its tokens with map i scaled by scales[i]."""
+        """Return the output with map i scaled by scales[i]."""
         self.weight.copy_(self.start)
         for index, scale in dict(scales).items():
             self.parts()[index].mul_(scale)
@@ -233,7 +233,7 @@ def cases(*maps):
 
 
 def product(*factors):
-    """Of a product nothing is left without one of its factors."""
+    """Return the effects on a product, which is zero without one of its factors."""
     return {"nothing": [{i: 0.0} for i in factors]}
 
 
@@ -261,11 +261,11 @@ EFFECTS = {
     "q, context, gates": product(0, 1, 2),
     **dict.fromkeys(("gate, up", "up, gate", "x, z", "x, z, row by row"), product(0, 1)),
 }
-"""What is left of the output of a module after its maps are scaled."""
+"""Effects on the output of a module of scaled maps, {place: factor}."""
 CHANGED = {"dt, B, C": 0.01, "q, k": 0.0, "x, gates": 0.0}
-"""How large a change is at least, as a part of the largest output (0.1)."""
+"""Least size of a change, as a part of the largest output (0.1)."""
 UNCHANGED = {"dt, B, C": 1e-6, "q, k": 0.0}
-"""How large no change is at most (1e-4): norms of q and k have an eps of 1e-5 beside their 1."""
+"""Largest size of no change (1e-4): norms of q and k have an eps of 1e-5 beside their 1."""
 LINEAR = re.compile("GatedDeltaNet|Lightning")
 """Attentions without a softmax: products of all three maps."""
 
@@ -324,7 +324,7 @@ def test_latents_keys_and_values_are_where_forward_has_them(key, options, monkey
 
     @torch.no_grad()
     def taken(place):
-        """Whether anything is left of the two when the map at this place is zero."""
+        """Return which of both is not zero when the map at this place is zero."""
         cut.weight.copy_(cut.start)
         cut.parts()[place].zero_()
         if "kv_b" in key:

@@ -59,7 +59,7 @@ def block():
 
 
 def decoder(first=0, last=2, of=2):
-    """Whole, or a stage of a pipeline, in which what others hold is None."""
+    """A decoder, or a stage of a pipeline, whose modules in other stages are None."""
     layers = nn.ModuleDict({str(i): block() for i in range(first, last)})
     return module(
         "decoder",

@@ -115,7 +115,7 @@ def options_of(titan, groups, options=None, **config):
 
 
 def by_torch(groups, factory):
-    """The same by torch's own AdamW, each parameter in the first pattern that has its name."""
+    """Options of torch's own AdamW, each parameter in the first pattern that has its name."""
     result = {}
     for name, param in model().named_parameters():
         if not name.startswith("layers"):

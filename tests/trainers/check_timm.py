@@ -100,14 +100,14 @@ MADE = {
 }
 """File, options and shape of the input; `vision_transformer.Attention` is of an older timm."""
 KEYWORDS = {"size": (SIDE, SIDE), "feat_size": [SIDE, SIDE]}
-"""What some `forward` ask for beside their input."""
+"""Arguments of some `forward` beside their input."""
 FACTORS = {
     "ChannelAttention.qkv": (0,),
     "FactorAttnConvRelPosEnc.qkv": (0, 2),
     "mobilevit.LinearSelfAttention.qkv_proj": (1, 2),
     "GluMlp.fc1": (0, 1),
 }
-"""Where not queries and keys are in a softmax: the maps without which nothing is left."""
+"""Maps without which nothing is left, of attentions without a softmax of queries and keys."""
 BESIDE = ("SHSA.qkv", "ParallelScalingBlock.in_proj", "DiffParallelScalingBlock.in_proj")
 """Something comes out beside what the values make."""
 

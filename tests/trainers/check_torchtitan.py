@@ -41,7 +41,7 @@ LAYERS, MIDDLE, STEPS = 2, 2, 4
 
 @dataclasses.dataclass
 class Run:
-    """What a run left."""
+    """Results of a run."""
 
     losses: dict[int, float]
     start: Mapping[str, torch.Tensor]
@@ -96,7 +96,7 @@ def run(folder: str, **given) -> Run:
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Whole weights by their names."""
+    """Return the whole weights by their names."""
     named = [pair for part in trainer.model_parts for pair in part.named_parameters()]
     return {canonical(name): full(param.detach()).clone() for name, param in named}
 
@@ -123,7 +123,7 @@ def through_stages(folder: str, other: str) -> Run:
 
 
 def averages(folder: str) -> tuple[bool, str]:
-    """Whether the average is what is validated and saved at the end, and the run goes on from W."""
+    """Check that W̄ is validated and saved at the end, and that the run is resumed from W."""
     seen = []
 
     def validate(self, model_parts, step):
@@ -153,7 +153,7 @@ def averages(folder: str) -> tuple[bool, str]:
 
 
 def same(found: Run, expected: Run) -> tuple[bool, str]:
-    """Whether weights and losses agree bit for bit."""
+    """Check that weights and losses agree bit for bit."""
     for name, weight in expected.weights.items():
         if not torch.equal(weight, found.weights[name]):
             return False, f"{name} differs by {(weight - found.weights[name]).abs().max():.3g}"
@@ -162,7 +162,7 @@ def same(found: Run, expected: Run) -> tuple[bool, str]:
 
 
 def close(found: Run, expected: Run) -> tuple[bool, str]:
-    """Whether the matrices have moved alike, up to gradients rounded to bfloat16.
+    """Check that the matrices have moved alike, up to gradients rounded to bfloat16.
 
     Forward and backward through two layers round some 20 times by 2⁻⁹ at most: 20·2⁻⁹ = 4 %.
     Without its moments a run moves them elsewhere, by a third.
@@ -177,7 +177,7 @@ def close(found: Run, expected: Run) -> tuple[bool, str]:
 
 
 def rates() -> tuple[bool, str]:
-    """Whether AdamW's parameters have what torchtitan gives them, or the override."""
+    """Check that AdamW's parameters have the options of torchtitan, or of the override."""
     norms = ParamGroupConfig(pattern="norm", optimizer_name="AdamW", optimizer_kwargs={"lr": 2e-3})
     patterns = [norms, *default_adamw(lr=8e-4).param_groups]
     with torch.device("meta"):

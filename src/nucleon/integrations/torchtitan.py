@@ -55,7 +55,7 @@ class MatrixOptimizers(OptimizersContainer[Optimizer]):
 
     Args:
         config: the method, its options, and AdamW's parameter groups.
-        model_parts: the model, or the stages of a pipeline that this rank holds.
+        model_parts: the model, or the stages of a pipeline on this rank.
     """
 
     @dataclass(kw_only=True, slots=True)
