@@ -386,53 +386,36 @@ def test_a_weight_that_is_one_map_by_its_name_is_not_warned_of(case):
         assert {r.axes for r in nucleon.Leon.for_model(model).explain() if r.axes} == {"r c"}
 
 
-def test_a_weight_that_an_override_makes_a_matrix_is_not_warned_of():
-    model = nn.ModuleDict({"qkv": linear(24), "head": linear(3)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rows = nucleon.Leon.for_model(model, overrides={"qkv.weight": "matrix"}).explain()
-    assert (rows["qkv.weight"].route, rows["qkv.weight"].axes) == ("matrix", "r c")
+TINY = {"num_heads": HEADS, "key_dim": SIZE, "val_dim": SIZE}
+OTHERS = {
+    "of the name of a known class": ("mine.attention", "GPT2Attention", {"called": "c_attn"}),
+    "rows that do not part": (f"{TIMM}tiny_vit", "Attention", {**TINY, "rows": 23}),
+    "sizes that do not add up": (f"{TIMM}tiny_vit", "Attention", {**TINY, "val_dim": 2 * SIZE}),
+    "no number of heads": (f"{TIMM}tiny_vit", "Attention", {"key_dim": SIZE, "val_dim": SIZE}),
+}
 
 
-def test_a_class_of_the_same_name_from_elsewhere_is_not_known():
-    model = Attention("mine.attention", "GPT2Attention", called="c_attn", take=maps_first)
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_class_that_is_not_as_it_was_known_is_not_cut(case):
+    file, kind, attributes = OTHERS[case]
+    model = Attention(file, kind, take=None, **attributes)
     with pytest.warns(UserWarning, match="in a layout not known"):
-        assert nucleon.Leon.for_model(model).explain()["c_attn.weight"].axes == "r c"
+        assert nucleon.Leon.for_model(model).explain()[f"{model.called}.weight"].axes == "r c"
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"rows": 23, "num_heads": HEADS, "key_dim": SIZE, "val_dim": SIZE},
-        {"num_heads": HEADS, "key_dim": SIZE, "val_dim": 2 * SIZE},
-        {"key_dim": SIZE, "val_dim": SIZE},
-    ],
-    ids=["rows that do not part", "sizes that do not add up", "no number of heads"],
-)
-def test_a_known_class_that_is_not_as_it_was_known_is_not_cut(attributes):
-    model = Attention(f"{TIMM}tiny_vit", "Attention", take=of_tiny_vit, **attributes)
-    with pytest.warns(UserWarning, match=r"qkv\.weight"):
-        assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "r c"
-
-
-def test_a_class_derived_from_a_known_one_is_known():
-    model = Attention("timm.layers.attention", "Attention", take=maps_first)
-    model.__class__ = type("Mine", (type(model),), {"__module__": "mine"})
-    assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "(b=3 r) c"
-
-
-def test_a_module_that_was_registered_is_cut_as_told(monkeypatch):
+def test_what_a_user_says_of_a_class_is_not_warned_of(monkeypatch):
+    model = Attention("timm.layers.attention", "Attention", take=None)
+    model.__class__ = type("Derived", (type(model),), {"__module__": "mine"})
+    mine = Attention("mine", "Mine", take=None)
     monkeypatch.setattr(roles, "_TABLE", list(roles._TABLE))
-
-    def role_of(place):
-        mine = type(place.parent).__name__ == "Mine" and place.called == "qkv"
-        return Role("matrix", "told", "(r=4 b=3 r) c") if mine else None
-
-    roles.register_module(nn.Linear, role_of)
-    model = Attention("mine", "Mine", take=heads_first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "(r=4 b=3 r) c"
+        assert nucleon.Leon.for_model(model).explain()["qkv.weight"].axes == "(b=3 r) c"
+        rows = nucleon.Leon.for_model(mine, overrides={"qkv.weight": "matrix"}).explain()
+        assert (rows["qkv.weight"].route, rows["qkv.weight"].axes) == ("matrix", "r c")
+        registered = Role("matrix", "registered", "(r=4 b=3 r) c")
+        roles.register_module(nn.Linear, lambda p: registered if p.parent is mine else None)
+        assert nucleon.Leon.for_model(mine).explain()["qkv.weight"].axes == "(r=4 b=3 r) c"
 
 
 @pytest.mark.parametrize(

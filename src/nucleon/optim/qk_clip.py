@@ -235,12 +235,12 @@ class QKClip:
             attention.logits().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             for attention in self._attentions.values()
         ]
-        if not mine or not dist.is_available() or not dist.is_initialized():
-            return mine
-        every = torch.cat([largest.to(mine[0]) for largest in mine])
-        dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)
-        parts = every.split([len(largest) for largest in mine])
-        return [part.to(largest) for part, largest in zip(parts, mine, strict=True)]
+        if mine and dist.is_available() and dist.is_initialized():
+            every = torch.cat([largest.to(mine[0]) for largest in mine])
+            dist.all_reduce(every, dist.ReduceOp.MAX, group=self.group)
+            parts = every.split([len(largest) for largest in mine])
+            return [part.to(largest) for part, largest in zip(parts, mine, strict=True)]
+        return mine
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
