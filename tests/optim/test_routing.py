@@ -272,11 +272,14 @@ def test_overrides_may_be_a_function_of_name_module_and_parameter():
             return "frozen"
         return {"lr": 0.1 if "layers" in name else 0.3} if parameter.ndim == 1 else None
 
-    optimizer = nucleon.Leon.for_model(model, overrides=overrides)
+    both = {"layers.1.weight": {"momentum": 0.5, "lr": 0.7}}, overrides  # the later wins, by key
+    optimizer = nucleon.Leon.for_model(model, overrides=both)
     assert sorted(seen) == sorted(n for n, _ in model.named_parameters(remove_duplicate=False))
     rows = {row.name: row for row in optimizer.explain()}
     assert rows["layers.1.weight"].axes == "(b=2 r) c" and rows["layers.0.weight"].axes == "r c"
     assert rows["norm.weight"].route == rows["norm.bias"].route == "frozen"
+    (group,) = (g for g in optimizer.param_groups if g["lr"] is rate)
+    assert group["momentum"] == 0.5
     grouped = {frozenset(names(optimizer, g)): g["lr"] for g in optimizer.param_groups}
     assert grouped.pop(frozenset({"layers.1.weight"})) is rate
     assert grouped == {
