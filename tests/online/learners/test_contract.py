@@ -174,27 +174,29 @@ def test_float32_games_keep_the_promise_and_the_bound(name):
 
 
 TALL_AND_WIDE = [(1, 1), (1, 4), (3, 3), (2, 5), (5, 2)]
+DISCOUNT, ETA = {"discount": 0.9}, {"factor": 0.4}
 ORACLE = {
-    "FTL": lambda: beside.gbpa_games(["FTL"], TALL_AND_WIDE, settings=[(1.0, 1.0), (0.9, 1.0)]),
+    "FTL": lambda: beside.gbpa_games(["FTL"], TALL_AND_WIDE, variants=[{}, DISCOUNT]),
     **{
         name: lambda name=name: beside.gbpa_games(
             [name],
             TALL_AND_WIDE,
             radius=1.5,
-            bound=0.8,
-            settings=[(1.0, 1.0), (0.9, 1.0), (1.0, 0.4), (0.8, 2.5)],
+            gradient_bound=0.8,
+            variants=[{}, DISCOUNT, ETA, {"discount": 0.8, "factor": 2.5}],
         )
         for name in ("FTRL", "FTPL", "FAML")
     },
     "late": lambda: beside.gbpa_games(["FTRL", "FTPL", "FAML"], [(2, 3)], late=True),
-    "projected": lambda: beside.projected_games(3, radius=0.7),
-    "projected, η and ε": lambda: beside.projected_variants((2, 3), radius=0.7),
-    "projected, tall": lambda: beside.projected_variants((3, 2), factor=1.5),
+    "projected": lambda: beside.projected_games((3, 3), radius=0.7),
+    "projected, η and ε": lambda: beside.projected_games(
+        (2, 3), radius=0.7, factor=0.5, epsilon=0.1
+    ),
+    "projected, tall": lambda: beside.projected_games((3, 2), factor=1.5, epsilon=0.1),
     "scalar": lambda: beside.scalar_game((2, 4), radius=1.5),
     "scalar, tall": lambda: beside.scalar_game((4, 2)),
     "vectors": lambda: beside.vector_games(4, radius=1.3),
-    "Remark B.1, vectors": lambda: remark_unknown_bound.rows_agree(1),
-    "Remark B.1, matrices": lambda: remark_unknown_bound.matrices_agree(1),
+    "Remark B.1": lambda: remark_unknown_bound.beside_twins(1),
 }
 
 
@@ -482,7 +484,7 @@ def bad_options():
     yield "scale-free-scalar-l2", "preconditioner", "full", ValueError
 
 
-@pytest.mark.parametrize(("name", "option", "value", "error"), bad_options(), ids=str)
+@pytest.mark.parametrize(("name", "option", "value", "error"), [*bad_options()], ids=str)
 def test_bad_options_are_named(name, option, value, error):
     with pytest.raises(error, match=option):
         CASES[name](CASES[name].shapes[1], **{option: value})
