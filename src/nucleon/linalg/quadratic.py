@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.linalg import matrix_norm
 
 from nucleon import _checks
 from nucleon.linalg._scaling import exponent, shift, unit_scale
@@ -202,7 +203,7 @@ class _Iteration(ABC):
     def __init__(self, problem: _Problem, x: Tensor) -> None:
         self.problem = problem
         self.x = x
-        self.proxy = _norm(x)
+        self.proxy = matrix_norm(x)
 
     @abstractmethod
     def step(self, k: int) -> None:
@@ -231,7 +232,7 @@ class _ProjectedGradient(_Iteration):
         ahead = self.ahead
         x = clip(ahead - self.problem.gradient(ahead) / self.lipschitz)
         # lipschitz·(ahead − x) − ∇f(ahead) lies in the normal cone at x, this far from −∇f(x).
-        self.proxy = _norm((self.lipschitz - self.problem.weight) * (ahead - x))
+        self.proxy = matrix_norm((self.lipschitz - self.problem.weight) * (ahead - x))
         move = x - self.x
         overshot = _inner(ahead - x, move)[:, None, None] > 0
         old = torch.where(overshot, 1.0, self.momentum)
@@ -268,7 +269,7 @@ class _DouglasRachford(_Iteration):
         super().__init__(problem, x)
         gradient = problem.gradient(x)
         # Where the constraint binds ‖X‖_op = 1, so this is the dual scale over the primal one.
-        self.penalty = (_norm(gradient) / _norm(x).clamp(min=1))[:, None, None]
+        self.penalty = (matrix_norm(gradient) / matrix_norm(x).clamp(min=1))[:, None, None]
         self.v = x - gradient / self.penalty
         self.residual = self.image = torch.zeros_like(x.flatten(1))
         self.smallest = torch.full_like(self.proxy, torch.inf)
@@ -280,18 +281,17 @@ class _DouglasRachford(_Iteration):
         y = self.penalty * (2 * x - v) - self.problem.linear
         y = y / (self.problem.weight + self.penalty)
         # penalty·(v − x) lies in the normal cone at x, this far from −∇f(x).
-        self.proxy = _norm(self.problem.gradient(x) + self.penalty * (v - x))
+        self.proxy = matrix_norm(self.problem.gradient(x) + self.penalty * (v - x))
         move, self.x, self.v = x - self.x, x, v + y - x
         if k > self.adaptive_steps:
             self._extrapolate(residual=(y - x).flatten(1), k=k)
         elif k % self.balance_every == 0:
-            self._balance(primal=_norm(y - x) / _norm(x), dual=_norm(move) / _norm(v - x))
-
-    def _balance(self, primal: Tensor, dual: Tensor) -> None:
-        """Even out the two relative residuals; v − x is the dual variable over the penalty."""
-        factor = (primal / dual).sqrt().nan_to_num(1.0).clamp(0.1, 10.0)[:, None, None]
-        self.penalty = self.penalty * factor
-        self.v = self.x + (self.v - self.x) / factor
+            # Even out the two relative residuals; v − x is the dual variable over the penalty.
+            primal = matrix_norm(y - x) / matrix_norm(x)
+            dual = matrix_norm(move) / matrix_norm(v - x)
+            factor = (primal / dual).sqrt().nan_to_num(1.0).clamp(0.1, 10.0)[:, None, None]
+            self.penalty = self.penalty * factor
+            self.v = self.x + (self.v - self.x) / factor
 
     def _extrapolate(self, residual: Tensor, k: int) -> None:
         """Set v − γ·Δv, γ minimizing ‖r − γ·Δr‖ over the recent steps; forget them if r grows."""
@@ -390,10 +390,6 @@ def _stack(x: Tensor, batch: torch.Size) -> Tensor:
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum((-2, -1))
-
-
-def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(x)
 
 
 def _largest(x: Tensor) -> Tensor:
