@@ -124,7 +124,7 @@ def search_admissibility(
     quantile = NormalDist().inv_cdf((1 + _checks.fraction("confidence", confidence)) / 2)
 
     generator = torch.Generator().manual_seed(seed)
-    stability, smoothness = _Parameters.random(2 * starts, m, n, generator).halves()
+    stability, smoothness = (_Parameters.random(starts, m, n, generator) for _ in range(2))
     _check_randomness(potential, _Stability.of(stability))
     draws = map(potential.redrawn, itertools.count(1))
     measure = _Measurement(draws, replicates if potential.is_random else 1, quantile)
@@ -160,14 +160,10 @@ class _Parameters(NamedTuple):
             return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
         matrices = normal(batch, m, n), normal(batch, m, m), normal(batch, m, max(m, n))
-        # Both halves of the batch have the whole spread; a single start has c = 1.
-        spread = torch.linspace(-1, 1, batch // 2, dtype=torch.float64) if batch > 2 else 0.0
-        unit = (_SPREAD * spread * torch.ones(2, 1, dtype=torch.float64)).expand(2, batch // 2)
-        return cls(*matrices, torch.cat([2 * normal(2, batch, 1, 1), unit.reshape(1, -1, 1, 1)]))
-
-    def halves(self) -> tuple["_Parameters", "_Parameters"]:
-        first, second = zip(*(p.chunk(2, -3) for p in self), strict=True)
-        return _Parameters(*first), _Parameters(*second)
+        # A single start has c = 1.
+        spread = torch.linspace(-1, 1, batch) if batch > 1 else torch.zeros(1)
+        unit = (_SPREAD * spread.double()).reshape(1, -1, 1, 1)
+        return cls(*matrices, torch.cat([2 * normal(2, batch, 1, 1), unit]))
 
     @property
     def unit(self) -> Tensor:

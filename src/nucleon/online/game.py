@@ -138,7 +138,11 @@ def play(
     _checks.count("rounds", rounds)
     if record != "log":
         _checks.count("record", record)
-    _check_pair(learner, stream, rounds)
+    if stream.rounds is not None and learner.rounds + rounds > stream.rounds:
+        raise ValueError(
+            f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
+            f"rounds={rounds} from round {learner.rounds + 1} on"
+        )
     learner.certificate(delta=delta)  # raises on a bad δ before the first round
     first, last = learner.rounds + 1, learner.rounds + rounds
     rows: list[RecordedRound] = []
@@ -175,20 +179,6 @@ def play(
 def _row(learner: Learner, action: Tensor, delta: float | None) -> RecordedRound:
     certificate, norm = learner.certificate(delta=delta), learner.ledger.norm(action)
     return RecordedRound(learner.rounds, certificate.regret, certificate.bound, norm)
-
-
-def _check_pair(learner: Learner, stream: Stream, rounds: int) -> None:
-    """Check that learner and stream match, and that the stream has enough rounds."""
-    if tuple(stream.shape) != learner.shape:
-        raise ValueError(
-            f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; "
-            f"build both alike"
-        )
-    if stream.rounds is not None and learner.rounds + rounds > stream.rounds:
-        raise ValueError(
-            f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
-            f"rounds={rounds} from round {learner.rounds + 1} on"
-        )
 
 
 def _is_due(t: int, record: Literal["log"] | int) -> bool:
