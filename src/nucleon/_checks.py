@@ -29,18 +29,34 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def matrix(name: str, value: object, *, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> Tensor:
     """Return `value` if it is a dense, finite, real tensor (…, m, n) of one of `dtypes`."""
-    tensor = _dense(name, value)
-    if tensor.ndim < 2:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__}; "
+            f"convert it with torch.as_tensor({name})"
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be dense, got layout {value.layout}; call {name}.to_dense()")
+    if value.is_complex():
+        raise TypeError(
+            f"{name} must be real, got {value.dtype}; complex matrices are not supported, "
+            f"pass {name}.real or stack the real and imaginary parts"
+        )
+    if not value.is_floating_point():
+        raise TypeError(
+            f"{name} must hold floating-point numbers, got {value.dtype}; "
+            f"convert it with {name}.to(torch.get_default_dtype())"
+        )
+    if value.ndim < 2:
         raise ValueError(
-            f"{name} must have at least two dimensions (…, m, n), got shape {tuple(tensor.shape)}; "
+            f"{name} must have at least two dimensions (…, m, n), got shape {tuple(value.shape)}; "
             f"reshape a vector to (1, n) or (m, 1)"
         )
-    if tensor.dtype not in dtypes:
+    if value.dtype not in dtypes:
         raise TypeError(
-            f"{name} must have a dtype among {_names(dtypes)}, got {tensor.dtype}; "
+            f"{name} must have a dtype among {_names(dtypes)}, got {value.dtype}; "
             f"convert it first, e.g. {name}.to(torch.float32)"
         )
-    return finite(name, tensor)
+    return finite(name, value)
 
 
 def symmetric(name: str, value: object, *, size: int | None = None, side: str = "rows") -> Tensor:
@@ -200,27 +216,6 @@ def count(name: str, value: int, *, minimum: int = 1) -> int:
         raise TypeError(f"{name} must be an integer ≥ {minimum}, got {value!r}")
     if value < minimum:
         raise ValueError(f"{name} must be an integer ≥ {minimum}, got {value}")
-    return value
-
-
-def _dense(name: str, value: object) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, got {type(value).__name__}; "
-            f"convert it with torch.as_tensor({name})"
-        )
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name} must be dense, got layout {value.layout}; call {name}.to_dense()")
-    if value.is_complex():
-        raise TypeError(
-            f"{name} must be real, got {value.dtype}; complex matrices are not supported, "
-            f"pass {name}.real or stack the real and imaginary parts"
-        )
-    if not value.is_floating_point():
-        raise TypeError(
-            f"{name} must hold floating-point numbers, got {value.dtype}; "
-            f"convert it with {name}.to(torch.get_default_dtype())"
-        )
     return value
 
 

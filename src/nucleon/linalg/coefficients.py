@@ -113,7 +113,8 @@ def image(coefficients: Iterable[Quintic], lower: float, upper: float) -> tuple[
     """Return the least and the largest value of the composition on [lower, upper], lower ≥ 0."""
     for p in coefficients:
         points = [lower, upper, *(x for x in _turning_points(p) if lower < x < upper)]
-        values = [_evaluate(p, x) for x in points]
+        a, b, c = p
+        values = [x * (a + x**2 * (b + x**2 * c)) for x in points]
         lower, upper = min(values), max(values)
     return lower, upper
 
@@ -287,9 +288,3 @@ def _scaled(p: Quintic, factor: float, argument: float = 1.0) -> Quintic:
     """Return the coefficients of factor·p(argument·x)."""
     a, b, c = p
     return (factor * a * argument, factor * b * argument**3, factor * c * argument**5)
-
-
-def _evaluate(p: Quintic, x: float) -> float:
-    a, b, c = p
-    t = x * x
-    return x * (a + t * (b + t * c))

@@ -76,17 +76,14 @@ class SignRounding:
 
     def special_signs(self, signs: Tensor) -> Tensor:
         """Return the signs with the last one such that det U diag(s) Vᵀ = 1."""
+        determinant = torch.linalg.det(self.left).sign() * torch.linalg.det(self.right).sign()
         others = signs[..., :-1]
-        return torch.cat([others, self._determinant * others.prod(-1, keepdim=True)], -1)
+        return torch.cat([others, determinant * others.prod(-1, keepdim=True)], -1)
 
     @property
     def special_bias(self) -> Tensor:
         """‖E[R] − X‖_op of the draws with determinant 1: |d·σ_1⋯σ_{n-1} − σ_n|."""
         return (self.special_signs(self.sigma) - self.sigma)[-1].abs()
-
-    @property
-    def _determinant(self) -> Tensor:
-        return torch.linalg.det(self.left).sign() * torch.linalg.det(self.right).sign()
 
 
 class OnlineRotations:
