@@ -78,7 +78,7 @@ def _kind(hint: Any) -> str:
         return " or ".join(map(_kind, get_args(hint)))
     if hint is type(None):
         return "`None`"
-    return f"`{hint if get_args(hint) else hint.__name__}`"
+    return f"`{str(hint).replace('collections.abc.', '') if get_args(hint) else hint.__name__}`"
 
 
 def _cell(words: str) -> str:
