@@ -86,7 +86,8 @@ class Ledger:
         _checks.finite("the regret and the Gram matrix with this gradient", bound + trace)
         if not bool((torch.linalg.matrix_norm(gradient) <= self.largest).all()):
             above = operator_norm if wide.shape[-2] < _DECOMPOSED else operator_norm_bound
-            self.largest = torch.maximum(self.largest, above(gradient))
+            norm = torch.where((gradient != 0).any(-1).any(-1), above(gradient), 0.0)
+            self.largest = torch.maximum(self.largest, norm)
         if not self._holds(action):
             self.outside = self._outside(action)
         self.total, self.loss, self.rounds = total, loss, self.rounds + 1

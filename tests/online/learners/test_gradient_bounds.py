@@ -121,6 +121,17 @@ def test_games_of_a_batch_have_their_own_bounds():
         torch.testing.assert_close(certificate.regret[i], single.regret)
 
 
+@pytest.mark.parametrize("rows", [3, 128])  # from 128 on the ledger bounds norms from above
+def test_a_game_of_a_batch_begins_with_its_own_first_gradient(rows):
+    gradients = torch.eye(rows, rows + 2, dtype=F64).expand(2, 2, -1, -1).clone()
+    gradients[0, 1] = 0
+    learner = FAML((2, rows, rows + 2), gradient_bound=None, on_excess="clip", dtype=F64)
+    certificate = game(learner, gradients)
+    assert learner.excess.abs().max() <= 1e-9 * rows
+    torch.testing.assert_close(learner.first_nuclear, torch.full((2,), float(rows), dtype=F64))
+    assert certificate.holds and (learner.play()[1] != 0).any()
+
+
 def test_an_understated_bound_is_paid_for():
     # On g_t = (−1000)^t FTRL plays x = −s/(√2·√Σg²) → ∓1/√2 before each jump, loses |g_T|/√2 on it
     # and |s_T| → |g_T| in hindsight: 1 + 1/√2 against √2, if the excess were not in the bound.
