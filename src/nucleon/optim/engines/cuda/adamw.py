@@ -130,12 +130,9 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
         recording.gradients.set(places, lambda: addresses.send(places, tables.gradients))
         on_device = isinstance(lr, Tensor) and not lr.is_cpu
         recording.rate.fill(lr.reshape(()) if on_device else float(lr))
-        beta1, beta2, eps, decay = map(
-            float, (*group["betas"], group["eps"], group["weight_decay"])
-        )
-        numbers = kernels.Numbers(
-            dtype, beta1, beta2, eps, decay, -1.0 if group["maximize"] else 1.0
-        )
+        sign = -1.0 if group["maximize"] else 1.0
+        options = (*group["betas"], group["eps"], group["weight_decay"], sign)
+        numbers = kernels.Numbers(dtype, *map(float, options))
 
         def launch() -> None:
             kernels.look_at(tables, numbers)
