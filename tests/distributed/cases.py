@@ -1,8 +1,11 @@
 """What the ranks do in the tests: train one model in some layout, and return the whole of it."""
 
+import math
 import os
 import time
+from contextlib import contextmanager
 from functools import lru_cache
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 import nucleon
+from nucleon.optim.engines.ranks import wire
+from nucleon.optim.matrices import shards
 
 TENSOR_PARALLEL = {
     "up": ColwiseParallel(),
@@ -415,20 +420,48 @@ def weighted(shapes, method, sharded, placement, wire_dtype=None, dtype=torch.fl
     return MAKE[method]([group], **options)
 
 
+@contextmanager
+def traffic():
+    """Count the bytes that this rank sends, with collectives as rings.
+
+    Every rank but the last passes a broadcast on, a gathered tensor moves all parts but one, and an
+    all-reduce sends these twice.
+    """
+    sent, rank, size = [], dist.get_rank(), dist.get_world_size()
+
+    def others(x):
+        axes = zip(x.placements, x.device_mesh.shape, strict=True)
+        parts = math.prod(n for placed, n in axes if shards.axis_cut(placed) is not None)
+        return (parts - 1) * shards.local(x).nbytes
+
+    costs = {
+        "exchange": lambda sends, *_: sum(x.nbytes for _, x in sends),
+        "broadcast": lambda x, source, _: x.nbytes * ((rank + 1) % size != source),
+        "add_up": lambda x, groups, _: sum(
+            2 * (ranks - 1) * x.nbytes // ranks for ranks in map(dist.get_world_size, groups)
+        ),
+        "gather": others,
+    }
+
+    def counted(name):
+        call = getattr(wire, name)
+        return lambda *arguments: sent.append(costs[name](*arguments)) or call(*arguments)
+
+    with mock.patch.multiple(wire, **{name: counted(name) for name in costs}):
+        yield sent
+
+
 def cost_of_a_step(**options):
     """Return the bytes that this rank sends in a step, its flops and the bytes of its moments."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from nucleon.optim.engines.ranks.wire import TRAFFIC
-
     optimizer = weighted(**options)
     optimizer.step()
-    TRAFFIC.bytes = 0
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, traffic() as sent:
         optimizer.step()
     moments = (s[k] for s in optimizer.state.values() for k in ("total", "gram") if k in s)
     kept = sum(getattr(x, "_local_tensor", x).nbytes for x in moments)
-    return TRAFFIC.bytes, counter.get_total_flops(), kept
+    return sum(sent), counter.get_total_flops(), kept
 
 
 def weights_after(**options):

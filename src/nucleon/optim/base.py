@@ -392,11 +392,10 @@ class MatrixOptimizer(Optimizer, ABC):
         and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the rate of the last step (a tensor
         rate: its present value), `skipped` steps.
         """
-        ours, works, rates = self.param_groups, worklist.present(self), self._last_rates
-        if len(rates) != len(ours):  # no step yet, or a group was added since
-            rates = [group["lr"] for group in ours]
-        settings = self._current_settings()
-        return diagnostics.collect(self.name, ours, works, self.infos, rates, settings)
+        works, rates = worklist.present(self), self._last_rates
+        if len(rates) != len(self.param_groups):  # no step yet, or a group was added since
+            rates = [group["lr"] for group in self.param_groups]
+        return diagnostics.collect(self, works, rates, self._current_settings())
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -405,7 +404,7 @@ class MatrixOptimizer(Optimizer, ABC):
         Only parameters of groups with certify=True have a certificate, with one entry per matrix.
         With placement="owner" every rank must call it, and each returns all certificates.
         """
-        return certificates.collect(self, self.param_groups, self.state, self.infos)
+        return certificates.collect(self)
 
     # ------------------------------------------------------------------ the step
 
@@ -445,9 +444,8 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def _current_settings(self) -> Sequence[Settings]:
         """Return the settings of each group, rebuilt and checked if an option has changed."""
-        last: Sequence[Settings | None] = self._settings
-        if len(last) != len(self.param_groups):
-            last = [None] * len(self.param_groups)
+        count = len(self.param_groups)
+        last = self._settings if len(self._settings) == count else [None] * count
         current: list[Settings] = []
         for group, settings in zip(self.param_groups, last, strict=True):
             values = [*map(group.get, self._watched)]

@@ -13,20 +13,16 @@ from nucleon.certificate import Certificate
 from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.optim.engines.ledger import PREFIX, tolerance
-from nucleon.optim.engines.ranks import placement, wire
+from nucleon.optim.engines.ranks import placement
 from nucleon.optim.engines.work import HasDirection, State, facts_of, gram_discount
 from nucleon.optim.matrices.axes import Block
-from nucleon.optim.matrices.parameters import Infos, blocks
+from nucleon.optim.matrices.parameters import blocks
 from nucleon.optim.matrices.stacks import gram_key
 
 
-def collect(
-    optimizer: HasDirection,
-    groups: Sequence[Mapping[str, Any]],
-    states: Mapping[Tensor, State],
-    infos: Infos,
-) -> dict[str, Certificate]:
+def collect(optimizer: HasDirection) -> dict[str, Certificate]:
     """Return the certificate of each parameter with certify=True, by its name; synchronizes."""
+    groups, states, infos = optimizer.param_groups, optimizer.state, optimizer.infos
     mine = {
         infos[param].name: _certificate(optimizer, states[param], group, blocks(param, spec))
         for group in groups
@@ -35,7 +31,7 @@ def collect(
         if param.numel() and "ledger.played" in states.get(param, {})
         for spec in [infos[param].axes]
     }
-    return wire.merged(mine, "certificates") if placement.spread(groups) else mine
+    return placement.merged(mine, groups, "certificates")
 
 
 def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> str | None:

@@ -12,8 +12,8 @@ from nucleon.linalg._precision import exact_products
 from nucleon.linalg.norms import operator_norm_bound
 from nucleon.linalg.polar import polar_polynomial
 from nucleon.optim.engines import reference, rest
-from nucleon.optim.engines.ranks import placement, wire
-from nucleon.optim.engines.work import Matrices, Settings
+from nucleon.optim.engines.ranks import placement
+from nucleon.optim.engines.work import HasDirection, Matrices, Settings
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos, blocks
 
@@ -21,10 +21,8 @@ QUANTITIES = ("update_norm", "smoothing_share", "cosine_to_muon", "update_ratio"
 
 
 def collect(
-    name: str,
-    groups: Sequence[Mapping[str, Any]],
+    optimizer: HasDirection,
     works: Sequence[Matrices],
-    infos: Infos,
     rates: Sequence[float | Tensor],
     settings: Sequence[Settings],
 ) -> dict[str, float]:
@@ -32,6 +30,7 @@ def collect(
 
     `rates` and `settings` are those of the groups.
     """
+    groups, infos = optimizer.param_groups, optimizer.infos
     keys: list[str] = []
     factors: list[float] = []
     tables: list[Tensor] = []
@@ -47,13 +46,13 @@ def collect(
         scale = settings[work.group_index][stack.kind].scale
         for piece in stack.pieces:
             for matrix in piece.names(infos[piece.param].name):
-                keys += [f"{name}/{matrix}/{quantity}" for quantity in QUANTITIES]
+                keys += [f"{optimizer.name}/{matrix}/{quantity}" for quantity in QUANTITIES]
                 factors += [scale if q == "update_ratio" else 1.0 for q in QUANTITIES]
     values: list[float] = []
     if tables:
         values = torch.cat([t.to(tables[0].device) for t in tables]).tolist()
     mine = {key: value * f for key, value, f in zip(keys, values, factors, strict=True)}
-    return wire.merged(mine, "figures of the matrices") if placement.spread(groups) else mine
+    return placement.merged(mine, groups, "figures of the matrices")
 
 
 def _weight_norms(groups: Sequence[Mapping[str, Any]], infos: Infos) -> dict[Tensor, Tensor]:

@@ -46,7 +46,7 @@ class Owned(Work):
 def step(work: Owned, settings: Settings) -> None:
     """Step rounds of one stack per rank: collect the next round, and send while it is computed."""
     rounds = work.rounds
-    collected = _collect(rounds[0]) if rounds else wire.nothing
+    collected = _collect(rounds[0] if rounds else ())
     under_way: tuple[Sequence[Task], Sequence[Callable[[], None]]] = ([], [])
     for tasks, following in zip_longest(rounds, rounds[1:], fillvalue=()):
         collected()

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
+from nucleon.optim.engines.ranks import wire
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import Infos, blocks
+
+T = TypeVar("T")
 
 
 def world(params: Sequence[Tensor]) -> tuple[int, ...]:
@@ -60,9 +63,10 @@ def shares(sizes: tuple[tuple[tuple[int, int, int], ...], ...], parts: int) -> t
     return tuple(share)
 
 
-def spread(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if some states are kept by one rank only."""
-    return any(map(owned, groups))
+def merged(mine: dict[str, T], groups: Sequence[Mapping[str, Any]], what: str) -> dict[str, T]:
+    """Return the entries of all ranks, in the order of the ranks, if one rank keeps some state."""
+    parts = wire.gather_objects(mine, what) if any(map(owned, groups)) else [mine]
+    return {name: entry for part in parts for name, entry in part.items()}
 
 
 def check(group: Mapping[str, Any], infos: Infos) -> None:

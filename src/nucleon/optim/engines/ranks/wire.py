@@ -1,10 +1,8 @@
-"""Asynchronous messages between ranks, counted, with a clear error if a rank does not answer."""
+"""Asynchronous messages between ranks, with a clear error if a rank does not answer."""
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -17,24 +15,6 @@ from nucleon.optim.matrices import shards
 T = TypeVar("T")
 
 
-@dataclass
-class Traffic:
-    """Bytes that this rank has sent since the counter was set to zero.
-
-    Collectives count as rings: every rank but the last passes a broadcast on; an all-reduce sends
-    twice all parts of the tensor but one.
-    """
-
-    bytes: int = 0
-
-
-TRAFFIC = Traffic()
-
-
-def nothing() -> None:
-    """Return at once, since nothing was sent."""
-
-
 def exchange(
     sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]], what: str
 ) -> Callable[[], None]:
@@ -45,9 +25,7 @@ def exchange(
     operations = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in sends]
     operations += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in receives]
     if not operations:
-        return nothing
-    for _, tensor in sends:
-        TRAFFIC.bytes += tensor.nbytes
+        return lambda: None
     with exchanging(what):
         works = dist.batch_isend_irecv(operations)
     return lambda: _wait(works, what)
@@ -55,8 +33,6 @@ def exchange(
 
 def broadcast(tensor: Tensor, source: int, what: str) -> Callable[[], None]:
     """Start sending a tensor from one rank to all others; return a function that waits."""
-    if (dist.get_rank() + 1) % dist.get_world_size() != source:
-        TRAFFIC.bytes += tensor.nbytes
     with exchanging(what):
         work = dist.broadcast(tensor, src=source, async_op=True)
     return lambda: _wait([work], what)
@@ -67,24 +43,17 @@ def add_up(tensor: Tensor, groups: Sequence[dist.ProcessGroup], what: str) -> Te
     for group in groups:
         with exchanging(what):
             dist.all_reduce(tensor, group=group)
-        ranks = dist.get_world_size(group)
-        TRAFFIC.bytes += 2 * (ranks - 1) * tensor.nbytes // ranks
     return tensor
 
 
 def gather(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor on every rank of its mesh."""
-    if not shards.sharded(tensor):
-        return tensor
-    axes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    parts = math.prod(size for placed, size in axes if shards.axis_cut(placed) is not None)
-    TRAFFIC.bytes += (parts - 1) * shards.local(tensor).nbytes
     with exchanging("gradients"):
-        return tensor.full_tensor()
+        return shards.full(tensor)
 
 
 def redistribute(params: Iterable[Tensor]) -> None:
-    """Bring gradients into the placements of their parameters; not counted.
+    """Bring gradients into the placements of their parameters.
 
     If DTensor has sharded the batch, the gradient of a replicated weight is a partial sum that must
     still be reduced. Every rank must call it.
@@ -102,7 +71,7 @@ ProcessGroups = Sequence[dist.ProcessGroup | None]
 
 
 def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[T]:
-    """Return the object of every rank, in the order of the ranks, on all of them; not counted."""
+    """Return the object of every rank, in the order of the ranks, on all of them."""
     objects: list[tuple[int, T]] = [(dist.get_rank(), mine)]
     for group in groups:
         parts: list[Any] = [None] * dist.get_world_size(group)
@@ -110,11 +79,6 @@ def gather_objects(mine: T, what: str, groups: ProcessGroups = (None,)) -> list[
             dist.all_gather_object(parts, objects, group=group)
         objects = [entry for part in parts for entry in part]
     return [value for _, value in sorted(objects, key=itemgetter(0))]
-
-
-def merged(mine: Mapping[str, T], what: str) -> dict[str, T]:
-    """Return a dict of the entries of all ranks, in the order of the ranks."""
-    return {name: x for part in gather_objects(dict(mine), what) for name, x in part.items()}
 
 
 def digest(value: object) -> str:
