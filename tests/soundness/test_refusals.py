@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ WITH_GRAM = [nucleon.Leon, nucleon.Pion]
         (torch.float32, {"gradient_bound": 1e200}, "gradient_bound"),
         (torch.bfloat16, {"gradient_bound": 1e19, "momentum": 0.01}, "gradient_bound"),
         (torch.float64, {"gradient_bound": 1e200}, "gradient_bound"),
+        (torch.float32, {"gradient_bound": 1.01e-17}, "gradient_bound"),
+        (torch.bfloat16, {"gradient_bound": 1.01e-17}, "gradient_bound"),
+        (torch.float64, {"gradient_bound": 1e-147}, "gradient_bound"),
         (torch.float32, {"smoothing_scale": 1e-310}, "smoothing_scale"),
         (torch.float16, {"smoothing_scale": 1e-40}, "smoothing_scale"),
         (torch.float32, {"smoothing_scale": 1e39}, "smoothing_scale"),
@@ -31,10 +35,12 @@ WITH_GRAM = [nucleon.Leon, nucleon.Pion]
     ],
     ids=str,
 )
-def test_options_that_can_only_overflow_are_refused(make, dtype, options, match):
+def test_options_that_overflow_or_vanish_are_refused(make, dtype, options, match):
     params = [("layer.weight", torch.nn.Parameter(torch.zeros(4, 6, dtype=dtype)))]
-    with pytest.raises(ValueError, match=rf"{match}=.*layer\.weight"):
+    with pytest.raises(ValueError, match=rf"{match}=.*layer\.weight") as refusal:
         make(params, **options)
+    if least := re.search(r"pass at least (\S+),", str(refusal.value)):
+        make(params, gradient_bound=float(least[1]))
 
 
 @pytest.mark.parametrize("make", WITH_GRAM, ids=lambda c: c.__name__)

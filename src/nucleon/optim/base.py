@@ -289,11 +289,12 @@ class MatrixOptimizer(Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, see `nucleon.optim.checkpoints` and `consolidate`."""
         self._averaging.refuse("state_dict()")
-        packed = super().state_dict()
-        for group in packed["param_groups"]:
-            # full_state_dict=True drops the empty tuple, by which `saving` notices it.
-            group["nucleon"] = (self.defaults["nucleon"], ())
-        return packed
+        # It runs before the user's hooks, so that they see the state as it is saved.
+        hook = self.register_state_dict_post_hook(saving.pack, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same optimizer and shapes; raise on any other, before any change.

@@ -15,6 +15,15 @@ from nucleon.optim.matrices.parameters import Infos, canonical, globs, root_of
 from nucleon.optim.options import FIXED
 
 
+def pack(_: Any, packed: dict[str, Any]) -> None:
+    """Mark the groups that `state_dict()` returns, for `_check_tag`.
+
+    The mark contains an empty tuple, which full_state_dict=True drops.
+    """
+    for group in packed["param_groups"]:
+        group["nucleon"] = (group["nucleon"], ())
+
+
 def aligned(
     state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], infos: Infos, tag: str
 ) -> dict[str, Any]:
