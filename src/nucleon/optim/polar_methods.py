@@ -12,10 +12,10 @@ from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.kernels import triton_works
 
 HALF_ROWS = 64
-"""From so many rows on float16 pays, and its noise, which falls as 1/√m, is small enough."""
+"""Fewest rows with which float16 pays, and its noise, which falls as 1/√m, is small enough."""
 HALF_STEPS = 5
-"""Steps of the float16 recursion: with four the 15 % of room after its restart have no step
-left that makes them good, and with six rounding takes ‖P‖_op to 1.04."""
+"""Steps of the float16 recursion: with four no step is left to make up for the 15 % of room after
+its restart, and with six ‖P‖_op reaches 1.04 by rounding."""
 HALF_ENTRIES = 2**31
 """A matrix has fewer: the kernels' offsets in it have 32 bits."""
 

@@ -62,7 +62,7 @@ def check_inputs(optimizer: HasDirection) -> None:
             gradient = param.grad
             if gradient is not None and gradient.layout is not torch.strided:
                 raise RuntimeError(
-                    f"{optimizer.name} takes dense gradients, {optimizer.infos[param].name} of "
+                    f"{optimizer.name} needs dense gradients; {optimizer.infos[param].name} of "
                     f"shape {tuple(param.shape)} has layout {gradient.layout}; pass sparse=False "
                     f"to its module, or use another optimizer for it"
                 )

@@ -19,9 +19,9 @@ class ParameterInfo:
     """One parameter of an optimizer."""
 
     name: str
-    """As given, without what wrappers put into it, or its index."""
+    """Name as given, without the parts that wrappers add, or its index."""
     index: int
-    """Over all groups, at the time when it was added."""
+    """Index over all groups, at the time when it was added."""
     axes: str | None = None
     """Spec of rows, columns and batch; None is the default of its dimension."""
     reason: str = "as given"

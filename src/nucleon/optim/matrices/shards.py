@@ -38,7 +38,7 @@ def sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this rank holds, to be read and written."""
+    """Return the part of a tensor on this rank, to be read and written."""
     return tensor._local_tensor if sharded(tensor) else tensor
 
 

@@ -25,7 +25,7 @@ class Task:
     owner: int
     work: Matrices
     inbox: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """From each rank, flat: its boxes of the gradients, then a flag per piece."""
+    """Flat tensor from each rank: its boxes of the gradients, then a flag per piece."""
     outcome: Tensor = field(default_factory=lambda: torch.empty(0))
     """Flat: the direction, or this rank's boxes of it, then the mask of stepped matrices."""
 
