@@ -68,7 +68,8 @@ class Distribution:
         if dtype not in _checks.REAL_DTYPES:
             raise TypeError(f"dtype must be one of {_checks.REAL_DTYPES}, got {dtype}")
         words = _words(self.number, shape, seed, stream, step, sample, device)
-        noise = self.values(words.to(_checks.work_dtype(dtype)))
+        wide = torch.float32 if dtype in _checks.HALF_DTYPES else dtype  # one call less in a step
+        noise = self.values(words.to(wide))
         size = math.prod(shape[noise.ndim - 1 :])  # a block of odd size is padded by one entry
         return noise[..., :size].reshape(shape).to(dtype)
 
