@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +33,8 @@ STREAMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Descent(NamedTuple):
-    """Steps X_t, a comparator X, and the preconditioners L_t and R_t."""
-
-    gradients: Tensor
-    actions: Tensor
-    comparator: Tensor
-    left: Tensor
-    right: Tensor
+Descent = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""G_t, the steps X_t, a comparator X, and the preconditioners L_t and R_t."""
 
 
 def projected(gradients: Tensor, eta: float) -> Descent:
@@ -55,7 +48,7 @@ def projected(gradients: Tensor, eta: float) -> Descent:
     total = gradients.sum(0)
     identity = torch.eye(gradients.shape[-1], dtype=F64).expand(len(gradients), -1, -1)
     best = -total / total.norm()
-    return Descent(gradients, torch.stack(actions), best, levels[:, None, None], identity)
+    return gradients, torch.stack(actions), best, levels[:, None, None], identity
 
 
 def free(normal: Callable[..., Tensor], shape: tuple[int, int], eta: float) -> Descent:
@@ -70,7 +63,7 @@ def free(normal: Callable[..., Tensor], shape: tuple[int, int], eta: float) -> D
     for gradient, rows, columns in zip(gradients, left, right, strict=True):
         actions.append(x)
         x = x - eta * torch.linalg.solve(columns, torch.linalg.solve(rows, gradient).mT).mT
-    return Descent(gradients, torch.stack(actions), x, left, right)
+    return gradients, torch.stack(actions), x, left, right
 
 
 def instance(seed: int, shape: tuple[int, int]) -> Iterator[Row]:
