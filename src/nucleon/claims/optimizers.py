@@ -65,21 +65,20 @@ def difference(
     twin: OracleOptimizer,
     *,
     lr: float,
-    momentum: float,
-    beta2: float | None = None,
-    gradient_bound: float = 0.0,
+    **settings: Any,
 ) -> float:
-    """Return the largest |W_t − W'_t|/lr of an entry of (b, m, n) along a few steps of both."""
+    """Return the largest |W_t − W'_t|/lr of an entry of (b, m, n) along a few steps of both.
+
+    The settings are those of `conversion.descend`: β₁, β₂ and G.
+    """
     expected = conversion.descend(
         twin.direction,
         weight.detach().double().numpy().copy(),
         lambda w: gradient(torch.from_numpy(w)).numpy(),
         STEPS,
         lr=lr,
-        momentum=momentum,
-        beta2=beta2,
         smoothing_scale=twin.smoothing_scale,
-        gradient_bound=gradient_bound,
+        **settings,
     )
     errors = list[float]()
     for step in expected[1:]:
@@ -136,12 +135,12 @@ def certified_checks(shape: tuple[int, int], *, seed: int = 0) -> Iterator[Check
     start, gradient, bound = _smooth_loss(shape, seed)
     game = {"lr": LR, "momentum": MOMENTUM}
     setting: dict[str, Any] = {**game, "method": "eigh", "scale": "none", "gradient_bound": bound}
-    weight, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    weight = torch.nn.Parameter(start.clone())
     name, plain = "Leon with G, the optimizer", Leon([weight], **setting)
     error = difference(plain, weight, gradient, LEON, **game, gradient_bound=bound)
     yield at_most(f"{name}: steps against the reference's, over the rate", error, EXACT)
-    optimizer = Leon([other], **setting, step_length="exponential", certify=True, seed=seed)
-    moves, gradients = _run(optimizer, other, gradient)
+    options: dict[str, Any] = {**setting, "step_length": "exponential", "seed": seed}
+    moves, gradients, certificate = _certified_run(start, gradient, **options)
     # X_{t+1} = −P_t: the oracle plays one round more than it is given gradients.
     longer = np.concatenate([gradients, np.zeros_like(gradients[:1])])
     actions = learners.gbpa(learners.augmented, longer, bound=bound, discount=MOMENTUM)
@@ -151,23 +150,21 @@ def certified_checks(shape: tuple[int, int], *, seed: int = 0) -> Iterator[Check
     yield at_most(f"{name}: exponential steps up to their lengths, over the rate", apart, EXACT)
     apart = distance_from_exponential(np.sort(lengths))
     yield at_most(f"{name}: lengths, √N·distance from Exp(1)", apart, KOLMOGOROV)
-    (certificate,) = optimizer.certificates().values()
     apart = _misstated(certificate, gradients, actions[:-1], bound)
     yield close(f"{name}: certificate's regret and bound against the reference's", apart)
     low = bound / 4  # which many gradients exceed
-    third = torch.nn.Parameter(start.clone())
-    optimizer = Leon([third], **(setting | {"gradient_bound": low}), certify=True)
-    _, gradients = _run(optimizer, third, gradient)
+    _, gradients, certificate = _certified_run(start, gradient, **setting | {"gradient_bound": low})
     actions = learners.gbpa(learners.augmented, gradients, bound=low, discount=MOMENTUM)
-    (certificate,) = optimizer.certificates().values()
     apart = _misstated(certificate, gradients, actions, low)
     yield close(f"{name}, above its bound: certificate against the reference's", apart)
 
 
-def _run(
-    optimizer: Optimizer, weight: torch.nn.Parameter, gradient: Gradient
-) -> tuple[Array, Array]:
-    """Return W_{t+1} − W_t and G_t of each step, (T, b, m, n) both."""
+def _certified_run(
+    start: Tensor, gradient: Gradient, **options: Any
+) -> tuple[Array, Array, Certificate]:
+    """Return W_{t+1} − W_t and G_t of each step of Leon, (T, b, m, n) both, and its certificate."""
+    weight = torch.nn.Parameter(start.clone())
+    optimizer = Leon([weight], certify=True, **options)
     moves, gradients = list[Array](), list[Array]()
     for _ in range(CERTIFIED_STEPS):
         before = weight.detach().clone()
@@ -175,7 +172,8 @@ def _run(
         gradients.append(weight.grad.numpy().copy())
         optimizer.step()
         moves.append((weight.detach() - before).numpy())
-    return np.stack(moves), np.stack(gradients)
+    (certificate,) = optimizer.certificates().values()
+    return np.stack(moves), np.stack(gradients), certificate
 
 
 def _misstated(certificate: Certificate, gradients: Array, actions: Array, bound: float) -> float:
