@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Check:
-    """`measured relation threshold`, which holds or does not; a NaN never holds."""
+    """A comparison `measured relation threshold`, which fails for a NaN."""
 
     name: str
     measured: float
@@ -223,11 +223,11 @@ class Result:
     """The outcome of a run.
 
     Args:
-        checks: the claim holds when all of them pass.
-        tables: the figures in words and numbers.
-        figures: the data of the figures.
-        records: the rows that were measured, one JSON object a line of the trace.
-        notes: choices that are ours, departures from the paper.
+        checks: comparisons, all of which pass where the claim is reproduced.
+        tables: rows of words and numbers.
+        figures: panels of series.
+        records: measured rows, each a JSON object and a line of the trace.
+        notes: choices of this library and departures from the paper.
     """
 
     checks: tuple[Check, ...]
@@ -273,7 +273,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
     def begin(self, total: int, unit: str) -> None:
         """Do nothing."""
@@ -298,9 +298,9 @@ class Run:
     """The settings, the progress and the rows of one run.
 
     Args:
-        settings: that the user chose.
-        progress: that is told of every case.
-        records: of all rows so far.
+        settings: options of the run.
+        progress: listener that is notified of every case.
+        records: of the rows measured so far.
     """
 
     settings: Settings
@@ -332,9 +332,9 @@ class Run:
         unit: str = "cases",
         kind: type[Row] = Row,
     ) -> Rows:
-        """Measure every case, given by its names, and return the cases with what was measured.
+        """Measure every case, a mapping of names, and return it with the measured fields.
 
-        A name that `measure` does not take labels the row alone. `kind` is the class of the rows.
+        A name that is no parameter of `measure` labels the row alone. `kind` is the class of rows.
         A row of which JSON can hold nothing that was measured is left out of the trace.
         """
         every, rows = list(points), Rows()

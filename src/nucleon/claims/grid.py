@@ -135,7 +135,7 @@ class Match(NamedTuple):
 
 
 def play_all(run: Run, matches: Iterable[Match]) -> Rows:
-    """Play games, telling the progress of their rounds, and return a `Game` of each."""
+    """Play games, advance the progress by their rounds, and return a `Game` of each."""
     every = list(matches)
     run.progress.begin(sum(match.rounds for match in every), "rounds")
     return run.keep(Rows(_played(run, match) for match in every))

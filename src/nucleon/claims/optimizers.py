@@ -19,7 +19,7 @@ from nucleon.claims.oracle.algebra import Array, discounted, nuclear
 from nucleon.optim import Leon, Muon, Pion
 
 STEPS = 5
-"""Steps that both take: enough for the sums to have older terms."""
+"""Steps of both optimizers: enough for the sums to have older terms."""
 EXACT = 1e-7
 """Closed forms of 20×20 sums without a floor, whose condition may reach 1e8."""
 METHODS: dict[str, tuple[Callable[..., Optimizer], str]] = {

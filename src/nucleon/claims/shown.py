@@ -71,7 +71,7 @@ def log_panel(title: str, labels: tuple[str, str], series: Iterable[Series]) -> 
 class Figure:
     """Panels under one title and one legend; `name` becomes the name of the file.
 
-    `shared_axes` gives all panels the same limits, so that they can be compared by eye.
+    With `shared_axes` all panels have the same limits, so that they can be compared by eye.
     """
 
     name: str
