@@ -110,37 +110,30 @@ class _Pass:
         """Average the weights with the share of the count."""
         part = share(self.average, self.count.to(self.averages[0].dtype))
         weights = [_plain(param) for param in self.params]
-        if not (part.is_cuda and self._launch(weights, part)):
+        if (table := self._table(weights)) is None:
             lerp_(self.averages, weights, part)
-
-    def _launch(self, weights: list[Tensor], part: Tensor) -> bool:
-        """Average the weights by the kernel; return False, with no change, if it cannot be used."""
-        if not triton_works():
-            return False
+            return
         from nucleon.optim.engines.cuda import average_kernel
 
+        with torch.cuda.device_of(part):  # Triton launches on the current device
+            average_kernel.run(table, part, weights[0].dtype)
+
+    def _table(self, weights: list[Tensor]) -> Tensor | None:
+        """Return the chunks for the kernel; None for tensors with gaps, or of other dtypes."""
+        first = self.averages[0]
+        dtypes = (torch.float32, *_checks.HALF_DTYPES)
+        serves = first.dtype == torch.float32 and weights[0].dtype in dtypes
+        if not (first.is_cuda and serves and triton_works()):
+            return None
         addresses = [*map(Tensor.data_ptr, weights)]
         if addresses != self.addresses:
-            self.addresses, self.table = addresses, None
-            if _kernel_serves(self.averages, weights):
-                self.table = average_kernel.chunks(weights, self.averages).to(part.device)
-        if self.table is None:
-            return False
-        with torch.cuda.device_of(part):  # Triton launches on the current device
-            average_kernel.run(self.table, part, weights[0].dtype)
-        return True
+            from nucleon.optim.engines.cuda import average_kernel
 
-
-def _kernel_serves(averages: Tensors, weights: Tensors) -> bool:
-    """Return True if W and W̄ are dense with equal strides, and W̄ is float32."""
-    return (
-        averages[0].dtype == torch.float32
-        and weights[0].dtype in (torch.float32, *_checks.HALF_DTYPES)
-        and all(
-            w.stride() == a.stride() and dense(w) and w.data_ptr()
-            for w, a in zip(weights, averages, strict=True)
-        )
-    )
+            pairs = zip(weights, self.averages, strict=True)
+            alike = all(w.stride() == a.stride() and dense(w) and w.data_ptr() for w, a in pairs)
+            chunks = average_kernel.chunks(weights, self.averages).to(first.device)
+            self.addresses, self.table = addresses, chunks if alike else None
+        return self.table
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -88,12 +88,16 @@ def converted(
             state = new.state.get(param)
             if state is None:  # frozen
                 continue
-            if group["route"] == "adamw":
-                _fill_adamw(state, old.get(param, ({}, {}))[1])
-                continue
-            state["step"].fill_(steps)
-            if param in old and "total" in state:  # else another rank owns it
-                _fill_matrices(state, *old[param], blocks(param, new.infos[param].axes), group)
+            old_group, entries = old.get(param, ({}, {}))
+            if group["route"] == "matrix":
+                state["step"].fill_(steps)
+                if param in old and "total" in state:  # else another rank owns it
+                    parts = blocks(param, new.infos[param].axes)
+                    _fill_matrices(state, old_group, entries, parts, group)
+            elif "exp_avg_sq" in entries:
+                state["exp_avg"].copy_(entries["exp_avg"])
+                state["exp_avg_sq"].copy_(entries["exp_avg_sq"])
+                state["step"].fill_(int(entries["step"]))
     return new
 
 
@@ -199,13 +203,6 @@ def _follow_schedule(group: dict[str, Any], old: Mapping[str, Any]) -> None:
 
 
 # ----------------------------------------------------------------------------------- moments
-
-
-def _fill_adamw(state: Mapping[str, Tensor], old: Mapping[str, Any]) -> None:
-    if "exp_avg_sq" in old:
-        state["exp_avg"].copy_(old["exp_avg"])
-        state["exp_avg_sq"].copy_(old["exp_avg_sq"])
-        state["step"].fill_(int(old["step"]))
 
 
 def _fill_matrices(
