@@ -149,6 +149,15 @@ def test_what_is_given_wins():
     assert options(rest, "lr", "eps", "betas") == {"lr": 0.1, "eps": 1e-9, "betas": (BETA, 0.95)}
 
 
+def test_a_parameter_without_an_old_optimizer_has_the_usual_options_of_its_route():
+    model = network()
+    old = torch.optim.AdamW(model[:2].parameters(), lr=0.3, weight_decay=0.1)
+    train(model, [old])
+    new = converted(old, model, nucleon.Leon, head=None)
+    assert {p for g in new.param_groups for p in g["params"]} == {*model.parameters()}
+    assert all((g["lr"], g["weight_decay"]) == (0.3, 0.1) for g in new.param_groups)
+
+
 class Deep(nn.Module):
     def __init__(self):
         super().__init__()
