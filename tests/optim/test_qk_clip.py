@@ -143,6 +143,8 @@ def test_diagnostics_and_closing():
     )
     clip.record("", logits)
     assert clip.diagnostics()["qk_clip//largest_logit"] == pytest.approx(logits.max().item())
+    clip.step()
+    assert clip.diagnostics() == {"qk_clip//largest_logit": 0.0}
     clip.close()
     assert clip.diagnostics() == {} and not attention.q_proj._forward_hooks
 
