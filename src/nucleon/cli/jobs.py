@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -75,24 +75,15 @@ def check(
 
 
 def check_in_parallel(
-    claims: Sequence[Claim],
-    settings: Settings,
-    output: Path,
-    jobs: int,
-    debug: bool,
-    starting: Callable[[Claim], None],
+    claims: Sequence[Claim], settings: Settings, output: Path, jobs: int, debug: bool
 ) -> Iterator[Outcome]:
-    """Yield outcomes as claims finish in `jobs` processes; `starting` is called before each."""
+    """Yield outcomes as claims finish in `jobs` processes."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ProcessPoolExecutor(jobs, mp.get_context(START), _enter_worker, (threads,))
     try:
-        waiting, pending = list(claims), set[Future[Outcome]]()
-        while waiting or pending:
-            while waiting and len(pending) < jobs:  # submitted claims start at once
-                starting(waiting[0])
-                pending.add(pool.submit(check, waiting.pop(0), settings, output, Silent(), debug))
-            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in finished)
+        rest = (settings, output, Silent(), debug)
+        futures = [pool.submit(check, claim, *rest) for claim in claims]
+        yield from (future.result() for future in as_completed(futures))
     except BrokenProcessPool:
         raise CommandError(
             "a process was killed, perhaps for want of memory",

@@ -152,14 +152,11 @@ def _check_all(
     words = f"{len(claims)} claim{'s' * (len(claims) != 1)} to check, about {_duration(total)}"
     out.print(words if claims else "all claims are checked already", style="dim")
 
-    def starting(claim: Claim) -> None:
+    if together:
+        yield from check_in_parallel(together, settings, output, jobs, debug)
+    for claim in alone:
         expected = _duration(claim.expected(settings.quick))
         out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
-
-    if together:
-        yield from check_in_parallel(together, settings, output, jobs, debug, starting)
-    for claim in alone:
-        starting(claim)
         with progress() as named:
             outcome = check(claim, settings, output, named(claim.id), debug)
         yield outcome

@@ -44,10 +44,10 @@ class Saved:
 def load(folder: Path) -> Saved:
     """Read the run in `folder`; raise `DamagedRunError` where that fails."""
     try:
-        manifest = json_of(folder, MANIFEST, {"schema"})
+        manifest = _parsed(folder, MANIFEST, {"schema"})
         if manifest["schema"] != SCHEMA:
             raise ValueError(f"its schema is {manifest['schema']}, not {SCHEMA}")
-        manifest, result = (json_of(folder, name, _KEYS[name]) for name in (MANIFEST, RESULT))
+        manifest, result = (_parsed(folder, name, _KEYS[name]) for name in (MANIFEST, RESULT))
         names = [figure["name"] for figure in result["figures"]]
         drawings = tuple((folder / f"{name}.svg").read_bytes() for name in names)
         return Saved(folder, manifest, result, drawings)
@@ -55,7 +55,7 @@ def load(folder: Path) -> Saved:
         raise DamagedRunError(folder, error) from error
 
 
-def json_of(folder: Path, name: str, keys: set[str]) -> dict[str, Any]:
+def _parsed(folder: Path, name: str, keys: set[str]) -> dict[str, Any]:
     """Read a JSON file that has these keys."""
     try:
         value: dict[str, Any] = json.loads((folder / name).read_text("utf-8"))

@@ -281,5 +281,5 @@ CLAIM = Claim(
         f"in the certificate of Leon as an optimizer, and its steps to {optimizers.EXACT:g}."
     ),
     measure=measure,
-    seconds=(60, 12),
+    seconds=(60, 10),
 )
