@@ -57,6 +57,13 @@ def inner(a: Array, b: Array) -> Array:
     return (a * b).sum((-2, -1))
 
 
+def shifted(s: Array, root: Array, noise: Array) -> Array:
+    """[S 0] + LZ of each Z, which may have more columns than S."""
+    perturbed = root @ noise
+    perturbed[..., : s.shape[-1]] += s
+    return perturbed
+
+
 def discounted(history: Array, discount: float) -> Array:
     """Σ_s γ^{t-s}A_s of a history (t, …)."""
     weights = discount ** np.arange(len(history))[::-1]

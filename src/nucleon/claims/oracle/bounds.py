@@ -9,6 +9,7 @@ import numpy as np
 
 from nucleon.claims.oracle.algebra import (
     Array,
+    discounted,
     inner,
     moments,
     nuclear,
@@ -16,7 +17,7 @@ from nucleon.claims.oracle.algebra import (
     transposed,
     wide,
 )
-from nucleon.claims.oracle.learners import Ball, Preconditioner, Update, metric_of
+from nucleon.claims.oracle.learners import Ball, Preconditioner, Update, metric_of, reaches
 
 REGULARIZED, HYPERBOLIC = (0.5, 1.0), (1.0, 1.0)
 """(α, β) of Proposition 3.3 and Theorem 4.2."""
@@ -78,8 +79,7 @@ def excess(gradients: Array, bound: float, discount: float) -> Array:
     u = top * ((values / top[..., None]) ** 2**14).sum(-1) ** 2**-14
     above = np.maximum(u - bound, 0.0)
     whole = np.sqrt(side * (values**2).sum(-1)) * above / u
-    ages = np.arange(len(values))[::-1].reshape(-1, *(1 for _ in u.shape[1:]))
-    return (discount**ages * np.minimum(whole, side * above)).sum(0)
+    return discounted(np.minimum(whole, side * above), discount)
 
 
 def faml(gradients: Array, *, radius: float, bound: float) -> Array:
@@ -145,8 +145,7 @@ def adagrad(
     """
     dimension = gradients.shape[-1]
     times = 1.0 if update == "ftrl" else 2.0
-    euclidean = times * radius * (math.sqrt(dimension) if ball == "linf" else 1.0)
-    reach = times * radius if preconditioner == "diagonal" else euclidean
+    reach, euclidean = reaches(dimension, preconditioner, ball, times * radius)
     second = (transposed(gradients) @ gradients).sum(0)
     metric = metric_of(second, preconditioner)
     trace = np.trace(metric, axis1=-2, axis2=-1)

@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import Array, inner, minimize, nuclear, operator_ball, polar
+from nucleon.claims.oracle.algebra import (
+    Array,
+    inner,
+    minimize,
+    nuclear,
+    operator_ball,
+    polar,
+    shifted,
+)
 
 
 class Smoothing(NamedTuple):
@@ -43,15 +51,9 @@ def regularized() -> Smoothing:
 
 def gaussian(draws: Array) -> Smoothing:
     """‖[S 0] + LZ‖_* of each Z of `draws`, (k, m, n′)."""
-
-    def shifted(s: Array, root: Array) -> Array:
-        perturbed = root @ draws
-        perturbed[..., : s.shape[-1]] += s
-        return perturbed
-
     return Smoothing(
-        lambda s, root: nuclear(shifted(s, root)),
-        lambda s, root: polar(shifted(s, root))[..., : s.shape[-1]],
+        lambda s, root: nuclear(shifted(s, root, draws)),
+        lambda s, root: polar(shifted(s, root, draws))[..., : s.shape[-1]],
     )
 
 

@@ -22,6 +22,7 @@ from nucleon.claims.oracle.algebra import (
     operator_ball,
     polar,
     power,
+    shifted,
     transposed,
     wide,
 )
@@ -56,9 +57,8 @@ def perturbed(noise: Noise) -> Direction:
     """Ψ = E‖[S 0] + LZ‖_*, LLᵀ = Λ: the mean of polar's leading block over the given Z."""
 
     def direction(s: Array, smoothing: Array, t: int) -> Array:
-        shifted = np.linalg.cholesky(smoothing) @ noise(t)
-        shifted[..., : s.shape[-1]] += s
-        return polar(shifted)[..., : s.shape[-1]].mean(0)
+        factors = polar(shifted(s, np.linalg.cholesky(smoothing), noise(t)))
+        return factors[..., : s.shape[-1]].mean(0)
 
     return direction
 
@@ -227,11 +227,10 @@ def adagrad(
     """AdaGrad on rows, H_t = δI + the root of Σg_sᵀg_s, its diagonal or its trace (Table 2).
 
     OGD minimizes ⟨g_t, x⟩ + ‖x − x_t‖²_{H_t}/(2η), η = √2·D_p, FTRL ⟨s_t, x⟩ + ‖x‖²_{H_t}/(2η),
-    η = D_p/√2. D_p is the ball's radius in ℓ∞ for the diagonal preconditioner, else in ℓ2.
+    η = D_p/√2.
     """
     dimension = gradients.shape[-1]
-    far = ball == "linf" and preconditioner != "diagonal"
-    reach = radius * (math.sqrt(dimension) if far else 1.0)
+    reach, _ = reaches(dimension, preconditioner, ball, radius)
     eta = reach * (math.sqrt(2) if update == "ogd" else math.sqrt(0.5))
 
     def action(history: Array, actions: list[Array]) -> Array:
@@ -243,6 +242,14 @@ def adagrad(
         return minimize(linear, lambda x: x @ metric, largest, within(ball, radius))
 
     return played(action, gradients)
+
+
+def reaches(
+    dimension: int, preconditioner: Preconditioner, ball: Ball, radius: float
+) -> tuple[float, float]:
+    """D_p, the ball's radius in ℓ∞ for "diagonal", else in ℓ2, and D_2."""
+    euclidean = radius * (math.sqrt(dimension) if ball == "linf" else 1.0)
+    return radius if preconditioner == "diagonal" else euclidean, euclidean
 
 
 def within(ball: Ball, radius: float) -> Project:

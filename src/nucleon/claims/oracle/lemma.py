@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nucleon.claims.oracle.algebra import Array, inner, nuclear, power, trace_root, transposed
+from nucleon.claims.oracle.algebra import (
+    Array,
+    inner,
+    nuclear,
+    power,
+    shifted,
+    trace_root,
+    transposed,
+)
 from nucleon.claims.oracle.bounds import eta
 from nucleon.claims.oracle.learners import Direction, Noise, regularized
 
@@ -28,13 +36,7 @@ def regularized_value(s: Array, smoothing: Array) -> Array:
 
 def perturbed_value(noise: Noise) -> Value:
     """The mean of ‖[S 0] + LZ‖_* over one Z for all rounds."""
-
-    def value(s: Array, smoothing: Array) -> Array:
-        shifted = np.linalg.cholesky(smoothing) @ noise(0)
-        shifted[..., : s.shape[-1]] += s
-        return nuclear(shifted).mean(0)
-
-    return value
+    return lambda s, level: nuclear(shifted(s, np.linalg.cholesky(level), noise(0))).mean(0)
 
 
 def terms(

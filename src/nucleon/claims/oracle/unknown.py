@@ -37,7 +37,7 @@ def adagrad(
 ) -> Array:
     """FTRL on rows: argmin ⟨s_t, x⟩ + ‖x‖²_{H_t}/2η, proximal with Σ‖x − x_s‖²_{H_s−H_{s-1}}/2η."""
     fed = _fed(gradients, offset, preconditioner)
-    eta = ETA[offset] * _reaches(gradients, preconditioner, ball, radius)[0]
+    eta = ETA[offset] * learners.reaches(gradients.shape[-1], preconditioner, ball, radius)[0]
     roots = np.sqrt(_squares(fed.gradients, preconditioner).cumsum(0))
     weights = (roots + fed.levels[..., None, None]) / eta
     grown = np.diff(weights, axis=0, prepend=np.zeros_like(weights[:1]))
@@ -59,7 +59,7 @@ def adagrad_bound(
     proximal: ((2R)²/2η + η)Tr H; R the reach in the preconditioner's norm, R₂ in ℓ2.
     """
     fed = _fed(gradients, offset, preconditioner)
-    reach, euclidean = _reaches(gradients, preconditioner, ball, radius)
+    reach, euclidean = learners.reaches(gradients.shape[-1], preconditioner, ball, radius)
     eta = ETA[offset] * reach
     roots = np.sqrt(_squares(fed.gradients, preconditioner).sum(0))
     trace = roots.sum((-2, -1))
@@ -88,14 +88,6 @@ def _squares(gradients: Array, preconditioner: Preconditioner) -> Array:
     """g_i² for "diagonal", else ‖g‖², (…, 1, d or 1)."""
     squares = gradients**2
     return squares if preconditioner == "diagonal" else squares.sum(-1, keepdims=True)
-
-
-def _reaches(
-    gradients: Array, preconditioner: Preconditioner, ball: Ball, radius: float
-) -> tuple[float, float]:
-    """D_p, in ℓ∞ for "diagonal", else in ℓ2, and D_2."""
-    euclidean = radius * (math.sqrt(gradients.shape[-1]) if ball == "linf" else 1.0)
-    return radius if preconditioner == "diagonal" else euclidean, euclidean
 
 
 # ---------------------------------------------------------------------- the GBPA
