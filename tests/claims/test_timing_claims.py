@@ -95,6 +95,10 @@ def test_nonnegative_least_squares_against_scipy(seed):
     assert found.numpy() == pytest.approx(scipy.optimize.nnls(a, b)[0], abs=1e-10)
 
 
+def test_a_timed_round_of_faml_is_not_the_action_of_nothing():
+    assert cost_model.faml_round(cost_model.RoundInputs(6, 10, 1, 0))().any()
+
+
 def test_the_parts_of_the_formulas():
     for name, square in (
         ("augmented", lambda m, k: 4 * k * m**3),

@@ -108,11 +108,11 @@ class Uncounted(Ledger):
     """A ledger that counts rounds alone: measuring the regret takes an SVD of its own."""
 
     def record(self, gradient: Tensor, action: Tensor, *, oblivious: bool = False) -> None:
-        """Count the round."""
-        self.rounds += 1
+        """Count the round, and note that there was a gradient, before which every action is 0."""
+        self.rounds, self.largest = self.rounds + 1, torch.ones_like(self.largest)
 
 
-def faml_round(problem: RoundInputs) -> Callable[[], None]:
+def faml_round(problem: RoundInputs) -> Callable[[], Tensor]:
     """Return a round of the learner with the coupled root, in float64, without its ledger."""
     _, g, _, _ = problem.draw()
     # Well within the bound of 1 by its Frobenius norm, or every round takes SVDs to see that.
@@ -120,9 +120,10 @@ def faml_round(problem: RoundInputs) -> Callable[[], None]:
     learner = FAML(shape, method="coupled", dtype=torch.float64, validate=False)
     learner.ledger = Uncounted(shape)
 
-    def step() -> None:
-        learner.play()
+    def step() -> Tensor:
+        action = learner.play()
         learner.observe(gradient)
+        return action
 
     step()  # the first action is 0 and costs nothing
     return step
