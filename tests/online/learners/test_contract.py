@@ -415,6 +415,23 @@ def test_a_bad_gradient_leaves_the_state_untouched(name):
     assert trusting.rounds == 0
 
 
+@each
+def test_an_update_that_fails_leaves_the_state_untouched(name):
+    case = CASES[name]
+    learner = played(case(case.shapes[1]))
+    learner.play()
+    before, update = learner.state_dict(), learner.update
+
+    def failing(gradient):
+        update(gradient)
+        raise RuntimeError("no convergence")
+
+    learner.update = failing
+    with pytest.raises(RuntimeError, match="convergence"):
+        learner.observe(drifting_gradients(1, learner.shape)[0])
+    assert not differences(before, learner.state_dict())
+
+
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_gradients_above_the_bound_are_refused_and_their_rounding_is_paid_for(name, dtype):
@@ -433,6 +450,8 @@ def test_gradients_above_the_bound_are_refused_and_their_rounding_is_paid_for(na
     assert exact.excess.item() == 0 < rounded.excess.item()
     # 8 eps for the rounding of the bounds, which are sums of order ten in float64.
     assert added >= 2 * 4 * sides * (1 - 1e-3) - 8 * 2.0**-52 * exact.bound().item()
+    stated = rounded.certificate().excess
+    assert stated is None or stated.item() >= 2 * 4 * sides * (1 - 1e-3)
     exact.play()
     for excess in (1e-4, 1e-3, 0.01, 0.5):
         with pytest.raises(

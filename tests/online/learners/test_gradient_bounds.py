@@ -8,6 +8,7 @@ import torch
 
 from helpers import LEARNERS, actions_of, nuclear
 from helpers_states import differences
+from nucleon.claims.oracle import twins
 from nucleon.online import streams, theory
 from nucleon.online.learners import FAML, FTRL
 
@@ -25,6 +26,19 @@ def growing(rounds=30, seed=0, rate=1.15):
 def game(learner, gradients):
     actions_of(learner, gradients)
     return learner.certificate()
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+@pytest.mark.parametrize("stated", [None, 0.5])
+@pytest.mark.parametrize("on_excess", ["clip", "grow"])
+def test_excess_is_in_the_bound_also_of_the_first_gradient(on_excess, stated, discount):
+    gradients, options = growing(), {"discount": discount}
+    learner = FAML(SHAPE, gradient_bound=stated, on_excess=on_excess, dtype=F64, **options)
+    certificate = game(learner, gradients)
+    twin = twins.excess("FAML", SHAPE, clip=on_excess == "clip", bound=stated, **options)
+    bound = float(twin.bound(gradients.numpy()))
+    assert certificate.bound.item() == pytest.approx(bound, rel=1e-10)
+    assert certificate.holds and certificate.excess > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
