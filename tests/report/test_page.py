@@ -90,6 +90,7 @@ def test_the_figures_come_before_the_checks(some_runs):
 def test_every_word_is_escaped(some_runs):
     page = render([some_runs[1]])
     reader = Reader(page)
+    assert "The claim does not hold" in page
     assert [kind for kind, _ in reader.scripts] == ["application/json", None]
     assert "alert" not in reader.scripts[1][1]
     assert "<script>alert" not in page

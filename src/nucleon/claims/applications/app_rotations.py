@@ -219,7 +219,7 @@ def measure(run: Run) -> Iterator[Item]:
                 player=player,
                 loss=sum(game.losses),
                 regret=game.ledger.regret().item(),
-                ms=1e3 * game.seconds / s.rounds,
+                _ms=1e3 * game.seconds / s.rounds,
                 game=game,
                 certificate=game.certificate,
             )
@@ -306,8 +306,8 @@ def shown(rows: Rows) -> Iterator[Item]:
         lines = list[Series]()
         for player in PLAYERS:
             runs = rows.where(stream=stream, player=player)
-            names = ("loss", "regret", "ms")
-            mean = {name: statistics.fmean(runs.column(name)) for name in names}
+            names = {"loss": "loss", "regret": "regret", "ms a round": "_ms"}
+            mean = {n: statistics.fmean(runs.column(name)) for n, name in names.items()}
             means.append(Row(stream=stream, player=player, **mean))
             losses = torch.tensor(runs.column("game.losses")).mean(0)
             so_far = (losses.cumsum(0) / torch.arange(1, len(losses) + 1)).tolist()
@@ -316,7 +316,7 @@ def shown(rows: Rows) -> Iterator[Item]:
             lines.append(Series(player, x, y, style=_STYLES[player]))
         words = stream, "round t", "mean loss of rounds 1 … t"
         panels.append(Panel(*words, tuple(lines), x_scale="log"))
-    columns = {n: n for n in ("stream", "player", "loss", "regret")} | {"ms a round": "ms"}
+    columns = {n: n for n in ("stream", "player", "loss", "regret", "ms a round")}
     yield means.listing("After the last round, means over the streams of all seeds", columns)
     yield Figure(
         "rotations",
