@@ -1,5 +1,6 @@
 """The contract of all learners: feasible, within the bound, as the oracle plays, resumable."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -160,17 +161,17 @@ def test_actions_stay_in_the_ball_and_regret_within_its_bound(name):
 @each
 def test_float32_games_keep_the_promise_and_the_bound(name):
     case, discount = CASES[name], {"discount": 0.97} if name in DISCOUNTED else {}
-    rounds, wide = (
-        (8, (3, 6)) if case.solved == 1e-3 else (30, (4, 9))
-    )  # 50 ms a step with a solver
-    for stream in ("ill-conditioned", "low-rank", "drifting", "heavy-tailed", "greedy"):
-        for shape in (wide, (6, 2)) if case.shapes is SHAPES else case.shapes:
-            learner = case(shape, dtype=torch.float32, **discount)
-            source = STREAMS[stream](shape, dtype=torch.float32)
-            for _, action in rounds_of(learner, source, rounds):
-                assert action.dtype == torch.float32
-                assert norm_in_ball(learner, action) <= 1 + 1e-5, (stream, shape)
-            assert case.random or name == "ftl" or learner.certificate().holds, (stream, shape)
+    rounds, kinds = 30, ("greedy", "ill-conditioned", "low-rank", "drifting", "heavy-tailed")
+    shapes = ((3, 6), (6, 2)) if case.shapes is SHAPES else case.shapes[1:]
+    if case.solved == 1e-3 or "full-linf" in name:  # solvers, which may take 50 ms a step
+        rounds, kinds, shapes = 12, kinds[:2], shapes[:1]
+    for stream, shape in itertools.product(kinds, shapes):
+        learner = case(shape, dtype=torch.float32, **discount)
+        source = STREAMS[stream](shape, dtype=torch.float32)
+        for _, action in rounds_of(learner, source, rounds):
+            assert action.dtype == torch.float32
+            assert norm_in_ball(learner, action) <= 1 + 1e-5, (stream, shape)
+        assert case.random or name == "ftl" or learner.certificate().holds, (stream, shape)
 
 
 TALL_AND_WIDE = [(1, 1), (1, 4), (3, 3), (2, 5), (5, 2)]
