@@ -92,6 +92,7 @@ def named(
         root = root_of(name for name, _ in pairs)
         pairs = [(canonical(name, root), param) for name, param in pairs]
     _check_params(pairs, group)
+    options.check_momentum_dtype(pairs, group)
     options.check_range(pairs, group)
     return pairs, names
 

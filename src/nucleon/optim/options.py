@@ -287,11 +287,20 @@ def check_lr(lr: object) -> None:
         _checks.nonnegative("lr", lr.item())
 
 
-def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
-    """Check that rates, c and cG²β₁⁻² of Λ are in the range of the dtype of a step.
+def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
+    """Check that the device supports a momentum of float64; one that is loaded is cast instead."""
+    if group["route"] != "matrix" or group["momentum_dtype"] != torch.float64:
+        return
+    for name, param in named:
+        if widest(param.device) != torch.float64:
+            raise TypeError(
+                f"momentum_dtype=torch.float64, but {name} is on {param.device}, which may not "
+                f"support it; pass momentum_dtype=None for float32"
+            )
 
-    A momentum of float64 needs a device that supports it.
-    """
+
+def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
+    """Check that rates, c and cG²β₁⁻² of Λ are in the range of the dtype of a step."""
     scale = group.get("smoothing_scale", 1.0)
     scale = 1.0 if isinstance(scale, str) else float(scale)
     for name, param in named:
@@ -301,12 +310,6 @@ def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -
             raise ValueError(
                 f"lr={lr!r} with weight_decay={decay!r} overflows the dtype of {name}; pass a "
                 f"product of at most {limits.max:.3g}"
-            )
-        wide = group["route"] == "matrix" and group["momentum_dtype"] == torch.float64
-        if wide and widest(param.device) != torch.float64:
-            raise TypeError(
-                f"momentum_dtype=torch.float64, but {name} is on {param.device}, which may not "
-                f"support it; pass momentum_dtype=None for float32"
             )
         if group["route"] != "matrix" or "gradient_bound" not in group:
             continue
