@@ -247,11 +247,12 @@ def test_stochastic_rounding_takes_the_direction_of_the_kernels(monkeypatch):
     for weight, fast in zip(weights, (True, False), strict=True):
         monkeypatch.setattr(engine, "runs_on", lambda device, fast=fast: fast)
         optimizer = nucleon.Leon([weight.requires_grad_()], lr=0.05, stochastic_rounding=True)
-        train(optimizer, [weight], 4)
+        train(optimizer, [weight], 1)
         (work,) = optimizer._worklist.works
         assert work.engine is (engine if fast else reference)
-    # The same draws: a digit apart at most.
-    assert ((weights[0] - weights[1]).abs() <= 2**-7).all()
+    # P differs by 1e-2 at most, so lr·P by 0.13 digits of 2⁻⁸: with the same draws so many weights
+    # at most are rounded to another number, with other draws a third. 0.03 is six deviations.
+    assert (weights[0] != weights[1]).float().mean() < 0.16
 
 
 class Block(nn.Module):
