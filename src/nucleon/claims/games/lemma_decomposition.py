@@ -85,6 +85,18 @@ def oracle_error(name: str, discount: float, seed: int) -> float:
     return worst(largest(terms[kind].numpy() - twin[kind]) / UNIT for kind in KINDS)
 
 
+def panel(game: Row) -> Panel:
+    """Draw the Bregman and the stability terms of a game beside their bounds."""
+    t = game._terms
+    curves = [("Bregman", t.bregman, 0)]
+    if game.learner != "FTL":
+        curves.append(("its bound", t.bregman_bound, 1))
+        curves += [("stability", t.stability, 4), ("its bound ", t.stability_bound, 5)]
+    x = list(range(2, len(t.bregman) + 2))
+    lines = (Series(n, x, v.cumsum(0).mean(1).tolist(), style=s) for n, v, s in curves)
+    return log_panel(game.learner, ("T", "sum up to T"), lines)
+
+
 def measure(run: Run) -> Iterator[Item]:
     """Decompose games of every learner on three streams, plain and discounted."""
 
@@ -142,16 +154,6 @@ def measure(run: Run) -> Iterator[Item]:
     columns |= {"underestimation": "underestimation", "Bregman": "bregman"}
     columns |= {"stability": "stability", "first round": "first_round", "|rest|/regret": "mismatch"}
     yield games.listing("The terms of the regret, sums over the rounds", columns)
-
-    def panel(game: Row) -> Panel:
-        t = game._terms
-        curves = [("Bregman", t.bregman, 0)]
-        if game.learner != "FTL":
-            curves.append(("its bound", t.bregman_bound, 1))
-            curves += [("stability", t.stability, 4), ("its bound ", t.stability_bound, 5)]
-        x = list(range(2, len(t.bregman) + 2))
-        lines = (Series(n, x, v.cumsum(0).mean(1).tolist(), style=s) for n, v, s in curves)
-        return log_panel(game.learner, ("T", "sum up to T"), lines)
 
     yield Figure(
         "terms",
