@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table as Grid
 
 from nucleon._files import to_json
-from nucleon.claims import Table
+from nucleon.claims import Result, Table
 from nucleon.report.page import number
 
 PIPE_WIDTH = 120
@@ -96,6 +96,14 @@ def grid(table: Table) -> Grid:
         cells = map(number, row)
         drawn.add_row(*(MARKS.get(cell, escape(cell)) for cell in cells))
     return drawn
+
+
+def print_result(result: Result, out: Console) -> None:
+    """Print tables and notes."""
+    for table in result.tables:
+        out.print(grid(table))
+    for note in result.notes:
+        out.print(f"[dim]• {escape(note)}[/]")
 
 
 def print_json(value: object) -> None:

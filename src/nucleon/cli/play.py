@@ -29,6 +29,7 @@ from nucleon.cli.console import (
     matrix_shape,
     plain_errors,
     print_json,
+    print_result,
     progress,
     usable_device,
 )
@@ -112,22 +113,14 @@ def play(
         words += [word for name in names for word in ("--stream", name)]
         words += ["--rounds", str(rounds), "--shape", shape]
         words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        about = About(
-            id="play",
-            title=f"{', '.join(learners)} against {', '.join(names)}",
-            statement=f"{rounds} rounds on {shape} matrices.",
-            tolerance="the regret of every learner with a theorem is at most its bound.",
-        )
         settings = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
         with draft(output, "play") as folder:
             started, clock = datetime.now().astimezone(), time.perf_counter()
             traces = _play(pairs, rounds, delta)
             result = _result(pairs, traces)
             seconds = time.perf_counter() - clock
-            for table in result.tables:
-                out.print(grid(table))
-            for note in result.notes:
-                out.print(f"[dim]• {escape(note)}[/]")
+            print_result(result, out)
+            about = _about(learners, names, rounds, shape)
             command, facts = shlex.join(words), {**settings, **options}
             final = publish(RunRecord(about, command, facts, result, started, seconds), folder)
         out.print(f"run  {escape(str(final))}", soft_wrap=True)
@@ -135,6 +128,15 @@ def play(
             plain = [_plain(pair, trace) for pair, trace in zip(pairs, traces, strict=True)]
             print_json({"games": plain, "folder": str(final)})
         raise typer.Exit(0 if all(check.passed for check in result.checks) else 1)
+
+
+def _about(learners: Sequence[str], streams: Sequence[str], rounds: int, shape: str) -> About:
+    return About(
+        id="play",
+        title=f"{', '.join(learners)} against {', '.join(streams)}",
+        statement=f"{rounds} rounds on {shape} matrices.",
+        tolerance="the regret of every learner with a theorem is at most its bound.",
+    )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from nucleon.cli.console import (
     grid,
     plain_errors,
     print_json,
+    print_result,
     progress,
     usable_device,
 )
@@ -83,12 +84,7 @@ def reproduce(
         nucleon reproduce --all --resume --output results
     """
     with plain_errors(debug):
-        claims = list(CLAIMS.values()) if every else [_find(name) for name in ids or ()]
-        claims = list(dict.fromkeys(claims))
-        if not claims:
-            raise CommandError(
-                "no claim was named", f"name one of {', '.join(CLAIMS)}, or pass --all"
-            )
+        claims = list(CLAIMS.values()) if every else _named(ids or ())
         if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
             raise CommandError(f"--seeds is {seeds}", f"pass a number from 1 to {MOST_SEEDS}")
         settings = Settings(
@@ -119,10 +115,14 @@ def reproduce(
         raise typer.Exit(2 if None in passed else int(False in passed))
 
 
-def _find(name: str) -> Claim:
-    if name not in CLAIMS:
-        raise CommandError(*unknown("claim", name, CLAIMS))
-    return CLAIMS[name]
+def _named(ids: Sequence[str]) -> list[Claim]:
+    """Return the claims with these ids, each once."""
+    if not ids:
+        raise CommandError("no claim was named", f"name one of {', '.join(CLAIMS)}, or pass --all")
+    for name in ids:
+        if name not in CLAIMS:
+            raise CommandError(*unknown("claim", name, CLAIMS))
+    return [CLAIMS[name] for name in dict.fromkeys(ids)]
 
 
 def _earlier(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:
@@ -193,10 +193,7 @@ def _show(outcome: Outcome, out: Console) -> None:
         for name in ("statement", "place", "tolerance"):
             facts.add_row(name, escape(getattr(claim, name)))
         out.print(facts)
-        for table in result.tables:
-            out.print(grid(table))
-        for note in result.notes:
-            out.print(f"[dim]• {escape(note)}[/]")
+        print_result(result, out)
         columns = ("check", "measured", "tolerance", "")
         out.print(grid(Table("", columns, tuple(map(_row, result.checks)))))
     when = "as checked before, " if outcome.resumed else ""
