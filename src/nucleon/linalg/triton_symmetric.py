@@ -62,26 +62,26 @@ def matrix(table, index, each, size, TYPE: tl.constexpr, BYTES: tl.constexpr = 1
 def _tile_of(x, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
     """Tile (i, j) of a symmetric matrix, as float32; zero outside of it."""
     if AT == "engine":
-        found = tl.reshape(x.load([batch, i * TILE, j * TILE]), (TILE, TILE))
+        entries = tl.reshape(x.load([batch, i * TILE, j * TILE]), (TILE, TILE))
     else:
         at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
-        found = tl.load(x + at_i[:, None] * rows + at_j[None, :], mask=inside, other=0.0)
-    return found.to(tl.float32)
+        entries = tl.load(x + at_i[:, None] * rows + at_j[None, :], mask=inside, other=0.0)
+    return entries.to(tl.float32)
 
 
 @triton.jit
-def _store(x, value, batch, i, j, own, rows, AT: tl.constexpr, TILE: tl.constexpr):
-    """Tile (i, j) of a symmetric matrix, and (j, i) with it unless that is its `own`."""
+def _store(x, value, batch, i, j, on_diagonal, rows, AT: tl.constexpr, TILE: tl.constexpr):
+    """Tile (i, j) of a symmetric matrix, and (j, i) with it unless both are one."""
     if AT == "engine":
         x.store([batch, i * TILE, j * TILE], tl.reshape(value, (1, TILE, TILE)))
-        if not own:
+        if not on_diagonal:
             x.store([batch, j * TILE, i * TILE], tl.reshape(value.T, (1, TILE, TILE)))
     else:
         at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         tl.store(x + at_i[:, None] * rows + at_j[None, :], value, mask=inside)
-        if not own:
+        if not on_diagonal:
             tl.store(x + at_j[:, None] * rows + at_i[None, :], value.T, mask=inside.T)
 
 
@@ -106,7 +106,7 @@ def _tile(
     """Tile (i, j) of one matrix, not on its diagonal if BELOW; its part of ‖out‖_F² at `norm`."""
     at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     diagonal = at_i[:, None] == at_j[None, :]
-    own = False if BELOW else i == j  # known to the compiler, it takes no registers
+    on_diagonal = False if BELOW else i == j  # known to the compiler, it takes no registers
     # The copy engine knows where the matrices are; for the others, where is this one?
     far = batch.to(tl.int64)
     if ADDEND_AT == "table":
@@ -133,7 +133,7 @@ def _tile(
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
     if ADDEND == "first":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
-        if ADDEND_AT == "table" and own:
+        if ADDEND_AT == "table" and on_diagonal:
             plus += tl.where(diagonal, addend_shift, 0.0)
         total = plus * u1 * beta * u2 * (1.0 / (alpha * s1 * s2))
     if COPY_ENGINE:  # which fills with zeros past the end of a matrix
@@ -154,15 +154,15 @@ def _tile(
     total = total * alpha * s1 * s2
     if ADDEND == "last":
         plus = _tile_of(addend, batch, i, j, rows, ADDEND_AT, TILE)
-        if ADDEND_AT == "table" and own:
+        if ADDEND_AT == "table" and on_diagonal:
             plus += tl.where(diagonal, addend_shift, 0.0)
         total += plus * u1 * beta * u2
-    if own:
+    if on_diagonal:
         total += tl.where(diagonal, shift, 0.0)
     if HAS_NORMS:
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         known = tl.where(inside, total, 0.0)
-        weight = 2.0 if BELOW else tl.where(own, 1.0, 2.0)
+        weight = 2.0 if BELOW else tl.where(on_diagonal, 1.0, 2.0)
         tl.store(norm, weight * tl.sum(known * known))
 
     # Operands that commute up to rounding only leave a tile on the diagonal asymmetric.
@@ -170,16 +170,16 @@ def _tile(
     below = at_i[:, None] >= at_j[None, :]
     if KIND == "remainder":
         other = ((total - result.to(tl.float32)) * REMAINDER).to(OUT_TYPE)
-        if own:
+        if on_diagonal:
             other = tl.where(below, other, other.T)
-        _store(second, other, batch, i, j, own, rows, OUT_AT, TILE)
-    if own:
+        _store(second, other, batch, i, j, on_diagonal, rows, OUT_AT, TILE)
+    if on_diagonal:
         result = tl.where(below, result, result.T)
-    _store(out, result, batch, i, j, own, rows, OUT_AT, TILE)
+    _store(out, result, batch, i, j, on_diagonal, rows, OUT_AT, TILE)
     if KIND == "shifted":
-        if own:
+        if on_diagonal:
             result = (result.to(tl.float32) + tl.where(diagonal, second_shift, 0.0)).to(OUT_TYPE)
-        _store(second, result, batch, i, j, own, rows, OUT_AT, TILE)
+        _store(second, result, batch, i, j, on_diagonal, rows, OUT_AT, TILE)
 
 
 @triton.jit(do_not_specialize=["product_power", "addend_power", "each", "count"])

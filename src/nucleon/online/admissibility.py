@@ -311,8 +311,8 @@ def _estimate(points: _Points, stated: float, measure: _Measurement) -> Estimate
     ratio, margin = measure(points.measured, share=0.25)
     index = int((ratio - margin).argmax())
     best = type(points)(*(part[index] for part in points))
-    found, margin = measure(best.measured)
-    return Estimate(stated, found.item(), margin.item(), tuple(best[:3]))
+    ratio, margin = measure(best.measured)
+    return Estimate(stated, ratio.item(), margin.item(), tuple(best[:3]))
 
 
 def _inequalities(visited: list[_Points], measure: _Measurement) -> tuple[float, float]:

@@ -50,16 +50,16 @@ def chosen_method(
 
 def check_coefficients(group: Mapping[str, Any]) -> None:
     """Check the coefficients of a group beside its `method` and `iterations`."""
-    given, iterations = coefficients.custom(group["coefficients"]), group["iterations"]
+    triples, iterations = coefficients.custom(group["coefficients"]), group["iterations"]
     if group["method"] != "auto":
         raise ValueError(
             f"coefficients take the place of method, got method={group['method']!r}; "
             f"pass method='auto', or coefficients=None"
         )
-    if len(given) > iterations:
+    if len(triples) > iterations:
         raise ValueError(
-            f"coefficients has {len(given)} triples for iterations={iterations!r}, and would lose "
-            f"the last; pass iterations={len(given)}"
+            f"coefficients has {len(triples)} triples for iterations={iterations!r}, and would "
+            f"lose the last; pass iterations={len(triples)}"
         )
 
 

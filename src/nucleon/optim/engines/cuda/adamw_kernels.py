@@ -28,7 +28,7 @@ MISSING = tl.constexpr(2**62)
 
 @triton.jit
 def _place(chunk, rows, gradients, owners, numbers, WEIGHT: tl.constexpr, CHUNK: tl.constexpr):
-    """Of a chunk: its parameter, with its row and gradient, where it begins, and what is left."""
+    """A chunk's parameter, with its row and gradient; the first entry, and how many are left."""
     owner = tl.load(owners + chunk).to(tl.int64)
     start = tl.load(numbers + chunk).to(tl.int64) * CHUNK
     row = rows + owner * FIELDS
@@ -102,12 +102,12 @@ def decide(
 
     rate = tl.load(lr)
     t = t.to(tl.float64)
-    own = factors + i * 4
-    tl.store(own, tl.where(taken, 1.0, 0.0), mask=inside)
-    tl.store(own + 1, (rate / (1.0 - tl.exp(t * log_beta1))).to(tl.float32), mask=inside)
-    tl.store(own + 2, tl.sqrt(1.0 - tl.exp(t * log_beta2)).to(tl.float32), mask=inside)
+    here = factors + i * 4
+    tl.store(here, tl.where(taken, 1.0, 0.0), mask=inside)
+    tl.store(here + 1, (rate / (1.0 - tl.exp(t * log_beta1))).to(tl.float32), mask=inside)
+    tl.store(here + 2, tl.sqrt(1.0 - tl.exp(t * log_beta2)).to(tl.float32), mask=inside)
     kept = tl.full((BLOCK,), 1.0, tl.float64) - rate * decay
-    tl.store(own + 3, kept.to(tl.float32), mask=inside)
+    tl.store(here + 3, kept.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -153,11 +153,11 @@ def update(
     )
     start += part % each * PART
     left -= part % each * PART
-    own = factors + owner * 4
-    rate, root, kept = tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    here = factors + owner * 4
+    rate, root, kept = tl.load(here + 1), tl.load(here + 2), tl.load(here + 3)
     weight, first, second = tl.load(row), tl.load(row + 1), tl.load(row + 2)
     aligned = _aligned(weight, WEIGHT, 4) & _aligned(first | second, tl.float32, 4)
-    if (tl.load(own) != 0) & (left > 0):
+    if (tl.load(here) != 0) & (left > 0):
         some = tl.minimum(left, PART).to(tl.int32)
         if aligned & (some % 4 == 0):
             if _aligned(gradient, GRADIENT, 4):

@@ -38,12 +38,12 @@ def tile_of(m, n):
 
 @triton.jit
 def _along(k, stride, size, within, FOLDED: tl.constexpr):
-    """Where the entries `k` of a side lie, see `addresses`."""
+    """Offsets of the entries `k` of a side, see `addresses`."""
     if FOLDED:
-        found = (k // size).to(tl.int64) * stride + (k % size).to(tl.int64) * within
+        offsets = (k // size).to(tl.int64) * stride + (k % size).to(tl.int64) * within
     else:
-        found = k.to(tl.int64) * stride
-    return found
+        offsets = k.to(tl.int64) * stride
+    return offsets
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def entries(
     i, j, i_stride, j_stride, i_size, i_within, j_size, j_within,
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr,
 ):  # fmt: skip
-    """Where a tile lies in tensors like the parameters, from the start of its matrix."""
+    """Offsets of a tile in tensors like the parameters, from the start of its matrix."""
     rows = _along(i, i_stride, i_size, i_within, I_FOLDED)
     return rows[:, None] + _along(j, j_stride, j_size, j_within, J_FOLDED)[None, :]
 

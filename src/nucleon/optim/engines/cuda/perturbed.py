@@ -9,7 +9,7 @@
 With zero columns beside S the recursion is that of (X, R) with X the leading n columns of Y and
 R = YYᵀ: no product after R has the others in it.
 """
-# A compile-time constant is declared as tl.constexpr and given as the value it holds.
+# A compile-time constant is declared as tl.constexpr and source as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
@@ -64,8 +64,8 @@ def _absorb(key, word):
 def _words(t, key, other):
     """The int32 words number `t` of a key, as float32: halves of 64-bit words, low before high."""
     w = (t // 2).to(tl.uint64)
-    found = _mix((w ^ key) * _GOLDEN + other)
-    return tl.where(t % 2 == 0, found, found >> 32).to(tl.int32).to(tl.float32)
+    bits = _mix((w ^ key) * _GOLDEN + other)
+    return tl.where(t % 2 == 0, bits, bits >> 32).to(tl.int32).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["key", "each", "first"])
@@ -130,14 +130,14 @@ def cholesky_column(
     size, inverse_i = _roots(gram, at_i, m, smoothing, shift)
     _, inverse_j = _roots(gram, at_j, m, smoothing, shift)
     top = _correlation(gram, at_j, at_j, inverse_j, inverse_j, m, smoothing, jitter)
-    own = _correlation(gram, at_i, at_j, inverse_i, inverse_j, m, smoothing, jitter)
+    block = _correlation(gram, at_i, at_j, inverse_i, inverse_j, m, smoothing, jitter)
     at_k = tl.arange(0, DEPTH)
     left = factor + far + at_i[:, None] * m + at_k[None, :]
     right = factor + far + at_j[:, None] * m + at_k[None, :]
     for done in range(0, j * SIDE, DEPTH):
         a = tl.load(left + done, mask=(at_i < m)[:, None], other=0.0)
         b = tl.load(right + done, mask=(at_j < m)[:, None], other=0.0)
-        own -= tl.dot(a, b.T, input_precision="tf32x3")
+        block -= tl.dot(a, b.T, input_precision="tf32x3")
         top -= tl.dot(b, b.T, input_precision="tf32x3")
 
     row, col = k[:, None], k[None, :]
@@ -150,17 +150,17 @@ def cholesky_column(
         inverse = 1.0 / tl.sqrt_rn(pivot)
         across = tl.sum(tl.where(row == c, top, 0.0), axis=0) * inverse
         down = tl.sum(tl.where(col == c, top, 0.0), axis=1) * inverse
-        beside = tl.sum(tl.where(col == c, own, 0.0), axis=1) * inverse
+        beside = tl.sum(tl.where(col == c, block, 0.0), axis=1) * inverse
         later = col > c
         top = tl.where(later, top - down[:, None] * across[None, :], top)
-        own = tl.where(later, own - beside[:, None] * across[None, :], own)
-        own = tl.where(col == c, beside[:, None], own)
+        block = tl.where(later, block - beside[:, None] * across[None, :], block)
+        block = tl.where(col == c, beside[:, None], block)
     here = at_i[:, None] * m + at_j[None, :]
     inside = (at_i < m)[:, None] & (at_j < m)[None, :]
-    own = tl.where(at_i[:, None] >= at_j[None, :], own, 0.0)
-    tl.store(factor + far + here, own, mask=inside)
-    own = own * size[:, None] * tl.load(scale + batch)
-    tl.store(root + far + here, own.to(tl.float16), mask=inside)
+    block = tl.where(at_i[:, None] >= at_j[None, :], block, 0.0)
+    tl.store(factor + far + here, block, mask=inside)
+    block = block * size[:, None] * tl.load(scale + batch)
+    tl.store(root + far + here, block.to(tl.float16), mask=inside)
     tl.store(broken + batch, info, mask=(i == j) & (info != before))
 
 
@@ -228,8 +228,8 @@ def perturb(
             b = tl.load(right + k * width, mask=known[:, None] & (at_j < width)[None, :], other=0.0)
             total = tl.dot(a, b, total)
     inside = (at_i < m)[:, None] & (at_j < width)[None, :]
-    given = x + batch * m * n + at_i[:, None] * n + at_j[None, :]
-    s = tl.load(given, mask=inside & (at_j < n)[None, :], other=0.0).to(tl.float32)
+    source = x + batch * m * n + at_i[:, None] * n + at_j[None, :]
+    s = tl.load(source, mask=inside & (at_j < n)[None, :], other=0.0).to(tl.float32)
     here = at_i[:, None] * width + at_j[None, :]
     tl.store(y + place * m * width + here, (s + total).to(tl.float16), mask=inside)
 
