@@ -128,14 +128,13 @@ def search_admissibility(
     _check_randomness(potential, _Stability.of(stability))
     draws = map(potential.redrawn, itertools.count(1))
     measure = _Measurement(draws, replicates if potential.is_random else 1, quantile)
-    found_stability = _ascend(_Stability.of, stability, draws, steps)
-    found_smoothness = _ascend(_Smoothness.of, smoothness, draws, steps)
-    visited = [_Stability.of(stability), found_stability, _Smoothness.of(smoothness)]
-    points = [*visited, found_smoothness]
+    stable = _ascend(_Stability.of, stability, draws, steps)
+    smooth = _ascend(_Smoothness.of, smoothness, draws, steps)
+    points = [_Stability.of(stability), stable, _Smoothness.of(smoothness), smooth]
     feasibility, dominance = _inequalities(points, measure)
     return AdmissibilitySearch(
-        alpha=_estimate(found_stability, stated.alpha, measure),
-        beta=_estimate(found_smoothness.both_signs(), stated.beta, measure),
+        alpha=_estimate(stable, stated.alpha, measure),
+        beta=_estimate(smooth.both_signs(), stated.beta, measure),
         feasibility=feasibility,
         dominance=dominance,
         inhomogeneity=_inhomogeneity(points, measure),
