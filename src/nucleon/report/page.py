@@ -51,12 +51,14 @@ def render(runs: Sequence[Saved], damaged: Sequence[DamagedRunError] = ()) -> st
 def _view(run: Saved, ids: Sequence[str]) -> dict[str, Any]:
     """Return the variables of the template for a run."""
     name, figures = run.manifest["id"], run.result["figures"]
+    # As images, drawings have names that cannot clash with another's.
+    images = [f"data:image/svg+xml;base64,{base64.b64encode(x).decode()}" for x in run.drawings]
     return {
         "about": run.manifest,
         "label": name if ids.count(name) == 1 else f"{name}/{run.folder.name}",
         "mark": {True: "PASS", False: "FAIL", None: ""}[run.manifest["passed"]],
         "result": run.result,
-        "figures": list(zip(figures, map(_image, run.drawings), map(_chart, figures), strict=True)),
+        "figures": list(zip(figures, images, map(_chart, figures), strict=True)),
         "facts": _facts(run),
     }
 
@@ -101,11 +103,6 @@ def _rounded(values: Sequence[float | str] | None) -> list[float | None] | None:
         return None
     numbers = map(float, values)  # of "nan" and "inf" too
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in numbers]
-
-
-def _image(svg: bytes) -> str:
-    """Return a drawing as an image, whose names cannot clash with another's."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def _series_rules() -> str:

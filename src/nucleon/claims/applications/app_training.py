@@ -40,11 +40,6 @@ METHODS: Mapping[str, Callable[..., Optimizer]] = {
 }
 
 
-def rates_of(method: str) -> list[float]:
-    """Return the rates that are tried."""
-    return [2.0 ** (k - 3 * (method == "AdamW")) for k in OCTAVES]
-
-
 # Settled before a seed from FIRST_SEED on was run. A test of non-inferiority: that Leon's loss is
 # EQUAL times Muon's or more is refuted at CONFIDENCE, one-sided, in pairs by seed. On 22 earlier
 # seeds the excess had a standard deviation of 0.26, so 25 ≈ ((1.64 + 1.28)·0.26/0.15)² seeds have
@@ -254,7 +249,7 @@ def measure(run: Run) -> Iterator[Item]:
     seeds = [FIRST_SEED + seed for seed in run.seeds(SEEDS)]
 
     def trained(method: str) -> dict[str, Any]:
-        rates = rates_of(method)
+        rates = [2.0 ** (k - 3 * (method == "AdamW")) for k in OCTAVES]
         losses, accuracies = fit(data, method, rates, seeds, steps)
         return {"rates": rates, "seeds": seeds, "losses": losses, "accuracies": accuracies}
 

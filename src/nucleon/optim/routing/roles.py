@@ -169,17 +169,13 @@ def _linear(place: Place) -> Role | None:
     if place.key != "weight" or place.param.ndim != 2:
         return None
     rows, columns = place.param.shape
-    if place.called in ("router", "gate") and _routes(place.parent):
+    routes = hasattr(place.parent, "experts") or type(place.parent).__name__.endswith("Router")
+    if place.called in ("router", "gate") and routes:
         return Role("matrix", f"{place.kind}: {_ROUTES}", "r c")
     if rows == 1:
         return Role("matrix", f"{place.kind}: {_ONE_ROW}", "r c")
     kind = "MultiheadAttention: output" if _is(place.parent, nn.MultiheadAttention) else place.kind
     return _linear_map(place, "{} c", rows, columns, kind)
-
-
-def _routes(parent: nn.Module | None) -> bool:
-    """Return True if a module routes tokens: it has experts, or the name of a router."""
-    return hasattr(parent, "experts") or type(parent).__name__.endswith("Router")
 
 
 def _bilinear(place: Place) -> Role | None:
