@@ -11,6 +11,7 @@ from evidence import FRACTIONS, OPTION, Choice, Log, Need, arms, tune
 from evidence_cells import CELLS
 
 BEGIN, END = "<!-- tables of evidence.py report -->", "<!-- end of the tables -->"
+NAMES = {"wsd": "warmup–stable–decay"}
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for 95 %, two-sided, with 1, 2, … degrees of freedom."""
 
@@ -167,16 +168,21 @@ def draw(parts: Sequence[Part], picture: Path) -> None:
             for axis, some in ((top, ends), (bottom, gaps)):
                 bars = [(1.02**index * h, *interval(losses)) for h, losses in some if losses]
                 if bars:
-                    label = f"{kind}, decayed to this step"
+                    label = f"{NAMES.get(kind, kind)}, decayed to this step"
                     axis.errorbar(*zip(*bars, strict=True), label=label, **style)
         bottom.axhspan(-cell.margin, cell.margin, color="0.9")
         bottom.axhline(0, color="0.5", linewidth=0.8)
-        top.set(title=cell.title or part.name, xscale="log")
+        chosen = part.average
+        setting = f"average: {chosen.arm}, f = {chosen.reading}" if chosen else ""
+        top.set(title=f"{cell.title or part.name}\n{setting}", xscale="log")
         bottom.set(xlabel="step", xticks=cell.horizons, xticklabels=cell.horizons)
         bottom.minorticks_off()
+    ends = [limit for bottom in axes[1] for limit in bottom.get_ylim()]
+    for bottom in axes[1]:
+        bottom.set_ylim(min(ends), max(ends))
     axes[0, 0].set_ylabel("held-out loss, nats")
     axes[1, 0].set_ylabel("average less decayed")
-    axes[0, 0].legend(fontsize=8)
+    axes[0, 0].legend(fontsize=8, loc="lower left")
     figure.tight_layout()
     figure.savefig(picture, dpi=150)
     pyplot.close(figure)
