@@ -9,7 +9,7 @@
 With zero columns beside S the recursion is that of (X, R) with X the leading n columns of Y and
 R = YYᵀ: no product after R has the others in it.
 """
-# A compile-time constant is declared as tl.constexpr and source as the value it holds.
+# A compile-time constant is declared as tl.constexpr and passed as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
