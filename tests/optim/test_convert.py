@@ -410,3 +410,15 @@ def test_what_has_no_state_begins_at_zero():
     assert new.state[model[1].weight]["exp_avg"].eq(0).all()
     assert new.state[model[3].weight]["gram"].eq(0).all()
     assert new.state[model[3].bias]["exp_avg"].abs().max() > 0
+
+
+def test_new_layers_join_the_groups_of_the_old_ones():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    (old,) = adamw(model)
+    give_gradients(model, 0)
+    old.step()
+    model.extend([nn.Linear(8, 8), nn.LayerNorm(8)])
+    new = converted(old, model, nucleon.Muon, head=None)
+    assert [len(group["params"]) for group in new.param_groups] == [2, 6]
+    fresh = nucleon.Muon.for_model(model, head=None)
+    fresh.load_state_dict(new.state_dict())

@@ -140,7 +140,7 @@ def _options(
 ) -> dict[str, Any]:
     """Return the arguments of `for_model`: the old hyperparameters, updated by `options`.
 
-    Each parameter has those of its old group, and a new one the commonest of its route.
+    The commonest values of a route become options, the others overrides.
     """
     words = {name: options[name] for name in ("head", "overrides") if name in options}
     with warnings.catch_warnings():  # for_model repeats them
@@ -149,7 +149,7 @@ def _options(
     aux_lr = {"lr": options["aux_lr"]} if "aux_lr" in options else {}
     explicit = {"matrix": options, "adamw": {**(options.get("aux") or {}), **aux_lr}}
     usual: dict[str, dict[str, Any]] = {}
-    translated: dict[Tensor, dict[str, Any]] = {}
+    unusual: dict[Tensor, dict[str, Any]] = {}
     for route, names in explicit.items():
         values = {
             param: {k: x for k, x in _translated(old[param][0], route).items() if k not in names}
@@ -159,13 +159,15 @@ def _options(
         }
         counts = Counter(tuple(each.items()) for each in values.values() if each)
         usual[route] = dict(counts.most_common(1)[0][0]) if counts else {}
-        translated |= values
+        common = usual[route].items()
+        for param, options_of_it in values.items():
+            unusual[param] = {k: x for k, x in options_of_it.items() if (k, x) not in common}
     aux = {**usual["adamw"], **explicit["adamw"]}
     arguments = {**usual["matrix"], **options}
     arguments |= {"aux_lr": aux.pop("lr")} if "lr" in aux else {}
 
     def override(name: str, module: nn.Module, param: Tensor) -> Mapping[str, Any] | None:
-        return translated.get(param)
+        return unusual.get(param, {})
 
     return arguments | {"aux": aux, "overrides": (override, options.get("overrides") or {})}
 
