@@ -134,6 +134,24 @@ def test_what_is_put_back_and_what_is_added_then_draw_noise_of_their_own():
     assert [optimizer.state[param]["stream"].item() >> 20 for param in params] == [4, 1, 2, 3, 5]
 
 
+def test_what_is_added_after_a_load_draws_noise_of_its_own():
+    a, b, c, d = (nn.Parameter(torch.randn(3, 8)) for _ in range(4))
+
+    def make(*params):
+        optimizer = nucleon.Pion([params[0]])
+        for param in params[1:]:
+            optimizer.add_param_group({"params": [param]})
+        return optimizer
+
+    saved = make(a, b, c)
+    del saved.state[saved.param_groups.pop(1)["params"][0]]  # c keeps the number after b's
+    loaded = make(a, c)
+    loaded.load_state_dict(saved.state_dict())
+    loaded.add_param_group({"params": [d]})  # the number after that of the second group
+    streams = {int(loaded.state[param]["stream"][0]) for param in (a, c, d)}
+    assert len(streams) == 3
+
+
 def test_a_state_of_others_frozen_says_what_to_do():
     model = network()
     optimizer = nucleon.Leon.for_model(model, head=None)

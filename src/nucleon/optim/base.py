@@ -58,6 +58,8 @@ class MatrixOptimizer(Optimizer, ABC):
     infos: dict[Tensor, ParameterInfo]
     """Name, axes and routing of each parameter."""
     _averaging: Averaging
+    _numbers: frozenset[int] = frozenset()
+    """Numbers of the noise streams in a loaded state, which new parameters must not reuse."""
     _routed: bool = False
     """True if `for_model` constructed the optimizer."""
     _left_out: tuple[ParameterRow, ...] = ()
@@ -272,8 +274,12 @@ class MatrixOptimizer(Optimizer, ABC):
             return state.new_adamw_state(param) | average
         # A late group starts at the step of the others, since all share the Exp(1) lengths.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
+        info = self.infos[param]
+        number = state.number(info)
+        while number in self._numbers:  # a loaded state has this noise
+            number += len(self.infos)
         new = state.new_matrix_state(
-            param, self.infos[param], step, group, has_gram=self.has_gram, owned=owned
+            param, info, number, step, group, has_gram=self.has_gram, owned=owned
         )
         return new | average
 
@@ -319,6 +325,7 @@ class MatrixOptimizer(Optimizer, ABC):
             return aligned
 
         def restore(_: Optimizer) -> None:
+            self._numbers = state.numbers(final["state"].values())
             groups_now = zip(final["param_groups"], ours, self.param_groups, strict=True)
             for saved, old, group in groups_now:
                 group.update({name: old[name] for name in options.RUN})
@@ -349,7 +356,7 @@ class MatrixOptimizer(Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return torch's entries, and the attributes that a copy needs."""
-        copied = ("infos", "_averaging", "_routed", "_left_out", "_note")
+        copied = ("infos", "_averaging", "_numbers", "_routed", "_left_out", "_note")
         return super().__getstate__() | {name: getattr(self, name) for name in copied}
 
     # ------------------------------------------------------------------ the average
