@@ -30,14 +30,16 @@ def consolidate(optimizer: MatrixOptimizer) -> dict[str, Any]:
     gathered.
     """
     packed = optimizer.state_dict()
-    here = not dist.is_initialized() or dist.get_rank() == 0
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    here = rank == 0
     state: dict[Any, dict[str, Tensor]] = {}
     for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         owners = placement.owners(group, optimizer.infos)
         for key, owner in zip(saved["params"], owners, strict=True):
             whole = {n: shards.full(x) for n, x in packed["state"].get(key, {}).items()}
-            message = [{name: value.detach().cpu().clone() for name, value in whole.items()}]
-            if owner and (here or dist.get_rank() == owner):  # another rank than 0
+            kept = whole if here or rank == owner else {}
+            message = [{name: value.detach().cpu().clone() for name, value in kept.items()}]
+            if owner and rank in (0, owner):  # another rank than 0
                 with wire.exchanging("state"):
                     if here:
                         dist.recv_object_list(message, src=owner)

@@ -66,14 +66,14 @@ def _check_tag(group: Mapping[str, Any], tag: str) -> None:
     """Check that a group was saved by this optimizer and version, with all its entries."""
     mark: Any = group.get("nucleon")
     saved, *complete = mark if isinstance(mark, list | tuple) and mark else [mark]
-    if saved == tag:
+    if saved == tag and isinstance(mark, list | tuple):
         # full_state_dict=True replaces the states of other ranks by new ones.
         if not complete and group.get("placement") == "owner":
             raise ValueError(
                 "full_state_dict=True loses the states that other ranks own; use "
                 "nucleon.optim.consolidate, or Distributed Checkpoint without that option"
             )
-    elif not isinstance(saved, str):
+    elif not isinstance(saved, str) or saved == tag:
         raise ValueError(
             f"state_dict is of another optimizer, this is {tag!r}; nucleon.optim.converted "
             f"converts the moments of torch's AdamW and of Muon"
