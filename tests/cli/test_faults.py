@@ -1,6 +1,7 @@
 """Whatever goes wrong: a clear message, nothing already written is lost, --resume goes on."""
 
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -129,11 +130,61 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def replaced(text):
+    return lambda path: path.write_text(text)
+
+
+ABSENT = object()
+
+
+def edited(place, value):
+    """Return a harm that sets, or removes, the value at a place of a JSON file."""
+
+    def harm(path):
+        content = json.loads(path.read_text())
+        *parents, last = place
+        parent = content
+        for key in parents:
+            parent = parent[key]
+        if value is ABSENT:
+            del parent[last]
+        else:
+            parent[last] = value
+        path.write_text(json.dumps(content))
+
+    return harm
+
+
+CHECK, FIGURE = ("checks", 0), ("figures", 0)
+SERIES = (*FIGURE, "panels", 0, "series", 0)
+HARMS = [  # of result.json
+    (("checks",), "words"),
+    (("notes",), None),
+    *(((*CHECK, key), ABSENT) for key in ("name", "measured", "passed")),
+    *(((*CHECK, key), value) for key in ("measured", "threshold") for value in ("much", None)),
+    (("tables", 0, "title"), ABSENT),
+    (("tables", 0, "rows", 0, 1), None),
+    *(((*FIGURE, key), ABSENT) for key in ("name", "caption", "panels")),
+    ((*FIGURE, "panels", 0, "x_label"), ABSENT),
+    *(((*SERIES, key), ABSENT) for key in ("name", "y")),
+    *(((*SERIES, key), value) for key in ("y", "low") for value in (["much"], [None])),
+    ((*SERIES, "y"), None),
+    *(((*SERIES, "style"), value) for value in ("much", None)),
+]
+
+
 @pytest.mark.parametrize(
     ("file", "harm"),
     [
         *((file, Path.unlink) for file in ("manifest.json", "result.json", "toy.svg")),
         *((file, cut) for file in ("manifest.json", "result.json")),
+        *(
+            (file, replaced(text))
+            for file in ("manifest.json", "result.json")
+            for text in ("[]", "null", '"x"')
+        ),
+        ("manifest.json", edited(("passed",), "yes")),
+        *(("result.json", edited(*harm)) for harm in HARMS),
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_reported(
@@ -154,6 +205,17 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(
     assert str(folder) in text
     assert "nucleon reproduce good" in text
     assert "nucleon reproduce hurt" not in text
+
+
+def test_an_absent_key_that_has_a_default_does_no_harm(command, runs, tmp_path, whole):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (folder,) = runs(tmp_path, "hurt")
+    whole_page, page = tmp_path / "whole.html", tmp_path / "page.html"
+    command("report", tmp_path, "--output", whole_page)
+    for place in ((*FIGURE, "shared_axes"), (*SERIES[:-1], 1, "low")):
+        edited(place, ABSENT)(folder / "result.json")
+    assert command("report", tmp_path, "--output", page).exit_code == 0
+    assert page.read_text() == whole_page.read_text()
 
 
 def test_a_damaged_run_is_measured_again_on_resume(command, runs, tmp_path, whole):

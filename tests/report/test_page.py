@@ -38,6 +38,7 @@ class Reader(html.parser.HTMLParser):
 
 def test_what_was_measured_is_what_is_read_back(some_runs):
     good = some_runs[0].result
+    assert good == json.loads((some_runs[0].folder / "result.json").read_text())
     expected = toy(words="plain words").run(Settings(), Silent())
     (check,) = expected.checks
     assert good["checks"] == [{**dataclasses.asdict(check), "passed": True}]

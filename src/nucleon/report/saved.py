@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nucleon._files import to_json
+from nucleon.claims import Check, Figure, Panel, Series, Table
 from nucleon.report.runs import MANIFEST, RESULT, SCHEMA, identity
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
@@ -48,22 +49,69 @@ def load(folder: Path) -> Saved:
         if manifest["schema"] != SCHEMA:
             raise ValueError(f"its schema is {manifest['schema']}, not {SCHEMA}")
         manifest, result = (_parsed(folder, name, _KEYS[name]) for name in (MANIFEST, RESULT))
+        if manifest["passed"] not in (True, False, None):
+            raise ValueError(f"{MANIFEST} has the verdict {manifest['passed']!r}")
+        result = _result(result)
         names = [figure["name"] for figure in result["figures"]]
         drawings = tuple((folder / f"{name}.svg").read_bytes() for name in names)
         return Saved(folder, manifest, result, drawings)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedRunError(folder, error) from error
 
 
 def _parsed(folder: Path, name: str, keys: set[str]) -> dict[str, Any]:
     """Read a JSON file that has these keys."""
     try:
-        value: dict[str, Any] = json.loads((folder / name).read_text("utf-8"))
+        value = json.loads((folder / name).read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{name} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no JSON object")
     if missing := keys - value.keys():
         raise ValueError(f"{name} has no {', '.join(sorted(missing))}")
     return value
+
+
+def _result(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result with the defaults of absent keys; raise where no page can show it."""
+    try:
+        return {
+            "checks": [_check(**check) for check in values["checks"]],
+            "tables": [_table(**table) for table in values["tables"]],
+            "figures": [_figure(**figure) for figure in values["figures"]],
+            "notes": list(values["notes"]),
+        }
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{RESULT} is damaged: {error}") from error
+
+
+def _check(*, passed: bool, **values: Any) -> dict[str, Any]:
+    check = Check(**values)
+    _ = float(check.measured), float(check.threshold)
+    return {**asdict(check), "passed": passed}
+
+
+def _table(**values: Any) -> dict[str, Any]:
+    table = Table(**values)
+    _ = [float(cell) for row in table.rows for cell in row if not isinstance(cell, str)]
+    return asdict(table)
+
+
+def _figure(*, panels: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
+    figure = Figure(panels=(), **values)
+    return {**asdict(figure), "panels": [_panel(**panel) for panel in panels]}
+
+
+def _panel(*, series: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
+    panel = Panel(series=(), **values)
+    return {**asdict(panel), "series": [_series(**one) for one in series]}
+
+
+def _series(*, style: int = 0, **values: Any) -> dict[str, Any]:
+    series = Series(style=int(style), **values)
+    for column in (series.x, series.y, series.low or (), series.high or ()):
+        _ = [float(value) for value in column]  # accepts the words "nan", "inf" and "-inf" too
+    return asdict(series)
 
 
 def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError]]:
