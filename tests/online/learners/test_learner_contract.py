@@ -472,7 +472,7 @@ def test_a_learner_of_the_plain_game_refuses_a_discount(name):
 def bad_options():
     """(learner, option, value, error): the words of the error name the option."""
     for name, case in CASES.items():
-        yield from ((name, "radius", x, ValueError) for x in (0.0, math.inf))
+        yield from ((name, "radius", x, ValueError) for x in (0.0, math.inf, 1e-310, 1e308))
         yield name, "eta", -1.0, ValueError
         yield name, "dtype", torch.bfloat16, TypeError
         yield name, "surprise", 1, TypeError

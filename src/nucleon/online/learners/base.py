@@ -72,6 +72,13 @@ class Learner(ABC):
                 f"dtype must be torch.float32 or torch.float64, got {self.dtype}; the sums of a "
                 f"long game do not fit half precision"
             )
+        limits = torch.finfo(self.dtype)
+        if not limits.tiny <= self.radius <= limits.max / 2:
+            raise ValueError(
+                f"radius must lie between {limits.tiny:.3g} and {limits.max / 2:.3g}, where "
+                f"{self.dtype} represents the actions, got {radius!r}; rescale the game or choose "
+                f"a wider dtype"
+            )
         device = torch.get_default_device() if device is None else device
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self.validate = validate
