@@ -114,6 +114,9 @@ def test_a_learner_without_a_bound_is_refused_in_words():
         def update(self, gradient):
             pass
 
+    with pytest.raises(TypeError, match=r"Unbounded .* option_names"):
+        Unbounded(SHAPE)
+    Unbounded.option_names = ()
     certificate = played(Unbounded(SHAPE, dtype=F64))
     assert not certificate.holds and "finite bound" in certificate.refusal
     assert "no constants" in played(GBPA(SHAPE, Nuclear(), dtype=F64)).refusal

@@ -43,7 +43,7 @@ class Learner(ABC):
     """Theorem that bounds the regret, or "none"."""
     state_names: ClassVar[tuple[str, ...]]
     """Attributes of the state, all tensors."""
-    option_names: ClassVar[tuple[str, ...]] = ()
+    option_names: ClassVar[tuple[str, ...]]
     """Attributes that decide what is played, all plain values; `options` may add others."""
     plays_discounted: ClassVar[bool] = True
     """True if it plays the discounted game; a learner of the plain game raises on a discount."""
@@ -58,6 +58,11 @@ class Learner(ABC):
         device: torch.device | str | None = None,
         validate: bool = True,
     ) -> None:
+        if type(self).options is Learner.options and not hasattr(self, "option_names"):
+            raise TypeError(
+                f"{type(self).__name__} has no option_names; give the class option_names, the "
+                f"attributes that decide what is played, or () for none"
+            )
         self.shape = game_shape(shape)
         self.radius = _checks.positive("radius", radius)
         self.discount = _checks.fraction("discount", discount, closed="1")

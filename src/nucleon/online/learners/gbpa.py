@@ -68,6 +68,7 @@ class GBPA(Learner):
         *("total", "gram", "level", "excess"),
         *("first_nuclear", "nuclear_sum", "nuclear_square"),
     )
+    option_names: ClassVar[tuple[str, ...]] = ()
 
     redraw: bool = True
     """True if every round has noise of its own, where there is any."""
