@@ -138,6 +138,11 @@ def play(
     _checks.count("rounds", rounds)
     if record != "log":
         _checks.count("record", record)
+    if tuple(stream.shape) != learner.shape:
+        raise ValueError(
+            f"the stream has shape {tuple(stream.shape)} but the learner {learner.shape}; build "
+            f"both alike"
+        )
     if stream.rounds is not None and learner.rounds + rounds > stream.rounds:
         raise ValueError(
             f"rounds must not go past the end of the stream, which has {stream.rounds}, got "
