@@ -383,8 +383,8 @@ def test_no_state_is_refused(state):
 def bad_gradients(shape):
     """(gradient, error, words) for a learner of a shape, float64."""
     zero = torch.zeros(shape, dtype=F64)
-    yield torch.zeros(7, 7, dtype=F64), ValueError, "shape"
-    yield zero[None], ValueError, "shape"
+    yield torch.zeros(7, 7, dtype=F64), ValueError, "learner's shape"
+    yield zero[None], ValueError, "learner's shape"
     yield zero.flatten(), ValueError, "dimensions"
     yield zero.float(), TypeError, "dtype"
     yield zero.long(), TypeError, "floating"
@@ -411,7 +411,7 @@ def test_a_bad_gradient_leaves_the_state_untouched(name):
     trusting = case((2, 1, 4), validate=False)
     trusting.play()
     for shape in ((1, 1, 4), (2, 1, 1), (1, 4), (2, 4, 1), (4,)):  # a broadcast would go unnoticed
-        with pytest.raises(ValueError, match="shape"):
+        with pytest.raises(ValueError, match="learner's shape"):
             trusting.observe(torch.zeros(shape, dtype=F64))
     assert trusting.rounds == 0
 

@@ -202,6 +202,10 @@ class Learner(ABC):
                     f"one: gradient.to({str(self.device)!r})"
                 )
             _checks.matrix("gradient", gradient, dtypes=(self.dtype,))
+        if tuple(gradient.shape) != self.shape:
+            raise ValueError(
+                f"gradient must have the learner's shape {self.shape}, got {tuple(gradient.shape)}"
+            )
         ledger = copy.copy(self.ledger)
         ledger.record(gradient, self._action, oblivious=oblivious)
         with undone_on_error(self):
