@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypedDict
 
 import torch
@@ -207,9 +207,17 @@ class Learner(ABC):
                 f"gradient must have the learner's shape {self.shape}, got {tuple(gradient.shape)}"
             )
         ledger = copy.copy(self.ledger)
-        ledger.record(gradient, self._action, oblivious=oblivious)
+        wide = (gradient.mT if self.tall else gradient).double().contiguous()
         with undone_on_error(self):
-            self.update((gradient.mT if self.tall else gradient).double().contiguous())
+            try:
+                ledger.record(gradient, self._action, oblivious=oblivious)
+            except ValueError:
+                # If the gradient is above a stated bound, the update's error says so.
+                if self.validate and self._bounded()[0] is not None:
+                    with suppress(RuntimeError):  # decompositions of infinite sums
+                        self.update(wide)
+                raise
+            self.update(wide)
         self.ledger, self._action = ledger, None
 
     def certificate(self, *, delta: float | None = None) -> Certificate:
