@@ -253,6 +253,8 @@ def test_a_learner_without_noise_needs_no_probability():
     for bad in (0.0, 1.0, -0.1, math.nan):
         with pytest.raises(ValueError, match="delta"):
             learner.certificate(delta=bad)
+    with pytest.raises(ValueError, match=r"delta=5e-324 shared by 2 games .* larger one"):
+        FTPL((2, *SHAPE)).certificate(delta=5e-324)
 
 
 # ---- how tight ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The base class of learners: players of the online game with a state and a certificate."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -230,7 +231,11 @@ class Learner(ABC):
         """
         ledger, bound = self.ledger, self.bound()
         if delta is not None:
-            _checks.fraction("delta", delta)
+            games = math.prod(self.batch)
+            if _checks.fraction("delta", delta) / games == 0:
+                raise ValueError(
+                    f"delta={delta!r} shared by {games} games is 0 in float64; pass a larger one"
+                )
         refusal = self.refusal(oblivious=ledger.oblivious, delta=delta)
         if refusal is None and bool((ledger.outside > 0).any()):
             norm = ledger.outside.max().item()
