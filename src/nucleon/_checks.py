@@ -69,9 +69,10 @@ def symmetric(name: str, value: object, *, size: int | None = None, side: str = 
             f"L @ L.mT"
         )
     if size not in (None, rows):
+        product = "s @ s.mT" if side == "rows" else "s.mT @ s"
         raise ValueError(
             f"{name} must be {size}×{size} to act on the {side}, got shape {tuple(tensor.shape)}; "
-            f"form it from the {side}, such as s @ s.mT for the rows"
+            f"form it from the {side}, such as {product}, or transpose s"
         )
     if not tensor.numel():
         return tensor

@@ -490,7 +490,7 @@ BAD = {
         (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), ValueError, "must be positive semidefinite"),
     ],
     "smoothing": [
-        (torch.eye(3), ValueError, "must be 2×2 to act on the rows"),
+        (torch.eye(3), ValueError, r"2×2 to act on the rows.* s @ s\.mT, or transpose s"),
         (EYE.double(), TypeError, "has dtype torch.float64"),
         (-EYE, ValueError, "must be positive semidefinite"),
     ],

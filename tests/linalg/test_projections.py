@@ -347,7 +347,7 @@ EYE = torch.eye(2)
         ({"left": EYE.double()}, TypeError, "left has dtype"),
         ({"left": torch.eye(2).expand(3, 2, 2)}, ValueError, "batch shape .* of left"),
         ({"left": torch.diag(torch.tensor([1.0, -0.1]))}, ValueError, "left must be positive"),
-        ({"right": EYE}, ValueError, "right must be 3×3 to act on the columns"),
+        ({"right": EYE}, ValueError, r"right must be 3×3 .* columns.* s\.mT @ s, or"),
         ({"right": -torch.eye(3)}, ValueError, "right must be positive semidefinite"),
         ({"solver": "newton"}, ValueError, "solver must be one of"),
         ({"tolerance": 0.0}, ValueError, "tolerance must be a finite number > 0"),
