@@ -486,7 +486,7 @@ class MatrixOptimizer(Optimizer, ABC):
         if (
             current is not None
             and self._structure == worklist.structure(self, settings)
-            and not any(p.requires_grad or p.grad is not None for p in current.stateless)
+            and not any(map(_may_have_gradient, current.stateless))
         ):
             return current
         added: dict[Tensor, State] = {}  # of parameters that were unfrozen or cast since
@@ -501,6 +501,10 @@ class MatrixOptimizer(Optimizer, ABC):
         # Assigned last, so that a step that raised raises again.
         self._structure, self._worklist = worklist.structure(self, settings), current
         return current
+
+
+def _may_have_gradient(param: Tensor) -> bool:
+    return param.requires_grad or param.grad is not None
 
 
 _RATE, _STEP = itemgetter("lr"), itemgetter("step")
