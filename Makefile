@@ -77,7 +77,7 @@ SOAKED := $(addprefix tests/,soundness linalg optim/test_fused.py optim/test_ada
 soak: $(VENV)/.dev
 	$(TESTED) NUCLEON_SOAK=1 $(PY) -m pytest -n 2 --dist worksteal $(SOAKED)
 
-# The protocol of docs/evidence.md on two cores, in about four hours; goes on where it was stopped.
+# The protocol of docs/evidence.md on two cores, in five hours or more; goes on where it was stopped.
 DATA ?= .data
 evidence: $(VENV)/.run
 	$(TESTED) $(PY) benchmarks/evidence.py run --processes 2 --data $(DATA)
