@@ -309,8 +309,16 @@ def test_bad_arguments_are_named(change, word):
 
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 1, 4)])
 def test_vector_learners_of_the_euclidean_ball_play(shape):
-    O2NC(parameters([shape]), AdaGradOGD, rho=RHO, discount=GAMMA, rounds=5, ball="l2")
-    O2NC(parameters([shape]), GaussianFTPL, rho=RHO, discount=GAMMA, rounds=5)
+    for learner, options in ((AdaGradOGD, {"ball": "l2"}), (GaussianFTPL, {})):
+        (param,) = parameters([shape])
+        optimizer = O2NC([param], learner, rho=RHO, discount=GAMMA, rounds=5, **options)
+        param.grad = torch.full_like(param, 0.25)
+        optimizer.step()
+        # In the ball; a learner without noise plays against the gradient.
+        (action,) = optimizer.actions
+        lengths = action.flatten(-2).norm(dim=-1)
+        assert (lengths > 0).all() and (lengths <= optimizer.radius * (1 + 1e-12)).all()
+        assert (action < 0).all() or learner is GaussianFTPL
 
 
 @pytest.mark.parametrize("make", [OneSidedShampoo, Shampoo, functools.partial(OneSidedShampoo)])
