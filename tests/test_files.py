@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import nucleon
 from nucleon._files import to_json, write_whole
 from nucleon.claims import Settings, Silent
-from nucleon.report.runs import RunRecord, draft, publish
+from nucleon.cli.jobs import check
 from toys import toy
 
 SOURCE = Path(nucleon.__file__).parent
@@ -86,18 +85,13 @@ def test_a_writer_may_die_at_any_moment(tmp_path):
 
 
 def publish_a_run(root):
-    result = toy().run(Settings(), Silent())
-    with draft(root.parent, root.name) as folder:
-        publish(RunRecord(toy(), "", {}, result, datetime(2026, 1, 2, tzinfo=UTC), 1.0), folder)
+    check(toy(name=root.name), Settings(), root.parent, Silent(), debug=True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="opens folders")
 @pytest.mark.parametrize(
     "write",
-    [
-        lambda folder: write_whole(folder / "file", "text"),
-        publish_a_run,
-    ],
+    [lambda folder: write_whole(folder / "file", "text"), publish_a_run],
 )
 def test_after_a_rename_the_disk_holds_the_new_name(tmp_path, monkeypatch, write):
     folder, held = tmp_path / "folder", []

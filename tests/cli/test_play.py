@@ -7,7 +7,7 @@ from nucleon.online import streams
 from nucleon.online.game import Trace
 from nucleon.online.game import play as play_game
 from nucleon.online.learners import FAML
-from nucleon.report.saved import load
+from nucleon.report.runs import load
 
 
 @pytest.fixture
@@ -23,21 +23,21 @@ def test_learners_side_by_side(play, runs, tmp_path):
     assert done.stdout.splitlines()[-1] == f"run  {folder}"
     saved = load(folder)
     assert saved.manifest["command"].startswith(f"nucleon play {' '.join(map(str, words))}")
-    (check,) = saved.result["checks"]  # FTL has no theorem
+    (check,) = saved.result.checks  # FTL has no theorem
     learner = FAML((3, 5), dtype=torch.float64)
     stream = streams.alternating((3, 5), dtype=torch.float64)
     end = play_game(learner, stream, 50).certificate
-    assert check["measured"] == pytest.approx(float(end.regret), rel=1e-12)
-    assert check["threshold"] == pytest.approx(float(end.bound), rel=1e-12)
+    assert check.measured == pytest.approx(float(end.regret), rel=1e-12)
+    assert check.threshold == pytest.approx(float(end.bound), rel=1e-12)
     first, second = (folder / "trace.jsonl").read_text().splitlines()
     assert Trace.from_dict(json.loads(first)).learner == "faml"
     assert Trace.from_dict(json.loads(second)).learner == "ftl"
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
     assert rows["against"] == ["against", "alternating"]
     assert rows["faml"][1] == "50"
-    assert float(rows["faml"][2]) == pytest.approx(check["measured"], rel=1e-3)
+    assert float(rows["faml"][2]) == pytest.approx(check.measured, rel=1e-3)
     assert rows["ftl"][3] == "none"
-    (panel,) = saved.result["figures"][0]["panels"]
+    (panel,) = json.loads((folder / "result.json").read_text())["figures"][0]["panels"]
     assert [s["name"] for s in panel["series"]] == ["faml", "faml, bound", "ftl"]
 
 

@@ -11,7 +11,7 @@ import nucleon
 from nucleon.claims import Settings, Silent
 from nucleon.claims.processes import fig_ripples
 from nucleon.cli import jobs
-from nucleon.report.saved import load
+from nucleon.report.runs import load
 from toys import EVIL, fail, toy
 
 # ------------------------------------------------------------------ the paper's figure
@@ -34,7 +34,6 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
     assert manifest["versions"]["nucleon"] == nucleon.__version__
     assert manifest["command"] == "nucleon reproduce fig-ripples --quick --seeds 2"
     assert 0 < manifest["seconds"] < 600
-    assert manifest["expected"] == 8
     assert {"system", "processor", "cores"} <= manifest["machine"].keys()
     texts = {"manifest.json", "trace.jsonl", "result.json"}
     assert {p.name for p in folder.iterdir()} == texts | {
@@ -51,7 +50,6 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
         assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
     assert "nucleon reproduce fig-ripples --quick" in page
-    assert ", about 8 s expected</dd>" in page
 
 
 def test_an_impossible_tolerance_fails(command, runs, tmp_path, monkeypatch):

@@ -1,25 +1,13 @@
-from datetime import UTC, datetime
-
 import pytest
 
 from nucleon.claims import Figure, Panel, Series, Settings, Silent
-from nucleon.report.runs import RunRecord, draft, publish
-from nucleon.report.saved import load
+from nucleon.cli.jobs import check
+from nucleon.report.runs import load
 from toys import EVIL, toy
 
 
-def saved(root, claim, **options):
-    result = claim.run(Settings(), Silent())
-    run = RunRecord(
-        claim,
-        f"nucleon reproduce {claim.id}",
-        options,
-        result,
-        datetime(2026, 1, 2, tzinfo=UTC),
-        1.5,
-    )
-    with draft(root, claim.id) as folder:
-        return load(publish(run, folder))
+def saved(root, claim):
+    return load(check(claim, Settings(), root, Silent(), debug=True).folder)
 
 
 def curves(run):

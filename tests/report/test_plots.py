@@ -46,5 +46,5 @@ def test_the_same_data_give_the_same_bytes(tmp_path):
 
 
 def test_no_two_series_look_alike():
-    for attribute in ("colour", "on_dark", "marker"):
+    for attribute in ("colour", "marker"):
         assert len({getattr(look, attribute) for look in STYLES}) == len(STYLES)

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ import torch
 
 from nucleon.claims import Claim, Progress, Result, Settings, Silent
 from nucleon.cli.console import CommandError, explain
-from nucleon.report.runs import RunRecord, draft, publish
+from nucleon.report.runs import draft, publish
 
 START = "spawn"  # a fork of a process with threads may hang
 
@@ -42,8 +42,8 @@ class Outcome:
     resumed: bool = False
 
 
-def command(claim: Claim, settings: Settings) -> str:
-    """Return the command that repeats the run."""
+def command_of(claim: Claim, settings: Settings) -> str:
+    """Return the command that repeats the run of a claim."""
     words = f"nucleon reproduce {claim.id}" + " --quick" * settings.quick
     for name, default in (("seeds", None), ("first_seed", 0), ("device", "cpu")):
         if (value := getattr(settings, name)) != default:
@@ -52,22 +52,43 @@ def command(claim: Claim, settings: Settings) -> str:
 
 
 def check(
-    claim: Claim, settings: Settings, output: Path, progress: Progress, debug: bool
+    claim: Claim,
+    settings: Settings,
+    output: Path,
+    progress: Progress,
+    debug: bool,
+    command: str | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Outcome:
     """Measure `claim` and write its run; return a failed measurement as an outcome too.
 
     The draft comes first, so an output folder that cannot be written raises before any work.
+
+    Args:
+        claim: the claim, or games in the form of one.
+        settings: of the measurement.
+        output: folder of the runs.
+        progress: a listener.
+        debug: raise errors.
+        command: repeats the run (`nucleon reproduce` with the settings).
+        options: of the command (the settings).
     """
     with draft(output, claim.id) as folder:
         started, clock = datetime.now().astimezone(), time.perf_counter()
         outcome = Outcome(claim)
         try:
             result = claim.run(settings, progress)
-            seconds = time.perf_counter() - clock
-            outcome = Outcome(claim, result, seconds)
-            words, expected = command(claim, settings), claim.expected(settings.quick)
-            run = RunRecord(claim, words, asdict(settings), result, started, seconds, expected)
-            return replace(outcome, folder=publish(run, folder))
+            outcome = Outcome(claim, result, time.perf_counter() - clock)
+            final = publish(
+                folder,
+                claim,
+                result,
+                command=command or command_of(claim, settings),
+                options=options or asdict(settings),
+                started=started,
+                seconds=outcome.seconds,
+            )
+            return replace(outcome, folder=final)
         except Exception as error:
             if debug:
                 raise

@@ -4,10 +4,9 @@ import ast
 import inspect
 import math
 import shlex
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -16,8 +15,8 @@ import typer
 from rich.markup import escape
 
 from nucleon._naming import is_address, named, unknown
-from nucleon.claims import Check, Figure, Panel, Result, Series, Table
-from nucleon.claims.engine import one_thread
+from nucleon.claims import Check, Claim, Figure, Panel, Series, Settings, Table
+from nucleon.claims.engine import Item, Run
 from nucleon.cli.console import (
     AsJson,
     CommandError,
@@ -33,12 +32,12 @@ from nucleon.cli.console import (
     progress,
     usable_device,
 )
+from nucleon.cli.jobs import check
 from nucleon.online.game import RecordedRound, Trace
 from nucleon.online.game import play as play_game
 from nucleon.online.learners import GBPA, LEARNERS, Learner, ScalarGBPA
 from nucleon.online.potentials import POTENTIALS
 from nucleon.online.streams import STREAMS, Stream
-from nucleon.report.runs import About, RunRecord, draft, publish
 
 RECORDS = 400
 """Recorded rounds of a game, evenly spaced."""
@@ -108,46 +107,46 @@ def play(
             for other in dict.fromkeys(names)
             for one in dict.fromkeys(learners)
         ]
-        out = console(quiet=as_json)
         words = ["nucleon", "play", *learners]
         words += [word for name in names for word in ("--stream", name)]
         words += ["--rounds", str(rounds), "--shape", shape]
         words += [f"--{name}={value}" for name, value in options.items() if value is not None]
         settings = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
-        with draft(output, "play") as folder:
-            started, clock = datetime.now().astimezone(), time.perf_counter()
-            traces = _play(pairs, rounds, delta)
-            result = _result(pairs, traces)
-            seconds = time.perf_counter() - clock
+        games = Claim(
+            id="play",
+            title=f"{', '.join(learners)} against {', '.join(names)}",
+            statement=f"{rounds} rounds on {shape} matrices.",
+            place="",
+            tolerance="the regret of every learner with a theorem is at most its bound.",
+            measure=partial(_measure, pairs=pairs, rounds=rounds, delta=delta),
+            seconds=(0, 0),
+        )
+        command, facts = shlex.join(words), {**settings, **options}
+        with progress(lambda: map(grid, _tables(pairs))) as named_bar:
+            bar = named_bar("play")
+            outcome = check(games, Settings(), output, bar, debug, command, facts)
+        out, result = console(quiet=as_json), outcome.result
+        if result is not None:
             print_result(result, out)
-            about = _about(learners, names, rounds, shape)
-            command, facts = shlex.join(words), {**settings, **options}
-            final = publish(RunRecord(about, command, facts, result, started, seconds), folder)
-        out.print(f"run  {escape(str(final))}", soft_wrap=True)
+        if outcome.trouble is not None:
+            raise CommandError(*outcome.trouble)
+        out.print(f"run  {escape(str(outcome.folder))}", soft_wrap=True)
         if as_json:
-            plain = [_plain(pair, trace) for pair, trace in zip(pairs, traces, strict=True)]
-            print_json({"games": plain, "folder": str(final)})
-        raise typer.Exit(0 if all(check.passed for check in result.checks) else 1)
+            print_json({"games": [_plain(p) for p in pairs], "folder": str(outcome.folder)})
+        raise typer.Exit(int(result is not None and not all(c.passed for c in result.checks)))
 
 
-def _about(learners: Sequence[str], streams: Sequence[str], rounds: int, shape: str) -> About:
-    return About(
-        id="play",
-        title=f"{', '.join(learners)} against {', '.join(streams)}",
-        statement=f"{rounds} rounds on {shape} matrices.",
-        tolerance="the regret of every learner with a theorem is at most its bound.",
-    )
-
-
-@dataclass(frozen=True)
+@dataclass
 class Pair:
-    """A learner and a stream, with their texts on the command line."""
+    """A learner and a stream, with their texts on the command line, and their game."""
 
     learner: Learner
     stream: Stream
     names: tuple[str, str]
     bounded: bool
     """True where a theorem bounds the regret."""
+    latest: RecordedRound | None = None
+    trace: Trace = field(init=False)
 
     @property
     def title(self) -> str:
@@ -244,69 +243,61 @@ def _constructed(
 # ------------------------------------------------------------------ the games
 
 
-def _play(pairs: Sequence[Pair], rounds: int, delta: float | None) -> list[Trace]:
-    """Play all games, one after the other, with live tables."""
-    latest: list[RecordedRound | None] = [None] * len(pairs)
-    traces = list[Trace]()
-    with progress(lambda: map(grid, _tables(pairs, latest))) as bar_of, one_thread():
-        bar = bar_of("play")
-        bar.begin(rounds * len(pairs), "rounds")
-        for i, pair in enumerate(pairs):
+def _measure(
+    run: Run, *, pairs: Sequence[Pair], rounds: int, delta: float | None
+) -> Iterator[Item]:
+    """Play all games, one after the other."""
+    run.progress.begin(rounds * len(pairs), "rounds")
+    for pair in pairs:
 
-            def show(row: RecordedRound, i: int = i, title: str = pair.title) -> None:
-                before, latest[i] = latest[i], row
-                done = row.round - (before.round if before else 0)
-                bar.advance(done, f"{title}: regret {float(row.regret):.4g}")
+        def show(row: RecordedRound, pair: Pair = pair) -> None:
+            done = row.round - (pair.latest.round if pair.latest else 0)
+            pair.latest = row
+            run.progress.advance(done, f"{pair.title}: regret {float(row.regret):.4g}")
 
-            every = max(1, rounds // RECORDS)
-            with hinting("see `nucleon list`", before=f"{pair.title}: "):
-                game = (pair.learner, pair.stream, rounds)
-                traces.append(play_game(*game, record=every, on_record=show, delta=delta))
-    return traces
+        every = max(1, rounds // RECORDS)
+        with hinting("see `nucleon list`", before=f"{pair.title}: "):
+            game = (pair.learner, pair.stream, rounds)
+            pair.trace = play_game(*game, record=every, on_record=show, delta=delta)
+        run.records.append(pair.trace.to_dict())
+        yield from _outcome(pair)
+    yield from _tables(pairs)
+    yield _figure(pairs)
 
 
-def _tables(pairs: Sequence[Pair], rows: Sequence[RecordedRound | None]) -> tuple[Table, ...]:
+def _outcome(pair: Pair) -> Iterator[Item]:
+    """Yield the regret beside its bound, and a note on the theorem or why there is none."""
+    end = pair.trace.certificate
+    if end.refusal is not None:
+        yield f"{pair.title}: no bound, since {end.refusal}"
+        return
+    yield Check(f"{pair.title}: regret", float(end.regret), "≤", float(end.bound))
+    note = f"{pair.title}: {end.theorem}"
+    if end.lower is not None and float(end.bound) > 0:
+        note += f"; the regret is {float(end.share):.2g} of the bound, and flipping signs of "
+        note += f"these gradients could force {float(end.lower / end.bound):.2g} of it"
+    yield note
+
+
+def _tables(pairs: Sequence[Pair]) -> list[Table]:
     """Return a table for each stream, with the latest round of every learner."""
-    lines: dict[str, list[tuple[str | float, ...]]] = {pair.names[1]: [] for pair in pairs}
-    for pair, row in zip(pairs, rows, strict=True):
+    lines = dict[str, list[tuple[str | float, ...]]]()
+    for pair in pairs:
         learner, stream = pair.names
         cells: tuple[str | float, ...] = ("",) * 5
-        if row is not None:
+        if row := pair.latest:
             regret, bound, slack, norm = map(float, (row.regret, row.bound, row.slack, row.norm))
             bounds = (bound, slack) if pair.bounded and math.isfinite(bound) else ("none", "")
             cells = (str(row.round), regret, *bounds, norm)
-        lines[stream].append((learner, *cells))
-    return tuple(Table(f"against {name}", COLUMNS, tuple(rows)) for name, rows in lines.items())
+        lines.setdefault(stream, []).append((learner, *cells))
+    return [Table(f"against {name}", COLUMNS, tuple(rows)) for name, rows in lines.items()]
 
 
-def _result(pairs: Sequence[Pair], traces: Sequence[Trace]) -> Result:
-    checks, notes, games = list[Check](), list[str](), list(zip(pairs, traces, strict=True))
-    for pair, trace in games:
-        end = trace.certificate
-        if end.refusal is not None:
-            notes.append(f"{pair.title}: no bound, since {end.refusal}")
-            continue
-        checks.append(Check(f"{pair.title}: regret", float(end.regret), "≤", float(end.bound)))
-        note = f"{pair.title}: {end.theorem}"
-        if end.lower is not None and float(end.bound) > 0:
-            note += f"; the regret is {float(end.share):.2g} of the bound, and flipping signs of "
-            note += f"these gradients could force {float(end.lower / end.bound):.2g} of it"
-        notes.append(note)
-    ends = [RecordedRound(t.rounds[-1], t.regret[-1], t.bound[-1], t.norm[-1]) for t in traces]
-    return Result(
-        checks=tuple(checks),
-        tables=_tables(pairs, ends),
-        figures=(_figure(games),),
-        records=tuple(trace.to_dict() for trace in traces),
-        notes=tuple(dict.fromkeys(notes)),
-    )
-
-
-def _figure(games: Sequence[tuple[Pair, Trace]]) -> Figure:
-    learners = list(dict.fromkeys(pair.names[0] for pair, _ in games))
+def _figure(pairs: Sequence[Pair]) -> Figure:
+    learners = list(dict.fromkeys(pair.names[0] for pair in pairs))
     panels = dict[str, list[Series]]()
-    for pair, trace in games:
-        learner, stream = pair.names
+    for pair in pairs:
+        (learner, stream), trace = pair.names, pair.trace
         x, style = [float(t) for t in trace.rounds], 2 * learners.index(learner)
         series = panels.setdefault(stream, [])
         series.append(Series(learner, x, trace.regret.tolist(), style=style))
@@ -317,16 +308,16 @@ def _figure(games: Sequence[tuple[Pair, Trace]]) -> Figure:
     return Figure("regret", "Regret along the way", caption, tuple(drawn))
 
 
-def _plain(pair: Pair, trace: Trace) -> dict[str, object]:
-    end = trace.certificate
+def _plain(pair: Pair) -> dict[str, object]:
+    end = pair.trace.certificate
     bounds = {"bound": end.bound, "slack": end.slack, "share": end.share}
     return {
         "learner": pair.names[0],
         "stream": pair.names[1],
-        "rounds": trace.rounds[-1],
+        "rounds": pair.trace.rounds[-1],
         "regret": float(end.regret),
         **{name: None if end.refusal else float(value) for name, value in bounds.items()},
-        "norm": float(trace.norm[-1]),
+        "norm": float(pair.trace.norm[-1]),
         "theorem": end.theorem,
         "refusal": end.refusal,
     }

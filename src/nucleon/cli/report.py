@@ -19,8 +19,7 @@ from nucleon.cli.console import (
     print_json,
 )
 from nucleon.report.page import render
-from nucleon.report.runs import MANIFEST
-from nucleon.report.saved import DamagedRunError, Saved, find, load_all
+from nucleon.report.runs import MANIFEST, DamagedRunError, Saved, find, load_all
 
 REPORT = "report.html"
 

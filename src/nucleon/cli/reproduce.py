@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from nucleon._naming import unknown
-from nucleon.claims import CLAIMS, Check, Claim, Result, Settings, Table
+from nucleon.claims import CLAIMS, Check, Claim, Settings, Table
 from nucleon.cli.console import (
     MARKS,
     AsJson,
@@ -31,7 +31,7 @@ from nucleon.cli.console import (
 from nucleon.cli.jobs import Outcome, check, check_in_parallel
 from nucleon.cli.report import REPORT, make_page
 from nucleon.report.page import number
-from nucleon.report.saved import completed
+from nucleon.report.runs import completed
 
 MOST_JOBS = 4  # by default, since each process loads torch
 MOST_SEEDS = 1000  # fits into the memory of a small machine, with room to spare
@@ -127,16 +127,12 @@ def _named(ids: Sequence[str]) -> list[Claim]:
 
 def _earlier(claims: Sequence[Claim], settings: Settings, output: Path) -> list[Outcome]:
     """Return the outcomes of claims with a saved run of the same code and options."""
-    outcomes = list[Outcome]()
-    for claim in claims:
-        if run := completed(output, claim.id, asdict(settings)):
-            checks = (
-                Check(c["name"], float(c["measured"]), c["relation"], float(c["threshold"]))
-                for c in run.result["checks"]
-            )
-            seconds = run.manifest["seconds"]
-            outcomes.append(Outcome(claim, Result(tuple(checks)), seconds, run.folder, None, True))
-    return outcomes
+    runs = [(claim, completed(output, claim.id, asdict(settings))) for claim in claims]
+    return [
+        Outcome(claim, run.result, run.manifest["seconds"], run.folder, resumed=True)
+        for claim, run in runs
+        if run is not None
+    ]
 
 
 def _check_all(

@@ -18,7 +18,6 @@ class Look(NamedTuple):
     """Colour, dash and marker of a series, distinct for every colour vision."""
 
     colour: str
-    on_dark: str
     dash: tuple[float, ...]
     """Lengths of dashes and gaps, in widths of the line; empty for a solid line."""
     marker: str
@@ -26,13 +25,13 @@ class Look(NamedTuple):
 
 # Okabe and Ito's colours, each with its own dash and marker.
 STYLES = (
-    Look("#D55E00", "#F07A28", (), "o"),
-    Look("#E69F00", "#F0B429", (1.2, 1.2), "v"),
-    Look("#009E73", "#1FBF92", (4, 1.5), "s"),
-    Look("#CC79A7", "#DE93BD", (5, 1.5, 1.2, 1.5), "D"),
-    Look("#0072B2", "#4AA3E0", (), "^"),
-    Look("#56B4E9", "#86CCF5", (2.5, 1.2), "P"),
-    Look("#000000", "#E6E8EB", (1, 2), "X"),
+    Look("#D55E00", (), "o"),
+    Look("#E69F00", (1.2, 1.2), "v"),
+    Look("#009E73", (4, 1.5), "s"),
+    Look("#CC79A7", (5, 1.5, 1.2, 1.5), "D"),
+    Look("#0072B2", (), "^"),
+    Look("#56B4E9", (2.5, 1.2), "P"),
+    Look("#000000", (1, 2), "X"),
 )
 INK, FAINT = "#22262B", "#E3E6EA"
 LOOK: dict[Any, Any] = {

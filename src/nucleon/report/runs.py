@@ -1,31 +1,35 @@
-"""A run as a folder `<root>/<id>/<time>-<hash>/`, written whole or not at all.
+"""A run as a folder `<root>/<id>/<time>-<hash>/`: written whole or not at all, found, and read.
 
 All files are written into a hidden folder beside it, which is renamed at the end. A killed run or a
 full disk therefore leaves no folder under a final name. The hash is of the trace, so equal hashes
 mean equal measurements.
 """
 
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import nucleon
 from nucleon._files import digest, flush, to_json, write_whole
-from nucleon.claims import Claim, Result
+from nucleon.claims import Check, Claim, Figure, Result, Table
 
 SCHEMA = 3
 MANIFEST, RESULT, TRACE = "manifest.json", "result.json", "trace.jsonl"
+RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
 
 
 def _source() -> str:
@@ -39,39 +43,7 @@ def _source() -> str:
 SOURCE = _source()  # at import, since the files may change during a run
 """The digest of the package's code, which also tells two changed checkouts apart."""
 
-
-@dataclass(frozen=True)
-class About:
-    """Name and texts of a run that checks no claim."""
-
-    id: str
-    title: str
-    statement: str
-    place: str = ""
-    tolerance: str = ""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run: its subject, command and result.
-
-    Args:
-        subject: a claim, or the texts of a run without one.
-        command: repeats the run.
-        options: of the command, as plain values.
-        result: the measurement.
-        started: time of the start.
-        seconds: duration.
-        expected: duration announced before the start (None).
-    """
-
-    subject: Claim | About
-    command: str
-    options: Mapping[str, object]
-    result: Result
-    started: datetime
-    seconds: float
-    expected: float | None = None
+# ------------------------------------------------------------------ writing
 
 
 @contextmanager
@@ -86,32 +58,56 @@ def draft(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(run: RunRecord, folder: Path) -> Path:
-    """Write `run` into its draft `folder`, rename it, and return the final folder."""
-    trace = "".join(to_json(record) + "\n" for record in run.result.records)
-    about = ("id", "title", "statement", "place", "tolerance")
+def publish(
+    folder: Path,
+    claim: Claim,
+    result: Result,
+    *,
+    command: str,
+    options: Mapping[str, object],
+    started: datetime,
+    seconds: float,
+) -> Path:
+    """Write a run into its draft `folder`, rename it, and return the final folder.
+
+    Args:
+        folder: the draft.
+        claim: subject of the run, a claim or games.
+        result: the measurement.
+        command: repeats the run.
+        options: of the command, as plain values.
+        started: time of the start.
+        seconds: duration.
+    """
+    trace = "".join(to_json(record) + "\n" for record in result.records)
+    texts = ("id", "title", "statement", "place", "tolerance")
     manifest: dict[str, object] = {
         "schema": SCHEMA,
-        **{name: getattr(run.subject, name) for name in about},
-        "passed": run.result.passed if run.result.checks else None,
-        "command": run.command,
-        "options": dict(run.options),
-        "started": run.started.isoformat(timespec="seconds"),
-        "seconds": round(run.seconds, 3),
-        "expected": run.expected,
+        **{name: getattr(claim, name) for name in texts},
+        "passed": result.passed if result.checks else None,
+        "command": command,
+        "options": dict(options),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 3),
         **identity(),
         "commit": commit(),
         "machine": _machine(),
     }
+    content = {
+        "checks": [{**asdict(check), "passed": check.passed} for check in result.checks],
+        "tables": list(map(asdict, result.tables)),
+        "figures": list(map(asdict, result.figures)),
+        "notes": result.notes,
+    }
     write_whole(folder / TRACE, trace)
-    write_whole(folder / RESULT, to_json(_content(run.result)) + "\n")
+    write_whole(folder / RESULT, to_json(content) + "\n")
     from nucleon.report.plots import draw  # here: `processor` should not import matplotlib
 
-    for figure in run.result.figures:
+    for figure in result.figures:
         for path in draw(figure, folder):
             flush(path)
     write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
-    return _rename(folder, f"{run.started:%Y%m%d-%H%M%S}-{digest(trace.encode())[:8]}")
+    return _rename(folder, f"{started:%Y%m%d-%H%M%S}-{digest(trace.encode())[:8]}")
 
 
 def identity() -> dict[str, object]:
@@ -123,12 +119,6 @@ def identity() -> dict[str, object]:
         "matplotlib": version("matplotlib"),
     }
     return {"versions": versions, "source": SOURCE}
-
-
-def _content(result: Result) -> dict[str, object]:
-    checks = [{**asdict(check), "passed": check.passed} for check in result.checks]
-    parts = {name: list(map(asdict, getattr(result, name))) for name in ("tables", "figures")}
-    return {"checks": checks, **parts, "notes": list(result.notes)}
 
 
 def _rename(folder: Path, name: str) -> Path:
@@ -181,3 +171,89 @@ def commit() -> str | None:
             return None
         answer = done.stdout.strip()
     return answer or None
+
+
+# ------------------------------------------------------------------ reading
+
+
+class DamagedRunError(Exception):
+    """A run with a file that is missing or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A run on disk: folder, manifest, result without records and panels, each figure's SVG."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    result: Result
+    drawings: tuple[bytes, ...]
+
+
+def load(folder: Path) -> Saved:
+    """Read the run in `folder`; raise `DamagedRunError` where that fails."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        if manifest["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {manifest['schema']}, not {SCHEMA}")
+        values = json.loads((folder / RESULT).read_text("utf-8"))
+        result = Result(
+            checks=tuple(
+                Check(c["name"], float(c["measured"]), c["relation"], float(c["threshold"]))
+                for c in values["checks"]
+            ),
+            tables=tuple(Table(**table) for table in values["tables"]),
+            figures=tuple(
+                Figure(f["name"], f["title"], f["caption"], ()) for f in values["figures"]
+            ),
+            notes=tuple(values["notes"]),
+        )
+        drawings = tuple((folder / f"{f.name}.svg").read_bytes() for f in result.figures)
+        return Saved(folder, manifest, result, drawings)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedRunError(f"{folder} cannot be read: {error}") from error
+
+
+def load_all(folders: Iterable[Path]) -> tuple[list[Saved], list[DamagedRunError]]:
+    """Return the readable runs, and an error for each damaged one."""
+    saved, damaged = list[Saved](), list[DamagedRunError]()
+    for folder in folders:
+        try:
+            saved.append(load(folder))
+        except DamagedRunError as error:
+            damaged.append(error)
+    return saved, damaged
+
+
+def find(path: Path) -> list[Path]:
+    """Return the folders of the runs at `path`.
+
+    `path` is a run, the folder of an id (its newest run is returned) or a folder of ids (the newest
+    run of each, and runs stored in it under other names).
+    """
+    if (path / MANIFEST).exists():
+        return [path]
+    folders = _runs(path)[-1:]
+    for folder in _folders(path):
+        if not RUN_NAME.fullmatch(folder.name):
+            folders += [folder] if (folder / MANIFEST).exists() else _runs(folder)[-1:]
+    return folders
+
+
+def completed(root: Path, name: str, options: Mapping[str, object]) -> Saved | None:
+    """Return the newest readable run of `name` with these options and the present source."""
+    expected = {**identity(), "options": json.loads(to_json(dict(options)))}
+    saved, _ = load_all(reversed(_runs(root / name)))
+    return next((s for s in saved if {key: s.manifest[key] for key in expected} == expected), None)
+
+
+def _runs(path: Path) -> list[Path]:
+    """Return the runs in the folder of an id, the newest last."""
+    return [folder for folder in _folders(path) if RUN_NAME.fullmatch(folder.name)]
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folders in `path`, without the hidden ones of drafts."""
+    if not path.is_dir():
+        return []
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
