@@ -57,13 +57,9 @@ def hinting(
 
 def usable_device(name: str) -> str:
     """Return the device `name`, if torch can make a tensor there."""
-    try:
+    kinds = (RuntimeError, AssertionError)
+    with hinting("pass cpu, or a device this torch has", kinds, before=f"--device {name}: "):
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CommandError(
-            f"--device {name} cannot be used: {reason}", "pass cpu, or a device this torch has"
-        ) from error
     return name
 
 

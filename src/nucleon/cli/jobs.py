@@ -64,14 +64,7 @@ def check(
 
     The draft comes first, so an output folder that cannot be written raises before any work.
 
-    Args:
-        claim: the claim, or games in the form of one.
-        settings: of the measurement.
-        output: folder of the runs.
-        progress: a listener.
-        debug: raise errors.
-        command: repeats the run (`nucleon reproduce` with the settings).
-        options: of the command (the settings).
+    `command` repeats the run, with these `options`; default: `nucleon reproduce` with the settings.
     """
     with draft(output, claim.id) as folder:
         started, clock = datetime.now().astimezone(), time.perf_counter()

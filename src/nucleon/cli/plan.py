@@ -9,7 +9,6 @@ from rich.table import Table as Grid
 
 from nucleon.cli.console import (
     AsJson,
-    CommandError,
     Debug,
     console,
     hinting,
@@ -29,22 +28,16 @@ def plan(
         list[str], typer.Option(help="Rows x columns of a matrix, as 8x16; repeat it for several.")
     ],
     q_nuclear: Annotated[
-        float | None,
-        typer.Option(
-            help="Sum over the matrices of ‖Q‖_*, where E[GGᵀ] ⪯ Q²; required.", show_default=False
-        ),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="ΔL, the first loss less its infimum; required.", show_default=False),
-    ] = None,
-    gradient_bound: Annotated[
-        float | None, typer.Option(help="G, at least every ‖G_t‖_op; required.", show_default=False)
-    ] = None,
+        float, typer.Option(help="Sum over the matrices of ‖Q‖_*, where E[GGᵀ] ⪯ Q².")
+    ],
+    delta: Annotated[float, typer.Option(help="ΔL, the first loss less its infimum.")],
+    gradient_bound: Annotated[float, typer.Option(help="G, at least every ‖G_t‖_op.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     r"""Compute the discount, radius and rounds that reach a (ρ, ε)-stationary point.
+
+    `nucleon.online.estimate` measures the last three on batches of a model.
 
     Exit code 0 if the theorem reaches the target, 1 if the target is trivial, not covered or out of
     reach, 2 if the command failed.
@@ -55,12 +48,6 @@ def plan(
           --q-nuclear 3 --delta 2 --gradient-bound 1
     """
     with plain_errors(debug):
-        if q_nuclear is None or delta is None or gradient_bound is None:
-            raise CommandError(
-                "the plan needs all of --q-nuclear, --delta and --gradient-bound",
-                "estimate them from batches of a model in Python: nucleon.online.estimate, then "
-                "nucleon.online.plan(..., estimates=...)",
-            )
         with hinting("see `nucleon plan --help`"):
             planned = make_plan(
                 optimizer,

@@ -70,14 +70,7 @@ def publish(
 ) -> Path:
     """Write a run into its draft `folder`, rename it, and return the final folder.
 
-    Args:
-        folder: the draft.
-        claim: subject of the run, a claim or games.
-        result: the measurement.
-        command: repeats the run.
-        options: of the command, as plain values.
-        started: time of the start.
-        seconds: duration.
+    `command` repeats the run, with these plain `options`.
     """
     trace = "".join(to_json(record) + "\n" for record in result.records)
     texts = ("id", "title", "statement", "place", "tolerance")
