@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from nucleon.claims import Settings, Silent
 from nucleon.claims.conversions import Measured
+from nucleon.claims.engine import Run
 from nucleon.claims.processes import o2nc, thm_leon
 from nucleon.online.learners import FAML, FTL
 from nucleon.online.problems.kinks import random_kinks
@@ -53,15 +55,19 @@ def test_distances_by_hand():
     assert found[2].value == pytest.approx(2 * (1 / 3) * (2 / 3))
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_plans_are_valid_and_not_trivial(seed):
-    for optimizer, rho in (("leon", 0.5), ("pion", 4.0)):
-        for target in (
-            thm_leon.kinks(optimizer, rho, 2, seed),
-            thm_leon.resistance(optimizer, 0.09, 2, seed),
-        ):
+def test_the_plans_are_valid_and_not_trivial(seed, quick):
+    run = Run(Settings(quick, 2, seed), Silent())
+    for optimizer in ("leon", "pion"):
+        for target in (thm_leon.kinks(run, optimizer), thm_leon.resistance(run, optimizer)):
             assert target.plan.kind == "reachable" and target.plan.rounds < 50_000
             assert all(check.passed for check in thm_leon.premises(target))
+
+
+def resisted(runs):
+    """Resistance at the full run's ε and b, and the quick run's height."""
+    return thm_leon.resistance(Run(Settings(seeds=runs), Silent()), "leon", (0.09, 0.09))
 
 
 def test_leon_arrives_where_muon_is_kept():
@@ -70,7 +76,7 @@ def test_leon_arrives_where_muon_is_kept():
     Leon's first row moves by nearly D a step, so it needs about ΔL/D steps, during which the mean
     gradient is 1; Muon measures the slope 1 for ever.
     """
-    target = thm_leon.resistance("leon", 0.09, 8, 0)
+    target = resisted(8)
     shortened(target.plan, 1000)  # of 2500: enough to arrive, and for Muon not to
     leon, muon = (Measured(**target.run(learner)) for learner in (FAML, FTL))
     share = 0.09 / target.plan.radius / target.plan.rounds
@@ -85,7 +91,7 @@ def test_the_fall_is_what_the_sum_of_the_losses_telescopes_to():
 
     Muon climbs under resistance, so its descent term is negative.
     """
-    target = thm_leon.resistance("leon", 0.09, 32, 0)
+    target = resisted(32)
     shortened(target.plan, 300)
     for learner in (FAML, FTL):
         measured = Measured(**target.run(learner))
