@@ -219,7 +219,7 @@ METHODS: Mapping[str, Callable[[nn.Module, float, float | None], Optimizer]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained, tuned and compared."""
+    """Model, data, grids and horizons of a comparison."""
 
     task: Words | Images | Ripples | Regression
     grids: Mapping[str, tuple[float, ...]]  # peak rates by method, ascending

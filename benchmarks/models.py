@@ -74,7 +74,7 @@ class Parts:
     rest: list[Tensor]
     """Parameters of the model."""
     axes: Counter[str]
-    """How many parameters are read as matrices by each spec."""
+    """Number of parameters that each spec reads as matrices."""
 
 
 def divided(optimizer: nucleon.Leon) -> Parts:
@@ -100,7 +100,7 @@ def divided(optimizer: nucleon.Leon) -> Parts:
 def sides(
     model: nn.Module, parts: Parts, peers: dict[str, Make], average: float | None
 ) -> dict[str, Callable[[], list[Optimizer]]]:
-    """What is measured: functions that make the optimizers of one whole step."""
+    """Functions that make the optimizers of one whole step, by method."""
 
     def adamw(params: Iterable[Tensor]) -> list[Optimizer]:
         given = list(params)
@@ -225,7 +225,7 @@ def with_memory(make: Callable[[], list[Optimizer]]) -> tuple[list[Optimizer], f
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """Of what it keeps on the device for its parameters."""
+    """Return the bytes that an optimizer keeps on the device for its parameters."""
     tensors = (x for x in tree_leaves(dict(optimizer.state)) if isinstance(x, Tensor) and x.is_cuda)
     return sum(
         {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values()
@@ -294,7 +294,7 @@ def measure(
 
 
 def facts(network: Network, parts: Parts, backward: float) -> dict[str, Any]:
-    """What is stepped, and the passes that it is a share of."""
+    """Return the parameters and matrices of a step, and the passes that it is a share of."""
     trained = [p for p in network.model.parameters() if p.grad is not None]
     shapes = Counter(tuple(m.shape) for m in parts.matrices)
     return {

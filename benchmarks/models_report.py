@@ -1,4 +1,4 @@
-"""What `models.py --json` has written, as the Markdown tables of the documentation.
+"""Results of `models.py --json` as the Markdown tables of the documentation.
 
     python benchmarks/models_report.py docs/figures/models/*.json
 
@@ -75,7 +75,7 @@ def whole(value: float) -> str:
 
 
 def state_bytes(result: Result) -> dict[str, int]:
-    """What each keeps between steps, in float32."""
+    """State between steps of each method, in float32."""
     matrices = sum(count * m * n for count, m, n in result["matrices"])
     grams = sum(count * min(m, n) ** 2 for count, m, n in result["matrices"])
     rest = 2 * result["rest"]["entries"]

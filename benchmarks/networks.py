@@ -31,7 +31,7 @@ class Kind:
     """A batch of so many examples of such a length."""
     batch: tuple[int, int]
     unit: str
-    """What an example is."""
+    """Name of an example, such as "sequences"."""
     cpu: int = 2
     """The most examples on a CPU: a whole batch of GPT-2 takes 20 GB."""
 
@@ -46,7 +46,7 @@ class Network:
     """The batch, in words."""
 
     def loss(self) -> Tensor:
-        """Of the batch."""
+        """Return the loss of the batch."""
         if isinstance(self.model, ResNet50):
             logits = self.model(self.batch["pixel_values"])
             return F.cross_entropy(logits.float(), self.batch["labels"])

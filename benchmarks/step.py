@@ -117,7 +117,7 @@ EXACT: dict[str, Make] = {
     "Pion k=1": lambda p: nucleon.Pion(p, method="svd", **PLAIN),
     "Pion k=4": lambda p: nucleon.Pion(p, samples=4, method="svd", **PLAIN),
 }
-"""What each method is held against."""
+"""Reference of each method's error."""
 EXACT["torch Muon"] = EXACT["flash-muon"] = EXACT["Muon"]  # they scale alike
 EXACT |= {f"{name} bfloat16": EXACT[name] for name in ("Muon", "Leon", "Pion k=1")}
 

@@ -1,4 +1,4 @@
-"""What `step.py --json` has written, as Markdown tables and as one picture.
+"""Results of `step.py --json` as Markdown tables and as one picture.
 
     python benchmarks/step_report.py step.json                    # the tables
     python benchmarks/step_report.py step.json --plot step.png    # and the picture
@@ -25,7 +25,7 @@ COLUMNS = {
     "error": ("error", ".2g"),
     "norm": ("largest norm", ".3f"),
 }
-"""Of the table of one result: titles and formats."""
+"""Titles and formats of the columns of one result."""
 
 Result = dict[str, Any]
 

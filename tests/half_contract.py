@@ -47,7 +47,7 @@ def bare(s, smoothing):
 
 
 def by_bfloat16(name, s, smoothing):
-    """The same by products of bfloat16, of the optimizer of that name."""
+    """Return the direction by products of bfloat16, of the optimizer of that name."""
     sequence = polynomials("bfloat16", 5)
     if name == "Muon":
         return {} if smoothing is not None else {"Muon": polar_bfloat16(s, sequence)}
@@ -56,7 +56,7 @@ def by_bfloat16(name, s, smoothing):
 
 
 def stepped(s, smoothing):
-    """What steps of the optimizers move weights by whose moments become S and Λ."""
+    """Return the moves of weights by steps of the optimizers whose moments become S and Λ."""
     found = {}
     for cls in (nucleon.Leon, nucleon.Muon) if smoothing is None else (nucleon.Leon,):
         weight = torch.zeros_like(s).requires_grad_()
@@ -85,7 +85,7 @@ def judged(name, kind, m, n, seed, device, directions=bare):
 
 
 def kept(norm, error, theirs):
-    """Whether the two promises are."""
+    """Return True if both promises hold."""
     return norm <= LARGEST_NORM and error <= max(theirs, LARGEST_ERROR)
 
 

@@ -152,7 +152,7 @@ def distance(p, reference):
 
 
 def jordan(s, smoothing):
-    """What Muon's usual five steps in bfloat16, on [S L], make of S."""
+    """Return the result of Muon's usual five steps in bfloat16, on [S L], for S."""
     a, b, c = muon()
     x = augmented(s, smoothing).bfloat16()
     x = x / (x.norm() + 1e-7)

@@ -1,4 +1,4 @@
-"""What is loaded, and when: each in a process of its own, since this one has everything."""
+"""Modules that are loaded, each in a process of its own, since this one has everything."""
 
 import graphlib
 import subprocess

@@ -66,7 +66,7 @@ def test_what_the_average_costs(tmp_path, capsys):
 
 @pytest.mark.parametrize(("name", "channels_last"), LAYOUTS)
 def test_both_sides_step_the_same_blocks(name, channels_last):
-    """What `for_model` makes of the model, cut as before, is what the copies become."""
+    """The copies step as the blocks of `for_model`, cut as before."""
     model = built(name, channels_last)
     optimizer = nucleon.Leon.for_model(model)
     parts = models.divided(optimizer)

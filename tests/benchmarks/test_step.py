@@ -15,7 +15,7 @@ METHODS = ("Muon", "Leon", "Pion k=1", "Pion k=4", "torch Muon", "torch AdamW")
 
 
 def run(script, *arguments):
-    """What the script prints, run in this process, which has most of its imports."""
+    """Return the output of the script, run in this process, which has most of its imports."""
     command = [str(BENCHMARKS / script), *map(str, arguments)]
     with (
         mock.patch.object(sys, "argv", command),

@@ -62,7 +62,7 @@ def test_the_cost_claim_can_fail():
 
 
 def slopes(seconds, rows=cost_model.ROWS[0]):
-    """Of the logarithm in those of m, n/m and K, by NumPy over the claim's grid."""
+    """Slopes of the logarithm in those of m, n/m and K, by NumPy over the claim's grid."""
     grid = list(itertools.product(rows, cost_model.ASPECTS[0], cost_model.STEPS))
     x = [[1, math.log(m), math.log(a), math.log(k)] for m, a, k in grid]
     y = [math.log(seconds(m, a * m, k)) for m, a, k in grid]
@@ -70,7 +70,7 @@ def slopes(seconds, rows=cost_model.ROWS[0]):
 
 
 def test_the_tolerances_of_the_exponents_are_what_the_argument_gives():
-    """What is left out takes as long as the flops at m = 128, in one kind of term or in both."""
+    """Omitted terms take as long as the flops at m = 128, in one kind of term or in both."""
     low = slopes(lambda m, n, k: m**3 + cost_model.LEADS * m**2)[0]
     assert 3 - low == pytest.approx(cost_model.ROW_EXPONENT, rel=0.02)
     worst = 0.0

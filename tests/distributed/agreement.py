@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of whether they train the same thing."""
+"""Programs of the ranks in the tests of agreement between them."""
 
 import time
 from datetime import timedelta

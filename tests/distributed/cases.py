@@ -1,4 +1,4 @@
-"""What the ranks do in the tests: train one model in some layout, and return the whole of it."""
+"""Programs of the ranks in the tests: train a model in some layout, and return all of it."""
 
 import math
 import os
@@ -93,7 +93,7 @@ def batch(step, rank, size, dtype):
 
 
 def long_side(param):
-    """Where FSDP2 is to cut; None is its own choice, the first axis."""
+    """Return the axis that FSDP2 cuts; None is its own choice, the first axis."""
     return Shard(1) if param.ndim == 2 and param.shape[0] <= param.shape[1] else None
 
 
@@ -142,7 +142,7 @@ def train(method, kind, steps=3, dtype=torch.float64, **options):
 
 
 def train_alone(method, steps=3, dtype=torch.float64, shares=1, **options):
-    """The same in one process; gradients are averaged over `shares` parts, as DDP does."""
+    """Train in one process; gradients are averaged over `shares` parts, as DDP does."""
     model = Net(dtype)
     optimizer = make_optimizer(method, model, **options)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of checkpoints: prescribed steps, saved and loaded in between."""
+"""Programs of the ranks in the tests of checkpoints: steps, saved and loaded in between."""
 
 import dataclasses
 import io

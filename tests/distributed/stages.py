@@ -45,7 +45,7 @@ class Stage(nn.Module):
 
 
 def generator(name, step):
-    """The same for a parameter in whichever stage it is."""
+    """Return the generator of a parameter, equal in every stage."""
     return torch.Generator().manual_seed(zlib.crc32(f"{name} {step}".encode()))
 
 

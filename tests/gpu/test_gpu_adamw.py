@@ -1,4 +1,4 @@
-"""What a CUDA device alone has of AdamW's kernels: graphs, large tensors, launches to count."""
+"""AdamW's kernels on a CUDA device: graphs, large tensors, counts of launches."""
 
 import math
 

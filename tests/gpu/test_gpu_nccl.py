@@ -35,7 +35,7 @@ def network():
 
 
 def stepped(model, optimizer, start, steps=5):
-    """The same gradients whatever the model: AdamW would make much of the noise of a backward."""
+    """Draw gradients that are equal for any model: AdamW would enlarge the noise of a backward."""
     for step in range(start, start + steps):
         generator = torch.Generator().manual_seed(step)
         for p in model.parameters():

@@ -31,7 +31,7 @@ def parameters(device, dtype=torch.float32, shapes=SHAPES):
 
 
 def give_gradients(params, step):
-    """The same bits on every device; in place where there is a gradient, as a graph needs it."""
+    """Draw equal bits on every device; in place where a gradient exists, as a graph needs it."""
     generator = torch.Generator().manual_seed(100 + step)
     for p in params:
         gradient = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)

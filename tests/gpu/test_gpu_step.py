@@ -1,4 +1,4 @@
-"""What a CUDA device alone has of the fused step: graphs, streams, memory; and whole models."""
+"""The fused step on a CUDA device: graphs, streams, memory; and whole models."""
 
 import copy
 import math

@@ -352,7 +352,7 @@ def test_powers_of_two_change_no_bit(name, shape, dtype, place, seed):
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("dtype", FULL)
 def test_the_ends_of_the_range_change_no_bit(name, dtype):
-    """Whether ‖S‖_F and its inverse are numbers or not; but for float16 inside."""
+    """Scales at which ‖S‖_F and its inverse are numbers or not; but for float16 inside."""
     case, signs = FIXED[name], torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, 1]])
     rest = (torch.zeros(3, 3, dtype=dtype),) if case.kind == "augmented" else ()
     s = signs.to(dtype)

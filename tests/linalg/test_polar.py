@@ -39,7 +39,7 @@ def with_factor(shape, sigma, seed=0):
 
 
 def rounding(s, sigma_min):
-    """What float errors can turn: ‖ΔP‖_F ≤ ‖ΔS‖_F/σ_min (Li), with a backward error ΔS of at most
+    """Rotation by float errors: ‖ΔP‖_F ≤ ‖ΔS‖_F/σ_min (Li), with a backward error ΔS of at most
     √(m+n) units a product and a hundred products, the longest of the iterations."""
     backward = 100 * math.sqrt(sum(s.shape[-2:])) * eps(s.dtype)
     return backward * torch.linalg.matrix_norm(s.double()).item() / sigma_min

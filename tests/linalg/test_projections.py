@@ -64,7 +64,7 @@ def duality_gap(s, left, right, x):
 
 
 def rounding(s, left, x):
-    """How far a computed value or gap at x may lie from the exact one.
+    """Return the largest distance of a computed value or gap at x from the exact one.
 
     About 30 rounding errors in sums of the size of ‖S‖_* + ‖L‖_*, and the gradient's nuclear norm
     times what x exceeds the ball by, for such an excess lowers f and the gap alike.

@@ -81,7 +81,7 @@ WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 @pytest.mark.parametrize("dtype", FULL + HALF)
 @given(data=st.data())
 def test_exponents_from_bits_are_those_of_frexp(dtype, data):
-    """Of any bits at all: subnormal numbers, zero, infinity and NaN are among them."""
+    """Draw any bits: subnormal numbers, zero, infinity and NaN are among them."""
     word = WORDS[dtype.itemsize]
     bits = st.integers(0, torch.iinfo(word).max)  # no sign
     x = torch.tensor(data.draw(st.lists(bits, min_size=1, max_size=20)), dtype=word).view(dtype)

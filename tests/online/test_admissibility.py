@@ -29,7 +29,7 @@ def check(found: AdmissibilitySearch) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 5), (3, 2)])
 def test_regularized_attains_one_half_and_one(shape: tuple[int, int]) -> None:
-    """Where ‖L⁻¹S‖_op ≤ 1, Ψ = ½Tr SᵀL⁻¹S + ½Tr L: β is attained there, α at S = 0."""
+    """If ‖L⁻¹S‖_op ≤ 1, Ψ = ½Tr SᵀL⁻¹S + ½Tr L: β is attained there, α at S = 0."""
     found = search_admissibility(Regularized(), *shape, starts=4, steps=25)
     check(found)
     assert found.alpha.closeness >= 0.99
@@ -138,7 +138,7 @@ class Damped(Understated):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_constant_lost_at_small_smoothings_is_refuted(seed: int) -> None:
-    """Where Λ is large beside 10⁻¹² the ratios are those of (1, 1)."""
+    """If Λ is large beside 10⁻¹², the ratios are those of (1, 1)."""
     result = search_admissibility(Damped(Hyperbolic(), Admissibility(1.0, 1.0)), 1, 3, seed=seed)
     assert result.alpha.holds and not result.beta.holds and not result.holds
     assert result.beta.found > 2

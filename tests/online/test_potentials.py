@@ -71,7 +71,7 @@ def singular_values(x: Tensor) -> Tensor:
 
 
 def rounding(potential: Potential, s: Tensor, value: Tensor) -> Tensor:
-    """What an SVD in the dtype of `s` may add to a sum of singular values, and the gap."""
+    """Return the error of an SVD in the dtype of `s` for a sum of singular values, and the gap."""
     eps = torch.finfo(s.dtype).eps * 10 * (s.shape[-1] + s.shape[-2])
     gap = potential.tolerance if isinstance(potential, Regularized) else 0.0
     return (eps + gap) * value.double().abs()

@@ -65,7 +65,7 @@ def step(optimizer):
 
 
 def check_close(ours, theirs, steps):
-    """Of the same dtype; each step rounds a dozen times, and half-precision weights once more."""
+    """Compare weights of one dtype; each step rounds a dozen times, half precision once more."""
     eps = torch.finfo(theirs.dtype).eps
     torch.testing.assert_close(ours, theirs, rtol=4 * steps * eps, atol=4 * steps * eps)
 
@@ -220,7 +220,7 @@ class Wrapped(torch.Tensor):
 
 
 def handed_over(device):
-    """What the kernels cannot follow takes the torch path: gaps, no memory, float64."""
+    """Gaps, no memory and float64, which the kernels do not serve, take the torch path."""
     found = []
     for fast in (True, False):
         gaps, whole = parameters(device, shapes=[(5, 26), (7,)])
@@ -365,7 +365,7 @@ def without_a_square(device):
 
 
 def sharded(device):
-    """What one rank holds of DTensors, beside plain parameters: the same steps and skips."""
+    """Local parts of DTensors, beside plain parameters, take the same steps and skips."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:

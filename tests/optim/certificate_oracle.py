@@ -31,7 +31,7 @@ def applied_directions(monkeypatch):
 
 
 class Measured(NamedTuple):
-    """What a ledger measures of one matrix."""
+    """Measurement of one matrix by a ledger."""
 
     regret: float
     bound: float

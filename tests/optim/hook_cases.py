@@ -74,7 +74,7 @@ def matrices(name, x):
 
 
 def exact(name, x):
-    """The same in NumPy's float64, a copy."""
+    """Return a copy in NumPy's float64."""
     return matrices(name, x.detach().cpu()).numpy().astype(np.float64)
 
 
@@ -114,7 +114,7 @@ class Run:
             self.steps += 1
 
     def tolerance(self):
-        """Of a weight: each step rounds it, and P by the condition of SSᵀ + M̂ + I in sums of n."""
+        """Return the error of a weight: rounding per step, and P by cond(SSᵀ + M̂ + I)."""
         sizes = [
             1 + np.linalg.norm(t.total, 2) ** 2 + np.linalg.norm(t.gram, 2)
             for t in self.twins.values()
@@ -147,7 +147,7 @@ def runs_as_written(device, method, dtype):
 
 
 def one_rank(device, method, dtype):
-    """Of which placement="owner" makes no owner: it steps its matrices as without ranks."""
+    """A direction that placement="owner" does not divide: matrices step as without ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         run = Run(method, device, dtype, placement="owner")

@@ -83,7 +83,7 @@ def steps(optimizer, params, gradients):
 
 
 def column_major(x):
-    """The same tensor in another memory format."""
+    """Return the tensor in another memory format."""
     order = list(reversed(range(x.ndim)))
     return x.permute(order).contiguous().permute(order)
 

@@ -91,7 +91,7 @@ def played(seed, monkeypatch):
 
 
 def expected(optimizer, group, layout, gradients, directions):
-    """What the oracle measures of each matrix of a parameter."""
+    """Return the oracle's measurement of each matrix of a parameter."""
     _, _, matrices = LAYOUTS[layout]
     sign = -1.0 if group["maximize"] else 1.0
     cut = [short_side_first(matrices(sign * g)) for g in gradients]

@@ -1,4 +1,4 @@
-"""What torch promises of an optimizer, and what we promise beyond it."""
+"""The contract of torch's optimizers, and our promises beyond it."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""What is launched, captured or replayed, and on which stream; no GPU is needed."""
+"""Launches, captures and replays, and their streams; no GPU is needed."""
 
 from contextlib import contextmanager
 from functools import cache

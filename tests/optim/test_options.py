@@ -1,4 +1,4 @@
-"""What is known of an option stands where it is declared, also in a method of one's own."""
+"""Facts of an option are in its declaration, also for an optimizer of a user."""
 
 import inspect
 from typing import Annotated, get_overloads
@@ -28,7 +28,7 @@ class Damped(nucleon.Leon):
 
 
 class Plain(nucleon.Leon):
-    """The same with the defaults alone, and another default of an option that all have."""
+    """An optimizer with the defaults alone, and with another default of a shared option."""
 
     own_options = {  # noqa: RUF012
         **nucleon.Leon.own_options,

@@ -84,7 +84,7 @@ def test_muon_equals_torchs_muon_in_float64(options, monkeypatch):
 
 @pytest.mark.parametrize("options", TORCH_OPTIONS, ids=str)
 def test_coefficients_are_torchs_ns_coefficients(options, monkeypatch):
-    """The same triple five times, and as a list of triples; one of five differs, and is seen."""
+    """A triple five times, once or as a list is one method; another one among five is noticed."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.double().clone())
     triple = (3.0, -3.2, 1.2)
     theirs = {**options, "ns_coefficients": triple}

@@ -57,7 +57,7 @@ OTHER_METHODS = [
 
 @cache
 def declared():
-    """Of each of torch's operators: the one it delegates to, and the devices it has kernels for."""
+    """Return, for each of torch's operators, its delegate and the devices of its kernels."""
     folder = Path(torchgen.__file__).parent / "packaged/ATen/native"
     text = (folder / "native_functions.yaml").read_text(encoding="utf-8")
     found = {}

@@ -1,4 +1,4 @@
-"""What fades, rests or is skipped, where `tests/soundness` does not look."""
+"""Cases of fading, resting and skipping beside those of `tests/soundness`."""
 
 import math
 
@@ -17,7 +17,7 @@ def gradient(seed=0):
 
 
 def moved(optimizer, weight, given):
-    """Whether a step with this gradient changes the weight."""
+    """Return True if a step with this gradient changes the weight."""
     before = weight.detach().clone()
     weight.grad = given
     optimizer.step()

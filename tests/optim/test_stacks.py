@@ -1,4 +1,4 @@
-"""How matrices of one shape are dealt to batched calls."""
+"""Stacks of matrices of one shape for batched calls."""
 
 import math
 from types import SimpleNamespace

@@ -31,7 +31,7 @@ def calls_of(function):
 
 
 def lines_of(code):
-    """How many lines a function has, its docstring included."""
+    """Return the number of lines of a function, its docstring included."""
     return max(line for *_, line in code.co_lines() if line) - code.co_firstlineno + 1
 
 

@@ -1,4 +1,4 @@
-"""What is frozen when the optimizer is made trains once it is unfrozen, as if always there."""
+"""Frozen parameters train once they are unfrozen, as if they always had."""
 
 import copy
 import io

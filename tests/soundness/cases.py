@@ -1,4 +1,4 @@
-"""What must hold of every step, whatever a run does: cases for any device, through public names.
+"""Cases of the promises of every step, for any run and device, through public names.
 
 `tests/soundness` runs them on the CPU, `tests/gpu/test_gpu_cases.py` on a CUDA device. A case that
 fails raises.
@@ -180,7 +180,7 @@ def bound_decays(setting: Setting) -> Watched:
 
 
 def exponents(setting: Setting) -> tuple[int, int]:
-    """Of ten, of the smallest and of the largest gradients; "half" has the range of float32."""
+    """Return exponents of ten: the ends of the gradients; "half" has float32's range."""
     if setting.dtype == torch.float64 and setting.options.get("method") == "half":
         return -12, 16
     ends = {torch.float16: (-8, 4), torch.bfloat16: (-41, 37), torch.float64: (-320, 300)}

@@ -1,4 +1,4 @@
-"""What `make soak` has done, in one line for each count, over all of its processes."""
+"""Counts of `make soak`, one line for each, over all of its processes."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ STATISTICS = "_hypothesis_stats"  # where hypothesis leaves them on a report
 
 
 def examples(statistics: str) -> int:
-    """How many examples passed, over all phases that the statistics of a test tell of."""
+    """Return the number of examples that passed, over all phases in the statistics of a test."""
     return sum(map(int, re.findall(r"(\d+) passing\b", statistics)))
 
 

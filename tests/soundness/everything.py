@@ -20,7 +20,7 @@ class Case:
 
 
 FAST = (nucleon.Muon, nucleon.Leon, nucleon.Pion)
-"""Those with a fused step."""
+"""Optimizers with a fused step."""
 HALF = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -74,6 +74,6 @@ def every_case(device: str, steps: int = 80) -> Iterator[Case]:
 
 
 def fused_step(s: Setting) -> bool:
-    """Whether a setting takes the fused step of a CUDA device."""
+    """Return True if a setting takes the fused step of a CUDA device."""
     chosen = s.options.get("method", "auto") in ("auto", "half")
     return s.device != "cpu" and s.make in FAST and s.dtype != torch.float64 and chosen

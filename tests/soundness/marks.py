@@ -1,4 +1,4 @@
-"""What the tests of this folder are run over."""
+"""Settings over which the tests of this folder run."""
 
 from soaking import SOAK
 from soundness import cases

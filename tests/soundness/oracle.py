@@ -39,7 +39,7 @@ def contract(method: str, dtype: torch.dtype) -> float:
 
 
 def _settles(total: Tensor, quiet: int, group) -> bool:
-    """Whether Leon's direction falls by itself: under a bound that its gradients can have kept."""
+    """Return True if Leon's direction falls by itself, under a bound its gradients may keep."""
     if "samples" in group or not group.get("gradient_bound") or not group["smoothing_scale"]:
         return False
     most = group["gradient_bound"] / (1 - group["momentum"])  # of ‖Ĝ‖_op
@@ -48,13 +48,13 @@ def _settles(total: Tensor, quiet: int, group) -> bool:
 
 
 def quiet_steps(momentum: float) -> float:
-    """How many steps of full length a matrix takes after its last gradient."""
+    """Return the number of steps of full length after the last gradient of a matrix."""
     return int(1 / math.log(1 / momentum)) if momentum else 0
 
 
 @dataclass
 class Expected:
-    """What a step makes of one matrix; `None` is "either, by rounding"."""
+    """Effect of a step on one matrix; `None` is "either, by rounding"."""
 
     total: Tensor
     gram: Tensor | None
@@ -64,7 +64,7 @@ class Expected:
     rests: bool
     direction: Tensor
     condition: float
-    """Of [S L], Λ = LLᵀ: infinite where it is singular."""
+    """Condition number of [S L], Λ = LLᵀ, infinite for a singular one."""
 
 
 def expected(

@@ -21,7 +21,7 @@ Spoil = Callable[[Any, torch.nn.Parameter], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """How a step is spoiled, with the options that let it happen."""
+    """Fault of a step, with the options that allow it."""
 
     spoil: Spoil
     options: dict[str, Any] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Fault:
     needs_gram: bool = False
     only: tuple[type, ...] = (nucleon.Muon, nucleon.Leon, nucleon.Pion)
     weights_alone: bool = False
-    """Whether moments may have gone on where the step is fused: the fault shows too late."""
+    """Return True if moments may change in a fused step, which notices the fault too late."""
 
 
 def _last_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -207,7 +207,7 @@ def skip_keeps_the_bits(name: str, setting: Setting) -> None:
 
 
 def neighbours_step_as_ever(name: str, setting: Setting) -> None:
-    """Of a stack one matrix is spoiled: the others, in it and beside it, step bit for bit."""
+    """Spoil one matrix of a stack: the others, in it and beside it, step bit for bit."""
     shape = setting.shapes[0]
     shapes = [(3, *shape), shape, shape]
     found = []
@@ -229,5 +229,5 @@ def neighbours_step_as_ever(name: str, setting: Setting) -> None:
 
 
 def of_one_matrix(name: str) -> bool:
-    """Whether a fault is of one matrix: options are those of the whole group."""
+    """Return True if a fault concerns one matrix; options are those of the whole group."""
     return "overflows by" not in name

@@ -1,4 +1,4 @@
-"""What can only overflow is refused before anything changes, and options may change midway."""
+"""Options certain to overflow are refused before anything changes; others may change midway."""
 
 import copy
 import math

@@ -9,7 +9,7 @@ from soundness.machine import machine
 from soundness.marks import SOAK
 
 HERE = -(-settings.default.max_examples // (3 if SOAK else 5))
-"""Of each optimizer in each dtype: 240 in all by default, 20,000 in the profile of `make soak`."""
+"""Random runs of each optimizer in each dtype: 240 in all by default, 20,000 in `make soak`."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""What is not finite keeps its bits: wherever it arises, and whoever its neighbours are."""
+"""Matrices with a non-finite number keep their bits, wherever it arises."""
 
 import pytest
 

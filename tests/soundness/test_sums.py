@@ -1,4 +1,4 @@
-"""What rounding does to M̂ in thousands of steps, and below the normal numbers."""
+"""The rounding of M̂ in thousands of steps, and below the normal numbers."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ def snapshot(optimizer, params) -> list[dict[str, Tensor]]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same bit for bit, the sign of a zero and of a NaN too."""
+    """Return True if two tensors have equal bits, with the signs of zeros and NaNs."""
     return torch.equal(*(x.contiguous().view(-1).view(torch.uint8) for x in (a, b)))
 
 
@@ -87,7 +87,7 @@ class Watched:
             self.step(*(torch.zeros_like(p) for p in self.params))
 
     def quiet_unjudged(self, steps: int) -> None:
-        """The same with less to look at: finite, in the ball, and the moments finite."""
+        """Check less: weights are finite and in the ball, and moments finite."""
         for _ in range(max(steps, 0)):
             with torch.no_grad():
                 for p in self.params:
@@ -188,5 +188,5 @@ class Watched:
         return norm
 
     def _is_exact(self) -> bool:
-        """Whether P is a function of Ĝ and M̂ alone: that of Pion has noise in it."""
+        """Return True if P is a function of Ĝ and M̂ alone; Pion's depends on noise."""
         return "samples" not in self.group or self.group["smoothing_scale"] == 0

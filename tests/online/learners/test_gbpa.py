@@ -1,4 +1,4 @@
-"""What is special to GBPA and its four learners, against NumPy's SVD."""
+"""GBPA and its four learners alone, against NumPy's SVD."""
 
 import math
 from itertools import pairwise

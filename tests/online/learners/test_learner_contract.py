@@ -46,7 +46,7 @@ class Case(NamedTuple):
     shapes: tuple[tuple[int, ...], ...] = SHAPES
     random: bool = False
     solved: float = 1e-12
-    """How far apart two actions may be that are solved from different starts."""
+    """Return the largest distance of two actions that are solved from different starts."""
 
     def __call__(self, shape, *, bound=1.0, **options):
         stated = self.bound(bound, shape)

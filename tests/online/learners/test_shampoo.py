@@ -1,4 +1,4 @@
-"""What is special to Shampoo and Kronecker FTRL, against cvxpy and NumPy on vec X."""
+"""Shampoo and Kronecker FTRL alone, against cvxpy and NumPy on vec X."""
 
 import math
 
