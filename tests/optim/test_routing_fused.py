@@ -93,36 +93,26 @@ AMBIGUOUS = {
     },
     "heads not told": (lambda: holder(W_pack=linear(24)), [THIRD]),
     "fewer keys, neither three equal parts nor four of three": (
-        *(lambda: holder(qkv=linear(16), num_heads=4), ["r{8,4,4} c"]),
-    ),
-    "fewer heads": (
-        *(lambda: holder(kv=linear(8), num_heads=8, num_key_value_heads=2),),
-        [HALF, "(r=2 b=2 r) c"],
-    ),
-    "latents": (
-        *(lambda: holder(kv_b_proj=linear(20), qk_nope_head_dim=2, v_head_dim=3),),
-        [HALF, "(r r{2,3}) c"],
-    ),
+        lambda: holder(qkv=linear(16), num_heads=4), ["r{8,4,4} c"]),
+    "fewer heads": (lambda: holder(kv=linear(8), num_heads=8, num_key_value_heads=2),
+                    [HALF, "(r=2 b=2 r) c"]),
+    "latents": (lambda: holder(kv_b_proj=linear(20), qk_nope_head_dim=2, v_head_dim=3),
+                [HALF, "(r r{2,3}) c"]),
     "latents and a key": (
-        *(lambda: holder(kv_a_proj_with_mqa=linear(10), kv_lora_rank=6, qk_rope_head_dim=4),),
-        ["r{6,4} c"],
-    ),
+        lambda: holder(kv_a_proj_with_mqa=linear(10), kv_lora_rank=6, qk_rope_head_dim=4),
+        ["r{6,4} c"]),
     "unknown sizes": (lambda: holder(kv_a_proj_with_mqa=linear(10)), []),
     "Mamba": (lambda: holder(in_proj=linear(32), dt_proj=linear(16, 2)), [HALF]),
     "Mamba's x": (lambda: holder(x_proj=linear(38), dt_proj=linear(16, 6)), ["r{6,16,16} c"]),
-    "Mamba-2": (
-        *(lambda: holder(in_proj=linear(42), out_proj=linear(8, 16), A_log=parameter(4)),),
-        ["r{16,16,3,3,4} c"],
-    ),
+    "Mamba-2": (lambda: holder(in_proj=linear(42), out_proj=linear(8, 16), A_log=parameter(4)),
+                ["r{16,16,3,3,4} c"]),
     "adaLN by its class": (lambda: holder("MyAdaLayerNorm", linear=linear(48)), ["(b=6 r) c"]),
     "adaLN by its name": (
-        *(lambda: holder(adaLN_modulation=nn.Sequential(nn.SiLU(), linear(16))), [HALF]),
-    ),
+        lambda: holder(adaLN_modulation=nn.Sequential(nn.SiLU(), linear(16))), [HALF]),
     "a convolution": (lambda: holder(qkv=nn.Conv2d(8, 24, 1)), ["(b=3 r) c c c"]),
     "beside its norm": (
-        *(lambda: holder(qkv=nn.Sequential(linear(24), nn.BatchNorm1d(24))), [THIRD]),
-    ),
-}
+        lambda: holder(qkv=nn.Sequential(linear(24), nn.BatchNorm1d(24))), [THIRD]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", AMBIGUOUS)

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import warnings
 
 import pytest
 import transformers
@@ -12,21 +11,18 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import nucleon
 from nucleon.optim.routing import heads
+from optim.modules import named, rows_of, silent
 
 
 def heads_of(model, **options):
     """Return the names of the parameters that go to AdamW as heads; a warning is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        rows = nucleon.Leon.for_model(model, **options).explain()
-    return {row.name for row in rows if "output head" in row.reason}
+    with silent():
+        rows = rows_of(model, **options)
+    return {name for name, row in rows.items() if "output head" in row.reason}
 
 
 def net(**children):
-    model = nn.Module()
-    for name, child in {"body": nn.Linear(8, 8), **children}.items():
-        setattr(model, name, child)
-    return model
+    return named("Net", body=nn.Linear(8, 8), **children)
 
 
 def linear():
@@ -80,57 +76,39 @@ HEADS = {
     "tied": (lambda: tied(decoder=nn.Linear(8, 9, bias=False)), {"embed"}),
     "tied, beside one told": (
         lambda: net(lm_head=linear(), part=tied(entities=nn.Linear(8, 9))),
-        {"lm_head", "part.embed"},
-    ),
+        {"lm_head", "part.embed"}),
     "by words": (lambda: net(head_dist=linear(), aux_head=linear()), {"head_dist", "aux_head"}),
     "a convolution": (lambda: net(head=nn.Conv2d(8, 3, 1)), {"head"}),
     "of a container the last": (lambda: net(classifier=mlp(), fc=linear()), {"classifier.2", "fc"}),
     "but no square one": (
         lambda: net(mask_head=net(proj_out=linear(), last=nn.Linear(8, 8))),
-        {"mask_head.proj_out"},
-    ),
+        {"mask_head.proj_out"}),
     "of a container what is named so": (
         lambda: net(decode_head=net(classifier=linear(), pool=nn.Conv2d(4, 8, 1))),
-        {"decode_head.classifier"},
-    ),
+        {"decode_head.classifier"}),
     "of a list each": (
-        lambda: net(heads=nn.ModuleList([linear(), mlp()])),
-        {"heads.0", "heads.1.2"},
-    ),
+        lambda: net(heads=nn.ModuleList([linear(), mlp()])), {"heads.0", "heads.1.2"}),
     "of a dict each": (
         lambda: net(classifiers=nn.ModuleDict({"age": linear(), "name": mlp()})),
-        {"classifiers.age", "classifiers.name.2"},
-    ),
+        {"classifiers.age", "classifiers.name.2"}),
     "beside a layer of BigBird's": (
         lambda: net(qa_classifier=net(output=layers("BigBirdOutput"), qa_outputs=linear())),
-        {"qa_classifier.qa_outputs"},
-    ),
+        {"qa_classifier.qa_outputs"}),
     "registered before the layers": (
-        lambda: net(lm_head=linear(), layers=nn.ModuleList([mlp(), mlp()])),
-        {"lm_head"},
-    ),
+        lambda: net(lm_head=linear(), layers=nn.ModuleList([mlp(), mlp()])), {"lm_head"}),
     "within, beside one at the top": (
         lambda: net(a=net(b=net(lm_head=linear(), embed_out=linear())), head=linear()),
-        {"a.b.lm_head", "a.b.embed_out", "head"},
-    ),
+        {"a.b.lm_head", "a.b.embed_out", "head"}),
     "of a detector": (detector, DETECTOR),
     "one level down": (
         lambda: net(a=net(fc=linear()), b=net(lm_heads=nn.ModuleList([linear()]))),
-        {"a.fc", "b.lm_heads.0"},
-    ),
+        {"a.fc", "b.lm_heads.0"}),
     "one level down, only where there is no other": (
-        lambda: net(a=net(fc=linear()), head=linear()),
-        {"head"},
-    ),
-    "behind wrappers": (
-        lambda: net(module=net(_orig_mod=net(fc=linear()))),
-        {"module.fc"},
-    ),
-    "under weight_norm": (
-        lambda: net(head=weight_norm(linear())),
-        {f"head.parametrizations.weight.original{part}" for part in range(2)},
-    ),
-}
+        lambda: net(a=net(fc=linear()), head=linear()), {"head"}),
+    "behind wrappers": (lambda: net(module=net(_orig_mod=net(fc=linear()))), {"module.fc"}),
+    "under weight_norm": (lambda: net(head=weight_norm(linear())),
+                          {f"head.parametrizations.weight.original{part}" for part in range(2)}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(heads.NAMES))
@@ -248,10 +226,7 @@ SILENT = {
     "told to be matrices": (mlp, {"overrides": {"2.weight": "matrix"}}),
     "told to be none": (mlp, {"overrides": {"2.weight": "adamw"}}),
     "all frozen": (lambda: mlp().requires_grad_(False), {}),
-    "adapters alone": (
-        lambda: get_peft_model(mlp(), LoraConfig(r=2, target_modules=["0"])),
-        {},
-    ),
+    "adapters": (lambda: get_peft_model(mlp(), LoraConfig(r=2, target_modules=["0"])), {}),
 }
 
 

@@ -8,16 +8,14 @@ import torch
 from peft import LoHaConfig, LoKrConfig, get_peft_model
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import prune
 from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 import nucleon
 from nucleon.optim.matrices.parameters import globs
-
-
-def rows_of(model, **options):
-    return {row.name: row for row in nucleon.Leon.for_model(model, **options).explain()}
+from optim.modules import rows_of
 
 
 def old(norm, module):
@@ -28,45 +26,23 @@ def old(norm, module):
 
 # ---------------------------------------------------------------------- made of other weights
 
-CONV = "(b=2 r) c c"
+CONV, ORIGINAL = "(b=2 r) c c", "parametrizations.weight.original"
+SCALED = {f"{ORIGINAL}0": None, f"{ORIGINAL}1": CONV}
 MADE = {
-    "weight_norm": (
-        lambda: parametrizations.weight_norm(nn.Conv1d(4, 6, 3, groups=2)),
-        {"parametrizations.weight.original0": None, "parametrizations.weight.original1": CONV},
-    ),
-    "weight_norm of the last axis, as in wav2vec2": (
-        lambda: parametrizations.weight_norm(nn.Conv1d(4, 6, 3, groups=2), dim=2),
-        {"parametrizations.weight.original0": None, "parametrizations.weight.original1": CONV},
-    ),
-    "weight_norm of a Linear": (
-        lambda: parametrizations.weight_norm(nn.Linear(4, 6)),
-        {"parametrizations.weight.original0": None, "parametrizations.weight.original1": "r c"},
-    ),
-    "spectral_norm": (
-        lambda: parametrizations.spectral_norm(nn.ConvTranspose1d(4, 6, 3)),
-        {"parametrizations.weight.original": "c r c"},
-    ),
-    "orthogonal": (
-        lambda: parametrizations.orthogonal(nn.Linear(4, 4)),
-        {"parametrizations.weight.original": None},
-    ),
-    "two of them": (
-        lambda: parametrizations.orthogonal(parametrizations.spectral_norm(nn.Linear(4, 4))),
-        {"parametrizations.weight.original": None},
-    ),
-    "older weight_norm": (
-        lambda: old(old_weight_norm, nn.Conv1d(4, 6, 3, groups=2)),
-        {"weight_g": None, "weight_v": CONV},
-    ),
-    "older spectral_norm": (
-        lambda: old(old_spectral_norm, nn.Linear(4, 6)),
-        {"weight_orig": "r c"},
-    ),
-    "pruned": (
-        lambda: prune.l1_unstructured(nn.Linear(4, 6), "weight", 0.5),
-        {"weight_orig": "r c"},
-    ),
-}
+    "weight_norm": (lambda: weight_norm(nn.Conv1d(4, 6, 3, groups=2)), SCALED),
+    "of the last axis, as in wav2vec2": (
+        lambda: weight_norm(nn.Conv1d(4, 6, 3, groups=2), dim=2), SCALED),
+    "of a Linear": (lambda: weight_norm(nn.Linear(4, 6)), SCALED | {f"{ORIGINAL}1": "r c"}),
+    "spectral_norm": (lambda: spectral_norm(nn.ConvTranspose1d(4, 6, 3)), {ORIGINAL: "c r c"}),
+    "orthogonal": (lambda: orthogonal(nn.Linear(4, 4)), {ORIGINAL: None}),
+    "two of them": (lambda: orthogonal(spectral_norm(nn.Linear(4, 4))), {ORIGINAL: None}),
+    "older weight_norm": (lambda: old(old_weight_norm, nn.Conv1d(4, 6, 3, groups=2)),
+                          {"weight_g": None, "weight_v": CONV}),
+    "older spectral_norm": (lambda: old(old_spectral_norm, nn.Linear(4, 6)),
+                            {"weight_orig": "r c"}),
+    "pruned": (lambda: prune.l1_unstructured(nn.Linear(4, 6), "weight", 0.5),
+               {"weight_orig": "r c"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MADE)
@@ -145,15 +121,9 @@ def test_a_complex_gradient_that_is_not_finite_is_skipped():
 
 
 def test_routers_and_gates_of_one_row_say_what_is_done_with_them():
-    model = nn.ModuleDict(
-        {
-            "moe": nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.ModuleList()}),
-            "shared_expert_gate": nn.Linear(8, 1),
-            "gate": nn.Linear(8, 8),
-        }
-    )
-    model["moe"].experts = model["moe"]["experts"]
-    rows = rows_of(model, head=None)
+    moe = nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.ModuleList()})
+    gates = {"shared_expert_gate": nn.Linear(8, 1), "gate": nn.Linear(8, 8)}
+    rows = rows_of(nn.ModuleDict({"moe": moe, **gates}), head=None)
     assert "router" in rows["moe.gate.weight"].reason and "adamw" in rows["moe.gate.weight"].reason
     assert "one row" in rows["shared_expert_gate.weight"].reason
     assert rows["gate.weight"].reason == "Linear"
@@ -181,23 +151,17 @@ def two():
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_overrides_and_heads_see_through_wrappers(wrapper):
-    model = wrapped(two(), wrapper)
-    assert any(wrapper in name for name, _ in model.named_parameters())
-    rows = rows_of(model, head="1", overrides={"0.weight": "adamw"})
+def test_wrappers_are_seen_through_and_may_come_or_go_between_save_and_load(wrapper):
+    plain, other = two(), wrapped(two(), wrapper)
+    assert any(wrapper in name for name, _ in other.named_parameters())
+    rows = rows_of(other, head="1", overrides={"0.weight": "adamw"})
     assert rows["0.weight"].reason == "override"
     assert rows["1.weight"].reason == "output head, by head="
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_may_come_or_go_between_save_and_load(wrapper):
-    plain, other = two(), wrapped(two(), wrapper)
     saved = nucleon.Leon.for_model(plain, head="1")
     for p in plain.parameters():
         p.grad = torch.randn_like(p)
     saved.step()
-    for source, target in ((plain, other), (other, plain)):
-        del source
+    for target in (other, plain):
         loaded = nucleon.Leon.for_model(target, head="1")
         loaded.load_state_dict(saved.state_dict())
         assert loaded.explain().to_dict() == saved.explain().to_dict()
@@ -230,19 +194,14 @@ def own_module():
 
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: wrapped(m, "module.")])
 def test_a_module_of_the_models_own_keeps_its_name(wrap):
-    rows = rows_of(wrap(own_module()), head=None, overrides={"up.weight": "adamw"})
-    assert {name: row.route for name, row in rows.items()} == {
-        "up.weight": "adamw",
-        "module.up.weight": "matrix",
-    }
-    rows = rows_of(wrap(own_module()), head=None, overrides={"module.up.weight": "adamw"})
-    assert [rows[name].route for name in ("up.weight", "module.up.weight")] == ["matrix", "adamw"]
-    rows = rows_of(wrap(own_module()), head="module.up")
-    assert [rows[name].route for name in ("up.weight", "module.up.weight")] == ["matrix", "adamw"]
-
-
-def test_names_that_are_given_lose_what_ddp_adds():
-    names = [name for name, _ in own_module().named_parameters()]
-    for model in (own_module(), wrapped(own_module(), "module.")):
-        optimizer = nucleon.Leon(model.named_parameters())
-        assert [row.name for row in optimizer.explain()] == names
+    names = ["up.weight", "module.up.weight"]
+    for options, other in (
+        ({"head": None, "overrides": {"up.weight": "adamw"}}, "up.weight"),
+        ({"head": None, "overrides": {"module.up.weight": "adamw"}}, "module.up.weight"),
+        ({"head": "module.up"}, "module.up.weight"),
+    ):
+        rows = rows_of(wrap(own_module()), **options)
+        assert {*rows} == {*names}
+        assert [name for name, row in rows.items() if row.route == "adamw"] == [other]
+    optimizer = nucleon.Leon(wrap(own_module()).named_parameters())
+    assert [row.name for row in optimizer.explain()] == names
