@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nucleon
+from helpers_states import differences
 from nucleon.optim.average import get_multi_avg_fn, share
 
 KINDS = [0.1, 0.5, 1 / 3, 1, 7.5]
@@ -34,8 +35,29 @@ def take(model, optimizer, *steps):
         generator = torch.Generator().manual_seed(step)
         for p in model.parameters():
             if p.requires_grad:
-                p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
         optimizer.step()
+
+
+def values(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def iterates(model, optimizer, steps=SEED_STEPS):
+    """Take steps, and return the iterates of each parameter."""
+    seen = []
+    for step in range(steps):
+        take(model, optimizer, step)
+        seen.append(values(model))
+    return [*zip(*seen, strict=True)]
+
+
+def averages(model, optimizer):
+    return [optimizer.state[p]["average"] for p in model.parameters()]
+
+
+def same(found, expected):
+    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 def weights_of(average, count):
@@ -73,60 +95,46 @@ def test_shares_make_the_weights_and_the_mean_age_that_are_promised(average):
 def test_average_is_its_twin_for_every_parameter(method, average):
     model = net(torch.float64)
     optimizer = build(model, method, average=average)
-    iterates = {p: [] for p in model.parameters()}
-    for step in range(SEED_STEPS):
-        take(model, optimizer, step)
-        for p, seen in iterates.items():
-            seen.append(p.detach().clone())
-    before = {p: p.detach().clone() for p in model.parameters()}
+    seen = iterates(model, optimizer)
+    ours = AveragedModel(model, multi_avg_fn=get_multi_avg_fn(average), use_buffers=True)
+    before, zipped = values(model), zip(*seen, strict=True)
+    for step in zipped:  # torch's own model, which is told the iterates
+        with torch.no_grad():
+            for p, value in zip(model.parameters(), step, strict=True):
+                p.copy_(value)
+        ours.update_parameters(model)
     with optimizer.averaged():
-        for p, seen in iterates.items():
-            torch.testing.assert_close(p.detach(), twin(average, seen), rtol=1e-12, atol=1e-14)
-    assert all(torch.equal(p, w) for p, w in before.items())
+        for p, q, each in zip(model.parameters(), ours.module.parameters(), seen, strict=True):
+            torch.testing.assert_close(p.detach(), twin(average, each), rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(p.detach(), q.detach())
+    assert same(model.parameters(), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_have_a_float32_average(dtype):
     model = net(dtype)
     optimizer = build(model)
-    iterates = {p: [] for p in model.parameters()}
-    for step in range(SEED_STEPS):
-        take(model, optimizer, step)
-        for p, seen in iterates.items():
-            seen.append(p.detach().clone())
-    for p, seen in iterates.items():
-        assert optimizer.state[p]["average"].dtype == torch.float32
-        torch.testing.assert_close(
-            optimizer.state[p]["average"].double(), twin(0.1, seen), rtol=1e-5, atol=1e-6
-        )
-    raw = [p.detach().clone() for p in model.parameters()]
+    for p, seen in zip(model.parameters(), iterates(model, optimizer), strict=True):
+        average = optimizer.state[p]["average"]
+        assert average.dtype == torch.float32
+        torch.testing.assert_close(average.double(), twin(0.1, seen), rtol=1e-5, atol=1e-6)
+    raw = values(model)
     with optimizer.averaged():
-        for p in model.parameters():
-            assert torch.equal(p, optimizer.state[p]["average"].to(dtype))
-    assert all(map(torch.equal, raw, model.parameters()))
+        assert same(model.parameters(), [x.to(dtype) for x in averages(model, optimizer)])
+    assert same(model.parameters(), raw)
     wide = build(net(), average_dtype=torch.float64)
     assert all(s["average"].dtype == torch.float64 for s in wide.state.values())
     take(net(), wide, 0)
 
 
 def test_complex_and_strided_parameters():
-    conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
-    spectrum = nn.Parameter(torch.randn(4, dtype=torch.complex64))
-    groups = [
-        {"params": [conv.weight], "axes": "r c c c"},
-        {"params": [conv.bias, spectrum], "route": "adamw"},
-    ]
-    optimizer = nucleon.Muon(groups, average=0.5)
-    seen = {p: [] for p in (conv.weight, conv.bias, spectrum)}
-    for _ in range(3):
-        for p in seen:
-            p.grad = torch.randn_like(p)
-        optimizer.step()
-        for p in seen:
-            seen[p].append(p.detach().clone())
-    for p in seen:
-        mean = torch.stack(seen[p]).mean(0)
-        torch.testing.assert_close(optimizer.state[p]["average"], mean)
+    model = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+    model.spectrum = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+    matrix = {"params": [model.weight], "axes": "r c c c"}
+    rest = {"params": [model.bias, model.spectrum], "route": "adamw"}
+    optimizer = nucleon.Muon([matrix, rest], average=0.5)
+    for p, seen in zip(model.parameters(), iterates(model, optimizer, 3), strict=True):
+        torch.testing.assert_close(optimizer.state[p]["average"], torch.stack(seen).mean(0))
 
 
 def test_a_skipped_step_counts_and_enters_the_weights_that_stayed():
@@ -146,37 +154,30 @@ def test_a_skipped_step_counts_and_enters_the_weights_that_stayed():
 
 def test_frozen_and_late_parameters_share_the_weights_of_the_others():
     model = net(torch.float64)
-    frozen, added = model[2].weight.requires_grad_(False), nn.Parameter(torch.ones(4, 4).double())
-    start = added.detach().clone()
-    optimizer = build(model)
-    iterates = {p: [] for p in (*model.parameters(), added)}
+    model.late = nn.Linear(4, 4, bias=False).double()
+    frozen, added = model[2].weight.requires_grad_(False), model.late.weight
+    optimizer = build(model[:3])
+    seen = []
     for step in range(8):
         if step == 3:
             frozen.requires_grad_(True)
         if step == 5:
             optimizer.add_param_group({"params": [("added", added)], "route": "matrix"})
-        added.grad = torch.ones_like(added)
         take(model, optimizer, step)
-        for p, seen in iterates.items():
-            seen.append(p.detach().clone())
-    assert torch.equal(iterates[added][4], start)
-    for p, seen in iterates.items():
-        torch.testing.assert_close(
-            optimizer.state[p]["average"], twin(0.1, seen), rtol=1e-12, atol=1e-14
-        )
+        seen.append(values(model))
+    for p, each in zip(model.parameters(), zip(*seen, strict=True), strict=True):
+        average = optimizer.state[p]["average"]
+        torch.testing.assert_close(average, twin(0.1, each), rtol=1e-12, atol=1e-14)
 
 
 def test_tied_weights_and_two_optimizers_over_one_model():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 5))
     model[2].weight = model[0].weight
     first = nucleon.Muon([model[1].weight], average=0.1)
-    second = nucleon.Leon(
-        [{"params": [model[0].weight, model[2].bias], "route": "adamw"}], average=5
-    )
+    rest = {"params": [model[0].weight, model[2].bias], "route": "adamw"}
+    second = nucleon.Leon([rest], average=5)
     for step in range(4):
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
-        first.step()
+        take(model, first, step)
         second.step()
     raw = copy.deepcopy(model.state_dict())
     with first.averaged(), second.averaged():
@@ -186,7 +187,7 @@ def test_tied_weights_and_two_optimizers_over_one_model():
         mine = first.averaged_state_dict(model)
     assert torch.equal(mine["1.weight"], whole["1.weight"])
     assert torch.equal(mine["0.weight"], raw["0.weight"])
-    assert all(torch.equal(raw[n], x) for n, x in model.state_dict().items())
+    assert same(model.state_dict().values(), raw.values())
     assert not torch.equal(whole["2.bias"], raw["2.bias"])
     assert torch.equal(whole["0.weight"], whole["2.weight"])
 
@@ -195,9 +196,8 @@ def test_averaged_restores_after_an_exception_and_refuses_what_would_mix_the_two
     model = net()
     optimizer = build(model)
     take(model, optimizer, 0, 1, 2)
-    raw = [p.detach().clone() for p in model.parameters()]
+    raw, state = values(model), copy.deepcopy(optimizer.state_dict())
     addresses = [p.data_ptr() for p in model.parameters()]
-    state = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(ZeroDivisionError), optimizer.averaged():
         assert addresses == [p.data_ptr() for p in model.parameters()]
         assert not torch.equal(raw[0], model[0].weight)
@@ -213,10 +213,8 @@ def test_averaged_restores_after_an_exception_and_refuses_what_would_mix_the_two
             with pytest.raises(RuntimeError, match="inside averaged"):
                 forbidden()
         raise ZeroDivisionError
-    assert all(map(torch.equal, raw, model.parameters()))
-    after = optimizer.state_dict()
-    for key, entries in state["state"].items():
-        assert all(torch.equal(x, after["state"][key][name]) for name, x in entries.items())
+    assert same(model.parameters(), raw)
+    assert not differences(optimizer.state_dict(), state)
     take(model, optimizer, 3)
 
 
@@ -224,7 +222,7 @@ def test_averaged_state_dict_is_the_model_inside_averaged():
     model = net(torch.bfloat16)
     optimizer = build(model)
     before = optimizer.averaged_state_dict(model)  # no step yet: the model itself
-    assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+    assert same(model.state_dict().values(), before.values())
     take(model, optimizer, 0, 1, 2)
     saved = optimizer.averaged_state_dict(model)
     with optimizer.averaged():
@@ -263,10 +261,9 @@ def test_resume_is_bit_for_bit(average, way):
         other, new = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
     take(model, optimizer, *range(4, 8))
     take(other, new, *range(4, 8))
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(p, q)
-        assert torch.equal(optimizer.state[p]["average"], new.state[q]["average"])
-        assert new.state[q]["averaged"].item() == 8
+    assert same(other.parameters(), model.parameters())
+    assert same(averages(other, new), averages(model, optimizer))
+    assert {int(new.state[p]["averaged"]) for p in other.parameters()} == {8}
 
 
 def test_a_run_that_is_taken_back_repeats_itself():
@@ -279,9 +276,9 @@ def test_a_run_that_is_taken_back_repeats_itself():
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
         take(model, optimizer, 3, 4)
-        ends.append([optimizer.state[p]["average"].clone() for p in model.parameters()])
+        ends.append([x.clone() for x in averages(model, optimizer)])
         assert optimizer.state[model[0].weight]["averaged"].item() == 5
-    assert all(map(torch.equal, *ends))
+    assert same(*ends)
 
 
 def test_a_state_without_an_average_starts_it_and_one_too_many_is_left_out():
@@ -321,30 +318,24 @@ def test_a_parameter_unfrozen_between_save_and_load_has_the_count_of_the_others(
     assert torch.equal(new.state[other[2].weight]["average"], model[2].weight)
 
 
-def test_restart_forgets_what_was_before():
+@pytest.mark.parametrize("steps", [0, 3])
+def test_restart_forgets_weights_that_were_not_numbers(steps):
+    """Nor does what the weights were before the first step leave a trace."""
     model = net()
     optimizer = build(model, average=0.5)
-    take(model, optimizer, 0, 1, 2)
-    good = copy.deepcopy(model.state_dict())
-    model[0].weight.data.fill_(torch.nan)
-    take(model, optimizer, 3)
-    assert optimizer.state[model[0].weight]["average"].isnan().all()
-    model.load_state_dict(good)
-    optimizer.restart_average()
-    take(model, optimizer, 4)
-    for p in model.parameters():
-        assert torch.equal(p, optimizer.state[p]["average"])
-
-
-def test_weights_that_were_not_numbers_before_the_first_step_leave_no_trace():
-    model = net()
+    take(model, optimizer, *range(steps))
     good = copy.deepcopy(model.state_dict())
     for p in model.parameters():
         p.data.fill_(torch.nan)
-    optimizer = build(model)  # then the weights are loaded
+    if steps:
+        take(model, optimizer, steps)
+        assert all(x.isnan().all() for x in averages(model, optimizer))
+        optimizer.restart_average()
+    else:
+        optimizer = build(model, average=0.5)  # then the weights are loaded
     model.load_state_dict(good)
-    take(model, optimizer, 0)
-    assert all(torch.equal(p, optimizer.state[p]["average"]) for p in model.parameters())
+    take(model, optimizer, 4)
+    assert same(model.parameters(), averages(model, optimizer))
 
 
 @pytest.mark.parametrize("average", [0.0, 0.51, 0.99, -1, float("inf"), float("nan"), "f", True])
@@ -383,15 +374,3 @@ def test_one_pass_updates_all_parameters_and_reads_its_share_on_the_device(avera
         assert names.count("_foreach_lerp_") == 1
         assert not {"item", "_local_scalar_dense", "copy_"} & set(names), names
     assert counts[0] == counts[1] <= 8
-
-
-def test_as_the_multi_avg_fn_of_torch():
-    for average in KINDS:
-        model = net(torch.float64)
-        optimizer = build(model, average=average)
-        ours = AveragedModel(model, multi_avg_fn=get_multi_avg_fn(average), use_buffers=True)
-        for step in range(5):
-            take(model, optimizer, step)
-            ours.update_parameters(model)
-        for p, q in zip(model.parameters(), ours.module.parameters(), strict=True):
-            torch.testing.assert_close(optimizer.state[p]["average"], q.detach())

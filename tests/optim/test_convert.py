@@ -1,5 +1,7 @@
 """A job that goes on under another optimizer: hyperparameters, moments and schedule."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -71,10 +73,6 @@ def adamw(model):
 OLD = {"AdamW": adamw, "torch's Muon": torch_muon, "the script": lambda model: [PlainMuon(model)]}
 
 
-def options(group, *names):
-    return {name: group[name] for name in names}
-
-
 # --------------------------------------------------------------------------- hyperparameters
 
 MATRIX = {  # lr, momentum, weight_decay, nesterov, scale
@@ -101,19 +99,25 @@ def test_hyperparameters_are_kept(old, method):
     assert tuple(rest[name] for name in ("lr", "betas", "eps", "weight_decay")) == REST[old]
 
 
+def go_on(make, optimizer, **options):
+    """Return a model, its oracle whose optimizers never stopped, and the weights in between."""
+    model, twin = network(), network()
+    olds, oracles = make(model), make(twin)
+    train(model, olds)
+    train(twin, oracles)
+    new = converted(olds, model, optimizer, **options)
+    start = [p.detach().clone() for p in model.parameters()]
+    train(model, [new], range(4, 8))
+    train(twin, oracles, range(4, 8))
+    return zip(model.parameters(), twin.parameters(), start, strict=True)
+
+
 @pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_next_steps_are_those_of_torch(adjust, nesterov):
     """Muon of torch goes on as ours: the same way to what its bf16 allows, AdamW exactly."""
-    model, twin = network(), network()
-    olds, oracles = (torch_muon(m, adjust_lr_fn=adjust, nesterov=nesterov) for m in (model, twin))
-    train(model, olds)
-    train(twin, oracles)
-    new = converted(olds, model, nucleon.Muon, head=None, method="muon")
-    start = [p.detach().clone() for p in model.parameters()]
-    train(model, [new], range(4, 8))
-    train(twin, oracles, range(4, 8))
-    for p, q, s in zip(model.parameters(), twin.parameters(), start, strict=True):
+    make = partial(torch_muon, adjust_lr_fn=adjust, nesterov=nesterov)
+    for p, q, s in go_on(make, nucleon.Muon, head=None, method="muon"):
         if p.ndim == 2:  # bf16 has 8 bits, and each of five iterations rounds some products
             assert torch.linalg.norm(p - q) <= 0.05 * torch.linalg.norm(q - s)
         else:
@@ -122,15 +126,9 @@ def test_the_next_steps_are_those_of_torch(adjust, nesterov):
 
 @pytest.mark.parametrize("maximize", [False, True])
 def test_what_stays_with_adamw_goes_on_as_if_nothing_had_happened(maximize):
-    model, twin = network(), network()
-    make = {"lr": 1e-3, "weight_decay": 0.1, "maximize": maximize}
-    old, oracle = (torch.optim.AdamW(m.parameters(), **make) for m in (model, twin))
-    train(model, [old])
-    train(twin, [oracle])
-    new = converted(old, model, nucleon.Leon, overrides={"*": "adamw"})
-    train(model, [new], range(4, 8))
-    train(twin, [oracle], range(4, 8))
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+    options = {"lr": 1e-3, "weight_decay": 0.1, "maximize": maximize}
+    make = lambda model: [torch.optim.AdamW(model.parameters(), **options)]  # noqa: E731
+    for p, q, _ in go_on(make, nucleon.Leon, overrides={"*": "adamw"}):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)  # float64, eight steps
 
 
@@ -140,13 +138,9 @@ def test_what_is_given_wins():
     train(model, olds)
     explicit = {"lr": 0.3, "aux_lr": 0.1, "aux": {"eps": 1e-9}, "weight_decay": 0.0}
     matrix, rest = converted(olds, model, nucleon.Leon, head=None, **explicit).param_groups
-    assert options(matrix, "lr", "weight_decay", "momentum", "iterations") == {
-        "lr": 0.3,
-        "weight_decay": 0.0,
-        "momentum": BETA,
-        "iterations": 6,
-    }
-    assert options(rest, "lr", "eps", "betas") == {"lr": 0.1, "eps": 1e-9, "betas": (BETA, 0.95)}
+    names = ("lr", "weight_decay", "momentum", "iterations")
+    assert [matrix[name] for name in names] == [0.3, 0.0, BETA, 6]
+    assert [rest[name] for name in ("lr", "eps", "betas")] == [0.1, 1e-9, (BETA, 0.95)]
 
 
 def test_a_parameter_without_an_old_optimizer_has_the_usual_options_of_its_route():
@@ -158,48 +152,36 @@ def test_a_parameter_without_an_old_optimizer_has_the_usual_options_of_its_route
     assert all((g["lr"], g["weight_decay"]) == (0.3, 0.1) for g in new.param_groups)
 
 
-class Deep(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(10, 8)
-        self.blocks = nn.ModuleList([network() for _ in range(3)])
-
-
 def test_groups_that_the_routing_mixes_are_kept_apart():
     """Layers share a glob; AdamW decays embeddings and not norms, and both go to AdamW here."""
-    model = Deep().double()
+    model = nn.Module()
+    model.embed = nn.Embedding(10, 8).double()
+    model.blocks = nn.ModuleList([network() for _ in range(3)])
     slow, fast = model.blocks[1][0].weight, [block[3].weight for block in model.blocks]
-    plain = [p for p in model.parameters() if p.ndim == 2 and p is not slow]
-    plain = [p for p in plain if not any(p is q for q in fast)]
-    old = torch.optim.AdamW(
-        [
-            {"params": plain, "weight_decay": 0.1},
-            {"params": [slow], "weight_decay": 0.3},
-            {"params": fast, "weight_decay": 0.1, "lr": 0.1},
-            {"params": [p for p in model.parameters() if p.ndim != 2], "weight_decay": 0.0},
-        ]
-    )
+    vectors = [p for p in model.parameters() if p.ndim != 2]
+    others = {*model.parameters()} - {slow, *fast, *vectors}
+    decays = [{"params": [*others], "weight_decay": 0.1}, {"params": [slow], "weight_decay": 0.3}]
+    decays += [{"params": fast, "lr": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    old = torch.optim.AdamW(decays)
     train(model, [old])
-    expected = {p: options(g, "lr", "weight_decay") for g in old.param_groups for p in g["params"]}
+    expected = {p: (g["lr"], g["weight_decay"]) for g in old.param_groups for p in g["params"]}
     wished = {"embed.weight": {"lr": 0.5}}
     new = converted(old, model, nucleon.Leon, head=None, overrides=wished)
-    expected[model.embed.weight]["lr"] = 0.5
+    expected[model.embed.weight] = (0.5, 0.1)
     for group in new.param_groups:
-        assert all(expected[p] == options(group, "lr", "weight_decay") for p in group["params"])
+        assert {expected[p] for p in group["params"]} == {(group["lr"], group["weight_decay"])}
 
 
 # --------------------------------------------------------------------------------- schedules
 
 
 SCHEDULES = {
-    "LambdaLR": lambda o, last_epoch=-1: lr_scheduler.LambdaLR(
-        o, lambda step: min(1.0, step / 5), last_epoch
+    "LambdaLR": lambda *given: lr_scheduler.LambdaLR(
+        given[0], lambda step: min(1.0, step / 5), *given[1:]
     ),
-    "CosineAnnealingLR": lambda o, last_epoch=-1: lr_scheduler.CosineAnnealingLR(
-        o, 20, 1e-5, last_epoch
-    ),
-    "OneCycleLR": lambda o, last_epoch=-1: lr_scheduler.OneCycleLR(
-        o, 0.01, total_steps=20, last_epoch=last_epoch
+    "CosineAnnealingLR": lambda o, *last: lr_scheduler.CosineAnnealingLR(o, 20, 1e-5, *last),
+    "OneCycleLR": lambda o, last=-1: lr_scheduler.OneCycleLR(
+        o, 0.01, total_steps=20, last_epoch=last
     ),
 }
 
@@ -221,7 +203,7 @@ def test_a_schedule_goes_on_by_its_last_epoch(schedule, at):
     momenta = [old.param_groups[0]["betas"][0]]
     new = converted(old, model, nucleon.Leon, head=None)
     assert [g["lr"] for g in new.param_groups] == pytest.approx([old.param_groups[0]["lr"]] * 2)
-    after = SCHEDULES[schedule](new, last_epoch=before.last_epoch - 1)
+    after = SCHEDULES[schedule](new, before.last_epoch - 1)
     for step in range(at, 15):
         expected = oracle.param_groups[0]
         assert [g["lr"] for g in new.param_groups] == pytest.approx([expected["lr"]] * 2, rel=1e-12)
@@ -262,67 +244,60 @@ def stream(shape, rounds, noise=0.0):
     return mean + noise * draws
 
 
-def run(optimizer, model, gradients):
-    for gradient in gradients:
-        model.weight.grad = gradient.clone()
-        optimizer.step()
-
-
-def matrix(rows=4, columns=6):
-    return nn.Linear(columns, rows, bias=False, dtype=torch.float64)
-
-
 def discounted(terms, rate):
     """Σ rate^(T−t) terms_t, summed by the definition."""
     powers = rate ** torch.arange(len(terms) - 1, -1, -1, dtype=torch.float64)
     return torch.einsum("t,t...->...", powers, terms)
 
 
+def moments(gradients, make=adamw, method=nucleon.Leon, **options):
+    """Return the state of a matrix with these gradients after the conversion."""
+    rows, columns = gradients.shape[1:]
+    model = nn.Linear(columns, rows, bias=False, dtype=torch.float64)
+    (old,) = make(model)
+    for gradient in gradients:
+        model.weight.grad = gradient.clone()
+        old.step()
+    return converted(old, model, method, head=None, **options).state[model.weight]
+
+
+def muon_alone(model):
+    return [torch.optim.Muon(model.parameters(), momentum=BETA)]
+
+
 @pytest.mark.parametrize("old", OLD)
 @pytest.mark.parametrize("method", [nucleon.Leon, nucleon.Muon, nucleon.Pion])
 def test_the_total_is_the_sum_of_the_gradients(old, method):
-    model = matrix()
     gradients = stream((4, 6), 30, noise=1.0)
-    (old,) = (
-        [torch.optim.Muon([model.weight], momentum=BETA)] if "torch" in old else OLD[old](model)
-    )
-    run(old, model, gradients)
-    total = converted(old, model, method, head=None).state[model.weight]["total"]
+    total = moments(gradients, muon_alone if "torch" in old else OLD[old], method)["total"]
     torch.testing.assert_close(total, discounted(gradients, BETA), rtol=1e-9, atol=1e-9)
 
 
 def test_another_momentum_keeps_the_mean_gradient():
     """A constant gradient g has the total g/(1−β₁) at any β₁."""
-    model, constant = matrix(), stream((4, 6), 400)
-    (old,) = adamw(model)
-    run(old, model, constant)
-    total = converted(old, model, nucleon.Leon, momentum=0.99, head=None).state[model.weight]
-    torch.testing.assert_close(total["total"], constant[0] / 0.01, rtol=1e-9, atol=1e-9)
+    constant = stream((4, 6), 400)
+    total = moments(constant, momentum=0.99)["total"]
+    torch.testing.assert_close(total, constant[0] / 0.01, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
 @pytest.mark.parametrize("beta2", [None, 0.98])
 def test_the_gram_of_a_constant_gradient_is_exact_from_adamw(shape, beta2):
-    model, constant = matrix(*shape), stream(shape, 600)
-    (old,) = adamw(model)
-    run(old, model, constant)
-    new = converted(old, model, nucleon.Leon, beta2=beta2, head=None)
+    constant = stream(shape, 600)
     g = constant[0] if shape[0] <= shape[1] else constant[0].T
     expected = g @ g.T / (1 - (0.81 if beta2 is None else beta2))
-    torch.testing.assert_close(new.state[model.weight]["gram"][0], expected, rtol=1e-6, atol=1e-6)
+    gram = moments(constant, beta2=beta2)["gram"][0]
+    torch.testing.assert_close(gram, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_gram_has_the_diagonal_of_the_mean_square_from_adamw():
     """Row sums of v are the diagonal of the average GGᵀ, whatever the noise."""
-    model, gradients = matrix(), stream((4, 6), 50, noise=3.0)
-    (old,) = adamw(model)
-    run(old, model, gradients)
+    gradients = stream((4, 6), 50, noise=3.0)
     weights = discounted(torch.ones(50, dtype=torch.float64), 0.99)
     squares = discounted(gradients.square(), 0.99) / weights
     average = 0.1 * discounted(gradients, BETA)
     expected = torch.maximum(squares, average.square()).sum(1) / (1 - 0.81)
-    new = converted(old, model, nucleon.Leon, head=None)
-    diagonal = new.state[model.weight]["gram"][0].diagonal()
+    diagonal = moments(gradients)["gram"][0].diagonal()
     torch.testing.assert_close(diagonal, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -331,8 +306,8 @@ def test_the_gram_from_muon_is_right_in_the_mean_over_noise():
     rounds, runs = 60, 400
     generator = torch.Generator().manual_seed(0)
     shape = torch.tensor([[1.0], [2.0], [0.5]], dtype=torch.float64)
-    grams, model = [], matrix(3, 5)
-    old = torch.optim.Muon(model.parameters(), momentum=BETA)
+    grams, model = [], nn.Linear(5, 3, bias=False, dtype=torch.float64)
+    (old,) = muon_alone(model)
     for _ in range(runs):
         draws = shape * torch.randn((rounds, 3, 5), generator=generator, dtype=torch.float64)
         old.state[model.weight]["momentum_buffer"] = (1 - BETA) * discounted(draws, BETA)
@@ -349,13 +324,12 @@ def test_each_block_of_a_fused_weight_has_its_own_gram():
     (old,) = adamw(model)
     train(model, [old], [0])
     new = converted(old, model, nucleon.Leon, head=None)
-    g = model.in_proj_weight.grad
-    gram = new.state[model.in_proj_weight]["gram"]
-    for i in range(3):
-        block = 0.1 * g[4 * i : 4 * i + 4]
-        noise = (g[4 * i : 4 * i + 4].square() - block.square()).sum(1)
+    weight = model.in_proj_weight
+    for g, gram in zip(weight.grad.split(4), new.state[weight]["gram"], strict=True):
+        block = 0.1 * g
+        noise = (g.square() - block.square()).sum(1)
         expected = (block @ block.T + torch.diag(noise)) / (1 - 0.81)
-        torch.testing.assert_close(gram[i], expected, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(gram, expected, rtol=1e-6, atol=1e-9)
 
 
 # --------------------------------------------------------------------------------- bad input
