@@ -11,7 +11,7 @@ import pytest
 
 import nucleon
 from nucleon._files import to_json, write_whole
-from nucleon.claims import Settings, Silent
+from nucleon.claims import Progress, Settings
 from nucleon.cli.jobs import check
 from toys import toy
 
@@ -85,7 +85,7 @@ def test_a_writer_may_die_at_any_moment(tmp_path):
 
 
 def publish_a_run(root):
-    check(toy(name=root.name), Settings(), root.parent, Silent(), debug=True)
+    check(toy(name=root.name), Settings(), root.parent, Progress(), debug=True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="opens folders")

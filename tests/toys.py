@@ -8,7 +8,7 @@ EVIL = '<script>alert("x")</script> & [bold]é'
 
 
 def measure(run, passed=True, words="words"):
-    run.each([{"seed": run.seed}], lambda: {"value": float("inf")}, "units")
+    run.each([{"seed": run.seed}], lambda: {"value": float("inf")})
     x = [1.0, 2.0, 4.0]
     first = Series(words, x, [3.0, 1.0, 30.0], [2.0, 0.5, 20.0], [4.0, 1.5, 40.0])
     second = Series("second", x, [1.0, float("nan"), 100.0], style=4)

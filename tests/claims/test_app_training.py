@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import nucleon
-from nucleon.claims import CLAIMS, Settings, Silent
+from nucleon.claims import CLAIMS, Settings
 from nucleon.claims.applications import app_training
 from nucleon.claims.applications.app_training import RateCurve, digits, fit, network
 
@@ -72,7 +72,7 @@ def test_the_seeds_nobody_had_looked_at(monkeypatch):
     assert app_training.FIRST_SEED == 1000
 
     def seeds(**chosen):
-        records = CLAIMS["app-training"].run(Settings(quick=True, **chosen), Silent()).records
+        records = CLAIMS["app-training"].run(Settings(quick=True, **chosen)).records
         return records[0]["seeds"]
 
     assert seeds() == list(range(1000, 1002))
@@ -125,7 +125,7 @@ def test_a_diverged_run_counts_as_the_worst():
 
 def test_one_seed_refutes_nothing(monkeypatch):
     monkeypatch.setattr(app_training, "STEPS", (3, 3))
-    result = CLAIMS["app-training"].run(Settings(seeds=1), Silent())
+    result = CLAIMS["app-training"].run(Settings(seeds=1))
     assert len(result.checks) == 3 + 3 + 3
     assert result.checks[0].name.endswith("95 % limit") and not result.checks[0].passed
     assert all(check.passed for check in result.checks[3:])  # the steps of Muon, Pion and Leon

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nucleon._files import to_json
-from nucleon.claims import CLAIMS, Settings, Silent, grid
+from nucleon.claims import CLAIMS, Settings, grid
 from nucleon.claims.applications import app_rotations
 from nucleon.claims.games import (
     high_probability,
@@ -39,7 +39,7 @@ TIMED = ("cost-model", "projection-cost")
 class Counter:
     total = done = 0
 
-    def begin(self, total, unit):
+    def begin(self, total):
         self.total += total
 
     def advance(self, amount, stage):
@@ -130,14 +130,14 @@ def shorten(patch, rounds=6):
 def brief(name, rounds=6, first_seed=0):
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch, rounds)
-        return CLAIMS[name].run(Settings(True, 2, first_seed), Silent())
+        return CLAIMS[name].run(Settings(True, 2, first_seed))
 
 
 @pytest.mark.parametrize("name", [n for n in CLAIMS if n not in (*LONG, *TIMED)])
 def test_a_run_is_determined_by_its_settings(name, monkeypatch):
     one, other = brief(name), brief(name, first_seed=3)
     shorten(monkeypatch)
-    two = CLAIMS[name].run(Settings(True, 2), Silent())
+    two = CLAIMS[name].run(Settings(True, 2))
     first, again, apart = (list(map(to_json, result.records)) for result in (one, two, other))
     assert first == again != apart
     assert repr(one.checks) == repr(two.checks)  # not ==: a NaN is not itself
@@ -230,6 +230,6 @@ def test_a_claim_can_fail(name, fault, rounds, noticed, monkeypatch):
     right = brief(name, rounds)
     shorten(monkeypatch, rounds)
     with planted(fault):
-        wrong = CLAIMS[name].run(Settings(True, 2), Silent())
+        wrong = CLAIMS[name].run(Settings(True, 2))
     missed = failed(wrong) - failed(right)
     assert missed and noticed <= missed

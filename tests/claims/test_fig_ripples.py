@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from nucleon.claims import CLAIMS, Settings, Silent
+from nucleon.claims import CLAIMS, Progress, Settings
 from nucleon.claims.processes import fig_ripples
 from nucleon.optim import Leon
 
@@ -48,7 +48,7 @@ def single(result):
 
 
 def test_instances_do_not_depend_on_their_number(short):
-    two, three = (CLAIM.run(Settings(seeds=n, quick=True), Silent()) for n in (2, 3))
+    two, three = (CLAIM.run(Settings(seeds=n, quick=True)) for n in (2, 3))
     found = {(r["method"], r["rate"], r["seed"]): r["final"] for r in single(three)}
     for record in single(two):
         same = found[record["method"], record["rate"], record["seed"]]
@@ -56,7 +56,7 @@ def test_instances_do_not_depend_on_their_number(short):
 
 
 def test_a_full_run_holds_all_methods_and_all_rates(short):
-    result = CLAIM.run(Settings(seeds=1), Silent())
+    result = CLAIM.run(Settings(seeds=1))
     pairs = {(r["method"], r["rate"]) for r in single(result)}
     assert pairs == {(m, r) for m in fig_ripples.METHODS for r in (0.003, 0.01, 0.03, 0.1)}
     assert [len(figure.panels) for figure in result.figures] == [4, 2]
@@ -86,7 +86,7 @@ def test_pion_uses_the_settings_it_is_named_after():
 def test_a_run_leaves_the_number_of_threads_as_it_was(short):
     seen = []
 
-    class Watch(Silent):
+    class Watch(Progress):
         def advance(self, amount, stage):
             seen.append(torch.get_num_threads())
 

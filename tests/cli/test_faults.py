@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nucleon.claims import Settings, Silent
+from nucleon.claims import Progress, Settings
 from nucleon.cli import jobs
 from nucleon.cli.jobs import check
 from nucleon.report.runs import load
@@ -121,7 +121,7 @@ def whole(tmp_path_factory):
     """Two runs, to be copied and damaged."""
     root = tmp_path_factory.mktemp("whole")
     for name in ("good", "hurt"):
-        check(toy(name=name), Settings(), root, Silent(), debug=True)
+        check(toy(name=name), Settings(), root, Progress(), debug=True)
     return root
 
 

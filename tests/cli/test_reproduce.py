@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nucleon
-from nucleon.claims import Settings, Silent
+from nucleon.claims import Progress, Settings
 from nucleon.claims.processes import fig_ripples
 from nucleon.cli import jobs
 from nucleon.report.runs import load
@@ -29,7 +29,7 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
 
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["passed"] is True
-    options = {"quick": True, "seeds": 2, "first_seed": 0, "device": "cpu"}
+    options = {"quick": True, "seeds": 2, "first_seed": 0}
     assert manifest["options"] == options
     assert manifest["versions"]["nucleon"] == nucleon.__version__
     assert manifest["command"] == "nucleon reproduce fig-ripples --quick --seeds 2"
@@ -83,7 +83,6 @@ def test_one_failing_claim_of_several_sets_the_exit_code(command, runs, tmp_path
         (["fig-ripples", "--seeds", "0"], ["--seeds"]),
         (["fig-ripples", "--jobs", "0"], ["jobs"]),
         (["fig-ripples", "--first-seed", "-1"], ["first-seed"]),
-        (["fig-ripples", "--device", "abacus"], ["--device abacus", "hint: pass cpu"]),
         (["fig-ripples", "--bogus"], ["bogus"]),
     ],
 )
@@ -227,7 +226,7 @@ def test_jobs_measure_the_same_beside_each_other(command, runs, tmp_path):
     assert "broken: ZeroDivisionError" in done.stderr
     assert "4 claims to check, about 2 s" in done.stdout  # 3/2 and 1
     assert here == ["by itself"]  # in this process, which could not have been sent elsewhere
-    alone = jobs.check(claims[1], Settings(), tmp_path / "alone", Silent(), debug=True)
+    alone = jobs.check(claims[1], Settings(), tmp_path / "alone", Progress(), debug=True)
     for name in "ab":
         (folder,) = runs(tmp_path, name)
         assert folder.name[-8:] == alone.folder.name[-8:]  # the hash of what was measured

@@ -1,13 +1,13 @@
 import pytest
 
-from nucleon.claims import Figure, Panel, Series, Settings, Silent
+from nucleon.claims import Figure, Panel, Progress, Series, Settings
 from nucleon.cli.jobs import check
 from nucleon.report.runs import load
 from toys import EVIL, toy
 
 
 def saved(root, claim):
-    return load(check(claim, Settings(), root, Silent(), debug=True).folder)
+    return load(check(claim, Settings(), root, Progress(), debug=True).folder)
 
 
 def curves(run):

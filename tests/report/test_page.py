@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 
-from nucleon.claims import Settings, Silent
+from nucleon.claims import Settings
 from nucleon.report.page import render
 from nucleon.report.runs import completed, find, load
 from toys import EVIL, toy
@@ -31,7 +31,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def test_what_was_measured_is_what_is_read_back(some_runs):
-    expected = toy(words="plain words").run(Settings(), Silent())
+    expected = toy(words="plain words").run(Settings())
     read = some_runs[0].result
     assert (read.checks, read.notes) == (expected.checks, expected.notes)
     assert [list(map(tuple, table.rows)) for table in read.tables] == [

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import faults  # noqa: F401  (enters its rows)
 from fault import FAULTS, Fault
 
-from nucleon.claims import CLAIMS, Settings, Silent
+from nucleon.claims import CLAIMS, Settings
 
 SECONDS = 900  # of a run, at most
 
@@ -48,7 +48,7 @@ def outcome(job: tuple[int | None, str]) -> Outcome:
     if index is not None:
         FAULTS[index].put_in()
     try:
-        result = CLAIMS[claim].run(Settings(quick=True), Silent())
+        result = CLAIMS[claim].run(Settings(quick=True))
     except Exception as error:
         return Outcome([], f"{type(error).__name__}: {error}")
     return Outcome([check.name for check in result.checks if not check.passed])

@@ -9,7 +9,7 @@ from nucleon import _lazy
 
 if TYPE_CHECKING:
     from nucleon.claims.claims import CLAIMS
-    from nucleon.claims.engine import Check, Claim, Progress, Result, Settings, Silent
+    from nucleon.claims.engine import Check, Claim, Progress, Result, Settings
     from nucleon.claims.shown import Cell, Figure, Panel, Series, Table
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Result",
     "Series",
     "Settings",
-    "Silent",
     "Table",
 ]
 
@@ -31,7 +30,7 @@ __getattr__, __dir__ = _lazy.attach(
     __name__,
     __all__,
     {
-        "engine": "Check Claim Progress Result Settings Silent",
+        "engine": "Check Claim Progress Result Settings",
         "claims": "CLAIMS",
         "shown": "Cell Figure Panel Series Table",
     },

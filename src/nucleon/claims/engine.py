@@ -19,13 +19,14 @@ or a lambda), so that a fault planted in a public name reaches the claim.
 
 import inspect
 import itertools
+import json
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -110,22 +111,13 @@ class Row(SimpleNamespace):
     """A case and what was measured of it, by name."""
 
     def record(self) -> dict[str, object]:
-        """Return what JSON can hold of the fields, for the trace."""
-        plain = {name: _plain(v) for name, v in vars(self).items() if name[0] != "_"}
-        return {name: value for name, value in plain.items() if value is not NotImplemented}
-
-
-def _plain(value: Any) -> Any:
-    """Return lists for tensors and tuples, and NotImplemented for objects of any other kind."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        items: list[Any] = [_plain(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
-        return NotImplemented if NotImplemented in items else items
-    if isinstance(value, Mapping):
-        pairs: dict[Any, Any] = {k: _plain(v) for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]
-        return NotImplemented if NotImplemented in pairs.values() else pairs
-    return value if value is None or isinstance(value, str | int | float) else NotImplemented
+        """Return the fields that JSON can hold, for the trace."""
+        plain = dict[str, object]()
+        for name, value in vars(self).items():
+            with suppress(TypeError):
+                if name[0] != "_":
+                    plain[name] = json.loads(json.dumps(value, default=Tensor.tolist))
+        return plain
 
 
 Shown = str | Callable[[Any], Any]
@@ -250,36 +242,21 @@ class Settings:
         quick: seconds instead of minutes, with fewer repetitions (False).
         seeds: number of repetitions; None is the claim's own number (None).
         first_seed: the seeds are `first_seed`, `first_seed` + 1, … (0).
-        device: where to compute, as torch names it; a claim on times or on exact decompositions may
-            stay on the CPU ("cpu").
     """
 
     quick: bool = False
     seeds: int | None = None
     first_seed: int = 0
-    device: str = "cpu"
 
 
-class Progress(Protocol):
-    """A listener to how far a run is."""
+class Progress:
+    """A listener to how far a run is; this one shows nothing."""
 
-    def begin(self, total: int, unit: str) -> None:
-        """Begin a stage of `total` units of about equal time, called `unit` in the plural."""
-        ...
+    def begin(self, total: int) -> None:
+        """Begin a stage of `total` units of about equal time."""
 
     def advance(self, amount: int, stage: str) -> None:
         """Note that another `amount` units are done, the last ones in `stage`."""
-        ...
-
-
-class Silent:
-    """Progress that is not shown."""
-
-    def begin(self, total: int, unit: str) -> None:
-        """Do nothing."""
-
-    def advance(self, amount: int, stage: str) -> None:
-        """Do nothing."""
 
 
 @contextmanager
@@ -304,7 +281,7 @@ class Run:
     """
 
     settings: Settings
-    progress: Progress
+    progress: Progress = field(default_factory=Progress)
     records: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
 
     @property
@@ -329,7 +306,6 @@ class Run:
         self,
         points: Iterable[Mapping[str, Any]],
         measure: Callable[..., Mapping[str, Any]],
-        unit: str = "cases",
         kind: type[Row] = Row,
     ) -> Rows:
         """Measure every case, a mapping of names, and return it with the measured fields.
@@ -341,7 +317,7 @@ class Run:
         parameters = inspect.signature(measure).parameters.values()
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         accepted = {p.name for p in parameters}
-        self.progress.begin(len(every), unit)
+        self.progress.begin(len(every))
         for point in every:
             options = {n: v for n, v in point.items() if everything or n in accepted}
             row = kind(**{**point, **measure(**options)})
@@ -391,9 +367,9 @@ class Claim:
     seconds: tuple[float, float]
     alone: bool = False
 
-    def run(self, settings: Settings, progress: Progress) -> Result:
+    def run(self, settings: Settings, progress: Progress | None = None) -> Result:
         """Measure the claim on one thread."""
-        run = Run(settings, progress)
+        run = Run(settings, progress or Progress())
         with one_thread():
             items = list(self.measure(run))
 
@@ -402,7 +378,3 @@ class Claim:
 
         paragraphs = (note for text in of(str) for note in notes(text))
         return Result(of(Check), of(Table), of(Figure), tuple(run.records), tuple(paragraphs))
-
-    def expected(self, quick: bool) -> float:
-        """Return about how many seconds a run takes."""
-        return self.seconds[quick]

@@ -137,7 +137,7 @@ class Match(NamedTuple):
 def play_all(run: Run, matches: Iterable[Match]) -> Rows:
     """Play games, advance the progress by their rounds, and return a `Game` of each."""
     every = list(matches)
-    run.progress.begin(sum(match.rounds for match in every), "rounds")
+    run.progress.begin(sum(match.rounds for match in every))
     return run.keep(Rows(_played(run, match) for match in every))
 
 

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
+from nucleon import claims
 from nucleon._files import to_json
 from nucleon.claims import Result, Table
 from nucleon.report.page import number
@@ -147,13 +148,13 @@ def complain(sentence: str, hint: str) -> None:
 # ------------------------------------------------------------------ progress
 
 
-class Bar:
+class Bar(claims.Progress):
     """A progress bar that claims and games advance; a full bar is hidden."""
 
     def __init__(self, bars: Progress, name: str) -> None:
         self.bars, self.name, self.task = bars, name, TaskID(0)
 
-    def begin(self, total: int, unit: str) -> None:
+    def begin(self, total: int) -> None:
         """Show an empty bar."""
         self.task = self.bars.add_task("", total=total, name=self.name)
 

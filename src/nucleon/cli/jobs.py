@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from nucleon.claims import Claim, Progress, Result, Settings, Silent
+from nucleon.claims import Claim, Progress, Result, Settings
 from nucleon.cli.console import CommandError, explain
 from nucleon.report.runs import draft, publish
 
@@ -45,7 +45,7 @@ class Outcome:
 def command_of(claim: Claim, settings: Settings) -> str:
     """Return the command that repeats the run of a claim."""
     words = f"nucleon reproduce {claim.id}" + " --quick" * settings.quick
-    for name, default in (("seeds", None), ("first_seed", 0), ("device", "cpu")):
+    for name, default in (("seeds", None), ("first_seed", 0)):
         if (value := getattr(settings, name)) != default:
             words += f" --{name.replace('_', '-')} {value}"
     return words
@@ -95,7 +95,7 @@ def check_in_parallel(
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ProcessPoolExecutor(jobs, mp.get_context(START), _enter_worker, (threads,))
     try:
-        rest = (settings, output, Silent(), debug)
+        rest = (settings, output, Progress(), debug)
         futures = [pool.submit(check, claim, *rest) for claim in claims]
         yield from (future.result() for future in as_completed(futures))
     except BrokenProcessPool:

@@ -247,7 +247,7 @@ def _measure(
     run: Run, *, pairs: Sequence[Pair], rounds: int, delta: float | None
 ) -> Iterator[Item]:
     """Play all games, one after the other."""
-    run.progress.begin(rounds * len(pairs), "rounds")
+    run.progress.begin(rounds * len(pairs))
     for pair in pairs:
 
         def show(row: RecordedRound, pair: Pair = pair) -> None:

@@ -18,7 +18,6 @@ from nucleon.cli.console import (
     AsJson,
     CommandError,
     Debug,
-    Device,
     complain,
     console,
     grid,
@@ -26,7 +25,6 @@ from nucleon.cli.console import (
     print_json,
     print_result,
     progress,
-    usable_device,
 )
 from nucleon.cli.jobs import Outcome, check, check_in_parallel
 from nucleon.cli.report import REPORT, make_page
@@ -58,7 +56,6 @@ def reproduce(
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
-    device: Device = "cpu",
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -86,7 +83,7 @@ def reproduce(
     """
     with plain_errors(debug):
         claims = list(CLAIMS.values()) if every else _named(ids or ())
-        settings = Settings(quick, seeds, first_seed, usable_device(device))
+        settings = Settings(quick, seeds, first_seed)
         out = console(quiet=as_json)
         jobs = jobs or (min(MOST_JOBS, os.cpu_count() or 1) if every else 1)
         outcomes = _earlier(claims, settings, output) if resume else []
@@ -140,15 +137,15 @@ def _check_all(
     if jobs == 1 or len(together) < 2:
         together = []
     alone = [claim for claim in claims if claim not in together]
-    beside = [claim.expected(settings.quick) for claim in together]
-    total = max((sum(beside) / jobs, *beside)) + sum(c.expected(settings.quick) for c in alone)
+    beside = [claim.seconds[settings.quick] for claim in together]
+    total = max((sum(beside) / jobs, *beside)) + sum(c.seconds[settings.quick] for c in alone)
     words = f"{len(claims)} claim{'s' * (len(claims) != 1)} to check, about {_duration(total)}"
     out.print(words if claims else "all claims are checked already", style="dim")
 
     if together:
         yield from check_in_parallel(together, settings, output, jobs, debug)
     for claim in alone:
-        expected = _duration(claim.expected(settings.quick))
+        expected = _duration(claim.seconds[settings.quick])
         out.print(f"[dim]{escape(claim.id)} starts, about {expected}[/]")
         with progress() as named:
             outcome = check(claim, settings, output, named(claim.id), debug)

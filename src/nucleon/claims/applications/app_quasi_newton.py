@@ -250,7 +250,6 @@ def measure(run: Run) -> Iterator[Item]:
     rows = run.each(
         points,
         lambda _objective, method: vars(METHODS[method](_objective)),
-        "minimizations",
         Minimized,
     )
     for objective in objectives:

@@ -211,7 +211,7 @@ def measure(run: Run) -> Iterator[Item]:
         rounds = run.pick(HIGH_ROUNDS if "dimension" in options else ROUNDS)
         return {"rounds": rounds, "games": play(Registration(seed=seed, **options), rounds)}
 
-    streams = run.each(cases(stream=STREAMS, seed=run.seeds(SEEDS)), played, "games")
+    streams = run.each(cases(stream=STREAMS, seed=run.seeds(SEEDS)), played)
     rows = run.keep(
         Rows(
             Row(

@@ -253,7 +253,7 @@ def measure(run: Run) -> Iterator[Item]:
         losses, accuracies = fit(data, method, rates, seeds, steps)
         return {"rates": rates, "seeds": seeds, "losses": losses, "accuracies": accuracies}
 
-    curves = run.each(cases(method=METHODS), trained, "methods", RateCurve)
+    curves = run.each(cases(method=METHODS), trained, RateCurve)
     by_method = {curve.method: curve for curve in curves}
     yield from curve_checks(by_method, run.quick)
     yield from optimizers.checks(HIDDEN, seed=run.seed)

@@ -116,7 +116,7 @@ def measure(run: Run) -> Iterator[Item]:
         }
 
     points = cases(learner=LEARNERS, stream=STREAMS, discount=DISCOUNTS)
-    games = run.each(points, game, "games")
+    games = run.each(points, game)
     exact = games.where(lambda g: g.learner != "FTRL")
     certain = games.where(lambda g: g.learner in ("FAML", "FTRL"))
     first: dict[str, Any] = {"stream": "alternating", "discount": 1.0}

@@ -113,8 +113,8 @@ def measure(run: Run) -> Iterator[Item]:
         stream = swing(rounds, PUSH[variant])[:, None, None, None] * along.double()
         return {"share": shares(stream, offset=OFFSETS[variant], **side)[-1].item()}
 
-    games = run.each(sides, wild, "games")
-    swung_games = run.each([{**s, "rounds": t} for s in sides for t in lengths], swings, "games")
+    games = run.each(sides, wild)
+    swung_games = run.each([{**s, "rounds": t} for s in sides for t in lengths], swings)
     for name in OFFSETS:
         ratios = games.where(variant=name).column("share")
         yield at_most(f"{name}: largest regret/bound, wild", ratios, 1.0)

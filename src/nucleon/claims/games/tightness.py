@@ -87,7 +87,7 @@ def measure(run: Run) -> Iterator[Item]:
         for name, key in LEARNERS.items()
         for case in cases(learner=[name], case=grid.worst_streams(run, key))
     ]
-    rows = run.each(kept, lambda learner, case: reached(run, learner, case), "streams")
+    rows = run.each(kept, lambda learner, case: reached(run, learner, case))
     yield at_most("largest regret/bound", rows.column("ratio"), 1.0)
     for name, share in REACHED.items():
         shares = rows.where(learner=name, rounds=30).column("ratio")

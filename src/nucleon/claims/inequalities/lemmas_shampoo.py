@@ -109,9 +109,7 @@ def equal_gradients(rounds: int) -> dict[str, float]:
 def measure(run: Run) -> Iterator[Item]:
     """Evaluate all lemmas on random streams of four kinds, then where they are equalities."""
     points = cases(seed=run.seeds(INSTANCES), shape=SHAPES)
-    instances = run.each(
-        points, lambda seed, shape: {"_rows": list(instance(seed, shape))}, "instances"
-    )
+    instances = run.each(points, lambda seed, shape: {"_rows": list(instance(seed, shape))})
     rows = run.keep(Rows(row for i in instances for row in i._rows))
     curves = run.each([{"rounds": t} for t in run.pick(LENGTHS)], equal_gradients)
     summary = Rows()

@@ -146,7 +146,7 @@ def measure(run: Run) -> Iterator[Item]:
         ends = {"feasibility": search.feasibility, "dominance": search.dominance}
         return {"search": search, **plain, **ends}
 
-    rows = run.each(cases(potential=POTENTIALS, shape=shapes), searched, "searches")
+    rows = run.each(cases(potential=POTENTIALS, shape=shapes), searched)
     drawn = {name: p for name, p in POTENTIALS.items() if name != "Gaussian"}
     for width in (CURVE_SHAPE[1], WIDE):
         wide = Gaussian(CURVE_SAMPLES, seed, antithetic=True, width=width)

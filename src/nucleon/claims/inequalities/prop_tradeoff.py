@@ -133,7 +133,7 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
 def measure(run: Run) -> Iterator[Item]:
     """Draw mixtures, search their constants, and evaluate the proof's inequalities."""
     points = [{"seed": seed} for seed in run.seeds(MIXTURES)]
-    rows = run.each(points, lambda seed: evaluated(run, seed), "mixtures")
+    rows = run.each(points, lambda seed: evaluated(run, seed))
     yield at_least("smallest αβ stated", rows.column("product"), 0.5)
     yield at_least("smallest αβ/(Σw√(α_iβ_i))²", rows.column("cauchy"), 1 - 1e-12)
     name = "α, β, Ψ and ceilings against the reference's"

@@ -173,7 +173,7 @@ def measure(run: Run) -> Iterator[Item]:
     """Measure all three."""
     steps = run.pick(STEPS)
     each = partial(compared, count=CURVATURES, steps=steps)
-    rows = run.each(cases(fraction=EXCESS), each, "averages")
+    rows = run.each(cases(fraction=EXCESS), each)
     name = "mean age f against a cooldown of 2f"
     yield at_most(f"{name}: noise, largest ratio", rows.column("noise"), 1.0)
     yield at_most(f"{name}: and between the points", rows.column("between"), 1.0)
@@ -182,12 +182,12 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_most(f"{name}: noise, largest ratio", rows.column("limit_noise"), 1.0)
     yield at_most(f"{name}: squared bias, above its excess", rows.column("limit_excess"), 0.0)
     sizes = {"steps": run.pick(CONVEX_STEPS), "runs": run.pick(CONVEX_RUNS), "seed": run.seed}
-    bounds = run.each(cases(rule=RULES, power=POWERS), partial(convex, **sizes), "runs")
+    bounds = run.each(cases(rule=RULES, power=POWERS), partial(convex, **sizes))
     for rule in RULES:
         largest = bounds.where(rule=rule).column("largest")
         yield at_most(f"convex SGD, {rule} rate: loss/bound at every T, largest", largest, 1.0)
     each = partial(kink, runs=run.pick(KINK_RUNS), seed=run.seed)
-    kinks = run.each(cases(steps=KINK_STEPS), each, "kinks")
+    kinks = run.each(cases(steps=KINK_STEPS), each)
     yield at_least("kink: loss of the average over η", kinks.column("average"), FLOOR)
     short, long = kinks.column("decayed")
     yield below("kink: loss of a linear decay over η", short, FLOOR)

@@ -116,7 +116,7 @@ def measure(run: Run) -> Iterator[Item]:
     def descended(method: str) -> dict[str, Any]:
         return {"_losses": descend(problem, start, METHODS[method].make, RATES, run.seed)}
 
-    stacks = run.each(cases(method=names), descended, "methods")
+    stacks = run.each(cases(method=names), descended)
     paths = Rows(
         Row(method=s.method, rate=rate, losses=losses, final=losses[-1], upward=upward(losses))
         for s in stacks

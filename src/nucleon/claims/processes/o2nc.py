@@ -106,7 +106,7 @@ def measure(run: Run) -> Iterator[Item]:
         answers = sampling(problem, rounds, runs, seed)
         return convert(Process(learner, *setting), answers, **options)
 
-    rows = run.each(cases(name=[*LEARNERS, SLOPE]), converted, "processes", Measured)
+    rows = run.each(cases(name=[*LEARNERS, SLOPE]), converted, Measured)
     slope: Measured = rows[-1]
     distances = ewa_distances(slope._history.weights, DISCOUNT)
     scaling = scaling_samples(problem, run.pick(LENGTHS), seed)

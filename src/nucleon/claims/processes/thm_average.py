@@ -154,7 +154,7 @@ def measure(run: Run) -> Iterator[Item]:
     rounds = run.pick(ROUNDS)
     each = partial(measured, runs=run.pick(RUNS), rounds=rounds, seed=run.seed)
     points = cases(problem=PROBLEMS, radii=RADII)
-    rows = run.each(points, lambda problem, radii: each(problem, radii), "processes")
+    rows = run.each(points, lambda problem, radii: each(problem, radii))
     linear, curved = rows.where(problem="linear"), rows.where(lambda r: r.problem != "linear")
     ratios = [max(map(float.__truediv__, row.left, row.right)) for row in curved]
     yield at_most("(A) at every T: mean left/mean right, largest", ratios, 1 + EXACT)

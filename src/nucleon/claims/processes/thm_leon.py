@@ -143,7 +143,7 @@ def measure(run: Run) -> Iterator[Item]:
     targets = kinks(run, "leon"), resistance(run, "leon")
     learners = {"Leon (FAML)": FAML, "Muon (FTL)": FTL}
     points = [{"target": t, "problem": t.name, "name": n} for t in targets for n in learners]
-    rows = run.each(points, lambda target, name: target.run(learners[name]), "runs", Measured)
+    rows = run.each(points, lambda target, name: target.run(learners[name]), Measured)
     for row in rows.where(name="Leon (FAML)"):
         yield arrival(row)
     muon = rows.one(problem="resistance", name="Muon (FTL)")

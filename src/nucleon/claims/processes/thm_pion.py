@@ -25,7 +25,7 @@ def measure(run: Run) -> Iterator[Item]:
         for target in targets
         for k in (samples[-1:] if run.quick and target.name == "kinks" else samples)
     ]
-    rows = run.each(points, lambda target, k: target.run(FTPL, samples=k), "runs", Measured)
+    rows = run.each(points, lambda target, k: target.run(FTPL, samples=k), Measured)
     resisted = rows.where(problem="resistance")
     for row in (*rows.where(problem="kinks"), resisted[-1]):
         yield thm_leon.arrival(row)

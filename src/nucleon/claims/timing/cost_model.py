@@ -183,7 +183,7 @@ def timings(run: Run) -> dict[str, list[Timing]]:
     ]
     rounds = {point: METHODS[point[0]].round(point[1]) for point in points}
     least = dict.fromkeys(points, math.inf)
-    run.progress.begin(len(points) * (REPEATS + 1), "timings")
+    run.progress.begin(len(points) * (REPEATS + 1))
     for repeat in range(REPEATS + 1):
         for point, step in rounds.items():
             start = time.process_time()

@@ -223,7 +223,6 @@ def measure(run: Run) -> Iterator[Item]:
     played = run.each(
         cases(stream=STREAMS),
         lambda stream: capture(stream, shape, rounds, run.seed)._asdict(),
-        "games",
     )
     problems = [{"problem": problem} for game in played for problem in game.problems]
     tried = run.each(problems, lambda problem: {"_rows": [*solve(problem), *textbook(problem)]})
