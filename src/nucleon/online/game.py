@@ -1,26 +1,19 @@
 """The online game: a learner against a stream of gradients, its regret beside its bound."""
 
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon._files import to_json, write_whole
 from nucleon.certificate import Certificate
 from nucleon.online.learners import Learner
 from nucleon.online.regret import Shape
 from nucleon.online.streams import Stream
 
-FORMAT, VERSION = "nucleon-trace", 1
-_SERIES = ("regret", "bound", "norm")
-_MEASURED = ("regret", "bound", "largest", "excess", "gradient_bound", "lower")
-_CERTIFICATE = fields(Certificate)
 _PER_DECADE = 20
 
 
@@ -77,38 +70,7 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, tensors as lists."""
-        certificate = {f.name: _plain(getattr(self.certificate, f.name)) for f in _CERTIFICATE}
-        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {**values, "certificate": certificate}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the trace of a dict by `to_dict`, also after JSON, where "inf" is a word."""
-        typed, end = dict(values), dict(values["certificate"])
-        typed |= {name: tuple(values[name]) for name in ("shape", "rounds")}
-        typed |= {name: _tensor(values[name]) for name in _SERIES}
-        end |= {name: _tensor(end[name]) for name in _MEASURED if end[name] is not None}
-        typed["certificate"] = Certificate(**end)
-        return cls(**typed)
-
-    def save(self, path: str | Path) -> None:
-        """Write a JSON file, whole or not at all."""
-        header = {"format": FORMAT, "version": VERSION}
-        write_whole(Path(path), to_json({**header, **self.to_dict()}) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a file of `save`; raise on any other."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-            kind = values.pop("format"), values.pop("version")
-            if kind != (FORMAT, VERSION):
-                raise ValueError(f"it is of format {kind}, not {(FORMAT, VERSION)}")
-            return cls.from_dict(values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is not a whole trace: {error}; play the game again"
-            ) from error
+        return {name: _plain(value) for name, value in vars(self).items()}
 
 
 def play(
@@ -160,7 +122,7 @@ def play(
             if on_record is not None:
                 on_record(rows[-1])
     end = learner.certificate(delta=delta)
-    measured = {name: getattr(end, name) for name in _MEASURED}
+    measured = {name: x.cpu() for name, x in vars(end).items() if isinstance(x, Tensor)}
     recorded, *series = zip(*rows, strict=True)
     regret, bound, norm = (torch.stack(column).cpu() for column in series)
     return Trace(
@@ -176,7 +138,7 @@ def play(
         regret=regret,
         bound=bound,
         norm=norm,
-        certificate=replace(end, **{n: x.cpu() for n, x in measured.items() if x is not None}),
+        certificate=replace(end, **measured),
         delta=delta,
     )
 
@@ -197,13 +159,6 @@ def _is_due(t: int, record: Literal["log"] | int) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.tolist()
+    if isinstance(value, Certificate):
+        return {name: _plain(entry) for name, entry in vars(value).items()}
     return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-
-def _tensor(values: Any) -> Tensor:
-    """Return nested lists of numbers, or of words such as "inf", as float64."""
-
-    def numbers(value: Any) -> Any:
-        return [numbers(v) for v in value] if isinstance(value, list) else float(value)  # pyright: ignore[reportUnknownVariableType]
-
-    return torch.tensor(numbers(values), dtype=torch.float64)
