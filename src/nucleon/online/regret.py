@@ -1,5 +1,6 @@
 """Regret as it is, and the terms it is made of."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -217,10 +218,9 @@ def decompose(
 ) -> Decomposition:
     """Return Lemma 3.1's terms of a recorded game, in float64.
 
-    In the discounted game they are those of the plain one on γ^{-t}G_t, times γ^T; every potential
-    is homogeneous, so with Ĝ, Λ̂ the round's terms are γB(Ĝ + G/γ‖Ĝ; Λ̂) and
-    Ψ(Ĝ'; Λ̂') − Ψ(Ĝ'; γ²Λ̂). A random potential uses one Z in all rounds: its terms stay within
-    their bounds in the mean, and the actions must come from that Z (FTPL with redraw=False).
+    The discounted game is the plain one on γ^{-t}G_t with the bound Gγ^{-(t+1)}, times γ^T. A
+    random potential uses one Z in all rounds: its terms stay within their bounds in the mean, and
+    the actions must come from that Z (FTPL with redraw=False).
 
     Args:
         potential: Ψ.
@@ -240,46 +240,56 @@ def decompose(
         )
     if gradients.shape[-2] > gradients.shape[-1]:
         gradients, actions = gradients.mT, actions.mT
-    shape, device = tuple(gradients.shape[1:]), gradients.device
-    ledger = Ledger(shape, radius=radius, discount=discount, device=device)
-    for gradient, action in zip(gradients, actions, strict=True):
-        ledger.record(gradient, action)
-    terms = _Terms(potential, shape[-2:], stream, device)
-    step = terms.eta if eta is None else _checks.positive("eta", eta)
+    rounds, *batch, rows, columns = gradients.shape
+    constants = potential.admissibility(rows, columns)
+    if eta is None:
+        eta = 1.0 if constants is None else constants.eta
 
-    def smoothing(gram: Tensor) -> Tensor:
-        return moments.smoothing(gram, gradient_bound=gradient_bound, eta=step, discount=discount)
+    device = gradients.device
+    ages = torch.arange(1, rounds + 1, dtype=torch.float64, device=device)
+    growth = (discount**-ages).reshape(-1, *(1 for _ in batch))  # γ^{-t}
+    gradients = growth[..., None, None] * gradients.double()
+    totals, grams = gradients.cumsum(0), (gradients @ gradients.mT).cumsum(0)
+    bounds = gradient_bound / discount * growth
+    smoothings = moments.smoothing(grams, gradient_bound=bounds, eta=eta)
+    games = stream + torch.arange(math.prod(batch), device=device).reshape(batch)
 
-    total = gradients[0].double()
-    gram = total @ total.mT
-    level = smoothing(gram)
-    first = terms.value(total, level)
-    first_bound = nuclear_norm(total) + terms.stability_bound(torch.zeros_like(level), level)
-    rounds: list[tuple[Tensor, ...]] = []
-    for gradient in gradients[1:].double():
-        bregman = terms.bregman(total, gradient / discount, level)
-        total = moments.accumulate_total(total, gradient, discount)
-        gram = moments.accumulate_gram(gram, gradient, discount)
-        before, level = discount**2 * level, smoothing(gram)
-        change = terms.value(total, level) - terms.value(total, before)
-        change_bound = terms.stability_bound(before, level)
-        rounds.append((discount * bregman[0], discount * bregman[1], change, change_bound))
-    ages = torch.arange(len(rounds) - 1, -1, -1, dtype=torch.float64, device=device)
-    weights = radius * discount ** ages.reshape(-1, *(1 for _ in total.shape[:-2]))
-    bregman, bregman_bound, stability, stability_bound = (
-        weights * torch.stack(term) for term in zip(*rounds, strict=True)
-    )
-    oldest = radius * discount ** len(rounds)
+    def value(s: Tensor, smoothing: Tensor) -> Tensor:
+        if isinstance(potential, Gaussian):
+            return potential.value(s, smoothing, stream=games.expand(s.shape[:-2]))
+        return potential.value(s, smoothing)
+
+    with torch.enable_grad():
+        leaf = totals.requires_grad_()
+        values = value(leaf, smoothings)  # Ψ_t(S_t)
+        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+    totals, values = totals.detach(), values.detach()
+    ahead = value(totals[1:], smoothings[:-1])  # Ψ_t(S_{t+1})
+    bregman = ahead - values[:-1] - (slopes[:-1] * gradients[1:]).sum((-2, -1))
+    bregman_bound = stability_bound = torch.full_like(bregman, torch.inf)
+    first_bound = torch.full_like(values[0], torch.inf)
+    if constants is not None:
+        alpha, beta = constants.alpha, constants.beta
+        bregman_bound = theory.bregman_bound(gradients[1:], smoothings[:-1], beta=beta)
+        stability_bound = theory.stability_bound(smoothings[:-1], smoothings[1:], alpha=alpha)
+        start = theory.stability_bound(0 * smoothings[0], smoothings[0], alpha=alpha)
+        first_bound = nuclear_norm(gradients[0]) + start
+    gap = torch.zeros((), dtype=torch.float64, device=device)
+    if isinstance(potential, Regularized):
+        for s, smoothing in ((totals, smoothings), (totals[1:], smoothings[:-1])):
+            gap = torch.maximum(gap, potential.solve(s, smoothing).frank_wolfe_gap.amax())
+    best, scale = nuclear_norm(totals[-1]), radius * discount**rounds
+    loss = (gradients * actions).sum((0, -2, -1))
     return Decomposition(
-        regret=ledger.regret(),
-        underestimation=radius * (nuclear_norm(total) - terms.value(total, level)),
-        bregman=bregman,
-        bregman_bound=bregman_bound,
-        stability=stability,
-        stability_bound=stability_bound,
-        first_round=oldest * first,
-        first_round_bound=oldest * first_bound,
-        gap=radius * terms.gap,
+        regret=discount**rounds * (loss + radius * best),
+        underestimation=scale * (best - values[-1]),
+        bregman=scale * bregman,
+        bregman_bound=scale * bregman_bound,
+        stability=scale * (values[1:] - ahead),
+        stability_bound=scale * stability_bound,
+        first_round=scale * values[0],
+        first_round_bound=scale * first_bound,
+        gap=scale * gap,
     )
 
 
@@ -298,38 +308,3 @@ _SUMS = ("total", "gram", "loss", "largest", "outside")
 
 def _promise(action: Tensor) -> float:
     return PROMISE.get(action.dtype, PROMISE[torch.float32])
-
-
-class _Terms:
-    """The terms of one potential with their bounds, undiscounted, for D = 1."""
-
-    def __init__(
-        self, potential: Potential, shape: Shape, stream: int, device: torch.device
-    ) -> None:
-        self.potential, self.stream = potential, stream
-        self.constants = potential.admissibility(*shape)
-        self.eta = 1.0 if self.constants is None else self.constants.eta
-        self.gap = torch.zeros((), dtype=torch.float64, device=device)
-
-    def value(self, s: Tensor, smoothing: Tensor) -> Tensor:
-        if isinstance(self.potential, Regularized):
-            gap = self.potential.solve(s.detach(), smoothing).frank_wolfe_gap
-            self.gap = torch.maximum(self.gap, gap.amax())
-        if isinstance(self.potential, Gaussian):
-            return self.potential.value(s, smoothing, stream=self.stream)
-        return self.potential.value(s, smoothing)
-
-    def bregman(self, s: Tensor, step: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            leaf = s.detach().requires_grad_()
-            value = self.value(leaf, smoothing)
-            (slope,) = torch.autograd.grad(value.sum(), leaf)
-        divergence = self.value(s + step, smoothing) - value.detach() - (slope * step).sum((-2, -1))
-        if self.constants is None:
-            return divergence, torch.full_like(divergence, torch.inf)
-        return divergence, theory.bregman_bound(step, smoothing, beta=self.constants.beta)
-
-    def stability_bound(self, before: Tensor, after: Tensor) -> Tensor:
-        if self.constants is None:
-            return torch.full(after.shape[:-2], torch.inf, dtype=after.dtype, device=after.device)
-        return theory.stability_bound(before, after, alpha=self.constants.alpha)
