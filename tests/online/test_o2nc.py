@@ -21,7 +21,6 @@ from nucleon.online.learners import (
     AdaGradOGD,
     GaussianFTPL,
     OneSidedShampoo,
-    ScalarGBPA,
     Shampoo,
 )
 from nucleon.online.o2nc import meter as conversion
@@ -295,7 +294,6 @@ def bold():
         ({"learner": shared(), "params": parameters([(2, 3)] * 2)}, "for two"),
         ({"learner": lambda shape, **k: 3}, "must make a nucleon.online.Learner"),
         ({"learner": "faml"}, "learner must be a class"),
-        ({"learner": ScalarGBPA}, r"ScalarGBPA.*discount"),
         ({"learner": AdaGradOGD, "params": parameters([(1, 4)])}, "operator-norm ball"),
         ({"learner": AdaGradOGD, "params": parameters([(4, 1)])}, "operator-norm ball"),
         ({"learner": AdaGradOGD, "params": parameters([(2, 1, 4)])}, "operator-norm ball"),

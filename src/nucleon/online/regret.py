@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from nucleon.certificate import PROMISE, forced_regret
 from nucleon.linalg.norms import nuclear_norm, operator_norm, operator_norm_bound
 from nucleon.online import theory
 from nucleon.online.potentials import Gaussian, Potential, Regularized
-from nucleon.online.saving import State, packed, unpacked
 
 Shape = tuple[int, ...]
 
@@ -106,22 +104,15 @@ class Ledger:
         """Return ‖X‖ in the norm of the ball, float64, () or (b,)."""
         return operator_norm(action).double()
 
-    def state_dict(self) -> State:
-        """Return everything needed to go on, as copies."""
-        return packed(self._tensors(), self._facts())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same shape, radius and discount; refuse any other."""
-        tensors = unpacked(state, self._tensors(), self._facts())
-        self.rounds, self.oblivious = int(tensors.pop("rounds")), bool(tensors.pop("oblivious"))
-        vars(self).update(tensors)
-
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything needed to go on, by name."""
         counts = {"rounds": torch.tensor(self.rounds), "oblivious": torch.tensor(self.oblivious)}
         return counts | {name: getattr(self, name) for name in _SUMS}
 
-    def _facts(self) -> dict[str, Any]:
-        return {"shape": list(self.shape), "radius": self.radius, "discount": self.discount}
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from the `tensors` of a ledger of the same shape, radius and discount."""
+        vars(self).update(tensors)
+        self.rounds, self.oblivious = int(tensors["rounds"]), bool(tensors["oblivious"])
 
     def _holds(self, action: Tensor) -> bool:
         """Return True if every action is certainly in the ball: (1+tol)²D²I − XXᵀ has a factor."""
@@ -150,9 +141,6 @@ class BoxLedger(Ledger):
 
     def _holds(self, action: Tensor) -> bool:
         return not bool((self._outside(action) > self.outside).any())
-
-    def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "ball": "linf"}
 
 
 @dataclass(frozen=True, eq=False)

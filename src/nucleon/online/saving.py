@@ -1,6 +1,6 @@
 """Saved states: tensors by name, and facts of the object that they belong to."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,17 +15,11 @@ def packed(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> State:
     return {"facts": dict(facts), **{name: tensor.clone() for name, tensor in tensors.items()}}
 
 
-def unpacked(
-    state: object,
-    like: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
-    *,
-    parts: Collection[str] = (),
-) -> State:
+def unpacked(state: object, like: Mapping[str, Tensor], facts: Mapping[str, Any]) -> State:
     """Return copies of the tensors of a state, on the devices of `like`.
 
     Raises an error unless the state has these facts, and finite tensors with the names, shapes and
-    dtypes of `like`; the names of `parts`, which have states of their own, are left out.
+    dtypes of `like`.
     """
     if not isinstance(state, Mapping) or not isinstance(state.get("facts"), Mapping):  # pyright: ignore
         raise ValueError(f"the state must be what state_dict() returned, got {type(state)!r}")
@@ -35,9 +29,8 @@ def unpacked(
                 f"the state has {name}={state['facts'].get(name)!r}, this object {value!r}; load "
                 f"it into an object with {name}={state['facts'].get(name)!r}"
             )
-    for name in sorted({*state, *like} - {"facts", *parts}):
-        saved, template = state.get(name), like.get(name)
-        kind = None if template is None else (template.shape, template.dtype)
+    for name, template in like.items():
+        saved, kind = state.get(name), (template.shape, template.dtype)
         if not isinstance(saved, Tensor) or (saved.shape, saved.dtype) != kind:
             raise ValueError(
                 f"the state's {name} must be {kind}, got {getattr(saved, 'shape', saved)!r} of "

@@ -1,7 +1,7 @@
 """GBPA with a scalar parameter, the baseline of Section 3 (after Abernethy et al. 2016)."""
 
 import math
-from typing import ClassVar, final
+from typing import ClassVar, Unpack, final
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg.augmented import augmented_polar
 from nucleon.online import theory
-from nucleon.online.learners.base import Learner, check_square
+from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.regret import Shape
 
 
@@ -23,17 +23,14 @@ class ScalarGBPA(Learner):
         shape: (m, n), or (b, m, n) for b games at once.
         gradient_bound: G ≥ ‖G_t‖_F, the Frobenius norm; one above is refused (default 1.0).
         eta: η; None is √m, m the shorter side (default None).
-        radius: D (default 1.0).
-        dtype: of gradients and actions, float32 or float64 (default: torch's).
-        device: of gradients and actions (default: torch's).
-        validate: False does not refuse a gradient above the bound, see `LearnerOptions` (default
-            True).
+        options: see `LearnerOptions`.
     """
 
     name: ClassVar[str] = "scalar-gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with L_t a multiple of the identity"
     state_names: ClassVar[tuple[str, ...]] = ("total", "square_sum", "first_frobenius", "excess")
     option_names: ClassVar[tuple[str, ...]] = ("gradient_bound", "eta")
+    plays_discounted: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -41,14 +38,10 @@ class ScalarGBPA(Learner):
         *,
         gradient_bound: float = 1.0,
         eta: float | None = None,
-        radius: float = 1.0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        validate: bool = True,
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        super().__init__(shape, radius=radius, dtype=dtype, device=device, validate=validate)
+        super().__init__(shape, **options)
         self.gradient_bound = _checks.positive("gradient_bound", gradient_bound)
-        check_square("gradient_bound", self.gradient_bound)
         short, long = self.sides
         self.eta = math.sqrt(short) if eta is None else _checks.positive("eta", eta)
         self.total = self.zeros(short, long)

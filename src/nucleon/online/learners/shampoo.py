@@ -38,7 +38,7 @@ from nucleon import _checks, moments
 from nucleon.linalg.norms import operator_norm
 from nucleon.linalg.quadratic import Solver, quadratic_projection
 from nucleon.online import theory
-from nucleon.online.learners.base import Learner, LearnerOptions, check_square
+from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.metric import Root
 from nucleon.online.regret import Shape
 
@@ -228,7 +228,6 @@ class KroneckerFTRL(ProjectedLearner):
         self, shape: Shape, *, gradient_bound: float = 1.0, **options: Unpack[ProjectionOptions]
     ) -> None:
         self.gradient_bound = _checks.positive("gradient_bound", gradient_bound)
-        check_square("gradient_bound", self.gradient_bound)
         super().__init__(shape, epsilon=self.gradient_bound**2, **options)
         self.total = torch.zeros_like(self.center)
         """S_t."""
