@@ -14,7 +14,6 @@ from nucleon.online.o2nc import meter, plans
 from nucleon.online.o2nc import optimizer as o2nc
 from nucleon.online.problems import quasi_newton, rotations
 from nucleon.online.theory import Sides
-from nucleon.online.theory import gbpa as gbpa_theory
 from nucleon.optim import average
 from nucleon.optim.engines import ledger, reference
 from nucleon.optim.watch import certificates
@@ -192,7 +191,7 @@ fault("normal noise of deviation 2", "prop-admissibility", (noise, "normal"))(ti
 
 # ---- bounds and regret
 
-GBPA_BOUND = (certificate, "gbpa_bound"), (gbpa_theory, "gbpa_bound"), (theory, "gbpa_bound")
+GBPA_BOUND = (certificate, "gbpa_bound"), (theory, "gbpa_bound")
 for factor in (0.8, 4):
     fault(
         f"the GBPA bound × {factor}",

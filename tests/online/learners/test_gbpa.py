@@ -8,8 +8,20 @@ import pytest
 import scipy.stats
 import torch
 
-from helpers import OBLIVIOUS, STREAMS, actions_of, ledger_of, nuclear, operator, polar, root
-from nucleon import noise
+from helpers import (
+    LEARNERS,
+    OBLIVIOUS,
+    STREAMS,
+    actions_of,
+    ledger_of,
+    nuclear,
+    operator,
+    polar,
+    root,
+)
+from nucleon.claims import beside
+from nucleon.claims.oracle import bounds
+from nucleon.claims.oracle import learners as oracle
 from nucleon.online import potentials, streams
 from nucleon.online.admissibility import search_admissibility
 from nucleon.online.learners import FAML, FTPL, FTRL, GBPA, GaussianFTPL
@@ -77,29 +89,14 @@ def test_faml_keeps_its_promise_at_any_condition(log_condition):
     assert error <= max(1e-9, 64 * 2.2e-16 * condition)
 
 
-def test_faml_plays_totals_whose_square_overflows():
-    learner = FAML((3, 5), gradient_bound=1e150, dtype=F64)
-    learner.play()
-    learner.observe(1e150 * torch.eye(3, 5, dtype=F64))
-    learner.total, learner.ledger.rounds = 1e10 * learner.total, 10**10
-    torch.testing.assert_close(learner.play(), -torch.eye(3, 5, dtype=F64))
-
-
 @pytest.mark.parametrize("redraw", [True, False])
 def test_ftpl_plays_the_mean_of_perturbed_leaders(redraw):
-    m, n, width, samples = 3, 4, 9, 6
-    gradients = rank_one_gradients(4, (m, n))
-    learner = FTPL((m, n), samples=samples, seed=7, stream=5, width=width, redraw=redraw, dtype=F64)
-    actions = actions_of(learner, gradients).numpy()
-    alpha, beta = math.sqrt(m) + math.sqrt(width), 1 / math.sqrt(width - m - 1)
-    for t, action in enumerate(actions[1:], start=1):
-        g = gradients[:t].numpy()
-        level = np.linalg.cholesky((np.eye(m) + np.einsum("tij,tkj->ik", g, g)) * beta / alpha)
-        padded = np.hstack([g.sum(0), np.zeros((m, width - n))])
-        draw = {"seed": 7, "stream": 5, "step": t if redraw else 0, "dtype": F64}
-        z = [noise.normal((m, width), sample=k, **draw).numpy() for k in range(samples)]
-        mean = np.mean([polar(padded + level @ sample)[:, :n] for sample in z], axis=0)
-        np.testing.assert_allclose(action, -mean, atol=1e-11)
+    options = {"samples": 6, "seed": 7, "redraw": redraw, "antithetic": True, "width": 9}
+    gradients = rank_one_gradients(4, (3, 4))
+    actions = actions_of(FTPL((3, 4), dtype=F64, **options), gradients)[:-1]
+    direction = oracle.perturbed(beside.drawn((3, 4), **options))
+    twin = oracle.gbpa(direction, gradients.numpy(), eta=bounds.eta(bounds.gaussian(3, 9)))
+    np.testing.assert_allclose(actions, twin, atol=1e-11)
 
 
 def test_a_long_discounted_game_does_not_overflow():
@@ -140,20 +137,90 @@ def test_ftrl_carries_the_gaps_of_a_lazy_solver():
     assert lazy.certificate().holds
 
 
-def test_ftrl_takes_the_frank_wolfe_gap_for_its_bound():
-    # The projected unconstrained minimizer is within 2e-5 of the optimum, as the distance to the
-    # minimum over all X proves, but its Frank–Wolfe gap is a hundred times that.
-    learner = FTRL((2, 2), tolerance=1e-3, dtype=F64)
-    learner.total = torch.tensor([[-1.0, 1.0], [-6.0, -8.0]], dtype=F64)
-    learner.gram, learner.ledger.rounds = torch.diag(torch.tensor([0.0, 99.0], dtype=F64)), 1
-    x = learner.play()
-    slope = learner.total.numpy() + root(learner.smoothing().numpy()) @ x.numpy()
-    frank_wolfe = nuclear(slope) + (slope * x.numpy()).sum()
-    free = np.sum(slope * np.linalg.solve(root(learner.smoothing().numpy()), slope)) / 2
-    assert frank_wolfe > 50 * free
-    assert learner.gap.item() == pytest.approx(frank_wolfe, rel=1e-9)
-    learner.observe(torch.zeros(2, 2, dtype=F64))
-    assert learner.gaps.item() == pytest.approx(frank_wolfe, rel=1e-9)
+# ---- gradients above the bound ------------------------------------------------------------------
+
+
+def growing(rounds=30, seed=0, rate=1.15):
+    """Gradients whose norm grows by `rate` a round, with some at random far above the others."""
+    rng = np.random.default_rng(seed)
+    g = rng.standard_normal((rounds, 3, 5)) * rate ** np.arange(rounds)[:, None, None]
+    return torch.from_numpy(g * rng.lognormal(0, 1.5, (rounds, 1, 1)))
+
+
+def certified(learner, gradients):
+    actions_of(learner, gradients)
+    return learner.certificate()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("on_excess", ["clip", "grow"])
+@pytest.mark.parametrize("name", ["ftrl", "faml"])
+def test_unknown_bounds_are_certified_after_the_fact(name, on_excess, seed):
+    learner = LEARNERS[name]((3, 5), gradient_bound=None, on_excess=on_excess, dtype=F64)
+    gradients = growing(seed=seed, rate=1.3)
+    gradients[:2] = 0  # the game begins with the first gradient that is not zero
+    certificate = certified(learner, gradients)
+    assert certificate.holds
+    norms = np.linalg.norm(gradients.numpy(), ord=2, axis=(1, 2))
+    assert learner.level.item() == pytest.approx(norms.max(), rel=1e-12)
+    first = nuclear(gradients[2].numpy())
+    assert learner.first_nuclear.item() == pytest.approx(first, rel=1e-12)
+    # Each ‖E_t‖_* is at most 3 times what the bound grows by (Remark B.1).
+    assert learner.excess <= 3 * (norms.max() - norms[2]) * (1 + 1e-12)
+
+
+def test_the_bound_grows_by_default_where_none_is_stated():
+    learner = FAML((3, 5), gradient_bound=None, dtype=F64)
+    certificate = certified(learner, growing())
+    assert learner.on_excess == "grow"
+    assert certificate.gradient_bound == certificate.largest == learner.level
+    ample = FAML((3, 5), gradient_bound=1e9, on_excess="grow", dtype=F64)
+    assert certified(ample, growing()).excess == 0
+
+
+def test_games_of_a_batch_have_their_own_bounds():
+    bounds = torch.tensor([1.0, 100.0], dtype=F64)
+    gradients = torch.stack([growing(10), growing(10, seed=1)], dim=1)
+    learner = FAML((2, 3, 5), gradient_bound=bounds, on_excess="clip", dtype=F64)
+    certificate = certified(learner, gradients)
+    for i, bound in enumerate(bounds.tolist()):
+        alone = FAML((3, 5), gradient_bound=bound, on_excess="clip", dtype=F64)
+        single = certified(alone, gradients[:, i])
+        torch.testing.assert_close(certificate.bound[i], single.bound)
+        torch.testing.assert_close(certificate.regret[i], single.regret)
+
+
+@pytest.mark.parametrize("rows", [3, 128])  # from 128 on the ledger bounds norms from above
+def test_a_game_of_a_batch_begins_with_its_own_first_gradient(rows):
+    gradients = torch.eye(rows, rows + 2, dtype=F64).expand(2, 2, -1, -1).clone()
+    gradients[0, 1] = 0
+    learner = FAML((2, rows, rows + 2), gradient_bound=None, on_excess="clip", dtype=F64)
+    certificate = certified(learner, gradients)
+    assert learner.excess.abs().max() <= 1e-9 * rows
+    torch.testing.assert_close(learner.first_nuclear, torch.full((2,), float(rows), dtype=F64))
+    assert certificate.holds and (learner.play()[1] != 0).any()
+
+
+def test_an_understated_bound_is_paid_for():
+    # On g_t = (−1000)^t FTRL plays x = −s/(√2·√Σg²) → ∓1/√2 before each jump, loses |g_T|/√2 on it
+    # and |s_T| → |g_T| in hindsight: 1 + 1/√2 against √2, if the excess were not in the bound.
+    gradients = (-1000.0) ** torch.arange(12, dtype=F64)[:, None, None]
+    learner = FTRL((1, 1), gradient_bound=1e-6, validate=False, dtype=F64)
+    certificate = certified(learner, gradients)
+    last = gradients.abs().max().item()
+    assert certificate.regret.item() / last == pytest.approx(1 + math.sqrt(0.5), abs=0.01)
+    without = (certificate.bound - certificate.excess).item() / last
+    assert without == pytest.approx(math.sqrt(2), abs=0.01)
+    assert certificate.holds and "exceed gradient_bound=1e-06" in str(certificate)
+
+
+def test_a_bound_that_is_trained_is_taken_without_its_graph():
+    bound = torch.tensor(2.0, requires_grad=True)
+    learner = FAML((2, 3), gradient_bound=bound)
+    assert not learner.level.requires_grad and learner.level == 2
+    with torch.no_grad():
+        bound.fill_(1e-3)
+    assert learner.level == 2
 
 
 # ---- any potential -----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import math
 
-import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -49,31 +48,6 @@ def vec(x):
 
 
 # ---- one step, solved by others ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", PROJECTED)
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_a_step_is_the_program_on_vec_x_with_the_kronecker_metric(kind, rounds):
-    # cvxpy sees vec X and R ⊗ L only: neither the trace form nor the change of scale is shared.
-    shape, radius, eta = (2, 3), 0.7, 0.8
-    gradients = gradients_of(rounds, shape)
-    options = {"radius": radius, "eta": eta, "tolerance": 1e-10}
-    if kind is not KroneckerFTRL:
-        options["epsilon"] = 0.01
-    learner = kind(shape, dtype=F64, **options)
-    *_, before, action = actions_of(learner, gradients).numpy()
-    g = gradients.numpy()
-    left, right = roots(kind, g, 1.0 if kind is KroneckerFTRL else 0.01)
-    metric = np.kron(right, left)
-    linear, center = (g.sum(0), 0.0 * before) if kind is KroneckerFTRL else (g[-1], before)
-    x = cp.Variable(shape)
-    away = cp.vec(x - center, order="F")
-    cost = vec(linear) @ cp.vec(x, order="F") + cp.quad_form(away, metric) / (2 * eta)
-    cp.Problem(cp.Minimize(cost), [cp.sigma_max(x) <= radius]).solve(solver="CLARABEL")
-    # λ_min(R ⊗ L)/η ≥ 0.01^½/0.8 and cvxpy's value is within 1e-8: ‖ΔX‖² ≤ 2·1e-8·8.
-    np.testing.assert_allclose(action, x.value, atol=4e-4)
-    if kind is not KroneckerFTRL or rounds > 1:
-        assert np.linalg.norm(action, 2) >= radius * (1 - 1e-6)  # the constraint binds
 
 
 @settings(max_examples=40, deadline=None)
@@ -164,20 +138,6 @@ def test_the_gaps_of_a_poor_solver_are_in_the_bound(kind):
     actions_of(exact, gradients)
     assert learner.bound() - learner.gaps == pytest.approx((exact.bound() - exact.gaps).item())
     assert learner.certificate().holds
-
-
-def test_the_gap_is_the_frank_wolfe_gap_of_the_proof():
-    # With L/η = diag(2, 200)^½ the projected unconstrained minimizer is within 2e-5 of the optimum,
-    # as the distance to the minimum over all X proves; its Frank–Wolfe gap is a hundred times that.
-    eta, gradient = 1.5, np.array([[-1.0, 1.0], [-6.0, -8.0]])
-    learner = OneSidedShampoo((2, 2), eta=eta, tolerance=1e-3, dtype=F64)
-    weight = np.diag(np.sqrt([2.0, 200.0]))
-    learner.gram = torch.from_numpy((eta * weight) ** 2 - gradient @ gradient.T)
-    x = actions_of(learner, torch.from_numpy(gradient)[None])[-1].numpy()
-    slope = gradient + weight @ x
-    frank_wolfe = np.sum(slope * x) + nuclear(slope)
-    assert frank_wolfe > 50 * np.sum(slope * np.linalg.solve(weight, slope)) / 2
-    assert learner.gaps.item() == pytest.approx(frank_wolfe, rel=1e-9)
 
 
 # ---- without the projection --------------------------------------------------------------------

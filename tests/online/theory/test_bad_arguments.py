@@ -53,10 +53,6 @@ REFUSED = [
     (partial(theory.ftpl_bound, EYE, width=3, radius=1, gradient_bound=1), "pad with zero columns"),
     (partial(theory.bregman_bound, ONES, 0 * EYE, beta=1.0), "positive definite"),
     (
-        partial(theory.running_excess_bound, rows=2, first_operator=2.0, largest_operator=1.0),
-        "at least first_operator",
-    ),
-    (
         partial(theory.shampoo_bound, EYE.expand(3, 2, 2), EYE.expand(2, 2, 2), radius=1.0),
         "column_gram",
     ),

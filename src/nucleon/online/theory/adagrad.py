@@ -15,7 +15,6 @@ from nucleon import _checks
 from nucleon.certificate import Real, real
 from nucleon.online.metric import Ball
 from nucleon.online.theory._statistics import Sides, root_trace
-from nucleon.online.theory.gbpa import gbpa_bound
 
 Preconditioner = Literal["scalar", "diagonal", "full"]
 Update = Literal["ogd", "ftrl", "proximal"]
@@ -78,33 +77,6 @@ def scale_free_adagrad_bound(
     eta = norm / 2**0.75 if eta is None else _checks.positive("eta", eta)
     leading = (norm**2 / (2 * eta) + math.sqrt(2) * eta) * trace
     return leading + (2 + math.sqrt(2)) * 2 * norm * real("peak", peak, trace)
-
-
-def gaussian_ftpl_bound(
-    square_sum: Tensor,
-    *,
-    dimension: int,
-    radius: float,
-    gradient_bound: Real,
-    first_norm: Real,
-    eta: float | None = None,
-) -> Tensor:
-    """Bound the regret of vector FTPL with Gaussian noise (after Abernethy et al. 2016).
-
-    Reg_T ≤ 2√(αβ)·D·√(G² + Σ‖g_t‖²) + (1 − √(αβ))·D·‖g_1‖
-
-    Theorem 3.2 with m = 1 and the constants of `gaussian_ftpl_constants`; `square_sum` is Σ‖g_t‖².
-    """
-    alpha, beta = gaussian_ftpl_constants(dimension)
-    return gbpa_bound(
-        square_sum[..., None, None],
-        radius=radius,
-        gradient_bound=gradient_bound,
-        alpha=alpha,
-        beta=beta,
-        first_nuclear=first_norm,
-        eta=eta,
-    )
 
 
 def gaussian_ftpl_constants(dimension: int) -> tuple[float, float]:

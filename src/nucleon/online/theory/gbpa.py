@@ -10,51 +10,8 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.certificate import (
-    Real,
-    check_width,
-    checked_eta,
-    gbpa_bound,
-    real,
-)
+from nucleon.certificate import Real, check_width, checked_eta, real
 from nucleon.online.theory._statistics import Sides, root_trace
-
-
-def ftrl_bound(
-    gram: Tensor,
-    *,
-    radius: float,
-    gradient_bound: Real,
-    first_nuclear: Real,
-    discount: float = 1.0,
-    rounds: int | None = None,
-    eta: float | None = None,
-    excess: Real = 0.0,
-    gaps: Real = 0.0,
-) -> Tensor:
-    """Bound the regret of matrix FTRL solved up to a gap (Theorem 3.2 with α = ½, β = 1).
-
-    Reg_T ≤ √2·D·Tr√(G²I + M_T) + (1 − 1/√2)·D·‖G_1‖_* + D·gaps
-
-    The paper drops D before ‖G_1‖_*. `gaps` = Σ γ^{T-t}g_t over the unit-ball problems
-    max ⟨S, X⟩ − ½Tr XᵀAX, A = L/η, each solved to the duality (Frank–Wolfe) gap
-    g = ‖S − AX̃‖_* − ⟨S − AX̃, X̃⟩; mere suboptimality is not enough. Proof: f(X) = ⟨S, X⟩ − ½Tr XᵀAX
-    has f(X) ≤ f(X̃) + g − ½‖X − X̃‖²_A on the ball, so the round's term
-    max_X {f(X) + ⟨G, X − X̃⟩} − max f is at most g + ½‖G‖²_{A^{-1}}: g more than with the exact X.
-    """
-    exact = gbpa_bound(
-        gram,
-        radius=radius,
-        gradient_bound=gradient_bound,
-        alpha=0.5,
-        beta=1.0,
-        first_nuclear=first_nuclear,
-        discount=discount,
-        rounds=rounds,
-        eta=eta,
-        excess=excess,
-    )
-    return exact + radius * real("gaps", gaps, exact)
 
 
 def faml_bound(
@@ -147,22 +104,6 @@ def spectral_excess(gradient: Tensor, gradient_bound: Real) -> Tensor:
     values = torch.linalg.svdvals(_checks.matrix("gradient", gradient).double())
     level = real("gradient_bound", gradient_bound, values.sum(-1)).unsqueeze(-1)
     return (values - level).clamp(min=0).sum(-1)
-
-
-def running_excess_bound(*, rows: int, first_operator: Real, largest_operator: Real) -> Tensor:
-    """Return m(max_t‖G_t‖_op − ‖G_1‖_op) ≥ Σ‖E_t‖_*, the bound being the running maximum.
-
-    Each ‖E_t‖_* ≤ m(h_t − h_{t-1}), and the sum telescopes (after Cutkosky 2019, Remark B.1). G_1
-    is the first nonzero gradient: until then the action is 0 and nothing is lost.
-    """
-    largest = torch.as_tensor(largest_operator, dtype=torch.float64)
-    growth = largest - real("first_operator", first_operator, largest)
-    if (growth < 0).any():
-        raise ValueError(
-            f"largest_operator must be at least first_operator, got {largest_operator!r} < "
-            f"{first_operator!r}; pass the maximum over all rounds"
-        )
-    return _checks.count("rows", rows) * growth
 
 
 def admissibility_tradeoff(x: Tensor, root: Tensor, *, alpha: float, beta: float) -> Sides:
