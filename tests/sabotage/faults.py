@@ -232,12 +232,10 @@ fault("steps of constant length", "o2nc thm-leon thm-average", (noise, "exponent
 @fault("O2NC: W̄ without bias correction", "o2nc thm-leon", (o2nc.O2NC, "_average"))
 def average_biased(exact, self):
     share = 1 - self.discount
-    chosen = self.tau == self.round
-    chosen = chosen[:, None, None] if chosen.ndim else chosen
-    for param in self.params:
-        state = self.state[param]
-        state["average"] = state["average"] + share * (param - state["average"])
-        state["output"] = torch.where(chosen, state["average"], state["output"])
+    chosen = (self.tau == self.round).reshape(self._streams.shape)
+    for i, param in enumerate(self.params):
+        self.average[i] = self.average[i] + share * (param - self.average[i])
+        self.output[i] = torch.where(chosen, self.average[i], self.output[i])
 
 
 @fault("O2NC: τ uniform", "o2nc thm-leon", (o2nc.O2NC, "_draw_tau"))

@@ -1,7 +1,6 @@
 """Online learning over the operator-norm ball: learners, streams, regret and its bounds.
 
-Imports `nucleon.linalg` and the shared modules; of `nucleon.optim` only constants and the average
-that `o2nc` shares.
+Imports `nucleon.linalg` and the shared modules; of `nucleon.optim` only constants of the noise.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """The online-to-nonconvex conversion: any learner as an optimizer, its meter and its plan.
 
-Imports learners and theory; of `nucleon.optim` the average and constants of the noise.
+Imports learners and theory; of `nucleon.optim` constants of the noise.
 """
 
 from nucleon.online.o2nc.meter import ConversionMeter, ConversionTerms
