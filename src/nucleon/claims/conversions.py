@@ -86,7 +86,7 @@ class Measured(Row):
 
     def record(self) -> dict[str, object]:
         """Return the fields and the terms of every run."""
-        names = ("gap", "gap_at_tau", "regret", "noise", "descent")
+        names = ("gap", "regret", "noise", "descent")
         terms = {name: getattr(self.terms, name).tolist() for name in names}
         return {**super().record(), **terms}
 

@@ -137,7 +137,6 @@ def measure(run: Run) -> Iterator[Item]:
         {
             "learner": "name",
             "left": lambda m: str(m.mean_gap),
-            "left, one τ a run": lambda m: str(Interval.of_mean(m.terms.gap_at_tau)),
             **{term: f"terms.{term}" for term in ("descent", "regret", "noise")},
             "right": "terms.bound",
         },

@@ -12,8 +12,7 @@ from nucleon import _checks
 from nucleon.linalg.norms import nuclear_norm
 from nucleon.online.o2nc.optimizer import O2NC
 
-_BLOCK = 256  # rounds whose nuclear norms are computed in one call, at most
-_BLOCK_BYTES = 64 * 2**20  # and what they may hold: fewer large rounds, but at least one
+_BLOCK_BYTES = 2**24  # of the rounds whose nuclear norms are computed in one call; at least one
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +26,6 @@ class ConversionTerms:
 
     gap: Tensor
     """E_τ‖E∇L(Y_τ)‖_*, Pr(Y_t = W_s) ∝ γ^{t-s}: the left side."""
-    gap_at_tau: Tensor
-    """‖E∇L(Y_τ)‖_* at the τ that was drawn: one draw of what `gap` is the mean of."""
     descent: Tensor
     """ΔL/(DT) = 2γΔL/((1−γ)ρT)."""
     regret: Tensor
@@ -61,11 +58,9 @@ class ConversionMeter:
         # Σγ^{t-s} of ∇L(W_s), of the noise G_s − ∇L(W_s), and of G_s
         self._sums = [p.new_zeros(3, *p.shape, dtype=torch.float64) for p in optimizer.params]
         self._loss = torch.zeros_like(optimizer.tau, dtype=torch.float64)
-        size = sum(total.nbytes for total in self._sums)
-        self._block = max(1, min(_BLOCK, _BLOCK_BYTES // size))
+        self._block = max(1, _BLOCK_BYTES // sum(total.nbytes for total in self._sums))
         self._pending: list[tuple[list[Tensor], Tensor]] = []
         self._means = self._loss.new_zeros(3, *self._loss.shape)
-        self._at_tau = torch.full_like(self._loss, torch.nan)
 
     @torch.no_grad()
     def record(self, truths: Sequence[Tensor]) -> None:
@@ -101,7 +96,7 @@ class ConversionMeter:
             )
         gap, noise, regret = self._means / rounds
         descent = torch.as_tensor(loss_gap).to(gap) / (self.optimizer.radius * rounds)
-        return ConversionTerms(gap, self._at_tau, descent.expand_as(gap), regret, noise)
+        return ConversionTerms(gap, descent.expand_as(gap), regret, noise)
 
     def _flush(self) -> None:
         """Enter the pending rounds into the weighted sums of the three quantities."""
@@ -117,15 +112,11 @@ class ConversionMeter:
         weights = torch.full_like(times, 1 - discount, dtype=torch.float64)
         weights[times == rounds] = 1.0
         self._means += torch.einsum("t,t...->...", weights, norms)
-
         # E∇L(Y_t) is the first sum over Σγ^{t-s} = (1−γ^t)/(1−γ).
         shares = (1 - discount) / -torch.expm1(times.double() * math.log(discount))
         gaps = torch.einsum("t,t...->t...", shares, norms[:, 0])
-        at_tau = self.optimizer.tau == times.reshape(-1, *(1 for _ in self._loss.shape))
-        drawn = torch.where(at_tau, gaps, 0.0).sum(0)
-        self._at_tau = torch.where(at_tau.any(0), drawn, self._at_tau)
-        on_curve = (times % self.every == 0).tolist()
-        self.curve += [(t, g) for t, g, k in zip(times.tolist(), gaps, on_curve, strict=True) if k]
+        every = zip(times.tolist(), gaps, strict=True)
+        self.curve += [(t, gap) for t, gap in every if t % self.every == 0]
         self._pending.clear()
 
     def _per_run(self, values: Tensor, param: Tensor) -> Tensor:

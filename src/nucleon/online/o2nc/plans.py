@@ -1,8 +1,6 @@
 """The parameters with which Theorems 5.2 and 5.3 promise a (ρ, ε)-stationary point."""
 
-import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -167,9 +165,10 @@ def _plan(
     gradient_bound: float | Sequence[float],
 ) -> Plan:
     sides = [sorted(_checks.count("every side of shapes", side) for side in s) for s in shapes]
-    bounds = gradient_bound if isinstance(gradient_bound, Sequence) else [gradient_bound]
-    bounds = [_checks.nonnegative("gradient_bound", value) for value in bounds]
-    if len(bounds) not in (1, len(sides)):
+    bounds = (
+        gradient_bound if isinstance(gradient_bound, Sequence) else [gradient_bound] * len(sides)
+    )
+    if len(bounds) != len(sides):
         raise ValueError(
             f"gradient_bound must be one number or one for each of {len(sides)} shapes, got "
             f"{len(bounds)}; pass gradient_bound={max(bounds, default=1.0)!r} for all"
@@ -180,19 +179,19 @@ def _plan(
             f"the nuclear norm, so every point is (ρ, ε)-stationary, the first one too."
         )
         return Plan(optimizer, "trivial", verdict)
-    total = sum(m * g for (m, _), g in zip(sides, itertools.cycle(bounds), strict=False))  # 𝒢
+    pairs = zip(sides, bounds, strict=True)
+    total = sum(m * _checks.nonnegative("gradient_bound", bound) for (m, _), bound in pairs)  # 𝒢
     factor, constant = 1.0, 2.0
     if optimizer == "pion":
         factor = max(theory.ftpl_factor(m, Gaussian().padded_width(m, n)) for m, n in sides)
         constant = 2 * math.sqrt(2) * factor
-    most = sys.float_info.max  # leon_complexity raises OutOfReachError for it
     try:  # C enters the theorem as a factor of 𝒬 and 𝒢
         complexity = theory.leon_complexity(
             rho=rho,
             epsilon=epsilon,
-            q_nuclear=min(factor * q_nuclear, most),
+            q_nuclear=factor * q_nuclear,
             loss_gap=loss_gap,
-            gradient_bound=min(factor * total, most),
+            gradient_bound=factor * total,
             rows=1,
         )
     except OutOfReachError as error:
@@ -272,8 +271,6 @@ def estimate(
         batches: at least two, independent.
         lower: a lower bound of the mean loss (default 0.0).
     """
-    if not math.isfinite(lower):
-        raise ValueError(f"lower must be finite, got {lower!r}; pass a lower bound of the loss")
     matrices = [params] if isinstance(params, Tensor) else list(params)
     if not matrices or any(p.ndim != 2 for p in matrices):
         raise ValueError("params must hold 2-D matrices, at least one; leave the others out")
