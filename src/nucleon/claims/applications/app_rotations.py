@@ -164,7 +164,7 @@ class RotationGame:
     def certificate(self) -> Certificate | None:
         """Return a learner's."""
         player = self.player
-        return player.certificate() if isinstance(player, OnlineRotations) else None
+        return player.learner.certificate() if isinstance(player, OnlineRotations) else None
 
 
 def play(stream: Registration, rounds: int) -> dict[str, RotationGame]:
@@ -289,7 +289,7 @@ def compared(seed: int) -> Iterator[Row]:
         yield beside.compare_played(
             name,
             torch.stack(actions).numpy(),
-            player.regret().numpy(),
+            player.learner.ledger.regret().numpy(),
             player.learner.bound().numpy(),
             gradients.numpy(),
             twins.gbpa("FAML", (n, n)),

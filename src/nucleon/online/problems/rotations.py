@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks, noise
-from nucleon.certificate import Certificate
-from nucleon.linalg.norms import nuclear_norm
 from nucleon.online.learners import FAML, Learner
-from nucleon.online.regret import Ledger
 
 _NOISE_SEED = 0x726F746174696F6E
 _FRAME, _CLOUD, _ERRORS, _WRONG, _CHOICE = range(5)
@@ -45,7 +42,7 @@ class SignRounding:
             raise ValueError(f"x must be one square matrix (n, n), got shape {tuple(x.shape)}")
         left, sigma, right = torch.linalg.svd(x.double())
         rounding = _rounding(len(x), x.dtype)
-        if len(x) and sigma[0] > 1 + rounding:
+        if sigma[0] > 1 + rounding:
             raise ValueError(
                 f"x must lie in the unit ball, its operator norm is {sigma[0].item():.9g}; project "
                 f"it with linalg.project_operator_ball(x)"
@@ -61,8 +58,8 @@ class SignRounding:
 
         A determinant of −1 is mended by the sign of the smallest singular value. So that sign is
         decided by the others, and the mean is X with σ_n replaced by d·σ_1⋯σ_{n-1}, where
-        d = det UVᵀ: a heuristic, off by `special_bias`. No draw from SO(n) has mean X in general;
-        where X is a rotation it is exact.
+        d = det UVᵀ: a heuristic, off by |d·σ_1⋯σ_{n-1} − σ_n|. No draw from SO(n) has mean X in
+        general; where X is a rotation it is exact.
 
         Args:
             generator: of the signs (default: torch's).
@@ -80,16 +77,11 @@ class SignRounding:
         others = signs[..., :-1]
         return torch.cat([others, determinant * others.prod(-1, keepdim=True)], -1)
 
-    @property
-    def special_bias(self) -> Tensor:
-        """‖E[R] − X‖_op of the draws with determinant 1: |d·σ_1⋯σ_{n-1} − σ_n|."""
-        return (self.special_signs(self.sigma) - self.sigma)[-1].abs()
-
 
 class OnlineRotations:
     """An online learner of orthogonal matrices from pairs (u, v), by any learner of the unit ball.
 
-    Its whole state is that of `learner`, which saves and loads it.
+    `learner` has the whole state, the regret and the certificate.
 
     Args:
         dimension: n.
@@ -101,18 +93,7 @@ class OnlineRotations:
     def __init__(
         self, dimension: int, learner: Callable[..., Learner] = FAML, **options: Any
     ) -> None:
-        self.dimension = _checks.count("dimension", dimension)
         self.learner = learner((dimension, dimension), **options)
-        if self.learner.radius != 1:
-            raise ValueError(
-                f"radius must be 1, the orthogonal matrices' own, got {self.learner.radius!r}; "
-                f"leave it out"
-            )
-
-    @property
-    def ledger(self) -> Ledger:
-        """The learner's: its loss is Σγ^{T-t}⟨G_t, X_t⟩."""
-        return self.learner.ledger
 
     def matrix(self) -> Tensor:
         """Return X_t, the mean of the draws of `rotation`; X_1 = 0."""
@@ -134,65 +115,23 @@ class OnlineRotations:
             v: of the same shape, the i-th belonging to the i-th of u.
             oblivious: True says that the pairs were fixed before the game (default False).
         """
-        u, v = self._units("u", u), self._units("v", v)
-        if u.shape != v.shape:
-            raise ValueError(
-                f"u and v must come in pairs, got {len(u)} and {len(v)} vectors; drop those "
-                f"without a partner"
-            )
+        u, v = _units("u", u), _units("v", v)
         action, gradient = self.learner.play(), -(v.mT @ u) / len(u)
         self.learner.observe(gradient, oblivious=oblivious)
         return 1 + (gradient.double() * action).sum()
 
-    def best(self) -> Tensor:
-        """Return the orthogonal matrix of the least loss so far, polar(Σγ^{T-t}vuᵀ), float64."""
-        left, _, right = torch.linalg.svd(-self.ledger.total)
-        return left @ right
 
-    @property
-    def loss(self) -> Tensor:
-        """Σγ^{T-t}(1 − vᵀX_tu), float64: the expected loss of the rotations drawn."""
-        return self._weight + self.ledger.loss
-
-    @property
-    def best_loss(self) -> Tensor:
-        """Σγ^{T-t} − ‖Σγ^{T-t}vuᵀ‖_*, that of `best`."""
-        return self._weight - nuclear_norm(self.ledger.total)
-
-    def regret(self) -> Tensor:
-        """Return loss − best loss, exactly."""
-        return self.ledger.regret()
-
-    def certificate(self) -> Certificate:
-        """Return the regret beside the learner's bound."""
-        return self.learner.certificate()
-
-    @property
-    def _weight(self) -> float:
-        discount, rounds = self.learner.discount, self.ledger.rounds
-        return float(rounds) if discount == 1 else (1 - discount**rounds) / (1 - discount)
-
-    def _units(self, name: str, vectors: Tensor) -> Tensor:
-        """Return vectors (k, n) normalized to length one; a single one becomes k = 1."""
-        if isinstance(vectors, Tensor) and vectors.ndim == 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            vectors = vectors.unsqueeze(0)
-        vectors = _checks.matrix(name, vectors)
-        _checks.same(name, vectors, "the learner", self.learner.play())
-        if vectors.ndim != 2 or not len(vectors) or vectors.shape[1] != self.dimension:
-            raise ValueError(
-                f"{name} must be a vector ({self.dimension},) or k ≥ 1 of them, "
-                f"(k, {self.dimension}), got shape {tuple(vectors.shape)}"
-            )
-        length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-        error = (length - 1).abs()
-        if error.max() > _rounding(self.dimension, vectors.dtype):
-            row = int(error.argmax())
-            size = length[row].item()
-            remedy = "drop its pair" if size == 0 else f"divide {name} by its length"
-            raise ValueError(
-                f"{name} must hold unit vectors, number {row} has length {size:.9g}; {remedy}"
-            )
-        return vectors / length
+def _units(name: str, vectors: Tensor) -> Tensor:
+    """Return vectors (k, n) normalized to length one; a single one becomes k = 1."""
+    vectors = torch.atleast_2d(vectors)
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    if ((length - 1).abs() > _rounding(vectors.shape[-1], vectors.dtype)).any():
+        raise ValueError(
+            f"{name} must hold unit vectors, got lengths from {length.min().item():.9g} to "
+            f"{length.max().item():.9g}; divide them by their lengths, and drop zeros with their "
+            f"partners"
+        )
+    return vectors / length
 
 
 def _rounding(dimension: int, dtype: torch.dtype) -> float:
@@ -216,8 +155,7 @@ class Registration:
         markers: every scan shows the same points of the cloud (default False).
         symmetric: every other scan is matched to the cloud after half a turn, as happens with an
             object that looks alike from both sides (default False).
-        seed: ≥ 0 (default 0).
-        dtype: float32 or float64 (default float64).
+        seed: (default 0).
     """
 
     dimension: int = 3
@@ -228,21 +166,9 @@ class Registration:
     markers: bool = False
     symmetric: bool = False
     seed: int = 0
-    dtype: torch.dtype = torch.float64
-
-    def __post_init__(self) -> None:
-        _checks.count("dimension", self.dimension, minimum=2)
-        _checks.count("points", self.points)
-        _checks.nonnegative("noise", self.noise)
-        _checks.fraction("outliers", self.outliers, closed="01")
-        _checks.nonnegative("drift", self.drift)
-        _checks.count("seed", self.seed, minimum=0)
-        if self.dtype not in _checks.FULL_DTYPES:
-            raise TypeError(f"dtype must be torch.float32 or torch.float64, got {self.dtype}")
 
     def rotation(self, t: int) -> Tensor:
         """Return Q_t for t ≥ 1, orthogonal, float64."""
-        _checks.count("t", t)
         frame = torch.linalg.qr(self._normal(_FRAME, 0, self.dimension)).Q
         angle = self.drift * t + math.pi * (self.symmetric and t % 2 == 0)
         turn = torch.eye(self.dimension, dtype=torch.float64)
@@ -253,8 +179,7 @@ class Registration:
         return frame @ turn
 
     def pairs(self, t: int) -> tuple[Tensor, Tensor]:
-        """Return the t-th scan, t ≥ 1: u and v, (k, n) each, of unit length."""
-        _checks.count("t", t)
+        """Return the t-th scan, t ≥ 1: u and v, (k, n) each, of unit length, float64."""
         u = _unit(self._normal(_CLOUD, 0 if self.markers else t, self.points))
         error = self._normal(_ERRORS, t, self.points) * (self.noise / math.sqrt(self.dimension))
         v = u @ self.rotation(t).mT + error
@@ -262,7 +187,7 @@ class Registration:
             (self.points, 1), seed=self.seed ^ _NOISE_SEED, stream=_CHOICE, step=t
         )
         v = torch.where(uniform <= self.outliers, self._normal(_WRONG, t, self.points), v)
-        return u.to(self.dtype), _unit(v).to(self.dtype)
+        return u, _unit(v)
 
     def _normal(self, stream: int, t: int, rows: int) -> Tensor:
         return noise.normal(
