@@ -382,7 +382,7 @@ def unsymmetrized(exact, self, direction, slope):
     self.learner.observe(gradient)
     loss = residual.double().square().sum() / 2
     u, target = direction.double(), (self.center * direction + slope).double()
-    self._losses = self._losses + loss
+    self.loss = self.loss + loss
     self._outer = self._outer + torch.outer(u, u)
     self._cross = self._cross + torch.outer(target, u)
     self._square = self._square + target.square().sum()

@@ -4,7 +4,7 @@ Imports learners, regret and `nucleon.linalg`; only claims, tests and users impo
 """
 
 from nucleon.online.problems.kinks import Kinks, random_kinks
-from nucleon.online.problems.quasi_newton import CurvatureLearner, Minimum, OnlineQuasiNewton
+from nucleon.online.problems.quasi_newton import CurvatureLearner, Minimum, online_quasi_newton
 from nucleon.online.problems.resistance import Resistance
 from nucleon.online.problems.ripples import Ripples, random_ripples, random_start
 from nucleon.online.problems.rotations import OnlineRotations, Registration, SignRounding
@@ -13,12 +13,12 @@ __all__ = [
     "CurvatureLearner",
     "Kinks",
     "Minimum",
-    "OnlineQuasiNewton",
     "OnlineRotations",
     "Registration",
     "Resistance",
     "Ripples",
     "SignRounding",
+    "online_quasi_newton",
     "random_kinks",
     "random_ripples",
     "random_start",

@@ -11,11 +11,10 @@ before it is fed: the gradient bound of every learner is 1, its default.
 """
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,26 +50,19 @@ class CurvatureLearner:
         learner: Callable[..., Learner] = RUNNING_FAML,
         **options: Any,
     ) -> None:
-        _checks.count("dimension", dimension)
-        self.mu, self.L = _interval(mu, L)
+        self.mu, self.L = _checks.positive("mu", mu), _checks.positive("L", L)
+        if self.mu >= self.L:
+            raise ValueError(
+                f"mu must be below L, got mu={mu!r} and L={L!r}; they are the least and the "
+                f"largest eigenvalue of the Hessian"
+            )
         self.center, self.half = (self.mu + self.L) / 2, (self.L - self.mu) / 2
         self.learner = learner((dimension, dimension), **options)
-        if self.learner.radius != 1:
-            raise ValueError(
-                f"radius must be 1, mu and L scale the ball, got {self.learner.radius!r}; leave it "
-                f"out"
-            )
-        most = 1 / (8 * dimension * torch.finfo(self.learner.dtype).eps)
-        if self.L / self.mu > most:
-            raise ValueError(
-                f"L/mu must be at most {most:.3g}, where {self.learner.dtype} tells B from a "
-                f"singular matrix, got {self.L / self.mu:.3g}; take dtype=torch.float64 or a "
-                f"larger mu"
-            )
-        ledger = self.learner.ledger  # of the game on X_t, with losses in units of (L−μ)²/2
-        self._losses = ledger.loss.clone()
-        self._outer, self._cross = (torch.zeros_like(ledger.total) for _ in range(2))
-        self._square = torch.zeros_like(self._losses)
+        """The learner of X_t; its losses are in units of (L−μ)²/2."""
+        self.loss = self.learner.zeros()
+        """Σγ^{T-t}ℓ_t(B_t), float64; at most the regret above `loss_of` any B of the set."""
+        self._outer, self._cross = (self.learner.zeros(dimension, dimension) for _ in range(2))
+        self._square = self.learner.zeros()
 
     @torch.no_grad()
     def matrix(self) -> Tensor:
@@ -88,10 +80,8 @@ class CurvatureLearner:
         Args:
             s: difference of two points, (n,), not zero.
             y: difference of their gradients, of the same shape.
-            rounding: absolute error that y may have, ≥ 0 (default 0.0).
+            rounding: absolute error that y may have (default 0.0).
         """
-        rounding = _checks.nonnegative("rounding", rounding)
-        s, y = self._vector("s", s), self._vector("y", y)
         length = torch.linalg.vector_norm(s)
         if length == 0:
             raise ValueError("s must not be zero: a pair needs two points; skip it")
@@ -107,25 +97,16 @@ class CurvatureLearner:
         return self._enter(direction, slope)
 
     def loss_of(self, matrix: Tensor) -> Tensor:
-        """Return Σγ^{T-t}ℓ_t(B) of one symmetric `matrix` B in hindsight, float64."""
-        n = self.learner.shape[-1]
-        matrix = _checks.symmetric("matrix", matrix, size=n).to(self.learner.ledger.total)
+        """Return Σγ^{T-t}ℓ_t(B) of one `matrix` B in hindsight, float64."""
+        matrix = matrix.to(self._outer)
         bent = matrix @ self._outer - 2 * self._cross
         return ((matrix * bent).sum() + self._square).clamp(min=0) / 2
 
-    @property
-    def loss(self) -> Tensor:
-        """Σγ^{T-t}ℓ_t(B_t), float64; `loss` − `loss_of` any B of the set is at most `regret`."""
-        return self._losses
-
-    def regret(self) -> Tensor:
-        """Return Σγ^{T-t}⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set."""
-        return self._unit * self.learner.ledger.regret()
-
     def certificate(self) -> Certificate:
-        """Return `regret` beside the learner's bound, in the units of the losses ℓ_t.
+        """Return the regret beside the learner's bound, in the units of the losses ℓ_t.
 
-        The gradients depend on the actions, so no learner that needs an oblivious stream has one.
+        The regret is Σγ^{T-t}⟨∇ℓ_t(B_t), B_t − B⟩ for the worst B of the set. The gradients depend
+        on the actions, so no learner that needs an oblivious stream has a bound.
         """
         certificate, unit = self.learner.certificate(), self._unit
         names = ("regret", "bound", "lower", "excess")
@@ -149,51 +130,42 @@ class CurvatureLearner:
         self.learner.observe(gradient)
         loss, discount = residual.double().square().sum() / 2, self.learner.discount
         u, target = direction.double(), (self.center * direction + slope).double()
-        self._losses = discount * self._losses + loss
+        self.loss = discount * self.loss + loss
         self._outer = discount * self._outer + torch.outer(u, u)
         self._cross = discount * self._cross + torch.outer(target, u)
         self._square = discount * self._square + target.square().sum()
         return loss
 
-    def _vector(self, name: str, vector: Tensor) -> Tensor:
-        like = self.learner.play()
-        row = vector.unsqueeze(0) if isinstance(vector, Tensor) else vector  # pyright: ignore[reportUnnecessaryIsInstance]
-        _checks.matrix(name, row)
-        _checks.same(name, vector, "the learner", like)
-        if vector.shape != like.shape[-1:]:
-            raise ValueError(
-                f"{name} must have the learner's dimension ({len(like)},), got shape "
-                f"{tuple(vector.shape)}"
-            )
-        return vector
 
-
-@dataclass(frozen=True, eq=False)
-class Minimum:
+class Minimum(NamedTuple):
     """Result of a minimization."""
 
     x: Tensor
     """The last point."""
-    gradient_norm: float
-    """‖∇f(x)‖₂."""
-    converged: bool
-    """True if the gradient is within the tolerance."""
-    iterations: int
-    """Steps taken."""
+    history: tuple[float, ...]
+    """‖∇f‖₂ at the start and after every step; the last is at most the tolerance, unless rounding
+    or `max_iterations` ended the descent."""
     evaluations: int
     """Gradients computed."""
     fallbacks: int
     """Steps that were gradient descent's, after a trial that failed."""
-    seconds: float
-    """Wall time."""
-    history: tuple[float, ...]
-    """‖∇f‖₂ at the start and after every step."""
     curvature: CurvatureLearner
     """The learner with its whole game."""
 
 
-class OnlineQuasiNewton:
-    """Minimizes f with μI ⪯ ∇²f ⪯ LI by trial steps x⁺ = x − B_t^{-1}∇f(x), B_t learned online.
+@torch.no_grad()
+def online_quasi_newton(
+    gradient: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    mu: float,
+    L: float,
+    learner: Callable[..., Learner] = RUNNING_FAML,
+    tolerance: float = 1e-8,
+    max_iterations: int = 10_000,
+    **options: Any,
+) -> Minimum:
+    """Minimize f, μI ⪯ ∇²f ⪯ LI, by trial steps x⁺ = x − B_t^{-1}∇f(x) with B_t learned online.
 
     For the trial's pair y − B_ts = ∇f(x⁺), so ‖∇f(x⁺)‖ = √(2ℓ_t(B_t))·‖s‖ ≤ √(2ℓ_t)/μ·‖∇f(x)‖:
     the learner's losses are the rates of convergence, and a sum of T of them that stays below C
@@ -204,123 +176,48 @@ class OnlineQuasiNewton:
     is fed.
 
     Args:
+        gradient: x ↦ ∇f(x), vectors (n,).
+        start: (n,), float32 or float64.
         mu: μ > 0.
         L: above μ.
         learner: builds the learner of B_t (default as for `CurvatureLearner`).
+        tolerance: stop at ‖∇f(x)‖₂ ≤ `tolerance`, or where rounding ends the descent (default
+            1e-8).
+        max_iterations: (default 10 000).
         options: of the learner.
     """
+    begin = {"dtype": start.dtype, "device": start.device, **options}
+    learned = CurvatureLearner(len(start), mu=mu, L=L, learner=learner, **begin)
+    x, slope = start, _checks.finite("gradient(start)", gradient(start))
+    norm = torch.linalg.vector_norm(slope).item()
+    history, evaluations, fallbacks = [norm], 1, 0
+    noise = 1e4 * torch.finfo(x.dtype).eps  # of gradients: sums of terms far larger than they
 
-    def __init__(
-        self,
-        mu: float,
-        L: float,
-        learner: Callable[..., Learner] = RUNNING_FAML,
-        **options: Any,
-    ) -> None:
-        self.mu, self.L = _interval(mu, L)
-        self.learner, self.options = learner, options
+    def look(step: Tensor) -> tuple[Tensor, float]:
+        """Return ∇f(x + step), and enter the pair unless f overflows there."""
+        trial = gradient(x + step)
+        size = torch.linalg.vector_norm(trial).item()
+        if math.isfinite(size):
+            scale = history[0] + L * torch.linalg.vector_norm(x).item()
+            learned.observe(step, trial - slope, rounding=noise * scale)
+        return trial, size
 
-    @torch.no_grad()
-    def minimize(
-        self,
-        gradient: Callable[[Tensor], Tensor],
-        start: Tensor,
-        *,
-        tolerance: float = 1e-8,
-        max_iterations: int = 10_000,
-    ) -> Minimum:
-        """Go from `start` until ‖∇f(x)‖₂ ≤ `tolerance`, or until rounding stops the descent.
-
-        Args:
-            gradient: x ↦ ∇f(x), vectors (n,).
-            start: (n,), float32 or float64.
-            tolerance: (default 1e-8).
-            max_iterations: (default 10 000).
-        """
-        tolerance = _checks.positive("tolerance", tolerance)
-        _checks.count("max_iterations", max_iterations)
-        x, begun = _point(start), time.perf_counter()
-        learned = CurvatureLearner(
-            len(x),
-            mu=self.mu,
-            L=self.L,
-            learner=self.learner,
-            **{"dtype": x.dtype, "device": x.device, **self.options},
-        )
-        slope = _checks.finite("gradient(start)", _like(gradient(x), x))
-        norm = torch.linalg.vector_norm(slope).item()
-        history, evaluations, fallbacks = [norm], 1, 0
-        noise = 1e4 * torch.finfo(x.dtype).eps  # of gradients: sums of terms far larger than they
-
-        def look(step: Tensor) -> tuple[Tensor, float]:
-            """Return ∇f(x + step), and enter the pair unless f overflows there."""
-            trial = _like(gradient(x + step), x)
-            size = torch.linalg.vector_norm(trial).item()
-            if math.isfinite(size):
-                scale = history[0] + self.L * torch.linalg.vector_norm(x).item()
-                learned.observe(step, trial - slope, rounding=noise * scale)
-            return trial, size
-
-        while norm > tolerance and len(history) <= max_iterations:
-            step = -_solve(learned.matrix(), slope)
+    while norm > tolerance and len(history) <= max_iterations:
+        factor, failed = torch.linalg.cholesky_ex(learned.matrix())
+        if failed:
+            raise ValueError(
+                f"B_t is not positive definite at L/mu = {L / mu:.3g}; take a learner that stays "
+                f"in the unit ball, such as FAML, and float64 where L/mu is large"
+            )
+        step = -torch.cholesky_solve(slope[:, None], factor).squeeze(-1)
+        trial, size = look(step)
+        evaluations += 1
+        if not size <= norm * (L - mu) / (L + mu):
+            step = -slope / learned.center
             trial, size = look(step)
-            evaluations += 1
-            if not size <= norm * (self.L - self.mu) / (self.L + self.mu):
-                step = -slope / learned.center
-                trial, size = look(step)
-                evaluations, fallbacks = evaluations + 1, fallbacks + 1
-                if not size < norm:  # what exact gradients cannot do
-                    break
-            x, slope, norm = x + step, trial, size
-            history.append(norm)
-        return Minimum(
-            x=x,
-            gradient_norm=norm,
-            converged=norm <= tolerance,
-            iterations=len(history) - 1,
-            evaluations=evaluations,
-            fallbacks=fallbacks,
-            seconds=time.perf_counter() - begun,
-            history=tuple(history),
-            curvature=learned,
-        )
-
-
-def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Return B^{-1}g; raise unless B ≻ 0, which a learner that leaves the ball may violate."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if failed:
-        raise ValueError(
-            "learner must play in the unit ball, but its B_t is not positive definite; take one "
-            "that stays there, such as FAML"
-        )
-    return torch.cholesky_solve(vector[:, None], factor).squeeze(-1)
-
-
-def _interval(mu: float, L: float) -> tuple[float, float]:
-    least, largest = _checks.positive("mu", mu), _checks.positive("L", L)
-    if least >= largest:
-        raise ValueError(
-            f"mu must be below L, got mu={mu!r} and L={L!r}; they are the least and the largest "
-            f"eigenvalue of the Hessian"
-        )
-    return least, largest
-
-
-def _point(start: Tensor) -> Tensor:
-    if not isinstance(start, Tensor) or start.ndim != 1 or not len(start):  # pyright: ignore[reportUnnecessaryIsInstance]
-        shape = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"start must be a tensor (n,) with n ≥ 1, got {shape}; flatten the parameters"
-        )
-    return _checks.matrix("start", start[None], dtypes=_checks.FULL_DTYPES)[0].clone()
-
-
-def _like(gradient: Tensor, x: Tensor) -> Tensor:
-    if not isinstance(gradient, Tensor) or gradient.shape != x.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"gradient must return a tensor like its argument, {tuple(x.shape)}, got "
-            f"{tuple(getattr(gradient, 'shape', ())) or type(gradient).__name__}"
-        )
-    _checks.same("the gradient", gradient, "start", x)
-    return gradient.detach()
+            evaluations, fallbacks = evaluations + 1, fallbacks + 1
+            if not size < norm:  # what exact gradients cannot do
+                break
+        x, slope, norm = x + step, trial, size
+        history.append(norm)
+    return Minimum(x, tuple(history), evaluations, fallbacks, learned)
