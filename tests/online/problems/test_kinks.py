@@ -68,12 +68,3 @@ def test_resistance_climbs_against_the_second_row():
     walk.gradient(moved)
     assert walk.height.item() < 0
     assert not walk.gradient(moved).any()
-
-
-def test_bad_problems_are_refused():
-    with pytest.raises(ValueError, match="measurements"):
-        Kinks(torch.eye(3))
-    with pytest.raises(ValueError, match="start"):
-        Resistance(torch.zeros(2, 3), height=1.0)
-    with pytest.raises(ValueError, match="height"):
-        Resistance(torch.zeros(1, 2, 3), height=0.0)

@@ -81,19 +81,3 @@ def test_instances_broadcast_over_leading_dimensions():
     both = torch.stack([x, 2 * x])  # (2, 2, 3, 4)
     assert problem.value(both).shape == (2, 2)
     torch.testing.assert_close(problem.gradient(both)[1], problem.gradient(2 * x))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: Ripples(torch.zeros(3, 4)), ValueError, "measurements must have shape"),
-        (lambda: Ripples(torch.full((1, 2, 2), torch.nan)), ValueError, "finite"),
-        (lambda: random_ripples([0], shape=(0, 3)), ValueError, "side of shape"),
-        (lambda: random_ripples([0], measurements=0), ValueError, "measurements"),
-        (lambda: random_ripples([0]).value(torch.zeros(1, 20, 19)), ValueError, "20, 20"),
-        (lambda: random_ripples([0]).value(torch.zeros(1, 20, 20).double()), TypeError, "dtype"),
-    ],
-)
-def test_bad_input_is_named(call, error, words):
-    with pytest.raises(error, match=words):
-        call()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nucleon import _checks, noise
+from nucleon import noise
 from nucleon.linalg.norms import operator_norm
 
 DEPTH, FREQUENCY = 0.25, 3.0
@@ -28,14 +28,6 @@ class Kinks:
     """
 
     measurements: Tensor
-
-    def __post_init__(self) -> None:
-        _checks.matrix("measurements", self.measurements, dtypes=_checks.FULL_DTYPES)
-        if self.measurements.ndim != 3 or not len(self.measurements):
-            raise ValueError(
-                f"measurements must have shape (k, m, n) with k ≥ 1, got "
-                f"{tuple(self.measurements.shape)}"
-            )
 
     def value(self, w: Tensor) -> Tensor:
         """Return L(W) of each matrix: (…, m, n) → (…)."""
@@ -79,7 +71,6 @@ class Kinks:
         return STEEPEST * torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().sum().item()
 
     def _residuals(self, w: Tensor) -> Tensor:
-        _checks.same("w", w, "measurements", self.measurements)
         return torch.einsum("kmn,...mn->...k", self.measurements, w)
 
     def _slopes(self, residual: Tensor) -> Tensor:
@@ -105,11 +96,9 @@ def random_kinks(
         dtype: float32 or float64 (default: torch's).
     """
     normal = noise.normal(
-        (_checks.count("measurements", measurements), *shape),
+        (measurements, *shape),
         seed=seed ^ _NOISE_SEED,
         sample=_MEASUREMENTS,
         dtype=dtype,
     )
-    return Kinks(
-        torch.eye(*shape, dtype=normal.dtype) + _checks.nonnegative("spread", spread) * normal
-    )
+    return Kinks(torch.eye(*shape, dtype=normal.dtype) + spread * normal)

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from nucleon import _checks
-
 
 class Resistance:
     """An oracle that answers the last move ΔW = sX of b walkers, each at a height above the goal.
@@ -32,11 +30,8 @@ class Resistance:
     def __init__(
         self, start: Tensor, *, height: float, slope: float = 1.0, resistance: float = 1.25
     ) -> None:
-        if start.ndim != 3 or min(start.shape[-2:]) < 2:
-            raise ValueError(f"start must be (b, m, n) with m, n ≥ 2, got {tuple(start.shape)}")
-        self.slope = _checks.positive("slope", slope)
-        self.resistance = _checks.positive("resistance", resistance)
-        self.height = torch.full_like(start[:, 0, 0], _checks.positive("height", height))
+        self.slope, self.resistance = slope, resistance
+        self.height = torch.full_like(start[:, 0, 0], height)
         """The height of each walker, (b,)."""
         self.last = start.detach().clone()
 

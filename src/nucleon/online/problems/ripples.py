@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nucleon import _checks, noise
+from nucleon import noise
 
 DEPTH, FREQUENCY, MINIMUM = 0.9, 3.0, 0.5
 
@@ -26,14 +26,6 @@ class Ripples:
     """
 
     measurements: Tensor
-
-    def __post_init__(self) -> None:
-        _checks.matrix("measurements", self.measurements, dtypes=_checks.FULL_DTYPES)
-        if self.measurements.ndim < 3 or not self.measurements.shape[-3]:
-            raise ValueError(
-                f"measurements must have shape (…, k, m, n) with k ≥ 1, got "
-                f"{tuple(self.measurements.shape)}; one measurement is measurements.unsqueeze(-3)"
-            )
 
     def value(self, x: Tensor) -> Tensor:
         """Return f(X) of each instance: (…, m, n) → (…)."""
@@ -55,12 +47,6 @@ class Ripples:
 
     def residuals(self, x: Tensor) -> Tensor:
         """Return r_k = ⟨A_k, X⟩ of each instance: (…, m, n) → (…, k)."""
-        if x.shape[-2:] != self.measurements.shape[-2:]:
-            raise ValueError(
-                f"x must hold {tuple(self.measurements.shape[-2:])} matrices like the "
-                f"measurements, got shape {tuple(x.shape)}"
-            )
-        _checks.same("x", x, "measurements", self.measurements)
         # Unlike matmul, einsum copies no measurements when x has more leading dimensions.
         return torch.einsum("...ke,...e->...k", self.measurements.flatten(-2), x.flatten(-2))
 
@@ -84,7 +70,6 @@ def random_ripples(
         dtype: float32 or float64 (default: torch's).
         device: (default: torch's).
     """
-    _checks.count("measurements", measurements)
     return Ripples(_normal(seeds, (measurements, *shape), _MEASUREMENTS, dtype, device))
 
 
@@ -107,8 +92,6 @@ def _normal(
     device: torch.device | str | None,
 ) -> Tensor:
     """Return noise of `shape` for each seed, a stream of its own."""
-    for side in shape:
-        _checks.count("every side of shape", side)
     stream = torch.tensor(list(seeds), dtype=torch.int64, device=device)
     size, key = (len(seeds), *shape), {"seed": _NOISE_SEED, "step": step}
     return noise.normal(size, stream=stream, dtype=dtype, device=device, **key)
