@@ -1,4 +1,4 @@
-"""A^(-1/2): cut ranks, half precision and steps.
+"""A^(-1/2): cut ranks and steps.
 
 `test_every_method.py` has what every method promises of every input.
 """
@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleon.linalg import inverse_sqrt
-from nucleon.linalg.roots import METHODS, coupled_steps, floor
+from nucleon.linalg.roots import coupled_steps, floor
 from strategies import (
     F64,
     FULL,
-    HALF,
     eps,
     geometric,
     operator_norms,
@@ -25,7 +24,6 @@ from strategies import (
 )
 
 sizes = st.sampled_from([1, 2, 5, 17])
-by_method = pytest.mark.parametrize("method", METHODS)
 
 
 @settings(max_examples=40)
@@ -52,28 +50,11 @@ def test_rank_tolerance_cuts_relative_to_the_largest_eigenvalue():
     assert torch.linalg.matrix_rank(inverse_sqrt(noisy), atol=1e-9) == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-def test_a_low_precision_matrix_is_cut_at_its_own_rounding(dtype):
-    noisy = torch.diag(torch.tensor([1.0, eps(dtype)])).to(dtype)
-    assert inverse_sqrt(noisy)[1, 1] == 0
-    signal = torch.diag(torch.tensor([1.0, 4 * eps(dtype)])).to(dtype)
-    assert inverse_sqrt(signal)[1, 1].item() == pytest.approx(
-        (4 * eps(dtype)) ** -0.5, rel=eps(dtype)
-    )
-
-
-@by_method
-@pytest.mark.parametrize("dtype", HALF)
-def test_half_precision_is_widened_before_anything_is_rounded(method, dtype):
-    a = torch.diag(torch.tensor([60000.0, 8.0, 0.3])).to(dtype)
-    options = {"rank_tolerance": 0.0} if method == "eigh" else {}
-    result = inverse_sqrt(a, method, **options)
-    assert result.dtype == dtype
-    expected = a.double().diagonal().rsqrt()
-    floor_effect = 16 * eps(torch.float32) * 60000 / 0.3 if method == "newton-schulz" else 0.0
-    torch.testing.assert_close(
-        result.double().diagonal(), expected, rtol=eps(dtype) + floor_effect, atol=0
-    )
+def test_a_float32_matrix_is_cut_at_its_own_rounding():
+    unit = eps(torch.float32)
+    assert inverse_sqrt(torch.diag(torch.tensor([1.0, unit])))[1, 1] == 0
+    signal = inverse_sqrt(torch.diag(torch.tensor([1.0, 4 * unit])))
+    assert signal[1, 1].item() == pytest.approx((4 * unit) ** -0.5, rel=unit)
 
 
 @pytest.mark.parametrize("dtype", FULL)
@@ -83,16 +64,3 @@ def test_default_steps_carry_the_floor_to_one_and_no_fewer_would(dtype):
         assert 1 - x > eps(dtype), f"{i} steps would do"
         x = 1.5 * x - 0.5 * x**3
     assert 1 - x <= eps(dtype)
-
-
-@by_method
-def test_a_root_that_half_precision_cannot_hold(method):
-    """float16 ends at 65504, the inverse root of 2^-32: smaller eigenvalues count as zero.
-
-    The determinant of these whole numbers is 1, so the eigenvalues are about 843 and 1/843, here
-    of 2^-24: the inverse root of the smaller one is 1.2e5.
-    """
-    a = (2.0**-24 * torch.tensor([[610, 377], [377, 233]], dtype=F64)).half()
-    assert torch.linalg.eigvalsh(a.double())[0] ** -0.5 > 1e5
-    options = {"rank_tolerance": 0.0} if method == "eigh" else {}
-    assert torch.isfinite(inverse_sqrt(a, method, **options)).all()

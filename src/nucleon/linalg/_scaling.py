@@ -10,9 +10,7 @@ REMAINDER_SCALE = 2048.0
 
 
 def exponent(x: Tensor) -> Tensor:
-    """Return the integer e, (…, 1, 1), 2^(e-1) ≤ max|x| < 2^e; 0 for a zero or empty matrix."""
-    if x.shape[-1] == 0 or x.shape[-2] == 0:
-        return torch.zeros((*x.shape[:-2], 1, 1), dtype=torch.int32, device=x.device)
+    """Return the integer e, (…, 1, 1), 2^(e-1) ≤ max|x| < 2^e; 0 for a zero matrix."""
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
     return torch.frexp(largest).exponent if _checks.complete(x.device) else exponent_bits(largest)
 
@@ -56,6 +54,4 @@ def joint_unit_scale(s: Tensor, smoothing: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_zero(x: Tensor) -> Tensor:
     """Return True, (…, 1, 1), for a matrix without a nonzero entry."""
-    if x.shape[-1] == 0 or x.shape[-2] == 0:
-        return torch.ones((*x.shape[:-2], 1, 1), dtype=torch.bool, device=x.device)
     return x.abs().amax(dim=(-2, -1), keepdim=True) == 0

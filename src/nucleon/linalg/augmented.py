@@ -13,11 +13,10 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients
-from nucleon.linalg._precision import exact, full_float32, widest
-from nucleon.linalg._rounding import check_method, floor
+from nucleon.linalg._precision import check_method, exact, floor, full_float32, widest
 from nucleon.linalg._scaling import is_zero, joint_unit_scale, unit_scale
 from nucleon.linalg.coefficients import Quintic
-from nucleon.linalg.kernels import add_gram, add_product, add_to_diagonal, lifted, quintic_factor
+from nucleon.linalg.kernels import add_gram, add_product, add_to_diagonal, lifted
 from nucleon.linalg.polar import polar_bfloat16
 from nucleon.linalg.roots import cholesky_root, coupled_inverse_sqrt, coupled_steps, psd_eigh
 
@@ -210,11 +209,11 @@ def augmented_polynomial(
     b, q = _gram(x, rest), None
     product = torch.bmm if s.ndim == 3 else torch.matmul  # this makes views of a stack first
     last = len(sequence) - 1
-    for i, polynomial in enumerate(sequence):
+    for i, (c1, c3, c5) in enumerate(sequence):
         if i in restarts and q is not None:
             x, rest = product(q, x), product(product(q, rest), q.mT)
             b, q = _gram(x, rest), None
-        t = quintic_factor(b, *polynomial)
+        t = add_to_diagonal(add_product(b, b, b, beta=c3, alpha=c5) if c5 else c3 * b, c1)
         q = t if q is None else product(t, q)
         if i < last and i + 1 not in restarts:
             b = product(product(t, b), t)

@@ -34,7 +34,7 @@ def add_product(
 def add_gram(c: Tensor, x: Tensor) -> Tensor:
     """Return C + XXᵀ for stacks (…, m, n); of few long rows in parts, see `LONGEST_SUM`."""
     m, n = x.shape[-2:]
-    length = LONGEST_SUM * max(m, 1)
+    length = LONGEST_SUM * m
     if m < 16:
         x = x.contiguous()  # of few rows that lie transposed BLAS adds even short sums one by one
     if n <= length:
@@ -62,8 +62,6 @@ def lifted(a: Tensor) -> Tensor:
     and numbers well above the subnormal ones nothing that their rounding keeps.
     """
     m, info = a.shape[-1], torch.finfo(a.dtype)
-    if not m:
-        return a
     fixed = a.detach()
     diagonal = fixed.diagonal(dim1=-2, dim2=-1)
     missing = (fixed.abs().sum(-1) - diagonal - diagonal).amax(-1)  # 2a_ii may overflow
@@ -71,11 +69,12 @@ def lifted(a: Tensor) -> Tensor:
     return add_to_diagonal(a.clone(), missing.clamp(0.0, most))
 
 
-def quintic_factor(b: Tensor, c1: float, c3: float, c5: float) -> Tensor:
-    """Return T = c₁I + c₃B + c₅B², the factor that one odd polynomial puts on X, B = XXᵀ."""
-    t = add_product(b, b, b, beta=c3, alpha=c5) if c5 else c3 * b
-    t.diagonal(dim1=-2, dim2=-1).add_(c1)
-    return t
+def raised(a: Tensor, share: float) -> Tensor:
+    """Return A + share·‖A‖_F·I of matrices (…, m, m), A positive semidefinite up to rounding."""
+    least = torch.finfo(a.dtype).tiny
+    size = a.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(least)  # squares may overflow
+    norm = torch.linalg.matrix_norm(a / size[..., None, None])
+    return add_to_diagonal(a.clone(), share * norm * size)
 
 
 def symmetric_product(a: Tensor, b: Tensor, addend: Tensor | None = None, **terms: Any) -> Tensor:

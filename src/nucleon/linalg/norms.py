@@ -13,9 +13,8 @@ def operator_norm(x: Tensor) -> Tensor:
     Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
     half precision is computed in float32. A matrix without entries has norm 0.
     """
-    values, e = _singular_values(_checks.matrix("x", x))
-    largest = values.amax(dim=-1) if values.shape[-1] else values.sum(dim=-1)
-    return shift(largest, e).to(x)
+    values, e = _singular_values(x)
+    return shift(values[..., 0], e).to(x)
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
@@ -24,7 +23,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
     Any representable scale is safe, and a norm above the largest number of the dtype is infinite;
     half precision is computed in float32. A matrix without entries has norm 0.
     """
-    values, e = _singular_values(_checks.matrix("x", x))
+    values, e = _singular_values(x)
     return shift(values.sum(dim=-1), e).to(x)
 
 
@@ -48,7 +47,9 @@ def operator_norm_bound(x: Tensor) -> Tensor:
 
 
 def _singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return singular values (…, min(m, n)) of x·2^-e, and e, (…)."""
+    """Return singular values of x·2^-e in decreasing order, a 0 for an empty matrix; and e, (…)."""
+    if not _checks.matrix("x", x).numel():
+        return x.new_zeros(*x.shape[:-2], 1), x.new_zeros(x.shape[:-2])
     work = _checks.decomposable(x.to(_checks.work_dtype(x.dtype)))
     e = exponent(work)
     return torch.linalg.svdvals(shift(work, -e)), e[..., 0, 0]

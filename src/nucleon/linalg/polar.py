@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.linalg import coefficients as design
-from nucleon.linalg._precision import exact, full_float32
-from nucleon.linalg._rounding import check_method
+from nucleon.linalg._precision import check_method, exact, full_float32
 from nucleon.linalg._scaling import unit_scale
 from nucleon.linalg.coefficients import Quintic
 from nucleon.linalg.kernels import add_product
@@ -66,6 +65,8 @@ def polar(
             times (3.4445, -4.7750, 2.0315), the triple of `torch.optim.Muon`.
     """
     s = _checks.matrix("s", s)
+    if not s.numel():
+        return s.clone()
     x = s.to(_checks.work_dtype(s.dtype))
     if coefficients is not None:
         if method is not None or rank_tolerance is not None:
@@ -79,7 +80,7 @@ def polar(
     cut = check_method(x.dtype, side, method, METHODS, steps, rank_tolerance)
     if method == "svd":
         return polar_svd(exact(x), cut).to(s)
-    bound = cut / math.sqrt(max(1, side))  # of ‖S‖_F
+    bound = cut / math.sqrt(side)  # of ‖S‖_F
     if steps is None:
         least = _ridged(RIDGE * bound) if method == "scaled-newton" else bound
         steps = design.steps_for(method, least, _eps(x) ** 0.75)
@@ -103,7 +104,7 @@ def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:
     if _is_tall(s):
         return polar_svd(s.mT, rank_tolerance).mT
     if rank_tolerance is None:
-        rank_tolerance = math.sqrt(max(1, s.shape[-2])) * _eps(s)
+        rank_tolerance = math.sqrt(s.shape[-2]) * _eps(s)
     u, sigma, vh = torch.linalg.svd(_checks.decomposable(unit_scale(s)), full_matrices=False)
     keep = sigma > rank_tolerance * sigma[..., :1]
     return _compose((u * keep.unsqueeze(-2)) @ vh, [design.newton_schulz()]).to(s.device)

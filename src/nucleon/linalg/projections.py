@@ -25,15 +25,6 @@ def project_operator_ball(x: Tensor, radius: float = 1.0) -> Tensor:
     return clip(copy, radius).to(x.dtype) if x.numel() else x.clone()
 
 
-def clip_singular_values(x: Tensor, radius: float) -> Tensor:
-    """Return `project_operator_ball` without checks, by one SVD."""
-    u, sigma, vt = torch.linalg.svd(unit_scale(x.double()), full_matrices=False)
-    sigma = shift(sigma, exponent(x.double()).squeeze(-1))
-    clipped = (u * sigma.clamp(max=radius).unsqueeze(-2)) @ vt
-    inside = (sigma <= radius).all(-1)[..., None, None]
-    return torch.where(inside, x, clipped.to(x.dtype))
-
-
 def truncated(x: Tensor, limit: float | Tensor) -> Tensor:
     """Return U min(Σ, limit) Vᵀ without checks; a tensor has a limit per matrix, (…, 1)."""
     u, sigma, vt = torch.linalg.svd(x, full_matrices=False)
@@ -41,14 +32,19 @@ def truncated(x: Tensor, limit: float | Tensor) -> Tensor:
 
 
 def clip(x: Tensor, radius: float = 1.0) -> Tensor:
-    """Return `clip_singular_values` by the Gram matrix, X − U(1 − radius/Σ)₊UᵀX, where exact."""
-    if not 2.0**-400 <= radius <= 2.0**400:  # its square must be far from the ends of the range
-        return clip_singular_values(x, radius)
+    """Return `project_operator_ball` of float64 without checks.
+
+    It is X − U(1 − radius/Σ)₊UᵀX by the eigenvectors of the Gram matrix where those are exact.
+    """
     norm = torch.linalg.matrix_norm(x)
-    if bool((norm <= radius).all()):
+    moderate = 2.0**-400 <= radius <= 2.0**400  # the squares are far from the ends of the range
+    if moderate and bool((norm <= radius).all()):
         return x
-    if not bool((norm <= _MODERATE * radius).all()):
-        return clip_singular_values(x, radius)
+    if not (moderate and bool((norm <= _MODERATE * radius).all())):
+        u, sigma, vt = torch.linalg.svd(unit_scale(x), full_matrices=False)
+        sigma = shift(sigma, exponent(x).squeeze(-1))
+        clipped = (u * sigma.clamp(max=radius).unsqueeze(-2)) @ vt
+        return torch.where((sigma <= radius).all(-1)[..., None, None], x, clipped)
     if x.shape[-2] > x.shape[-1]:
         return clip(x.mT, radius).mT
     squares, u = torch.linalg.eigh(x @ x.mT)  # ascending: those outside the ball come last

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg._precision import exact, full_float32, widest
-from nucleon.linalg._rounding import check_method, floor
+from nucleon.linalg._precision import check_method, floor, full_float32, widest
 from nucleon.linalg._scaling import exponent, shift
 from nucleon.linalg.kernels import add_product, add_to_diagonal, lifted
 
@@ -29,57 +28,35 @@ def inverse_sqrt(
     Finite for every A that the dtype can hold, of any rank, subnormal numbers included; 0 gives 0.
 
     Args:
-        a: the matrices; float32 and half precision are computed in float64 by `"eigh"`, half
-            precision in float32 by `"newton-schulz"`.
-        method: `"eigh"`, the reference, takes eigenvalues up to rank_tolerance·λ_max for zero, in
-            float16 also those whose inverse root exceeds its range, and returns the pseudo-inverse
-            root. `"newton-schulz"` is the coupled iteration of the paper's Appendix F.3 on A + δI,
-            δ = 32 eps·‖A‖_F of the dtype it works in: smaller eigenvalues of A are rounding, and
-            would drive the iteration to infinity. To δ it adds what the rounding of subnormal
-            numbers may have taken, 32m times the smallest one at most, or, in half precision,
-            what the least eigenvalue is below 0.
+        a: the matrices, float32 or float64, since half precision cannot represent a Gram matrix.
+        method: `"eigh"`, the reference in float64, takes eigenvalues up to rank_tolerance·λ_max for
+            zero and returns the pseudo-inverse root. `"newton-schulz"` is the coupled iteration of
+            the paper's Appendix F.3 on A + δI, δ = 32 eps·‖A‖_F: smaller eigenvalues of A are
+            rounding, and would drive the iteration to infinity. To δ it adds what the rounding of
+            subnormal numbers may have taken, 32m times the smallest one at most.
         steps: steps of the coupled iteration; None takes enough for every eigenvalue down to δ.
         rank_tolerance: relative eigenvalue that `"eigh"` takes for zero; None is √m·eps.
     """
+    _checks.matrix("a", a, dtypes=_checks.FULL_DTYPES)
     _checks.positive_semidefinite("a", _checks.symmetric("a", a))
+    if not a.numel():
+        return a.clone()
     tolerance = check_method(a.dtype, a.shape[-1], method, METHODS, steps, rank_tolerance)
     if method != "eigh" and rank_tolerance is not None:
         raise ValueError(
             f"rank_tolerance does not apply to method={method!r}, whose floor is 32 eps·‖A‖_F, got "
             f"{rank_tolerance!r}; leave it out, or pass method='eigh'"
         )
-    wide = torch.float64 if method == "eigh" else _checks.work_dtype(a.dtype)
-    even = 2 * torch.div(exponent(a.to(wide)) + 1, 2, rounding_mode="floor")
+    half = torch.div(exponent(a) + 1, 2, rounding_mode="floor")
     if method == "eigh":
-        values, vectors = psd_eigh(shift(a.to(wide), -even))
-        least = shift(torch.full_like(even, _least(a.dtype), dtype=wide), -even).squeeze(-1)
-        cut = torch.maximum(tolerance * values[..., -1:], least)  # ascending: of the largest
-        inverse = torch.where(values > cut, values, torch.inf).rsqrt()
+        values, vectors = psd_eigh(shift(a.double(), -2 * half))
+        kept = values > tolerance * values[..., -1:]  # ascending: of the largest
+        inverse = torch.where(kept, values, torch.inf).rsqrt()
         root = (vectors * inverse.unsqueeze(-2)) @ vectors.mT
     else:
-        positive = lifted(a) if a.dtype == wide else _lifted_half(a)
-        steps = coupled_steps(wide) if steps is None else steps
-        root = coupled_inverse_sqrt(shift(positive, -even).to(wide), steps)
-    return shift(root, -torch.div(even, 2, rounding_mode="floor")).to(a.dtype)
-
-
-def _lifted_half(a: Tensor) -> Tensor:
-    """Return A + δI ⪰ 0 in float64, A in half precision, whose rounding is too large to bound.
-
-    32 eps·‖A‖_F would be a quarter of a bfloat16 matrix, so δ is measured: what the least
-    eigenvalue is below 0, and a little more, so that A^(-1/2) does not overflow; 0 for A = 0.
-    """
-    wide = exact(a)
-    if not a.shape[-1]:
-        return wide
-    missing = torch.linalg.eigvalsh(wide.detach())[..., 0].clamp_max(0.0).neg()
-    more = wide.detach().abs().amax(dim=(-2, -1)).clamp_max(4 * _least(a.dtype))
-    return add_to_diagonal(wide.clone(), missing + more).to(a.device)
-
-
-def _least(dtype: torch.dtype) -> float:
-    """Return the eigenvalue whose inverse root is the largest number of the dtype; 0 in float64."""
-    return torch.finfo(dtype).max ** -2
+        steps = coupled_steps(a.dtype) if steps is None else steps
+        root = coupled_inverse_sqrt(shift(lifted(a), -2 * half), steps)
+    return shift(root, -half).to(a.dtype)
 
 
 def coupled_steps(dtype: torch.dtype) -> int:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from nucleon import _checks
 from nucleon.certificate import Admissibility
-from nucleon.linalg._precision import exact
-from nucleon.linalg._rounding import raised, roundings
+from nucleon.linalg._precision import exact, roundings
 from nucleon.linalg.augmented import (
     augmented_bfloat16,
     augmented_coupled,
@@ -18,6 +17,7 @@ from nucleon.linalg.augmented import (
     augmented_svd,
 )
 from nucleon.linalg.half import half_augmented
+from nucleon.linalg.kernels import raised
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
 from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, added_by

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.certificate import Admissibility
-from nucleon.linalg._rounding import roundings
+from nucleon.linalg._precision import roundings
 from nucleon.optim.engines.rest import Rest
 from nucleon.optim.matrices.parameters import ParameterInfo
 from nucleon.optim.matrices.stacks import Stack

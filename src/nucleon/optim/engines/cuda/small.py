@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nucleon.linalg import _rounding
+from nucleon.linalg._precision import floor, roundings
 from nucleon.linalg.triton_symmetric import matrix, table_bytes
 from nucleon.optim.engines.cuda.kernels import entries, moments, reading, resting, verdict
 from nucleon.optim.engines.cuda.program import Program
@@ -133,7 +133,7 @@ def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tenso
     limits = torch.finfo(torch.float32)
     rows = max(16, triton.next_power_of_2(m))
     longest, settled, falls = resting(hyper.rest)
-    lost = _rounding.roundings(hyper.gram_decay) * limits.eps
+    lost = roundings(hyper.gram_decay) * limits.eps
     quintics = polynomials("polar-express", program.iterations)
     advance[(count,)](
         gradients, totals, skipped, quiet, grams, taken if mask is None else mask, taken,
@@ -141,7 +141,7 @@ def compute(program: Program, table: Tensor, mask: Tensor | None) -> tuple[Tenso
         longest=longest, settled=settled, falls=falls,
         keep=hyper.gram_decay, smoothing=hyper.smoothing, bound=hyper.shift,
         limit=limits.max / 2, least=limits.tiny / limits.eps,
-        floor=_rounding.floor(torch.float32) + lost,
+        floor=floor(torch.float32) + lost,
         HAS_GRAM=program.has_gram, MASKED=mask is not None, LOOKAHEAD=hyper.lookahead,
         POLYNOMIALS=tuple(x for quintic in quintics for x in quintic), STEPS=len(quintics),
         M=rows, N=min(WIDE // rows, max(16, triton.next_power_of_2(n))),
