@@ -84,15 +84,10 @@ def augmented_polar(
         steps = coefficients.steps_for(method, start, torch.finfo(work).eps)
     elif rank_tolerance is None:
         start = max(start, coefficients.bound_for(method, steps))
-    if method == "newton-schulz":
-        sequence, every = (coefficients.newton_schulz(),) * steps, 5
-    else:
-        sequence = coefficients.contracted(coefficients.polar_express(start, steps))
-        every = 2
-    smoothing = smoothing.expand(*s.shape[:-1], m)
-    return augmented_polynomial(x, smoothing, sequence, restarts=range(every, steps, every)).to(
-        s.dtype
-    )
+    sequence = coefficients.quintics(method, start, steps)
+    every = 5 if method == "newton-schulz" else 2
+    smoothing, restarts = smoothing.expand(*s.shape[:-1], m), range(every, steps, every)
+    return augmented_polynomial(x, smoothing, sequence, restarts=restarts).to(s.dtype)
 
 
 @torch.no_grad()

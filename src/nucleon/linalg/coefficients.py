@@ -48,29 +48,20 @@ def muon() -> Quintic:
 def polar_express(
     lower_bound: float,
     steps: int,
-    *,
-    safety: float | tuple[float, ...] = SAFETY,
+    margins: tuple[float, ...] | None = None,
     cushion: float = CUSHION,
 ) -> tuple[Quintic, ...]:
     """Return the quintics p₁, …, p_K whose composition is closest to 1 on [lower_bound, 1].
 
     Each p_k is the minimax approximation of 1 on the image [l, u] of the ones before, and u = 2 − l
-    after every step. With `safety` and `cushion` 0 the composition is optimal among all of its
-    kind; `safety` s designs every step but the last for [l, (1+s)u], so that rounding errors stay
-    inside, a tuple names it for every step; `cushion` designs for [cushion·u, u] while l is
-    smaller, then recentres the image on 1.
+    after every step. With margins and `cushion` 0 the composition is optimal among all of its
+    kind. The margin s of a step, `SAFETY` but for the last, designs it for [l, (1+s)u], so that
+    rounding errors stay inside; `cushion` designs for [cushion·u, u] while l is smaller, then
+    recentres the image on 1. `lower_bound` or `cushion` is 1e-12 at least, since p(l) = 1 − E.
     """
-    _checks.fraction("lower_bound", lower_bound, closed="1")
-    _checks.count("steps", steps)
-    margins = safety if isinstance(safety, tuple) else (safety,) * (steps - 1) + (0.0,)
-    for margin in margins:
-        _checks.nonnegative("safety", margin)
-    _checks.fraction("cushion", cushion, closed="0")
-    if max(lower_bound, cushion) < 1e-12:  # p(l) = 1 − E would be lost to rounding
-        raise ValueError(f"cushion must be ≥ 1e-12 when lower_bound is smaller, got {cushion!r}")
     lower, upper = lower_bound, 1.0
     sequence: list[Quintic] = []
-    for margin in margins:
+    for margin in (SAFETY,) * (steps - 1) + (0.0,) if margins is None else margins:
         upper *= 1 + margin
         p = _minimax_quintic(max(lower, cushion * upper), upper)
         p = _scaled(p, 2 / sum(image([p], lower, upper)))
@@ -87,6 +78,14 @@ def contracted(coefficients: Iterable[Quintic]) -> tuple[Quintic, ...]:
     """
     *first, last = coefficients
     return (*first, _scaled(last, 1 / image([*first, last], 0.0, 1.0)[1]))
+
+
+@lru_cache
+def quintics(method: str, lower_bound: float, steps: int) -> tuple[Quintic, ...]:
+    """Return the polynomials of "newton-schulz" or "polar-express": [0, 1] → [0, 1]."""
+    if method == "newton-schulz":
+        return (newton_schulz(),) * steps
+    return contracted(polar_express(lower_bound, steps))
 
 
 def custom(coefficients: Sequence[Quintic], steps: int | None = None) -> tuple[Quintic, ...]:
@@ -154,7 +153,7 @@ def half_polar_express(steps: int) -> tuple[Quintic, ...]:
     margins = tuple(
         {HALF_RESTART - 1: 0.03, HALF_RESTART: 0.15}.get(i, SAFETY) for i in range(steps)
     )
-    *first, last = polar_express(HALF_LOWER_BOUND, steps, safety=margins)
+    *first, last = polar_express(HALF_LOWER_BOUND, steps, margins)
     lower, upper = 0.0, 1.0
     for p, margin in zip([*first, last], margins, strict=True):
         lower, upper = image([p], lower, upper * (1 + margin))
@@ -171,8 +170,9 @@ def scaled_newton(lower_bound: float, steps: int) -> tuple[tuple[float, ...], fl
     bound = 1 / lower_bound
     factors: list[float] = []
     for step in range(steps):
-        factors.append(math.sqrt(bound) if step == 0 else 1 / math.sqrt(bound))
-        bound = (math.sqrt(bound) + 1 / math.sqrt(bound)) / 2
+        root = math.sqrt(bound)
+        factors.append(1 / root if step else root)
+        bound = (root + 1 / root) / 2
     return tuple(factors), bound
 
 
@@ -198,13 +198,11 @@ def qdwh(lower_bound: float, steps: int) -> tuple[tuple[Quintic, ...], float]:
 
 def reached(method: Iteration, lower_bound: float, steps: int) -> float:
     """Return the least value in (0, 1] to which `steps` of a method take [lower_bound, 1]."""
-    if method == "newton-schulz":
-        return image([newton_schulz()] * steps, lower_bound, 1.0)[0]
-    if method == "polar-express":
-        return image(contracted(polar_express(lower_bound, steps)), lower_bound, 1.0)[0]
     if method == "scaled-newton":
         return 1 / scaled_newton(lower_bound, steps)[1]
-    return qdwh(lower_bound, steps)[1]
+    if method == "qdwh":
+        return qdwh(lower_bound, steps)[1]
+    return image(quintics(method, lower_bound, steps), lower_bound, 1.0)[0]
 
 
 @lru_cache

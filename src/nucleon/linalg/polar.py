@@ -90,9 +90,7 @@ def polar(
         return polar_scaled_newton(x, steps, bound).to(s)
     if method == "qdwh":
         return polar_qdwh(x, steps, bound).to(s)
-    if method == "newton-schulz":
-        return polar_polynomial(x, [design.newton_schulz()] * steps).to(s)
-    return polar_polynomial(x, design.contracted(design.polar_express(bound, steps))).to(s)
+    return polar_polynomial(x, design.quintics(method, bound, steps)).to(s)
 
 
 def polar_svd(s: Tensor, rank_tolerance: float | None = None) -> Tensor:

@@ -81,9 +81,7 @@ def polynomials(method: str, iterations: int) -> tuple[Quintic, ...]:
     """
     if method == "muon":
         return (coefficients.muon(),) * iterations
-    if method == "newton-schulz":
-        return (coefficients.newton_schulz(),) * iterations
     if method == "half":
         return coefficients.half_polar_express(iterations)
     bound = coefficients.bound_for("polar-express", iterations)
-    return coefficients.contracted(coefficients.polar_express(bound, iterations))
+    return coefficients.quintics(method, bound, iterations)
