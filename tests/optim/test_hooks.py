@@ -5,7 +5,7 @@ import torch
 
 import nucleon
 from nucleon.optim import MatrixOptimizer, of_potential
-from nucleon.optim.engines.work import Facts, facts_of
+from nucleon.optim.engines.work import facts_of
 from optim import hook_cases as cases
 
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_facts_belong_to_the_function(to):
         other.direction = zero
     if to == "instance":
         optimizer.direction = zero.__get__(optimizer)
-    assert facts_of(optimizer) == Facts()
+    assert facts_of(optimizer) == of_potential()
     assert facts_of(optimizer).refusal == "the optimizer names no theorem"
 
 

@@ -4,7 +4,6 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
@@ -41,8 +40,12 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about a `direction`; they belong to the function, so another function has none."""
+class of_potential:  # noqa: N801  (a decorator)
+    """Decorator that attaches facts to a `direction`.
+
+    They belong to the function: a class that overrides `direction` starts without facts, and
+    decorates its own if they hold.
+    """
 
     kernel: str | None = None
     """The recursion of the CUDA engine that computes this direction, one of `KERNELS`."""
@@ -59,6 +62,11 @@ class Facts:
         if self.kernel is not None:
             _checks.choice("kernel", self.kernel, KERNELS)
 
+    def __call__(self, function: F) -> F:
+        """Attach the facts to a function and return it."""
+        cast(Any, function).facts = self
+        return function
+
     @property
     def refusal(self) -> str | None:
         """The reason why no run can be certified, or None."""
@@ -66,33 +74,12 @@ class Facts:
         return self.uncertified or unnamed
 
 
-def of_potential(
-    *,
-    kernel: str | None = None,
-    settles: bool = False,
-    constants: Constants | None = None,
-    theorem: str = "none",
-    uncertified: str | None = None,
-) -> Callable[[F], F]:
-    """Return a decorator that attaches `Facts` to a `direction`.
-
-    A class that overrides `direction` starts without facts, and decorates its own if they hold.
-    """
-    facts = Facts(kernel, settles, constants, theorem, uncertified)
-
-    def attach(function: F) -> F:
-        cast(Any, function).facts = facts
-        return function
-
-    return attach
+_NO_FACTS = of_potential()
 
 
-def facts_of(optimizer: "HasDirection") -> Facts:
+def facts_of(optimizer: "HasDirection") -> of_potential:
     """Return the facts of the `direction` that runs, which may be assigned to an instance."""
     return getattr(optimizer.direction, "facts", _NO_FACTS)
-
-
-_NO_FACTS = Facts()
 
 
 Kind = tuple[int, int, torch.dtype]
@@ -149,8 +136,8 @@ class Hyperparameters:
     """The rule by which the direction becomes zero without gradients."""
     draws: Draws | None
     """The noise in the direction."""
-    lost: float
-    """Bound on the loss of M̂ by rounding of subnormal entries, if c > 1 enlarges it."""
+    raised_bound: float
+    """√(G²β₁⁻² + a bound on what the rounding of subnormal entries may take from M̂)."""
 
     @classmethod
     def of(cls, optimizer: HasDirection, group: Mapping[str, Any], kind: Kind) -> "Hyperparameters":
@@ -161,6 +148,9 @@ class Hyperparameters:
         bound = float(group.get("gradient_bound", 0.0))
         smooths = float(optimizer.smoothing_scale(group, m, n)) if optimizer.has_gram else 0.0
         settles = smooths and facts_of(optimizer).settles
+        lost, info = 0.0, torch.finfo(_checks.work_dtype(dtype))
+        if smooths > 1:  # which would enlarge m·s/(2(1 − β₂)), s the smallest number
+            lost = (_checks.ROUNDING + roundings(gram_decay(group))) * m * info.tiny * info.eps
         return cls(
             momentum=momentum,
             gram_discount=gram_discount(group),
@@ -172,15 +162,10 @@ class Hyperparameters:
             sign=-1.0 if group["maximize"] else 1.0,
             rest=Rest.of(momentum, m, settling_bound=bound if settles else 0.0),
             draws=optimizer.draws(group, m, n),
-            lost=0.0 if smooths <= 1 else _subnormal_rounding(group, m, dtype),
+            raised_bound=math.hypot(bound / (momentum or 1.0), math.sqrt(lost)),
         )
 
-    @cached_property
-    def raised_bound(self) -> float:
-        """√(G²β₁⁻² + `lost`); without momentum G is 0."""
-        return math.hypot(self.gradient_bound / (self.momentum or 1.0), math.sqrt(self.lost))
-
-    @cached_property
+    @property
     def shift(self) -> float:
         """The square of `raised_bound`, added to the diagonal of M̂; inf on overflow."""
         return self.raised_bound * self.raised_bound
@@ -227,13 +212,6 @@ def gram_decay(group: Mapping[str, Any]) -> float:
 def sums_long(group: Mapping[str, Any]) -> bool:
     """Return True if β₂ is so near to 1 that Λ must compensate the rounding of M̂."""
     return roundings(gram_decay(group)) > 0
-
-
-def _subnormal_rounding(group: Mapping[str, Any], m: int, dtype: torch.dtype) -> float:
-    """Return at least m·s/(2(1 − β₂)), s the smallest number of the dtype: see `kernels.lifted`."""
-    info = torch.finfo(_checks.work_dtype(dtype))
-    each = _checks.ROUNDING + roundings(gram_decay(group))
-    return each * m * info.tiny * info.eps
 
 
 class Settings(dict[Kind, Hyperparameters]):

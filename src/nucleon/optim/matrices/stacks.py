@@ -161,17 +161,15 @@ class Stack:
 
     def gather_own(self, states: Iterable[Tensor]) -> Tensor:
         """Stack state tensors with one entry per matrix, one per piece → (b, …)."""
-        return torch.cat([*states] if self.plain else self.own(states))
+        return torch.cat(self.own(states))
 
     def scatter_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Write (b, …) into state tensors with one entry per matrix, one per piece."""
-        targets = [*states] if self.plain else self.own(states)
-        torch._foreach_copy_(targets, stacked.split(self.counts))
+        torch._foreach_copy_(self.own(states), stacked.split(self.counts))
 
     def add_own(self, stacked: Tensor, states: Iterable[Tensor]) -> None:
         """Add (b, …) to state tensors with one entry per matrix, one per piece."""
-        targets = [*states] if self.plain else self.own(states)
-        torch._foreach_add_(targets, stacked.split(self.counts))
+        torch._foreach_add_(self.own(states), stacked.split(self.counts))
 
     def own(self, states: Iterable[Tensor]) -> list[Tensor]:
         """Return the part of each piece of state tensors with one entry per matrix; views."""

@@ -17,7 +17,7 @@ does not lie as the layout has it, of one dtype and on one device, has no addres
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -320,16 +320,18 @@ def of_stack(
     device, m = stack.params[0].device, min(stack.shape)
     places: list[int] = []
     for kind in kinds:
-        tensors = stack.grams(states) if kind == "gram" else [state[kind] for state in states]
-        if kind == "total":
-            part = of_tensors(layout, tensors, device, totals)
+        if kind == "gram":
+            grams = _owned(stack, layout, m, m)
+            part = of_tensors(grams, stack.grams(states), device, (torch.float32,))
+        elif kind == "total":
+            part = of_tensors(layout, [state[kind] for state in states], device, totals)
         elif kind == "step":
-            regular = (tensors[0].dtype, tensors[0].device) == (torch.int64, device)
-            part = [tensors[0].data_ptr()] * layout.runs if regular else None
-        elif kind == "gram":
-            part = _owned(stack, layout, tensors, torch.float32, (m, m))
+            step = states[0][kind]
+            regular = (step.dtype, step.device) == (torch.int64, device)
+            part = [step.data_ptr()] * layout.runs if regular else None
         else:
-            part = _owned(stack, layout, stack.own(tensors), torch.int64)
+            counts = stack.own(state[kind] for state in states)
+            part = of_tensors(_owned(stack, layout), counts, device, (torch.int64,))
         if part is None:
             return None
         places += part
@@ -337,25 +339,13 @@ def of_stack(
     return None if part is None else places + part
 
 
-def _owned(
-    stack: Stack,
-    layout: Layout,
-    tensors: Sequence[Tensor],
-    dtype: torch.dtype,
-    entry: tuple[int, ...] = (),
-) -> list[int] | None:
-    """Return the address of each run in tensors with an entry per matrix; None if irregular."""
-    device, pieces = stack.params[0].device, stack.pieces
-    kinds = {(t.dtype, t.device, t.is_contiguous()) for t in tensors}
-    shaped = all(t.shape == (p.count, *entry) for t, p in zip(tensors, pieces, strict=True))
-    if kinds != {(dtype, device, True)} or not shaped:
-        return None
-    size = tensors[0].nbytes // pieces[0].count
-    return [
-        tensor.data_ptr() + size * start
-        for piece, tensor in zip(pieces, tensors, strict=True)
-        for start in range(0, piece.count, layout.each)
-    ]
+def _owned(stack: Stack, layout: Layout, *entry: int) -> Layout:
+    """Return the layout of states with an entry of this shape for each matrix of a piece."""
+    shapes = tuple(torch.Size((count, *entry)) for count in stack.counts)
+    strides = tuple(_contiguous(tuple(shape)) for shape in shapes)
+    each = layout.each * math.prod(entry)
+    offsets = tuple(tuple(range(0, math.prod(shape), each)) for shape in shapes)
+    return replace(layout, offsets=offsets, shapes=shapes, strides=strides)
 
 
 def table(addresses: Sequence[int], device: torch.device) -> Tensor:
