@@ -405,14 +405,14 @@ def everywhere(counts, groups, what):
 
 def averages(device, dtype):
     """The kernel of the average: whole chunks and their ends, at any offset."""
-    from nucleon.optim.engines.cuda import average_kernel  # needs Triton
+    from nucleon.optim.engines.cuda import adamw_kernels  # needs Triton
 
     flat = torch.randn(20_000).to(device, dtype)
     weights = [flat[1:4098], flat[4100:4107], flat[5000:13_192].view(64, 128), flat[:0]]
     means = [torch.randn(w.shape).to(device) for w in weights]
     part = torch.tensor(0.3, device=device)
     expected = [mean.lerp(w.float(), part) for mean, w in zip(means, weights, strict=True)]
-    average_kernel.run(average_kernel.chunks(weights, means).to(device), part, dtype)
+    adamw_kernels.enter_average(adamw_kernels.average_table(weights, means).to(device), part, dtype)
     for mean, other in zip(means, expected, strict=True):
         torch.testing.assert_close(mean, other)
 

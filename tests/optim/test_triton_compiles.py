@@ -170,6 +170,11 @@ CASES = {
         | dict.fromkeys(("log_beta1", "log_beta2", "decay"), "fp64"),
         {"BLOCK": 128},
     ),
+    "the average": (
+        adamw_kernels.enter,
+        {"table": TABLE, "shares": "*fp32"},
+        {"TYPE": tl.bfloat16, "CHUNK": 4096},
+    ),
     "the first Gram matrix without the copy engine": (
         triton_symmetric._symmetric,
         *symmetric(64, 64, addend="table", out="pointer", engine=False, **FIRST),

@@ -113,10 +113,10 @@ class _Pass:
         if (table := self._table(weights)) is None:
             lerp_(self.averages, weights, part)
             return
-        from nucleon.optim.engines.cuda import average_kernel
+        from nucleon.optim.engines.cuda import adamw_kernels
 
         with torch.cuda.device_of(part):  # Triton launches on the current device
-            average_kernel.run(table, part, weights[0].dtype)
+            adamw_kernels.enter_average(table, part, weights[0].dtype)
 
     def _table(self, weights: list[Tensor]) -> Tensor | None:
         """Return the chunks for the kernel; None for tensors with gaps, or of other dtypes."""
@@ -127,11 +127,11 @@ class _Pass:
             return None
         addresses = [*map(Tensor.data_ptr, weights)]
         if addresses != self.addresses:
-            from nucleon.optim.engines.cuda import average_kernel
+            from nucleon.optim.engines.cuda import adamw_kernels
 
             pairs = zip(weights, self.averages, strict=True)
             alike = all(w.stride() == a.stride() and dense(w) and w.data_ptr() for w, a in pairs)
-            chunks = average_kernel.chunks(weights, self.averages).to(first.device)
+            chunks = adamw_kernels.average_table(weights, self.averages).to(first.device)
             self.addresses, self.table = addresses, chunks if alike else None
         return self.table
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from nucleon.optim.engines import adamw
 from nucleon.optim.engines.cuda import addresses, engine
 from nucleon.optim.engines.cuda.addresses import dense, has_strides, restrided
-from nucleon.optim.engines.cuda.replay import Input, Replay
 from nucleon.optim.engines.ranks import wire
 from nucleon.optim.engines.work import Settings, State, Work
 from nucleon.optim.matrices import shards
@@ -42,7 +41,7 @@ class Bucket:
 
     def __init__(self, params: Sequence[Tensor], states: Sequence[State]) -> None:
         self.params, self.states = params, states
-        self.followed = addresses.Followed[Recording]()
+        self.followed = addresses.Followed["Tables"]()
 
     def memory(self) -> Memory:
         """Return the tensors of a step, or the parts of them on this rank."""
@@ -50,17 +49,6 @@ class Bucket:
         if shards.sharded(self.params[0]):
             return tuple([*map(shards.local, each)] for each in tensors)
         return tensors
-
-
-class Recording:
-    """Tables, inputs and graph of a bucket, as long as its memory stays where it is."""
-
-    def __init__(self, memory: Memory, tables: "Tables") -> None:
-        self.tables = tables
-        self.strides = tuple(map(Tensor.stride, memory[0]))
-        """Strides of the weights."""
-        self.gradients, self.rate = Input(tables.gradients), Input(tables.lr)
-        self.replay = Replay()
 
 
 def serves(params: Sequence[Tensor]) -> bool:
@@ -116,20 +104,20 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
     memory = bucket.memory()
     with torch.cuda.device_of(memory[0][0]):  # Triton launches on the current device
         if torch.cuda.is_current_stream_capturing():  # the caller's graph may outlive the bucket
-            recording = _recording(memory)
+            tables = _tables(memory)
         else:
-            recording = bucket.followed.get(memory, lambda: _recording(memory))
-        if recording is None:
+            tables = bucket.followed.get(memory, lambda: _tables(memory))
+        if tables is None:
             return False
-        gradients, dtype = addresses.regular(gradients, memory[0], recording.strides)
+        gradients, dtype = addresses.regular(gradients, memory[0], tables.strides)
         missing = kernels.MISSING.value
         places = [missing if g is None else g.data_ptr() or _address(g) for g in gradients]
         if 0 in places:
             return False
-        tables, lr = recording.tables, group["lr"]
-        recording.gradients.set(places, lambda: addresses.send(places, tables.gradients))
+        lr, table = group["lr"], tables.gradients.tensor
+        tables.gradients.set(places, lambda: addresses.send(places, table))
         on_device = isinstance(lr, Tensor) and not lr.is_cpu
-        recording.rate.fill(lr.reshape(()) if on_device else float(lr))
+        tables.lr.fill(lr.reshape(()) if on_device else float(lr))
         sign = -1.0 if group["maximize"] else 1.0
         options = (*group["betas"], group["eps"], group["weight_decay"], sign)
         numbers = kernels.Numbers(dtype, *map(float, options))
@@ -140,12 +128,12 @@ def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:
                 wire.add_up(tables.counts, meshes, "gradients")
             kernels.move(tables, numbers)
 
-        recording.replay.run(numbers, launch, None if meshes else {}, tables.rows.device)
+        tables.replay.run(numbers, launch, None if meshes else {}, tables.rows.device)
     return True
 
 
-def _recording(memory: Memory) -> Recording | None:
-    """Return what a step needs of parameters and states; None where one is irregular."""
+def _tables(memory: Memory) -> "Tables | None":
+    """Return the tables of parameters and states; None where one is irregular."""
     from nucleon.optim.engines.cuda.adamw_kernels import Tables
 
     if not all(_regular(*tensors) for tensors in zip(*memory, strict=True)):
@@ -155,7 +143,7 @@ def _recording(memory: Memory) -> Recording | None:
     ends = [start + p.nbytes for start, p in zip(starts[0], params, strict=True)]
     rows = list(zip(*starts, ends, strict=True))
     table = addresses.table([*chain.from_iterable(rows)], params[0].device).view(len(rows), -1)
-    return Recording(memory, Tables(table, [p.numel() for p in params], params[0].dtype))
+    return Tables(table, params)
 
 
 def _regular(param: Tensor, first: Tensor, second: Tensor, *counts: Tensor) -> bool:

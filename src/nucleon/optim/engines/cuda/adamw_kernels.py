@@ -1,4 +1,4 @@
-"""The Triton kernels of AdamW's step over all parameters at once; see `adamw`.
+"""The Triton kernels of AdamW's step over all parameters at once, see `adamw`; and of the average.
 
 A parameter is cut into chunks. Chunk c is number `numbers[c]` of the parameter `owners[c]`, and
 `rows` says where that lies: its weights, m, v, step, skipped, and the end of its weights. What lies
@@ -18,9 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from nucleon.linalg.triton_symmetric import TYPES
+from nucleon.optim.engines.cuda.replay import Input, Replay
 
 CHUNK, PART, FEW = 8192, 1024, 128
 """Entries that a program looks at, or moves; parameters that one decides on."""
+AVERAGED = 4096
+"""Entries that a program averages."""
 FIELDS = tl.constexpr(6)
 MISSING = tl.constexpr(2**62)
 """Address of a gradient that is not there."""
@@ -177,6 +180,32 @@ def update(
             )  # fmt: skip
 
 
+@triton.jit
+def _enter(weight, average, share, at, inside):
+    w = tl.load(weight + at, mask=inside).to(tl.float32)
+    a = tl.load(average + at, mask=inside)
+    tl.store(average + at, a + share * (w - a), mask=inside)
+
+
+@triton.jit
+def enter(table, shares, TYPE: tl.constexpr, CHUNK: tl.constexpr):
+    """W̄ ← W̄ + σ(W − W̄) of one chunk; W is read in its own dtype, W̄ is float32.
+
+    A row of the table has the addresses of the chunk in W and in W̄, and its number of entries.
+    Whole chunks that begin at multiples of 16 bytes are moved 16 bytes at a time.
+    """
+    row = table + tl.program_id(0).to(tl.int64) * 3
+    weight, average, size = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    share, at = tl.load(shares), tl.arange(0, CHUNK)
+    WIDTH: tl.constexpr = 128 // TYPE.primitive_bitwidth
+    if (size == CHUNK) & ((weight | average) % 16 == 0):
+        wide, mean = _entries(weight, 0, TYPE, WIDTH), _entries(average, 0, tl.float32, 4)
+        _enter(wide, mean, share, at, at < CHUNK)
+    else:
+        narrow, mean = _entries(weight, 0, TYPE, 1), _entries(average, 0, tl.float32, 1)
+        _enter(narrow, mean, share, at, at < size)
+
+
 # ---------------------------------------------------------------------- their launches
 
 
@@ -193,41 +222,48 @@ class Numbers(NamedTuple):
 
 
 class Tables:
-    """Tables of k parameters of one dtype, cut into n chunks, and room for a step.
+    """Tables of k parameters of one dtype, cut into n chunks; room, inputs and graph of a step.
 
     Args:
         rows: (k, FIELDS) int64.
-        sizes: the number of entries of each parameter; that of the rows needs a synchronization.
-        weight: the dtype.
+        weights: the parameters.
     """
 
-    def __init__(self, rows: Tensor, sizes: Sequence[int], weight: torch.dtype) -> None:
-        self.rows, self.weight = rows, weight
-        count = sum(max(1, -(-size // CHUNK)) for size in sizes)  # also of what is empty
-        entries = (rows[:, 5] - rows[:, 0]) // weight.itemsize  # the same, on the device
-        chunks = (-(-entries // CHUNK)).clamp(min=1)
-        which = torch.arange(len(rows), device=rows.device)
-        owners = torch.repeat_interleave(which, chunks, output_size=count)
-        first = chunks.cumsum(0) - chunks
-        self.owners = owners.int()
-        """(n,): the parameter of each chunk."""
-        self.numbers = (torch.arange(count, device=rows.device) - first[owners]).int()
-        """(n,): the number of each chunk in its parameter."""
-        self.gradients = rows.new_empty(len(rows))
+    def __init__(self, rows: Tensor, weights: Sequence[Tensor]) -> None:
+        self.rows, self.weight = rows, weights[0].dtype
+        self.strides = tuple(map(Tensor.stride, weights))
+        # A chunk also of what is empty; the number of entries again, on the device.
+        count = sum(max(1, -(-weight.numel() // CHUNK)) for weight in weights)
+        entries = (rows[:, 5] - rows[:, 0]) // self.weight.itemsize
+        owners, numbers = _chunks(entries.clamp(min=1), CHUNK, count)
+        self.owners, self.numbers = owners.int(), numbers.int()
+        """(n,): the parameter of each chunk, and its number in it."""
+        self.gradients = Input(rows.new_empty(len(rows)))
         """(k,): addresses of the gradients."""
         self.counts = rows.new_empty((2, len(rows)), dtype=torch.float32)
         """Written by `look`."""
         self.factors = rows.new_empty((len(rows), 4), dtype=torch.float32)
         """Written by `decide`."""
-        self.lr = rows.new_empty((), dtype=torch.float64)
+        self.lr = Input(rows.new_empty((), dtype=torch.float64))
         """The rate: a graph reads it where it lies."""
+        self.replay = Replay()
+
+
+def _chunks(sizes: Tensor, most: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the owner of each chunk of so many entries, and its number among those of the owner.
+
+    `count`, the number of chunks, saves a synchronization.
+    """
+    chunks, each = -(-sizes // most), {"device": sizes.device}
+    owners = torch.arange(len(sizes), **each).repeat_interleave(chunks, output_size=count)
+    return owners, torch.arange(len(owners), **each) - (chunks.cumsum(0) - chunks)[owners]
 
 
 def look_at(tables: Tables, numbers: Numbers) -> None:
     """Launch `look` on the gradients, which writes the counts."""
     tables.counts.zero_()
     look[(len(tables.owners),)](
-        tables.rows, tables.gradients, tables.owners, tables.numbers, tables.counts,
+        tables.rows, tables.gradients.tensor, tables.owners, tables.numbers, tables.counts,
         len(tables.rows), GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight],
         CHUNK=CHUNK, num_warps=8,
     )  # fmt: skip
@@ -238,11 +274,28 @@ def move(tables: Tables, numbers: Numbers) -> None:
     count = len(tables.rows)
     logs = [math.log(beta) if beta else -math.inf for beta in (numbers.beta1, numbers.beta2)]
     decide[(triton.cdiv(count, FEW),)](
-        tables.rows, tables.counts, tables.factors, tables.lr, count, *logs, numbers.decay,
+        tables.rows, tables.counts, tables.factors, tables.lr.tensor, count, *logs, numbers.decay,
         BLOCK=FEW,
     )  # fmt: skip
     update[(len(tables.owners) * (CHUNK // PART),)](
-        tables.rows, tables.gradients, tables.owners, tables.numbers, tables.factors,
+        tables.rows, tables.gradients.tensor, tables.owners, tables.numbers, tables.factors,
         numbers.sign, 1 - numbers.beta1, numbers.beta2, 1 - numbers.beta2, numbers.eps,
         GRADIENT=TYPES[numbers.gradient], WEIGHT=TYPES[tables.weight], CHUNK=CHUNK, PART=PART,
     )  # fmt: skip
+
+
+def average_table(weights: Sequence[Tensor], averages: Sequence[Tensor]) -> Tensor:
+    """Return the rows of `enter`, (n, 3), on the CPU; the weights have one dtype."""
+    pairs = zip(weights, averages, strict=True)
+    rows = torch.tensor([(w.data_ptr(), a.data_ptr(), w.numel()) for w, a in pairs], device="cpu")
+    owners, numbers = _chunks(rows[:, 2], AVERAGED)
+    starts = numbers * AVERAGED
+    first, second, sizes = rows[owners].unbind(1)
+    addresses = (first + starts * weights[0].itemsize, second + starts * averages[0].itemsize)
+    return torch.stack((*addresses, (sizes - starts).clamp_max(AVERAGED)), 1)
+
+
+def enter_average(table: Tensor, share: Tensor, dtype: torch.dtype) -> None:
+    """Enter the weights of a table, of one dtype, with a share in float32."""
+    if len(table):
+        enter[(len(table),)](table, share, TYPE=TYPES[dtype], CHUNK=AVERAGED)
