@@ -20,10 +20,10 @@ CAPPED   = if [ -z "$$ONEDNN_MAX_CPU_ISA" ] && ! $(PY) -c '$(PRODUCT)'; then \
 reproduce: $(VENV)/.run
 	$(PY) -m nucleon reproduce fig-ripples
 
-# While working: lint and types beside the quick tests of what all else stands on, at most 90 s on two idle cores. Without
-# games, ranks, sabotage, claims, command lines and Triton's interpreter, with a tenth of the random examples.
+# While working: lint and types beside the quick tests of linalg, bounds and optimizers, at most 60 s on two idle cores (80 s of
+# processor time). A tenth of the random examples, and no games, ranks, claims, command lines or Triton's interpreter.
 CHECKED := tests/linalg tests/online/theory tests/optim $(addprefix tests/test_,$(addsuffix .py,checks files moments noise))
-LEFT    := $(addprefix --ignore=tests/optim/,$(addsuffix .py,test_fused test_other_devices test_triton_compiles))
+LEFT    := $(addprefix --ignore=tests/optim/,$(addsuffix .py,test_certified_runs test_fused test_other_devices test_triton_compiles))
 check: $(VENV)/.dev
 	@$(CAPPED); log=$$(mktemp); $(MAKE) --no-print-directory lint > $$log 2>&1 & linting=$$!; \
 	HYPOTHESIS_PROFILE=quick $(TESTED) $(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' $(LEFT) $(CHECKED); tests=$$?; \
