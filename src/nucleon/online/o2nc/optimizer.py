@@ -178,7 +178,7 @@ class O2NC(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the same process; raise on any other, before any change."""
-        tensors = unpacked(state_dict, self._averages(), self._facts(), parts=("learners",))
+        tensors = unpacked(state_dict, self._averages(), self._facts())
         with undone_on_error(*self.learners):
             for learner, state in zip(self.learners, state_dict["learners"], strict=True):
                 learner.load_state_dict(state)
