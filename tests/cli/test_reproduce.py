@@ -36,18 +36,16 @@ def test_quick_run_from_end_to_end(command, runs, tmp_path):
     assert 0 < manifest["seconds"] < 600
     assert {"system", "processor", "cores"} <= manifest["machine"].keys()
     texts = {"manifest.json", "trace.jsonl", "result.json"}
-    assert {p.name for p in folder.iterdir()} == texts | {
-        f"{figure}.{kind}" for figure in ("loss-paths", "by-rate") for kind in ("svg", "png")
-    }
+    pictures = {"loss-paths.svg", "loss-paths.png"}
+    assert {p.name for p in folder.iterdir()} == texts | pictures
     trace = (folder / "trace.jsonl").read_bytes()
     assert folder.name.endswith(hashlib.sha256(trace).hexdigest()[:8])
 
     lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 * 4 * 2
-    assert all(len(line["loss"]) == 301 for line in lines)
-    for figure in ("loss-paths", "by-rate"):
-        assert ET.parse(folder / f"{figure}.svg").getroot().tag.endswith("svg")
-        assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+    assert len(lines) == 3 * 4
+    assert all(len(line["losses"]) == 301 for line in lines)
+    assert ET.parse(folder / "loss-paths.svg").getroot().tag.endswith("svg")
+    assert (folder / "loss-paths.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
     assert "nucleon reproduce fig-ripples --quick" in page
 

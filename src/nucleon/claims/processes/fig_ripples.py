@@ -1,7 +1,6 @@
 """fig-ripples: Muon, Pion and Leon on a rippled, kinked objective (Section 5.3, Appendix H)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,50 +34,37 @@ UPWARD_RATE, UPWARD_RATIO = 0.01, 10.0
 # One draw of Pion is a bold step, ten are nearly Leon's: so many times as much as Pion's.
 PION_RATIOS = {"Pion, literal, k=1": 3.0, "Pion, literal, k=10": 10.0}
 
-Make = Callable[[list[Tensor], float, int], Optimizer]
-
-
-@dataclass(frozen=True)
-class RippleOptimizer:
-    """An optimizer of the figure, made from (parameters, rate, seed); it costs `samples` polars."""
-
-    make: Make
-    twin: Callable[[tuple[int, ...], int], optimizers.OracleOptimizer]
-    """The reference's, from the shape of the stack and the seed."""
-    samples: int = 1
-
-
-def _pion(smoothing_scale: str, samples: int) -> RippleOptimizer:
-    options: dict[str, Any] = {"beta2": BETA, "method": "svd", "scale": "none"}
-    options |= {"smoothing_scale": smoothing_scale, "samples": samples}
-    return RippleOptimizer(
-        lambda params, rate, seed: Pion(params, rate, BETA, seed=seed, **options),
-        lambda shape, seed: optimizers.pion(
-            shape, literal=smoothing_scale == "literal", samples=samples, seed=seed
-        ),
-        samples,
-    )
-
-
-METHODS: Mapping[str, RippleOptimizer] = {
-    "Muon": RippleOptimizer(
-        lambda params, rate, seed: Muon(params, rate, BETA, method="svd", scale="none"),
-        lambda shape, seed: optimizers.MUON,
-    ),
-    "Pion, literal, k=1": _pion("literal", 1),
-    "Pion, literal, k=10": _pion("literal", 10),
-    "Pion, theory, k=10": _pion("theory", 10),
-    "Leon": RippleOptimizer(
-        lambda params, rate, seed: Leon(
-            params, rate, BETA, beta2=BETA, method="eigh", scale="none"
-        ),
-        lambda shape, seed: optimizers.LEON,
-    ),
+METHODS: Mapping[str, tuple[Callable[..., Optimizer], Mapping[str, Any]]] = {
+    "Muon": (Muon, {"method": "svd"}),
+    **{
+        f"Pion, {noise}, k={k}": (
+            Pion,
+            {"method": "svd", "beta2": BETA, "smoothing_scale": noise, "samples": k},
+        )
+        for noise, k in (("literal", 1), ("literal", 10), ("theory", 10))
+    },
+    "Leon": (Leon, {"method": "eigh", "beta2": BETA}),
 }
 
 
+def made(method: str, parameter: Tensor, rate: float, seed: int) -> Optimizer:
+    """Return an optimizer of the figure."""
+    make, options = METHODS[method]
+    options = {**options, "seed": seed} if make is Pion else options
+    return make([parameter], rate, BETA, scale="none", **options)
+
+
+def twin(method: str, shape: tuple[int, ...], seed: int) -> optimizers.OracleOptimizer:
+    """Return the reference's of a stack of matrices."""
+    make, options = METHODS[method]
+    if make is Pion:
+        literal, samples = options["smoothing_scale"] == "literal", options["samples"]
+        return optimizers.pion(shape, literal=literal, samples=samples, seed=seed)
+    return optimizers.LEON if make is Leon else optimizers.MUON
+
+
 def descend(
-    problem: Ripples, start: Tensor, make: Make, rates: Sequence[float], seed: int
+    problem: Ripples, start: Tensor, method: str, rates: Sequence[float], seed: int
 ) -> Tensor:
     """Return the losses (T+1, instances, rates) along `STEPS` steps from `start`, all in one stack.
 
@@ -87,7 +73,7 @@ def descend(
     """
     instances, rows, columns = start.shape
     y = torch.nn.Parameter(start.new_zeros(instances * len(rates), rows, columns))
-    optimizer = make([y], 1.0, seed)
+    optimizer = made(method, y, 1.0, seed)
     each = Ripples(problem.measurements.unsqueeze(1))  # (instances, 1, k, m, n)
     rate = start.new_tensor(rates)[:, None, None]
     losses: list[Tensor] = []
@@ -111,10 +97,11 @@ def measure(run: Run) -> Iterator[Item]:
     seeds = run.seeds(SEEDS)
     problem = random_ripples(seeds, dtype=torch.float64)
     start = random_start(seeds, dtype=torch.float64)
-    names = [n for n, m in METHODS.items() if m.samples == 1 or not run.quick]
+    names = [n for n, (_, options) in METHODS.items() if options.get("samples", 1) == 1]
+    names = names if run.quick else list(METHODS)
 
     def descended(method: str) -> dict[str, Any]:
-        return {"_losses": descend(problem, start, METHODS[method].make, RATES, run.seed)}
+        return {"_losses": descend(problem, start, method, RATES, run.seed)}
 
     stacks = run.each(cases(method=names), descended)
     paths = Rows(
@@ -122,13 +109,7 @@ def measure(run: Run) -> Iterator[Item]:
         for s in stacks
         for rate, losses in zip(RATES, s._losses.unbind(-1), strict=True)
     )
-    run.keep(
-        Rows(
-            Row(method=p.method, rate=p.rate, seed=seed, final=final, upward=up, loss=loss)
-            for p in paths
-            for seed, final, up, loss in zip(seeds, p.final, p.upward, p.losses.mT, strict=True)
-        )
-    )
+    run.keep(paths)
     at_rate = paths.where(rate=UPWARD_RATE)
     muon = at_rate.one(method="Muon").upward.mean()
     for name, ratio in {"Leon": UPWARD_RATIO, **PION_RATIOS}.items():
@@ -140,38 +121,20 @@ def measure(run: Run) -> Iterator[Item]:
         leon, other = (paths.one(method=m, rate=rate).final.mean() for m in ("Leon", "Muon"))
         yield below(f"Leon's mean final loss, against Muon's, rate {rate:g}", leon, other.item())
     for name in names:
-        weight, method = torch.nn.Parameter(start.clone()), METHODS[name]
-        error = optimizers.difference(
-            method.make([weight], UPWARD_RATE, run.seed),
-            weight,
-            problem.gradient,
-            method.twin(tuple(start.shape), run.seed),
-            lr=UPWARD_RATE,
-            momentum=BETA,
-            beta2=BETA,
-        )
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = made(name, weight, UPWARD_RATE, run.seed)
+        reference = twin(name, tuple(start.shape), run.seed)
+        options = {"lr": UPWARD_RATE, "momentum": BETA, "beta2": BETA}
+        error = optimizers.difference(optimizer, weight, problem.gradient, reference, **options)
         words = f"{name}: {optimizers.STEPS} steps against the reference's, over the rate"
         yield at_most(words, error, optimizers.EXACT)
-    yield from shown(paths)
-    yield from notes(f"""
-        The paper sets the objective, 20×20 matrices, 100 measurements and β₁ = β₂ = 0.9 for Leon.
-        Ours are β = 0.9 for the others, standard normal starts, {STEPS} steps, {len(seeds)}
-        instances, the rates, Pion's k, exact polar factors and roots in float64, no scaling.
 
-        “Literal” is Pion as printed; “theory” scales its noise as the theorem does, on a
-        zero-padded matrix, since the theorem does not cover square ones.
-    """)
-
-
-def shown(paths: Rows) -> Iterator[Item]:
-    """Show final losses, the losses along the way, and both measures by the rate."""
-
-    def spread(path: Row) -> str:
+    def ends(path: Row) -> str:
         deviation = f" ± {path.final.std().item():.2f}" if len(path.final) > 1 else ""
-        return f"{path.final.mean().item():.2f}{deviation}"
+        return f"{path.final.mean().item():.2f}{deviation}; {path.upward.mean().item():.1f}"
 
-    title = "Final loss, mean ± standard deviation over the instances"
-    yield paths.grid(title, "method", "rate", spread)
+    title = "Final loss, mean ± standard deviation over the instances; mean upward movement"
+    yield paths.grid(title, "method", "rate", ends)
     styles, steps = list(METHODS), [float(t) for t in range(STEPS + 1)]
 
     def along(rate: float) -> Panel:
@@ -184,25 +147,14 @@ def shown(paths: Rows) -> Iterator[Item]:
     caption = "Mean loss over the instances; the band spans them all."
     title = "Loss along the way, by learning rate"
     yield Figure("loss-paths", title, caption, tuple(map(along, RATES)), shared_axes=True)
+    yield from notes(f"""
+        The paper sets the objective, 20×20 matrices, 100 measurements and β₁ = β₂ = 0.9 for Leon.
+        Ours are β = 0.9 for the others, standard normal starts, {STEPS} steps, {len(seeds)}
+        instances, the rates, Pion's k, exact polar factors and roots in float64, no scaling.
 
-    def by_rate(title: str, label: str, name: str) -> Panel:
-        columns = {m: paths.where(method=m).column(name) for m in paths.different("method")}
-        lines = tuple(
-            Series.spanning(m, RATES, torch.stack(values), styles.index(m))
-            for m, values in columns.items()
-        )
-        return Panel(title, "learning rate", label, lines, "log", "log", marked=True)
-
-    yield Figure(
-        "by-rate",
-        "Upward movement and final loss against the learning rate",
-        "Mean over the instances; the band spans them all. Upward movement is the sum of all "
-        "increases of the loss along a path.",
-        (
-            by_rate("total upward movement", "sum of the increases", "upward"),
-            by_rate("final loss", f"loss after {STEPS} steps", "final"),
-        ),
-    )
+        “Literal” is Pion as printed; “theory” scales its noise as the theorem does, on a
+        zero-padded matrix, since the theorem does not cover square ones.
+    """)
 
 
 CLAIM = Claim(
