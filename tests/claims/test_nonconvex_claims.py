@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nucleon.claims import Settings, Silent
+from nucleon.claims import Settings
 from nucleon.claims.conversions import Measured
 from nucleon.claims.engine import Run
 from nucleon.claims.processes import o2nc, thm_leon
@@ -58,7 +58,7 @@ def test_distances_by_hand():
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_plans_are_valid_and_not_trivial(seed, quick):
-    run = Run(Settings(quick, 2, seed), Silent())
+    run = Run(Settings(quick, 2, seed))
     for optimizer in ("leon", "pion"):
         for target in (thm_leon.kinks(run, optimizer), thm_leon.resistance(run, optimizer)):
             assert target.plan.kind == "reachable" and target.plan.rounds < 50_000
@@ -67,7 +67,7 @@ def test_the_plans_are_valid_and_not_trivial(seed, quick):
 
 def resisted(runs):
     """Resistance at the full run's ε and b, and the quick run's height."""
-    return thm_leon.resistance(Run(Settings(seeds=runs), Silent()), "leon", (0.09, 0.09))
+    return thm_leon.resistance(Run(Settings(seeds=runs)), "leon", (0.09, 0.09))
 
 
 def test_leon_arrives_where_muon_is_kept():
