@@ -30,7 +30,7 @@ from nucleon.online import theory
 from nucleon.online.learners.base import Learner, LearnerOptions
 from nucleon.online.metric import Ball, Metric, Root, dual_norm
 from nucleon.online.regret import BoxLedger, Ledger, Shape
-from nucleon.online.theory.adagrad import Preconditioner
+from nucleon.online.theory.adagrad import Preconditioner, ball_radius
 
 Offset = Literal["stated", "running", "clip", "scale-free", "proximal"]
 
@@ -93,17 +93,9 @@ class _AdaGrad(Learner):
     def _default_eta(self) -> float:
         """Return the η of the smallest bound."""
 
-    @abstractmethod
-    def _enter(self, gradient: Tensor) -> None:
-        """Update the state by g_t, (…, d)."""
-
     def action(self) -> Tensor:
         """Return x_t as a row."""
         return self.center.unsqueeze(-2)
-
-    def update(self, gradient: Tensor) -> None:
-        """Enter g_t."""
-        self._enter(gradient.squeeze(-2))
 
     def _empty_ledger(self) -> Ledger:
         kind = Ledger if self.ball == "l2" else BoxLedger
@@ -111,9 +103,8 @@ class _AdaGrad(Learner):
 
     @property
     def _reach(self) -> float:
-        """D_p: the radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
-        wide = self.ball == "linf" and self.preconditioner != "diagonal"
-        return self.radius * (math.sqrt(self.dimension) if wide else 1.0)
+        """D_p."""
+        return ball_radius(self.preconditioner, self.ball, self.radius, self.dimension)
 
     def _accumulated(self, gradient: Tensor) -> Tensor:
         """Return the moment with one more gradient."""
@@ -186,7 +177,9 @@ class AdaGradOGD(_AdaGrad):
     def _default_eta(self) -> float:
         return math.sqrt(2) * self._reach
 
-    def _enter(self, gradient: Tensor) -> None:
+    def update(self, gradient: Tensor) -> None:
+        """Descend along g_t."""
+        gradient = gradient.squeeze(-2)
         self.moment = self._accumulated(gradient)
         metric = self._metric(self.moment, torch.full_like(self.gaps, self.delta))
         self._solve(self.eta * gradient - metric.apply(self.center), metric)
@@ -220,6 +213,7 @@ class AdaGradFTRL(_AdaGrad):
         *_AdaGrad.state_names,
         *("total", "pull", "peak", "excess"),
     )
+    option_names: ClassVar[tuple[str, ...]] = (*_AdaGrad.option_names, "offset", "delta")
 
     def __init__(
         self,
@@ -239,6 +233,7 @@ class AdaGradFTRL(_AdaGrad):
             )
         self.offset: Offset = offset
         self.delta = _checks.positive("delta", 1.0 if delta is None else delta)
+        """δ of "stated"."""
         super().__init__(shape, **options)
         self.total = torch.zeros_like(self.center)
         """s_t, of what was fed."""
@@ -248,11 +243,6 @@ class AdaGradFTRL(_AdaGrad):
         """max_t |g_{t,i}| for "diagonal", else max_t ‖g_t‖₂."""
         self.excess = torch.zeros_like(self.gaps)
         """Σ‖e_t‖ of what lay above the bound in force, in ℓ1 for "diagonal", else in ℓ2."""
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that decide what is played, as plain values."""
-        stated = {"delta": self.delta} if self.offset == "stated" else {}
-        return {**super().options(), "offset": self.offset, **stated}
 
     def bound(self) -> Tensor:
         """Return the bound of Table 2 with δ and the excess, or of Remark B.1, plus the gaps."""
@@ -284,7 +274,9 @@ class AdaGradFTRL(_AdaGrad):
             return torch.full_like(self.gaps, self.delta)
         return self.peak.amax(-1) * (self.offset in ("running", "clip"))
 
-    def _enter(self, gradient: Tensor) -> None:
+    def update(self, gradient: Tensor) -> None:
+        """Enter g_t into the sums, and minimize."""
+        gradient = gradient.squeeze(-2)
         size = gradient.abs()
         if self.preconditioner != "diagonal":
             size = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)

@@ -4,11 +4,9 @@ Imports `nucleon.certificate`, `online.metric` and torch.
 """
 
 from nucleon.certificate import ftpl_constants, gbpa_bound, preconditioner_trace
-from nucleon.online.theory._statistics import Sides
 from nucleon.online.theory.adagrad import (
     adagrad_bound,
     adagrad_trace,
-    full_against_scalar,
     gaussian_ftpl_constants,
     scale_free_adagrad_bound,
 )
@@ -21,7 +19,6 @@ from nucleon.online.theory.averages import (
 from nucleon.online.theory.concentration import ftpl_adaptive_deviation, ftpl_oblivious_deviation
 from nucleon.online.theory.costs import augmented_flops, coupled_flops, ftpl_flops, polar_flops
 from nucleon.online.theory.gbpa import (
-    admissibility_tradeoff,
     bregman_bound,
     faml_bound,
     ftpl_bound,
@@ -30,13 +27,25 @@ from nucleon.online.theory.gbpa import (
     spectral_excess,
     stability_bound,
 )
+from nucleon.online.theory.lemmas import (
+    Sides,
+    admissibility_tradeoff,
+    full_against_scalar,
+    inverse_chi_square,
+    inverse_wishart,
+    loss_decomposition,
+    matrix_potential,
+    mirror_descent_regret,
+    nuclear_hessian,
+    shampoo_distance_term,
+    shampoo_gradient_term,
+)
 from nucleon.online.theory.nonconvex import (
     Complexity,
     ConversionBound,
     ewa_distance_bound,
     ewa_weights,
     leon_complexity,
-    loss_decomposition,
     o2nc_bound,
     o2nc_radius,
     pion_complexity,
@@ -44,15 +53,10 @@ from nucleon.online.theory.nonconvex import (
     tau_law,
 )
 from nucleon.online.theory.shampoo import (
-    matrix_potential,
-    mirror_descent_regret,
     one_sided_shampoo_bound,
     original_shampoo_bound,
     shampoo_bound,
-    shampoo_distance_term,
-    shampoo_gradient_term,
 )
-from nucleon.online.theory.smoothing import inverse_chi_square, inverse_wishart, nuclear_hessian
 
 __all__ = [
     "Complexity",

@@ -12,9 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.certificate import Real, real
+from nucleon.certificate import Real, preconditioner_trace, real
 from nucleon.online.metric import Ball
-from nucleon.online.theory._statistics import Sides, root_trace
 
 Preconditioner = Literal["scalar", "diagonal", "full"]
 Update = Literal["ogd", "ftrl", "proximal"]
@@ -45,8 +44,8 @@ def adagrad_bound(
     _checks.choice("update", update, ("ogd", "ftrl", "proximal"))
     trace = adagrad_trace(moment, preconditioner)
     reach = 1 if update == "ftrl" else 2
-    norm = _ball_radius(preconditioner, ball, radius, moment.shape[-1])
-    euclidean = _ball_radius("scalar", ball, radius, moment.shape[-1])
+    norm = ball_radius(preconditioner, ball, radius, moment.shape[-1])
+    euclidean = ball_radius("scalar", ball, radius, moment.shape[-1])
     eta = reach * norm / math.sqrt(2) if eta is None else _checks.positive("eta", eta)
     leading = ((reach * norm) ** 2 / (2 * eta) + eta) * trace
     offset = real("delta", delta, trace) * (reach * euclidean) ** 2 / (2 * eta)
@@ -73,7 +72,7 @@ def scale_free_adagrad_bound(
     """
     _checks.choice("preconditioner", preconditioner, ("scalar", "diagonal"))
     trace = adagrad_trace(moment, preconditioner)
-    norm = _ball_radius(preconditioner, ball, radius, moment.shape[-1])
+    norm = ball_radius(preconditioner, ball, radius, moment.shape[-1])
     eta = norm / 2**0.75 if eta is None else _checks.positive("eta", eta)
     leading = (norm**2 / (2 * eta) + math.sqrt(2) * eta) * trace
     return leading + (2 + math.sqrt(2)) * 2 * norm * real("peak", peak, trace)
@@ -91,27 +90,17 @@ def gaussian_ftpl_constants(dimension: int) -> tuple[float, float]:
     return mean, inverse
 
 
-def full_against_scalar(gram: Tensor) -> Sides:
-    """Return both sides of √Σ‖g_t‖² ≤ Tr√Σg_tg_tᵀ: scalar's bound is the smaller (Remark B.2)."""
-    full = root_trace("gram", gram)
-    return Sides(gram.double().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt(), full)
-
-
 def adagrad_trace(moment: Tensor, preconditioner: Preconditioner) -> Tensor:
     """Return √Σ‖g_t‖², Σ_i√Σ_t g_{t,i}² or Tr√Σg_tg_tᵀ, to which regret grows (Table 2)."""
     _checks.choice("preconditioner", preconditioner, ("scalar", "diagonal", "full"))
     if preconditioner == "full":
-        return root_trace("moment", moment)
+        return preconditioner_trace(moment, gradient_bound=0.0)
     squares = real("moment", moment, moment)
-    if squares.ndim == 0:
-        raise ValueError("moment must hold one sum of squares per coordinate, (…, d), got a scalar")
     return squares.sum(-1).sqrt() if preconditioner == "scalar" else squares.sqrt().sum(-1)
 
 
-def _ball_radius(
-    preconditioner: Preconditioner, ball: Ball, radius: float, dimension: int
-) -> float:
-    """Return the radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
+def ball_radius(preconditioner: Preconditioner, ball: Ball, radius: float, dimension: int) -> float:
+    """Return D_p, the radius of the ball in ℓ∞ for the diagonal preconditioner, else in ℓ2."""
     _checks.choice("ball", ball, ("l2", "linf"))
     wide = ball == "linf" and preconditioner != "diagonal"
     return _checks.positive("radius", radius) * (math.sqrt(dimension) if wide else 1.0)

@@ -13,26 +13,14 @@ from nucleon import _checks
 
 
 def average_weights(fraction: float, rounds: int) -> Tensor:
-    """Return the weights p_1 … p_T of the iterates in the average, in float64.
-
-    Args:
-        fraction: f in (0, 0.5], the mean age as a part of the run.
-        rounds: T.
-    """
+    """Return the weights p_1 … p_T of the iterates in the average, in float64; f in (0, 0.5]."""
     t = torch.arange(1, _checks.count("rounds", rounds) + 1, dtype=torch.float64)
     return (torch.lgamma(t + _power(fraction)) - torch.lgamma(t)).softmax(0)
 
 
 def average_distance_bound(fraction: float, rounds: int, radius: float) -> float:
-    """Return 2D(T+p)(p+1)/((p+2)(2p+3)) ≥ E Σp_s‖W_s − W̄‖, steps being D long in the mean.
-
-    Args:
-        fraction: f.
-        rounds: T.
-        radius: D.
-    """
+    """Return 2D(T+p)(p+1)/((p+2)(2p+3)) ≥ E Σp_s‖W_s − W̄‖, steps being D long in the mean."""
     p = _power(fraction)
-    radius = _checks.positive("radius", radius)
     return 2 * radius * (rounds + p) * (p + 1) / ((p + 2) * (2 * p + 3))
 
 
@@ -41,12 +29,8 @@ def average_constant_rate_bound(
 ) -> float:
     """Return R²/(2ηT) + (ηG²/2)H_{p+1} ≥ E f(W̄_T) − f* for convex f, at every T of one run.
 
-    Args:
-        power: an integer p = 1/f − 2 ≥ 0.
-        rounds: T.
-        rate: η, the same at every step of (projected) SGD.
-        distance: R = ‖W_1 − W*‖.
-        gradient_norm: G, with E‖G_t‖² ≤ G².
+    `power` is an integer p = 1/f − 2 ≥ 0, `rate` η is the same at every step of (projected) SGD,
+    `distance` is R = ‖W_1 − W*‖, and E‖G_t‖² ≤ G² for `gradient_norm` G.
     """
     harmonic = sum(1 / k for k in range(1, _checks.count("power", power, minimum=0) + 2))
     return distance**2 / (2 * rate * rounds) + rate * gradient_norm**2 / 2 * harmonic
@@ -57,12 +41,7 @@ def average_falling_rate_bound(
 ) -> float:
     """Return (d²/(4c) + cG²/2)(2 + Σ_{k≤p} 1/(k+½))/√T ≥ E f(W̄_T) − f*, the rate c/√t.
 
-    Args:
-        power: an integer p = 1/f − 2 ≥ 0.
-        rounds: T.
-        rate: c.
-        diameter: d of the set on which SGD projects.
-        gradient_norm: G, with E‖G_t‖² ≤ G².
+    `diameter` is d of the set on which SGD projects, `rate` is c, the others are as above.
     """
     steps = range(1, _checks.count("power", power, minimum=0) + 1)
     factor = 2 + sum(1 / (k + 0.5) for k in steps)

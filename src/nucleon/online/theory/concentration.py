@@ -37,7 +37,7 @@ def ftpl_oblivious_deviation(
         delta: δ, the probability with which it may fail.
         redraw: True if every round has its own noise (default True).
     """
-    norms = _norms(gradient_nuclear_norms)
+    norms = real("gradient_nuclear_norms", gradient_nuclear_norms, gradient_nuclear_norms)
     size = norms.square().sum(-1).sqrt() if redraw else norms.sum(-1)
     log = -math.log(_checks.fraction("delta", delta))
     scale = math.sqrt(2 * log / _checks.count("samples", samples))
@@ -71,7 +71,7 @@ def ftpl_adaptive_deviation(
         delta: δ, the probability with which it may fail.
         rounds: T; None is the number of norms (default).
     """
-    norms = _norms(gradient_nuclear_norms)
+    norms = real("gradient_nuclear_norms", gradient_nuclear_norms, gradient_nuclear_norms)
     rounds = _checks.count("rounds", norms.shape[-1] if rounds is None else rounds)
     sides = _checks.count("rows", rows) + _checks.count("columns", columns)
     log = math.log(sides * rounds / _checks.fraction("delta", delta))
@@ -79,13 +79,3 @@ def ftpl_adaptive_deviation(
     # No difference of two contractions exceeds 2.
     epsilon = min(2.0, (linear + math.sqrt(linear**2 + 2 * samples * log)) / samples)
     return _checks.positive("radius", radius) * epsilon * norms.sum(-1)
-
-
-def _norms(values: Tensor) -> Tensor:
-    tensor = real("gradient_nuclear_norms", values, values)
-    if tensor.ndim == 0 or not tensor.shape[-1]:
-        raise ValueError(
-            f"gradient_nuclear_norms must hold one number per round, (…, T) with T ≥ 1, got shape "
-            f"{tuple(tensor.shape)}; use torch.stack"
-        )
-    return tensor

@@ -3,25 +3,23 @@
 m is the short side and n the long one, whichever way the matrix is given.
 """
 
-from nucleon import _checks
-
 
 def polar_flops(rows: int, columns: int, *, steps: int) -> float:
     """Return 4Km²n: the polar factor by the cubic Newton–Schulz iteration (Appendix F.2)."""
-    m, n = _sides(rows, columns)
-    return 4.0 * _checks.count("steps", steps, minimum=0) * m**2 * n
+    m, n = sorted((rows, columns))
+    return 4.0 * steps * m**2 * n
 
 
 def coupled_flops(rows: int, columns: int, *, steps: int) -> float:
     """Return 6m²n + 6Km³: FAML by the coupled inverse square root (Appendix F.3)."""
-    m, n = _sides(rows, columns)
-    return 6.0 * m**2 * n + 6.0 * _checks.count("steps", steps, minimum=0) * m**3
+    m, n = sorted((rows, columns))
+    return 6.0 * m**2 * n + 6.0 * steps * m**3
 
 
 def augmented_flops(rows: int, columns: int, *, steps: int) -> float:
     """Return 4m²n + K(2m²n + 4m³): FAML by the augmented recursion on (X, B) (Appendix F.3)."""
-    m, n = _sides(rows, columns)
-    return 4.0 * m**2 * n + _checks.count("steps", steps, minimum=0) * (2.0 * m**2 * n + 4.0 * m**3)
+    m, n = sorted((rows, columns))
+    return 4.0 * m**2 * n + steps * (2.0 * m**2 * n + 4.0 * m**3)
 
 
 def ftpl_flops(
@@ -38,15 +36,7 @@ def ftpl_flops(
     The last term, the products LZ, is missing in the paper; `perturbation=False` leaves it out.
     `speedup` is s_par ≥ 1, the effective parallelism over the samples.
     """
-    m, n = _sides(rows, columns)
-    samples = _checks.count("samples", samples)
-    if _checks.positive("speedup", speedup) < 1:
-        raise ValueError(f"speedup must be at least 1, got {speedup!r}")
+    m, n = sorted((rows, columns))
     polars = samples * polar_flops(m, n, steps=steps) / speedup
     products = 2.0 * samples * m**2 * n if perturbation else 0.0
     return 2.0 * m**2 * n + m**3 / 3 + polars + products
-
-
-def _sides(rows: int, columns: int) -> tuple[int, int]:
-    rows, columns = _checks.count("rows", rows), _checks.count("columns", columns)
-    return min(rows, columns), max(rows, columns)

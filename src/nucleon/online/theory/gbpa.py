@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.certificate import Real, check_width, checked_eta, real
-from nucleon.online.theory._statistics import Sides, root_trace
+from nucleon.certificate import Real, check_width, checked_eta, preconditioner_trace, real
 
 
 def faml_bound(
@@ -95,8 +94,8 @@ def stability_bound(before: Tensor, after: Tensor, *, alpha: float) -> Tensor:
 
     With Λ = 0 it bounds the first round: Ψ(G_1; Λ') ≤ ‖G_1‖_* + α Tr√Λ'.
     """
-    growth = root_trace("after", after) - root_trace("before", before)
-    return _checks.positive("alpha", alpha) * growth
+    larger, smaller = (preconditioner_trace(x, gradient_bound=0.0) for x in (after, before))
+    return _checks.positive("alpha", alpha) * (larger - smaller)
 
 
 def spectral_excess(gradient: Tensor, gradient_bound: Real) -> Tensor:
@@ -106,20 +105,8 @@ def spectral_excess(gradient: Tensor, gradient_bound: Real) -> Tensor:
     return (values - level).clamp(min=0).sum(-1)
 
 
-def admissibility_tradeoff(x: Tensor, root: Tensor, *, alpha: float, beta: float) -> Sides:
-    """Return both sides of ‖X‖_* ≤ α Tr L + β/2·Tr(XᵀL^{-1}X) for L ≻ 0 (Prop. 3.3).
-
-    At L = √(β/2α)·√(XXᵀ) the right side is √(2αβ)‖X‖_*, which is why αβ ≥ ½. `root` is L.
-    """
-    x = _checks.matrix("x", x).double()
-    root = _checks.symmetric("root", root, size=x.shape[-2]).double()
-    quadratic = (x * torch.linalg.solve(root, x)).sum((-2, -1))
-    right = alpha * root.diagonal(dim1=-2, dim2=-1).sum(-1) + beta / 2 * quadratic
-    return Sides(torch.linalg.svdvals(x).sum(-1), right)
-
-
 def _loose_trace(gram: Tensor, gradient_bound: Real, discount: float) -> Tensor:
     """Return Tr M̂_T^{1/2} + mG/γ ≥ Tr √(G²γ^{-2}I + M̂_T)."""
     discount = _checks.fraction("discount", discount, closed="1")
-    root = root_trace("gram", gram)
+    root = preconditioner_trace(gram, gradient_bound=0.0)
     return root + gram.shape[-1] * real("gradient_bound", gradient_bound, root) / discount

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.online.theory._statistics import Sides
 from nucleon.online.theory.gbpa import ftpl_factor
 
 
@@ -102,15 +101,10 @@ def o2nc_bound(
         regrets: (T,), E Reg_t^{[γ]}(1).
         noises: (T,), E‖Σ_s γ^{t-s}(G_s − ∇L(W_s))‖_*.
     """
-    if regrets.ndim != 1 or regrets.shape != noises.shape or not len(regrets):
-        raise ValueError(
-            f"regrets and noises must both have shape (T,), got {tuple(regrets.shape)} and "
-            f"{tuple(noises.shape)}; pass one number per round"
-        )
     return ConversionBound(
         _descent_term(loss_gap, rho, discount, len(regrets)),
-        _discounted_mean(_checks.finite("regrets", regrets), discount),
-        _discounted_mean(_checks.finite("noises", noises), discount),
+        _discounted_mean(regrets, discount),
+        _discounted_mean(noises, discount),
     )
 
 
@@ -221,24 +215,6 @@ def leon_complexity(
         conditions=conditions,
         trivial=epsilon >= q_nuclear,
     )
-
-
-def loss_decomposition(losses: Tensor, *, discount: float) -> Sides:
-    """Return L(W_T) − L(W_0) and its discounted sums of differences, an identity (Lemma G.2).
-
-    The right side is Σ_t γ^{T-t}δ_t + (1−γ)Σ_{t<T} Σ_{s≤t} γ^{t-s}δ_s, δ_t = L(W_t) − L(W_{t-1});
-    `losses` is L(W_0)…L(W_T), (T+1,).
-    """
-    discount = _checks.fraction("discount", discount)
-    if losses.ndim != 1 or len(losses) < 2:
-        raise ValueError(f"losses must have shape (T+1,), T ≥ 1, got {tuple(losses.shape)}")
-    steps = losses.double().diff()
-    sums = [torch.zeros((), dtype=torch.float64)]
-    for step in steps:
-        sums.append(discount * sums[-1] + step)
-    inner = torch.stack(sums)
-    right = inner[-1] + (1 - discount) * inner[:-1].sum()
-    return Sides(losses[-1].double() - losses[0].double(), right)
 
 
 def _descent_term(loss_gap: float, rho: float, discount: float, rounds: int) -> float:

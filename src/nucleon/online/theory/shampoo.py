@@ -10,12 +10,10 @@ only as ⟨∇F_t(X_{t+1}), X_{t+1} − X⟩ ≤ 0, so an inexact solution adds 
 
 import math
 
-import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.certificate import Real, real, spectrum
-from nucleon.online.theory._statistics import Sides, alike, root_trace, stream
+from nucleon.certificate import Real, preconditioner_trace, real, spectrum
 
 
 def one_sided_shampoo_bound(
@@ -35,7 +33,7 @@ def one_sided_shampoo_bound(
     """
     radius, epsilon = _checks.positive("radius", radius), _checks.nonnegative("epsilon", epsilon)
     eta = math.sqrt(2) * radius if eta is None else _checks.positive("eta", eta)
-    root = root_trace("gram", gram, epsilon)
+    root = preconditioner_trace(gram, gradient_bound=math.sqrt(epsilon))
     grown = root - gram.shape[-1] * math.sqrt(epsilon)
     return 2 * radius**2 / eta * root + eta * grown + real("gaps", gaps, root)
 
@@ -59,8 +57,8 @@ def shampoo_bound(
     """
     radius, epsilon = _checks.positive("radius", radius), _checks.nonnegative("epsilon", epsilon)
     eta = math.sqrt(2) * radius if eta is None else _checks.positive("eta", eta)
-    left, right = _quarter_roots(gram, column_gram, epsilon)
-    distance = _peak(left) * right.sum(-1) + left.sum(-1) * _peak(right)
+    left, right = quarter_roots(gram, column_gram, epsilon)
+    distance = left.amax(-1) * right.sum(-1) + left.sum(-1) * right.amax(-1)
     grown_left = left.square().sum(-1) - left.shape[-1] * math.sqrt(epsilon)
     grown_right = right.square().sum(-1) - right.shape[-1] * math.sqrt(epsilon)
     gradient = (grown_left.clamp(min=0) * grown_right.clamp(min=0)).sqrt()
@@ -68,117 +66,23 @@ def shampoo_bound(
 
 
 def original_shampoo_bound(
-    gram: Tensor, column_gram: Tensor, *, radius: float, rank: int, epsilon: float = 0.0
+    gram: Tensor, column_gram: Tensor, *, radius: float, rank: int
 ) -> Tensor:
     """Bound the regret of Shampoo by Gupta, Koren and Singer (2018, Theorem 7).
 
-    √(2r)·‖X‖_F·Tr(εI + M_T)^{1/4}·Tr(εI + N_T)^{1/4}, with ‖X‖_F = 2D√min(m, n) the diameter of the
+    √(2r)·‖X‖_F·Tr M_T^{1/4}·Tr N_T^{1/4}, with ‖X‖_F = 2D√min(m, n) the diameter of the
     operator-norm ball in the Frobenius norm, r ≥ rank G_t, and their η = ‖X‖_F/√(2r).
     """
-    epsilon = _checks.nonnegative("epsilon", epsilon)
-    left, right = _quarter_roots(gram, column_gram, epsilon)
+    left, right = quarter_roots(gram, column_gram)
     short = min(left.shape[-1], right.shape[-1])
     diameter = 2 * _checks.positive("radius", radius) * math.sqrt(short)
     constant = math.sqrt(2 * _checks.count("rank", rank)) * diameter
     return constant * left.sum(-1) * right.sum(-1)
 
 
-def mirror_descent_regret(
-    gradients: Tensor,
-    actions: Tensor,
-    comparator: Tensor,
-    left: Tensor,
-    right: Tensor,
-    *,
-    eta: float,
-) -> Sides:
-    """Return both sides of Σ⟨G_t, X_t − X⟩ ≤ drift/(2η) + η/2·ΣTr(G_tᵀL_t⁺G_tR_t⁺) (Prop. C.2).
-
-    The drift is d_1(X_1) + Σ_{t≥2} [d_t(X_t) − d_{t-1}(X_t)] with the squared distance
-    d_t(Y) = Tr((Y−X)ᵀL_t(Y−X)R_t). `gradients` and `actions` are (…, T, m, n), `left` (…, T, m, m),
-    `right` (…, T, n, n).
-    """
-    gradients = stream("gradients", gradients)
-    actions = alike("actions", actions, "gradients", gradients)
-    left, right = stream("left", left), stream("right", right)
-    away = actions - alike("comparator", comparator, "gradients", gradients).unsqueeze(-3)
-    regret = (gradients * away).sum((-3, -2, -1))
-    inverses = _power(left, -1.0) @ gradients @ _power(right, -1.0)
-    energy = (gradients * inverses).sum((-3, -2, -1))
-    eta = _checks.positive("eta", eta)
-    return Sides(regret, _drift(away, left, right) / (2 * eta) + eta / 2 * energy)
-
-
-def matrix_potential(gradients: Tensor) -> Sides:
-    """Return both sides of ΣTr(G_tᵀM_t^{-1/2}G_t) ≤ 2Tr√M_T, gradients (…, T, m, n) (Lemma C.3).
-
-    Its second half, with N_t = ΣG_sᵀG_s, is this one on the transposed gradients.
-    """
-    gradients = stream("gradients", gradients)
-    grams = (gradients @ gradients.mT).cumsum(-3)
-    weighted = _power(grams, -0.5) @ gradients
-    return Sides(
-        (gradients * weighted).sum((-3, -2, -1)), 2 * root_trace("gradients", grams[..., -1, :, :])
-    )
-
-
-def shampoo_gradient_term(gradients: Tensor) -> Sides:
-    """Return ΣTr(G_tᵀM_t^{-1/4}G_tN_t^{-1/4}) ≤ 2√(Tr M_T^{1/2}·Tr N_T^{1/2}) (Lemma C.4)."""
-    gradients = stream("gradients", gradients)
-    rows, columns = _running_grams(gradients)
-    weighted = _power(rows, -0.25) @ gradients @ _power(columns, -0.25)
-    left, right = _quarter_roots(rows[..., -1, :, :], columns[..., -1, :, :], 0.0)
-    bound = 2 * (left.square().sum(-1) * right.square().sum(-1)).sqrt()
-    return Sides((gradients * weighted).sum((-3, -2, -1)), bound)
-
-
-def shampoo_distance_term(
-    gradients: Tensor, actions: Tensor, comparator: Tensor, *, radius: float
-) -> Sides:
-    """Return the drift of Shampoo's distances ≤ 4D²(‖L_T‖_op Tr R_T + Tr L_T ‖R_T‖_op) (Lemma C.5).
-
-    The drift is that of `mirror_descent_regret` with L_t = M_t^{1/4}, R_t = N_t^{1/4}, for actions
-    and a comparator in the ball of radius D.
-    """
-    gradients = stream("gradients", gradients)
-    actions = alike("actions", actions, "gradients", gradients)
-    rows, columns = _running_grams(gradients)
-    away = actions - alike("comparator", comparator, "gradients", gradients).unsqueeze(-3)
-    drift = _drift(away, _power(rows, 0.25), _power(columns, 0.25))
-    left, right = _quarter_roots(rows[..., -1, :, :], columns[..., -1, :, :], 0.0)
-    bound = _peak(left) * right.sum(-1) + left.sum(-1) * _peak(right)
-    return Sides(drift, 4 * _checks.positive("radius", radius) ** 2 * bound)
-
-
-def _drift(away: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    def distances(points: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        return (points * (rows @ points @ columns)).sum((-3, -2, -1))
-
-    later = away[..., 1:, :, :]
-    return distances(away, left, right) - distances(
-        later, left[..., :-1, :, :], right[..., :-1, :, :]
-    )
-
-
-def _running_grams(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    return (gradients @ gradients.mT).cumsum(-3), (gradients.mT @ gradients).cumsum(-3)
-
-
-def _quarter_roots(gram: Tensor, column_gram: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def quarter_roots(gram: Tensor, column_gram: Tensor, epsilon: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues of (εI + M)^{1/4} and (εI + N)^{1/4}."""
     left = (spectrum("gram", gram) + epsilon) ** 0.25
     right = (spectrum("column_gram", column_gram) + epsilon) ** 0.25
     _checks.broadcastable("column_gram", right.shape[:-1], "gram", left.shape[:-1])
     return left, right
-
-
-def _peak(values: Tensor) -> Tensor:
-    return values.amax(-1) if values.shape[-1] else values.sum(-1)
-
-
-def _power(matrix: Tensor, exponent: float) -> Tensor:
-    """Return A^p for a positive semidefinite A; a negative power acts on the range only."""
-    values, vectors = torch.linalg.eigh(matrix)
-    floor = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp(min=0)
-    powers = torch.where(values > floor, values.clamp(min=0) ** exponent, torch.zeros_like(values))
-    return (vectors * powers.unsqueeze(-2)) @ vectors.mT
