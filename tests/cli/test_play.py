@@ -15,13 +15,13 @@ def play(command, tmp_path):
 
 
 def test_learners_side_by_side(play, runs, tmp_path):
-    words = ("faml", "ftl", "--stream", "alternating", "--rounds", 50, "--shape", "3x5")
+    words = ("faml", "ftl", "--stream=alternating", "--rounds=50", "--shape=3x5")
     done = play(*words)
     assert done.exit_code == 0, done.output
     (folder,) = runs(tmp_path, "play")
     assert done.stdout.splitlines()[-1] == f"run  {folder}"
     saved = load(folder)
-    assert saved.manifest["command"].startswith(f"nucleon play {' '.join(map(str, words))}")
+    assert saved.manifest["command"].startswith(f"nucleon play {' '.join(words)}")
     (check,) = saved.result.checks  # FTL has no theorem
     learner = FAML((3, 5), dtype=torch.float64)
     stream = streams.alternating((3, 5), dtype=torch.float64)
@@ -89,6 +89,7 @@ def test_vector_learners_and_a_recording(play, tmp_path):
         (["faml", "--stream", "low-rank:rank=99"], ["rank", "nucleon list streams"]),
         (["faml", "--shape", "8"], ["--shape is '8'", "as 8x16"]),
         (["faml", "--rounds", "0"], ["rounds"]),
+        (["faml", "--device", "abacus"], ["abacus", "hint: pass cpu"]),
         (["adagrad-ogd"], ["shape must be a row"]),
     ],
 )
@@ -132,11 +133,6 @@ class Constant:
 
     def gradient(self, t, action=None):
         return self.size * torch.eye(*self.shape, dtype=self.dtype)
-
-
-class Nothing:
-    def __init__(self, shape):
-        self.shape = shape
 """
 
 
@@ -160,11 +156,10 @@ def test_learners_potentials_and_streams_of_ones_own(play, tmp_path, monkeypatch
         (["mine.py:Missing"], "cannot be imported"),
         (["nowhere.py:Mine"], "cannot be imported"),
         (["no.such.module:Mine"], "cannot be imported"),
-        (["mine.py:Constant"], "is no learner"),
+        (["mine.py:Constant"], "no attribute 'refusal'"),
         (["gbpa:potential=mine.py:Constant"], "shape"),
         (["gbpa:potential=hyperbol"], "did you mean hyperbolic?"),
         (["gbpa"], "potential"),
-        (["faml", "--stream", "mine.py:Nothing"], "is no stream, it has no name"),
         (["mine.py:Mine:bogus=1"], "bogus"),
     ):
         done = play(*bad, "--rounds", 2)

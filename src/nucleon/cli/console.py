@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.console import Console, RenderableType
@@ -31,7 +30,6 @@ MARKS = {"PASS": "[bold green]PASS[/]", "FAIL": "[bold red]FAIL[/]"}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Device = Annotated[str, typer.Option(help="Device, as torch names it.")]
 
 
 class CommandError(Exception):
@@ -54,14 +52,6 @@ def hinting(
 
 
 # ------------------------------------------------------------------ options
-
-
-def usable_device(name: str) -> str:
-    """Return the device `name`, if torch can make a tensor there."""
-    kinds = (RuntimeError, AssertionError)
-    with hinting("pass cpu, or a device this torch has", kinds, before=f"--device {name}: "):
-        torch.empty(0, device=name)
-    return name
 
 
 def matrix_shape(words: str) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from nucleon.cli.console import (
     AsJson,
     CommandError,
     Debug,
-    Device,
     console,
     grid,
     hinting,
@@ -30,7 +29,6 @@ from nucleon.cli.console import (
     print_json,
     print_result,
     progress,
-    usable_device,
 )
 from nucleon.cli.jobs import check
 from nucleon.online.game import RecordedRound, Trace
@@ -47,7 +45,6 @@ VALUES = {"true": True, "false": False, "null": None, "inf": math.inf, "-inf": -
 """Values of options that are no Python literals."""
 COLUMNS = ("learner", "round", "regret", "bound", "slack", "‖X_t‖")
 T = TypeVar("T")
-_STREAM = ("name", "shape", "gradient_bound", "oblivious", "rounds", "gradient")
 
 
 def play(
@@ -83,7 +80,7 @@ def play(
             show_default=False,
         ),
     ] = None,
-    device: Device = "cpu",
+    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     as_json: AsJson = False,
     debug: Debug = False,
@@ -101,17 +98,17 @@ def play(
     """
     with plain_errors(debug):
         names = stream or ["alternating"]
-        options = {"seed": seed, "radius": radius, "delta": delta, "device": usable_device(device)}
+        with hinting("pass cpu, or a device this torch has", (RuntimeError, AssertionError)):
+            torch.empty(0, device=device)
+        options = {"rounds": rounds, "shape": shape, "radius": radius, "seed": seed}
+        options |= {"delta": delta, "device": device}
         pairs = [
             _pair(one, other, matrix_shape(shape), options)
             for other in dict.fromkeys(names)
             for one in dict.fromkeys(learners)
         ]
-        words = ["nucleon", "play", *learners]
-        words += [word for name in names for word in ("--stream", name)]
-        words += ["--rounds", str(rounds), "--shape", shape]
+        words = ["nucleon", "play", *learners, *(f"--stream={name}" for name in names)]
         words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        settings = {"learners": learners, "streams": names, "rounds": rounds, "shape": shape}
         games = Claim(
             id="play",
             title=f"{', '.join(learners)} against {', '.join(names)}",
@@ -121,9 +118,9 @@ def play(
             measure=partial(_measure, pairs=pairs, rounds=rounds, delta=delta),
             seconds=(0, 0),
         )
-        command, facts = shlex.join(words), {**settings, **options}
-        with progress(lambda: map(grid, _tables(pairs))) as named_bar:
-            bar = named_bar("play")
+        facts = {"learners": learners, "streams": names, **options}
+        with progress(lambda: map(grid, _tables(pairs))) as bar_of:
+            bar, command = bar_of("play"), shlex.join(words)
             outcome = check(games, Settings(), output, bar, debug, command, facts)
         out, result = console(quiet=as_json), outcome.result
         if result is not None:
@@ -164,11 +161,6 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
         place["seed"] = shared["seed"]
     constructor, options = _parse("stream", stream, {n: e.constructor for n, e in STREAMS.items()})
     opponent = _constructed("stream", stream, constructor, {"shape": shape, **place}, options)
-    if missing := [name for name in _STREAM if not hasattr(opponent, name)]:
-        raise CommandError(
-            f"{stream} is no stream, it has no {', '.join(missing)}",
-            "see nucleon.online.streams.Stream",
-        )
     constructor, options = _parse("learner", learner, PLAYERS)
     if "potential" in options:
         name = str(options["potential"])
@@ -180,8 +172,6 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
         bound *= math.sqrt(min(opponent.shape[-2:]))  # on the Frobenius norm
     game = {"shape": opponent.shape, "radius": shared["radius"], "gradient_bound": bound, **place}
     player = _constructed("learner", learner, constructor, game, options)
-    if not isinstance(player, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CommandError(f"{learner} is no learner", "derive its class from Learner or GBPA")
     refusal = player.refusal(oblivious=opponent.oblivious, delta=shared["delta"])
     return Pair(player, opponent, (learner, stream), bounded=refusal is None)
 
