@@ -1,5 +1,5 @@
 import base64
-import html.parser
+import html
 import json
 import re
 import shutil
@@ -10,24 +10,10 @@ from nucleon.report.runs import completed, find, load
 from toys import EVIL, toy
 
 
-class Reader(html.parser.HTMLParser):
-    """Tags with their attributes, and the text that a reader sees."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.words, self.inside = [], [], None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.inside = tag
-
-    def handle_endtag(self, tag):
-        self.inside = None
-
-    def handle_data(self, data):
-        if self.inside not in ("script", "style"):
-            self.words.append(data)
+def words(page):
+    """Return the text that a reader sees."""
+    tags = r"<style.*?</style>|<script.*?</script>|<[^>]+>"
+    return html.unescape(re.sub(tags, "", page, flags=re.S))
 
 
 def test_what_was_measured_is_what_is_read_back(some_runs):
@@ -44,47 +30,35 @@ def test_what_was_measured_is_what_is_read_back(some_runs):
 
 
 def test_the_page_has_all_there_is_to_say(some_runs):
-    page = Reader(render(some_runs))
-    text = "".join(page.words)
+    page = render(some_runs)
+    text = words(page)
     assert "1 of 2 claims hold" in text
-    for words in (
-        "plain words",
-        "PASS",
-        "FAIL",
-        "1.235",
-        "≤\N{NO-BREAK SPACE}1",
-        "nucleon reproduce good",
-        "torch",
-    ):
-        assert words in text
+    named = ("plain words", "PASS", "FAIL", "1.235", "≤\N{NO-BREAK SPACE}1", "torch")
+    assert all(word in text for word in (*named, "nucleon reproduce good"))
     assert text.count("copy as CSV") == text.count("copy as LaTeX") == 4
-    values = [a["data-value"] for tag, a in page.tags if tag == "td" and "data-value" in a]
-    assert "1.23456789" in values  # what is copied is exact
-    images = [a["src"] for tag, a in page.tags if tag == "img"]
+    assert 'data-value="1.23456789"' in page  # what is copied is exact
+    images = re.findall(r'<img src="data:image/svg\+xml;base64,(.*?)"', page)
     for image, run in zip(images, some_runs, strict=True):
-        assert base64.b64decode(image.removeprefix("data:image/svg+xml;base64,")) == run.drawings[0]
+        assert base64.b64decode(image) == run.drawings[0]
 
 
 def test_the_figures_come_before_the_checks(some_runs):
-    tags = [tag for tag, _ in Reader(render(some_runs[:1])).tags]
-    assert tags.index("figure") < tags.index("table")
+    page = render(some_runs[:1])
+    assert page.index("<figure") < page.index("<table")
 
 
 def test_every_word_is_escaped(some_runs):
     page = render([some_runs[1]])
-    reader = Reader(page)
     assert "The claim does not hold" in page
     assert "<script>alert" not in page
-    assert "".join(reader.words).count(EVIL) >= 7
+    assert words(page).count(EVIL) >= 7
     assert b"<script>" not in some_runs[1].drawings[0]
 
 
-def test_the_page_needs_no_network(some_runs):
-    reader = Reader(render(some_runs))
-    names = {name for _, attributes in reader.tags for name in attributes}
-    assert not names & {"onclick", "onload", "onerror", "style"}
-    links = [a[n] for _, a in reader.tags for n in ("src", "href") if n in a]
-    assert all(link.startswith(("data:", "#")) for link in links)
+def test_the_page_needs_no_network_and_runs_no_other_script(some_runs):
+    page = render(some_runs)
+    assert not re.findall(r'<[^>]*(?:src|href)="(?!data:|#)', page)
+    assert not re.findall(r"<[^>]* (?:on\w+|style)=", page)
 
 
 def test_runs_of_one_id_are_told_apart_by_their_folders(some_runs, tmp_path):
