@@ -41,7 +41,7 @@ def list_names(
         every = {
             "learners": {name: _first_line(learner) for name, learner in PLAYERS.items()},
             "potentials": {name: _first_line(cls) for name, cls in POTENTIALS.items()},
-            "streams": {name: entry.summary for name, entry in STREAMS.items()},
+            "streams": {name: _first_line(make) for name, make in STREAMS.items()},
             "optimizers": {cls.__name__: _first_line(cls) for cls in (Muon, Pion, Leon)},
             "claims": {claim.id: f"{claim.statement} ({claim.place})" for claim in CLAIMS.values()},
         }
@@ -59,5 +59,5 @@ def list_names(
             out.print(grid)
 
 
-def _first_line(thing: type) -> str:
+def _first_line(thing: object) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0]

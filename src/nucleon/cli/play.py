@@ -159,7 +159,7 @@ def _pair(learner: str, stream: str, shape: tuple[int, int], shared: Mapping[str
     place: dict[str, Any] = {"dtype": torch.float64, "device": shared["device"]}
     if shared["seed"] is not None:
         place["seed"] = shared["seed"]
-    constructor, options = _parse("stream", stream, {n: e.constructor for n, e in STREAMS.items()})
+    constructor, options = _parse("stream", stream, STREAMS)
     opponent = _constructed("stream", stream, constructor, {"shape": shape, **place}, options)
     constructor, options = _parse("learner", learner, PLAYERS)
     if "potential" in options:

@@ -11,7 +11,6 @@ Imports `nucleon.noise` and `online.regret`, no learner.
 
 from nucleon.online.streams.sequences import (
     STREAMS,
-    Entry,
     adversary,
     alternating,
     drifting,
@@ -27,7 +26,6 @@ from nucleon.online.streams.worst_case import WorstCase, worst, worst_cases
 
 __all__ = [
     "STREAMS",
-    "Entry",
     "Shape",
     "Stream",
     "StreamOptions",

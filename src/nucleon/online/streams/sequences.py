@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def alternating(
     E has `rank` (default min(m, n)) singular values equal to the bound, the others 0: the leading
     ones of the identity, or, when a seed is given, in random bases.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     direction = s.isometry(_rank(s.short if rank is None else rank, s))
 
     def unit(t: int, action: Tensor | None) -> Tensor:
@@ -48,7 +48,7 @@ def gaussian(shape: Shape, **options: Unpack[StreamOptions]) -> Stream:
 
     The few matrices whose norm exceeds the bound, at most 12 in 1000, are scaled back to it.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     return s.stream("gaussian", lambda t, _: s.gaussian(t))
 
 
@@ -57,7 +57,7 @@ def low_rank(shape: Shape, *, rank: int = 1, **options: Unpack[StreamOptions]) -
 
     U and V have orthonormal columns, drawn once; Z_t is scaled and clipped as in `gaussian`.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     rank = _rank(rank, s)
     left, right = s.orthonormal(s.short, rank, 0), s.orthonormal(s.long, rank, 1)
     return s.stream("low-rank", lambda t, _: left @ s.gaussian(t, rank, rank) @ right.mT)
@@ -71,7 +71,7 @@ def ill_conditioned(
     U is a random basis of the shorter side, on which E[G_tG_tᵀ] has the condition number
     condition². Entries have the deviation G/(√n + ‖σ‖ + 3) times σ, and larger norms are clipped.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     if _checks.positive("condition", condition) < 1:
         raise ValueError(f"condition must be a finite number ≥ 1, got {condition!r}")
     decay = torch.linspace(0, -1, s.short, dtype=torch.float64, device=s.device)
@@ -98,7 +98,7 @@ def drifting(
     without a partner is multiplied by the cosine), and N_t is the gradient of `gaussian`.
     `period` is in rounds (default 1000); `noise_level` is ν in [0, 1] (default ½).
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     period = _checks.positive("period", period)
     level = _checks.fraction("noise_level", noise_level, closed="01")
     left, right = s.orthonormal(s.short, s.short, 0), s.orthonormal(s.long, s.long, 1)
@@ -117,7 +117,7 @@ def sparse(shape: Shape, *, density: float = 0.1, **options: Unpack[StreamOption
 
     Their deviation is G/(√density·(√m + √n) + 3); larger norms are scaled back to the bound.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     density = _checks.fraction("density", density, closed="1")
     scale = 1 / (math.sqrt(density) * (math.sqrt(s.short) + math.sqrt(s.long)) + TAIL)
 
@@ -134,7 +134,7 @@ def heavy_tailed(shape: Shape, *, degrees: float = 2.0, **options: Unpack[Stream
     Entries are scaled as in `gaussian`, and a matrix whose norm then exceeds the bound is scaled
     back to it. An entry is √(ν(u^(−2/ν) − 1))·cos θ, u and θ uniform (Bailey 1994).
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     degrees = _checks.positive("degrees", degrees)
     scale = gaussian_scale(s.short, s.long)
 
@@ -163,7 +163,7 @@ def adversary(
     the total has regret D‖S_T‖_* = D·G·m√T, the order of the bounds.
     The answer to X_t = 0 is the partial identity, or, when a seed is given, a random isometry.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     _checks.choice("kind", kind, ("greedy", "orthogonal"))
     turn = s.identity() if kind == "greedy" else s.quarter_turn()
     opening = s.isometry(s.short)
@@ -214,7 +214,7 @@ def replay(
         raise ValueError("gradients must not all be zero: their norm sets the scale of the game")
     largest *= 1 + max(recording.shape[-2:]) * ROUNDING  # upwards, so that it is a bound
     top, factor = (largest, 1.0) if bound is None else (bound, 1 / largest)
-    s = Setting.of(tuple(recording.shape[1:]), bound=top, dtype=recorded_dtype, device=device)
+    s = Setting(tuple(recording.shape[1:]), bound=top, dtype=recorded_dtype, device=device)
 
     def unit(t: int, action: Tensor | None) -> Tensor:
         recorded = recording[t - 1].to(s.device, torch.float64) * factor
@@ -224,23 +224,21 @@ def replay(
     return stream if bound is not None else replace(stream, scale=1.0)
 
 
-class Entry(NamedTuple):
-    """A stream as the command line lists it."""
-
-    constructor: Callable[..., Stream]
-    summary: str
-
-
-def _registry(*constructors: Callable[..., Stream]) -> Mapping[str, Entry]:
-    names = (c.__name__.replace("_", "-") for c in constructors)
-    summaries = ((c.__doc__ or "").partition("\n")[0] for c in constructors)
-    return MappingProxyType(dict(zip(names, map(Entry, constructors, summaries), strict=True)))
-
-
-STREAMS = _registry(
-    *(alternating, gaussian, low_rank, ill_conditioned, drifting),
-    *(sparse, heavy_tailed, adversary, worst, replay),
+STREAMS: Mapping[str, Callable[..., Stream]] = MappingProxyType(
+    {
+        "alternating": alternating,
+        "gaussian": gaussian,
+        "low-rank": low_rank,
+        "ill-conditioned": ill_conditioned,
+        "drifting": drifting,
+        "sparse": sparse,
+        "heavy-tailed": heavy_tailed,
+        "adversary": adversary,
+        "worst": worst,
+        "replay": replay,
+    }
 )
+"""Every stream by the name that traces and the command line use."""
 
 
 def _rank(rank: int, s: Setting) -> int:

@@ -7,7 +7,7 @@ entries (eps·√m, m the shorter side: 7e-7 in float32 at 32×64).
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 import torch
@@ -72,59 +72,29 @@ class Generated:
     def gradient(self, t: int, action: Tensor | None = None) -> Tensor:
         """Return G_t for t ≥ 1."""
         _checks.count("t", t)
-        if self.rounds is not None and t > self.rounds:
-            raise IndexError(
-                f"t = {t} is past the end of the stream {self.name!r}, which has {self.rounds} "
-                f"rounds; play at most that many"
-            )
         scaled = (self.unit(t, action) * self.scale).to(self.dtype)
         return oriented(scaled, self.shape).reshape(self.shape)
 
 
-@dataclass(frozen=True)
 class Setting:
     """Base of all streams: checked options, noise, and matrices (b, short, long) in float64."""
 
-    shape: Shape
-    bound: float
-    seed: int | None
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         shape: Shape,
         *,
         bound: float = 1.0,
         seed: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-    ) -> "Setting":
-        """Check the options; `seed` is None if no seed is set."""
-        shape = game_shape(shape)
-        if seed is not None:
-            _checks.count("seed", seed, minimum=0)
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        _checks.choice("dtype", str(dtype), [str(d) for d in _checks.REAL_DTYPES])
-        limits = torch.finfo(dtype)
-        lowest = limits.tiny * math.sqrt(max(shape[-2:]))
-        if not lowest <= _checks.positive("bound", bound) <= limits.max:
-            raise ValueError(
-                f"bound must lie between {lowest:.3g} and {limits.max:.3g} in {dtype}, "
-                f"got {bound!r}; choose a wider dtype"
-            )
-        device = torch.get_default_device() if device is None else torch.device(device)
-        return Setting(shape, float(bound), seed, dtype, device)
-
-    @property
-    def short(self) -> int:
-        """m, the shorter side."""
-        return min(self.shape[-2:])
-
-    @property
-    def long(self) -> int:
-        """n, the longer side."""
-        return max(self.shape[-2:])
+    ) -> None:
+        self.shape = game_shape(shape)
+        self.short, self.long = sorted(self.shape[-2:])
+        self.games = math.prod(self.shape[:-2])
+        self.bound = _checks.positive("bound", bound)
+        self.seed = None if seed is None else _checks.count("seed", seed, minimum=0)
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.device = torch.get_default_device() if device is None else torch.device(device)
 
     def stream(
         self,
@@ -151,18 +121,19 @@ class Setting:
         rows: int | None = None,
         columns: int | None = None,
         sample: int = 0,
+        device: torch.device | None = None,
     ) -> Tensor:
         """Draw the noise of round t; what is fixed over the rounds is drawn at t = 0."""
-        seed = self.seed or 0
+        seed, device = self.seed or 0, self.device if device is None else device
         batched = len(self.shape) == 3
         return distribution(
-            (self._games, rows or self.short, columns or self.long),
+            (self.games, rows or self.short, columns or self.long),
             seed=_NOISE_SEED,
-            stream=torch.arange(seed, seed + self._games, device=self.device) if batched else seed,
+            stream=torch.arange(seed, seed + self.games, device=device) if batched else seed,
             step=t,
             sample=sample,
             dtype=torch.float64,
-            device=self.device,
+            device=device,
         )
 
     def gaussian(self, t: int, rows: int | None = None, columns: int | None = None) -> Tensor:
@@ -172,9 +143,8 @@ class Setting:
 
     def orthonormal(self, rows: int, columns: int, sample: int) -> Tensor:
         """Return Haar-distributed orthonormal columns, equal in all rounds and on all devices."""
-        cpu = replace(self, device=torch.device("cpu"))
-        z = cpu.draw(noise.normal, 0, rows=rows, columns=columns, sample=sample)
-        q, r = torch.linalg.qr(z)
+        size: dict[str, int] = {"rows": rows, "columns": columns, "sample": sample}
+        q, r = torch.linalg.qr(self.draw(noise.normal, 0, **size, device=torch.device("cpu")))
         return (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).to(self.device)
 
     def isometry(self, rank: int) -> Tensor:
@@ -182,7 +152,7 @@ class Setting:
         if self.seed is not None:
             return self.orthonormal(self.short, rank, 0) @ self.orthonormal(self.long, rank, 1).mT
         leading = torch.arange(self.short, device=self.device) < rank
-        return (self.identity() * leading[:, None]).expand(self._games, -1, -1)
+        return (self.identity() * leading[:, None]).expand(self.games, -1, -1)
 
     def identity(self) -> Tensor:
         """Return [I 0], (short, long)."""
@@ -195,10 +165,6 @@ class Setting:
         j = ones.diag(half)
         j[:, 2 * half :] = 0  # the coordinate without a partner
         return (j - j.mT)[: self.short]
-
-    @property
-    def _games(self) -> int:
-        return math.prod(self.shape[:-2])
 
 
 def gaussian_scale(rows: int, columns: int) -> float:

@@ -122,7 +122,7 @@ def worst(
     of `rounds` (default: the most available); `file` names another file of `WorstCase.save`. A seed
     turns the stream into random bases, which changes no regret and no bound of a GBPA learner.
     """
-    s = Setting.of(shape, **options)
+    s = Setting(shape, **options)
     case = _kept(learner, s, rounds) if file is None else WorstCase.load(file)
     if case.shape != (s.short, s.long):
         raise ValueError(
@@ -137,7 +137,7 @@ def worst(
         gradient = gradients[t - 1]
         if left is not None and right is not None:
             return left @ gradient @ right.mT
-        return gradient.expand(math.prod(s.shape[:-2]), -1, -1)
+        return gradient.expand(s.games, -1, -1)
 
     return s.stream("worst", unit, rounds=case.rounds)
 
