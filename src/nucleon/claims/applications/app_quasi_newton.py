@@ -1,10 +1,9 @@
 """app-quasi-newton: curvature learned online, in an optimizer (Appendix A)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from nucleon.claims.engine import (
     Claim,
     Item,
     Row,
-    Rows,
     Run,
     at_least,
     at_most,
@@ -66,28 +64,12 @@ class Objective:
     """The Hessian, where it is constant."""
 
 
-class Minimized(Row):
-    """A method on an objective, stopped at the first ‖∇f‖₂ ≤ 1e-8.
-
-    `_minimum` is what the online method found, None of others.
-    """
-
-    method: str
-    history: tuple[float, ...]
-    evaluations: int
-    seconds: float
-    _minimum: Minimum | None = None
-
-    @property
-    def iterations(self) -> int:
-        """Return the number of steps."""
-        return len(self.history) - 1
-
-    def record(self) -> dict[str, object]:
-        """Return the counts and the last norm."""
-        counts = {"iterations": self.iterations, "final": self.history[-1]}
-        fields = {**super().record(), **counts}
-        return {name: v for name, v in fields.items() if name not in ("history", "seconds")}
+def minimized(
+    history: Sequence[float], evaluations: int, minimum: Minimum | None = None
+) -> dict[str, Any]:
+    """Return the fields of a method's row, from ‖∇f‖₂ at each iterate and the gradients taken."""
+    counts = {"iterations": len(history) - 1, "evaluations": evaluations, "final": history[-1]}
+    return {**counts, "_history": history, "_minimum": minimum}
 
 
 def quadratic(dimension: int, condition: float, seed: int) -> Objective:
@@ -134,9 +116,8 @@ def digits(penalty: float) -> Objective:
     return Objective(name, value, gradient, signed.new_zeros(signed.shape[1]), penalty, L)
 
 
-def online(objective: Objective, method: str) -> Minimized:
-    """Minimize by the optimizer with one of `LEARNERS`."""
-    begun = perf_counter()
+def online(objective: Objective, method: str) -> dict[str, Any]:
+    """Minimize by steps with one of `LEARNERS`."""
     minimum = online_quasi_newton(
         objective.gradient,
         objective.start,
@@ -146,24 +127,20 @@ def online(objective: Objective, method: str) -> Minimized:
         tolerance=TOLERANCE,
         max_iterations=MOST_ITERATIONS,
     )
-    counts = {"history": minimum.history, "evaluations": minimum.evaluations}
-    return Minimized(**counts, seconds=perf_counter() - begun, _minimum=minimum)
+    return minimized(minimum.history, minimum.evaluations, minimum)
 
 
-def descent(objective: Objective) -> Minimized:
+def descent(objective: Objective) -> dict[str, Any]:
     """Minimize by gradient descent with the best fixed step: x ← x − 2/(μ+L)·∇f(x)."""
-    step, x, begun = 2 / (objective.mu + objective.L), objective.start, perf_counter()
-    slope = objective.gradient(x)
-    history = [torch.linalg.vector_norm(slope).item()]
-    while history[-1] > TOLERANCE and len(history) <= MOST_ITERATIONS:
-        x = x - step * slope
+    step, x, history = 2 / (objective.mu + objective.L), objective.start, list[float]()
+    while len(history) <= MOST_ITERATIONS and (not history or history[-1] > TOLERANCE):
         slope = objective.gradient(x)
         history.append(torch.linalg.vector_norm(slope).item())
-    seconds = perf_counter() - begun
-    return Minimized(history=tuple(history), evaluations=len(history), seconds=seconds)
+        x = x - step * slope
+    return minimized(history, len(history))
 
 
-def scipy_run(objective: Objective, method: str) -> Minimized:
+def scipy_run(objective: Objective, method: str) -> dict[str, Any]:
     """Minimize by SciPy, stopped by the 2-norm at its own iterates: gtol is on the ∞-norm."""
     norms: dict[bytes, float] = {}
     history: list[float] = []
@@ -179,17 +156,15 @@ def scipy_run(objective: Objective, method: str) -> Minimized:
         if history[-1] <= TOLERANCE:
             raise StopIteration
 
-    minimize = needed("scipy.optimize", "scipy").minimize
-    start, begun = objective.start.numpy(), perf_counter()
+    minimize, start = needed("scipy.optimize", "scipy").minimize, objective.start.numpy()
     options: dict[str, Any] = {"gtol": 0.0, "maxiter": MOST_ITERATIONS}
     if method == "L-BFGS-B":
         options.update(ftol=0.0, maxfun=MOST_ITERATIONS)
     minimize(both, start, jac=True, method=method, callback=look, options=options)
-    seconds, whole = perf_counter() - begun, (norms[start.tobytes()], *history)
-    return Minimized(history=whole, evaluations=len(norms), seconds=seconds)
+    return minimized([norms[start.tobytes()], *history], len(norms))
 
 
-METHODS: Mapping[str, Callable[[Objective], Minimized]] = {
+METHODS: Mapping[str, Callable[[Objective], dict[str, Any]]] = {
     **{name: partial(online, method=name) for name in LEARNERS},
     "gradient descent": descent,
     "SciPy BFGS": partial(scipy_run, method="BFGS"),
@@ -252,17 +227,13 @@ def measure(run: Run) -> Iterator[Item]:
         for objective in objectives
         for method in (QUICK if run.quick else METHODS)
     ]
-    rows = run.each(
-        points,
-        lambda _objective, method: vars(METHODS[method](_objective)),
-        Minimized,
-    )
+    rows = run.each(points, lambda _objective, method: METHODS[method](_objective))
     for objective in objectives:
         tried = rows.where(objective=objective.name)
         baseline = tried.one(method="gradient descent").evaluations
         for row in tried:
             words = f"{objective.name}, {row.method}"
-            yield at_most(f"{words}: ‖∇f‖ reached", row.history[-1], TOLERANCE)
+            yield at_most(f"{words}: ‖∇f‖ reached", row.final, TOLERANCE)
             if row._minimum is not None:
                 yield from learned_checks(words, objective, row._minimum.curvature)
                 if "OGD" not in row.method:  # it is within its bound, but its trials fail
@@ -272,35 +243,17 @@ def measure(run: Run) -> Iterator[Item]:
     share = certificate.regret / certificate.bound
     yield at_least(f"{first.objective}, {first.method}: regret/bound", share, LEAST_SHARE)
     yield from oracle_checks(run.seed)
-    yield from shown(rows, objectives)
-    yield from notes("""
-        In time gradient descent or BFGS is ahead unless gradients are dear: a round costs an
-        eigendecomposition and a factorization, O(n³), against BFGS's O(n²) and L-BFGS's O(n). The
-        method needs μ and L, which SciPy does not, but no line search and no values of f.
+    columns = {n: n for n in ("objective", "method", "iterations")} | {"gradients": "evaluations"}
+    yield rows.listing(f"To ‖∇f‖₂ ≤ {TOLERANCE:g}", columns)
 
-        SciPy stops by the ∞-norm; here every method is stopped at its first iterate with ‖∇f‖₂ ≤
-        1e-8. The running bound is certified on the condition that it states; with the bound 1,
-        which μ and L imply, the certificate is unconditional, and the start slower.
-    """)
-
-
-def shown(rows: Rows, objectives: list[Objective]) -> Iterator[Item]:
-    """Show counts and times, and the gradient norm along the way."""
-    columns = {n: n for n in ("objective", "method", "iterations", "seconds")}
-    columns |= {"gradients": "evaluations"}
-    yield rows.listing(
-        f"To ‖∇f‖₂ ≤ {TOLERANCE:g}",
-        {**columns, "fallbacks": lambda row: row._minimum.fallbacks if row._minimum else "—"},
-    )
-
-    def line(row: Minimized) -> Series:
+    def line(row: Row) -> Series:
         kept = sorted({round(row.iterations ** (k / 150)) for k in range(151)})
-        logs = [math.log10(row.history[t]) for t in kept]  # nine decades crowd a logarithmic axis
+        logs = [math.log10(row._history[t]) for t in kept]  # nine decades crowd a logarithmic axis
         return Series(row.method, [float(t) for t in kept], logs, style=STYLES[row.method])
 
     def panel(o: Objective) -> Panel:
-        drawn = rows.where(lambda row: row.method in STYLES, objective=o.name)
-        return Panel(o.name, "iteration", "log₁₀ ‖∇f‖", tuple(map(line, drawn)), x_scale="log")
+        lines = rows.where(lambda row: row.method in STYLES, objective=o.name)
+        return Panel(o.name, "iteration", "log₁₀ ‖∇f‖", tuple(map(line, lines)), x_scale="log")
 
     yield Figure(
         "quasi-newton",
@@ -308,6 +261,15 @@ def shown(rows: Rows, objectives: list[Objective]) -> Iterator[Item]:
         "The online method computes one gradient per iteration, two if it falls back.",
         tuple(map(panel, objectives)),
     )
+    yield from notes("""
+        A round costs an eigendecomposition and a factorization, O(n³), against BFGS's O(n²) and
+        L-BFGS's O(n): in time the others are ahead unless gradients are dear. The method needs μ
+        and L, which SciPy does not, but no line search and no values of f.
+
+        SciPy stops by the ∞-norm; here every method is stopped at its first iterate with ‖∇f‖₂ ≤
+        1e-8. The running bound is certified on the condition that it states; with the bound 1,
+        which μ and L imply, the certificate is unconditional, and the start slower.
+    """)
 
 
 CLAIM = Claim(

@@ -2,16 +2,13 @@
 
 import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from nucleon.certificate import Certificate
 from nucleon.claims import beside
 from nucleon.claims.applications import needed
 from nucleon.claims.engine import (
@@ -117,67 +114,55 @@ class Procrustes:
         self.u, self.v = torch.cat([self.u[first:], u]), torch.cat([self.v[first:], v])
 
 
-Player = OnlineRotations | Procrustes
 FORGETTING = f"FAML, γ = {DISCOUNT:g}"
-PLAYERS: Mapping[str, Callable[[int], Player]] = {
+PLAYERS: Mapping[str, Callable[[int], OnlineRotations | Procrustes]] = {
     "FAML": lambda n: OnlineRotations(n, FAML, dtype=F64),
     FORGETTING: lambda n: OnlineRotations(n, FAML, discount=DISCOUNT, dtype=F64),
     "OGD": lambda n: OnlineRotations(n, ProjectedDescent, dtype=F64),
     "Procrustes": Procrustes,
     f"Procrustes, last {WINDOW}": lambda n: Procrustes(n, window=WINDOW),
 }
-_STYLES = dict(zip(PLAYERS, (4, 5, 2, 0, 1), strict=True))  # learners and Procrustes apart
+STYLES = dict(zip(PLAYERS, (4, 5, 2, 0, 1), strict=True))  # learners and Procrustes apart
 
 
-@dataclass
-class RotationGame:
-    """One player on one stream: losses, the plain regret, its time and, of a learner, its draws."""
-
-    player: Player
-    ledger: Ledger
-    seconds: float = 0.0
-    losses: list[float] = field(default_factory=list[float])
-    drawn: float = 0.0
-    """Σ(loss of the matrix drawn − loss of X_t)."""
-    variance: float = 0.0
-    """Variance of that sum: Σ of the conditional variances, exactly."""
-
-    def round(self, u: Tensor, v: Tensor) -> None:
-        """Play one round, timed without the bookkeeping of this record."""
-        begun = time.perf_counter()
-        action = self.player.matrix()
-        self.player.observe(u, v)
-        self.seconds += time.perf_counter() - begun
-        gradient = -(v.mT @ u) / len(u)
-        self.ledger.record(gradient, action)
-        self.losses.append(1 + (gradient * action).sum().item())
-
-    def draw(self, u: Tensor, v: Tensor, generator: torch.Generator) -> None:
-        """Draw a matrix before the round: its loss, beside the mean and the variance of it."""
-        rounding, seen = SignRounding.of(self.player.matrix()), (v.mT @ u) / len(u)
-        weights = (rounding.left.mT @ seen @ rounding.right.mT).diagonal()
-        mean = (weights * rounding.sigma).sum()
-        self.drawn += (mean - (seen * rounding.draw(generator)).sum()).item()
-        self.variance += ((1 - rounding.sigma**2) * weights**2).sum().item()
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """Return a learner's."""
-        player = self.player
-        return player.learner.certificate() if isinstance(player, OnlineRotations) else None
+@lru_cache(maxsize=1)
+def scans(stream: str, seed: int, rounds: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the scans that all players of a stream observe."""
+    source = Registration(seed=seed, **STREAMS[stream])
+    return [source.pairs(t) for t in range(1, rounds + 1)]
 
 
-def play(stream: Registration, rounds: int) -> dict[str, RotationGame]:
-    """Play all players on the same scans; FAML also draws."""
-    n = stream.dimension
-    games = {name: RotationGame(make(n), Ledger((n, n))) for name, make in PLAYERS.items()}
-    generator = torch.Generator().manual_seed(stream.seed)
-    for t in range(1, rounds + 1):
-        u, v = stream.pairs(t)
-        games["FAML"].draw(u, v, generator)
-        for game in games.values():
-            game.round(u, v)
-    return games
+def draw(x: Tensor, gradient: Tensor, generator: torch.Generator) -> tuple[float, float]:
+    """Draw a matrix R with mean X, and return ⟨G, R⟩ − ⟨G, X⟩ with its variance, exactly."""
+    rounding = SignRounding.of(x)
+    weights = (rounding.left.mT @ gradient @ rounding.right.mT).diagonal()
+    apart = (gradient * rounding.draw(generator)).sum() - (weights * rounding.sigma).sum()
+    return apart.item(), ((1 - rounding.sigma**2) * weights**2).sum().item()
+
+
+def play(stream: str, seed: int, player: str, rounds: int) -> dict[str, Any]:
+    """Play all rounds; FAML also draws a matrix before each, and sums what `draw` returns."""
+    pairs, generator = scans(stream, seed, rounds), torch.Generator().manual_seed(seed)
+    n = pairs[0][0].shape[1]
+    players, ledger = PLAYERS[player](n), Ledger((n, n))  # the plain regret, of each
+    losses, drawn, variance = list[float](), 0.0, 0.0
+    for u, v in pairs:
+        action, gradient = players.matrix(), -(v.mT @ u) / len(u)
+        if player == "FAML":
+            apart, spread = draw(action, gradient, generator)
+            drawn, variance = drawn + apart, variance + spread
+        players.observe(u, v)
+        ledger.record(gradient, action)
+        losses.append(1 + (gradient * action).sum().item())
+    learner = players.learner if isinstance(players, OnlineRotations) else None
+    return {
+        "loss": sum(losses),
+        "regret": ledger.regret().item(),
+        "drawn": drawn,
+        "variance": variance,
+        "certificate": learner and learner.certificate(),
+        "_losses": losses,
+    }
 
 
 def enumerated(rounding: SignRounding, *, special: bool = False) -> Tensor:
@@ -206,34 +191,17 @@ def mean_errors(stream: Registration, rounds: int) -> tuple[float, float]:
 def measure(run: Run) -> Iterator[Item]:
     """Play every stream with every player."""
 
-    def played(stream: str, seed: int) -> dict[str, Any]:
-        options = STREAMS[stream]
-        rounds = run.pick(HIGH_ROUNDS if "dimension" in options else ROUNDS)
-        return {"rounds": rounds, "games": play(Registration(seed=seed, **options), rounds)}
+    def played(stream: str, seed: int, player: str) -> dict[str, Any]:
+        rounds = run.pick(HIGH_ROUNDS if "dimension" in STREAMS[stream] else ROUNDS)
+        return play(stream, seed, player, rounds)
 
-    streams = run.each(cases(stream=STREAMS, seed=run.seeds(SEEDS)), played)
-    rows = run.keep(
-        Rows(
-            Row(
-                stream=s.stream,
-                seed=s.seed,
-                player=player,
-                loss=sum(game.losses),
-                regret=game.ledger.regret().item(),
-                _ms=1e3 * game.seconds / s.rounds,
-                game=game,
-                certificate=game.certificate,
-            )
-            for s in streams
-            for player, game in s.games.items()
-        )
-    )
+    rows = run.each(cases(stream=STREAMS, seed=run.seeds(SEEDS), player=PLAYERS), played)
     plain, special = mean_errors(Registration(seed=run.seed), run.pick(ROUNDS) // 5)
     yield at_most("mean of the drawn matrix − X_t, all signs enumerated", plain, EXACT)
     yield at_most("the same in SO(3), less its stated bias", special, EXACT)
     for stream in STREAMS:
-        games = rows.where(stream=stream, player="FAML").column("game")
-        error = abs(sum(g.drawn for g in games)) / math.sqrt(sum(g.variance for g in games))
+        games = rows.where(stream=stream, player="FAML")
+        error = abs(sum(games.column("drawn"))) / math.sqrt(sum(games.column("variance")))
         words = f"{stream}: loss of the drawn matrices − loss of X_t, standard errors"
         yield at_most(words, error, MOST_ERRORS)
     yield from regret_checks(rows)
@@ -249,7 +217,27 @@ def measure(run: Run) -> Iterator[Item]:
     yield below(name, forgetting / keeping, 1.0)
     shares = [row.certificate.regret / row.certificate.bound for row in faml]
     yield at_least("half turns: FAML's regret/bound", shares, TURNS_SHARE)
-    yield from shown(rows)
+    columns = {n: n for n in ("stream", "seed", "player", "loss", "regret")}
+    yield rows.listing("After the last round", columns)
+
+    def line(stream: str, player: str) -> Series:
+        losses = torch.tensor(rows.where(stream=stream, player=player).column("_losses")).mean(0)
+        so_far = losses.cumsum(0) / torch.arange(1, len(losses) + 1)
+        kept = sorted({round(len(losses) ** (k / 60)) for k in range(61)})
+        x, y = [float(t) for t in kept], [so_far[t - 1].item() for t in kept]
+        return Series(player, x, y, style=STYLES[player])
+
+    def panel(stream: str) -> Panel:
+        lines = tuple(line(stream, player) for player in PLAYERS)
+        return Panel(stream, "round t", "mean loss of rounds 1 … t", lines, x_scale="log")
+
+    yield Figure(
+        "rotations",
+        "Learning rotations: mean loss so far",
+        "1 is the loss of X = 0, which says nothing; 2 that of the opposite. Means over the "
+        "streams of all seeds.",
+        tuple(map(panel, STREAMS)),
+    )
     yield from beside.against_oracle(compared(run.seed))
     yield from notes("""
         The loss of a learner is that of X_t, which is the expected loss of the orthogonal matrix it
@@ -298,34 +286,6 @@ def compared(seed: int) -> Iterator[Row]:
             twin = twins.Twin(learners.projected_descent, bounds.projected_descent)
             descent = ProjectedDescent((n, n), dtype=F64)
             yield beside.compare("OGD", descent, gradients, twin)
-
-
-def shown(rows: Rows) -> Iterator[Item]:
-    """Show losses, regrets and times of all players, and the mean loss so far."""
-    means, panels = Rows(), list[Panel]()
-    for stream in STREAMS:
-        lines = list[Series]()
-        for player in PLAYERS:
-            runs = rows.where(stream=stream, player=player)
-            names = {"loss": "loss", "regret": "regret", "ms a round": "_ms"}
-            mean = {n: statistics.fmean(runs.column(name)) for n, name in names.items()}
-            means.append(Row(stream=stream, player=player, **mean))
-            losses = torch.tensor(runs.column("game.losses")).mean(0)
-            so_far = (losses.cumsum(0) / torch.arange(1, len(losses) + 1)).tolist()
-            kept = sorted({round(len(losses) ** (k / 60)) for k in range(61)})
-            x, y = [float(t) for t in kept], [so_far[t - 1] for t in kept]
-            lines.append(Series(player, x, y, style=_STYLES[player]))
-        words = stream, "round t", "mean loss of rounds 1 … t"
-        panels.append(Panel(*words, tuple(lines), x_scale="log"))
-    columns = {n: n for n in ("stream", "player", "loss", "regret", "ms a round")}
-    yield means.listing("After the last round, means over the streams of all seeds", columns)
-    yield Figure(
-        "rotations",
-        "Learning rotations: mean loss so far",
-        "1 is the loss of X = 0, which says nothing; 2 that of the opposite. Means over the "
-        "streams of all seeds.",
-        tuple(panels),
-    )
 
 
 CLAIM = Claim(
