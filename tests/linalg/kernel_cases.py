@@ -1,8 +1,10 @@
-"""Cases of the kernels of `linalg`, for Triton's interpreter and for a GPU, against float64."""
+"""Cases of the products of `linalg`, by torch, Triton's interpreter and a GPU, against float64."""
 
 import math
 
 import torch
+
+from nucleon.linalg import kernels
 
 KINDS = {
     "plain": ("", 0, (0, 0)),
@@ -41,11 +43,7 @@ def grams_in_place(device, m, n):
 
 
 def product(device, shape, kind, tiles):
-    """αs^p ABᵀ + βs^q C + δI by the kernel, with tiles by their number, its second result, norm."""
-    from nucleon.linalg import triton_symmetric  # which not every machine has
-
-    every = [*triton_symmetric.CONFIGS, triton_symmetric.IN_PLACE]
-    config = None if tiles is None else every[tiles]
+    """αs^p ABᵀ + βs^q C + δI, its second result and norm, by torch or with numbered tiles."""
     (count, m, depth), (kind, addend, powers) = shape, KINDS[kind]
     generator = torch.Generator().manual_seed(m)
 
@@ -57,13 +55,25 @@ def product(device, shape, kind, tiles):
     r, c, scale = (r + r.mT) / 2, c + c.mT, drawn(count).abs() + 0.5
     a, b = (x, x) if kind == "shifted" else (r @ r - r, r) if m == depth else (x @ r, x)
     a, b, c = a.half(), b.half(), c.half() if addend == 1 else c
-    out = torch.full((count, m, m), torch.nan, dtype=torch.float16, device=device)
-    second = torch.full_like(out, torch.nan)
-    norms = torch.full((count * math.comb(-(-m // 64) + 1, 2),), torch.nan, device=device)
-    parts = triton_symmetric.symmetric(
-        a, b, out, second, addend=c if addend else None, alpha=0.5, beta=2.0, shift=0.25,
-        second_shift=3.0, scale=scale, powers=powers, kind=kind, norms=norms, config=config,
-    )  # fmt: skip
+    c, terms = c if addend else None, {"alpha": 0.5, "beta": 2.0, "shift": 0.25, "scale": scale}
+    terms |= {"second_shift": 3.0, "powers": powers, "kind": kind}
+    eps = torch.finfo(torch.float16).eps
+    if tiles == "torch":
+        out, second = kernels.symmetric_pair(a, b, c, **terms)
+    else:
+        from nucleon.linalg import triton_symmetric  # which not every machine has
+
+        every = [*triton_symmetric.CONFIGS, triton_symmetric.IN_PLACE]
+        out = torch.full((count, m, m), torch.nan, dtype=torch.float16, device=device)
+        second = torch.full_like(out, torch.nan)
+        norms = torch.full((count * math.comb(-(-m // 64) + 1, 2),), torch.nan, device=device)
+        config = None if tiles is None else every[tiles]
+        parts = triton_symmetric.symmetric(
+            a, b, out, second, addend=c, norms=norms, config=config, **terms
+        )
+        norm = norms[: count * parts].view(count, parts).sum(-1).sqrt()
+        exact = torch.linalg.vector_norm(out.double(), dim=(1, 2)).float()
+        torch.testing.assert_close(norm, exact, rtol=eps + m * 2.0**-24, atol=0.0)
     p, q = (scale.double()[:, None, None] ** power for power in powers)
     plus = 2 * q * c.double() if addend else torch.zeros_like(out, dtype=torch.float64)
     left, right, eye = a.double(), b.double(), torch.eye(m, dtype=torch.float64, device=device)
@@ -72,7 +82,8 @@ def product(device, shape, kind, tiles):
     sizes = 0.5 * p * left.abs() @ right.abs().mT + plus.abs() + 4
     # Rounded operands commute nearly: one triangle is computed.
     expected, sizes = (x.tril() + x.tril(-1).mT for x in (expected, sizes))
-    sums, eps = depth * 2**-24 * sizes, torch.finfo(torch.float16).eps
+    sums = depth * 2**-24 * sizes
+    assert out.dtype == torch.float16
     assert torch.equal(out, out.mT)
     assert ((out - expected).abs() <= eps * sizes + sums).all()
     if kind == "shifted":
@@ -80,19 +91,18 @@ def product(device, shape, kind, tiles):
     if kind == "remainder":
         whole = out.double() + second.double() / 2048
         assert ((whole - expected).abs() <= eps**2 * sizes + sums).all()
-    norm = norms[: count * parts].view(count, parts).sum(-1).sqrt()
-    exact = torch.linalg.vector_norm(out.double(), dim=(1, 2)).float()
-    torch.testing.assert_close(norm, exact, rtol=eps + m * 2.0**-24, atol=0.0)
 
 
-def elementwise(device):
-    from nucleon.linalg import triton_symmetric  # which not every machine has
-
+def elementwise(device, by="triton"):
+    if by == "triton":
+        from nucleon.linalg import triton_symmetric as module  # which not every machine has
+    else:
+        module = kernels
     x = torch.randn(3, 7, 300, generator=torch.Generator().manual_seed(0)).to(device)
     factor = torch.tensor([1.0, 2.0, 3.0], device=device)
-    torch.testing.assert_close(triton_symmetric.squares(x), x.double().square().sum(dim=(1, 2)))
-    halves = triton_symmetric.scaled_half(x, factor)
-    assert torch.equal(halves, (x * factor[:, None, None]).half())
+    for y in (x, x * 1e30):
+        torch.testing.assert_close(module.squares(y), y.double().square().sum(dim=(1, 2)))
+    assert torch.equal(module.scaled_half(x, factor), (x * factor[:, None, None]).half())
 
 
 # With and without the copy engine for the operands, and for what is added and stored.
@@ -108,3 +118,9 @@ CASES |= {
     for m, n in ((64, 64), (136, 40), (201, 75))
 }
 CASES["elementwise"] = (elementwise, {})
+BY_TORCH = {
+    f"{kind} {shape}": (product, {"shape": shape, "kind": kind, "tiles": "torch"})
+    for shape in ((0, 3, 4), (1, 1, 1), (2, 5, 7), (3, 16, 40), (2, 7, 7))
+    for kind in KINDS
+}
+BY_TORCH["elementwise"] = (elementwise, {"by": "torch"})

@@ -213,7 +213,8 @@ def check(case, result, *arguments):
 def check_polar(method, p, s):
     """A change F of S turns the factor by ‖F‖/σ_min: (m + n) eps·‖S‖ in every product.
 
-    Steps end eps^¾ before 1; singular values that do not count are left to the ball.
+    Steps end eps^¾ before 1, and the last rounding is ‖ΔP‖_F ≤ eps/2·‖P‖_F; singular values that
+    do not count are left to the ball.
     """
     work = work_dtype(s.dtype)
     u, sigma, vt = np.linalg.svd(unit(s)[0].numpy(), full_matrices=False)
@@ -221,7 +222,8 @@ def check_polar(method, p, s):
     if sigma[-1] <= 2 * tolerance * sigma[0]:
         return
     rounding = 10 * sum(s.shape) * eps(F64 if method == "svd" else work) * sigma[0] / sigma[-1]
-    bound = rounding + eps(work) ** 0.75 + math.sqrt(len(sigma)) * eps(s.dtype)
+    short = 0.0 if method == "svd" else eps(work) ** 0.75
+    bound = rounding + short + math.sqrt(len(sigma)) * eps(s.dtype) / 2
     assert operator_norms(p - torch.from_numpy(u @ vt)) <= bound
 
 
@@ -454,6 +456,53 @@ def test_fixed_steps_never_look_at_values(name):
         assert p.shape == (4, 5)
         with pytest.raises(Exception, match="local_scalar"):
             bool(p.sum() > 0)  # the guard itself works
+
+
+REFERENCES = [name for name in CHECKED if name.endswith((" svd", " eigh"))]
+few_singular_values = torch.tensor([1, 1e-2, 1e-4, 1e-6], dtype=F64)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_rank_tolerance_cuts_the_reference(name):
+    case, zero = CHECKED[name], torch.zeros(4, 4, dtype=F64)
+    s, a = with_singular_values((4, 6), few_singular_values), with_eigenvalues(few_singular_values)
+    arguments = (a,) if case.kind == "root" else case.of(s, zero)
+    for tolerance, rank in ((0.0, 4), (1e-7, 4), (1e-5, 3), (1e-3, 2), (0.5, 1)):
+        result = case.run(*arguments, rank_tolerance=tolerance)
+        assert torch.linalg.matrix_rank(result, atol=1e-6) == rank
+    if case.kind == "augmented":  # the smoothing counts: nothing is cut once it fills the space
+        ridge = case.run(s, 1e-2 * torch.eye(4, dtype=F64), rank_tolerance=1e-3)
+        assert torch.linalg.matrix_rank(ridge, atol=1e-8) == 4
+
+
+@pytest.mark.parametrize("dtype", FULL)
+def test_a_root_cuts_the_rounding_of_its_dtype_and_nothing_else(dtype):
+    unit = 2 * eps(dtype)  # √m·eps for m = 4
+    root = inverse_sqrt(torch.diag(torch.tensor([1, 0.5 * unit, 0, 2 * unit], dtype=dtype)))
+    expected = torch.tensor([1, 0, 0, (2 * unit) ** -0.5], dtype=dtype)
+    torch.testing.assert_close(root.diagonal(), expected, rtol=eps(dtype), atol=0)
+
+
+@settings(max_examples=40)
+@given(dtype=st.sampled_from(FULL), data=st.data(), seed=seeds)
+def test_a_deficient_matrix_gives_the_pseudo_inverse_root(dtype, data, seed):
+    m = data.draw(st.sampled_from([1, 2, 5, 17]))
+    values = geometric(m, 2.0, data.draw(st.integers(0, m)))
+    q = orthogonal(m, m, seed)
+    expected = (q * torch.where(values > 0, values, math.inf).rsqrt()) @ q.mT
+    # ‖A^(-1/2)‖ ≤ 10 and eigenvectors turn by eps·‖A‖/gap, gap ≥ 1e-2, when A is rounded.
+    tolerance = 10 * (m * eps(dtype) / 1e-2 + eps(dtype))
+    root = inverse_sqrt(with_eigenvalues(values, seed).to(dtype))
+    assert operator_norms(root - expected) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", FULL)
+def test_default_steps_of_the_root_carry_the_floor_to_one_and_no_fewer_would(dtype):
+    steps, x = coupled_steps(dtype), math.sqrt(floor(dtype))
+    for i in range(steps):
+        assert 1 - x > eps(dtype), f"{i} steps would do"
+        x = 1.5 * x - 0.5 * x**3
+    assert 1 - x <= eps(dtype)
 
 
 @pytest.mark.parametrize("power", [-148, -100, -60, 0, 60, 120])

@@ -15,61 +15,11 @@ from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
 from soaking import some
 
-EPS = torch.finfo(torch.float16).eps
 
-
-def symmetric(count, m, seed=0):
-    c = torch.randn(count, m, m, generator=torch.Generator().manual_seed(seed))
-    return (c + c.mT) / 2
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 4), (1, 1, 1), (2, 5, 7), (3, 16, 40)], ids=str)
-@pytest.mark.parametrize("powers", [(0, 0), (2, 1), (0, 2)], ids=str)
-def test_symmetric_product_is_its_equation(shape, powers):
-    count, m, _ = shape
-    a = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half()
-    c, s = symmetric(count, m), torch.linspace(0.5, 2, count)
-    out = kernels.symmetric_product(
-        a, a, c, alpha=0.5, beta=-2.0, shift=3.0, scale=s, powers=powers
-    )
-    wide, (p, q), s = a.double(), powers, s.double()[:, None, None]
-    expected = 0.5 * s**p * wide @ wide.mT - 2 * s**q * c.double() + 3 * torch.eye(m).double()
-    assert out.dtype == torch.float16 and torch.equal(out, out.mT)
-    # One rounding to float16; before it float32 sums of 40 products, against the sizes summed.
-    sizes = 0.5 * s**p * wide.abs() @ wide.abs().mT + 2 * s**q * c.double().abs() + 3
-    assert ((out - expected).abs() <= (EPS + 40 * 2**-24) * sizes).all()
-
-
-def test_a_product_that_is_not_quite_symmetric_is_mirrored():
-    a, b = symmetric(2, 9, seed=1), symmetric(2, 9, seed=2)  # they do not commute
-    out = kernels.symmetric_product(a, b)
-    assert torch.equal(out, out.mT)
-    torch.testing.assert_close(out.tril(), (a @ b).tril())
-
-
-def test_value_and_remainder_together_have_twice_the_digits():
-    a = torch.randn(2, 20, 30, generator=torch.Generator().manual_seed(3)).half()
-    value, rest = kernels.symmetric_pair(a, a, alpha=0.1)
-    exact = 0.1 * a.double() @ a.double().mT
-    whole = value.double() + rest.double() / kernels.REMAINDER_SCALE
-    assert ((whole - exact).abs() <= 2 * EPS**2 * exact.abs() + 1e-6).all()
-    assert (value.double() - exact).abs().max() > 100 * (whole - exact).abs().max()
-
-
-def test_the_shifted_second_result():
-    a = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(4)).half()
-    plain, shifted = kernels.symmetric_pair(a, a, second_shift=5.0, kind="shifted")
-    assert torch.equal(plain, kernels.symmetric_product(a, a))
-    expected = a.double() @ a.double().mT + 5 * torch.eye(6).double()
-    torch.testing.assert_close(shifted.double(), expected, rtol=4 * EPS, atol=0.02)
-
-
-def test_squares_and_scaled_half():
-    a = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(5))
-    huge = a * 1e30
-    torch.testing.assert_close(kernels.squares(huge), huge.double().square().sum(dim=(1, 2)))
-    factor = torch.tensor([1.0, 2.0, 0.5])
-    assert torch.equal(kernels.scaled_half(a, factor), (a * factor[:, None, None]).half())
+@pytest.mark.parametrize("case", kernel_cases.BY_TORCH.values(), ids=kernel_cases.BY_TORCH)
+def test_a_product_by_torch(case):
+    run, options = case
+    run(torch.device("cpu"), **options)
 
 
 @pytest.fixture
