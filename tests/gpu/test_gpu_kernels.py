@@ -6,11 +6,9 @@ import torch
 pytest.importorskip("triton")
 
 import half_contract
-import nucleon
 from helpers_half import CASES, LAMBDAS
 from nucleon.linalg import coefficients, kernels
 from nucleon.linalg.half import half_augmented, half_polar
-from nucleon.optim.polar_methods import chosen_method
 
 SEQUENCE = coefficients.half_polar_express(5)
 F32 = torch.float32
@@ -60,31 +58,3 @@ def test_no_synchronization_and_graphs(shape):
     graph.replay()
     for p, q in zip(captured, expected, strict=True):
         assert torch.equal(p, q)
-
-
-def test_auto_chooses_float16_where_it_pays():
-    cuda = torch.device("cuda")
-    group = {"method": "auto", "iterations": 5}
-    assert chosen_method(group, 768, 3072, cuda, F32) == "half"
-    assert chosen_method(group, 768, 3072, cuda, torch.bfloat16) == "half"
-    assert chosen_method(group, 16, 3072, cuda, F32) == "polar-express"
-    assert chosen_method(group, 768, 3072, cuda, torch.float64) == "polar-express"
-    for others in (4, 6, 9):
-        assert chosen_method({**group, "iterations": others}, 768, 768, cuda, F32) != "half"
-    assert chosen_method({**group, "method": "svd"}, 768, 768, cuda, F32) == "svd"
-
-
-@pytest.mark.parametrize("cls", [nucleon.Muon, nucleon.Leon, nucleon.Pion])
-@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
-def test_a_step_in_half_precision_is_near_the_float32_one(cls, dtype):
-    weights = []
-    for method in ("auto", "polar-express"):
-        param = torch.zeros(96, 320, device="cuda", dtype=dtype, requires_grad=True)
-        optimizer = cls([param], lr=1.0, method=method)
-        for seed in range(3):
-            generator = torch.Generator().manual_seed(seed)
-            param.grad = torch.randn(96, 320, generator=generator).to(param)
-            optimizer.step()
-        weights.append(param.detach().float())
-    # Both are within two or three percent of the exact directions.
-    assert torch.dist(*weights) <= 0.08 * weights[1].norm()

@@ -185,10 +185,18 @@ def test_neither_capture_nor_replay_waits_for_the_device(cls):
     assert all(graphs(optimizer))
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_graph_of_the_user_holds_the_whole_step(cls):
-    eager, captured = parameters(), parameters()
-    one, two = cls(eager, lr=0.1), cls(captured, lr=0.1)
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        *((cls, {}) for cls in CLASSES),
+        (nucleon.Pion, {"samples": 2}),
+        (nucleon.Leon, {"step_length": "exponential"}),
+    ],
+)
+def test_a_graph_of_the_user_holds_the_whole_step(cls, options):
+    shapes = [*SHAPES, (24, 64), (64, 24), (1, 1)]
+    eager, captured = parameters(shapes=shapes), parameters(shapes=shapes)
+    one, two = cls(eager, lr=0.1, **options), cls(captured, lr=0.1, **options)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -126,10 +126,8 @@ def test_five_steps_are_those_of_the_optimizers(function, dtype):
     """A 64 × 128 matrix of condition 5; designed for √eps its factor is off by 0.9."""
     s, exact = with_factor((64, 128), geometric(64, math.log10(5)))
     s, zero = s.to(dtype), torch.zeros(64, 64, dtype=dtype)
-    five = {"method": "polar-express", "steps": 5}
-    run = partial(
-        polar if function == "polar" else partial(augmented_polar, smoothing=zero), **five
-    )
+    run = polar if function == "polar" else partial(augmented_polar, smoothing=zero)
+    run = partial(run, method="polar-express", steps=5)
     p = run(s)
     if function == "polar":
         assert operator_norms(p - exact) <= 0.01
