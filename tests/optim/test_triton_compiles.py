@@ -32,7 +32,7 @@ FOLDED = {"I_FOLDED": False, "J_FOLDED": True}
 FACTORS = dict.fromkeys(("sign", "momentum", "lead", "extra"), "fp32")
 TENSORS = {"gradients": TABLE, "totals": TABLE}
 TYPES = {"GRADIENT": tl.bfloat16, "TOTAL": tl.float32, "GRADIENT_BYTES": 2, "TOTAL_BYTES": 16}
-WHOLE = dict.fromkeys(("rows", "depth", "count", "product_power", "addend_power", "each"), "i32")
+WHOLE = dict.fromkeys(("rows", "depth", "product_power", "addend_power", "each"), "i32")
 REAL = dict.fromkeys(("alpha", "beta", "shift", "second_shift", "addend_shift"), "fp32")
 OPERANDS = dict.fromkeys(("scale", "addend_scale", "norms"), "*fp32")
 CHUNKS = {"rows": TABLE, "gradients": TABLE, "owners": "*i32", "numbers": "*i32"}
@@ -45,15 +45,11 @@ STEP = dict.fromkeys(("sign", "blend", "keep", "enter", "eps"), "fp32")
 def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more):
     """Kinds and constants of the symmetric kernel: a product αABᵀ + βC of float16."""
 
-    def operands(tile):
-        operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
-        at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
-        kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
-        return kinds | {"addend": at[addend], "out": at[out], "second": at[out]}
-
-    fine = {f"fine_{name}": kind for name, kind in operands(tile // 2).items()}
-    kinds = {**operands(tile), **OPERANDS, **WHOLE, **REAL}
-    constants = {
+    operand, box = f"tensordesc<fp16[1,{tile},{depth}]>", f"tensordesc<fp16[1,{tile},{tile}]>"
+    at = {"engine": box, "table": TABLE, "pointer": "*fp16", "": "*fp16"}
+    kinds = dict.fromkeys(("a", "b"), operand if engine else "*fp16")
+    kinds |= {"addend": at[addend], "out": at[out], "second": at[out], **OPERANDS, **WHOLE, **REAL}
+    return kinds, {
         "ADDEND": "last" if addend == "table" else "first" if addend else "",
         "ADDEND_AT": addend,
         "OUT_AT": out,
@@ -67,11 +63,8 @@ def symmetric(tile, depth, *, addend="engine", out="engine", engine=True, **more
         "TILE": tile,
         "DEPTH": depth,
         "TABLE_BYTES": 16,
-        "FINE": 0,
+        **more,
     }
-    if more.get("FINE"):
-        return kinds | fine, constants | more
-    return kinds, constants | dict.fromkeys(fine) | more
 
 
 # Kernel, the kinds of its arguments, its constants.
@@ -214,14 +207,13 @@ PRODUCTS = {
     "the Gram matrix in place": {"addend": "table", "out": "table", "HAS_SCALE": True},
     "Pion's first Gram matrix": {"addend": "", **FIRST},
 }
-FIRSTS = ("the first Gram matrix", "Pion's first Gram matrix")
-IN_PLACE = "the Gram matrix in place"
+PRECISE = ("the first Gram matrix", "Pion's first Gram matrix", "the Gram matrix in place")
+"""Once a step each; only large tiles."""
 TWO_FIT = [c for c in triton_symmetric.CONFIGS if c.kwargs["TILE"] == 128 != c.kwargs["DEPTH"]]
 TWO_FIT = TWO_FIT[: None if SOAK else 1]
 TILED = [
-    *((config, name) for config in TWO_FIT for name in PRODUCTS if name not in (*FIRSTS, IN_PLACE)),
-    *((triton_symmetric.LARGE, name) for name in FIRSTS),
-    (triton_symmetric.IN_PLACE, IN_PLACE),
+    *((config, name) for config in TWO_FIT for name in PRODUCTS if name not in PRECISE),
+    *((triton_symmetric.LARGE, name) for name in PRECISE),
 ]
 
 
@@ -235,8 +227,7 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
     """Spilled registers once made it slower than a full product by cuBLAS."""
     tiles = config.kwargs["TILE"], config.kwargs["DEPTH"]
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    options |= {"maxnreg": config.maxnreg}
-    kinds, constants = symmetric(*tiles, **PRODUCTS[name], FINE=config.kwargs.get("FINE", 0))
+    kinds, constants = symmetric(*tiles, **PRODUCTS[name])
     found = compiled(triton_symmetric._symmetric, kinds, constants, **options)
     file = tmp_path / "kernel.cubin"
     file.write_bytes(found.asm["cubin"])
@@ -246,8 +237,8 @@ def test_the_product_keeps_what_it_sums_in_registers(config, name, tmp_path):
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", said).groups())
     # Bytes a thread. Of a kernel that spills its sums, thousands; those that add a float32 matrix
     # in the end, once a step each, may lack a few dozen registers.
-    assert stack <= (64 if name not in (*FIRSTS, IN_PLACE) else 256)
-    if name not in FIRSTS:
+    assert stack <= (256 if name in PRECISE else 64)
+    if name not in PRECISE:
         assert 2 * 32 * config.num_warps * registers <= 65536  # two programs fit
         assert 2 * found.metadata.shared <= 227 * 1024
 

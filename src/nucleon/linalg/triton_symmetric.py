@@ -36,12 +36,6 @@ CONFIGS = [
     triton.Config({"TILE": 64, "DEPTH": 64}, num_warps=4, num_stages=4),
 ]
 LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
-# For a product that is added to a float32 matrix in place. FINE: each tile on the diagonal is three
-# of half the side, which come last; the larger ones then need no registers for what is done on a
-# diagonal, and with a few that are spilled two programs fit. `docs/kernels.md` has the times.
-IN_PLACE = triton.Config(
-    {"TILE": 128, "DEPTH": 64, "FINE": 1}, num_warps=8, num_stages=3, maxnreg=128
-)
 CHUNK, CHUNKS = 1024, 64
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -94,19 +88,23 @@ def _place(t):
     return i, t - i * (i + 1) // 2
 
 
-@triton.jit
-def _tile(
-    a, b, addend, out, second, batch, i, j, norm, scale, addend_scale,
+@triton.jit(do_not_specialize=["product_power", "addend_power", "each"])
+def _symmetric(
+    a, b, addend, out, second, norms, scale, addend_scale,
     rows, depth, alpha, beta, shift, second_shift, addend_shift, product_power, addend_power, each,
     ADDEND: tl.constexpr, ADDEND_AT: tl.constexpr, OUT_AT: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_NORMS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, REMAINDER: tl.constexpr,
     COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr, BELOW: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Tile (i, j) of one matrix, not on its diagonal if BELOW; its part of ‖out‖_F² at `norm`."""
+    """A tile of one matrix, and its part of ‖out‖_F²."""
+    side = tl.cdiv(rows, TILE)
+    parts = side * (side + 1) // 2
+    batch = tl.program_id(0) // parts
+    i, j = _place(tl.program_id(0) % parts)
     at_i, at_j = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     diagonal = at_i[:, None] == at_j[None, :]
-    on_diagonal = False if BELOW else i == j  # known to the compiler, it takes no registers
+    on_diagonal = i == j
     # The copy engine knows where the matrices are; for the others, where is this one?
     far = batch.to(tl.int64)
     if ADDEND_AT == "table":
@@ -162,8 +160,8 @@ def _tile(
     if HAS_NORMS:
         inside = (at_i < rows)[:, None] & (at_j < rows)[None, :]
         known = tl.where(inside, total, 0.0)
-        weight = 2.0 if BELOW else tl.where(on_diagonal, 1.0, 2.0)
-        tl.store(norm, weight * tl.sum(known * known))
+        weight = tl.where(on_diagonal, 1.0, 2.0)
+        tl.store(norms + tl.program_id(0), weight * tl.sum(known * known))
 
     # Operands that commute up to rounding only leave a tile on the diagonal asymmetric.
     result = total.to(OUT_TYPE)
@@ -180,48 +178,6 @@ def _tile(
         if on_diagonal:
             result = (result.to(tl.float32) + tl.where(diagonal, second_shift, 0.0)).to(OUT_TYPE)
         _store(second, result, batch, i, j, on_diagonal, rows, OUT_AT, TILE)
-
-
-@triton.jit(do_not_specialize=["product_power", "addend_power", "each", "count"])
-def _symmetric(
-    a, b, addend, out, second, fine_a, fine_b, fine_addend, fine_out, fine_second,
-    norms, count, scale, addend_scale,
-    rows, depth, alpha, beta, shift, second_shift, addend_shift, product_power, addend_power, each,
-    ADDEND: tl.constexpr, ADDEND_AT: tl.constexpr, OUT_AT: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_NORMS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, REMAINDER: tl.constexpr,
-    COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr, FINE: tl.constexpr,
-):  # fmt: skip
-    # The tiles of all matrices, without those on the diagonals if fine ones come after them: being
-    # small, these leave few multiprocessors idle in the end.
-    HALF: tl.constexpr = TILE // 2
-    side, halves = tl.cdiv(rows, TILE), tl.cdiv(rows, HALF)
-    large, fine = side * (side + 1 - 2 * FINE) // 2, (halves + halves // 2) * FINE
-    number = tl.program_id(0)
-    if FINE:  # noqa: SIM102  (known to the compiler, the other is not)
-        if number >= count * large:
-            t = number - count * large
-            batch, t = t // fine, t % fine
-            i, j = t // 3 * 2 + (t % 3 + 1) // 2, t // 3 * 2 + t % 3 // 2
-            norm = norms + batch.to(tl.int64) * (large + fine) + large + t
-            _tile(
-                fine_a, fine_b, fine_addend, fine_out, fine_second, batch, i, j, norm,
-                scale, addend_scale, rows, depth, alpha, beta, shift, second_shift, addend_shift,
-                product_power, addend_power, each,
-                ADDEND, ADDEND_AT, OUT_AT, HAS_SCALE, HAS_NORMS, KIND, PRECISION, REMAINDER,
-                COPY_ENGINE, OUT_TYPE, TABLE_BYTES, HALF, DEPTH, False,
-            )  # fmt: skip
-            return
-    batch, t = number // large, number % large
-    i, j = _place(t)
-    norm = norms + batch.to(tl.int64) * (large + fine) + t
-    _tile(
-        a, b, addend, out, second, batch, i + FINE, j, norm,
-        scale, addend_scale, rows, depth, alpha, beta, shift, second_shift, addend_shift,
-        product_power, addend_power, each,
-        ADDEND, ADDEND_AT, OUT_AT, HAS_SCALE, HAS_NORMS, KIND, PRECISION, REMAINDER,
-        COPY_ENGINE, OUT_TYPE, TABLE_BYTES, TILE, DEPTH, FINE,
-    )  # fmt: skip
 
 
 def table_bytes(rows: int) -> int:
@@ -272,32 +228,25 @@ def symmetric(
     # much of an addend that is to be kept to more digits than float16 has.
     precise = out_at == "table" or kind == "remainder"
     when = "" if addend is None else "last" if precise else "first"
+    targets = [out, second] if kind else [out]
 
-    def operands(tile: int, step: int) -> list[Any]:
-        """Return A, B, C and the results, in boxes of a tile where the copy engine takes them."""
+    def run(config: Any) -> int:
+        tile, step = config.kwargs["TILE"], config.kwargs["DEPTH"]
+        parts = math.comb(triton.cdiv(rows, tile) + 1, 2)
+        # In boxes of a tile where the copy engine takes them.
         left = boxes(a, tile, step) if engine else a
         right = left if a is b else boxes(b, tile, step) if engine else b
         plus = a if addend is None else addend
         plus = boxes(plus, tile, tile) if addend_at == "engine" else plus
         results = [boxes(x, tile, tile) if out_at == "engine" else x for x in targets]
-        return [left, right, plus, results[0], results[-1]]
-
-    targets = [out, second] if kind else [out]
-
-    def run(config: Any) -> int:
-        options = {"FINE": 0, **config.all_kwargs()}
-        tile, step, fine = options["TILE"], options["DEPTH"], options["FINE"]
-        side, halves = triton.cdiv(rows, tile), triton.cdiv(rows, tile // 2)
-        parts = side * (side + 1) // 2 + (halves + halves // 2 - side if fine else 0)
         _symmetric[(parts * count,)](
-            *operands(tile, step), *(operands(tile // 2, step) if fine else [None] * 5),
-            a if norms is None else norms, count,
+            left, right, plus, results[0], results[-1], a if norms is None else norms,
             a if scale is None else scale, a if factor is None else factor,
             rows, depth, alpha, beta, shift, second_shift, addend_shift, *powers, each,
             ADDEND=when, ADDEND_AT=addend_at, OUT_AT=out_at, HAS_SCALE=scale is not None,
             HAS_NORMS=norms is not None, KIND=kind, PRECISION="tf32", REMAINDER=REMAINDER_SCALE,
             COPY_ENGINE=engine, OUT_TYPE=TYPES.get(out.dtype, tl.float32),
-            TABLE_BYTES=table_bytes(rows), **options,
+            TABLE_BYTES=table_bytes(rows), **config.all_kwargs(),
         )  # fmt: skip
         return parts
 
@@ -306,9 +255,8 @@ def symmetric(
     with torch.cuda.device_of(a):  # Triton launches on the current device
         if config is None and (precise or out_at == "pointer"):
             # More is in registers at their end: large tiles if they fill the device, not timed.
-            large = IN_PLACE if out_at == "table" else LARGE
-            tiles = count * math.comb(triton.cdiv(rows, large.kwargs["TILE"]) + 1, 2)
-            config = large if tiles >= _multiprocessors(a.device) else SMALL
+            tiles = count * math.comb(triton.cdiv(rows, LARGE.kwargs["TILE"]) + 1, 2)
+            config = LARGE if tiles >= _multiprocessors(a.device) else SMALL
         if config is None:
             config = _tuned_for((a.device, a.shape, when, kind), run)
         return run(config)
