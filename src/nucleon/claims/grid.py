@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nucleon.claims.engine import Check, Row, Rows, Run, at_least, at_most, stage_of
-from nucleon.claims.shown import BOUND, Panel, Series, log_panel
+from nucleon.claims.shown import Series
 from nucleon.online import game as online
 from nucleon.online import streams
 from nucleon.online.adversary import Ratio, Searched, measure
@@ -107,11 +107,6 @@ class Game(Row):
         line = Series.spanning(name, [float(rounds[i]) for i in late], values[late], style)
         return line if band else replace(line, low=None, high=None)
 
-    def panel(self, title: str, style: int, bound: str = "bound", *more: Series) -> Panel:
-        """Return the regret beside its bound."""
-        bounded = self.curve(bound, BOUND, self.trace.bound)
-        return log_panel(title, ("T", "regret"), (self.curve("regret", style), bounded, *more))
-
     def record(self) -> dict[str, object]:
         """Return the fields, rounds, regrets and bounds, if there are, of the first games."""
         trace = self.trace
@@ -173,6 +168,7 @@ class Grid:
         keep: the cases that are played, by their fields (all of them).
         draws: games of a learner that draws noise, at least (1).
         watch: fields that are measured of the learner after each recorded round.
+        delta: probability with which the bound of a learner with noise may fail (its mean's bound).
         first_seed: of the streams, to which the user's is added (0).
     """
 
@@ -186,6 +182,7 @@ class Grid:
     keep: Callable[[Any], bool] = lambda case: True
     draws: int = 1
     watch: Mapping[str, Callable[[Any], Tensor]] = field(default_factory=dict[str, Any])
+    delta: float | None = None
     first_seed: int = 0
 
     def matches(self, run: Run) -> Iterator[Match]:
@@ -198,14 +195,14 @@ class Grid:
             case = {"learner": name, "stream": source_name, "shape": shape, **variant}
             if not self.keep(Row(**case)):
                 continue
-            make, options = self.learners[name], {**self.game, **variant}
+            make, options = self.learners[name], {"dtype": F64, **self.game, **variant}
             if "factor" in options:
                 options["eta"] = options.pop("factor") * cast(Any, make)(shape).eta
-            player = make((count, *shape), dtype=F64, **options)
-            if player.shape[0] < self.draws and getattr(player, "is_random", False):
-                player = make((self.draws, *shape), dtype=F64, **options)
+            player = make((count, *shape), **options)
+            if getattr(player, "is_random", False):
+                player = make((max(count, self.draws), *shape), seed=run.seed, **options)
             against = self.streams[source_name](player.shape, **source)
-            yield Match(case, player, against, rounds, self.watch)
+            yield Match(case, player, against, rounds, self.watch, self.delta)
 
 
 def play(run: Run, grid: Grid) -> Rows:

@@ -60,10 +60,8 @@ def measure(run: Run) -> Iterator[Item]:
     shares = [(g.trace.regret.mean(1) / g.trace.bound.mean(1)).max() for g in bounded]
     yield at_most("all but FTL: largest mean regret over its bound", shares, 1.0)
 
-    columns = {"learner": "learner", "stream": "stream", "shape": "shape"}
-    columns |= {"regret": "regret", "exponent": "growth"}
-    title = f"Alternating and Gaussian gradients, T = {rounds}, means over games"
-    yield games.listing(title, columns)
+    title = f"Mean regrets over the games, T = {rounds}"
+    yield games.grid(title, "learner", "stream", lambda g: g.regret)
     yield from beside.against_oracle(
         beside.gbpa_games(GBPAS, [MATRIX], samples=16, seed=seed),
         beside.projected_games((MATRIX[0], MATRIX[0]), seed=seed),
@@ -87,12 +85,8 @@ def measure(run: Run) -> Iterator[Item]:
     )
     yield """
         The stream is ½E, then −E, +E, −E, … with E a random isometry of norm G. The total is ±½E,
-        so FTL plays ∓D·E, the next gradient is ∓E, and every round but the first costs D·G·m.
-
-        No learner knows T, so one run is the whole curve. Exponents are least-squares slopes of log
-        regret in log T over the last decade. Up to rotation the alternating game is the same for
-        every seed: seeds change FTPL's noise, the vector learners' coordinates and the Gaussian
-        gradients.
+        so FTL plays ∓D·E, the next gradient is ∓E, and every round but the first costs D·G·m. The
+        exponents are least-squares slopes of log regret in log T over the last decade.
     """
 
 

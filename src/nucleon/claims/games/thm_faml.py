@@ -10,7 +10,7 @@ from nucleon.claims.beside import EXACT, against_oracle, close, gbpa_games, lean
 from nucleon.claims.engine import Claim, Item, Run, at_least, at_most
 from nucleon.claims.grid import NINE, Grid, gradients_of, lower_side, play
 from nucleon.claims.oracle import bounds
-from nucleon.claims.shown import PRINTED, STYLES, Figure, Panel
+from nucleon.claims.shown import BOUND, PRINTED, STYLES, Figure, Panel, log_panel
 from nucleon.online import theory
 from nucleon.online.learners import FAML
 
@@ -69,19 +69,21 @@ def measure(run: Run) -> Iterator[Item]:
     yield from lower_side(run, "FAML", FAML, SHAPES[0], GRADIENT_BOUND)
 
     yield from against_oracle(gbpa_games(["FAML"], SHAPES, seed=run.seed, **GAME))
-    title = f"Largest regret over {{}}, rounds 1 to {games[0].trace.rounds[-1]}"
-    yield games.grid(title.format("Theorem 3.2"), "stream", "shape", "ratio")
-    yield games.grid(title.format("the printed bound"), "stream", "shape", "share")
-    panels = list[Panel]()
-    for name in ("alternating", "greedy", "ill-conditioned", "low-rank"):
-        game = games.one(shape=SHAPES[0], stream=name)
+    title = f"Largest regret over the printed bound, rounds 1 to {games[0].trace.rounds[-1]}"
+    yield games.grid(title, "stream", "shape", "share")
+
+    def panel(stream: str) -> Panel:
+        game = games.one(shape=SHAPES[0], stream=stream)
+        theorem = game.curve("Theorem 3.2", BOUND, game.trace.bound)
         printed = game.curve("printed bound", PRINTED, game.printed)
-        panels.append(game.panel(name, STYLES["FAML"], "Theorem 3.2", printed))
+        lines = (game.curve("regret", STYLES["FAML"]), theorem, printed)
+        return log_panel(stream, ("T", "regret"), lines)
+
     yield Figure(
         "regret",
         "Regret of FAML and its bounds",
         "Means over the games on 4×8 matrices; each panel has its own scale.",
-        tuple(panels),
+        tuple(map(panel, ("alternating", "greedy", "ill-conditioned", "low-rank"))),
     )
     yield (
         "FAML draws nothing, so its bound holds against adversaries that see its action: “greedy” "

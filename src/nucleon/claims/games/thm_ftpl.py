@@ -111,21 +111,10 @@ def measure(run: Run) -> Iterator[Item]:
     yield from lower_side(run, "FTPL", FTPL, (OBLIVIOUS.games[0], *SHAPES[0]))
     yield from against_oracle(gbpa_games(["FTPL"], SHAPES, seed=run.seed))
 
-    yield fixed.listing(
-        f"Fixed streams, T = {fixed[0].trace.rounds[-1]}, ± 3 standard errors",
-        {
-            "stream": "stream",
-            "shape": "shape",
-            "k": "samples",
-            "mean regret": lambda g: str(Interval.of_mean(g.regret)),
-            "deviation of a game": lambda g: g.regret.std().item(),
-            "Theorem 3.2": "bound",
-            "printed bound": lambda g: g.printed[-1],
-        },
-    )
-    title = f"Against the adversary, {label(SHAPES[0])}, T = {adaptive[0].trace.rounds[-1]}"
-    columns = {"k": "samples", "regret": "regret", "exponent": "growth"}
-    yield adaptive.listing(title, columns | {"Theorem 3.2, if it applied": "bound"})
+    columns = {"stream": "stream", "shape": "shape", "k": "samples", "regret": "regret"}
+    columns |= {"Theorem 3.2": "bound", "printed bound": lambda g: g.printed[-1]}
+    title = f"Fixed streams, T = {fixed[0].trace.rounds[-1]}, means over the games"
+    yield fixed.listing(title, columns)
     columns = {"n'": "width", "2√(αβ)": "factor", "‖mean action − FAML's‖_op": "distance"}
     yield padded.listing("What padding 4×4 to 4×n' does", columns)
 
@@ -141,20 +130,14 @@ def measure(run: Run) -> Iterator[Item]:
         "FTPL on a fixed stream, and against one that answers the draw",
         "Mean over the games, each with its own noise; the band spans them. Left the theorem "
         "applies, right it does not.",
-        (
-            panel("alternating gradients", first),
-            panel("adversary that sees the action", adaptive),
-        ),
+        (panel("alternating gradients", first), panel("adversary that sees the action", adaptive)),
     )
     yield """
-        The loss is linear in the action, so with any k ≥ 1 samples the mean regret on a fixed
-        stream is the same; k only narrows its spread. Against an adversary that answers the drawn
-        action the loss of a round is D·G·‖X_t‖_*, and the mean of k polar factors of noise has
-        norms of order 1/√k: the regret is linear, with a smaller slope for larger k.
-
-        As n' grows 2√(αβ) tends to 2, and the padded action to FAML's: both slowly, since η² = α/β
-        is about n'(1 + √(m/n')). Below n' = 32 the errors in η and of the finite width have
-        opposite signs, and their sum is no guide.
+        Against an adversary that answers the drawn action the loss of a round is D·G·‖X_t‖_*, and
+        the mean of k polar factors of noise has norms of order 1/√k: the regret is linear, with a
+        smaller slope for larger k. As n' grows the padded action tends to FAML's, slowly, since
+        η² = α/β is about n'(1 + √(m/n')); below n' = 32 the errors in η and of the finite width
+        have opposite signs, and their sum is no guide.
     """
 
 

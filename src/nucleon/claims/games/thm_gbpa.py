@@ -79,9 +79,6 @@ def measure(run: Run) -> Iterator[Item]:
         gbpa_games(LEARNERS, [TALL], variants=[LATE], late=True, seed=run.seed, **GAME),
     )
     yield theorem.grid("Regret over bound, γ = 1, η of the theorem", "stream", "learner", ratio)
-    columns = {"learner": "learner", "stream": "stream", "γ": "discount"}
-    columns |= {"η over the theorem's": "factor", "regret/bound": ratio}
-    yield others.listing("Other discounts and η", columns)
 
     def panel(title: str, name: str, discount: float) -> Panel:
         lines = list[Series]()
@@ -101,11 +98,9 @@ def measure(run: Run) -> Iterator[Item]:
     )
     yield f"""
         With another η the bound is D((βη + α/η)·Tr √(G²I + M_T) + (1 − βη)·‖G_1‖_*), discounted
-        with G/γ and discounted sums. FTRL's includes the gaps of its solver; FTPL's is on the mean
-        over its noise, so it plays no stream that answers it.
-
-        On random signs times the identity of side {SIGN_SIDE} the scalar learner's mean regret is
-        {signs} times the D·√Σ‖G_t‖_F² of the paper's aside, which lacks a factor √m.
+        with G/γ and discounted sums; FTRL's includes the gaps of its solver. On random signs times
+        the identity of side {SIGN_SIDE} the scalar learner's mean regret is {signs} times the
+        D·√Σ‖G_t‖_F² of the paper's aside, which lacks a factor √m.
     """
 
 
