@@ -168,7 +168,6 @@ class Grid:
         keep: the cases that are played, by their fields (all of them).
         draws: games of a learner that draws noise, at least (1).
         watch: fields that are measured of the learner after each recorded round.
-        delta: probability with which the bound of a learner with noise may fail (its mean's bound).
         first_seed: of the streams, to which the user's is added (0).
     """
 
@@ -182,7 +181,6 @@ class Grid:
     keep: Callable[[Any], bool] = lambda case: True
     draws: int = 1
     watch: Mapping[str, Callable[[Any], Tensor]] = field(default_factory=dict[str, Any])
-    delta: float | None = None
     first_seed: int = 0
 
     def matches(self, run: Run) -> Iterator[Match]:
@@ -202,7 +200,7 @@ class Grid:
             if getattr(player, "is_random", False):
                 player = make((max(count, self.draws), *shape), seed=run.seed, **options)
             against = self.streams[source_name](player.shape, **source)
-            yield Match(case, player, against, rounds, self.watch, self.delta)
+            yield Match(case, player, against, rounds, self.watch)
 
 
 def play(run: Run, grid: Grid) -> Rows:

@@ -94,12 +94,13 @@ def adaptive_games(run: Run) -> Rows:
     """
     shape, rounds = (ADAPTIVE_GAMES, *ADAPTIVE_SHAPE), run.pick(ADAPTIVE_ROUNDS)
     watch = {"mean": lambda learner: learner.bound().amax()}
-    stream, matches = streams.adversary(shape, dtype=F64), list[Match]()
-    for k in ADAPTIVE_SAMPLES:
+    stream = streams.adversary(shape, dtype=F64)
+
+    def match(k: int) -> Match:
         learner = FTPL(shape, samples=k, seed=run.seed, dtype=F64)
-        case = {"stream": "adversary", "samples": k}
-        matches.append(Match(case, learner, stream, rounds, watch, DELTA))
-    games = play_all(run, matches)
+        return Match({"stream": "adversary", "samples": k}, learner, stream, rounds, watch, DELTA)
+
+    games = play_all(run, map(match, ADAPTIVE_SAMPLES))
     # Its gradients are isometries: those of any fixed stream of isometries give the term.
     isometries = torch.eye(*ADAPTIVE_SHAPE, dtype=F64).expand(rounds, *shape)
     for g in games:
@@ -165,36 +166,23 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_least("adversary: smallest exponent of the regret", exponents, LINEAR)
     # The union over T = 1 round has no other rounds.
     odds = math.log(sum(ADAPTIVE_SHAPE) / DELTA)
-    outside = [
-        (mean_norms(run, k) > deviations.bernstein(odds, k)).double().mean()
-        for k in ADAPTIVE_SAMPLES
-    ]
+    limits = {k: deviations.bernstein(odds, k) for k in ADAPTIVE_SAMPLES}
+    outside = [(mean_norms(run, k) > e).double().mean() for k, e in limits.items()]
     yield at_most("means of polar factors: share above ε", outside, DELTA)
 
     columns = {"shape": "name", "k": "samples", "term": "term", "quantile/term": "share"}
     columns |= {f"{1 - DELTA:.0%} quantile": "quantile", "above the term": "above"}
     yield fixed.listing(f"Fixed streams, δ = {DELTA:g}", columns)
-    yield answered.listing(
-        f"Against the adversary, {label(ADAPTIVE_SHAPE)}, T = {answered[0].trace.rounds[-1]}",
-        {
-            "k": "samples",
-            "regret": lambda g: g.top[-1],
-            "bound of the mean": lambda g: g.mean[-1],
-            "term for fixed streams": lambda g: g.fixed[-1],
-            "certificate": lambda g: g.certified[-1],
-            "exponent": "growth",
-        },
-    )
+    columns = {"k": "samples", "regret": lambda g: g.top[-1]}
+    columns |= {"bound of the mean": lambda g: g.mean[-1], "certificate": lambda g: g.certified[-1]}
+    columns |= {"term for fixed streams": lambda g: g.fixed[-1]}
+    yield answered.listing(f"Against the adversary, T = {answered[0].trace.rounds[-1]}", columns)
     yield figure(fixed.where(samples=1), answered[1])
     yield f"""
-        Theorem 3.2 bounds the regret of the mean actions X̄_t on every path; k samples add Σ⟨G_t,
-        X_t − X̄_t⟩. The 1×1 game without padding plays signs, of the largest variance there is: its
-        quantile is the normal one over √(2 log 1/δ) of the term, {NORMAL:.3f} at δ = {DELTA:g},
-        which is all that Hoeffding's inequality gives away.
-
-        An adversary that sees X_t makes every term ‖G_t‖_*‖X_t − X̄_t‖_op: the sum is linear in T,
-        and so is the term, with ε from the matrix Bernstein inequality. That is Pion's case, whose
-        gradients are taken at the drawn weights.
+        The 1×1 game without padding plays signs, of the largest variance there is: its quantile is
+        the normal one over √(2 log 1/δ) of the term, {NORMAL:.3f} at δ = {DELTA:g}, which is all
+        that Hoeffding's inequality gives away. An adversary that sees X_t makes every term
+        ‖G_t‖_*‖X_t − X̄_t‖_op. That is Pion's case, whose gradients are taken at the drawn weights.
     """
 
 
