@@ -228,10 +228,10 @@ LEAST: Mapping[str, float] = {
     "FTRL": 0.9,
     "FTPL": 0.4,
     "FAML": 0.8,
-    "One-sided Shampoo": 0.6,
+    "one-sided": 0.6,
     "Shampoo": 0.4,
     "Kronecker FTRL": 0.9,
-    "Scalar GBPA": 0.8,
+    "scalar GBPA": 0.8,
 }
 """The share of its bound that each learner loses on the swing of 200 rounds, at least: a regression
 line, what they lose rounded down, so that a bound that is too large does not pass."""

@@ -15,15 +15,15 @@ from nucleon.claims.engine import (
     Check,
     Claim,
     Item,
-    Row,
     Rows,
     Run,
     above,
     at_least,
     at_most,
+    cases,
     label,
 )
-from nucleon.claims.grid import Game, Make, Match, stream
+from nucleon.claims.grid import Game, Make, Match, gradients_of, stream
 from nucleon.claims.oracle import bounds, learners
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.online import streams, theory
@@ -33,6 +33,7 @@ F64 = torch.float64
 RADIUS = 2.0
 SHAPES = (((4, 4), (12, 6), (8, 16)), ((3, 6),))
 ROUNDS, SEEDS = (120, 20), (3, 2)
+SQUARES = ("Gaussian", "ill-conditioned", "rank one", "alternating")
 SIDES = ((2, 4, 8, 16, 32), (2, 4, 8))
 HORIZONS = ((32, 64, 128, 256), (16, 32, 64))
 COARSE = ((1e-1, 1e-2, 1e-3, 1e-6), (1e-1, 1e-6))
@@ -73,17 +74,11 @@ def table_one(gram: Tensor, column_gram: Tensor, rank: int) -> dict[str, Tensor]
     return {"ours": ours, "original": original, "one_sided": one_sided, "gain": original / ours}
 
 
-def gains_by_side(sides: tuple[int, ...], rounds: int, seed: int) -> dict[str, dict[int, float]]:
-    """Return the gain on square matrices of several sides, by stream."""
-    gains: dict[str, dict[int, float]] = {}
-    for name in ("Gaussian", "ill-conditioned", "rank one", "alternating"):
-        for side in sides:
-            source = STREAMS[name]((1, side, side), seed=seed, dtype=F64)
-            g = torch.cat([source.gradient(t) for t in range(1, rounds + 1)])
-            grams = (g @ g.mT).sum(0), (g.mT @ g).sum(0)
-            gain = table_one(*grams, rank_of(name, (side, side)))["gain"]
-            gains.setdefault(name, {})[side] = gain.item()
-    return gains
+def gain_of(stream: str, side: int, rounds: int, seed: int) -> dict[str, Tensor]:
+    """Return the original bound over ours on square matrices."""
+    g = gradients_of(STREAMS[stream]((side, side), seed=seed, dtype=F64), rounds)
+    table = table_one((g @ g.mT).sum(0), (g.mT @ g).sum(0), rank_of(stream, (side, side)))
+    return {"gain": table["gain"]}
 
 
 def turn(learner: Shampoo, horizons: tuple[int, ...]) -> Match:
@@ -107,14 +102,14 @@ def measure(run: Run) -> Iterator[Item]:
 
     sources = {**STREAMS, "swing": swinging}
     games = grid.play(run, grid.Grid(LEARNERS, sources, shapes, ROUNDS, SEEDS))
-    hard = STREAMS["ill-conditioned"]((len(run.seeds(SEEDS)), *last), seed=run.seed, dtype=F64)
-    one_sided = [
-        OneSidedShampoo(hard.shape, **(PROJECTED | {"tolerance": g})) for g in run.pick(COARSE)
-    ]
-    coarse = grid.play_all(run, [Match({"gap": w.tolerance}, w, hard, rounds) for w in one_sided])
+    hard = {"ill-conditioned": STREAMS["ill-conditioned"]}
+    gaps = [{"tolerance": gap} for gap in run.pick(COARSE)]
+    one_sided = {"one-sided": LEARNERS["one-sided"]}
+    coarse = grid.play(run, grid.Grid(one_sided, hard, [last], ROUNDS, SEEDS, variants=gaps))
     turning = (Shampoo(small, projection="none", **PROJECTED), Shampoo(small, **PROJECTED))
     free, kept = grid.play_all(run, [turn(learner, horizons) for learner in turning])
-    gains = gains_by_side(run.pick(SIDES), rounds, run.seed)
+    squares = cases(stream=SQUARES, side=run.pick(SIDES))
+    gains = run.each(squares, lambda stream, side: gain_of(stream, side, rounds, run.seed))
 
     for who in LEARNERS:
         ratios = games.where(learner=who).column("ratio")
@@ -128,10 +123,9 @@ def measure(run: Run) -> Iterator[Item]:
     name = "turning stream, not projected: {}".format
     yield above(name("exponent of the regret in T"), grid.exponent(horizons, free.regret), 1.0)
     yield above(name("last regret over the bound"), free.regret[-1] / kept.bound[-1], 1.0)
-    titles = {"one-sided": "One-sided Shampoo", "scalar GBPA": "Scalar GBPA"}
     for who, make in LEARNERS.items():
         share = grid.swung(make(last))
-        yield at_least(f"{who} on the swing: regret/bound", share, grid.LEAST[titles.get(who, who)])
+        yield at_least(f"{who} on the swing: regret/bound", share, grid.LEAST[who])
     yield original_bound(last, run.seed)
     yield coarse_gaps((4, 3), run.seed)
     yield from beside.against_oracle(
@@ -142,14 +136,13 @@ def measure(run: Run) -> Iterator[Item]:
     )
     title = f"Regret / bound, means over the games, {label(last)}, D = {RADIUS:g}"
     yield games.where(shape=last).grid(title, "stream", "learner", "pair")
-    yield from figures(gains, free, kept, horizons)
+    yield figure(gains, free, kept, horizons)
     yield f"""
-        Projections are solved to a relative gap of {TOLERANCE:g} by Douglas–Rachford, their gaps in
-        the bounds; ε = 0, the pseudo-inverse, where the paper's preconditioners are singular.
-
-        The paper's ‖X‖_op, the diameter of the ball of radius D, is 2D. With η = √2·D one-sided
-        Shampoo's bound is 2√2·D·Tr√M; read as √2·D·Tr√M it is false, as the swing shows. That its
-        bound is the strongest is seen on these streams, not proved.
+        Projections are solved to a relative gap of {TOLERANCE:g}, their gaps in the bounds; ε = 0,
+        the pseudo-inverse, where the paper's preconditioners are singular. The paper's ‖X‖_op, the
+        diameter of the ball of radius D, is 2D. With η = √2·D one-sided Shampoo's bound is
+        2√2·D·Tr√M; read as √2·D·Tr√M it is false, as the swing shows. That its bound is the
+        strongest is seen on these streams, not proved.
 
         The paper states Theorem C.1 as an order. Tested is the sum of its lemmas' terms,
         √2·D(‖L‖_op‖R‖_* + ‖L‖_*‖R‖_op + ‖L‖_F‖R‖_F) at η = √2·D, beside the original
@@ -157,30 +150,23 @@ def measure(run: Run) -> Iterator[Item]:
     """
 
 
-def against_original(games: Rows, gains: dict[str, dict[int, float]]) -> Iterator[Item]:
+def against_original(games: Rows, gains: Rows) -> Iterator[Check]:
     """Check what Theorem C.1 gains, and the constant that Table 1 hides."""
-    stated = Rows()
-    for g in games.where(learner="Shampoo"):
+    shampoo = games.where(learner="Shampoo")
+    for g in shampoo:
         rank = rank_of(g.stream, g.shape)
-        promised = 2 / 3 * math.sqrt(rank * min(g.shape))
-        table = table_one(g.learned.gram, g.learned.column_gram, rank)
-        stated.append(Row(stream=g.stream, shape=g.shape, promised=promised, **table))
+        vars(g).update(table_one(g.learned.gram, g.learned.column_gram, rank))
+        g.share = g.gain.min() / (2 / 3 * math.sqrt(rank * min(g.shape)))
     name = "original/our bound over ⅔√(r·min(m, n)), smallest"
-    yield at_least(name, [s.gain.min() / s.promised for s in stated], 1 - ROUNDING)
-    flat = [abs(gain / (2 / 3 * side**2) - 1) for side, gain in gains["alternating"].items()]
+    yield at_least(name, shampoo.column("share"), 1 - ROUNDING)
+    flat = [(g.gain / (2 / 3 * g.side**2) - 1).abs() for g in gains.where(stream="alternating")]
     yield at_most("isometries m×m: largest |original/our bound over ⅔m² − 1|", flat, 1e-6)
-    yield at_most("one-sided/Shampoo bound, largest", [s.one_sided / s.ours for s in stated], 1.0)
+    yield at_most("one-sided/Shampoo bound, largest", [g.one_sided / g.ours for g in shampoo], 1.0)
     printed = [
-        games.one(stream="swing", learner="one-sided", shape=s.shape).regret / (s.one_sided / 2)
-        for s in stated.where(stream="swing")
+        games.one(stream="swing", learner="one-sided", shape=g.shape).regret / (g.one_sided / 2)
+        for g in shampoo.where(stream="swing")
     ]
     yield above("swing: one-sided Shampoo's regret over √2·D·Tr√M", printed, 1.0)
-    columns = {"stream": "stream", "shape": "shape", "our bound": "ours", "original": "original"}
-    columns |= {"gain": "gain", "one-sided bound": "one_sided"}
-    yield stated.listing("Shampoo's bound against the original, means over the games", columns)
-
-
-# ---------------------------------------------------------------------- beside the oracle
 
 
 def original_bound(shape: tuple[int, int], seed: int) -> Check:
@@ -204,35 +190,27 @@ def coarse_gaps(shape: tuple[int, int], seed: int) -> Check:
     return close(name, learner.gaps.numpy() / twin - 1)
 
 
-# ---------------------------------------------------------------------- figures
-
-
-def figures(
-    gains: dict[str, dict[int, float]], free: Game, kept: Game, horizons: tuple[int, ...]
-) -> Iterator[Figure]:
+def figure(gains: Rows, free: Game, kept: Game, horizons: tuple[int, ...]) -> Figure:
     """Show the gain by side, and the regret with and without the projection."""
-    lines = tuple(
-        Series(name, list(by_side), list(by_side.values()), style=style)
-        for style, (name, by_side) in enumerate(gains.items())
+    by_side = (
+        gains.where(stream=name).line(name, "side", lambda g: g.gain.item(), style)
+        for style, name in enumerate(SQUARES)
     )
-    labels = ("m×m matrices", "side m", "original bound/our bound")
-    yield Figure(
-        "gain",
-        "Shampoo's original bound over ours",
-        "On isometries (alternating) the gain is ⅔m², with rank one ⅔√m; Gaussian gradients are "
-        "close to isometries.",
-        (Panel(*labels, lines, "log", "log", marked=True),),
-    )
-    lines = (
+    turning = (
         Series("regret without the projection", horizons, free.regret.tolist(), style=0),
         Series("bound with the projection", horizons, kept.bound.tolist(), style=4),
     )
-    yield Figure(
-        "unprojected",
-        "Without the projection Shampoo's regret outgrows its bound",
-        "Gradients +E for half of the T rounds, then −E. Without the projection the regret grows "
-        "as T^{3/2}; with it, it is negative here.",
-        (Panel("turning stream", "horizon T", "regret", lines, "log", "log", marked=True),),
+    labels = ("m×m matrices", "side m", "original bound/our bound")
+    return Figure(
+        "gain",
+        "Shampoo's original bound over ours, and its regret without the projection",
+        "Left, on isometries (alternating) the gain is ⅔m², with rank one ⅔√m. Right, gradients +E "
+        "for half of the T rounds, then −E: without the projection the regret grows as T^{3/2}; "
+        "with it, it is negative here.",
+        (
+            Panel(*labels, tuple(by_side), "log", "log", marked=True),
+            Panel("turning stream", "horizon T", "regret", turning, "log", "log", marked=True),
+        ),
     )
 
 
