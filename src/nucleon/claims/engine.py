@@ -159,23 +159,15 @@ class Rows(list[Any]):
         lines = (tuple(_cell(cell(row)) for cell in cells) for row in self)
         return Table(title, tuple(columns), tuple(lines))
 
-    def grid(
-        self,
-        title: str,
-        rows: str,
-        columns: str,
-        value: Shown,
-        corner: str | None = None,
-        missing: str = "",
-    ) -> Table:
+    def grid(self, title: str, rows: str, columns: str, value: Shown) -> Table:
         """Return a table of two fields, with the value of the row that has both in its cell."""
         across, cell = self.different(columns), _shown(value)
         lines = list[tuple[Cell, ...]]()
         for down in self.different(rows):
             line = self.where(**{rows: down})
             cells = (line.where(**{columns: at}) for at in across)
-            lines.append((label(down), *(_cell(cell(c[0])) if c else missing for c in cells)))
-        return Table(title, (corner or rows, *map(label, across)), tuple(lines))
+            lines.append((label(down), *(_cell(cell(c[0])) if c else "" for c in cells)))
+        return Table(title, (rows, *map(label, across)), tuple(lines))
 
 
 def _shown(shown: Shown) -> Callable[[Any], Any]:

@@ -118,21 +118,17 @@ def measure(run: Run) -> Iterator[Item]:
     yield from departures(sources, games)
     yield from beside.against_oracle(beside.vector_games(dimension, radius=RADIUS, seed=run.seed))
 
-    for game in games:
-        game.where = f"{game.stream}, {BALLS[game.ball]}"
-    title = f"Regret / bound, means over the games, D = {RADIUS:g}"
-    yield games.grid(title, "where", "learner", "pair", "stream, ball", missing="—")
+    for ball, name in BALLS.items():
+        title = f"Regret / bound on the {name} ball, means over the games, D = {RADIUS:g}"
+        yield games.where(ball=ball).grid(title, "stream", "learner", "pair")
     yield figure(sources["alternating"], games.where(stream="alternating"))
     alpha, beta = theory.gaussian_ftpl_constants(dimension)
     yield f"""
         η is what makes each bound smallest, δ of FTRL the least that its bound allows. “Always” on
-        ℓ∞ is true of the bounds that the paper compares, without δ. FTRL's δ costs δD√(d/2) with
-        the scalar and δDd/√2 with the diagonal preconditioner, and where all coordinates are alike
-        that makes the diagonal bound the larger one.
-
-        Remark B.2 ranks bounds, not regrets. Gaussian FTPL plays the mean over its noise; its
-        leading constant is 2√(αβ) = {2 * math.sqrt(alpha * beta):.3f} against scalar FTRL's √2: the
-        same order, not the same bound.
+        ℓ∞ is true of the bounds that the paper compares, without δ: FTRL's δ costs δD√(d/2) with
+        the scalar and δDd/√2 with the diagonal preconditioner. Gaussian FTPL plays the mean over
+        its noise; its leading constant is 2√(αβ) = {2 * math.sqrt(alpha * beta):.3f} against scalar
+        FTRL's √2: the same order, not the same bound.
     """
 
 

@@ -111,7 +111,7 @@ def measure(run: Run) -> Iterator[Item]:
 
     for row in moments:
         row.at = f"λ = {row.noncentrality:g}"
-    yield moments.grid("E.2: (k−2)·E[1/χ²_k(λ)], at most 1", "degrees", "at", "share", "k")
+    yield moments.grid("E.2: (k−2)·E[1/χ²_k(λ)], at most 1", "degrees", "at", "share")
     lines, shares = list[Series](), [level("the bound", SHIFTS)]
     for k, style in zip(DEGREES, (0, 2, 3, 4), strict=True):
         shifted = moments.where(lambda m: m.noncentrality > 0, degrees=k)
