@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import nucleon
@@ -75,6 +76,8 @@ NOT_BUILT = {
 }
 """Models that their own default configuration, or two layers of it, does not make."""
 
+KINDS = {nn.Linear: "matrix", nn.Embedding: "adamw", nn.LayerNorm: "adamw"}
+
 
 def parts(config):
     """A configuration, and those within it."""
@@ -127,6 +130,11 @@ def test_every_base_model_is_routed_or_refused_with_an_override(name):
             return
     assert name not in REFUSED
     assert len(rows) == len(list(model.parameters()))
+    routes = {row.name: row for row in rows}
+    for path, module in model.named_modules():
+        if type(module) in KINDS and f"{path}.weight" in routes:
+            row = routes[f"{path}.weight"]
+            assert row.route == KINDS[type(module)] or "head" in row.reason, row
     texts = [str(w.message) for w in caught]
     fused = [text for text in texts if "in a layout not known here" in text]
     assert [f"{FUSED[name]}.weight" in text for text in fused] == [True] * (name in FUSED)

@@ -428,3 +428,23 @@ def test_stacks_of_experts_are_stored_as_transformers_says():
             assert spec == (f"b c {word}" if module.is_transposed else f"b {word} c"), kind
     assert tried >= {*fused.EXPERTS["transformers"], "MixtralExperts"} - {"Llama4TextExperts"}
     assert len(tried) > 50
+
+
+LLAMA = {"num_key_value_heads": 2, "num_attention_heads": 4, "hidden_size": 32, "head_dim": 8}
+LLAMA |= {"vocab_size": 32, "intermediate_size": 16, "num_local_experts": 2}
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_experts_of_llama4_are_cut_into_gate_and_up(half):
+    """silu(gate)·up is zero where either is: with one of them at zero, nothing comes out."""
+    torch.manual_seed(0)
+    cls, _ = class_of("Llama4TextExperts")
+    module = cls(transformers.Llama4TextConfig(**LLAMA))
+    spec, _ = fused.experts(module, "gate_up_proj")
+    with torch.no_grad():
+        for p in module.parameters():
+            p.normal_()
+        assert module(torch.randn(8, 32)).any()
+        (block,) = axes.parse(spec, tuple(module.gate_up_proj.shape))
+        block.region(module.gate_up_proj)[:, half].zero_()
+        assert not module(torch.randn(8, 32)).any()

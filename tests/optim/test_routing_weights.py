@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from peft import LoHaConfig, LoKrConfig, get_peft_model
+from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import prune
@@ -62,15 +62,23 @@ def test_what_a_weight_is_made_of_has_its_role_if_it_is_the_weight_up_to_a_scale
 # --------------------------------------------------------------------------------- adapters
 
 
-@pytest.mark.parametrize("make", [LoHaConfig, LoKrConfig], ids=["loha", "lokr"])
-def test_the_factors_of_adapters_are_matrices(make):
-    model = nn.Sequential(nn.Linear(8, 12), nn.Conv2d(4, 4, 3))
-    options = {"decompose_both": True, "decompose_factor": 2} if make is LoKrConfig else {}
-    model = get_peft_model(model, make(r=2, target_modules=["0", "1"], **options))
+ADAPTERS = {
+    "loha": (LoHaConfig, {}),
+    "lokr": (LoKrConfig, {"decompose_both": True, "decompose_factor": 2}),
+    "lora": (LoraConfig, {}),
+}
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_the_factors_of_adapters_are_matrices_but_those_of_an_embedding(case):
+    make, options = ADAPTERS[case]
+    model = nn.Sequential(nn.Linear(8, 12), nn.Conv2d(4, 4, 3), nn.Embedding(9, 8))
+    targets = ["0", "1", "2"] if make is LoraConfig else ["0", "1"]
+    model = get_peft_model(model, make(r=2, target_modules=targets, **options))
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     rows = {n: r for n, r in rows_of(model, head=None).items() if n in trained}
-    assert rows
-    assert all(re.search("hada_w|lokr_w", n) and r.route == "matrix" for n, r in rows.items())
+    assert rows and all(re.search("hada_w|lokr_w|lora_", name) for name in rows)
+    assert all((r.route == "matrix") != ("lora_embedding_" in n) for n, r in rows.items())
 
 
 # ---------------------------------------------------------------------------------- complex
