@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -42,12 +42,7 @@ class Halved(nucleon.Leon):
         return super().direction(total, smoothing, context) / 2
 
 
-MAKE = {
-    "muon": nucleon.Muon,
-    "leon": nucleon.Leon,
-    "pion": nucleon.Pion,
-    "halved": Halved,
-}
+MAKE = {"muon": nucleon.Muon, "leon": nucleon.Leon, "pion": nucleon.Pion, "halved": Halved}
 
 
 @lru_cache  # every process group that is made keeps threads of its own
@@ -77,12 +72,13 @@ class Net(nn.Module):
 
 
 def make_optimizer(method, model, **options):
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrices = [(n, p) for n, p in named if p.ndim >= 2]
-    vectors = [(n, p) for n, p in named if p.ndim < 2]
-    groups = [{"params": matrices}]
-    if vectors:
-        groups.append({"params": vectors, "route": "adamw", "lr": 1e-2})
+    """Group by the number of axes: a stack may lie on another mesh than the matrices."""
+    if "average" in options:  # whose model it must know
+        axes = {"*experts": {"axes": "b r c"}}
+        return MAKE[method].for_model(model, lr=0.05, head=None, overrides=axes, **options)
+    params = list(model.named_parameters())
+    groups = [{"params": [item for item in params if item[1].ndim == n]} for n in (2, 3, 1)]
+    groups[2] |= {"route": "adamw", "lr": 1e-2}
     return MAKE[method](groups, lr=0.05, weight_decay=0.1, **options)
 
 
@@ -98,56 +94,61 @@ def long_side(param):
 
 
 def layout(model, kind):
-    """Spread the model over the ranks; returns what is called to train it."""
-    size = dist.get_world_size()
+    """Spread the model over the ranks; returns what is called, and the share of this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     if kind == "ddp":
-        return DistributedDataParallel(model)
-    if kind in ("fsdp", "long"):
-        mesh = mesh_of(size)
-    elif kind == "hsdp":
-        mesh = mesh_of(2, size // 2)
-    elif kind == "tp":
-        mesh = mesh_of(size)
-        parallelize_module(model, mesh, TENSOR_PARALLEL)
-        return model
+        return DistributedDataParallel(model), (rank, size)
+    if kind == "tp":  # every rank sees the whole batch
+        parallelize_module(model, mesh_of(size), TENSOR_PARALLEL)
+        return model, (0, 1)
+    if kind == "both":
+        share = both_ways(model, TENSOR_PARALLEL)
+        assert [type(p).__name__ for p in model.up.weight.placements] == ["_StridedShard", "Shard"]
+        return model, (share, 2)
+    mesh = mesh_of(2, size // 2) if kind == "hsdp" else mesh_of(size)
     for module in (model.up, model.middle, model):
-        axis = long_side if kind == "long" else None
-        fully_shard(module, mesh=mesh, shard_placement_fn=axis)
-    return model
+        fully_shard(module, mesh=mesh, shard_placement_fn=long_side if kind == "long" else None)
+    return model, (rank, size)
+
+
+def both_ways(model, plan):
+    """Tensor parallel within, FSDP2 without: some matrices are cut twice along their rows."""
+    mesh = mesh_of(2, dist.get_world_size() // 2)
+    parallelize_module(model, mesh["inner"], plan)
+    fully_shard(model, mesh=mesh["outer"])
+    return mesh["outer"].get_local_rank()
 
 
 def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def train(method, kind, steps=3, dtype=torch.float64, **options):
-    """Train in a layout; the whole weights, the options aside, and what each rank keeps."""
-    model = Net(dtype)
-    called = layout(model, kind)
+def train(method, kind, steps=3, evaluates=False, **options):
+    """Train in a layout; the whole weights, and the losses of the average if it is evaluated."""
+    model, losses = Net(torch.float64), []
+    called, share = layout(model, kind)
     optimizer = make_optimizer(method, model, **options)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if kind == "tp":
-        rank, size = 0, 1  # every rank sees the whole batch
     for step in range(steps):
-        called(batch(step, rank, size, dtype)).backward()
+        called(batch(step, *share, torch.float64)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    kept = sum(
-        value.to_local().numel() if isinstance(value, DTensor) else value.numel()
-        for state in optimizer.state.values()
-        for key, value in state.items()
-        if key in ("total", "gram")
-    )
-    return {name: whole(p) for name, p in model.named_parameters()}, kept
+        if evaluates:
+            with torch.no_grad(), optimizer.averaged():
+                losses.append(called(batch(9, 0, 1, torch.float64)).item())
+    if evaluates:
+        averages, fresh = optimizer.averaged_state_dict(model), Net(torch.float64)
+        fresh.load_state_dict({name: whole(value) for name, value in averages.items()})
+        losses.append(fresh(batch(9, 0, 1, torch.float64)).item())
+    return {name: whole(p) for name, p in model.named_parameters()}, losses
 
 
-def train_alone(method, steps=3, dtype=torch.float64, shares=1, **options):
-    """Train in one process; gradients are averaged over `shares` parts, as DDP does."""
-    model = Net(dtype)
-    optimizer = make_optimizer(method, model, **options)
+def train_alone(method, steps=3, shares=1):
+    """The same in one process; gradients are averaged over `shares` parts, as DDP does."""
+    model = Net(torch.float64)
+    optimizer = make_optimizer(method, model)
     for step in range(steps):
         for rank in range(shares):
-            (model(batch(step, rank, shares, dtype)) / shares).backward()
+            (model(batch(step, rank, shares, torch.float64)) / shares).backward()
         optimizer.step()
         optimizer.zero_grad()
     return {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -207,27 +208,28 @@ def prescribed(
     (name, step): it is unfrozen, on all ranks, before that step. `changes` (step, option, value):
     it has that value from that step on.
     """
-    params = {}
-    for i, name in enumerate(SHAPES):
-        start = torch.full(SHAPES[name], 0.5, dtype=dtype)
-        kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
-        if kind == "columns" and name == "stack":
-            kind = "rows"
-        params[name] = spread(start, kind).requires_grad_(name not in dict(frozen))
+    layouts = dict.fromkeys(SHAPES, kinds)
+    if not isinstance(kinds, str):
+        layouts = {name: kinds[i % len(kinds)] for i, name in enumerate(SHAPES)}
+    if layouts["stack"] == "columns":
+        layouts["stack"] = "rows"
+    params = {
+        name: spread(torch.full(shape, 0.5, dtype=dtype), layouts[name]).requires_grad_()
+        for name, shape in SHAPES.items()
+    }
+    for name, _ in frozen:
+        params[name].requires_grad_(False)
     optimizer = MAKE[method](list(params.items()), lr=0.05, weight_decay=0.1, **options)
     rank = dist.get_rank() if dist.is_initialized() else 0
     for step in range(steps):
-        for i, (name, p) in enumerate(params.items()):
+        for name, p in params.items():
             gradient = gradient_of(name, step, dtype)
             if (name, step) in bad:
                 gradient[..., 0, 0] = float("nan")
             for row in (r for n, s, r in zero if (n, s) == (name, step)):
                 gradient[row:] = 0.0
-            kind = kinds if isinstance(kinds, str) else kinds[i % len(kinds)]
-            if kind == "columns" and name == "stack":
-                kind = "rows"
             p.requires_grad_(step >= dict(frozen).get(name, 0))
-            p.grad = spread(gradient, kind) if p.requires_grad else None
+            p.grad = spread(gradient, layouts[name]) if p.requires_grad else None
             if (name, step) in missing or (name, step, rank) in absent_on:
                 p.grad = None
         optimizer.param_groups[0].update({o: value for s, o, value in changes if s == step})
@@ -243,13 +245,12 @@ def train_scaled(placement, bad, scale):
     number of steps that were taken, and the last scale.
     """
     model = Net(torch.float32)
-    called = layout(model, "ddp")
+    called, share = layout(model, "ddp")
     optimizer = make_optimizer("leon", model, placement=placement)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-    rank, size = dist.get_rank(), dist.get_world_size()
     for step in range(4):
-        loss = called(batch(step, rank, size, torch.float32))
-        if step == 1 and rank == bad:
+        loss = called(batch(step, *share, torch.float32))
+        if step == 1 and share[0] == bad:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
         if scale is not None or step != 1:
@@ -300,33 +301,6 @@ def vectors(kind, bad, absent=None):
     return [whole(p) for p in params], counts
 
 
-def both_ways(model, plan):
-    """Tensor parallel within, FSDP2 without: some matrices are cut twice along their rows."""
-    mesh = mesh_of(2, dist.get_world_size() // 2)
-    parallelize_module(model, mesh["inner"], plan)
-    fully_shard(model, mesh=mesh["outer"])
-    return mesh["outer"].get_local_rank()
-
-
-def train_both_ways(placement, steps=3):
-    """A group for each mesh: an owner is one of the ranks of a mesh."""
-    model = Net(torch.float64)
-    share = both_ways(model, TENSOR_PARALLEL)
-    assert [type(p).__name__ for p in model.up.weight.placements] == ["_StridedShard", "Shard"]
-    named = dict(model.named_parameters())
-    experts = ("experts", named.pop("experts"))  # whole for tensor parallelism, on another mesh
-    matrices = [item for item in named.items() if item[1].ndim == 2]
-    groups = [{"params": params, "placement": placement} for params in (matrices, [experts])]
-    biases = [item for item in named.items() if item[1].ndim == 1]
-    groups.append({"params": biases, "route": "adamw", "lr": 1e-2})
-    optimizer = nucleon.Leon(groups, lr=0.05, weight_decay=0.1)
-    for step in range(steps):
-        model(batch(step, share, 2, torch.float64)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: whole(p) for name, p in model.named_parameters()}, None
-
-
 class Attention(nn.Module):
     """Logits of `heads` query and half as many key heads of 3 rows."""
 
@@ -349,7 +323,7 @@ def clipped(kind, recorded):
     model = Attention()
     first = [p.detach().clone() for p in model.parameters()]
     clip = nucleon.optim.QKClip(0.2)
-    share = 0
+    share = 0 if kind == "alone" else dist.get_rank() % 2
     if kind == "both":
         share = both_ways(model, {name: ColwiseParallel() for name in ("q_proj", "k_proj")})
     elif kind == "tp":
@@ -365,6 +339,10 @@ def clipped(kind, recorded):
         if recorded:
             clip.record("a", logits)
         logits.sum().backward()
+    if kind == "rows":  # shards of a model that ran whole
+        for linear in (model.q_proj, model.k_proj):
+            for name, p in list(linear.named_parameters()):
+                setattr(linear, name, nn.Parameter(spread(p.detach(), "rows")))
     clip.step()
     return first, [whole(p) for p in model.parameters()]
 
@@ -473,8 +451,6 @@ def weights_after(**options):
 
 
 def unsupported(case):
-    from torch.distributed.tensor import DTensor, Partial
-
     placed = [Partial()] if case == "partial" else [_StridedShard(0, split_factor=3)]
     mesh, part = mesh_of(dist.get_world_size()), torch.zeros(4, 6)
     param = DTensor.from_local(part, mesh, placed, run_check=False).requires_grad_()
@@ -515,24 +491,3 @@ def fail(fault, kind, rank):
             optimizer.step()
     except RuntimeError as error:
         raise RuntimeError(f"{error} after {time.monotonic() - start:.1f} s") from error
-
-
-def evaluated(method, kind, evaluates):
-    """Train in a layout, evaluating the average between the steps; the weights, and its losses."""
-    model = Net(torch.float64)
-    called = layout(model, kind)
-    options = {"head": None, "overrides": {"*experts": {"axes": "b r c"}}}
-    optimizer = MAKE[method].for_model(model, lr=0.05, average=0.3, **options)
-    rank, size, losses = dist.get_rank(), dist.get_world_size(), []
-    for step in range(3):
-        called(batch(step, rank, size, torch.float64)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if evaluates:
-            with torch.no_grad(), optimizer.averaged():
-                losses.append(called(batch(9, 0, 1, torch.float64)).item())
-    averages = optimizer.averaged_state_dict(model)
-    fresh = Net(torch.float64)
-    fresh.load_state_dict({name: whole(value) for name, value in averages.items()})
-    losses.append(fresh(batch(9, 0, 1, torch.float64)).item())
-    return {name: whole(p) for name, p in model.named_parameters()}, losses

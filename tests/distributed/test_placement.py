@@ -24,19 +24,42 @@ def test_every_layout_repeats_one_process_bit_for_bit(ranks4, kinds, placement):
         )
 
 
-@pytest.mark.parametrize("kinds", ["plain", "rows", "hsdp"])
-def test_half_precision_weights_random_rounding_and_options(ranks4, kinds):
-    options = {
-        "dtype": torch.bfloat16,
-        "stochastic_rounding": True,
-        "nesterov": True,
-    }
-    for extra in ({}, {"momentum_dtype": torch.bfloat16}):
-        expected, _ = prescribed("leon", "plain", **options, **extra)
-        results = ranks4(
-            "prescribed", method="leon", kinds=kinds, placement="owner", **options, **extra
-        )
-        check_same_bits(results, expected)
+HALF = {"dtype": torch.bfloat16, "stochastic_rounding": True, "nesterov": True}
+FROZEN = {"frozen": (("wide", 1), ("square", 2))}
+CASES = {  # layouts, options in one process, and those of the ranks that differ
+    "half precision": (("plain", "rows", "hsdp"), HALF, {}),
+    "bf16 momentum": (("plain", "rows", "hsdp"), HALF | {"momentum_dtype": torch.bfloat16}, {}),
+    # Four 4×6 matrices of one parameter, each in a call of its own: none decays more than once.
+    "a cut stack": (("rows",), {"largest_stack": 24}, {}),
+    # The momentum is that of the owner's state; the scale, of the weights that all ranks move.
+    "another momentum": (("plain", "rows"), {"changes": [(2, "momentum", 0.5)]}, {}),
+    "another scale": (("plain", "rows"), {"changes": [(2, "scale", "match-adamw")]}, {}),
+    # 7 rows over 4 ranks: rank 3 has one row. The others must not wait for it.
+    "a gradient missing on one rank": (
+        ("rows",),
+        {"zero": [("odd", step, 6) for step in range(4)]},
+        {"zero": (), "absent_on": [("odd", step, 3) for step in range(4)]},
+    ),
+    "unfrozen": (("plain", "rows"), FROZEN, {}),
+    "unfrozen, missing on one rank": (
+        ("plain",),
+        FROZEN,
+        {"absent_on": [("square", 2, 1)], "placement": "owner"},
+    ),
+}
+
+
+@pytest.mark.parametrize("placement", ["local", "owner"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_one_process_does_is_repeated_bit_for_bit(ranks4, case, placement):
+    layouts, options, other = CASES[case]
+    expected, _ = prescribed("leon", "plain", **options)
+    if "changes" in options:
+        before, _ = prescribed("leon", "plain")
+        assert not any(torch.equal(before[name], value) for name, value in expected.items())
+    given = {"placement": placement} | options | other
+    for kinds in layouts:
+        check_same_bits(ranks4("prescribed", method="leon", kinds=kinds, **given), expected)
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
@@ -53,40 +76,6 @@ def test_missing_and_bad_gradients_are_those_of_one_process(ranks4, kinds, place
         assert all(torch.equal(k, value) for k in kept)
 
 
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_a_gradient_missing_on_one_rank_counts_as_zero_there(ranks4, placement):
-    """The others must not wait, and the result is that of one process with zeros in its place."""
-    absent = [("odd", step, 3) for step in range(4)]  # 7 rows over 4 ranks: rank 3 has one row
-    expected, _ = prescribed("leon", "plain", zero=[("odd", step, 6) for step in range(4)])
-    results = ranks4(
-        "prescribed", method="leon", kinds="rows", placement=placement, absent_on=absent
-    )
-    check_same_bits(results, expected)
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-@pytest.mark.parametrize("kinds", ["plain", "rows"])
-@pytest.mark.parametrize("change", [("momentum", 0.5), ("scale", "match-adamw")], ids=str)
-def test_an_option_that_changes_is_that_of_the_next_step_on_all_ranks(
-    ranks2, change, kinds, placement
-):
-    """The momentum is that of the owner's state; the scale, of the weights that all ranks move."""
-    changes = [(2, *change)]
-    expected, _ = prescribed("leon", "plain", changes=changes)
-    before, _ = prescribed("leon", "plain")
-    assert not any(torch.equal(before[name], value) for name, value in expected.items())
-    options = {"kinds": kinds, "placement": placement, "changes": changes}
-    check_same_bits(ranks2("prescribed", method="leon", **options), expected)
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_a_stack_may_be_cut_between_calls(ranks4, placement):
-    """Four 4×6 matrices of one parameter, each in a call of its own: none decays more than once."""
-    expected, _ = prescribed("leon", "plain", largest_stack=24)
-    options = {"kinds": "rows", "placement": placement, "largest_stack": 24}
-    check_same_bits(ranks4("prescribed", method="leon", **options), expected)
-
-
 @pytest.mark.parametrize(
     ("placement", "route"),
     [("local", "matrix"), ("owner", "matrix"), ("local", "adamw")],
@@ -101,26 +90,15 @@ def test_a_gradient_in_parts_is_added_up(ranks4, placement, route):
 def test_vectors_are_counted_and_skipped_alike_on_every_rank(ranks4, bad):
     """Also where a rank holds nothing: any of them may be the one that writes a checkpoint."""
     expected, counts = vectors("plain", bad)
-    for found, counted in ranks4("vectors", kind="rows", bad=bad):
-        assert counted == counts
-        assert all(map(torch.equal, found, expected))
-    last_row = ranks4("vectors", kind="rows", bad=bad, absent=3)  # it holds nothing
-    for found, counted in last_row:
-        assert counted == counts
-        assert all(map(torch.equal, found, expected))
-
-
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_rows_that_are_cut_twice(ranks4, placement):
-    expected = train_alone("leon", shares=2)
-    for weights, _ in ranks4("train_both_ways", placement=placement):
-        for name, value in expected.items():
-            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
+    for absent in (None, 3):  # the last rank, which holds nothing
+        for found, counted in ranks4("vectors", kind="rows", bad=bad, absent=absent):
+            assert counted == counts
+            assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("kind", ["tp", "both"])
-def test_heads_that_are_cut_twice_are_clipped_as_in_one_process(ranks4, kind, recorded):
+@pytest.mark.parametrize("kind", ["replicated", "rows", "tp", "both"])
+def test_heads_are_clipped_as_in_one_process(ranks4, kind, recorded):
     """Float64 rounding of logits of order 1, which a rank computes of its own heads."""
     before, expected = clipped("alone", recorded)
     ratios = (expected[0] / before[0]).flatten(1).mean(1)
@@ -149,24 +127,13 @@ def test_a_bf16_wire_rounds_the_direction_alike_on_every_rank(ranks4):
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "long", "tp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "long", "tp", "both"])
 def test_training_in_a_layout_is_training_alone(ranks4, kind, placement):
     """Gradients are summed in another order: float64 rounding, amplified by a few steps."""
-    expected = train_alone("leon", shares=1 if kind == "tp" else 4)
+    expected = train_alone("leon", shares={"tp": 1, "both": 2}.get(kind, 4))
     for weights, _ in ranks4("train", method="leon", kind=kind, placement=placement):
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("kinds", ["plain", "rows"])
-@pytest.mark.parametrize("placement", ["local", "owner"])
-def test_what_is_unfrozen_enters_on_all_ranks_at_once(ranks2, kinds, placement):
-    """Also where one of them has no gradient of it in that step."""
-    frozen = (("wide", 1), ("square", 2))
-    absent = (("square", 2, 1),) if placement == "owner" and kinds == "plain" else ()
-    expected, _ = prescribed("leon", "plain", frozen=frozen)
-    options = {"method": "leon", "kinds": kinds, "placement": placement, "frozen": frozen}
-    check_same_bits(ranks2("prescribed", **options, absent_on=absent), expected)
 
 
 @pytest.mark.parametrize("placement", ["local", "owner"])
@@ -181,44 +148,46 @@ def test_a_scaled_loss_that_overflows_on_one_rank_is_skipped_on_all(ranks2, plac
             assert torch.equal(weights[name], value), name
 
 
-def test_ranks_that_differ_later_are_refused_as_well(ranks2):
-    for what, words in {
-        "lr": "updates of rank 1 differ from those of rank 0",
-        "group": "parameter 0 of group 1: rank 0 has 1 (4, 6)",
-    }.items():
-        for ok, message in ranks2.try_all("later", what=what):
-            assert not ok
-            assert words in message
+LATER = {
+    "lr": "updates of rank 1 differ from those of rank 0",
+    "group": "parameter 0 of group 1: rank 0 has 1 (4, 6)",
+}
+UNSUPPORTED = {
+    "partial": "ValueError: w is placed as P",
+    "strided": "ValueError: w is placed as _S",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "words"),
+    [("later", {"what": what}, words) for what, words in LATER.items()]
+    + [("unsupported", {"case": case}, words) for case, words in UNSUPPORTED.items()],
+)
+def test_ranks_that_differ_later_and_unsupported_placements_are_refused(
+    ranks2, name, argument, words
+):
+    for ok, message in ranks2.try_all(name, **argument):
+        assert not ok and words in message, message
+
+
+def test_a_rank_that_owns_nothing_of_a_group_does_not_differ(ranks2):
     first, second = ranks2("later", what="nothing")
-    assert first == second  # also on the rank that owns nothing of a group
-
-
-def test_unsupported_placements_are_refused_by_name(ranks2):
-    for case, words in {
-        "partial": "w is placed as P",
-        "strided": "w is placed as _S(0, 3)",
-    }.items():
-        for ok, message in ranks2.try_all("unsupported", case=case):
-            assert not ok, case
-            assert words in message
-            assert "ValueError" in message
+    assert first == second
 
 
 def test_a_divergence_is_noticed_on_every_rank(ranks2):
     for ok, message in ranks2.try_all("diverge"):
-        assert not ok
+        assert not ok and "differ" in message
         assert "after 2 steps: updates of rank" in message
-        assert "differ" in message
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "hsdp"])
 def test_evaluating_the_average_leaves_no_trace_in_the_training(ranks2, ranks4, kind):
     """FSDP2 keeps the whole weights of the root after a forward pass: of W̄, then of W."""
     ranks = ranks4 if kind == "hsdp" else ranks2
-    expected = ranks("evaluated", method="leon", kind=kind, evaluates=False)
-    for (weights, losses), (untouched, _) in zip(
-        ranks("evaluated", method="leon", kind=kind, evaluates=True), expected, strict=True
-    ):
+    options = {"method": "leon", "kind": kind, "average": 0.3}
+    expected, found = (ranks("train", evaluates=flag, **options) for flag in (False, True))
+    for (weights, losses), (untouched, _) in zip(found, expected, strict=True):
         assert all(torch.equal(weights[name], value) for name, value in untouched.items())
         assert losses[-2] == pytest.approx(losses[-1], rel=1e-12)  # inside, and as it was saved
         assert len({*losses[:-1]}) == 3

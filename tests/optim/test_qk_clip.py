@@ -1,12 +1,11 @@
-"""QK-clip: the logits of an explicit attention before and after, head by head."""
+"""QK-clip: the logits of an explicit attention before and after, head by head.
 
-import multiprocessing
+`tests/distributed` has several ranks.
+"""
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from nucleon.optim.qk_clip import QKClip
 
@@ -88,49 +87,36 @@ def test_the_bound_by_norms_needs_no_logits(key_heads):
 
 def test_a_fused_projection_is_watched_by_its_rows():
     attention, x = make(key_heads=2, fused=True)
-    logits = attention(x)
+    logits, size = attention(x), attention.head_dim
     clip = QKClip(0.5 * largest(logits).min().item())
-    size = attention.head_dim
     rows = {"query_rows": slice(0, 4 * size), "key_rows": slice(4 * size, 6 * size)}
     clip.watch("a", attention.qkv, attention.qkv, head_size=size, **rows)
     values = attention.qkv.weight[6 * size :].clone()
     clip.record("a", logits)
     clip.step()
     assert torch.equal(attention.qkv.weight[6 * size :], values)
-    torch.testing.assert_close(
-        largest(attention(x)),
-        torch.full((4,), clip.threshold, dtype=torch.float64),
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    caps = torch.full((4,), clip.threshold, dtype=torch.float64)
+    torch.testing.assert_close(largest(attention(x)), caps, rtol=1e-12, atol=1e-12)
 
 
-def test_what_was_seen_is_forgotten_and_only_training_counts():
+def test_only_finite_logits_of_training_count_and_each_of_them_once():
     attention, x = make()
     clip = QKClip.for_model(attention, threshold=1e-3)
+
+    def moves(*seen):
+        before = [p.clone() for p in attention.parameters()]
+        for inputs in seen:
+            attention(inputs)
+        clip.step()
+        return not all(map(torch.equal, attention.parameters(), before))
+
     attention.eval()
-    attention(x)
-    before = [p.clone() for p in attention.parameters()]
-    clip.step()
+    assert not moves(x)
     attention.train()
-    clip.step()
-    assert all(torch.equal(p, q) for p, q in zip(attention.parameters(), before, strict=True))
-    attention(x)
-    clip.step()
-    shrunk = [p.clone() for p in attention.parameters()]
-    clip.step()
-    assert all(torch.equal(p, q) for p, q in zip(attention.parameters(), shrunk, strict=True))
-
-
-def test_logits_that_are_not_finite_change_nothing():
-    attention, x = make()
-    clip = QKClip.for_model(attention, threshold=1e-3)
-    before = [p.clone() for p in attention.parameters()]
-    attention(x * torch.nan)
-    clip.step()
+    assert not moves(x * torch.nan)
     clip.record("", torch.full((4, 2, 2), torch.inf))
-    clip.step()
-    assert all(torch.equal(p, q) for p, q in zip(attention.parameters(), before, strict=True))
+    assert not moves()
+    assert moves(x) and not moves()
 
 
 def test_diagnostics_and_closing():
@@ -149,67 +135,21 @@ def test_diagnostics_and_closing():
     assert clip.diagnostics() == {} and not attention.q_proj._forward_hooks
 
 
-def clip_on_a_rank(rank, folder, cut, answers):
-    """Clip on a rank with its own inputs, and send the whole weights afterwards."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    attention, x = make(key_heads=2)
-    clip = QKClip.for_model(attention, threshold=0.1)
-    attention(x * (1 + rank))
-    if cut:
-        mesh = init_device_mesh("cpu", (2,))
-        for linear in (attention.q_proj, attention.k_proj):
-            for key, p in list(linear.named_parameters()):
-                setattr(linear, key, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
-    clip.step()
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in attention.parameters()]
-    answers.put((rank, [p.detach().tolist() for p in whole]))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("cut", [False, True], ids=["replicated", "sharded"])
-def test_ranks_with_other_batches_shrink_alike(cut, tmp_path):
-    """The oracle is one process whose batch is the one with the larger logits."""
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    arguments = (str(tmp_path), cut, answers)
-    ranks = [context.Process(target=clip_on_a_rank, args=(r, *arguments)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    weights = dict(answers.get(timeout=60) for _ in ranks)
-    for process in ranks:
-        process.join(60)
-    attention, x = make(key_heads=2)
-    before = [p.detach().clone() for p in attention.parameters()]
-    clip = QKClip.for_model(attention, threshold=0.1)
-    attention(x * 2)
-    clip.step()
-    for rank in range(2):
-        for p, got in zip(attention.parameters(), weights[rank], strict=True):
-            torch.testing.assert_close(
-                torch.tensor(got, dtype=torch.float64), p.detach(), rtol=1e-14, atol=1e-15
-            )
-    assert any(not torch.equal(p, b) for p, b in zip(attention.parameters(), before, strict=True))
-
-
 def test_bad_input_is_named():
     attention, _ = make()
-    with pytest.raises(ValueError, match="threshold"):
-        QKClip(0.0)
-    clip = QKClip()
-    with pytest.raises(ValueError, match="do not make heads"):
-        clip.watch("a", attention.q_proj, attention.k_proj, head_size=5)
-    clip.watch("a", attention.q_proj, attention.k_proj, head_size=3)
-    with pytest.raises(ValueError, match="watched already"):
-        clip.watch("a", attention.q_proj, attention.k_proj, head_size=3)
-    with pytest.raises(ValueError, match=r"\(…, 4, queries, keys\)"):
-        clip.record("a", torch.zeros(2, 3, 5, 5))
-    with pytest.raises(ValueError, match="not watched"):
-        clip.record("b", torch.zeros(4, 5, 5))
-    with pytest.raises(ValueError, match="no attention"):
-        QKClip.for_model(nn.Linear(3, 3))
+    projections, clip = (attention.q_proj, attention.k_proj), QKClip()
+    clip.watch("a", *projections, head_size=3)
     normed = Attention()
     normed.q_norm = nn.RMSNorm(3)
-    with pytest.raises(ValueError, match="no attention"):
-        QKClip.for_model(normed)
+    bad = [
+        ("threshold", lambda: QKClip(0.0)),
+        ("do not make heads", lambda: clip.watch("b", *projections, head_size=5)),
+        ("watched already", lambda: clip.watch("a", *projections, head_size=3)),
+        (r"\(…, 4, queries, keys\)", lambda: clip.record("a", torch.zeros(2, 3, 5, 5))),
+        ("not watched", lambda: clip.record("b", torch.zeros(4, 5, 5))),
+        ("no attention", lambda: QKClip.for_model(nn.Linear(3, 3))),
+        ("no attention", lambda: QKClip.for_model(normed)),
+    ]
+    for message, call in bad:
+        with pytest.raises(ValueError, match=message):
+            call()
