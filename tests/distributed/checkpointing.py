@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases import SHAPES, gradient_of, mesh_of, place, whole
+from cases import MAKE, SHAPES, gradient_of, mesh_of, place, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -18,7 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-import nucleon
 from nucleon.optim import consolidate
 
 
@@ -56,21 +55,18 @@ def make(model, placement, method="leon", **options):
     named = dict(model.named_parameters())
     first = ("tall", "odd")
     groups = [
-        {"params": [(n, named[n]) for n in SHAPES if n in first]},
-        {"params": [(n, named[n]) for n in SHAPES if n not in first]},
+        {"params": [(n, named[n]) for n in SHAPES if (n in first) is chosen]}
+        for chosen in (True, False)
     ]
     groups.append({"params": [("bias", named["bias"])], "route": "adamw", "lr": 1e-2})
-    kinds = {"leon": nucleon.Leon, "pion": nucleon.Pion, "muon": nucleon.Muon}
-    return kinds[method](groups, lr=0.05, weight_decay=0.1, placement=placement, **options)
+    return MAKE[method](groups, lr=0.05, weight_decay=0.1, placement=placement, **options)
 
 
 def go(model, optimizer, start, stop):
     for step in range(start, stop):
         for name, p in model.named_parameters():
-            if name == "bias":
-                gradient = gradient_of("tall", step, p.dtype)[0]
-            else:
-                gradient = gradient_of(name, step, p.dtype)
+            gradient = gradient_of("tall" if name == "bias" else name, step, p.dtype)
+            gradient = gradient[0] if name == "bias" else gradient
             if hasattr(p, "device_mesh"):
                 gradient = place(gradient, p.device_mesh, p.placements)
             p.grad = gradient
