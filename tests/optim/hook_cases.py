@@ -1,6 +1,5 @@
 """Methods of one's own beside slow NumPy twins, on the device that a test names."""
 
-import io
 import math
 
 import numpy as np
@@ -172,23 +171,6 @@ def diagnostics(device, method, dtype):
         assert norm * (1 - slack) <= found[f"{key}/update_norm"] <= norm * room * (1 + slack)
         ratio = LR * scale(twin) * length
         assert abs(found[f"{key}/update_ratio"] / ratio - 1) <= 64 * slack, name
-
-
-def state_dict(device, method, dtype):
-    run, again = Run(method, device, dtype), Run(method, device, dtype)
-    run.step(2)
-    file = io.BytesIO()
-    torch.save(run.optimizer.state_dict(), file)
-    file.seek(0)
-    again.optimizer.load_state_dict(torch.load(file, weights_only=True))
-    for name, param in run.params.items():
-        state, loaded = run.optimizer.state[param], again.optimizer.state[again.params[name]]
-        assert {*state} == {*loaded}
-        assert all(torch.equal(value, loaded[entry]) for entry, value in state.items())
-        again.params[name].data.copy_(param)
-    again.twins, again.steps = run.twins, run.steps
-    again.step()
-    again.check()
 
 
 def assigned(device, dtype):

@@ -36,44 +36,6 @@ def test_pion_rests_under_a_bound(momentum, steps):
         assert found == [True] * steps + [False] * 3
 
 
-@pytest.mark.parametrize("beta2", [None, 0.5, 0.98])
-def test_moments_fade_together(beta2):
-    """Whichever falls faster: both are kept until both are below tiny/eps, then both are zero."""
-    limits = torch.finfo(torch.float32)
-    least, decay = limits.tiny / limits.eps, 0.81 if beta2 is None else beta2
-    (weight,) = weights()
-    optimizer = nucleon.Leon([weight], momentum=0.9, beta2=beta2, method="eigh")
-    square = 1e-28 * gradient().double().square().sum().item()
-    total, trace, seen = square, square, set()
-    for step in range(500):
-        moved(optimizer, weight, 1e-14 * gradient() if step == 0 else torch.zeros(3, 4))
-        if step:
-            total, trace = 0.81 * total, decay * trace
-        faded = total < least and trace < least
-        state = optimizer.state[weight]
-        assert [bool(state[name].any()) for name in ("total", "gram")] == [not faded] * 2, step
-        seen.add((faded, total < least, trace < least))
-        if faded:
-            break
-    assert {faded for faded, *_ in seen} == {False, True}
-    assert beta2 is None or len(seen) == 3  # one of the two was below alone
-
-
-@pytest.mark.parametrize("none", [None, math.nan], ids=["None", "nan"])
-def test_a_step_that_is_none_does_not_count(none):
-    """A gradient that is missing or not finite leaves the count of quiet steps as it was."""
-    params = weights(2)  # of one stack
-    optimizer = nucleon.Leon(params, momentum=0.5, method="eigh")
-    for given in (gradient(), torch.zeros(3, 4), torch.zeros(3, 4)):
-        params[1].grad = gradient()
-        moved(optimizer, params[0], given)
-    params[1].grad = gradient()
-    quiet = optimizer.state[params[0]]["quiet"]
-    assert not moved(optimizer, params[0], none if none is None else torch.full((3, 4), none))
-    assert optimizer.state[params[0]]["quiet"].item() == quiet.item() == 2
-    assert optimizer.state[params[1]]["quiet"].item() == 0
-
-
 def test_a_direction_that_is_not_finite_is_skipped():
     class Odd(nucleon.Muon):
         def direction(self, total, smoothing, context):
