@@ -9,7 +9,7 @@ import pytest
 import scipy.optimize
 import torch
 
-from nucleon.claims.engine import Rows
+from nucleon.claims.engine import Row, Rows
 from nucleon.claims.timing import cost_model, projection_cost
 from nucleon.linalg import quadratic_projection
 from nucleon.online.learners import FTRL, OneSidedShampoo
@@ -21,12 +21,11 @@ F64 = torch.float64
 
 
 def timings(seconds, overhead=0.0):
-    return [
-        cost_model.Timing(m, a * m, k, overhead + seconds(m, a * m, k), overhead)
-        for m in (64, 128, 256)
-        for a in (1, 2, 4)
-        for k in (4, 8)
-    ]
+    points = itertools.product((64, 128, 256), (1, 2, 4), (4, 8))
+    return Rows(
+        Row(m=m, n=a * m, steps=k, seconds=overhead + seconds(m, a * m, k), overhead=overhead)
+        for m, a, k in points
+    )
 
 
 def test_the_fit_recovers_its_constants():
@@ -38,8 +37,8 @@ def test_the_fit_recovers_its_constants():
     assert found.explained == pytest.approx(1) and found.factor == pytest.approx(1)
     flops = cost_model.METHODS["augmented"].flops
     even = cost_model.fit("augmented", timings(lambda m, n, k: 1e-11 * flops(m, n, k)))
-    assert len(even.exponents()) == 3
-    assert all(a == pytest.approx(b) for a, b in even.exponents())
+    assert len(even.exponents) == 3
+    assert all(a == pytest.approx(b) for a, b in even.exponents)
     assert all(check.passed for check in cost_model.fit_checks(Rows([even])))
 
 
@@ -96,7 +95,7 @@ def test_nonnegative_least_squares_against_scipy(seed):
 
 
 def test_a_timed_round_of_faml_is_not_the_action_of_nothing():
-    assert cost_model.faml_round(cost_model.RoundInputs(6, 10, 1, 0))().any()
+    assert cost_model.faml_round(6, 10, 1, 0)().any()
 
 
 def test_the_parts_of_the_formulas():

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,32 +53,23 @@ FLOAT32 = 1e-3
 # ------------------------------------------------------------------ what is timed
 
 
-@dataclass(frozen=True)
-class RoundInputs:
-    """A round to be timed: S, G, M and FTPL's noise, in float32."""
-
-    m: int
-    n: int
-    steps: int
-    seed: int
-
-    def draw(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return S and G, (m, n), M, (m, m), and Z, (k, m, n)."""
-        drawn = noise.normal((SAMPLES + 2, self.m, self.n), seed=self.seed, dtype=torch.float32)
-        s, g = drawn[:2] / math.sqrt(self.n)
-        return s, g, g @ g.mT, drawn[2:]
+def inputs(m: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return S and G, (m, n), M, (m, m), and FTPL's Z, (k, m, n), in float32."""
+    drawn = noise.normal((SAMPLES + 2, m, n), seed=seed, dtype=torch.float32)
+    s, g = drawn[:2] / math.sqrt(n)
+    return s, g, g @ g.mT, drawn[2:]
 
 
-def augmented_round(problem: RoundInputs) -> Callable[[], Tensor]:
+def augmented_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     """Return the recursion as printed: T = (3I − B)/2, X ← TX, B ← TBT."""
-    s, g, gram, _ = problem.draw()
-    eye = torch.eye(problem.m)
+    s, g, gram, _ = inputs(m, n, seed)
+    eye = torch.eye(m)
 
     def step() -> Tensor:
         smoothing = gram + g @ g.mT
         square = s.square().sum() + smoothing.trace()
         x, b = s / square.sqrt(), (s @ s.mT + smoothing) / square
-        for _ in range(problem.steps):
+        for _ in range(steps):
             t = 1.5 * eye - 0.5 * b
             x, b = t @ x, t @ b @ t
         return x
@@ -86,16 +77,16 @@ def augmented_round(problem: RoundInputs) -> Callable[[], Tensor]:
     return step
 
 
-def coupled_round(problem: RoundInputs) -> Callable[[], Tensor]:
+def coupled_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     """Return the coupled inverse root of SSᵀ + M + GGᵀ, times S."""
-    s, g, gram, _ = problem.draw()
-    return lambda: augmented_coupled(s, gram + g @ g.mT, problem.steps)
+    s, g, gram, _ = inputs(m, n, seed)
+    return lambda: augmented_coupled(s, gram + g @ g.mT, steps)
 
 
-def ftpl_round(problem: RoundInputs) -> Callable[[], Tensor]:
+def ftpl_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     """Return the mean of the polar factors of S + LZ; Z is drawn before, as the formula has it."""
-    s, g, gram, z = problem.draw()
-    sequence = [newton_schulz()] * problem.steps
+    s, g, gram, z = inputs(m, n, seed)
+    sequence = [newton_schulz()] * steps
 
     def step() -> Tensor:
         factor = torch.linalg.cholesky_ex(gram + g @ g.mT).L
@@ -112,13 +103,13 @@ class Uncounted(Ledger):
         self.rounds, self.largest = self.rounds + 1, torch.ones_like(self.largest)
 
 
-def faml_round(problem: RoundInputs) -> Callable[[], Tensor]:
+def faml_round(m: int, n: int, steps: int, seed: int) -> Callable[[], Tensor]:
     """Return a round of the learner with the coupled root, in float64, without its ledger."""
-    _, g, _, _ = problem.draw()
+    g = inputs(m, n, seed)[1]
     # Well within the bound of 1 by its Frobenius norm, or every round takes SVDs to see that.
-    shape, gradient = (problem.m, problem.n), g.double() / (2 * g.norm())
-    learner = FAML(shape, method="coupled", dtype=torch.float64, validate=False)
-    learner.ledger = Uncounted(shape)
+    gradient = g.double() / (2 * g.norm())
+    learner = FAML((m, n), method="coupled", dtype=torch.float64, validate=False)
+    learner.ledger = Uncounted((m, n))
 
     def step() -> Tensor:
         action = learner.play()
@@ -133,8 +124,8 @@ def faml_round(problem: RoundInputs) -> Callable[[], Tensor]:
 class TimedMethod:
     """A round to be timed, its number of steps if fixed, and the parts of its formula."""
 
-    round: Callable[[RoundInputs], Callable[[], object]]
-    """Return the function that is timed."""
+    round: Callable[[int, int, int, int], Callable[[], object]]
+    """Return the function that is timed, of m, n, the steps and a seed."""
     flops: Callable[[int, int, int], float]
     steps: tuple[int, ...] = STEPS
 
@@ -159,29 +150,19 @@ METHODS: dict[str, TimedMethod] = {
 }
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The least CPU time of a round, and that of the same operations on tiny matrices."""
-
-    m: int
-    n: int
-    steps: int
-    seconds: float
-    overhead: float
-
-
-def timings(run: Run) -> dict[str, list[Timing]]:
+def timings(run: Run) -> Rows:
     """Return the least of a few CPU times each, as whatever else runs only adds to one.
 
-    The repeats go over all points in turn, so that a slow spell hits few.
+    The repeats go over all points in turn, so that a slow spell hits few. Beside the seconds is
+    the `overhead`, those of the same operations on tiny matrices.
     """
-    rows = (TINY, *run.pick(ROWS))
+    sizes = (TINY, *run.pick(ROWS))
     points = [
-        (name, RoundInputs(m, aspect * m, k, run.seed))
+        (name, m, aspect, steps)
         for name, method in METHODS.items()
-        for m, aspect, k in itertools.product(rows, run.pick(ASPECTS), method.steps)
+        for m, aspect, steps in itertools.product(sizes, run.pick(ASPECTS), method.steps)
     ]
-    rounds = {point: METHODS[point[0]].round(point[1]) for point in points}
+    rounds = {p: METHODS[p[0]].round(p[1], p[1] * p[2], p[3], run.seed) for p in points}
     least = dict.fromkeys(points, math.inf)
     run.progress.begin(len(points) * (REPEATS + 1))
     for repeat in range(REPEATS + 1):
@@ -191,68 +172,50 @@ def timings(run: Run) -> dict[str, list[Timing]]:
             if repeat:  # the first pass warms up
                 least[point] = min(least[point], time.process_time() - start)
             run.progress.advance(1, point[0])
-    measured: dict[str, list[Timing]] = {name: [] for name in METHODS}
-    for (name, p), seconds in least.items():
-        if p.m != TINY:
-            overhead = least[name, replace(p, m=TINY, n=p.n // p.m * TINY)]
-            measured[name].append(Timing(p.m, p.n, p.steps, seconds, overhead))
-    return measured
+    tiny = {(name, a, k): seconds for (name, m, a, k), seconds in least.items() if m == TINY}
+    return Rows(
+        Row(method=name, m=m, n=a * m, steps=k, seconds=seconds, overhead=tiny[name, a, k])
+        for (name, m, a, k), seconds in least.items()
+        if m != TINY
+    )
 
 
 # ------------------------------------------------------------------ the model
 
 
-class Fit(Row):
-    """seconds ≈ overhead + wide·(flops with n) + square·(flops without), wide and square ≥ 0."""
+def fit(name: str, timings: Rows) -> Row:
+    """Fit seconds ≈ overhead + wide·(flops with n) + square·(flops without), wide and square ≥ 0.
 
-    method: str
-    timings: list[Timing]
-    flops: list[float]
-    model: list[float]
-    wide: float
-    square: float
-
-    @property
-    def explained(self) -> float:
-        """Return the share of the variance of log seconds that the model explains."""
-        seconds = [math.log(t.seconds) for t in self.timings]
-        rest = sum((s - math.log(v)) ** 2 for s, v in zip(seconds, self.model, strict=True))
-        return 1 - rest / (statistics.pvariance(seconds) * len(seconds))
-
-    @property
-    def factor(self) -> float:
-        """Return the median factor between a time and the model, up or down."""
-        pairs = zip(self.timings, self.model, strict=True)
-        return math.exp(statistics.median(abs(math.log(t.seconds / v)) for t, v in pairs))
-
-    def exponents(self) -> list[tuple[float, float]]:
-        """Return the exponents of m, n/m and K in net seconds and in flops, by least squares."""
-        varied = 3 if len({t.steps for t in self.timings}) > 1 else 2
-        logs = [(math.log(t.m), math.log(t.n / t.m), math.log(t.steps)) for t in self.timings]
-        net = [max(t.seconds - t.overhead, 0.01 * t.seconds) for t in self.timings]
-        x = torch.tensor([[1.0, *values[:varied]] for values in logs], dtype=torch.float64)
-        y = torch.tensor([net, self.flops], dtype=torch.float64).log()
-        return [(a, b) for a, b in torch.linalg.lstsq(x, y.mT).solution[1:].tolist()]
-
-    def record(self) -> dict[str, object]:
-        """Return the constants, and the fields and flops of every point with its model."""
-        columns = zip(self.timings, self.flops, self.model, strict=True)
-        points = [{**asdict(t), "flops": flops, "model": v} for t, flops, v in columns]
-        constants = {"method": self.method, "wide": self.wide, "square": self.square}
-        return {**constants, "points": points}
-
-
-def fit(name: str, timings: list[Timing]) -> Fit:
-    """Fit by nonnegative least squares in relative errors: every row is divided by its time."""
-    method = METHODS[name]
-    flops = [method.flops(t.m, t.n, t.steps) for t in timings]
-    square = [method.square(t.m, t.n, t.steps) for t in timings]
-    rows = torch.tensor([[f - s, s] for f, s in zip(flops, square, strict=True)]).double()
-    times, start = torch.tensor([[t.seconds, t.overhead] for t in timings]).double().mT
+    It is in relative errors: every row is divided by its time. `explained` is the share of the
+    variance of log seconds that the model explains, `factor` the median factor between a time and
+    the model, up or down, and `exponents` those of m, n/m and K in net seconds and in flops.
+    """
+    points = [(t.m, t.n, t.steps) for t in timings]
+    flops, square = (
+        torch.tensor([formula(*p) for p in points], dtype=torch.float64)
+        for formula in (METHODS[name].flops, METHODS[name].square)
+    )
+    times, start = (
+        torch.tensor(timings.column(c), dtype=torch.float64) for c in ("seconds", "overhead")
+    )
+    rows = torch.stack([flops - square, square], 1)
     scale = rows.amax()  # a flop takes picoseconds
     constants = nonnegative(rows / scale / times[:, None], 1 - start / times) / scale
-    model, (wide, square) = (start + rows @ constants).tolist(), constants.tolist()
-    return Fit(method=name, timings=timings, flops=flops, model=model, wide=wide, square=square)
+    model = start + rows @ constants
+    apart, net = (times / model).log(), torch.maximum(times - start, 0.01 * times)
+    varied = 3 if len(set(timings.column("steps"))) > 1 else 2
+    logs = [[1.0, *map(math.log, (m, n / m, k)[:varied])] for m, n, k in points]
+    x, y = torch.tensor(logs, dtype=torch.float64), torch.stack([net, flops], 1).log()
+    return Row(
+        method=name,
+        wide=constants[0].item(),
+        square=constants[1].item(),
+        exponents=torch.linalg.lstsq(x, y).solution[1:].tolist(),
+        explained=1 - (apart.square().sum() / times.log().var() / (len(times) - 1)).item(),
+        factor=math.exp(statistics.median(apart.abs().tolist())),
+        model=model.tolist(),
+        _timings=timings,
+    )
 
 
 def nonnegative(a: Tensor, b: Tensor) -> Tensor:
@@ -272,13 +235,27 @@ def nonnegative(a: Tensor, b: Tensor) -> Tensor:
 
 def measure(run: Run) -> Iterator[Item]:
     """Time the four rounds over m, n and K, and fit."""
-    fits = run.keep(Rows(fit(name, measured) for name, measured in timings(run).items()))
+    timed = run.keep(timings(run))
+    fits = run.keep(Rows(fit(name, timed.where(method=name)) for name in METHODS))
     yield from fit_checks(fits)
     yield from counts(run.seed)
-    yield from shown(fits)
     small = FAML((2, *SMALL), method="coupled", dtype=torch.float64)
     gradients, twin = leaning((2, *SMALL), seed=run.seed), twins.gbpa("FAML", (2, *SMALL))
     yield from against_oracle([compare("FAML, coupled", small, gradients, twin)])
+    yield fits.listing(
+        "Fitted constants, and the exponents in the time / in the flops",
+        {
+            "method": "method",
+            "ps/flop with n": lambda f: 1e12 * f.wide,
+            "ps/flop of m³": lambda f: 1e12 * f.square,
+            "of m at fixed n/m, n/m and K": lambda f: ", ".join(
+                f"{time:.2f} / {flops:.2f}" for time, flops in f.exponents
+            ),
+        },
+    )
+    caption = "The least of several CPU times on one thread, and the fitted formula."
+    title = "Time of a round against the flop model"
+    yield Figure("time", title, caption, tuple(map(panel, fits)))
     yield from notes(f"""
         Times are the least CPU time of the process on one thread; they differ from run to run and
         from machine to machine, and the seed does not determine them. What starting the operations
@@ -295,7 +272,7 @@ def measure(run: Run) -> Iterator[Item]:
 def fit_checks(fits: Rows) -> Iterator[Check]:
     """Check the exponents and the share of the variance explained."""
     for f in fits:
-        row, *rest = (abs(a - b) for a, b in f.exponents())
+        row, *rest = (abs(a - b) for a, b in f.exponents)
         yield at_most(f"{f.method}: error of the exponent of m", row, ROW_EXPONENT)
         yield at_most(f"{f.method}: of n and K, the larger", rest, EXPONENT)
         yield at_least(f"{f.method}: variance of log time explained", f.explained, EXPLAINED)
@@ -304,8 +281,7 @@ def fit_checks(fits: Rows) -> Iterator[Check]:
 
 def counts(seed: int) -> Iterator[Check]:
     """Check the formulas against counted products, and what is timed against the oracle."""
-    problem = RoundInputs(*SMALL, CONVERGED, seed)
-    s, g, gram, z = (part.double().numpy() for part in problem.draw())
+    s, g, gram, z = (part.double().numpy() for part in inputs(*SMALL, seed))
     smoothing = gram + g @ g.T
     mean = learners.perturbed(lambda t: z)(s, smoothing, 0)
     exact = learners.augmented(s, smoothing)
@@ -321,45 +297,26 @@ def counts(seed: int) -> Iterator[Check]:
     ]
     yield close("flop formulas against counted products", *flops, limit=1e-12)
     timed = {"augmented": augmented_round, "coupled": coupled_round, "FTPL": ftpl_round}
-    values = [timed[n](problem)().double().numpy() - value for n, (_, value) in counted.items()]
+    values = [
+        timed[name](*SMALL, CONVERGED, seed)().double().numpy() - value
+        for name, (_, value) in counted.items()
+    ]
     yield close("what is timed, converged, against the reference's", *values, limit=FLOAT32)
 
 
-def shown(fits: Rows) -> Iterator[Item]:
-    """Show the constants and exponents, and times beside the model."""
-
-    def exponent(f: Fit, variable: int) -> str:
-        pairs = [f"{time:.2f} / {flops:.2f}" for time, flops in f.exponents()]
-        return pairs[variable] if variable < len(pairs) else ""
-
-    names = ("m at fixed n/m", "n/m", "K")
-    yield fits.listing(
-        "Fitted constants, and the exponents in the time / in the flops",
-        {
-            "method": "method",
-            "ps/flop with n": lambda f: 1e12 * f.wide,
-            "ps/flop of m³": lambda f: 1e12 * f.square,
-            **{name: lambda f, i=i: exponent(f, i) for i, name in enumerate(names)},
-            "Gflop/s in all": lambda f: sum(f.flops) / sum(t.seconds for t in f.timings) / 1e9,
-        },
-    )
-
-    def panel(f: Fit) -> Panel:
-        steps = max(t.steps for t in f.timings)
-        points = [p for p in zip(f.timings, f.model, strict=True) if p[0].steps == steps]
-        lines = list[Series]()
-        for aspect, style in ((1, 0), (max(t.n // t.m for t, _ in points), 4)):
-            chosen = [(t, model) for t, model in points if t.n == aspect * t.m]
-            m, words = [float(t.m) for t, _ in chosen], f"n = {aspect}m".replace("= 1m", "= m")
-            seconds, model = [t.seconds * 1e3 for t, _ in chosen], [v * 1e3 for _, v in chosen]
-            lines.append(Series(f"measured, {words}", m, seconds, style=style))
-            lines.append(Series(f"model, {words}", m, model, style=style + 1))
-        title = f"{f.method}, K = {steps}"
-        return Panel(title, "m", "ms a round", tuple(lines), "log", "log", marked=True)
-
-    caption = "The least of several CPU times on one thread, and the fitted formula."
-    title = "Time of a round against the flop model"
-    yield Figure("time", title, caption, tuple(map(panel, fits)))
+def panel(f: Row) -> Panel:
+    """Return times and the model over m, for the most steps, square and widest."""
+    points = [(t, v) for t, v in zip(f._timings, f.model, strict=True) if t.steps == STEPS[-1]]
+    points = points or list(zip(f._timings, f.model, strict=True))
+    lines = list[Series]()
+    for aspect, style in ((1, 0), (max(t.n // t.m for t, _ in points), 4)):
+        chosen = [(t, model) for t, model in points if t.n == aspect * t.m]
+        m, words = [float(t.m) for t, _ in chosen], f"n = {aspect}m".replace("= 1m", "= m")
+        seconds, model = [t.seconds * 1e3 for t, _ in chosen], [v * 1e3 for _, v in chosen]
+        lines.append(Series(f"measured, {words}", m, seconds, style=style))
+        lines.append(Series(f"model, {words}", m, model, style=style + 1))
+    title = f"{f.method}, K = {points[0][0].steps}"
+    return Panel(title, "m", "ms a round", tuple(lines), "log", "log", marked=True)
 
 
 CLAIM = Claim(
