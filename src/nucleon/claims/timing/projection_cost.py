@@ -4,8 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -29,8 +28,7 @@ from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg import quadratic_projection
 from nucleon.linalg.quadratic import Solver
 from nucleon.online import streams
-from nucleon.online.learners import FAML, FTRL, Learner, OneSidedShampoo
-from nucleon.online.regret import Ledger
+from nucleon.online.learners import FAML, FTRL, OneSidedShampoo
 
 SHAPE = ((128, 256), (32, 64))
 CAPTURED = ((20, 30, 40), (10, 15, 20))
@@ -49,19 +47,8 @@ TIME_RATIO = 20.0
 LINEAR = 3.0
 
 
-@dataclass(frozen=True)
-class Projection:
-    """min ⟨linear, X⟩ + ½Tr XᵀLX over ‖X‖_op ≤ 1, as a learner met it in a round."""
-
-    case: Mapping[str, Any]
-    """Learner, stream and round."""
-    linear: Tensor
-    left: Tensor
-    start: Tensor
-
-    def row(self, solver: str, tolerance: float, reached: float, **cost: float) -> Row:
-        """Return the row of a solver: iterations and seconds of processor time to a gap."""
-        return Row(**self.case, solver=solver, tolerance=tolerance, reached=reached, **cost)
+Problem = tuple[Tensor, Tensor, Tensor]
+"""C, L and a start: min ⟨C, X⟩ + ½Tr XᵀLX over ‖X‖_op ≤ 1, as a learner met it in a round."""
 
 
 def gradients(shape: tuple[int, int], mean: bool, seed: int) -> Callable[[int], Tensor]:
@@ -81,160 +68,148 @@ def _root(a: Tensor) -> Tensor:
     return (root + root.mT) / 2
 
 
-def of_shampoo(learner: OneSidedShampoo, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def of_shampoo(learner: OneSidedShampoo, gradient: Tensor) -> Problem:
     """Return the problem that answers G_t: linear = G_t − L_tX_t/η, L = L_t/η, from X_t; D = 1."""
     left = _root(learner.gram + gradient @ gradient.mT) / learner.eta
     return gradient - left @ learner.center, left, learner.center
 
 
-def of_ftrl(learner: FTRL) -> tuple[Tensor, Tensor, Tensor]:
+def of_ftrl(learner: FTRL) -> Problem:
     """Return the problem of the next action: linear = S_t, L = Λ_t^{1/2}; the start is −X_t."""
     return learner.total, _root(learner.smoothing()), -learner.start
 
 
-class Captured(NamedTuple):
-    """The problems of some rounds, FAML's seconds a round, and the regrets of all learners."""
-
-    problems: list[Projection]
-    faml: float
-    regrets: dict[str, float]
-
-
-def capture(stream: str, shape: tuple[int, int], rounds: tuple[int, ...], seed: int) -> Captured:
-    """Play a stream, and keep the problems of some rounds of Shampoo and FTRL."""
+def capture(
+    stream: str, shape: tuple[int, int], rounds: tuple[int, ...], seed: int
+) -> dict[str, Any]:
+    """Play a stream; return FAML's seconds a round, and problems of rounds of Shampoo and FTRL."""
     options: dict[str, Any] = {"dtype": torch.float64, "validate": False}
     projected: dict[str, Any] = {"solver": "douglas-rachford", "tolerance": 1e-4, **options}
     faml, ftrl = FAML(shape, **options), FTRL(shape, **projected)
     shampoo = OneSidedShampoo(shape, **projected)
-    learners: dict[str, Learner] = {"FAML": faml, "FTRL": ftrl, "one-sided Shampoo": shampoo}
-    ledgers = {name: Ledger(shape) for name in learners}
-    gradient_at, problems, seconds = gradients(shape, stream == STREAMS[1], seed), [], []
+    gradient_at, seconds = gradients(shape, stream == STREAMS[1], seed), list[float]()
+    problems = list[dict[str, Any]]()
     for t in range(1, rounds[-1] + 1):
-        gradient, case = gradient_at(t), {"stream": stream, "round": t}
-        if t in rounds:
-            case["learner"] = "one-sided Shampoo"
-            problems.append(Projection(case, *of_shampoo(shampoo, gradient)))
-        for name, learner in learners.items():
+        gradient, kept = gradient_at(t), t in rounds
+        if kept:
+            problem = of_shampoo(shampoo, gradient)
+            problems.append({"learner": "one-sided Shampoo", "round": t, "_problem": problem})
+        for learner in (faml, ftrl, shampoo):
             begun = time.process_time()
-            action = learner.play()
+            learner.play()
             learner.observe(gradient)
-            if name == "FAML":
+            if learner is faml:
                 seconds.append(time.process_time() - begun)
-            ledgers[name].record(gradient, action)
-        if t in rounds:
-            problems.append(Projection({**case, "learner": "FTRL"}, *of_ftrl(ftrl)))
-    regrets = {name: ledger.regret().item() for name, ledger in ledgers.items()}
-    return Captured(problems, statistics.median(seconds[5:]), regrets)
+        if kept:
+            problems.append({"learner": "FTRL", "round": t, "_problem": of_ftrl(ftrl)})
+    return {"seconds": statistics.median(seconds[5:]), "_problems": problems}
 
 
-def solve(problem: Projection) -> Iterator[Row]:
-    """Solve a problem with every solver of the library, to every gap it reaches and the next."""
+def solve(linear: Tensor, left: Tensor, start: Tensor) -> Iterator[dict[str, Any]]:
+    """Solve a problem with every solver of the library, to every gap it reaches and the next.
+
+    Seconds are processor time.
+    """
     for solver in SOLVERS:
         for tolerance in GAPS:
             begun = time.process_time()
             solution = quadratic_projection(
-                problem.linear,
-                problem.left,
+                linear,
+                left,
                 solver=solver,
                 tolerance=tolerance,
                 max_iterations=MOST.get(solver, MOST_ITERATIONS),
-                start=problem.start,
+                start=start,
             )
             cost = {"seconds": time.process_time() - begun, "iterations": int(solution.iterations)}
             reached = solution.relative_gap.item()
-            yield problem.row(solver, tolerance, reached, **cost)
+            yield {"solver": solver, "tolerance": tolerance, "reached": reached, **cost}
             if reached > tolerance:
                 break
 
 
-def textbook(problem: Projection) -> Iterator[Row]:
+def textbook(linear: Tensor, left: Tensor, start: Tensor) -> Iterator[dict[str, Any]]:
     """Solve a problem by projected gradient as the paper costs it: a full SVD of m×n a step.
 
     Accelerated with restarts and from the same start, but with no eigenbasis, no reduction to m×m
     and no closed form. The time to measure its gap is not counted.
     """
-    s, left, x = problem.linear, problem.left, problem.start
-    step, ahead, momentum, seconds = 1 / torch.linalg.eigvalsh(left)[-1], x, 1.0, 0.0
-    gaps = list(GAPS)
+    step, x, ahead, momentum = 1 / torch.linalg.eigvalsh(left)[-1], start, start, 1.0
+    gaps, seconds = list(GAPS), 0.0
     for k in range(1, MOST_ITERATIONS + 1):
         begun = time.process_time()
-        u, sigma, vt = torch.linalg.svd(ahead - step * (s + left @ ahead), full_matrices=False)
+        u, sigma, vt = torch.linalg.svd(ahead - step * (linear + left @ ahead), full_matrices=False)
         new = (u * sigma.clamp(max=1)) @ vt
         if ((ahead - new) * (new - x)).sum() > 0:
             momentum = 1.0  # it points uphill
         grown = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         x, ahead, momentum = new, new + (momentum - 1) / grown * (new - x), grown
         seconds += time.process_time() - begun
-        slope = s + left @ x
+        slope = linear + left @ x
         gap = (slope * x).sum() + torch.linalg.svdvals(slope).sum()
-        reached = (gap / -((s + slope) * x).sum() * 2).item()
+        reached = (gap / -((linear + slope) * x).sum() * 2).item()
         while gaps and 0 <= reached <= gaps[0]:
-            yield problem.row(TEXTBOOK, gaps.pop(0), reached, iterations=k, seconds=seconds)
+            cost = {"seconds": seconds, "iterations": k}
+            yield {"solver": TEXTBOOK, "tolerance": gaps.pop(0), "reached": reached, **cost}
         if not gaps:
             return
 
 
-class Costs(NamedTuple):
-    """The solved problems, FAML's seconds a round by stream, and how many rounds were captured."""
-
-    solved: Rows
-    faml: Mapping[str, float]
-    captured: int
-
-    def ratio(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
-        """Return the median time over a round of FAML; infinite unless every round reached it."""
-        return self._median("seconds", learner, stream, solver, tolerance) / self.faml[stream]
-
-    def steps(self, learner: str, stream: str, solver: str, tolerance: float = GAP) -> float:
-        """Return the median number of steps, infinite unless every round reached the gap."""
-        return self._median("iterations", learner, stream, solver, tolerance)
-
-    def _median(self, name: str, learner: str, stream: str, solver: str, tolerance: float) -> float:
-        key = {"learner": learner, "stream": stream, "solver": solver, "tolerance": tolerance}
-        reached = self.solved.where(lambda row: row.reached <= row.tolerance, **key)
-        enough = len(reached) == self.captured
-        return statistics.median(reached.column(name)) if enough else math.inf
+def median(solved: Rows, name: str, which: Mapping[str, str], tolerance: float = GAP) -> float:
+    """Return the median of a field; infinite unless the gap was reached in every round."""
+    rows = solved.where(lambda row: row.reached <= row.tolerance, tolerance=tolerance, **which)
+    enough = len(rows) == len(solved.different("round"))
+    return statistics.median(rows.column(name)) if enough else math.inf
 
 
-def cost_checks(costs: Costs) -> Iterator[Check]:
+def cost_checks(solved: Rows) -> Iterator[Check]:
     """Check what the projections cost, and how fast the solvers converge."""
-    where = ("one-sided Shampoo", STREAMS[0])
+    one_sided = {"learner": "one-sided Shampoo", "stream": STREAMS[0]}
+    gradient = {**one_sided, "solver": "projected-gradient"}
     name = f"one-sided, projected gradient to {GAP:g}: time over FAML's"
-    yield at_least(name, costs.ratio(*where, "projected-gradient"), TIME_RATIO)
+    yield at_least(name, median(solved, "ratio", gradient), TIME_RATIO)
     name = f"one-sided, any solver to {GAP:g}: fewest decompositions a round, FAML's is one"
-    yield at_least(name, [costs.steps(*where, solver) for solver in SOLVERS], TIME_RATIO)
-    steps = {g: costs.steps(*where, "projected-gradient", g) for g in GAPS}
+    steps = [median(solved, "iterations", {**one_sided, "solver": solver}) for solver in SOLVERS]
+    yield at_least(name, steps, TIME_RATIO)
+    steps = {g: median(solved, "iterations", gradient, g) for g in GAPS}
     rate = (steps[1e-8] - steps[1e-6]) / (steps[1e-6] - steps[1e-4])
     name = "one-sided, projected gradient: steps from 1e-6 to 1e-8 over those from 1e-4"
     yield at_most(name, rate, LINEAR)
-    slow = costs.solved.where(learner=where[0], stream=where[1], solver="frank-wolfe")
+    slow = solved.where(**one_sided, solver="frank-wolfe")
     last = {row.round: row.reached for row in slow}
     name = f"one-sided, Frank–Wolfe: smallest gap after {MOST['frank-wolfe']} steps"
     yield above(name, last.values(), GAP)
-    fewest = [costs.steps("FTRL", stream, TEXTBOOK) for stream in STREAMS]
+    ftrl = [{"learner": "FTRL", "stream": stream, "solver": TEXTBOOK} for stream in STREAMS]
+    fewest = [median(solved, "iterations", which) for which in ftrl]
     yield above(f"FTRL, textbook to {GAP:g}: fewest SVDs a round, FAML's is one", fewest, 1.0)
-    times = [costs.ratio("FTRL", stream, TEXTBOOK) for stream in STREAMS]
+    times = [median(solved, "ratio", which) for which in ftrl]
     yield above(f"FTRL, textbook to {GAP:g}: least time over FAML's", times, 1.0)
 
 
 def measure(run: Run) -> Iterator[Item]:
     """Capture the problems of some rounds and solve each."""
     shape, rounds = run.pick(SHAPE), run.pick(CAPTURED)
-    played = run.each(
-        cases(stream=STREAMS),
-        lambda stream: capture(stream, shape, rounds, run.seed)._asdict(),
+    games = run.each(cases(stream=STREAMS), lambda stream: capture(stream, shape, rounds, run.seed))
+    problems = [{"stream": game.stream, **problem} for game in games for problem in game._problems]
+    tried = run.each(
+        problems, lambda _problem: {"_solved": [*solve(*_problem), *textbook(*_problem)]}
     )
-    problems = [{"problem": problem} for game in played for problem in game.problems]
-    tried = run.each(problems, lambda problem: {"_rows": [*solve(problem), *textbook(problem)]})
-    rows = run.keep(Rows(row for each in tried for row in each._rows))
-    costs = Costs(rows, {game.stream: game.faml for game in played}, len(rounds))
-    yield from cost_checks(costs)
-    yield from shown(costs, shape)
-    columns = {f"regret, {name}": lambda g, n=name: g.regrets[n] for name in played[0].regrets}
-    yield played.listing(
-        f"FAML's round and the regrets after {rounds[-1]} rounds",
-        {"stream": "stream", "FAML, ms per round": lambda g: 1e3 * g.faml, **columns},
+    of_faml = {game.stream: game.seconds for game in games}
+    solved = run.keep(
+        Rows(
+            Row(
+                learner=problem.learner,
+                stream=problem.stream,
+                round=problem.round,
+                ratio=solution["seconds"] / of_faml[problem.stream],
+                **solution,
+            )
+            for problem in tried
+            for solution in problem._solved
+        )
     )
+    yield from cost_checks(solved)
+    yield from shown(solved, shape)
     yield from against_oracle(
         gbpa_games(("FAML", "FTRL"), [REFERENCE_SHAPE], seed=run.seed),
         projected_games(
@@ -253,25 +228,26 @@ def measure(run: Run) -> Iterator[Item]:
     """)
 
 
-def shown(costs: Costs, shape: tuple[int, int]) -> Iterator[Item]:
+def shown(solved: Rows, shape: tuple[int, int]) -> Iterator[Item]:
     """Show the steps of every solver, and its time, by the gap."""
     solvers, learners = (*SOLVERS, TEXTBOOK), ("one-sided Shampoo", "FTRL")
 
-    def steps(point: Mapping[str, Any], gap: float) -> str:
-        count = costs.steps(**point, tolerance=gap)
+    def steps(which: Mapping[str, str], gap: float) -> str:
+        count = median(solved, "iterations", which, gap)
         return "—" if math.isinf(count) else f"{count:g}"
 
     yield Rows(cases(learner=learners, stream=STREAMS, solver=solvers)).listing(
         f"Steps of a projection, {label(shape)}; —: not within {MOST_ITERATIONS}, of Frank–Wolfe "
         f"{MOST['frank-wolfe']}",
-        {"learner, stream, solver": lambda point: ", ".join(point.values())}
-        | {f"gap {g:g}": lambda point, g=g: steps(point, g) for g in GAPS},
+        {"learner, stream, solver": lambda which: ", ".join(which.values())}
+        | {f"gap {g:g}": lambda which, g=g: steps(which, g) for g in GAPS},
     )
 
     def panel(learner: str, stream: str) -> Panel:
         lines = list[Series]()
         for style, solver in enumerate(solvers):
-            ratios = {g: costs.ratio(learner, stream, solver, g) for g in GAPS}
+            which = {"learner": learner, "stream": stream, "solver": solver}
+            ratios = {g: median(solved, "ratio", which, g) for g in GAPS}
             kept = {g: r for g, r in ratios.items() if math.isfinite(r)}
             lines.append(Series(solver, list(kept), list(kept.values()), style=style))
         labels = ("relative gap", "time, in rounds of FAML")
