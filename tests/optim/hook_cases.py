@@ -94,7 +94,7 @@ class Run:
         self.dtype = dtype
         self.params = {n: x.clone().to(device).requires_grad_() for n, x in start.items()}
         group = {"params": [*self.params.items()], "axes": [axes for _, axes in PLACES.values()]}
-        self.optimizer = make([group], LR, MOMENTUM, weight_decay=DECAY, **options, **more)
+        self.optimizer = make([group], LR, momentum=MOMENTUM, weight_decay=DECAY, **options, **more)
         self.twins = {
             (name, i): twin(w.double(), LR, MOMENTUM, decay=DECAY)
             for name, x in start.items()

@@ -209,10 +209,10 @@ def test_axes_that_are_not_specs_are_refused():
 def test_a_state_of_other_axes_is_refused():
     wide = nucleon.Leon([torch.zeros(6, 4, requires_grad=True)])
     split = nucleon.Leon([torch.zeros(6, 4, requires_grad=True)], axes="(b=2 r) c")
-    with pytest.raises(ValueError, match=r"saved with axes='r c'.*has axes='\(b=2 r\) c'"):
+    with pytest.raises(ValueError, match=r"other axes of 0; .*'r c'"):
         split.load_state_dict(wide.state_dict())
     across = nucleon.Leon([torch.zeros(4, 4, requires_grad=True)], axes="c r")  # of equal shapes
-    with pytest.raises(ValueError, match="has axes='c r'"):
+    with pytest.raises(ValueError, match="other axes of 0"):
         across.load_state_dict(nucleon.Leon([torch.zeros(4, 4, requires_grad=True)]).state_dict())
 
 
@@ -227,8 +227,7 @@ def test_one_override_takes_a_state_of_other_axes_in_many_layers():
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     saved.step()
-    more = r"parameter 0\.up\.weight, .*, and 4 more differ"
-    with pytest.raises(ValueError, match=more) as refused:
+    with pytest.raises(ValueError, match=r"other axes of 0\.up\.weight, ") as refused:
         nucleon.Leon.for_model(model, head=None).load_state_dict(saved.state_dict())
     told = ast.literal_eval(str(refused.value).partition("overrides=")[2])
     assert told == {"*up.weight": {"axes": "(b=2 r) c"}, "1.gate.weight": {"axes": "c r"}}

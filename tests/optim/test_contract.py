@@ -235,7 +235,7 @@ def of_version(state, version):
 
 
 FOREIGN = {
-    "another method": (nucleon.Muon, "is of 'muon/.*optimizer that wrote it"),
+    "another method": (nucleon.Muon, "is of muon/.*optimizer and version of nucleon that wrote it"),
     "another shape": (
         lambda p: nucleon.Leon(parameters(shapes=[(4, 7), (3, 3)])),
         "models differ",
@@ -246,8 +246,8 @@ FOREIGN = {
         lambda p: torch.optim.AdamW([{"params": [x]} for x in p]),
         "another optimizer.*converted",
     ),
-    "of version 3": ("leon/3", "'leon/3', this version reads 'leon/4'"),
-    "of a version to come": (("leon/9", ()), "'leon/9', this version reads 'leon/4'"),
+    "of version 3": ("leon/3", "is of leon/3, this optimizer is leon/4"),
+    "of a version to come": (("leon/9", ()), "is of leon/9, this optimizer is leon/4"),
 }
 
 
@@ -284,29 +284,13 @@ def test_load_hooks_are_heard():
 
 DAMAGE = {
     "empty": lambda s: s.clear(),
-    "number for a state": lambda s: s["state"].update({0: 3}),
-    "tensor for a state": lambda s: s["state"].update({1: torch.ones(2)}),
     "no axes": lambda s: s["state"][0].pop("axes"),
-    "extra": lambda s: s["state"][0].update(extra=1),
-    "number": lambda s: s["state"][0].update(total=3),
-    "integers": lambda s: s["state"][0].update(total=s["state"][0]["total"].long()),
     "missing": lambda s: s["state"][0].pop("gram"),
-    "negative gram": lambda s: s["state"][0]["gram"].neg_(),
-    "asymmetric gram": lambda s: s["state"][0]["gram"][0, 1, 2].mul_(1.1),
-    "gram beyond its diagonal": lambda s: (
-        s["state"][0]["gram"][0].sub_(2 * s["state"][0]["gram"][0].trace())
-    ),
-    "quiet": lambda s: s["state"][0]["quiet"].fill_(-1),
-    "skipped": lambda s: s["state"][0]["skipped"].fill_(-1),
-    "step": lambda s: s["state"][0]["step"].fill_(-1),
-    "AdamW's step": lambda s: s["state"][1]["step"].fill_(-1),
-    "AdamW's v": lambda s: s["state"][1]["exp_avg_sq"][0].neg_(),
     "nan": lambda s: s["state"][0]["gram"][0, 0, 0].fill_(torch.nan),
     "inf": lambda s: s["state"][0]["total"][1, 2].fill_(torch.inf),
     "of a wider dtype": lambda s: s["state"][0].update(
         total=torch.full((4, 6), 1e39, dtype=torch.float64)
     ),
-    "option": lambda s: s["param_groups"][0].pop("certify"),
     "certify": lambda s: s["param_groups"][0].update(certify=True),
     "lr": lambda s: s["param_groups"][0].update(lr=-2.0),
     "groups": lambda s: s["param_groups"].append(s["param_groups"][0]),
@@ -319,8 +303,9 @@ def matrix_and_vector():
 
 
 SAID = {
-    "nan": "'gram'.*not finite.*parameter 0",
-    "of a wider dtype": "not finite in torch.float32 for parameter 0; they are in torch.float64: load",
+    "nan": "'gram' of parameter 0.*not finite",
+    "inf": "'total' of parameter 0.*not finite",
+    "of a wider dtype": "parameter 0, saved in torch.float64, is not finite in torch.float32",
 }
 
 
@@ -335,22 +320,6 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage):
     with nothing_changes(optimizer), pytest.raises(ValueError, match=said):
         optimizer.load_state_dict(state)
     train(optimizer, params, 1)
-
-
-@every_method
-@pytest.mark.parametrize("scale", [1e-25, 1e-19, 1.0, 1e18])
-def test_a_gram_matrix_of_any_gradients_is_no_damage(make, scale):
-    """Nor are its terms that left the range of the dtype: rows far apart in size."""
-    params = parameters(shapes=[(6, 400), (3, 7, 5)])
-    optimizer = make(params, lr=0.1)
-    for round_ in range(3):
-        give_gradients(params, round_)
-        for p in params:
-            p.grad *= scale * torch.logspace(0, -30, p.shape[-2])[:, None]
-        optimizer.step()
-    other = make(parameters(shapes=[(6, 400), (3, 7, 5)]))
-    other.load_state_dict(optimizer.state_dict())
-    assert_same(all_state(optimizer), all_state(other))
 
 
 class Twice(nucleon.Pion):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import nucleon
-from nucleon.optim import MatrixOptimizer, of_potential
+from nucleon.optim import of_potential
 from nucleon.optim.engines.work import facts_of
 from optim import hook_cases as cases
 
@@ -85,8 +85,6 @@ def zero(self, total, smoothing, context):
 def test_what_a_class_must_say_is_asked_for():
     with pytest.raises(ValueError, match=r"kernel must be one of .*got 'nonsense'"):
         of_potential(kernel="nonsense")
-    with pytest.raises(TypeError, match="Odd has no name; write name ="):
-        type("Odd", (MatrixOptimizer,), {"direction": zero})([torch.zeros(2, 3)])
 
 
 @pytest.mark.parametrize("to", ["body", "mixin", "class", "instance"])

@@ -103,7 +103,7 @@ def test_another_order_of_groups_is_matched_with_their_options():
 def test_groups_that_divide_the_names_otherwise_are_refused():
     saved = trained([{"params": weights("a", "b")}, {"params": weights("c", "d")}]).state_dict()
     optimizer = nucleon.Leon([{"params": weights("a", "c")}, {"params": weights("b", "d")}])
-    with pytest.raises(ValueError, match=r"a, b, c with parameters .* in other groups"):
+    with pytest.raises(ValueError, match=r"has a, c in several groups"):
         optimizer.load_state_dict(saved)
     assert all(total.eq(0).all() for total in totals(optimizer).values())
 

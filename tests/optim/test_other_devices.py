@@ -210,24 +210,6 @@ def test_norms_and_the_exact_polar_factor_are_computed_on_the_cpu(another_device
         assert norm.item() == pytest.approx(value.item(), rel=1e-6)
 
 
-def test_float64_moments_are_refused_before_anything_is_made(another_device):
-    with pytest.raises(TypeError, match="momentum_dtype=None"):
-        nucleon.Muon([("weight", parameters([(2, 3)])[0])], momentum_dtype=torch.float64)
-
-
-def test_a_state_with_float64_can_be_loaded_there(monkeypatch):
-    params = parameters()
-    optimizer = nucleon.Leon(params, certify=True, momentum_dtype=torch.float64)
-    train(optimizer, params)
-    saved = optimizer.state_dict()
-    monkeypatch.setattr(_checks, "COMPLETE", ())
-    there = parameters()
-    other = nucleon.Leon(there, certify=True)
-    other.load_state_dict(saved)
-    assert not [x for s in other.state.values() for x in s.values() if x.dtype == torch.float64]
-    train(other, there)
-
-
 # ---------------------------------------------------------------- and it computes the same
 
 

@@ -65,7 +65,7 @@ def test_leon_follows_algorithm_3(options, own):
     params = [torch.nn.Parameter(gradients(shape, 1, 9)[0]) for shape in SHAPES]
     streams = [gradients(shape, 5, i) for i, shape in enumerate(SHAPES)]
     twins = [LeonTwin(p.detach(), 0.1, 0.9, **twin_options(options), **own) for p in params]
-    run(nucleon.Leon(params, 0.1, 0.9, method="eigh", **options, **own), params, streams)
+    run(nucleon.Leon(params, 0.1, momentum=0.9, method="eigh", **options, **own), params, streams)
     check(params, twins, streams, options)
 
 
@@ -76,7 +76,9 @@ def test_pion_follows_algorithm_2(samples, own):
     shapes = [(3, 7), (4, 4), (7, 3)]
     params = [torch.nn.Parameter(gradients(shape, 1, 9)[0]) for shape in shapes]
     streams = [gradients(shape, 5, i) for i, shape in enumerate(shapes)]
-    optimizer = nucleon.Pion(params, 0.1, 0.9, samples=samples, method="svd", seed=7, **own)
+    optimizer = nucleon.Pion(
+        params, 0.1, momentum=0.9, samples=samples, method="svd", seed=7, **own
+    )
     for index, (param, stream) in enumerate(zip(params, streams, strict=True)):
         m, n = sorted(param.shape)
         literal = own.get("smoothing_scale") == "literal"

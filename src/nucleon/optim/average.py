@@ -16,7 +16,7 @@ Under FSDP2 and tensor parallelism each rank stores its shard; otherwise every r
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,29 +186,13 @@ class Averaging:
         part.copy_(torch.where(count > 0, shards.local(param.detach()), part))
         return {"average": average, "averaged": count}
 
-    def reconciled(
-        self, saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """Return a saved state with the entries of this optimizer; a missing W̄ starts at zero."""
-        states = {key: dict(entries) for key, entries in saved["state"].items()}
-        begun = [entries for entries in states.values() if entries]
-        if self.average is not None and all("average" in entries for entries in begun):
-            return {**saved, "state": states}
-        for entries in begun:
-            entries.pop("average", None)
-            entries.pop("averaged", None)
-        if self.average is not None:
+    def restart_missing(self, states: States, saved: Iterable[Mapping[str, Any]]) -> None:
+        """Restart the average of loaded states if a saved one has none."""
+        if self.average is not None and any(s and "average" not in s for s in saved):
             warn(
                 f"the loaded state has no average; average={self.average} starts with the next step"
             )
-            for saved_group, group in zip(saved["param_groups"], groups, strict=True):
-                for key, param in zip(saved_group["params"], group["params"], strict=True):
-                    if states.get(key):
-                        dtype = torch.complex64 if param.is_complex() else torch.float32
-                        zero = torch.zeros((), dtype=dtype, device=param.device)
-                        states[key]["average"] = zero.expand(param.shape)
-                        states[key]["averaged"] = torch.zeros((), dtype=torch.int64)
-        return {**saved, "state": states}
+            self.restart(states)
 
     def restart(self, states: States) -> None:
         """Restart the average at the next step."""
@@ -275,36 +259,12 @@ class Averaging:
             yield
 
     def state_dict(self, states: States, model: nn.Module) -> dict[str, Any]:
-        """Return `model.state_dict()` with W̄ in place of the parameters."""
-        self._require()
-        self.refuse("averaged_state_dict()")
-        _reshard(model)
-        begun = self._begun(states)
-        missing = [
-            name
-            for name, param in model.named_parameters()
-            if param.requires_grad and param not in states
-        ]
-        if missing:
-            warn(
-                f"{len(missing)} trainable parameters, such as {missing[0]}, are not in this "
-                f"optimizer, so averaged_state_dict has them as they are; with several optimizers "
-                f"save the model inside the averaged() of each"
-            )
-        values = model.state_dict(keep_vars=True)
-        present = {id(value) for value in values.values()}
-        if not all(id(param) in present for param in model.parameters() if param in begun):
-            # A hook of the model replaces some tensors, such as torchtitan's fused weights.
-            with self.swapped(states, model):
-                values = model.state_dict()
-                for name, value in values.items():
-                    values[name] = value.clone() if isinstance(value, Tensor) else value
-                return values
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                state = begun.get(value)
-                values[name] = state["average"].to(value.dtype) if state else value.detach()
-        return values
+        """Return a copy of `model.state_dict()` with W̄ in place of the parameters."""
+        with self.swapped(states, model):
+            return {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in model.state_dict().items()
+            }
 
     def _begun(self, states: States) -> dict[Tensor, State]:
         """Return the states with an average; none before the first step, when W̄ is zero; syncs."""

@@ -13,15 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from operator import is_, is_not, itemgetter
-from typing import Any, ClassVar, Self, get_args, overload
+from operator import is_, itemgetter
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from nucleon import _checks
 from nucleon.certificate import Certificate
 from nucleon.optim import groups, options, saving, state, worklist
 from nucleon.optim.average import Averaging
@@ -41,11 +40,7 @@ class MatrixOptimizer(Optimizer, ABC):
         params: 2-D parameters and 3-D stacks of matrices, or groups of them.
         lr: learning rate, a number or a one-element tensor (0.02, usual in practice; the theory's
             is its radius D, see `nucleon.online.o2nc.plan`).
-        momentum: β₁ of Ĝ ← β₁Ĝ + G (0.95, usual in practice; the theory's is its discount γ).
-        average: mean age of the iterates in their average, a fraction of the run or a number of
-            steps, see `nucleon.optim.average` (None: no average is kept).
-        average_dtype: dtype of the average (None: float32, or float64 for float64 parameters).
-        kwargs: `own_options` of the class, and those of `Options`.
+        given: `own_options` of the class, and those of `Options`.
     """
 
     name: ClassVar[str]
@@ -58,8 +53,6 @@ class MatrixOptimizer(Optimizer, ABC):
     infos: dict[Tensor, ParameterInfo]
     """Name, axes and routing of each parameter."""
     _averaging: Averaging
-    _numbers: frozenset[int] = frozenset()
-    """Numbers of the noise streams in a loaded state, which new parameters must not reuse."""
     _routed: bool = False
     """True if `for_model` constructed the optimizer."""
     _left_out: tuple[ParameterRow, ...] = ()
@@ -81,45 +74,24 @@ class MatrixOptimizer(Optimizer, ABC):
     _last_rates: Sequence[float | Tensor] = ()
     """Rates of the groups at the last step; a scheduler may have changed them since."""
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = options.LR,
-        momentum: float = options.MOMENTUM,
-        *,
-        average: float | None = None,
-        average_dtype: torch.dtype | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if not isinstance(getattr(self, "name", None), str):
-            raise TypeError(
-                f'{type(self).__name__} has no name; write name = "…" in the class, for '
-                f"states, reports and diagnostics"
-            )
-        defaults = {"lr": lr, "momentum": momentum, **self._option_defaults()}
-        if (route := kwargs.get("route", "matrix")) != "matrix":
-            _checks.choice("route", route, get_args(options.Route))
-            raise ValueError(
-                f"route={route!r} is for a group, whose options are AdamW's; pass "
-                f'{type(self).__name__}([{{"params": [...], "route": "adamw", "lr": 1e-3}}])'
-            )
-        if unknown := sorted(set(kwargs) - set(defaults)):
-            raise options.unknown(type(self).__name__, unknown, defaults)
+    def __init__(self, params: Any, lr: float | Tensor = options.LR, **given: Any) -> None:
+        defaults = self._option_defaults()
+        accepted = {"lr", *defaults} - {"route"}
+        if unknown := sorted(given.keys() - accepted):
+            raise options.unknown(type(self).__name__, unknown, accepted)
+        defaults |= {"lr": lr, "nucleon": f"{self.name}/{state.VERSION}", **given}
         self.infos = {}
-        self._averaging = Averaging(average, average_dtype)
-        defaults.pop("axes")  # a fact of each parameter, not an option of a group
-        axes = {"axes": kwargs.pop("axes")} if "axes" in kwargs else {}
-        given_groups = groups.as_groups(params, axes, type(self).__name__)
-        tag = f"{self.name}/{state.VERSION}"
-        super().__init__(given_groups, {**defaults, **kwargs, "nucleon": tag})
+        self._averaging = Averaging(defaults.pop("average"), defaults.pop("average_dtype"))
+        axes = defaults.pop("axes")  # a fact of each parameter, not an option of a group
+        super().__init__(groups.as_groups(params, axes, type(self).__name__), defaults)
 
     @classmethod
     def _option_defaults(cls) -> dict[str, Any]:
-        """Return all options with their defaults, shared ones and those of the class."""
-        own_options: dict[str, Any] = {}
+        """Return all options but `lr` with their defaults: shared ones and those of the class."""
+        defaults = dict(options.SHARED)
         for base in reversed(cls.__mro__):
-            own_options |= vars(base).get("own_options", {})
-        return options.with_own(own_options)
+            defaults |= vars(base).get("own_options", {})
+        return defaults
 
     @classmethod
     def for_model(
@@ -150,15 +122,11 @@ class MatrixOptimizer(Optimizer, ABC):
                 override is a route, "matrix", "adamw" or "frozen" (left out), or a dict with any of
                 "route", "axes" (see `nucleon.optim.matrices.axes`) and options, as
                 {"axes": "(b=3 r) c", "lr": 0.01}.
-            kwargs: options of the optimizer, `momentum` among them; `average` and
-                `average_dtype`.
+            kwargs: options of the optimizer.
         """
-        accepted = options.of_matrices(cls._option_defaults())
-        routing.check_names(
-            f"{cls.__name__}.for_model",
-            kwargs,
-            accepted | {*options.ModelOptions.__annotations__},
-        )
+        accepted = {"lr", *cls._option_defaults()} - {"route", "axes"}
+        every = accepted | {*options.ModelOptions.__annotations__}
+        routing.check_names(f"{cls.__name__}.for_model", kwargs, every)
         routes = routing.routed(
             model, aux=aux, head=head, overrides=overrides, matrix_options=accepted
         )
@@ -174,9 +142,13 @@ class MatrixOptimizer(Optimizer, ABC):
         return Explanation(self.name, (*rows, *self._left_out), note=self._note)
 
     def __repr__(self) -> str:
-        """Return a summary of each group: its parameters, and options that differ from defaults."""
-        defaults = {"momentum": options.MOMENTUM, **self._option_defaults()}
-        return groups.described(type(self).__name__, self.param_groups, defaults)
+        """Return a line for each group; `explain` has the parameters."""
+        lines = [
+            f"  {group['route']}: {explanation.counted(len(group['params']), 'parameter')}, "
+            f"lr={group['lr']}"
+            for group in self.param_groups
+        ]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
     # ------------------------------------------------------------------ hooks of a subclass
 
@@ -218,37 +190,22 @@ class MatrixOptimizer(Optimizer, ABC):
         such groups.
         """
         groups.check_route(param_group, routed=self._routed)
+        if self.param_groups:  # all matrices of a step share its random length
+            param_group = {"seed": self.param_groups[0]["seed"], **param_group}
         group = options.filled(param_group, self.defaults, self.name)
-        if self.param_groups:
-            group["seed"] = param_group.get("seed", self.param_groups[0]["seed"])
-            groups.check_seeds([*self.param_groups, group])
+        axes, reasons = (group.pop(fact, None) for fact in ("axes", "reasons"))
         self._check_group(group)
-        indices = (info.index for info in self.infos.values())
-        first = 1 + max(indices, default=-1)  # also above the indices of removed groups
-        named, names = groups.named(group, first)
-        if self.param_groups and (names is None) is ("param_names" in self.param_groups[0]):
-            remedy = 'with names, as in [("extra.weight", p)]' if names is None else "without names"
-            raise ValueError(
-                f"some groups have named parameters and some have not; pass these {remedy}"
-            )
-        specs = groups.specs(group.pop("axes", None), len(named))
-        reasons = param_group.get("reasons") or ["as given"] * len(named)
-        infos = {
-            param: ParameterInfo(name, index, spec, reason, group["lr"])
-            for index, ((name, param), spec, reason) in enumerate(
-                zip(named, specs, reasons, strict=True), start=first
-            )
-        }
-        group["params"] = [*infos]
-        if group["route"] == "matrix":
-            groups.check_matrices(infos, type(self).__name__)
-        placement.check(group, infos)
-        facts = ("axes", "reasons", "param_names")
-        written = {} if names is None else {"param_names": names}
-        super().add_param_group({k: v for k, v in group.items() if k not in facts} | written)
+        super().add_param_group(group)
+        try:
+            infos = groups.infos(group, len(self.infos), axes, reasons, type(self).__name__)
+            options.check_range([(info.name, param) for param, info in infos.items()], group)
+            placement.check(group, infos)
+        except Exception:
+            self.param_groups.pop()
+            raise
         self.infos |= infos
         self._agreed = False
-        self.state.update(self._missing_states(self.param_groups[-1]))
+        self.state.update(self._missing_states(group))
         if reason := certificates.unbounded(self, [group]):
             groups.warn(f"certify=True measures the regret beside no bound: {reason}")
 
@@ -261,34 +218,27 @@ class MatrixOptimizer(Optimizer, ABC):
         for param, owned in placement.kept(group, self.infos):
             present = self.state.get(param)
             if present is None and (param.requires_grad or param.grad is not None):
-                states[param] = self._new_state(group, param, owned=owned)
+                states[param] = self._new_state(group, param, owned)
             elif present and not state.fits(present, param, group):
-                template = self._new_state(group, param, owned=owned)
-                name = self.infos[param].name
-                states[param] = saving.recast(present, name, param, template, group)
+                template, name = self._new_state(group, param, owned), self.infos[param].name
+                states[param] = saving.loaded(name, param, present, template, group)
         return states
 
-    def _new_state(self, group: Mapping[str, Any], param: Tensor, *, owned: bool) -> State:
+    def _new_state(self, group: Mapping[str, Any], param: Tensor, owned: bool) -> State:
         average = self._averaging.new_state(param, self.state)
         if group["route"] == "adamw":
             return state.new_adamw_state(param) | average
         # A late group starts at the step of the others, since all share the Exp(1) lengths.
         step = next((s["step"] for s in self.state.values() if "stream" in s), None)
-        info = self.infos[param]
-        number = state.number(info)
-        while number in self._numbers:  # a loaded state has this noise
-            number += len(self.infos)
-        new = state.new_matrix_state(
-            param, info, number, step, group, has_gram=self.has_gram, owned=owned
+        info, gram = self.infos[param], self.has_gram
+        return (
+            state.new_matrix_state(param, info, step, group, has_gram=gram, owned=owned) | average
         )
-        return new | average
 
     def _check_group(self, group: dict[str, Any], params: Sequence[Tensor] = ()) -> None:
         """Check the options, and that they fit the dtype of the parameters."""
         options.check(group, self._option_defaults())
-        if group["route"] == "adamw":
-            options.check_adamw(group)
-        else:
+        if group["route"] == "matrix":
             self.check_options(group)
         options.check_range([(self.infos[p].name, p) for p in params], group)
 
@@ -308,31 +258,27 @@ class MatrixOptimizer(Optimizer, ABC):
         Moments keep the dtype of a run of these parameters. torch would cast them to the dtype of
         the parameter, and so round the float32 moments of a bf16 parameter.
         """
-        # These hooks are outermost: `check` runs after the user's hooks, `restore` before them.
-        final: dict[str, Any] = {}
-        templates: dict[Tensor, State] = {}
-        ours, averaging = self.param_groups, self._averaging
-        averaging.refuse("load_state_dict()")
+        self._averaging.refuse("load_state_dict()")
+        ours, states = self.param_groups, dict[Tensor, State]()
 
+        # These hooks are outermost: `check` runs after the user's hooks, `restore` before them.
         def check(_: Optimizer, loading: dict[str, Any]) -> dict[str, Any]:
             aligned = saving.aligned(loading, ours, self.infos, self.defaults["nucleon"])
-            aligned = averaging.reconciled(aligned, ours)
-            templates.update(self._templates(aligned))
-            saving.check_state_dict(aligned, ours, templates, self.infos, self.defaults)
             for saved, group in zip(aligned["param_groups"], ours, strict=True):
                 self._check_group(saved, group["params"])
-            final.update(aligned)
-            return aligned
+                owned_params = placement.kept(group, self.infos)
+                for key, (param, owned) in zip(saved["params"], owned_params, strict=True):
+                    if entries := aligned["state"].get(key):  # frozen parameters have none
+                        template = self.state.get(param) or self._new_state(group, param, owned)
+                        name = self.infos[param].name
+                        states[param] = saving.loaded(name, param, entries, template, saved)
+            self._averaging.restart_missing(states, aligned["state"].values())
+            return {**aligned, "state": {}}
 
         def restore(_: Optimizer) -> None:
-            self._numbers = state.numbers(final["state"].values())
-            groups_now = zip(final["param_groups"], ours, self.param_groups, strict=True)
-            for saved, old, group in groups_now:
+            self.state.update(states)
+            for old, group in zip(ours, self.param_groups, strict=True):
                 group.update({name: old[name] for name in options.RUN})
-                for key, param in zip(saved["params"], group["params"], strict=True):
-                    self.state.pop(param, None)
-                    if aligned := final["state"].get(key, {}):
-                        self.state[param] = saving.loaded(param, aligned, templates[param], group)
                 self.state.update(self._missing_states(group))  # of parameters frozen at saving
 
         before = self.register_load_state_dict_pre_hook(check)
@@ -343,20 +289,9 @@ class MatrixOptimizer(Optimizer, ABC):
             before.remove()
             after.remove()
 
-    def _templates(self, saved: Mapping[str, Any]) -> dict[Tensor, State]:
-        """Return the present or a new state of each parameter that has a saved one."""
-        templates: dict[Tensor, State] = {}
-        for saved_group, group in zip(saved["param_groups"], self.param_groups, strict=True):
-            owned_params = placement.kept(group, self.infos)
-            for key, (param, owned) in zip(saved_group["params"], owned_params, strict=True):
-                if saved["state"].get(key):
-                    present = self.state.get(param)
-                    templates[param] = present or self._new_state(group, param, owned=owned)
-        return templates
-
     def __getstate__(self) -> dict[str, Any]:
         """Return torch's entries, and the attributes that a copy needs."""
-        copied = ("infos", "_averaging", "_numbers", "_routed", "_left_out", "_note")
+        copied = ("infos", "_averaging", "_routed", "_left_out", "_note")
         return super().__getstate__() | {name: getattr(self, name) for name in copied}
 
     # ------------------------------------------------------------------ the average
@@ -375,10 +310,7 @@ class MatrixOptimizer(Optimizer, ABC):
         return self._averaging.swapped(self.state, self._model())
 
     def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return `model.state_dict()` with W̄ for the parameters of this optimizer, in their dtype.
-
-        Like torch's, its tensors are references or casts of one: save it before the next step.
-        """
+        """Return a copy of `model.state_dict()` with W̄ for the parameters of this optimizer."""
         return self._averaging.state_dict(self.state, model)
 
     def restart_average(self) -> None:
@@ -463,11 +395,8 @@ class MatrixOptimizer(Optimizer, ABC):
                 or not all(map(is_, values, settings.snapshot))
             ):
                 self._check_group({**group, "lr": 0.0}, group["params"])  # lr may be on the device
-                groups.check_certify(group, self.state)
                 settings = Settings(self, group, values)
             current.append(settings)
-        if any(map(is_not, current, last)):
-            groups.check_seeds(self.param_groups)
         self._settings = current
         return current
 

@@ -20,7 +20,7 @@ from nucleon.linalg.half import half_augmented
 from nucleon.linalg.kernels import raised
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
-from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, added_by
+from nucleon.optim.options import LR, GramOptions, ModelOptions, added_by
 from nucleon.optim.polar_methods import check_method, method_for, polynomials
 
 LeonMethod = Literal[
@@ -56,8 +56,7 @@ def hyperbolic(_: Mapping[str, Any], m: int, n: int) -> Admissibility | None:
 class Leon(MatrixOptimizer):
     """P = (ĜĜᵀ + Λ)^(-1/2) Ĝ with Λ = c(G²β₁⁻²I + M̂): FAML over the operator-norm ball.
 
-    Its arguments are those of `MatrixOptimizer` (lr 0.02, momentum 0.95) and the options of
-    `LeonOptions`.
+    Its arguments are those of `MatrixOptimizer`, with the options of `LeonOptions`.
     """
 
     name: ClassVar[str] = "leon"
@@ -65,18 +64,9 @@ class Leon(MatrixOptimizer):
     has_gram: ClassVar[bool] = True
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = LR,
-        momentum: float = MOMENTUM,
-        *,
-        average: float | None = None,
-        average_dtype: torch.dtype | None = None,
-        **options: Unpack[LeonOptions],
+        self, params: Any, lr: float | Tensor = LR, **options: Unpack[LeonOptions]
     ) -> None:
-        super().__init__(
-            params, lr, momentum, average=average, average_dtype=average_dtype, **options
-        )
+        super().__init__(params, lr, **options)
 
     if TYPE_CHECKING:  # the options by their types; the method itself is inherited
 

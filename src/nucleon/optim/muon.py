@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack, get_args
 
-import torch
 from torch import Tensor, nn
 
 from nucleon.linalg.coefficients import Quintic, custom
@@ -11,7 +10,7 @@ from nucleon.linalg.half import half_polar
 from nucleon.linalg.polar import polar_bfloat16, polar_polynomial, polar_svd
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, of_potential
-from nucleon.optim.options import LR, MOMENTUM, ModelOptions, Options, added_by
+from nucleon.optim.options import LR, ModelOptions, Options, added_by
 from nucleon.optim.polar_methods import (
     check_coefficients,
     check_method,
@@ -46,26 +45,16 @@ class MuonModelOptions(MuonOptions, ModelOptions, total=False):
 class Muon(MatrixOptimizer):
     """P = polar(Ĝ): Follow-the-Leader over the operator-norm ball, without a regret guarantee.
 
-    Its arguments are those of `MatrixOptimizer` (lr 0.02, momentum 0.95) and the options of
-    `MuonOptions`.
+    Its arguments are those of `MatrixOptimizer`, with the options of `MuonOptions`.
     """
 
     name: ClassVar[str] = "muon"
     own_options: ClassVar[Mapping[str, Any]] = added_by(MuonOptions)
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = LR,
-        momentum: float = MOMENTUM,
-        *,
-        average: float | None = None,
-        average_dtype: torch.dtype | None = None,
-        **options: Unpack[MuonOptions],
+        self, params: Any, lr: float | Tensor = LR, **options: Unpack[MuonOptions]
     ) -> None:
-        super().__init__(
-            params, lr, momentum, average=average, average_dtype=average_dtype, **options
-        )
+        super().__init__(params, lr, **options)
 
     if TYPE_CHECKING:  # the options by their types; the method itself is inherited
 

@@ -1,18 +1,19 @@
 """The options that Muon, Pion and Leon share, and their checks.
 
-An option is declared with its default, as in `momentum: Annotated[float, 0.95]`.
+An option is declared with its default, as in `momentum: Annotated[float, 0.95]`. Every option but
+`average`, `average_dtype` and `seed` can be set per group.
 """
 
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from nucleon import _checks
-from nucleon.linalg._precision import widest
 
 ScaleName = Literal["spectral", "unit-rms", "match-adamw", "none"]
 Scale = ScaleName | float | tuple[ScaleName, float]
@@ -29,12 +30,10 @@ Overrides = _OneOverrides | tuple[_OneOverrides, ...]
 """{glob over parameter names: override}, a function, or a tuple of these, one after the other."""
 Head = str | Sequence[str] | None
 """A glob over module names, or several; "auto", or None for no head."""
-LR, MOMENTUM = 0.02, 0.95
-"""Default learning rate of matrices and default β₁."""
+LR = 0.02
+"""Default learning rate of matrices."""
 RATES = ("lr", "weight_decay")
 """Options that a schedule may change with every step: every step checks them."""
-FIXED = ("route", "axes", "certify")
-"""Options in which a loaded state must agree with the optimizer."""
 STRUCTURE = (
     *("route", "placement", "certify", "largest_stack", "momentum_dtype"),
     *("method", "iterations", "coefficients", "stochastic_rounding"),
@@ -45,11 +44,18 @@ RUN = ("placement", "wire_dtype")
 
 
 class Options(TypedDict, total=False):
-    """Keyword options of every optimizer, each settable per parameter group."""
+    """Keyword options of every optimizer."""
 
+    momentum: Annotated[float, 0.95]
+    """β₁ of Ĝ ← β₁Ĝ + G (default 0.95, usual in practice; the theory's is its discount γ)."""
+    average: Annotated[float | None, None]
+    """Mean age of the iterates in their average, a fraction of the run or a number of steps, see
+    `nucleon.optim.average`; one for all groups (default None: no average is kept)."""
+    average_dtype: Annotated[torch.dtype | None, None]
+    """Dtype of the average (default None: float32, or float64 for float64 parameters)."""
     route: Annotated[Route, "matrix"]
-    """"matrix", the direction of the optimizer (default), or "adamw" for other parameters, with the
-    options of `AdamWOptions`."""
+    """"matrix", the direction of the optimizer (default), or "adamw" for the other parameters of a
+    group, with the options of `AdamWOptions`; of groups alone."""
     axes: Annotated[str | list[str | None] | None, None]
     """Rows, columns and batch among the axes of the parameters, see `nucleon.optim.matrices.axes`:
     one spec for all, or one for each (default None: "r c" for 2-D, "b r c" for 3-D)."""
@@ -90,7 +96,8 @@ class Options(TypedDict, total=False):
     """Dtype of the directions sent by an owner: None is float32, or float64 for float64 parameters,
     and exact (default); bfloat16 halves the traffic, and rounds P."""
     seed: Annotated[int, 0]
-    """Seed of Pion's noise, the exponential lengths and the stochastic rounding (default 0)."""
+    """Seed of Pion's noise, the exponential lengths and the stochastic rounding, one for all groups
+    (default 0)."""
     largest_stack: Annotated[int | None, None]
     """Most entries of a stack of same-shape matrices, which one batched call computes; a stack has
     one matrix at least. It bounds the extra memory of a step, 20 to 110 bytes per entry (default
@@ -123,13 +130,10 @@ class AdamWOptions(TypedDict, total=False):
 class ModelOptions(TypedDict, total=False):
     """Keyword arguments of `for_model` besides the options of the optimizer."""
 
-    momentum: float
     aux_lr: float | Tensor
     aux: AdamWOptions | Mapping[str, Any] | None
     head: Head
     overrides: Overrides | None
-    average: float | None
-    average_dtype: torch.dtype | None
 
 
 def defaults_in(options: type) -> dict[str, Any]:
@@ -152,12 +156,6 @@ OWN_OPTIONS = frozenset(
     {"beta2", "coefficients", "gradient_bound", "method", "samples", "smoothing_scale"}
 )
 """Options that only some of Muon, Pion and Leon have; a group of another one raises on them."""
-_CHOICES = {
-    "route": get_args(Route),
-    "step_length": get_args(StepLength),
-    "nonfinite": get_args(NonFinite),
-    "placement": get_args(Placement),
-}
 
 
 def added_by(options: type) -> dict[str, Any]:
@@ -165,32 +163,14 @@ def added_by(options: type) -> dict[str, Any]:
     return {name: x for name, x in defaults_in(options).items() if name not in SHARED}
 
 
-def with_own(method_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shared options and an optimizer's own with their defaults."""
-    if reserved := sorted({"lr", "momentum"}.intersection(method_options)):
-        raise TypeError(
-            f"own_options names {', '.join(reserved)}, an argument of every optimizer; give the "
-            f"constructor of the class another default"
-        )
-    return {**SHARED, **method_options}
-
-
-def of_matrices(method_options: Collection[str]) -> set[str]:
-    """Return the options that `for_model` accepts for a matrix, with those of its optimizer."""
-    return {"lr", "momentum", *method_options, *SHARED} - {"route", "axes"}
-
-
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
-    """Return a group completed by the defaults; raise on options of the other methods.
+    """Return a group completed by the defaults; raise on options that its groups do not have.
 
     Unknown entries are the user's, and are kept.
     """
-    if foreign := sorted(OWN_OPTIONS.difference(defaults, OF_ADAMW).intersection(group)):
-        raise TypeError(f"{optimizer} has no option {', '.join(map(repr, foreign))}")
-    if averages := sorted({"average", "average_dtype"}.intersection(group)):
-        raise TypeError(
-            f"{averages[0]} is an option of the optimizer, not of a group; pass it to {optimizer}"
-        )
+    foreign = OWN_OPTIONS.difference(defaults, OF_ADAMW) | {"average", "average_dtype"}
+    if wrong := sorted(foreign.intersection(group)):
+        raise TypeError(f"a group of {optimizer} has no option {', '.join(map(repr, wrong))}")
     adamw_defaults = ADAMW_DEFAULTS if group.get("route") == "adamw" else {}
     return {**defaults, **adamw_defaults, **group}
 
@@ -226,115 +206,93 @@ def _name_and_number(scale: object) -> tuple[object, float]:
 
 def check(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Check the options of a group; a flag among `defaults` must be True or False."""
-    check_lr(group["lr"])
-    for name, values in _CHOICES.items():
-        _checks.choice(name, group[name], values)
-    name, number = _name_and_number(group["scale"])
-    _checks.choice("scale", name, get_args(ScaleName))
-    _checks.positive("scale", number)
+    for name, check in _CHECKS.items():
+        if name in group and not (group[name] is None and name in _OPTIONAL):
+            check(name, group[name])
     for name, default in defaults.items():
         if isinstance(default, bool) and not isinstance(group.get(name, default), bool):
             raise TypeError(f"{name} must be True or False, got {group[name]!r}")
-    _checks.fraction("momentum", group["momentum"], closed="0")
-    if group.get("beta2") is not None:
-        _checks.fraction("beta2", group["beta2"], closed="0")
-    if "gradient_bound" in group:
-        _checks.nonnegative("gradient_bound", group["gradient_bound"])
-        if group["gradient_bound"] and not group["momentum"]:
-            raise ValueError(
-                "gradient_bound enters as gradient_bound²/momentum², so it needs momentum > 0; "
-                "pass gradient_bound=0.0 or a positive momentum"
-            )
-    _checks.nonnegative("weight_decay", group["weight_decay"])
-    if group["wire_dtype"] not in (None, torch.bfloat16):
-        raise TypeError(f"wire_dtype must be None or torch.bfloat16, got {group['wire_dtype']!r}")
-    _checks.count("iterations", group["iterations"])
-    if group["largest_stack"] is not None:
-        _checks.count("largest_stack", group["largest_stack"])
-    if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
-        raise TypeError(f"seed must be an integer, got {group['seed']!r}")
-    if group["certify"] and not group["momentum"]:
+    if not group["momentum"] and (group["certify"] or group.get("gradient_bound")):
+        name = "certify" if group["certify"] else "gradient_bound"
         raise ValueError(
-            "certify=True measures the regret discounted by momentum; pass momentum > 0"
-        )
-    if group["momentum_dtype"] not in (None, torch.bfloat16, torch.float32, torch.float64):
-        raise TypeError(
-            f"momentum_dtype must be None, torch.bfloat16, torch.float32 or torch.float64, "
-            f"got {group['momentum_dtype']!r}"
+            f"{name}={group[name]!r} needs momentum > 0: the regret is discounted by it, and Λ "
+            f"contains gradient_bound²/momentum²"
         )
 
 
-def check_adamw(group: Mapping[str, Any]) -> None:
-    """Check AdamW's own options."""
-    betas = group["betas"]
+def check_lr(name: str, lr: object) -> None:
+    """Check that a rate is a finite number ≥ 0 or a one-element tensor of one."""
+    if not isinstance(lr, Tensor):
+        _checks.nonnegative(name, lr)  # pyright: ignore[reportArgumentType]
+        return
+    if lr.numel() != 1 or not lr.is_floating_point():
+        raise ValueError(
+            f"{name} must be a number or a one-element real tensor, got {lr.numel()} of {lr.dtype}"
+        )
+    if lr.device.type != "meta":
+        _checks.nonnegative(name, lr.item())
+
+
+def _check_scale(_: str, scale: object) -> None:
+    name, number = _name_and_number(scale)
+    _checks.choice("scale", name, get_args(ScaleName))
+    _checks.positive("scale", number)
+
+
+def _check_betas(_: str, betas: Any) -> None:
     if not isinstance(betas, Sequence) or len(cast(Sequence[object], betas)) != 2:
         raise ValueError(f"betas must be a pair (β₁, β₂), got {betas!r}; torch's is (0.9, 0.999)")
     for index, beta in enumerate(cast(Sequence[float], betas)):
         _checks.fraction(f"betas[{index}]", beta, closed="0")
-    _checks.nonnegative("eps", group["eps"])
 
 
-def check_lr(lr: object) -> None:
-    """Check that `lr` is a finite number ≥ 0 or a one-element tensor of one."""
-    if not isinstance(lr, Tensor):
-        _checks.nonnegative("lr", lr)  # pyright: ignore[reportArgumentType]
-        return
-    if lr.numel() != 1 or not lr.is_floating_point():
-        raise ValueError(
-            f"lr must be a number or a one-element real tensor, got {lr.numel()} of {lr.dtype}"
-        )
-    if lr.device.type != "meta":
-        _checks.nonnegative("lr", lr.item())
+def _check_dtype(*dtypes: torch.dtype) -> Callable[[str, object], None]:
+    def check(name: str, dtype: object) -> None:
+        if dtype not in dtypes:
+            raise TypeError(f"{name} must be None or one of {dtypes}, got {dtype!r}")
+
+    return check
 
 
-def check_momentum_dtype(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
-    """Check that the device supports a momentum of float64; one that is loaded is cast instead."""
-    if group["route"] != "matrix" or group["momentum_dtype"] != torch.float64:
-        return
-    for name, param in named:
-        if widest(param.device) != torch.float64:
-            raise TypeError(
-                f"momentum_dtype=torch.float64, but {name} is on {param.device}, which may not "
-                f"support it; pass momentum_dtype=None for float32"
-            )
+_DISCOUNT = partial(_checks.fraction, closed="0")
+_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+    "route": partial(_checks.choice, options=get_args(Route)),
+    "lr": check_lr,
+    "weight_decay": _checks.nonnegative,
+    "momentum": _DISCOUNT,
+    "beta2": _DISCOUNT,
+    "gradient_bound": _checks.nonnegative,
+    "scale": _check_scale,
+    "step_length": partial(_checks.choice, options=get_args(StepLength)),
+    "iterations": _checks.count,
+    "nonfinite": partial(_checks.choice, options=get_args(NonFinite)),
+    "momentum_dtype": _check_dtype(torch.bfloat16, torch.float32, torch.float64),
+    "placement": partial(_checks.choice, options=get_args(Placement)),
+    "wire_dtype": _check_dtype(torch.bfloat16),
+    "seed": partial(_checks.count, minimum=0),
+    "largest_stack": _checks.count,
+    "betas": _check_betas,
+    "eps": _checks.nonnegative,
+}
+_OPTIONAL = ("beta2", "momentum_dtype", "wire_dtype", "largest_stack")
+"""Options that may be None."""
 
 
 def check_range(named: Sequence[tuple[str, Tensor]], group: Mapping[str, Any]) -> None:
-    """Check that rates, c and cG²β₁⁻² of Λ are in the range of the dtype of a step."""
+    """Check that c and cG²β₁⁻² of Λ are normal numbers of the dtype of a step, or 0."""
+    if group["route"] != "matrix" or "gradient_bound" not in group:
+        return
     scale = group.get("smoothing_scale", 1.0)
     scale = 1.0 if isinstance(scale, str) else float(scale)
+    root = float(group["gradient_bound"]) / (group["momentum"] or 1.0)
     for name, param in named:
         limits = torch.finfo(_checks.work_dtype(param.dtype))
-        lr, decay = group["lr"], group["weight_decay"]
-        if not isinstance(lr, Tensor) and lr * max(1, decay) > limits.max:
-            raise ValueError(
-                f"lr={lr!r} with weight_decay={decay!r} overflows the dtype of {name}; pass a "
-                f"product of at most {limits.max:.3g}"
-            )
-        if group["route"] != "matrix" or "gradient_bound" not in group:
-            continue
-        if scale and not limits.tiny <= scale <= limits.max:
-            raise ValueError(
-                f"smoothing_scale={group['smoothing_scale']!r} is no normal number of "
-                f"{limits.dtype}, in which {name} is stepped; pass 0.0 for no smoothing, or a "
-                f"number from {limits.tiny:.3g} to {limits.max:.3g}"
-            )
-        least = math.sqrt(limits.tiny / limits.eps)
-        if 0 < group["gradient_bound"] < least:
-            raise ValueError(
-                f"gradient_bound={group['gradient_bound']!r} enters squared and vanishes in "
-                f"{limits.dtype}, in which {name} is stepped; pass at least {1.01 * least:.3g}, "
-                f"scale the loss, or pass 0.0 for none"
-            )
-        momentum = group["momentum"] or 1.0
-        root = float(group["gradient_bound"]) / momentum
-        if scale * root * root > limits.max / 2:
-            most = math.sqrt(limits.max / 2 / scale) * momentum
-            raise ValueError(
-                f"gradient_bound={group['gradient_bound']!r} enters squared and leaves "
-                f"{limits.dtype}, in which {name} is stepped; pass at most {most:.3g}, or scale "
-                f"the loss"
-            )
+        for option, value in (("smoothing_scale", scale), ("gradient_bound", scale * root * root)):
+            if not (value == 0 or limits.tiny <= value <= limits.max / 2):
+                raise ValueError(
+                    f"{option}={group[option]!r} makes Λ leave {limits.dtype}, in which {name} is "
+                    f"stepped; choose it nearer to 1, and scale the loss"
+                )
 
 
 HINTS = {
@@ -350,6 +308,7 @@ HINTS = {
     "adjust_lr_fn": 'scale="spectral" or scale="match-adamw"',
     "adamw_lr": "aux_lr of for_model",
     "use_muon": 'route="matrix" or route="adamw"',
+    "route": '{"params": [...], "route": "adamw", "lr": 1e-3}, a group among the parameters',
 }
 """The option to write for one of AdamW or of other Muons."""
 
@@ -359,7 +318,7 @@ def unknown(of: str, names: Collection[str], options: Collection[str], more: str
     remedies: list[str] = []
     for name in names:
         near = difflib.get_close_matches(name, options, n=1)
-        if name in ModelOptions.__annotations__ and name != "momentum":
+        if name in ModelOptions.__annotations__:
             remedies.append(f"{name!r}: it is an argument of for_model, which takes a model")
         elif name in HINTS:
             remedies.append(f"{name!r}: write {HINTS[name]}")

@@ -16,7 +16,7 @@ from nucleon.linalg.roots import cholesky_root
 from nucleon.optim.base import MatrixOptimizer
 from nucleon.optim.engines.work import Context, Draws, of_potential
 from nucleon.optim.muon import PolarMethod, polar_direction
-from nucleon.optim.options import LR, MOMENTUM, GramOptions, ModelOptions, added_by
+from nucleon.optim.options import LR, GramOptions, ModelOptions, added_by
 from nucleon.optim.polar_methods import check_method
 
 PionScale = float | Literal["theory", "literal"]
@@ -52,8 +52,7 @@ class Pion(MatrixOptimizer):
     L is Cholesky's factor of Λ + δ·diag Λ, δ = 8m·eps, which also exists for a singular Λ. The
     noise Z is a function of (seed, parameter, step, sample) alone.
 
-    Its arguments are those of `MatrixOptimizer` (lr 0.02, momentum 0.95) and the options of
-    `PionOptions`.
+    Its arguments are those of `MatrixOptimizer`, with the options of `PionOptions`.
     """
 
     name: ClassVar[str] = "pion"
@@ -61,18 +60,9 @@ class Pion(MatrixOptimizer):
     has_gram: ClassVar[bool] = True
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = LR,
-        momentum: float = MOMENTUM,
-        *,
-        average: float | None = None,
-        average_dtype: torch.dtype | None = None,
-        **options: Unpack[PionOptions],
+        self, params: Any, lr: float | Tensor = LR, **options: Unpack[PionOptions]
     ) -> None:
-        super().__init__(
-            params, lr, momentum, average=average, average_dtype=average_dtype, **options
-        )
+        super().__init__(params, lr, **options)
 
     if TYPE_CHECKING:  # the options by their types; the method itself is inherited
 

@@ -15,7 +15,7 @@ has step, stream and axes only.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,14 +34,13 @@ SLICES = 1 << 20  # streams are parameter·2²⁰ + matrix
 def new_matrix_state(
     param: Tensor,
     info: ParameterInfo,
-    number: int,
     step: Tensor | None,
     group: Mapping[str, Any],
     *,
     has_gram: bool,
     owned: bool = True,
 ) -> State:
-    """Return the state of parameter `number` with zero moments and the step `step`, or 0."""
+    """Return the state of a parameter with zero moments and the step `step`, or 0."""
     parts = blocks(param, info.axes)
     wide, device = _checks.work_dtype(param.dtype), param.device
     matrices = torch.arange(sum(block.count for block in parts), device=device)
@@ -49,7 +48,7 @@ def new_matrix_state(
         "step": torch.zeros((), dtype=torch.int64, device=device)
         if step is None
         else step.to(device, copy=True),
-        "stream": matrices + number * SLICES,
+        "stream": matrices + number(info) * SLICES,
         "axes": encoded(info.axes or axes.default(param.ndim) or "").to(device),
     }
     if not owned:
@@ -72,12 +71,6 @@ def number(info: ParameterInfo) -> int:
     if info.name.isdigit():
         return info.index
     return int.from_bytes(hashlib.blake2b(info.name.encode(), digest_size=5).digest(), "big")
-
-
-def numbers(states: Iterable[Mapping[str, Tensor]]) -> frozenset[int]:
-    """Return the numbers of parameters in the streams of these states; synchronizes."""
-    streams = [s["stream"] for s in states if "stream" in s and s["stream"].numel()]
-    return frozenset(int(stream[0]) // SLICES for stream in streams)
 
 
 def new_adamw_state(param: Tensor) -> State:

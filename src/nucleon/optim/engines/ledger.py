@@ -30,8 +30,6 @@ _SUMS = ("loss", "first", "excess", "largest")
 _COUNTS = ("rounds", "outside", "began")
 _NUMBERS = (*_SUMS, *_COUNTS)
 _SHAPED = ("played", "total")
-NONNEGATIVE = tuple(PREFIX + name for name in (*_NUMBERS, "game") if name != "loss")
-"""Entries that are never below 0."""
 
 
 def new_state(param: Tensor, blocks: tuple[Block, ...]) -> dict[str, Tensor]:

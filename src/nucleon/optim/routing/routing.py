@@ -158,7 +158,7 @@ def param_groups(
         head: the output head, as in `for_model` ("auto").
         overrides: a route or options of single parameters, as in `for_model` (None).
     """
-    matrix_options = options.of_matrices(options.OWN_OPTIONS)
+    matrix_options = {"lr", *options.SHARED, *options.OWN_OPTIONS} - {"route", "axes"}
     every = routed(model, aux=aux, head=head, overrides=overrides, matrix_options=matrix_options)
     return every.groups({} if lr is None else {"lr": lr}, {**(aux or {}), "lr": aux_lr})
 
