@@ -65,17 +65,16 @@ def test_a_class_may_name_a_theorem_of_its_own():
 # ---- adaptive rounds ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [FTPL, lambda *a, **k: GaussianFTPL(*a, samples=1, **k)])
 @pytest.mark.parametrize("save", [False, True])
-def test_adaptive_rounds_are_not_forgotten(make, save):
+def test_adaptive_rounds_are_not_forgotten(save):
     shape = (1, 4)
-    learner = make(shape, dtype=F64)
+    learner = FTPL(shape, dtype=F64)
     learner.play()
     learner.observe(gaussian(shape).gradient(1))  # not said to be fixed
     assert "may depend on the noise" in learner.certificate().refusal
     play(learner, streams.adversary(shape, dtype=F64), 20)
     if save:
-        state, learner = learner.state_dict(), make(shape, dtype=F64)
+        state, learner = learner.state_dict(), FTPL(shape, dtype=F64)
         learner.load_state_dict(state)
     trace = play(learner, gaussian(shape), 20)
     assert not trace.oblivious and not trace.certificate.holds

@@ -100,7 +100,6 @@ CASES = {
     "kronecker-ftrl": Case(KroneckerFTRL, operator, solved=1e-3),
     "scalar-gbpa": Case(ScalarGBPA, frobenius),
     "gaussian-ftpl": Case(GaussianFTPL, operator, shapes=VECTORS[1:]),
-    "gaussian-ftpl-3": Case(GaussianFTPL, operator, {"samples": 3}, VECTORS[1:], random=True),
     **ADAGRAD,
 }
 DISCOUNTED = [name for name, case in CASES.items() if issubclass(case.make, GBPA)]
@@ -217,7 +216,7 @@ def test_tall_games_are_wide_ones_and_a_batch_is_its_games(name):
     batch = case((games, m, n))
     actions = actions_of(batch, gradients)
     for game in range(games):
-        own = {"stream": game} if isinstance(batch, FTPL | GaussianFTPL) else {}
+        own = {"stream": game} if isinstance(batch, FTPL) else {}
         if name == "gbpa-random" and game:
             continue  # its noise is numbered by the batch
         wide, tall = case((m, n), **own), case((n, m), **own)
@@ -329,7 +328,6 @@ def test_an_action_that_awaits_its_gradient_is_saved_and_forgotten():
         *(("ftpl", *pair) for pair in (("seed", 2), ("samples", 8), ("stream", 3))),
         *(("shampoo", *pair) for pair in (("epsilon", 0.1), ("projection", "none"))),
         *(("one-sided-shampoo", *pair) for pair in (("tolerance", 1e-4), ("max_iterations", 7))),
-        *(("gaussian-ftpl-3", *pair) for pair in (("samples", 5), ("stream", 1))),
         *((name, "delta", 2.0) for name in ADAGRAD if "stated" in name or "ogd" in name),
     ],
 )
@@ -479,11 +477,8 @@ def bad_options():
     yield "faml", "discount", 1.5, ValueError
     yield from (("faml-grow", "on_excess", x, ValueError) for x in ("ignore", "raise"))
     yield from (("gbpa", "potential", x, TypeError) for x in (Hyperbolic, None, "hyperbolic"))
-    yield from (("ftpl", "redraw", x, TypeError) for x in ("no", None))
-    for name in ("ftpl", "gaussian-ftpl-3"):
-        yield name, "samples", 0, ValueError
-        yield name, "seed", 0.5, TypeError
-        yield from ((name, "stream", x, e) for x, e in ((-1, ValueError), (True, TypeError)))
+    yield "ftpl", "samples", 0, ValueError
+    yield from (("ftpl", "stream", x, e) for x, e in ((-1, ValueError), (True, TypeError)))
     yield from (("shampoo", "epsilon", x, ValueError) for x in (-0.1, math.nan))
     yield "shampoo", "projection", "frobenius", ValueError
     yield from ((n, "solver", "newton", ValueError) for n in ("ftrl", "shampoo"))

@@ -22,6 +22,7 @@ from torch import Tensor
 from nucleon import _checks
 from nucleon.linalg.polar import Method as PolarMethod
 from nucleon.online import theory
+from nucleon.online.learners.base import dimension_of
 from nucleon.online.learners.gbpa import GBPA, GameOptions
 from nucleon.online.potentials import Admissibility, Gaussian
 from nucleon.online.regret import Shape
@@ -70,8 +71,6 @@ class FTPL(GBPA):
     ) -> None:
         super().__init__(shape, Gaussian(samples, seed, antithetic, width, method), **options)
         self.stream = _checks.count("stream", stream, minimum=0)
-        if not isinstance(redraw, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"redraw must be True or False, got {redraw!r}")
         self.redraw = redraw
 
     def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
@@ -94,64 +93,36 @@ class FTPL(GBPA):
 
 @final
 class GaussianFTPL(GBPA):
-    """x_{t+1} = −D·E[(s_t + ℓ_tu)/‖s_t + ℓ_tu‖], or a mean of samples of it.
+    """x_{t+1} = −D·E[(s_t + ℓ_tu)/‖s_t + ℓ_tu‖], without sampling.
 
     Matrix FTPL on a row without padding, with the exact constants α = E‖u‖, β = E‖u‖⁻¹ in place of
     Theorem 4.1's.
 
     Args:
         shape: (1, d) or (d, 1) with d ≥ 2, or (b, 1, d) for b games at once.
-        samples: draws of u per round; None plays the mean itself (default None).
-        seed: of the noise, a function of (seed, stream, round, sample) alone (default 0).
-        stream: identity of the (first) game in the noise (default 0).
         options: see `GameOptions`; `gradient_bound` is G ≥ ‖g_t‖₂.
     """
 
     name: ClassVar[str] = "gaussian-ftpl"
     theorem: ClassVar[str] = "Theorem 3.2 with m = 1 and Gaussian smoothing of the ℓ2 norm"
-    option_names: ClassVar[tuple[str, ...]] = ("samples", "stream")
-    potential: Gaussian
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        samples: int | None = None,
-        seed: int = 0,
-        stream: int = 0,
-        **options: Unpack[GameOptions],
-    ) -> None:
-        *_, rows, columns = (0, 0, *shape)
-        dimension = max(rows, columns)
-        if min(rows, columns) != 1 or dimension < 2:
-            raise ValueError(
-                f"shape must be a row (1, d) or a column (d, 1) with d ≥ 2, got {tuple(shape)}"
-            )
+    def __init__(self, shape: Shape, **options: Unpack[GameOptions]) -> None:
+        dimension = dimension_of(shape)
         constants = Admissibility(*theory.gaussian_ftpl_constants(dimension))
-        draws = 1 if samples is None else _checks.count("samples", samples)
         if options.get("eta") is None:
             options["eta"] = constants.eta
-        super().__init__(shape, Gaussian(draws, seed, width=dimension), **options)
+        super().__init__(shape, Gaussian(width=dimension), **options)
         self.constants = constants
-        self.samples = samples
-        self.stream = _checks.count("stream", stream, minimum=0)
-
-    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
-        if self.samples is not None:
-            return self.potential.gradient(total, smoothing, step=self.rounds, stream=self.stream)
-        norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
-        length = mean_cosine(norm / smoothing.sqrt(), total.shape[-1])
-        return total * torch.where(norm > 0, length / norm, 0.0)
 
     @property
     def is_random(self) -> bool:
-        """True if actions are drawn, False if they are the mean."""
-        return self.samples is not None
+        """False: it plays the mean."""
+        return False
 
-    @property
-    def samples_drawn(self) -> int:
-        """Independent samples that an action is the mean of."""
-        return 1 if self.samples is None else self.samples
+    def _direction(self, total: Tensor, smoothing: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
+        length = mean_cosine(norm / smoothing.sqrt(), total.shape[-1])
+        return total * torch.where(norm > 0, length / norm, 0.0)
 
 
 def mean_cosine(ratio: Tensor, dimension: int) -> Tensor:
