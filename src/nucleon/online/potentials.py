@@ -218,8 +218,6 @@ class Gaussian(Potential):
 
     def __post_init__(self) -> None:
         _checks.count("samples", self.samples)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"seed must be an integer, got {self.seed!r}")
         if self.antithetic and self.samples % 2:
             raise ValueError(
                 f"antithetic samples come in pairs, got samples={self.samples}; "

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nucleon import _checks
 from nucleon.online import theory
-from nucleon.online.learners.base import Learner, LearnerOptions
+from nucleon.online.learners.base import Learner, LearnerOptions, dimension_of
 from nucleon.online.metric import Ball, Metric, Root, dual_norm
 from nucleon.online.regret import BoxLedger, Ledger, Shape
 from nucleon.online.theory.adagrad import Preconditioner, ball_radius
@@ -73,14 +73,9 @@ class _AdaGrad(Learner):
         _checks.choice("ball", ball, get_args(Ball))
         self.ball: Ball = ball
         super().__init__(shape, **options)
-        if self.sides[0] != 1:
-            raise ValueError(
-                f"shape must be a row (1, d) or a column (d, 1), with b games in front (b, 1, d), "
-                f"got {self.shape}; matrices have learners of their own"
-            )
         _checks.choice("preconditioner", preconditioner, get_args(Preconditioner))
         self.preconditioner: Preconditioner = preconditioner
-        self.dimension = self.sides[1]
+        self.dimension = dimension_of(shape)
         self.eta = self._default_eta() if eta is None else _checks.positive("eta", eta)
         self.tolerance = _checks.positive("tolerance", tolerance)
         self.max_iterations = _checks.count("max_iterations", max_iterations)

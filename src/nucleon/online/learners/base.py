@@ -264,3 +264,14 @@ def undone_on_error(*learners: Learner) -> Iterator[None]:
             vars(learner).clear()
             vars(learner).update(old)
         raise
+
+
+def dimension_of(shape: Shape) -> int:
+    """Return d of a shape of vectors: (1, d) or (d, 1), with or without games in front."""
+    *_, rows, columns = game_shape(shape)
+    if min(rows, columns) != 1:
+        raise ValueError(
+            f"shape must be a row (1, d) or a column (d, 1), with b games in front (b, 1, d), "
+            f"got {shape}; matrices have learners of their own"
+        )
+    return max(rows, columns)

@@ -56,9 +56,6 @@ class GBPA(Learner):
     Args:
         shape: (m, n), or (b, m, n) for b games at once.
         potential: Ψ.
-        gradient_bound: G ≥ ‖G_t‖_op, see `GameOptions` (default 1.0).
-        eta: η; None is √(α/β) of the potential, 1 where it has no constants (default None).
-        on_excess: treatment of a gradient above the bound, see `GameOptions`.
         options: see `GameOptions`.
     """
 
@@ -84,10 +81,7 @@ class GBPA(Learner):
         **options: Any,
     ) -> None:
         if not isinstance(potential, Potential):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                f"potential must be an instance of a class derived from Potential, got "
-                f"{potential!r}; pass for example Hyperbolic()"
-            )
+            raise TypeError(f"potential must be an object such as Hyperbolic(), got {potential!r}")
         super().__init__(shape, **options)
         short, long = self.sides
         self.potential = potential
