@@ -1,4 +1,7 @@
-"""Adaptive matrix online learning over the operator-norm ball, and its optimizers."""
+"""Adaptive matrix online learning over the operator-norm ball, and its optimizers.
+
+Imports `optim`, `online` and `linalg` when a name of theirs is used: `import nucleon` is quick.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -4,4 +4,6 @@
 equal; the gradients of DTensors are gathered to every rank (`gathered`).
 "owner": one rank keeps the state of a parameter and computes its direction. Shards of the gradient
 are sent to the owner, and shards of the direction are sent back (`owners`).
+
+Imports `engines.reference`, `optim.matrices` and torch's collectives, no kernels.
 """
