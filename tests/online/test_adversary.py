@@ -8,7 +8,7 @@ import torch
 from nucleon.online import streams
 from nucleon.online.adversary import build, measure, regret_ratio, search
 from nucleon.online.game import play
-from nucleon.online.learners import FAML, FTL, FTRL, OneSidedShampoo
+from nucleon.online.learners import FAML, FTL, FTRL
 from nucleon.online.potentials import Gaussian, Hyperbolic, Nuclear, Regularized
 from nucleon.online.streams import WorstCase, worst_cases
 from nucleon.online.streams.worst_case import to_units
@@ -74,10 +74,8 @@ def test_a_potential_without_constants_is_refused():
 def test_the_ascent_climbs_and_is_determined_by_its_seed(learner):
     options = {"starts": 4, "seed": 2}
     start = search(learner, (2, 2), 12, steps=0, **options)
-    seen = []
-    found = search(learner, (2, 2), 12, steps=40, on_step=lambda *a: seen.append(a), **options)
+    found = search(learner, (2, 2), 12, steps=40, **options)
     assert found.ratio > start.ratio + 0.01  # the alternating starts are good ones
-    assert [step for step, _ in seen] == list(range(1, 41))
     again = search(learner, (2, 2), 12, steps=40, **options)
     assert torch.equal(found.gradients, again.gradients) and found.ratio == again.ratio
     assert float(torch.linalg.matrix_norm(found.gradients, 2).max()) <= 1
@@ -94,28 +92,23 @@ def test_any_gbpa_learner_can_be_searched_against():
     def halved(shape, seed):
         return FAML(shape, eta=0.5, dtype=F64)
 
-    found = search(halved, (1, 2), 10, starts=2, steps=5, name="halved")
-    assert found.file_name == "halved-1x2-10.json"
+    found = search(halved, (1, 2), 10, starts=2, steps=5)
+    assert found.file_name == "faml-1x2-10.json"
     assert found.ratio == pytest.approx(
         ratio_on(streams.replay(found.gradients), halved((1, 2), 0)), abs=1e-12
     )
     at_eta = regret_ratio(Hyperbolic(), found.gradients, eta=0.5).item()
     assert at_eta == pytest.approx(found.ratio, abs=1e-3)
-    unnamed = search(halved, (1, 2), 10, starts=2, steps=0)
-    assert unnamed.learner == "faml"
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"learner": "ftl"}, "learner"),
-        ({"learner": lambda s, _: OneSidedShampoo(s)}, "OneSidedShampoo has none"),
         ({"learner": lambda s, _: FAML(s, discount=0.5)}, "discount 1, got 1, 1.0 and 0.5"),
         ({"learner": lambda s, _: FTL(s)}, "Nuclear has no admissibility"),
         ({"shape": (4, 2)}, "m ≤ n"),
         ({"rounds": 1}, "rounds"),
-        ({"starts": 0}, "starts"),
-        ({"steps": -1}, "steps"),
     ],
 )
 def test_bad_arguments_are_named(change, match):
@@ -148,13 +141,12 @@ def test_a_file_comes_back_as_it_went(tmp_path):
     assert [c.file_name for c in worst_cases(tmp_path / "new")] == [path.name]
 
 
-@pytest.mark.parametrize("damage", ["cut", "version", "norm", "flat"])
+@pytest.mark.parametrize("damage", ["cut", "version", "flat"])
 def test_a_damaged_file_is_refused(tmp_path, damage):
     path = WorstCase("faml", to_units(random_stream(5, (2, 3))), 0.5, 0.0, {}).save(tmp_path)
     values = json.loads(path.read_text())
     changes = {
         "version": {"version": 9},
-        "norm": {"gradients": [[[20_000]]]},
         "flat": {"gradients": [1, 2]},
     }
     text = path.read_text()[:-40] if damage == "cut" else json.dumps(values | changes[damage])

@@ -13,7 +13,7 @@ bound of that game are reported.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -55,8 +55,6 @@ def search(
     starts: int = 8,
     steps: int = 200,
     seed: int = 0,
-    name: str | None = None,
-    on_step: Callable[[int, float], object] | None = None,
 ) -> WorstCase:
     """Search the worst stream for `learner` by Adam from several starts; measure its ratio.
 
@@ -72,35 +70,27 @@ def search(
         starts: how many, all in one batch (default 8).
         steps: of the ascent (default 200).
         seed: of the starts and of the ascent's samples (default 0).
-        name: name of the learner in the file; None is its own (default).
-        on_step: called with the step and the best ratio of the ascent so far.
     """
     player = _player(learner, shape, seed)
     _checks.count("rounds", rounds, minimum=2)
-    _checks.count("starts", starts)
-    _checks.count("steps", steps, minimum=0)
-    _checks.count("seed", seed, minimum=0)
     fixed: dict[str, Any] = {"eta": player.eta, "constants": player.constants}
     gradients = _starts(starts, rounds, shape, seed).requires_grad_()
     optimizer = torch.optim.Adam([gradients], lr=_RATE, betas=(0.9, 0.99), maximize=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
         optimizer.zero_grad()
-        ratios = regret_ratio(_drawn(player.potential, seed, step), gradients, **fixed)
-        ratios.sum().backward()
+        regret_ratio(_drawn(player.potential, seed, step), gradients, **fixed).sum().backward()
         optimizer.step()
         schedule.step()
         with torch.no_grad():
             gradients.copy_(truncated(gradients, 1.0))
-        if on_step is not None:
-            on_step(step + 1, ratios.max().item())
     with torch.no_grad():
         units = to_units(gradients)
         potential = _drawn(player.potential, seed, steps, 16 * _ASCENT_SAMPLES)
         best = regret_ratio(potential, units, **fixed).argmax()
     ratio = measure(learner, units[best], first_seed=seed)
     options = {"starts": starts, "steps": steps, "seed": seed}
-    return WorstCase(name or player.name, units[best], ratio.value, ratio.margin, options)
+    return WorstCase(player.name, units[best], ratio.value, ratio.margin, options)
 
 
 def measure(
@@ -155,11 +145,6 @@ def _player(learner: Searched | Build, shape: tuple[int, ...], seed: int) -> GBP
     if not callable(learner):
         return build(learner, (rows, columns), games=games[0] if games else None, seed=seed)
     player = learner(shape, seed)
-    if not isinstance(player, GBPA):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"the search climbs through a potential, and {type(player).__name__} has none; name a "
-            f"learner derived from GBPA"
-        )
     bound = player.stated_bound
     if (player.radius, player.discount) != (1, 1) or bound is None or bool((bound != 1).any()):
         raise ValueError(
@@ -185,7 +170,7 @@ def regret_ratio(
         )
     totals, grams = gradients.cumsum(-3), (gradients @ gradients.mT).cumsum(-3)
     smoothing = moments.smoothing(grams[..., :-1, :, :], gradient_bound=1.0, eta=eta)
-    roots = cast(Tensor, _SquareRoot.apply(smoothing))
+    roots = _square_root(smoothing)
     before, step = totals[..., :-1, :, :], _STEP * gradients[..., 1:, :, :]
     ahead = potential.value_at_root(before + step, roots)
     behind = potential.value_at_root(before - step, roots)
@@ -203,24 +188,16 @@ def regret_ratio(
     return regret / bound
 
 
-class _SquareRoot(torch.autograd.Function):
-    """A^{1/2} of positive definite matrices, with a derivative that repeated eigenvalues allow."""
+def _square_root(a: Tensor) -> Tensor:
+    """Return A^{1/2} of positive definite A, with a derivative that repeated eigenvalues allow.
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor) -> Tensor:
-        """Return V diag(√λ) Vᵀ."""
-        values, vectors = torch.linalg.eigh(a)
-        roots = values.sqrt()
-        ctx.save_for_backward(roots, vectors)
-        return (vectors * roots.unsqueeze(-2)) @ vectors.mT
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """Solve the Sylvester equation A^{1/2}X + XA^{1/2} = sym(grad) for X."""
-        roots, vectors = ctx.saved_tensors
-        (grad,) = grads
-        inner = vectors.mT @ ((grad + grad.mT) / 2) @ vectors
-        return vectors @ (inner / (roots.unsqueeze(-1) + roots.unsqueeze(-2))) @ vectors.mT
+    The derivative solves A^{1/2}·dL + dL·A^{1/2} = dA in the basis of the eigenvectors.
+    """
+    values, vectors = torch.linalg.eigh(a.detach())
+    roots = values.sqrt()
+    sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
+    change = vectors.mT @ (a - a.detach()) @ vectors / sums  # 0, with the derivative
+    return vectors @ (torch.diag_embed(roots) + change) @ vectors.mT
 
 
 def _drawn(potential: Potential, seed: int, step: int, samples: int = _ASCENT_SAMPLES) -> Potential:
