@@ -239,11 +239,7 @@ def test_the_balancing_point_counts():
     ("change", "match"),
     [
         ({"rho": 0.0}, "rho"),
-        ({"pairs": 0}, "pairs"),
         ({"draws": 1}, "draws"),
-        ({"confidence": 1.0}, "confidence"),
-        ({"confidence": 0.9995}, "from 0.5 to 0.999"),
-        ({"confidence": 0.4}, "from 0.5 to 0.999"),
         ({"w": torch.zeros(2, 2, 2)}, "w must be one matrix"),
         ({"gradient": lambda y: y[0]}, "gradient must map"),
         ({"gradient": lambda y: y * torch.nan}, "gradient around w"),
