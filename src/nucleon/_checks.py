@@ -34,27 +34,16 @@ def matrix(name: str, value: object, *, dtypes: Sequence[torch.dtype] = REAL_DTY
             f"{name} must be a torch.Tensor, got {type(value).__name__}; "
             f"convert it with torch.as_tensor({name})"
         )
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name} must be dense, got layout {value.layout}; call {name}.to_dense()")
-    if value.is_complex():
+    if value.dtype not in dtypes or value.layout is not torch.strided:
+        layout = "" if value.layout is torch.strided else f", {value.layout}"
         raise TypeError(
-            f"{name} must be real, got {value.dtype}; complex matrices are not supported, "
-            f"pass {name}.real or stack the real and imaginary parts"
-        )
-    if not value.is_floating_point():
-        raise TypeError(
-            f"{name} must hold floating-point numbers, got {value.dtype}; "
-            f"convert it with {name}.to(torch.get_default_dtype())"
+            f"{name} must be dense with a dtype among {_names(dtypes)}, got {value.dtype}{layout}; "
+            f"convert it first, e.g. {name}.to(torch.float32)"
         )
     if value.ndim < 2:
         raise ValueError(
             f"{name} must have at least two dimensions (…, m, n), got shape {tuple(value.shape)}; "
             f"reshape a vector to (1, n) or (m, 1)"
-        )
-    if value.dtype not in dtypes:
-        raise TypeError(
-            f"{name} must have a dtype among {_names(dtypes)}, got {value.dtype}; "
-            f"convert it first, e.g. {name}.to(torch.float32)"
         )
     return finite(name, value)
 
@@ -99,14 +88,9 @@ def acting_on(name: str, value: object, s: Tensor, *, side: str = "rows") -> Ten
     return positive_semidefinite(name, tensor)
 
 
-def complete(device: torch.device) -> bool:
-    """Return True for a device with float64 and all decompositions."""
-    return device.type in COMPLETE
-
-
 def decomposable(x: Tensor) -> Tensor:
     """Return `x`, moved to the CPU if its device may lack decompositions."""
-    return x if complete(x.device) else x.cpu()
+    return x if x.device.type in COMPLETE else x.cpu()
 
 
 def positive_semidefinite(name: str, tensor: Tensor) -> Tensor:

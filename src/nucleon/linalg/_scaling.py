@@ -12,7 +12,8 @@ REMAINDER_SCALE = 2048.0
 def exponent(x: Tensor) -> Tensor:
     """Return the integer e, (…, 1, 1), 2^(e-1) ≤ max|x| < 2^e; 0 for a zero matrix."""
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
-    return torch.frexp(largest).exponent if _checks.complete(x.device) else exponent_bits(largest)
+    has_frexp = x.device.type in _checks.COMPLETE
+    return torch.frexp(largest).exponent if has_frexp else exponent_bits(largest)
 
 
 def exponent_bits(x: Tensor) -> Tensor:
