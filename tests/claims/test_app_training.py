@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 import nucleon
 from nucleon.claims import CLAIMS, Settings
 from nucleon.claims.applications import app_training
-from nucleon.claims.applications.app_training import RateCurve, digits, fit, network
+from nucleon.claims.applications.app_training import digits, fit, network, rate_curve
 
 RATES = [2.0**k for k in range(-3, 3)]
 
@@ -17,7 +17,7 @@ def curve(means, method="Leon", accuracy=0.97):
     """A method with these mean losses, each that of two seeds."""
     losses = torch.tensor(means, dtype=torch.float64)[:, None] * torch.tensor([0.9, 1.1])
     accuracies = torch.full_like(losses, accuracy)
-    return RateCurve(method=method, rates=RATES, losses=losses, accuracies=accuracies)
+    return rate_curve(method, RATES, losses, accuracies)
 
 
 def test_good_rates_end_where_the_broken_line_crosses():
@@ -58,7 +58,7 @@ def test_leon_must_be_shown_not_to_be_worse():
         drawn = 1 + spread * torch.randn(2, 1, seeds, generator=generator)
         muon, leon = 0.1 * drawn.double()
         leon += muon.mean() - leon.mean()
-        limit = app_training._limit(*(RateCurve(rates=[1.0], losses=x) for x in (leon, muon)))
+        limit = app_training._limit(*(rate_curve("", [1.0], x, x) for x in (leon, muon)))
         excess = ((leon - muon) / muon.mean())[0].numpy()
         if seeds == 1:
             assert limit == math.inf

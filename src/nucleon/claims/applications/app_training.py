@@ -60,46 +60,27 @@ WORST = 10.0
 """Losses above, and those that are not finite, count as this: the run has diverged."""
 
 
-class RateCurve(Row):
-    """A method at every rate and seed: test losses and accuracies (rates, seeds)."""
+def rate_curve(method: str, rates: Sequence[float], losses: Tensor, accuracies: Tensor) -> Row:
+    """Return a method with test losses and accuracies, (rates, seeds), and its good rates.
 
-    method: str
-    rates: Sequence[float]
-    losses: Tensor
-    accuracies: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """Return the mean test loss at each rate: (rates,)."""
-        return self.losses.mean(dim=1)
-
-    @property
-    def best(self) -> int:
-        """Return the index of the rate whose mean loss is the least."""
-        return int(self.mean.argmin())
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """Return the good rates around the best one, in octaves, log2.
-
-        The mean is interpolated linearly between the rates, its logarithm over the octaves.
-        """
-        octaves = [math.log2(rate) for rate in self.rates]
-        height = (self.mean / (EQUAL * self.mean.min())).log().tolist()
-        low = _reach(octaves[self.best :: -1], height[self.best :: -1])
-        return low, _reach(octaves[self.best :], height[self.best :])
-
-    @property
-    def width(self) -> float:
-        """Return the number of octaves of good rates."""
-        low, high = self.span
-        return high - low
-
-    @property
-    def cut(self) -> bool:
-        """Return whether the good rates reach beyond the grid, so that `width` is too small."""
-        octaves = [math.log2(rate) for rate in self.rates]
-        return self.span[0] <= octaves[0] or self.span[1] >= octaves[-1]
+    `best` is the index of the rate whose mean loss is the least. The good rates around it, `span`
+    in octaves log2, end where the mean, interpolated linearly between the rates, its logarithm over
+    the octaves, is `EQUAL` times the least; where they are `cut` by the grid, `width` is too small.
+    """
+    octaves, mean = [math.log2(rate) for rate in rates], losses.mean(dim=1)
+    best, height = int(mean.argmin()), (mean / (EQUAL * mean.min())).log().tolist()
+    low = _reach(octaves[best::-1], height[best::-1])
+    high = _reach(octaves[best:], height[best:])
+    return Row(
+        method=method,
+        rates=rates,
+        losses=losses,
+        accuracies=accuracies,
+        best=best,
+        span=(low, high),
+        width=high - low,
+        cut=low <= octaves[0] or high >= octaves[-1],
+    )
 
 
 def _reach(x: Sequence[float], height: Sequence[float]) -> float:
@@ -211,7 +192,7 @@ def _evaluate(
     return losses.view(shape), accuracies.view(shape)
 
 
-def _ratio(a: RateCurve, b: RateCurve) -> tuple[float, float]:
+def _ratio(a: Row, b: Row) -> tuple[float, float]:
     """Return the ratio of best mean losses, with the standard error of the paired excess."""
     ours, theirs = a.losses[a.best], b.losses[b.best]  # the same seeds: first weights and batches
     excess = (ours - theirs) / theirs.mean()
@@ -219,14 +200,14 @@ def _ratio(a: RateCurve, b: RateCurve) -> tuple[float, float]:
     return 1 + excess.mean().item(), error
 
 
-def _limit(a: RateCurve, b: RateCurve) -> float:
+def _limit(a: Row, b: Row) -> float:
     """Return the upper limit of that ratio at `CONFIDENCE`, by Student's t; ∞ for one seed."""
     ratio, error = _ratio(a, b)
     freedom = max(1, a.losses.shape[1] - 1)
     return ratio + float(needed("scipy.stats", "scipy").t.ppf(CONFIDENCE, freedom)) * error
 
 
-def curve_checks(curves: Mapping[str, RateCurve], quick: bool) -> Iterator[Check]:
+def curve_checks(curves: Mapping[str, Row], quick: bool) -> Iterator[Check]:
     """Check Leon against Muon, and that every method learns.
 
     The ratio is judged in full runs: it was made for their seeds and steps, and quick ones are too
@@ -250,10 +231,10 @@ def measure(run: Run) -> Iterator[Item]:
 
     def trained(method: str) -> dict[str, Any]:
         rates = [2.0 ** (k - 3 * (method == "AdamW")) for k in OCTAVES]
-        losses, accuracies = fit(data, method, rates, seeds, steps)
-        return {"rates": rates, "seeds": seeds, "losses": losses, "accuracies": accuracies}
+        curve = rate_curve(method, rates, *fit(data, method, rates, seeds, steps))
+        return {**vars(curve), "seeds": seeds}
 
-    curves = run.each(cases(method=METHODS), trained, RateCurve)
+    curves = run.each(cases(method=METHODS), trained)
     by_method = {curve.method: curve for curve in curves}
     yield from curve_checks(by_method, run.quick)
     yield from optimizers.checks(HIDDEN, seed=run.seed)
@@ -275,7 +256,7 @@ def measure(run: Run) -> Iterator[Item]:
 def shown(curves: Rows, tests: int) -> Iterator[Item]:
     """Show each method at its best rate, and losses and errors by the rate."""
 
-    def loss(curve: RateCurve) -> str:
+    def loss(curve: Row) -> str:
         losses = curve.losses[curve.best]
         spread = f" ± {losses.std().item():.4f}" if len(losses) > 1 else ""
         return f"{losses.mean().item():.4f}{spread}"
@@ -292,7 +273,7 @@ def shown(curves: Rows, tests: int) -> Iterator[Item]:
         },
     )
 
-    def panel(title: str, words: str, values: Callable[[RateCurve], Tensor]) -> Panel:
+    def panel(title: str, words: str, values: Callable[[Row], Tensor]) -> Panel:
         lines = (Series.spanning(c.method, c.rates, values(c), 2 * i) for i, c in enumerate(curves))
         return Panel(title, "learning rate", words, tuple(lines), "log", "log", marked=True)
 

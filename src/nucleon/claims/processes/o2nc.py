@@ -20,7 +20,7 @@ from nucleon.claims.conversions import (
     identity_start,
     sampling,
 )
-from nucleon.claims.engine import Claim, Item, Row, Rows, Run, above, at_least, at_most, cases
+from nucleon.claims.engine import Claim, Item, Run, above, at_least, at_most, cases
 from nucleon.claims.shown import Figure, Panel, Series
 from nucleon.linalg.norms import operator_norm
 from nucleon.online import theory
@@ -140,11 +140,6 @@ def measure(run: Run) -> Iterator[Item]:
             **{term: f"terms.{term}" for term in ("descent", "regret", "noise")},
             "right": "terms.bound",
         },
-    )
-    points = Rows(Row(point=i, mean=Interval.of_mean(s)) for i, s in enumerate(scaling, 1))
-    yield points.listing(
-        "Random scaling: mean of L(W+sX) − L(W) − ⟨∇L(W+sX), X⟩ over s, 0 by the identity",
-        {"point": "point", "mean ± 3 standard errors": "mean"},
     )
     gaps = tuple(m.series(m.name, style) for style, m in enumerate(rows[:-1]))
     times = [float(t) for t, _ in distances]
