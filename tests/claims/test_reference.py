@@ -22,16 +22,12 @@ from nucleon.claims.oracle import (
     conversion,
     costs,
     curvature,
-    definition,
-    deviations,
-    gradient_sums,
     learners,
-    lemma,
-    mixtures,
+    lemmas,
     scalar,
+    smoothings,
     twins,
     unknown,
-    wishart,
 )
 from nucleon.online.learners import FAML
 from nucleon.online.o2nc import O2NC
@@ -107,9 +103,9 @@ def test_the_directions_are_the_derivatives_of_the_values():
     s, root = normal(3, 2, 4), normal(4, 2, 2)
     level, z = root @ root.T + np.eye(2), normal(5, 6, 2, 4)
     pairs = (
-        (lemma.hyperbolic_value, learners.augmented),
-        (lemma.regularized_value, learners.regularized),
-        (lemma.perturbed_value(lambda t: z), learners.perturbed(lambda t: z)),
+        (smoothings.hyperbolic_value, learners.augmented),
+        (smoothings.regularized_value, learners.regularized),
+        (smoothings.perturbed_value(lambda t: z), learners.perturbed(lambda t: z)),
     )
     h = 1e-6
     for value, direction in pairs:
@@ -163,11 +159,11 @@ def test_actions_in_one_dimension_by_hand():
 def test_the_terms_of_the_lemma_sum_to_the_regret(discount):
     given = normal(7, 6, 2, 3) / 4
     for value, slope, constants in (
-        (lemma.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC),
-        (lemma.regularized_value, learners.regularized, bounds.REGULARIZED),
+        (smoothings.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC),
+        (smoothings.regularized_value, learners.regularized, bounds.REGULARIZED),
     ):
         game = {"radius": 2.0, "bound": 1.0, "discount": discount}
-        found = lemma.terms(value, slope, given, constants, **game)
+        found = lemmas.terms(value, slope, given, constants, **game)
         actions = learners.gbpa(slope, given, **game, eta=bounds.eta(constants))
         regret = learners.regret(given, actions, radius=2.0, discount=discount)
         kinds = ("underestimation", "bregman", "stability", "first_round")
@@ -211,7 +207,7 @@ def test_the_quadrature_is_the_expectation(degrees, noncentrality):
         return scipy.stats.ncx2.pdf(float(x), degrees, noncentrality) / float(x)
 
     integral = mpmath.quad(lambda y: 2 * y * weighted(y * y), [1e-8, 1, 3, 8, 20])
-    found = wishart.inverse_moment(degrees, noncentrality)
+    found = lemmas.inverse_moment(degrees, noncentrality)
     assert found == pytest.approx(float(integral), rel=1e-6)
 
 
@@ -221,15 +217,15 @@ def test_the_shifted_entry_is_that_of_samples():
     z = normal(12, 40_000, 2, 9) + y
     entries = np.linalg.inv(z @ np.swapaxes(z, -1, -2))[:, 0, 0]
     error = entries.std() / 200
-    assert abs(wishart.shifted_entry(2, 9, 1.5) - entries.mean()) < 5 * error
+    assert abs(lemmas.shifted_entry(2, 9, 1.5) - entries.mean()) < 5 * error
 
 
 def test_the_hessian_on_a_row_is_the_norms():
     x, d = normal(13, 1, 4), normal(14, 1, 4)
     norm = np.linalg.norm(x)
     curvature = ((d @ d.T).item() - ((x @ d.T).item() / norm) ** 2) / norm
-    assert wishart.hessian(x, d) == pytest.approx(curvature, abs=1e-6)
-    assert wishart.hessian_bound(x, d) == pytest.approx((d @ d.T).item() / norm)
+    assert lemmas.hessian(x, d) == pytest.approx(curvature, abs=1e-6)
+    assert lemmas.hessian_bound(x, d) == pytest.approx((d @ d.T).item() / norm)
 
 
 def test_the_gradient_sums_in_one_dimension():
@@ -237,15 +233,15 @@ def test_the_gradient_sums_in_one_dimension():
     g, x = normal(15, 6, 1, 1), normal(16, 6, 1, 1)
     levels = np.sqrt((g.ravel() ** 2).cumsum())
     left, right = (g.ravel() ** 2 / levels).sum(), 2 * levels[-1]
-    assert gradient_sums.matrix_potential(g) == pytest.approx((left, right))
-    assert gradient_sums.gradient_term(g) == pytest.approx((left, right))
+    assert lemmas.matrix_potential(g) == pytest.approx((left, right))
+    assert lemmas.gradient_term(g) == pytest.approx((left, right))
     drift = (np.diff(levels, prepend=0.0) * (x.ravel() - 0.3) ** 2).sum()
-    found = gradient_sums.distance_term(g, x, np.array([[0.3]]), radius=1.5)
+    found = lemmas.distance_term(g, x, np.array([[0.3]]), radius=1.5)
     assert found == pytest.approx((drift, 4 * 1.5**2 * 2 * levels[-1]))
     weights, ones = levels[:, None, None], np.ones((6, 1, 1))
     regret = (g * (x - 0.3)).sum()
     bound = drift / (2 * 0.7) + 0.7 / 2 * left
-    found = gradient_sums.mirror_descent(g, x, np.array([[0.3]]), weights, ones, eta=0.7)
+    found = lemmas.mirror_descent(g, x, np.array([[0.3]]), weights, ones, eta=0.7)
     assert found == pytest.approx((regret, bound))
 
 
@@ -257,16 +253,16 @@ def test_the_printed_double_sum_is_an_identity():
 
 def test_a_mixture_lies_between_the_norm_and_its_ceiling():
     parts = [
-        (lemma.hyperbolic_value, bounds.HYPERBOLIC, 0.3, 2.0),
-        (lemma.regularized_value, bounds.REGULARIZED, 0.7, 0.5),
+        (smoothings.hyperbolic_value, bounds.HYPERBOLIC, 0.3, 2.0),
+        (smoothings.regularized_value, bounds.REGULARIZED, 0.7, 0.5),
     ]
     x = normal(17, 5, 2, 3)
-    pair = mixtures.constants(parts)
+    pair = smoothings.mixture_constants(parts)
     assert pair == pytest.approx((0.3 * 2 + 0.7 / 4, 0.15 + 1.4))
-    assert math.prod(pair) >= mixtures.least_product(parts) >= 0.5
-    root = mixtures.best_root(x, pair)
-    norms, value = algebra.nuclear(x), mixtures.value(parts, x, root)
-    ceiling = mixtures.ceiling(x, root, pair)
+    assert math.prod(pair) >= smoothings.least_product(parts) >= 0.5
+    root = smoothings.best_root(x, pair)
+    norms, value = algebra.nuclear(x), smoothings.mixture_value(parts, x, root)
+    ceiling = smoothings.ceiling(x, root, pair)
     assert ceiling == pytest.approx(math.sqrt(2 * math.prod(pair)) * norms)
     assert (norms <= value + 1e-12).all() and (value <= ceiling + 1e-12).all()
 
@@ -295,17 +291,17 @@ def test_the_deviations_by_hand():
     g = np.ones((5, 1, 1)) * np.array([9.0, 1.0, 2.0, 3.0, 4.0])[:, None, None]  # X_1 is not drawn
     known = {"radius": 2.0, "samples": 3, "delta": 0.1}
     scale = 2 * math.sqrt(2 * math.log(10) / 3)
-    assert deviations.oblivious(g, **known) == pytest.approx(scale * math.sqrt(30))
-    assert deviations.oblivious(g, **known, redraw=False) == pytest.approx(scale * 10)
-    halves = deviations.oblivious(g, **known, discount=0.5)
+    assert bounds.oblivious(g, **known) == pytest.approx(scale * math.sqrt(30))
+    assert bounds.oblivious(g, **known, redraw=False) == pytest.approx(scale * 10)
+    halves = bounds.oblivious(g, **known, discount=0.5)
     assert halves == pytest.approx(scale * math.sqrt(1 / 64 + 1 / 4 + 9 / 4 + 16))
-    epsilon = deviations.bernstein(math.log(2 * 5 / 0.1), 300)
+    epsilon = bounds.bernstein(math.log(2 * 5 / 0.1), 300)
     assert 300 * epsilon**2 / 2 == pytest.approx((1 + 2 * epsilon / 3) * math.log(100))
     many = {**known, "samples": 300}
-    assert deviations.adaptive(g, **many) == pytest.approx(2 * epsilon * 10)
+    assert bounds.adaptive(g, **many) == pytest.approx(2 * epsilon * 10)
     pair = np.concatenate([g[:, None]] * 2, 1)
-    shared = deviations.oblivious(pair, **known)
-    single = deviations.oblivious(g, **{**known, "delta": 0.05})
+    shared = bounds.oblivious(pair, **known)
+    single = bounds.oblivious(g, **{**known, "delta": 0.05})
     assert shared == pytest.approx([single, single])
 
 
@@ -384,16 +380,16 @@ def test_what_is_promised_are_the_terms_of_the_proposition():
 
 def test_the_ratios_at_a_point_are_those_of_numbers():
     s, root, more = (np.array([[v]]) for v in (0.7, 0.5, 0.9))
-    hyperbolic, regularized = definition.hyperbolic(), definition.regularized()
-    found = definition.stability(hyperbolic, s, root, more)
+    hyperbolic, regularized = smoothings.hyperbolic(), smoothings.regularized()
+    found = smoothings.stability(hyperbolic, s, root, more)
     assert found == pytest.approx((math.hypot(0.7, 0.9) - math.hypot(0.7, 0.5)) / 0.4)
-    assert np.isnan(definition.stability(hyperbolic, s, more, root)).all()
+    assert np.isnan(smoothings.stability(hyperbolic, s, more, root)).all()
     # |s| > l: the maximizer is at the edge, |s| − l/2 + l/2; else s²/2l + l/2.
-    found = definition.smoothness(regularized, 0.1 * s, root, s - 0.1 * s)
+    found = smoothings.smoothness(regularized, 0.1 * s, root, s - 0.1 * s)
     ahead = 0.7 - (0.07**2 / 1.0 + 0.25) - 0.63 * 0.07 / 0.5
     assert found == pytest.approx(2 * ahead * 0.5 / 0.63**2)
     draws = normal(2, 5, 1, 2)
-    found = definition.gaussian(draws).value(s, root)
+    found = smoothings.gaussian(draws).value(s, root)
     np.testing.assert_allclose(
         found, np.hypot(0.7 + 0.5 * draws[:, 0, 0], 0.5 * draws[:, 0, 1]), rtol=1e-12
     )

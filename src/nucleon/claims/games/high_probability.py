@@ -13,7 +13,7 @@ from nucleon import noise
 from nucleon.claims.beside import EXACT, close, largest, leaning, played
 from nucleon.claims.engine import Claim, Item, Rows, Run, above, at_least, at_most, cases, label
 from nucleon.claims.grid import Game, Match, gradients_of, play_all
-from nucleon.claims.oracle import deviations
+from nucleon.claims.oracle import bounds
 from nucleon.claims.shown import BOUND, PRINTED, Figure, Panel, Series, log_panel
 from nucleon.online import streams
 from nucleon.online.game import play
@@ -82,7 +82,7 @@ def fixed_games(run: Run) -> Rows:
 
 def hoeffding(gradients: Tensor, samples: int) -> float:
     """Return the oracle's term for a fixed stream with radius 1, largest over the games."""
-    term = deviations.oblivious(gradients.numpy(), radius=1.0, samples=samples, delta=DELTA)
+    term = bounds.oblivious(gradients.numpy(), radius=1.0, samples=samples, delta=DELTA)
     return float(np.max(term))
 
 
@@ -126,9 +126,9 @@ def off_the_oracle(
     game |= {"samples": 2 if options.get("antithetic") else 4, "delta": DELTA}
     if oblivious:
         redraw = options.get("redraw", True)
-        term = deviations.oblivious(gradients.numpy(), redraw=redraw, **game)
+        term = bounds.oblivious(gradients.numpy(), redraw=redraw, **game)
     else:
-        term = deviations.adaptive(gradients.numpy(), **game)
+        term = bounds.adaptive(gradients.numpy(), **game)
     return {"added": added.max().item(), "apart": largest(added.numpy() / term - 1)}
 
 
@@ -166,7 +166,7 @@ def measure(run: Run) -> Iterator[Item]:
     yield at_least("adversary: smallest exponent of the regret", exponents, LINEAR)
     # The union over T = 1 round has no other rounds.
     odds = math.log(sum(ADAPTIVE_SHAPE) / DELTA)
-    limits = {k: deviations.bernstein(odds, k) for k in ADAPTIVE_SAMPLES}
+    limits = {k: bounds.bernstein(odds, k) for k in ADAPTIVE_SAMPLES}
     outside = [(mean_norms(run, k) > e).double().mean() for k, e in limits.items()]
     yield at_most("means of polar factors: share above ε", outside, DELTA)
 

@@ -20,7 +20,7 @@ from nucleon.claims.beside import (
 )
 from nucleon.claims.engine import Claim, Item, Row, Run, at_least, at_most, cases, worst
 from nucleon.claims.grid import NINE, gradients_of, stream
-from nucleon.claims.oracle import lemma, twins
+from nucleon.claims.oracle import lemmas, twins
 from nucleon.claims.shown import Figure, Panel, Series, log_panel
 from nucleon.online.learners import FAML, FTL, FTPL, FTRL, GBPA
 from nucleon.online.o2nc.plans import Interval
@@ -80,7 +80,7 @@ def oracle_error(name: str, discount: float, seed: int) -> float:
     draws = drawn(shape, samples=8, redraw=False, antithetic=True)
     value, slope, constants = twins.smoothing(name, shape, draws)
     game = {"radius": RADIUS, "bound": BOUND, "discount": discount}
-    twin = lemma.terms(value, slope, gradients.numpy(), constants, **game)
+    twin = lemmas.terms(value, slope, gradients.numpy(), constants, **game)
     terms = sums(decomposed(name, gradients, discount))
     return worst(largest(terms[kind].numpy() - twin[kind]) / UNIT for kind in KINDS)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nucleon.claims.beside import sides_of
 from nucleon.claims.engine import Claim, Item, Row, Rows, Run, at_least, at_most, cases, worst
-from nucleon.claims.oracle import gradient_sums
+from nucleon.claims.oracle import lemmas
 from nucleon.claims.shown import Figure, Panel, Series, level
 from nucleon.online import theory
 
@@ -78,19 +78,19 @@ def instance(seed: int, shape: tuple[int, int]) -> Iterator[Row]:
         points *= 1.5 / torch.linalg.matrix_norm(points, 2)[..., None, None]
         actions, comparator = points[:-1], points[-1]
         for name, fed in (("C.3", g), ("C.3, columns", g.mT)):
-            twin = gradient_sums.matrix_potential(fed.numpy())
+            twin = lemmas.matrix_potential(fed.numpy())
             yield Row(lemma=name, **sides_of(theory.matrix_potential(fed), twin))
-        twin = gradient_sums.gradient_term(g.numpy())
+        twin = lemmas.gradient_term(g.numpy())
         yield Row(lemma="C.4", **sides_of(theory.shampoo_gradient_term(g), twin))
         arrays = g.numpy(), actions.numpy(), comparator.numpy()
-        twin = gradient_sums.distance_term(*arrays, radius=1.5)
+        twin = lemmas.distance_term(*arrays, radius=1.5)
         sides = theory.shampoo_distance_term(g, actions, comparator, radius=1.5)
         yield Row(lemma="C.5", **sides_of(sides, twin))
     for eta in ETAS:
         descents = {"C.2, projected": projected(normal(40, 1, shape[1]), eta)}
         descents["C.2, free"] = free(normal, shape, eta)
         for name, d in descents.items():
-            twin = gradient_sums.mirror_descent(*(part.numpy() for part in d), eta=eta)
+            twin = lemmas.mirror_descent(*(part.numpy() for part in d), eta=eta)
             yield Row(lemma=name, **sides_of(theory.mirror_descent_regret(*d, eta=eta), twin))
 
 

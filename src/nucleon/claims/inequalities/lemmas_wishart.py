@@ -7,7 +7,7 @@ import torch
 
 from nucleon import noise
 from nucleon.claims.engine import Claim, Item, Run, at_least, at_most, cases, label
-from nucleon.claims.oracle import wishart
+from nucleon.claims.oracle import lemmas
 from nucleon.claims.shown import Figure, Panel, Series, level
 from nucleon.online import theory
 
@@ -41,7 +41,7 @@ def hessian(seed: int, shape: tuple[int, int]) -> dict[str, float]:
     d = torch.randn(shape, dtype=F64, generator=generator)
     d /= d.norm()
     sides, pair = theory.nuclear_hessian(x, d), (x.numpy(), d.numpy())
-    left, right = wishart.hessian(*pair), wishart.hessian_bound(*pair)
+    left, right = lemmas.hessian(*pair), lemmas.hessian_bound(*pair)
     # A difference has an absolute error, the bound a relative one.
     apart = max(abs(sides.left.item() - left), abs(sides.right.item() / right - 1))
     off = theory.nuclear_hessian(x, d - d @ vt[:m].mT @ vt[:m]) if n > m else None
@@ -52,7 +52,7 @@ def hessian(seed: int, shape: tuple[int, int]) -> dict[str, float]:
 def moment(degrees: int, noncentrality: float) -> dict[str, float]:
     """Evaluate E.2."""
     sides = theory.inverse_chi_square(degrees, noncentrality)
-    apart = sides.left.item() / wishart.inverse_moment(degrees, noncentrality) - 1
+    apart = sides.left.item() / lemmas.inverse_moment(degrees, noncentrality) - 1
     return {"share": (sides.left / sides.right).item(), "apart": abs(apart)}
 
 
@@ -73,9 +73,9 @@ def inverse(run: Run, shape: tuple[int, int], shift: float) -> dict[str, float]:
     first, others = entries[:, 0], entries[:, 1:].mean(-1)
     return {
         "largest": largest,
-        "apart": abs(largest / (wishart.largest_inverse(y.numpy(), z.numpy()) * unit) - 1),
+        "apart": abs(largest / (lemmas.largest_inverse(y.numpy(), z.numpy()) * unit) - 1),
         "shifted": first.mean().item(),
-        "exact": wishart.shifted_entry(m, n, shift) * unit,
+        "exact": lemmas.shifted_entry(m, n, shift) * unit,
         "error": first.std().item() / math.sqrt(len(z)),
         "free": others.mean().item(),
         "free_error": others.std().item() / math.sqrt(len(z)),

@@ -9,7 +9,7 @@ import torch
 
 from nucleon.claims.beside import EXACT, SOLVED, SOLVER, close, drawn, leaning
 from nucleon.claims.engine import Check, Claim, Item, Row, Rows, Run, at_least, at_most, cases
-from nucleon.claims.oracle import bounds, definition, twins
+from nucleon.claims.oracle import bounds, smoothings, twins
 from nucleon.claims.oracle.algebra import Array
 from nucleon.claims.shown import Figure, Panel, Series, level, log_panel
 from nucleon.online.admissibility import AdmissibilitySearch, search_admissibility
@@ -90,11 +90,11 @@ def off_the_oracle(row: Row, seed: int) -> Iterator[float]:
     m, n = row.shape
     draws = np.random.default_rng(seed).standard_normal((DRAWS, m, bounds.padded(m, n)))
     psi = {
-        "Regularized": definition.regularized(),
-        "Hyperbolic": definition.hyperbolic(),
-        "Gaussian": definition.gaussian(draws),
+        "Regularized": smoothings.regularized(),
+        "Hyperbolic": smoothings.hyperbolic(),
+        "Gaussian": smoothings.gaussian(draws),
     }[row.potential]
-    pairs = ((row.search.alpha, definition.stability), (row.search.beta, definition.smoothness))
+    pairs = ((row.search.alpha, smoothings.stability), (row.search.beta, smoothings.smoothness))
     for estimate, ratio in pairs:
         values = ratio(psi, *(part.numpy() for part in estimate.point))
         error = ERRORS * values.std() / math.sqrt(len(values))

@@ -11,7 +11,7 @@ from torch import Tensor
 from nucleon import noise
 from nucleon.claims.beside import largest
 from nucleon.claims.engine import Claim, Item, Rows, Run, Shown, at_least, at_most, worst
-from nucleon.claims.oracle import bounds, lemma, mixtures
+from nucleon.claims.oracle import bounds, smoothings
 from nucleon.claims.shown import Figure, Panel, level
 from nucleon.online import theory
 from nucleon.online.admissibility import search_admissibility
@@ -100,20 +100,20 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
     constants = {"alpha": stated.alpha, "beta": stated.beta}
     ceiling = theory.admissibility_tradeoff(x, roots, **constants).right
     value = mixture.value_at_root(x, roots)
-    regularized = (lemma.regularized_value, bounds.REGULARIZED)
-    kinds = (regularized, (lemma.hyperbolic_value, bounds.HYPERBOLIC), regularized)
+    regularized = (smoothings.regularized_value, bounds.REGULARIZED)
+    kinds = (regularized, (smoothings.hyperbolic_value, bounds.HYPERBOLIC), regularized)
     weighted = zip(kinds, mixture.weights, mixture.scales, strict=True)
-    parts: list[mixtures.Part] = [(*kind, weight, scale) for kind, weight, scale in weighted]
-    pair = mixtures.constants(parts)
-    best = torch.from_numpy(mixtures.best_root(x.numpy(), pair))
+    parts: list[smoothings.Part] = [(*kind, weight, scale) for kind, weight, scale in weighted]
+    pair = smoothings.mixture_constants(parts)
+    best = torch.from_numpy(smoothings.best_root(x.numpy(), pair))
     tight = theory.admissibility_tradeoff(x, best, **constants)
     norms = torch.linalg.svdvals(x).sum(-1)
     few = x[:COMPARED].numpy(), roots[:COMPARED].numpy()
     differences = (
         stated.alpha / pair[0] - 1,
         stated.beta / pair[1] - 1,
-        value[:COMPARED].numpy() / mixtures.value(parts, *few) - 1,
-        ceiling.numpy() / mixtures.ceiling(x.numpy(), roots.numpy(), pair) - 1,
+        value[:COMPARED].numpy() / smoothings.mixture_value(parts, *few) - 1,
+        ceiling.numpy() / smoothings.ceiling(x.numpy(), roots.numpy(), pair) - 1,
         tight.left.numpy() / norms.numpy() - 1,
     )
     return {
@@ -125,7 +125,7 @@ def evaluated(run: Run, seed: int) -> dict[str, Any]:
         "dominance": (value / norms).min().item(),
         "ceiling": (value / ceiling).max().item(),
         "least": (tight.right / tight.left).mean().item() / math.sqrt(2 * stated.product),
-        "cauchy": stated.product / mixtures.least_product(parts),
+        "cauchy": stated.product / smoothings.least_product(parts),
         "apart": worst(map(largest, differences)),
     }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from nucleon.claims.oracle import bounds, learners, lemma, unknown
+from nucleon.claims.oracle import bounds, learners, smoothings, unknown
 from nucleon.claims.oracle.algebra import Array
 
 Actions = Callable[[Array], Array]
@@ -35,7 +35,7 @@ class Twin:
 class Smoothing(NamedTuple):
     """A potential: Ψ, ∇Ψ and (α, β)."""
 
-    value: lemma.Value
+    value: smoothings.Value
     slope: learners.Direction
     constants: tuple[float, float]
 
@@ -48,13 +48,13 @@ def smoothing(name: str, shape: tuple[int, ...], noise: learners.Noise = _none) 
     """Return the potential of FTRL, of FTPL with a noise, or of FAML."""
     m, n = sorted(shape[-2:])
     potentials: Mapping[str, Smoothing] = {
-        "FTRL": Smoothing(lemma.regularized_value, learners.regularized, bounds.REGULARIZED),
+        "FTRL": Smoothing(smoothings.regularized_value, learners.regularized, bounds.REGULARIZED),
         "FTPL": Smoothing(
-            lemma.perturbed_value(noise),
+            smoothings.perturbed_value(noise),
             learners.perturbed(noise),
             bounds.gaussian(m, bounds.padded(m, n)),
         ),
-        "FAML": Smoothing(lemma.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC),
+        "FAML": Smoothing(smoothings.hyperbolic_value, learners.augmented, bounds.HYPERBOLIC),
     }
     return potentials[name]
 
