@@ -48,17 +48,16 @@ def at_odds(what, odd, kind="plain", **options):
     optimizer = nucleon.Leon([{"params": [(name, param)], **axes}], lr=lr, **options)
     if what == "group" and differs:
         optimizer.add_param_group({"params": [("more", torch.ones(2, 3, requires_grad=True))]})
-    messages = []
-    for _ in range(2):
+    messages = set()
+    for _ in range(2):  # a second step is refused as the first
         try:
             stepped(param, optimizer)
         except RuntimeError as error:
-            messages.append(str(error))
-    assert len(messages) == 2
-    assert messages[0] == messages[1], "a second step is not refused as the first"
+            messages.add(str(error))
+    (message,) = messages
     state = optimizer.state[param]
     touched = any(state[n].any() for n in ("step", "total") if n in state)
-    return messages[0], touched or bool((shards.local(param) != 1).any())
+    return message, touched or bool((shards.local(param) != 1).any())
 
 
 def one_pair_at_odds():

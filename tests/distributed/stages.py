@@ -3,6 +3,7 @@
 import zlib
 
 import torch
+from cases import MAKE
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
@@ -12,11 +13,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-import nucleon
-
 LAYERS, WIDTH = 4, 4
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-METHODS = {"muon": nucleon.Muon, "leon": nucleon.Leon, "pion": nucleon.Pion}
 
 
 class Layer(nn.Module):
@@ -65,7 +63,7 @@ def go(model, optimizer, start, stop):
 
 
 def make(method, model, **options):
-    return METHODS[method].for_model(model, lr=0.05, aux_lr=1e-2, weight_decay=0.1, **options)
+    return MAKE[method].for_model(model, lr=0.05, aux_lr=1e-2, weight_decay=0.1, **options)
 
 
 def flat(model, optimizer):

@@ -8,41 +8,29 @@ from pool import Pool, free_port
 PATIENCE = 2  # seconds, the timeout of the process group where it is waited for
 SLACK = 8  # for a busy machine
 
-DIFFERENCES = {  # what a rank has instead, of the parameter or of an option
-    "shape": "parameter 0 of group 0: rank 0 has w (4, {0}) torch.float32, axes default, "
-    "rank {odd} w (4, {1}) torch.float32, axes default",
-    "name": "parameter 0 of group 0: rank 0 has {0} (4, 5) torch.float32, axes default, "
-    "rank {odd} {1} (4, 5) torch.float32, axes default",
-    "axes": "parameter 0 of group 0: rank 0 has w (4, 5) torch.float32, axes {0}, "
-    "rank {odd} w (4, 5) torch.float32, axes {1}",
-    "lr": "lr of group 0: rank 0 has {0}, rank {odd} {1}",
-    "group": "parameter 0 of group 1: rank 0 has {0}, rank {odd} {1}",
-}
-VALUES = {
-    "shape": ("5", "7"),
-    "name": ("w", "v"),
-    "axes": ("default", "c r"),
-    "lr": ("0.1", "0.2"),
-    "group": ("none", "more (2, 3) torch.float32, axes default"),
+W = "w (4, {}) torch.float32, axes {}"
+DIFFERENCES = {  # of which parameter or option; the usual, and what a rank has instead
+    "shape": ("parameter 0 of group 0", W.format(5, "default"), W.format(7, "default")),
+    "name": (
+        "parameter 0 of group 0",
+        W.format(5, "default"),
+        W.format(5, "default").replace("w", "v"),
+    ),
+    "axes": ("parameter 0 of group 0", W.format(5, "default"), W.format(5, "c r")),
+    "lr": ("lr of group 0", "0.1", "0.2"),
+    "group": ("parameter 0 of group 1", "none", "more (2, 3) torch.float32, axes default"),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kind": "plain", "placement": "owner"},
-        {"kind": "rows", "placement": "local"},
-    ],
-    ids=["owner", "DTensor"],
-)
+@pytest.mark.parametrize(("kind", "placement"), [("plain", "owner"), ("rows", "local")])
 @pytest.mark.parametrize("odd", [0, 1])
-def test_every_rank_says_what_differs_and_changes_nothing(ranks2, what, options, odd):
-    values = VALUES[what] if odd else VALUES[what][::-1]
-    expected = DIFFERENCES[what].format(*values, odd=1)
-    for message, changed in ranks2("at_odds", what=what, odd=odd, **options):
+def test_every_rank_says_what_differs_and_changes_nothing(ranks2, what, kind, placement, odd):
+    where, *values = DIFFERENCES[what]
+    first, second = values if odd else values[::-1]
+    for message, changed in ranks2("at_odds", what=what, odd=odd, kind=kind, placement=placement):
         assert message.startswith("the ranks differ in parameters or options")
-        assert expected in message.splitlines()[1:]
+        assert f"{where}: rank 0 has {first}, rank 1 {second}" in message.splitlines()[1:]
         assert not changed
 
 
@@ -74,11 +62,7 @@ def test_placements_are_compared_where_every_rank_exchanges_something(ranks2):
 
 @pytest.mark.parametrize(
     ("what", "exchanged"),
-    [
-        ("placement", "parameters and options"),
-        ("group", "parameters and options"),
-        ("check", "updates"),
-    ],
+    [(what, "parameters and options") for what in ("placement", "group")] + [("check", "updates")],
 )
 def test_a_rank_that_exchanges_alone_ends_by_the_timeout(what, exchanged):
     """Nothing tells the others that it waits for them."""
