@@ -19,7 +19,9 @@ def applied_directions(monkeypatch):
 
     def logged(work, settings, direction, taken):
         stack = work.stack
-        parts = zip(stack.params, stack.split(direction), stack.split(taken), strict=True)
+        parts = zip(
+            stack.params, direction.split(stack.counts), taken.split(stack.counts), strict=True
+        )
         for param, part, ok in parts:
             played = part.double().masked_fill(~ok[:, None, None], math.nan)
             log.setdefault(param, []).append(played.numpy().copy())

@@ -6,7 +6,7 @@ halves the arithmetic, and what is added or scaled meanwhile stays in registers.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
-# pyright: reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportAssignmentType=false
 
 import math
 import os
@@ -39,6 +39,7 @@ LARGE, SMALL = CONFIGS[0], CONFIGS[-1]
 CHUNK, CHUNKS = 1024, 64
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
+_REMAINDER = tl.constexpr(REMAINDER_SCALE)
 _tuned: dict[object, Any] = {}
 
 
@@ -93,9 +94,8 @@ def _symmetric(
     a, b, addend, out, second, norms, scale, addend_scale,
     rows, depth, alpha, beta, shift, second_shift, addend_shift, product_power, addend_power, each,
     ADDEND: tl.constexpr, ADDEND_AT: tl.constexpr, OUT_AT: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_NORMS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, REMAINDER: tl.constexpr,
-    COPY_ENGINE: tl.constexpr, OUT_TYPE: tl.constexpr, TABLE_BYTES: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr,
+    HAS_NORMS: tl.constexpr, KIND: tl.constexpr, COPY_ENGINE: tl.constexpr,
+    TABLE_BYTES: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """A tile of one matrix, and its part of ‖out‖_F²."""
     side = tl.cdiv(rows, TILE)
@@ -147,7 +147,7 @@ def _symmetric(
             known = at_k[None, :] < depth - k
             left = tl.load(a_tile + k, mask=known, other=0.0)
             right = tl.load(b_tile + k, mask=known, other=0.0)
-            total = tl.dot(left, right.T, total, input_precision=PRECISION)
+            total = tl.dot(left, right.T, total)
 
     total = total * alpha * s1 * s2
     if ADDEND == "last":
@@ -164,10 +164,11 @@ def _symmetric(
         tl.store(norms + tl.program_id(0), weight * tl.sum(known * known))
 
     # Operands that commute up to rounding only leave a tile on the diagonal asymmetric.
+    OUT_TYPE: tl.constexpr = tl.float32 if OUT_AT == "table" else tl.float16
     result = total.to(OUT_TYPE)
     below = at_i[:, None] >= at_j[None, :]
     if KIND == "remainder":
-        other = ((total - result.to(tl.float32)) * REMAINDER).to(OUT_TYPE)
+        other = ((total - result.to(tl.float32)) * _REMAINDER).to(OUT_TYPE)
         if on_diagonal:
             other = tl.where(below, other, other.T)
         _store(second, other, batch, i, j, on_diagonal, rows, OUT_AT, TILE)
@@ -244,8 +245,7 @@ def symmetric(
             a if scale is None else scale, a if factor is None else factor,
             rows, depth, alpha, beta, shift, second_shift, addend_shift, *powers, each,
             ADDEND=when, ADDEND_AT=addend_at, OUT_AT=out_at, HAS_SCALE=scale is not None,
-            HAS_NORMS=norms is not None, KIND=kind, PRECISION="tf32", REMAINDER=REMAINDER_SCALE,
-            COPY_ENGINE=engine, OUT_TYPE=TYPES.get(out.dtype, tl.float32),
+            HAS_NORMS=norms is not None, KIND=kind, COPY_ENGINE=engine,
             TABLE_BYTES=table_bytes(rows), **config.all_kwargs(),
         )  # fmt: skip
         return parts

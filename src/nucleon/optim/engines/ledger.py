@@ -84,8 +84,11 @@ def record(
     changed = (state["rounds"] > 0) & (game != state["game"]).any(-1)
     old = {name: x.masked_fill(_like(changed, x), 0) for name, x in state.items()}
 
-    frobenius, norm = torch.linalg.matrix_norm(gradient), _norm_bound(gradient)
-    above = _excess(norm, frobenius, hyper.gradient_bound, gradient.shape[-2])
+    # An upper bound of ‖G‖_op, rounding included; 0 for G = 0.
+    frobenius, rows = torch.linalg.matrix_norm(gradient), gradient.shape[-2]
+    norm = operator_norm_bound(gradient) * (1 + 64 * rows * torch.finfo(wide).eps)
+    norm = torch.where((gradient != 0).any(-1).any(-1), norm, 0.0)
+    above = _excess(norm, frobenius, hyper.gradient_bound, rows)
     new = {
         "loss": hyper.momentum * old["loss"] - (gradient * state["played"]).sum((-2, -1)),
         "first": torch.where(old["largest"] > 0, hyper.momentum * old["first"], frobenius),
@@ -104,7 +107,7 @@ def record(
         stack.scatter_own(new[name], _entry(states, name))
     for name in _SHAPED:
         stack.scatter(new[name], _entry(states, name))
-    torch._foreach_copy_(stack.grams(states, PREFIX), stack.split(new["gram"]))
+    torch._foreach_copy_(stack.grams(states, PREFIX), new["gram"].split(stack.counts))
 
 
 def _entry(states: Sequence[State], name: str) -> list[Tensor]:
@@ -126,13 +129,6 @@ def _game(hyper: Hyperparameters) -> tuple[float, float, float]:
 def _sent(group: Mapping[str, Any]) -> torch.dtype | None:
     """Return the dtype in which an owner sends P; None if P is not rounded."""
     return group["wire_dtype"] if group["placement"] == "owner" else None
-
-
-def _norm_bound(gradient: Tensor) -> Tensor:
-    """Return an upper bound of ‖G‖_op, (b,), rounding included; 0 for G = 0."""
-    rounding = 1 + 64 * gradient.shape[-2] * torch.finfo(gradient.dtype).eps
-    norm = operator_norm_bound(gradient) * rounding
-    return torch.where((gradient != 0).any(-1).any(-1), norm, 0.0)
 
 
 def _excess(norm: Tensor, frobenius: Tensor, bound: float, rows: int) -> Tensor:

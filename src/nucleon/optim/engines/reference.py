@@ -109,7 +109,7 @@ def advance(
             gram = torch.where(each, gram * keeps, old_gram) if gram.numel() else gram
         stack.scatter(total, map(_TOTAL, states))
         if work.optimizer.has_gram:
-            torch._foreach_copy_(stack.grams(states), stack.split(gram))
+            torch._foreach_copy_(stack.grams(states), gram.split(stack.counts))
         stack.scatter_own(torch.where(stepped, quiet, old_quiet), map(_QUIET, states))
         skipped = ~stepped if has_gradient is None else has_gradient & ~stepped
         stack.add_own(skipped.long(), map(_SKIPPED, states))

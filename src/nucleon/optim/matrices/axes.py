@@ -22,12 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
+from typing import Self
 
 import torch
 from torch import Tensor
 
-_PART = r"([brc])(?:=(\d+)|\{(\s*\d+(?:\s*,\s*\d+)*\s*)\})?"
-_WORD = re.compile(r"\(([^()]+)\)|([brc](?:\{[^{}]*\})?)")
+_CUT = r"\{(\s*\d+(?:\s*,\s*\d+)*\s*)\}"
+_PART = rf"([brc])(?:=(\d+)|{_CUT})?"
+_WORD = re.compile(rf"\(\s*{_PART}(?:\s+{_PART})*\s*\)|[brc](?:{_CUT})?")
 _EXAMPLES = 'one word an axis, as in "r c", "b r c", "r c c c", "(b=3 r) c" or "r{512,128} c"'
 
 
@@ -149,35 +151,25 @@ class _Part:
     size: int | None
     sections: tuple[int, ...]
 
+    @classmethod
+    def of(cls, letter: str, size: str, cut: str) -> Self:
+        """Return the factor that a spec names."""
+        sections = tuple(map(int, cut.split(","))) if cut else ()
+        return cls(letter, int(size) if size else sum(sections) or None, sections)
+
 
 def _words(spec: str) -> list[list[_Part]]:
     """Return the factors of each axis."""
     axes: list[list[_Part]] = []
     text = spec.strip()
     while text:
-        word = _WORD.match(text)
-        parts = _parts(word[1] or word[2]) if word else None
-        if word is None or not parts:
+        if (word := _WORD.match(text)) is None:
             raise ValueError(f"axes {spec!r} is invalid at {text!r}; write {_EXAMPLES}")
-        axes.append(parts)
+        axes.append([_Part.of(*part) for part in re.findall(_PART, word[0])])
         text = text[word.end() :].lstrip()
     if {"r", "c"} - {part.letter for parts in axes for part in parts}:
         raise ValueError(f"axes {spec!r} needs rows and columns; write {_EXAMPLES}")
     return axes
-
-
-def _parts(text: str) -> list[_Part] | None:
-    """Return the factors of one axis; None if the text is invalid."""
-    factors: list[_Part] = []
-    while text := text.strip():
-        match = re.match(_PART, text)
-        if match is None or not (match.end() == len(text) or text[match.end()].isspace()):
-            return None
-        sections = tuple(map(int, match[3].split(","))) if match[3] else ()
-        size = int(match[2]) if match[2] else sum(sections) if sections else None
-        factors.append(_Part(match[1], size, sections))
-        text = text[match.end() :]
-    return factors
 
 
 def _sizes(spec: str, parts: Sequence[_Part], size: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -135,7 +135,7 @@ class Stack:
         natural = (stacked.mT if self.tall else stacked).contiguous()
         if self.plain:
             return [*tensors], [*natural.unbind()]
-        parts = self.split(natural)
+        parts = natural.split(self.counts)
         regions = [piece.region(t) for piece, t in zip(self.pieces, tensors, strict=True)]
         return regions, [p.reshape(r.shape) for p, r in zip(parts, regions, strict=True)]
 
@@ -192,10 +192,6 @@ class Stack:
         """Return the mask of flags that are on the device, one per piece."""
         each = zip(flags.unbind(), self.counts, strict=True)
         return torch.cat([flag.expand(count) for flag, count in each])
-
-    def split(self, stacked: Tensor) -> list[Tensor]:
-        """Split (b, …) into one (count, …) view per piece, in order."""
-        return list(stacked.split(self.counts))
 
 
 def _cut(x: Tensor, start: int, stop: int) -> Tensor:

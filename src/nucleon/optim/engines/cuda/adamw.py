@@ -68,8 +68,7 @@ def step(work: Work, settings: Settings) -> None:
         _restride(work)
         work.cache = [
             Bucket([work.params[i] for i in chosen], [work.states[i] for i in chosen])
-            for bucket in adamw.buckets(work.params)
-            for chosen in _split_by_gaps(work.params, bucket)
+            for chosen in adamw.buckets(work.params)
         ]
     for bucket in cast(list[Bucket], work.cache):
         if not (serves(bucket.params[:1]) and _step(bucket, settings.group)):
@@ -81,14 +80,6 @@ def _restride(work: Work) -> None:
     for param, state in zip(work.params, work.states, strict=True):
         if not shards.sharded(param) and dense(param):
             state |= {name: restrided(state[name], param) for name in ("exp_avg", "exp_avg_sq")}
-
-
-def _split_by_gaps(params: Sequence[Tensor], chosen: Sequence[int]) -> list[list[int]]:
-    """Split off parameters whose memory has gaps; not of DTensors, in which ranks may differ."""
-    if shards.sharded(params[chosen[0]]):
-        return [[*chosen]]
-    parts = [i for i in chosen if dense(params[i])], [i for i in chosen if not dense(params[i])]
-    return [part for part in parts if part]
 
 
 def _step(bucket: Bucket, group: Mapping[str, Any]) -> bool:

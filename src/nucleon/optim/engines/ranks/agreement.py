@@ -6,7 +6,6 @@ communicates while others do not waits until the timeout of its process group.
 """
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -106,9 +105,6 @@ def _description(groups: Groups, infos: Infos, options: Sequence[str]) -> dict[s
 
 def _text(value: object) -> str:
     """Return an option as text, without the device of a rate or the address of an object."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if not isinstance(value, bool) and isinstance(value, Real):  # a number of NumPy, too
-        value = int(value) if isinstance(value, Integral) else float(value)
+    value = value.tolist() if isinstance(value, Tensor) else value
     plain = (bool, int, float, str, torch.dtype, list, tuple, type(None))
     return repr(cast(object, value)) if isinstance(value, plain) else type(value).__name__
