@@ -68,7 +68,8 @@ def test_the_conversion_of_a_learner_is_its_optimizer(learner, options, optimize
     ours, theirs = parameters(), parameters()
     streams = [gradients(s, 12, i) for i, s in enumerate(SHAPES)]
     first = make(ours, learner, **options)
-    second = optimizer(theirs, D, GAMMA, scale="none", step_length="exponential", seed=3, **method)
+    options = {"momentum": GAMMA, "scale": "none", "step_length": "exponential", "seed": 3}
+    second = optimizer(theirs, D, **options, **method)
     for t in range(12):
         run(first, ours, streams, t, t + 1)
         run(second, theirs, streams, t, t + 1)
