@@ -6,7 +6,7 @@ import torch
 import nucleon
 from nucleon.online.learners import FAML
 from nucleon.online.regret import Ledger
-from nucleon.optim import CertificateLog, of_potential
+from nucleon.optim import of_potential
 from nucleon.optim.leon import hyperbolic
 from optim import certificate_oracle
 
@@ -93,11 +93,10 @@ def test_leons_certificate_is_famls(scale):
     assert certificate.holds
 
 
-def test_certificates_survive_a_resume_and_are_logged_by_a_hook():
+def test_certificates_survive_a_resume():
     gradients = bounded_gradients((3, 5), 10)
     straight, resumed = (torch.nn.Parameter(torch.zeros((3, 5))) for _ in "ab")
     one, two = exact_leon([("w", straight)]), exact_leon([("w", resumed)])
-    log = CertificateLog(one, every=4)
     for step, gradient in enumerate(gradients.float()):
         straight.grad, resumed.grad = gradient.clone(), gradient.clone()
         one.step()
@@ -107,35 +106,6 @@ def test_certificates_survive_a_resume_and_are_logged_by_a_hook():
             two.load_state_dict(state)
     one_is, two_is = one.certificates()["w"], two.certificates()["w"]
     assert one_is.regret.equal(two_is.regret) and one_is.bound.equal(two_is.bound)
-    assert [step for step, _ in log.rows] == [4, 8]
-    assert all(row["w"].holds for _, row in log.rows)
-    log.remove()
-    straight.grad = gradients[0].float()
-    for _ in range(4):
-        one.step()
-    assert len(log.rows) == 2
-
-
-def test_certificates_are_logged_by_a_hook_of_a_compiled_step():
-    """torch's compiler follows the hooks of a step, and what they ask of the optimizer."""
-    weights = [torch.nn.Parameter(torch.ones(3, 5) / 4) for _ in "ab"]
-    plain, compiled = (exact_leon([("w", w)]) for w in weights)
-    logs = [CertificateLog(optimizer, every=2) for optimizer in (plain, compiled)]
-
-    def loop(weight, optimizer):
-        weight.square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return optimizer.direction.facts.kernel
-
-    torch._dynamo.reset()
-    run = torch.compile(loop, backend="eager")
-    for _ in range(4):
-        assert loop(weights[0], plain) == run(weights[1], compiled)
-    assert [row["w"].regret for _, row in logs[0].rows] == [
-        row["w"].regret for _, row in logs[1].rows
-    ]
-    assert [step for step, _ in logs[1].rows] == [2, 4]
 
 
 @pytest.mark.parametrize("make", [nucleon.Muon, nucleon.Leon, nucleon.Pion])
@@ -149,11 +119,9 @@ def test_the_ledger_of_large_gradients_can_be_loaded(make):
     two.load_state_dict(one.state_dict())
 
 
-def test_without_certify_there_is_nothing_to_log():
+def test_without_certify_there_is_no_certificate():
     optimizer = nucleon.Leon([torch.nn.Parameter(torch.zeros(2, 3))])
     assert optimizer.certificates() == {}
-    with pytest.raises(ValueError, match="certify=True"):
-        CertificateLog(optimizer)
 
 
 def certified(steps=5, size=1.0, between=lambda step, group: None, make=exact_leon, **options):

@@ -132,7 +132,6 @@ def test_diagnostics_against_their_definitions():
     params = parameters(torch.float64, [(4, 7), (7, 4), (2, 3, 5)])
     optimizer = nucleon.Leon(params, lr=0.25, method="eigh", scale="match-adamw")
     train(optimizer, params, 3)
-    optimizer.param_groups[0]["lr"] = 0.0  # as a scheduler does: figures are of the last step
     values = optimizer.diagnostics()
     for index, param in enumerate(params):
         matrices = param.detach() if param.ndim == 3 else param.detach()[None]

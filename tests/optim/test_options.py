@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from typing import Annotated, get_overloads
+from typing import Annotated
 
 import pytest
 import torch
@@ -177,4 +177,4 @@ def test_every_signature_has_the_defaults_of_the_base_class(make):
     assert rates_in(make.__init__) == rates_in(optim.MatrixOptimizer.__init__)
     wanted = rates_in(optim.MatrixOptimizer.for_model)
     assert rates_in(make.for_model) == wanted
-    assert [rates_in(each) for each in get_overloads(optim.create)] == [wanted] * 4
+    assert rates_in(optim.create) == wanted

@@ -19,12 +19,10 @@ from nucleon.optim.routing.explanation import Explanation
 from nucleon.optim.routing.places import Place, Role
 from nucleon.optim.routing.roles import register_module
 from nucleon.optim.routing.routing import param_groups
-from nucleon.optim.watch.certificates import CertificateLog
 
 __all__ = [
     "OPTIMIZERS",
     "AdamWOptions",
-    "CertificateLog",
     "Context",
     "Draws",
     "Explanation",

@@ -71,8 +71,6 @@ class MatrixOptimizer(Optimizer, ABC):
     """True after the ranks have compared parameters and options."""
     _warned: bool = False
     """True after the warning that AdamW has the rate of the matrices."""
-    _last_rates: Sequence[float | Tensor] = ()
-    """Rates of the groups at the last step; a scheduler may have changed them since."""
 
     def __init__(self, params: Any, lr: float | Tensor = options.LR, **given: Any) -> None:
         defaults = self._option_defaults()
@@ -329,13 +327,9 @@ class MatrixOptimizer(Optimizer, ABC):
         must call it, and each returns the whole dict.
 
         Quantities: `update_norm` ‖P‖_op, `smoothing_share` Tr Λ/Tr(ĜĜᵀ + Λ), `cosine_to_muon` of P
-        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the rate of the last step (a tensor
-        rate: its present value), `skipped` steps.
+        and polar(Ĝ), `update_ratio` lr·scale·‖P‖_F/‖W‖_F with the present rate, `skipped` steps.
         """
-        works, rates = worklist.present(self), self._last_rates
-        if len(rates) != len(self.param_groups):  # no step yet, or a group was added since
-            rates = [group["lr"] for group in self.param_groups]
-        return diagnostics.collect(self, works, rates, self._current_settings())
+        return diagnostics.collect(self, worklist.present(self), self._current_settings())
 
     @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
@@ -367,7 +361,6 @@ class MatrixOptimizer(Optimizer, ABC):
         if len(settings) > 1 and not self._warned:
             self._warned = groups.warn_of_equal_rates(self.param_groups, self.infos)
         current = self._current_worklist(settings)
-        self._last_rates = [*map(_RATE, self.param_groups)]
         if current.sharded:
             wire.redistribute(current.sharded)
         for states in current.counted:
@@ -436,4 +429,4 @@ def _may_have_gradient(param: Tensor) -> bool:
     return param.requires_grad or param.grad is not None
 
 
-_RATE, _STEP = itemgetter("lr"), itemgetter("step")
+_STEP = itemgetter("step")

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from nucleon import _checks, certificate
+from nucleon import certificate
 from nucleon.certificate import Certificate
 from nucleon.linalg._precision import exact
 from nucleon.linalg.norms import nuclear_norm
@@ -48,37 +47,6 @@ def unbounded(optimizer: HasDirection, groups: Sequence[Mapping[str, Any]]) -> s
         if not math.isclose(gram_discount(group), group["momentum"], rel_tol=1e-12):
             return "pass beta2=None for β₂ = β₁², as the theorem needs"
     return None
-
-
-class CertificateLog:
-    """Record certificates every N steps by a step hook, as rows (step, {name: certificate}).
-
-    Every step synchronizes with the device to read its number. Copies of the optimizer do not have
-    the hook.
-
-    Args:
-        optimizer: an optimizer with certify=True in some group.
-        every: N, the steps between two rows; each row costs a nuclear norm per matrix (100).
-    """
-
-    def __init__(self, optimizer: Optimizer, every: int = 100) -> None:
-        self.every = _checks.count("every", every)
-        if not any(group["certify"] for group in optimizer.param_groups):
-            name = type(optimizer).__name__
-            raise ValueError(f"no parameter group keeps its regret; pass certify=True to {name}")
-        self.rows: list[tuple[int, dict[str, Certificate]]] = []
-        self._handle = optimizer.register_step_post_hook(self._record)
-
-    def remove(self) -> None:
-        """Stop recording."""
-        self._handle.remove()
-
-    def _record(self, optimizer: Any, *_: object) -> None:
-        groups = [g for g in optimizer.param_groups if g["certify"]]
-        states = [optimizer.state.get(p, {}) for g in groups for p in g["params"]]
-        step = next(int(s["step"]) for s in states if "step" in s)  # frozen parameters have none
-        if step % self.every == 0:
-            self.rows.append((step, optimizer.certificates()))
 
 
 def _certificate(

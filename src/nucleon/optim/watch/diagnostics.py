@@ -23,13 +23,9 @@ QUANTITIES = ("update_norm", "smoothing_share", "cosine_to_muon", "update_ratio"
 def collect(
     optimizer: HasDirection,
     works: Sequence[Matrices],
-    rates: Sequence[float | Tensor],
     settings: Sequence[Settings],
 ) -> dict[str, float]:
-    """Measure the quantities of `MatrixOptimizer.diagnostics` on the device and read them at once.
-
-    `rates` and `settings` are those of the groups.
-    """
+    """Measure the quantities of `MatrixOptimizer.diagnostics` and read them at once."""
     groups, infos = optimizer.param_groups, optimizer.infos
     keys: list[str] = []
     factors: list[float] = []
@@ -37,13 +33,14 @@ def collect(
     weights = _weight_norms(groups, infos)
     for work in works:
         stack = work.stack
-        total, smoothing, direction = reference.present_direction(work, settings[work.group_index])
+        options = settings[work.group_index]
+        total, smoothing, direction = reference.present_direction(work, options)
         norms = stack.gather_own(weights[p] for p in stack.params).to(total.dtype)
         skipped = stack.gather_own(s["skipped"] for s in work.states)
         with exact_products(total.device):
-            table = _measure(total, smoothing, direction, norms, rates[work.group_index], skipped)
+            table = _measure(total, smoothing, direction, norms, options.group["lr"], skipped)
         tables.append(table.flatten())
-        scale = settings[work.group_index][stack.kind].scale
+        scale = options[stack.kind].scale
         for piece in stack.pieces:
             for matrix in piece.names(infos[piece.param].name):
                 keys += [f"{optimizer.name}/{matrix}/{quantity}" for quantity in QUANTITIES]
