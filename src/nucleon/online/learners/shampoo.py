@@ -13,19 +13,11 @@ without the constraint takes the pseudo-inverses. ε > 0 makes the roots inverti
 terms to the bound. Neither needs to know a bound on the gradients.
 
 Kronecker FTRL is the other half of Shampoo (Remark 2.1), with ε = G². The paper misses an analysis
-of it in earlier work and gives one for R = I only; this bound is ours:
+of it in earlier work and gives one for R = I only; this bound is ours (proof in docs/theory.md):
 
     Reg_T ≤ D²/(2η)·Σ_i λ_i(L_T)λ_i(R_T) + η√(Tr M_T^{1/2}·Tr N_T^{1/2}) + gaps
 
 with eigenvalues in descending order, and √2·D·√(Tr L_T²·Tr R_T²) at η = D/√2 by Cauchy–Schwarz.
-Proof: R_t ⊗ L_t grows with t, so FTRL's regret is at most the last regularizer at the comparator
-plus η/2·Σ Tr(G_tᵀL_{t-1}⁻¹G_tR_{t-1}⁻¹) plus the gaps of the actions. The first term: XᵀLX has
-eigenvalues at most D²λ_i(L), and von Neumann's trace inequality pairs them with R's. The second:
-G²I + M_{t-1} ⪰ M_t, and the same for N; fourth roots keep the order, and so do Kronecker products,
-so Lemma C.4 bounds the sum. A gradient above G by what rounding explains, split as Ḡ + E with
-‖Ḡ‖_op ≤ G, adds ⟨E, X − X_t⟩ ≤ 2D‖E‖_* to its round, and ḠḠᵀ ⪯ GGᵀ leaves the sum as it is. OGD
-pays for the drift of its center instead, in Theorem C.1's first term, with the diameter 2D and the
-pairs (op, *) in place of these.
 """
 
 import math
@@ -71,8 +63,6 @@ class ShampooOptions(ProjectionOptions, total=False):
 class ProjectedLearner(Learner):
     """Learner whose state `center` is X_{t+1}, with the Gram matrices and the solver's gaps."""
 
-    state_names: ClassVar[tuple[str, ...]] = ("center", "gaps", "gram", "column_gram")
-    option_names: ClassVar[tuple[str, ...]] = ("eta", "solver", "tolerance", "max_iterations")
     plays_discounted: ClassVar[bool] = False
     powers: ClassVar[tuple[float, float]] = (0.25, 0.25)
     """Powers of εI + M and εI + N that are L and R; 0 is the identity."""
@@ -140,10 +130,6 @@ class ProjectedLearner(Learner):
 class _Descent(ProjectedLearner):
     """Online gradient descent, with the projection or without."""
 
-    option_names: ClassVar[tuple[str, ...]] = (
-        *ProjectedLearner.option_names,
-        *("epsilon", "projection"),
-    )
     default_eta: ClassVar[float] = math.sqrt(2)
 
     def __init__(self, shape: Shape, **options: Unpack[ShampooOptions]) -> None:
@@ -183,12 +169,7 @@ class _Descent(ProjectedLearner):
 
 @final
 class OneSidedShampoo(_Descent):
-    """One-sided Shampoo or ASGO: L = (εI + M)^{1/2} on the short side, R = I.
-
-    Args:
-        shape: (m, n), or (b, m, n) for b games at once.
-        options: see `ShampooOptions`.
-    """
+    """One-sided Shampoo or ASGO: L = (εI + M)^{1/2} on the short side, R = I."""
 
     name: ClassVar[str] = "one-sided-shampoo"
     theorem: ClassVar[str] = "Table 1, one-sided Shampoo, and the projection's gaps"
@@ -197,12 +178,7 @@ class OneSidedShampoo(_Descent):
 
 @final
 class Shampoo(_Descent):
-    """Shampoo: L = (εI + M)^{1/4}, R = (εI + N)^{1/4}.
-
-    Args:
-        shape: (m, n), or (b, m, n) for b games at once.
-        options: see `ShampooOptions`.
-    """
+    """Shampoo: L = (εI + M)^{1/4}, R = (εI + N)^{1/4}."""
 
     name: ClassVar[str] = "shampoo"
     theorem: ClassVar[str] = "Theorem C.1 with its lemmas' constants, and the projection's gaps"
@@ -213,15 +189,12 @@ class KroneckerFTRL(ProjectedLearner):
     """X_{t+1} = argmin ⟨S_t, X⟩ + Tr(XᵀL_tXR_t)/(2η) on the ball, L and R fourth roots.
 
     Args:
-        shape: (m, n), or (b, m, n) for b games at once.
         gradient_bound: G ≥ ‖G_t‖_op; a gradient above it is refused (default 1.0).
         options: see `ProjectionOptions`; η is D/√2 by default.
     """
 
     name: ClassVar[str] = "kronecker-ftrl"
     theorem: ClassVar[str] = "Remark 2.1, by Lemma C.4, and the projection's gaps"
-    state_names: ClassVar[tuple[str, ...]] = (*ProjectedLearner.state_names, "total", "excess")
-    option_names: ClassVar[tuple[str, ...]] = (*ProjectedLearner.option_names, "gradient_bound")
     default_eta: ClassVar[float] = math.sqrt(0.5)
 
     def __init__(
