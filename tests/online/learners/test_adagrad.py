@@ -15,7 +15,7 @@ from nucleon.online.regret import BoxLedger
 
 F64 = torch.float64
 PRECONDITIONERS = ("scalar", "diagonal", "full")
-OFFSETS = ("stated", "running", "clip", "scale-free", "proximal")
+OFFSETS = ("stated", "clip", "scale-free", "proximal")
 WAYS = ("ogd", *OFFSETS)
 CASES = [
     (way, preconditioner, ball)
@@ -85,7 +85,7 @@ def twin_step(way, kind, ball, met, actions, radius, eta, delta):
     size = np.abs(met).max() if kind == "diagonal" else np.linalg.norm(met, axis=1).max()
     if way == "clip":
         met = clipped(kind, met)
-    offset = {"stated": delta, "running": size, "clip": size}.get(way, 0.0)
+    offset = {"stated": delta, "clip": size}.get(way, 0.0)
     metrics = [preconditioner_of(kind, met[:t], offset) for t in range(1, len(met) + 1)]
     x = cp.Variable(met.shape[1])
 
@@ -124,17 +124,16 @@ def test_a_step_is_the_program_that_defines_it(way, preconditioner, ball):
 
 def test_excess_and_delta_by_hand():
     # One dimension; norms 1, 3, 2, 5: running maxima 1, 3, 3, 5, excess (3−1) + (5−3).
-    for way, moment in (("running", 1 + 9 + 4 + 25), ("clip", 1 + 1 + 4 + 9)):
-        learner = build(way, (1, 1), preconditioner="scalar", ball="l2", radius=2.0)
-        actions_of(learner, torch.tensor([1.0, -3.0, 2.0, -5.0], dtype=F64)[:, None, None])
-        assert learner.excess == 4.0 and learner.peak == 5.0 and learner.moment == moment
-        eta = 2.0 / math.sqrt(2)
-        bound = (4 / (2 * eta) + eta) * math.sqrt(moment) + 5.0 * 4 / (2 * eta) + 4.0 * 4.0
-        assert learner.bound().item() == pytest.approx(bound + learner.gaps.item(), rel=1e-12)
+    eta, moment = 2.0 / math.sqrt(2), 1 + 1 + 4 + 9
+    learner = build("clip", (1, 1), preconditioner="scalar", ball="l2", radius=2.0)
+    actions_of(learner, torch.tensor([1.0, -3.0, 2.0, -5.0], dtype=F64)[:, None, None])
+    assert learner.excess == 4.0 and learner.peak == 5.0 and learner.moment == moment
+    bound = (4 / (2 * eta) + eta) * math.sqrt(moment) + 5.0 * 4 / (2 * eta) + 4.0 * 4.0
+    assert learner.bound().item() == pytest.approx(bound + learner.gaps.item(), rel=1e-12)
 
 
 def test_a_sleeping_game_of_a_batch_pays_nothing_for_its_first_gradient():
-    learner = build("running", (2, 1, 2), preconditioner="diagonal")
+    learner = build("clip", (2, 1, 2), preconditioner="diagonal")
     first = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]], dtype=F64)
     actions_of(learner, (first, torch.full((2, 1, 2), 3.0, dtype=F64)))
     assert learner.excess.tolist() == [2.0 + 3.0 - 1.0, 0.0]

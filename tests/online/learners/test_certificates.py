@@ -97,7 +97,7 @@ def test_an_oblivious_stream_does_not_see_the_actions():
 
 def test_a_learner_without_a_bound_is_refused_in_words():
     class Unbounded(learners.Learner):
-        name, theorem, state_names, option_names = "unbounded", "a conjecture", (), ()
+        name, theorem = "unbounded", "a conjecture"
 
         def bound(self):
             return torch.full(self.shape[:-2], torch.inf, dtype=F64)

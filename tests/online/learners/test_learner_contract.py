@@ -71,7 +71,7 @@ def unknown(bound, shape):
 def adagrad():
     """Every update, preconditioner and ball."""
     ways = {"ogd": (AdaGradOGD, unknown, {}), "stated": (AdaGradFTRL, delta, {"offset": "stated"})}
-    for offset in ("running", "clip", "scale-free", "proximal"):
+    for offset in ("clip", "scale-free", "proximal"):
         ways[offset] = (AdaGradFTRL, unknown, {"offset": offset})
     for way, (make, bound, fixed) in ways.items():
         for preconditioner in ("scalar", "diagonal", "full"):
@@ -489,8 +489,8 @@ def bad_options():
         yield name, "preconditioner", "block", ValueError
         yield name, "ball", "l1", ValueError
         yield name, "delta", -1.0, ValueError
-    yield "running-full-l2", "delta", 1.0, ValueError
-    yield "running-full-l2", "offset", "guess", ValueError
+    yield "clip-full-l2", "delta", 1.0, ValueError
+    yield "clip-full-l2", "offset", "guess", ValueError
     yield "scale-free-scalar-l2", "preconditioner", "full", ValueError
 
 

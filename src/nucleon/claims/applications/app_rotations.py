@@ -64,8 +64,6 @@ class ProjectedDescent(Learner):
 
     name: ClassVar[str] = "projected-descent"
     theorem: ClassVar[str] = "online gradient descent with adaptive steps"
-    state_names: ClassVar[tuple[str, ...]] = ("center", "squares")
-    option_names: ClassVar[tuple[str, ...]] = ()
     plays_discounted: ClassVar[bool] = False
 
     def __init__(self, shape: Shape, **options: Any) -> None:

@@ -32,7 +32,7 @@ from nucleon.online.metric import Ball, Metric, Root, dual_norm
 from nucleon.online.regret import BoxLedger, Ledger, Shape
 from nucleon.online.theory.adagrad import Preconditioner, ball_radius
 
-Offset = Literal["stated", "running", "clip", "scale-free", "proximal"]
+Offset = Literal["stated", "clip", "scale-free", "proximal"]
 
 
 class AdaGradOptions(LearnerOptions, total=False):
@@ -53,10 +53,6 @@ class AdaGradOptions(LearnerOptions, total=False):
 class _AdaGrad(Learner):
     """Base of both AdaGrad learners, whose state `center` is the next action x_{t+1}, (…, d)."""
 
-    state_names: ClassVar[tuple[str, ...]] = ("center", "gaps", "moment")
-    option_names: ClassVar[tuple[str, ...]] = (
-        *("preconditioner", "ball", "eta", "tolerance", "max_iterations"),
-    )
     plays_discounted: ClassVar[bool] = False
 
     def __init__(
@@ -75,13 +71,13 @@ class _AdaGrad(Learner):
         super().__init__(shape, **options)
         _checks.choice("preconditioner", preconditioner, get_args(Preconditioner))
         self.preconditioner: Preconditioner = preconditioner
-        self.dimension = dimension_of(shape)
+        dimension = dimension_of(shape)
         self.eta = self._default_eta() if eta is None else _checks.positive("eta", eta)
         self.tolerance = _checks.positive("tolerance", tolerance)
         self.max_iterations = _checks.count("max_iterations", max_iterations)
-        self.center, self.gaps = self.zeros(self.dimension), self.zeros()
+        self.center, self.gaps = self.zeros(dimension), self.zeros()
         """x_{t+1}, and Σ of the gaps of x_2, …, x_{t+1}: rounding, where they are exact."""
-        self.moment = self.zeros(*(self.dimension,) * (2 if preconditioner == "full" else 1))
+        self.moment = self.zeros(*(dimension,) * (2 if preconditioner == "full" else 1))
         """Σg_{s,i}², or Σg_sg_sᵀ for the full preconditioner."""
 
     @abstractmethod
@@ -99,7 +95,7 @@ class _AdaGrad(Learner):
     @property
     def _reach(self) -> float:
         """D_p."""
-        return ball_radius(self.preconditioner, self.ball, self.radius, self.dimension)
+        return ball_radius(self.preconditioner, self.ball, self.radius, self.sides[1])
 
     def _accumulated(self, gradient: Tensor) -> Tensor:
         """Return the moment with one more gradient."""
@@ -144,7 +140,6 @@ class AdaGradOGD(_AdaGrad):
 
     name: ClassVar[str] = "adagrad-ogd"
     theorem: ClassVar[str] = "Table 2, AdaGrad-OGD, and the projection's gaps"
-    option_names: ClassVar[tuple[str, ...]] = (*_AdaGrad.option_names, "delta")
 
     def __init__(
         self,
@@ -188,9 +183,8 @@ class AdaGradFTRL(_AdaGrad):
     `offset` chooses δ (Remark B.1):
 
     - "stated": `delta`; a gradient above it by more than rounding raises an error.
-    - "running": the largest norm so far. The part e_t above the δ in force adds 2D_p‖e_t‖ to the
-      bound.
-    - "clip": as "running", but gradients are clipped to the largest norm of the earlier rounds.
+    - "clip": the largest norm so far, and gradients are clipped to that of the earlier rounds. The
+      part e_t above it adds 2D_p‖e_t‖ to the bound.
     - "scale-free": δ = 0, for "scalar" and "diagonal"; the largest norm is in the bound.
     - "proximal": δ = 0 and a regularizer centered at the actions played, for twice the constant.
 
@@ -204,11 +198,6 @@ class AdaGradFTRL(_AdaGrad):
 
     name: ClassVar[str] = "adagrad-ftrl"
     theorem: ClassVar[str] = "Table 2, AdaGrad-FTRL, with Remark B.1 and the projection's gaps"
-    state_names: ClassVar[tuple[str, ...]] = (
-        *_AdaGrad.state_names,
-        *("total", "pull", "peak", "excess"),
-    )
-    option_names: ClassVar[tuple[str, ...]] = (*_AdaGrad.option_names, "offset", "delta")
 
     def __init__(
         self,
@@ -234,10 +223,10 @@ class AdaGradFTRL(_AdaGrad):
         """s_t, of what was fed."""
         self.pull = torch.zeros_like(self.center)
         """p_t = Σ(H_s − H_{s-1})x_s, of the proximal form only."""
-        self.peak = self.zeros(self.dimension if self.preconditioner == "diagonal" else 1)
+        self.peak = self.zeros(self.sides[1] if self.preconditioner == "diagonal" else 1)
         """max_t |g_{t,i}| for "diagonal", else max_t ‖g_t‖₂."""
         self.excess = torch.zeros_like(self.gaps)
-        """Σ‖e_t‖ of what lay above the bound in force, in ℓ1 for "diagonal", else in ℓ2."""
+        """Σ‖e_t‖ of the parts above the bound in force, in ℓ1 for "diagonal", else in ℓ2."""
 
     def bound(self) -> Tensor:
         """Return the bound of Table 2 with δ and the excess, or of Remark B.1, plus the gaps."""
@@ -267,7 +256,7 @@ class AdaGradFTRL(_AdaGrad):
         """Return δ of every game after the gradients so far."""
         if self.offset == "stated":
             return torch.full_like(self.gaps, self.delta)
-        return self.peak.amax(-1) * (self.offset in ("running", "clip"))
+        return self.peak.amax(-1) * (self.offset == "clip")
 
     def update(self, gradient: Tensor) -> None:
         """Enter g_t into the sums, and minimize."""
@@ -290,17 +279,13 @@ class AdaGradFTRL(_AdaGrad):
         """Return g_t, clipped for "clip", and ‖e_t‖ of the part above the δ of earlier rounds."""
         if self.offset == "stated":
             kind = "ℓ∞ norm" if self.preconditioner == "diagonal" else "ℓ2 norm"
-            remedy = (
-                "state a larger delta, or pass offset='running', 'clip', 'scale-free' or 'proximal'"
-            )
+            remedy = "state a larger delta, or pass offset='clip', 'scale-free' or 'proximal'"
             self._refuse_above(kind, size.amax(-1), self.delta, name="delta", remedy=remedy)
             return gradient, (size - self.delta).clamp(min=0).sum(-1)
-        if self.offset not in ("running", "clip"):
+        if self.offset != "clip":
             return gradient, torch.zeros_like(self.excess)
         level = self.peak.amax(-1, keepdim=True)
         # Until the first gradient that is not zero x = 0 whatever H, so it may be weighed by its
         # own norm in the analysis, and costs nothing more.
         over = torch.where(level > 0, (size - level).clamp(min=0), 0.0)
-        if self.offset == "clip":
-            gradient = torch.where(over > 0, gradient * (level / size), gradient)
-        return gradient, over.sum(-1)
+        return torch.where(over > 0, gradient * (level / size), gradient), over.sum(-1)

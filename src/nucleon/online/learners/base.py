@@ -14,6 +14,9 @@ from nucleon.certificate import Certificate
 from nucleon.online.regret import Ledger, Shape, game_shape
 from nucleon.online.saving import State, packed, unpacked
 
+_OF_THE_GAME = ("radius", "discount", "stated_bound", "tall", "validate")
+"""Public attributes that are neither options nor state of a learner."""
+
 
 class LearnerOptions(TypedDict, total=False):
     """Keyword options of every learner."""
@@ -32,19 +35,19 @@ class LearnerOptions(TypedDict, total=False):
 class Learner(ABC):
     """Player of X_1, X_2, … in the ball ‖X‖_op ≤ D: `play` returns X_t, `observe` enters G_t.
 
-    A final class defines the `action` of its state, its `update` by a gradient and its `bound`, and
-    names the tensors of its state (`state_names`) and the attributes of its options
-    (`option_names`). `action` and `update` see float64 matrices with the short side first; tall
-    ones are transposed for them. An update replaces tensors and never writes into them.
+    A final class defines the `action` of its state, its `update` by a gradient and its `bound`. Its
+    public attributes are its state, if tensors, and its options, if plain values. `action` and
+    `update` see float64 matrices with the short side first; tall ones are transposed for them. An
+    update replaces tensors and never writes into them.
+
+    Args:
+        shape: (m, n), or (b, m, n) for b games at once.
+        options: see `LearnerOptions`; learners of the discounted game have a `discount` too.
     """
 
     name: ClassVar[str]
     theorem: ClassVar[str] = "none"
     """Theorem that bounds the regret, or "none"."""
-    state_names: ClassVar[tuple[str, ...]]
-    """Attributes of the state, all tensors."""
-    option_names: ClassVar[tuple[str, ...]]
-    """Attributes that decide what is played, all plain values; `options` may add others."""
     plays_discounted: ClassVar[bool] = True
     """True if it plays the discounted game; a learner of the plain game raises on a discount."""
 
@@ -108,7 +111,7 @@ class Learner(ABC):
 
     def options(self) -> dict[str, Any]:
         """Return the options that decide what is played, as plain values."""
-        return {name: getattr(self, name) for name in self.option_names}
+        return dict(self._public(bool, int, float, str, type(None)))
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
         """Return why no theorem bounds the regret of a game; None if one does.
@@ -242,7 +245,12 @@ class Learner(ABC):
 
     def _tensors(self) -> dict[str, Tensor]:
         ledger = {f"ledger.{name}": tensor for name, tensor in self.ledger.tensors().items()}
-        return ledger | {name: getattr(self, name) for name in self.state_names}
+        return ledger | dict(self._public(Tensor))
+
+    def _public(self, *types: type) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(self).items():
+            if isinstance(value, types) and not name.startswith("_") and name not in _OF_THE_GAME:
+                yield name, value
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts in which a state must agree with this learner."""

@@ -40,20 +40,17 @@ class FTPL(GBPA):
     bound for a given δ; without one it refuses. With `redraw=False` it always does.
 
     Args:
-        shape: (m, n), or (b, m, n) for b games at once, each with its own noise.
         samples: draws of Z per round (default 16).
         seed: of the noise, a function of (seed, stream, round, sample) alone (default 0).
-        stream: identity of the (first) game in the noise (default 0).
+        stream: identity of the (first) game in the noise, each has its own (default 0).
         redraw: a new Z every round; False keeps one for the whole game (default True).
         antithetic: draw Z in pairs Z, −Z; needs an even number of samples (default False).
         width: n′ of the perturbed matrix; None is max(n, 2m, m+2), see `potentials.Gaussian`.
         method: of the polar factors (default "svd").
-        options: see `GameOptions`.
     """
 
     name: ClassVar[str] = "ftpl"
     theorem: ClassVar[str] = "Theorem 3.2 with the constants of Theorem 4.1"
-    option_names: ClassVar[tuple[str, ...]] = ("stream", "redraw")
     potential: Gaussian
 
     def __init__(

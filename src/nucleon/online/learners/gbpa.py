@@ -52,20 +52,11 @@ class GBPA(Learner):
 
     A random potential is redrawn every round by `Potential.redrawn`; its theorem is then on the
     mean over the noise, see `certificate`.
-
-    Args:
-        shape: (m, n), or (b, m, n) for b games at once.
-        potential: Ψ.
-        options: see `GameOptions`.
+    Its options are `GameOptions`.
     """
 
     name: ClassVar[str] = "gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with the potential's constants"
-    state_names: ClassVar[tuple[str, ...]] = (
-        *("total", "gram", "level", "excess"),
-        *("first_nuclear", "nuclear_sum", "nuclear_square"),
-    )
-    option_names: ClassVar[tuple[str, ...]] = ()
 
     redraw: bool = True
     """True if every round has noise of its own, where there is any."""
@@ -248,9 +239,8 @@ class GBPA(Learner):
     def options(self) -> dict[str, Any]:
         """Return the options that decide what is played, as plain values."""
         bound = None if self.stated_bound is None else self.stated_bound.tolist()
-        game_options = {"gradient_bound": bound, "eta": self.eta, "on_excess": self.on_excess}
         kind = {"potential": type(self.potential).__name__, **self.potential.options()}
-        return {**game_options, **kind, **super().options()}
+        return {"gradient_bound": bound, **kind, **super().options()}
 
 
 @final
@@ -258,9 +248,7 @@ class FTL(GBPA):
     """Follow the leader, Ψ = ‖S‖_*: X_{t+1} = −D·polar(S_t). Its regret can be linear.
 
     Args:
-        shape: (m, n), or (b, m, n) for b games at once.
         method: of the polar factor (default "svd").
-        options: see `GameOptions`; the bound only enters the reports.
     """
 
     name: ClassVar[str] = "ftl"
@@ -272,7 +260,7 @@ class FTL(GBPA):
         super().__init__(shape, Nuclear(method), **options)
 
     def refusal(self, *, oblivious: bool, delta: float | None = None) -> str | None:
-        """Return that no theorem bounds the regret."""
+        """Return why no theorem bounds the regret."""
         return "the nuclear norm is not smooth, and following the leader can lose linearly"
 
 
@@ -289,16 +277,13 @@ class FTRL(GBPA):
     g more than with the exact action. (The paper drops D before ‖G_1‖_*.)
 
     Args:
-        shape: (m, n), or (b, m, n) for b games at once.
         solver: solver of the quadratic projection (default "projected-gradient").
         tolerance: relative gap to reach (default 1e-8).
         max_iterations: most iterations of the solver (default 5000).
-        options: see `GameOptions`.
     """
 
     name: ClassVar[str] = "ftrl"
     theorem: ClassVar[str] = "Theorem 3.2 with Proposition 3.3, and the solver's gaps"
-    state_names: ClassVar[tuple[str, ...]] = (*GBPA.state_names, "start", "gap", "gaps")
     potential: Regularized
 
     def __init__(
@@ -340,9 +325,7 @@ class FAML(GBPA):
     """Follow the augmented matrix leader: X_{t+1} = −D(S_tS_tᵀ + Λ_t)^{-1/2} S_t.
 
     Args:
-        shape: (m, n), or (b, m, n) for b games at once.
         method: of the augmented polar factor (default "eigh", the reference).
-        options: see `GameOptions`.
     """
 
     name: ClassVar[str] = "faml"

@@ -20,16 +20,12 @@ class ScalarGBPA(Learner):
     ℓ_t² = G² + Σ‖G_s‖_F². Its bound is of order √m·D·√Σ‖G_t‖_F², never below D·Tr√M.
 
     Args:
-        shape: (m, n), or (b, m, n) for b games at once.
         gradient_bound: G ≥ ‖G_t‖_F, the Frobenius norm; one above is refused (default 1.0).
         eta: η; None is √m, m the shorter side (default None).
-        options: see `LearnerOptions`.
     """
 
     name: ClassVar[str] = "scalar-gbpa"
     theorem: ClassVar[str] = "Theorem 3.2 with L_t a multiple of the identity"
-    state_names: ClassVar[tuple[str, ...]] = ("total", "square_sum", "first_frobenius", "excess")
-    option_names: ClassVar[tuple[str, ...]] = ("gradient_bound", "eta")
     plays_discounted: ClassVar[bool] = False
 
     def __init__(
