@@ -154,7 +154,6 @@ def measure(run: Run) -> Iterator[Item]:
     columns |= {"underestimation": "underestimation", "Bregman": "bregman"}
     columns |= {"stability": "stability", "first round": "first_round", "|rest|/regret": "mismatch"}
     yield games.listing("The terms of the regret, sums over the rounds", columns)
-
     yield Figure(
         "terms",
         "What the regret is made of",
@@ -165,12 +164,9 @@ def measure(run: Run) -> Iterator[Item]:
     )
     yield """
         The sum of the terms telescopes to the regret for any numbers Ψ_t(S), as long as the actions
-        are −D times the derivatives of these Ψ_t. So that is what is tested: the derivatives come
-        from autograd of the values, the actions from the closed forms, and FAML's actions under
-        FTRL's potential must not fit.
-
-        FTPL draws Z once a game, as the lemma needs one potential. FTL's potential is not smooth:
-        its Bregman terms have no bound, and grow with T.
+        are −D times the derivatives of these Ψ_t: the derivatives come from autograd of the values,
+        the actions from the closed forms. FTPL draws Z once a game, as the lemma needs one
+        potential. FTL's is not smooth: its Bregman terms have no bound, and grow with T.
     """
 
 

@@ -145,10 +145,6 @@ def measure(run: Run) -> Iterator[Item]:
         δ = 0 is in the manner of Orabona and Pál (2018) and pays (2+√2)·2D·max|g_t|; clipping feeds
         what lies below the largest gradient so far (Cutkosky 2019) and pays 2D·Σ‖e_t‖ for the rest;
         proximal FTRL (McMahan 2017) pays with the diameter 2D for the radius D.
-
-        The wild streams have log-normal sizes over many decades, jumps after silence, and signs
-        against the action. The swing alternates and then pushes across the ball, along an axis or
-        a diagonal.
     """
 
 

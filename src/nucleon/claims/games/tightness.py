@@ -11,7 +11,7 @@ from nucleon.claims import grid
 from nucleon.claims.beside import EXACT, SOLVED, against_oracle, compare, drawn
 from nucleon.claims.engine import Claim, Item, Row, Run, above, at_least, at_most, cases, label
 from nucleon.claims.oracle import scalar, twins
-from nucleon.claims.shown import STYLES, Figure, Panel, Series, level
+from nucleon.claims.shown import Figure, Panel, Series, level
 from nucleon.online.adversary import Searched, build
 from nucleon.online.game import play
 from nucleon.online.streams import WorstCase, replay
@@ -122,27 +122,16 @@ def measure(run: Run) -> Iterator[Item]:
         words = f"{name}: regret over its bound"
         return Panel(words, "T", "regret/bound", tuple(lines), x_scale="log", marked=True)
 
-    longest = max(t for t in rows.column("rounds") if t <= 100)
-    totals = list[Series]()
-    for r in rows.where(shape=(1, 1), rounds=longest):
-        total = r.case.gradients.flatten().cumsum(0).abs().tolist()
-        ends, style = list(range(1, longest + 1)), STYLES[r.learner]
-        totals.append(Series(f"against {r.learner}", ends, total, style=style))
-    words = f"The streams alternate, then drift: 1×1, T = {longest}"
     yield Figure(
         "tightness",
         "How tight the bounds are",
         "Regret over bound of the worst streams found, beside D·E‖Σε_tG_t‖_*, which no learner "
-        "can avoid; and the totals of three of these streams.",
-        (*map(panel, LEARNERS), Panel(words, "t", "|S_t|", tuple(totals))),
+        "can avoid.",
+        tuple(map(panel, LEARNERS)),
     )
     yield """
         The streams were found by gradient ascent over all gradients at once
-        (`nucleon.online.adversary.search`) and come with the package; a worse stream may exist. All
-        of them first alternate, which the bound charges through M_T while the total stays near
-        zero, and then drift with ever smaller steps, which moves the comparator while M_T hardly
-        grows.
-
+        (`nucleon.online.adversary.search`) and come with the package; a worse stream may exist.
         FTPL stays below a half, because the constants of Theorem 4.1 are not attained (see
         prop-admissibility): at the width of m+2 columns it has 2√(αβ) = 3.3 to 3.7.
     """
