@@ -108,15 +108,9 @@ def against_oracle(*games: Iterable[Row]) -> Iterator[Item]:
     for kind, exact, limit in (("closed forms", True, EXACT), ("solved", False, SOLVED)):
         if apart := [worst([r.actions, r.regret, r.bound]) for r in rows.where(exact=exact)]:
             yield at_most(f"against the reference, {kind}: actions, regret, bound", apart, limit)
-    yield rows.listing(
-        "Against the reference, largest differences in a few rounds",
-        {
-            "learner": "name",
-            "actions/D": "actions",
-            "regret over D·Σ‖G_t‖_*": "regret",
-            "bound": "bound",
-        },
-    )
+    columns = {"learner": "name", "actions/D": "actions", "regret over D·Σ‖G_t‖_*": "regret"}
+    title = "Against the reference, largest differences in a few rounds"
+    yield rows.listing(title, columns | {"bound": "bound"})
 
 
 # ---------------------------------------------------------------------- what both are given

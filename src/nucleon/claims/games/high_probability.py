@@ -12,9 +12,9 @@ from torch import Tensor
 from nucleon import noise
 from nucleon.claims.beside import EXACT, close, largest, leaning, played
 from nucleon.claims.engine import Claim, Item, Rows, Run, above, at_least, at_most, cases, label
-from nucleon.claims.grid import Game, Match, gradients_of, play_all
+from nucleon.claims.grid import Match, gradients_of, play_all
 from nucleon.claims.oracle import bounds
-from nucleon.claims.shown import BOUND, PRINTED, Figure, Panel, Series, log_panel
+from nucleon.claims.shown import BOUND, Figure, Panel, Series
 from nucleon.online import streams
 from nucleon.online.game import play
 from nucleon.online.learners import FTPL
@@ -89,24 +89,22 @@ def hoeffding(gradients: Tensor, samples: int) -> float:
 def adaptive_games(run: Run) -> Rows:
     """Play FTPL against the greedy adversary, whose gradients all have the nuclear norm m.
 
-    Largest over the games, (R,): `top` regrets and `certified` bounds, Theorem 3.2's `mean` bound
-    of the mean actions, and the term that would do on a `fixed` stream.
+    Largest over the games after the last round: the `top` regret, Theorem 3.2's `mean` bound of the
+    mean actions, and the term that would do on a `fixed` stream.
     """
     shape, rounds = (ADAPTIVE_GAMES, *ADAPTIVE_SHAPE), run.pick(ADAPTIVE_ROUNDS)
-    watch = {"mean": lambda learner: learner.bound().amax()}
     stream = streams.adversary(shape, dtype=F64)
 
     def match(k: int) -> Match:
         learner = FTPL(shape, samples=k, seed=run.seed, dtype=F64)
-        return Match({"stream": "adversary", "samples": k}, learner, stream, rounds, watch, DELTA)
+        return Match({"stream": "adversary", "samples": k}, learner, stream, rounds, delta=DELTA)
 
     games = play_all(run, map(match, ADAPTIVE_SAMPLES))
     # Its gradients are isometries: those of any fixed stream of isometries give the term.
     isometries = torch.eye(*ADAPTIVE_SHAPE, dtype=F64).expand(rounds, *shape)
     for g in games:
-        terms = [hoeffding(isometries[:t], g.samples) for t in g.trace.rounds]
-        g.fixed = torch.tensor(terms, dtype=F64)
-        g.top, g.certified = g.trace.regret.amax(1), g.trace.bound.amax(1)
+        g.top, g.mean = g.regret.max().item(), g.learned.bound().max().item()
+        g.fixed = hoeffding(isometries, g.samples)
     return games
 
 
@@ -160,7 +158,7 @@ def measure(run: Run) -> Iterator[Item]:
     ratios = [(g.trace.regret / g.trace.bound).max() for g in answered]
     yield at_most("adversary: largest regret/certificate", ratios, 1.0)
     first = answered[0]
-    needed = ((first.top - first.mean) / first.fixed)[-1]
+    needed = (first.top - first.mean) / first.fixed
     yield above("adversary, k = 1: (regret − bound)/term for fixed streams", needed, 1.0)
     exponents = answered.column("growth")
     yield at_least("adversary: smallest exponent of the regret", exponents, LINEAR)
@@ -173,11 +171,10 @@ def measure(run: Run) -> Iterator[Item]:
     columns = {"shape": "name", "k": "samples", "term": "term", "quantile/term": "share"}
     columns |= {f"{1 - DELTA:.0%} quantile": "quantile", "above the term": "above"}
     yield fixed.listing(f"Fixed streams, δ = {DELTA:g}", columns)
-    columns = {"k": "samples", "regret": lambda g: g.top[-1]}
-    columns |= {"bound of the mean": lambda g: g.mean[-1], "certificate": lambda g: g.certified[-1]}
-    columns |= {"term for fixed streams": lambda g: g.fixed[-1]}
+    columns = {"k": "samples", "regret": "top", "bound of the mean": "mean"}
+    columns |= {"term for fixed streams": "fixed", "exponent": "growth"}
     yield answered.listing(f"Against the adversary, T = {answered[0].trace.rounds[-1]}", columns)
-    yield figure(fixed.where(samples=1), answered[1])
+    yield figure(fixed.where(samples=1))
     yield f"""
         The 1×1 game without padding plays signs, of the largest variance there is: its quantile is
         the normal one over √(2 log 1/δ) of the term, {NORMAL:.3f} at δ = {DELTA:g}, which is all
@@ -186,30 +183,20 @@ def measure(run: Run) -> Iterator[Item]:
     """
 
 
-def figure(fixed: Rows, one: Game) -> Figure:
-    """Show the tails on fixed streams, and the regret against the adversary."""
+def figure(fixed: Rows) -> Figure:
+    """Show the tails on fixed streams beside Hoeffding's inequality."""
     levels = [k / 40 for k in range(41)]
     tails = [Series("Hoeffding", levels, [DELTA ** (x**2) for x in levels], style=BOUND)]
     for g, style in zip(fixed, (0, 2, 4), strict=True):
         shares = {x: (g.excess / g.term > x).double().mean().item() for x in levels}
         seen = {x: share for x, share in shares.items() if share > 0}
         tails.append(Series(g.name, list(seen), list(seen.values()), style=style))
-    words = "fixed streams, k = 1: share of games above x", "x, in units of the term", "share"
-    lines = (
-        one.curve("regret", 3, one.top[:, None]),
-        one.curve("bound + term for fixed streams", BOUND, (one.mean + one.fixed)[:, None]),
-        one.curve("certificate", PRINTED, one.certified[:, None]),
+    words = "fixed streams, k = 1", "x, in units of the term", "share of games above x"
+    caption = (
+        f"How often the regret exceeds its mean by more than x times the term at δ = {DELTA:g}."
     )
-    return Figure(
-        "deviations",
-        "What k samples add, with high probability",
-        f"Left, how often the regret exceeds its mean by more than a share of the term at δ = "
-        f"{DELTA:g}; right, only the linear term holds against gradients that know the draw.",
-        (
-            Panel(*words, tuple(tails), y_scale="log"),
-            log_panel(f"adversary, k = {one.samples}", ("T", "regret"), lines),
-        ),
-    )
+    panel = Panel(*words, tuple(tails), y_scale="log")
+    return Figure("deviations", "What a sample adds, with high probability", caption, (panel,))
 
 
 CLAIM = Claim(
