@@ -7,17 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nucleon.claims.beside import (
-    EXACT,
-    SOLVED,
-    SOLVER,
-    against_oracle,
-    drawn,
-    gbpa_games,
-    largest,
-    leaning,
-    played,
-)
+from nucleon.claims import beside
+from nucleon.claims.beside import EXACT, SOLVED, SOLVER
 from nucleon.claims.engine import Claim, Item, Row, Run, at_least, at_most, cases, worst
 from nucleon.claims.grid import NINE, gradients_of, stream
 from nucleon.claims.oracle import lemmas, twins
@@ -63,7 +54,7 @@ def decomposed(
     """Play a game and decompose its regret, with the learner's potential or another."""
     options: dict[str, Any] = {"radius": RADIUS, "gradient_bound": BOUND, "discount": discount}
     learner = LEARNERS[name](tuple(gradients.shape[1:]), dtype=F64, **options)
-    actions = torch.from_numpy(played(learner, gradients))
+    actions = torch.from_numpy(beside.played(learner, gradients))
     return decompose(potential or learner.potential, gradients, actions, **options)
 
 
@@ -76,13 +67,13 @@ def sums(terms: Decomposition) -> dict[str, Tensor]:
 def oracle_error(name: str, discount: float, seed: int) -> float:
     """Return how far sums of terms and of bounds are from the oracle's, over D·G·m."""
     shape = (2, *SHAPE)
-    gradients = leaning(shape, bound=BOUND, seed=seed)
-    draws = drawn(shape, samples=8, redraw=False, antithetic=True)
+    gradients = beside.leaning(shape, bound=BOUND, seed=seed)
+    draws = beside.drawn(shape, samples=8, redraw=False, antithetic=True)
     value, slope, constants = twins.smoothing(name, shape, draws)
     game = {"radius": RADIUS, "bound": BOUND, "discount": discount}
     twin = lemmas.terms(value, slope, gradients.numpy(), constants, **game)
     terms = sums(decomposed(name, gradients, discount))
-    return worst(largest(terms[kind].numpy() - twin[kind]) / UNIT for kind in KINDS)
+    return worst(beside.largest(terms[kind].numpy() - twin[kind]) / UNIT for kind in KINDS)
 
 
 def panel(game: Row) -> Panel:
@@ -148,7 +139,9 @@ def measure(run: Run) -> Iterator[Item]:
         yield at_most(words, errors, limit)
     variants = [{"discount": discount} for discount in DISCOUNTS]
     options: dict[str, Any] = {"radius": RADIUS, "gradient_bound": BOUND, "seed": run.seed}
-    yield from against_oracle(gbpa_games(LEARNERS, [SHAPE], variants=variants, **options))
+    yield from beside.against_oracle(
+        beside.gbpa_games(LEARNERS, [SHAPE], variants=variants, **options)
+    )
 
     columns = {"learner": "learner", "stream": "stream", "γ": "discount", "regret": "regret"}
     columns |= {"underestimation": "underestimation", "Bregman": "bregman"}
