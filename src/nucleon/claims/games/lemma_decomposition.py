@@ -139,9 +139,8 @@ def measure(run: Run) -> Iterator[Item]:
         yield at_most(words, errors, limit)
     variants = [{"discount": discount} for discount in DISCOUNTS]
     options: dict[str, Any] = {"radius": RADIUS, "gradient_bound": BOUND, "seed": run.seed}
-    yield from beside.against_oracle(
-        beside.gbpa_games(LEARNERS, [SHAPE], variants=variants, **options)
-    )
+    both = beside.gbpa_games(LEARNERS, [SHAPE], variants=variants, **options)
+    yield from beside.against_oracle(both)
 
     columns = {"learner": "learner", "stream": "stream", "γ": "discount", "regret": "regret"}
     columns |= {"underestimation": "underestimation", "Bregman": "bregman"}

@@ -43,7 +43,6 @@ OBLIVIOUS = Grid(
     keep=lambda case: (
         case.samples == 4 or (case.shape, case.stream) == (SHAPES[0], "alternating")
     ),
-    watch={"printed": printed},
 )
 ADAPTIVE = Grid(
     learners={"FTPL": FTPL},
@@ -89,7 +88,7 @@ def measure(run: Run) -> Iterator[Item]:
     fixed, adaptive = play(run, OBLIVIOUS), play(run, ADAPTIVE)
     widths = [{"width": width} for width in run.pick(WIDTHS)]
     padded = run.each(widths, lambda width: padded_distances(run, width))
-    theirs = [Interval.of_mean(g.regret / g.printed[-1]).high for g in fixed]
+    theirs = [Interval.of_mean(g.regret / printed(g.learned)).high for g in fixed]
     yield at_most("fixed streams: mean regret/printed bound, upper end", theirs, 1.0)
     sharp = [g.mean_ratio.high for g in fixed]
     yield at_most("fixed streams: mean regret/Theorem 3.2, upper end", sharp, 1.0)
@@ -112,7 +111,7 @@ def measure(run: Run) -> Iterator[Item]:
     yield from against_oracle(gbpa_games(["FTPL"], SHAPES, seed=run.seed))
 
     columns = {"stream": "stream", "shape": "shape", "k": "samples", "regret": "regret"}
-    columns |= {"Theorem 3.2": "bound", "printed bound": lambda g: g.printed[-1]}
+    columns |= {"Theorem 3.2": "bound", "printed bound": lambda g: printed(g.learned)}
     title = f"Fixed streams, T = {fixed[0].trace.rounds[-1]}, means over the games"
     yield fixed.listing(title, columns)
     columns = {"n'": "width", "2√(αβ)": "factor", "‖mean action − FAML's‖_op": "distance"}
