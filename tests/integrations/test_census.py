@@ -45,35 +45,14 @@ FUSED = {
 }
 """Models warned of several maps in a weight of an unknown layout, and the name of one."""
 NOT_BUILT = {
-    "AutoformerModel",
-    "AyaVisionModel",
-    "ChameleonModel",
-    "CohereCompassModel",
-    "CohereCompassTextModel",
-    "DbrxModel",
-    "DeepseekOcr2Model",
-    "DiffusionGemmaModel",
-    "Dots1Model",
-    "Emu3Model",
-    "EsmModel",
-    "FunnelModel",
-    "Gemma3nTextModel",
-    "Granite4VisionModel",
-    "HunYuanDenseV1Model",
-    "HunYuanMoEV1Model",
-    "HunYuanVLModel",
-    "HunYuanVLTextModel",
-    "InformerModel",
-    "Lfm2MoeModel",
-    "MinistralModel",
-    "MoonshineStreamingModel",
-    "NemotronModel",
-    "PPOCRV6MediumDetModel",
-    "ProphetNetModel",
-    "T5Gemma2Encoder",
-    "TimeSeriesTransformerModel",
-    "VoxtralRealtimeTextModel",
-}
+    "AutoformerModel", "AyaVisionModel", "ChameleonModel", "CohereCompassModel",
+    "CohereCompassTextModel", "DbrxModel", "DeepseekOcr2Model", "DiffusionGemmaModel",
+    "Dots1Model", "Emu3Model", "EsmModel", "FunnelModel", "Gemma3nTextModel",
+    "Granite4VisionModel", "HunYuanDenseV1Model", "HunYuanMoEV1Model", "HunYuanVLModel",
+    "HunYuanVLTextModel", "InformerModel", "Lfm2MoeModel", "MinistralModel",
+    "MoonshineStreamingModel", "NemotronModel", "PPOCRV6MediumDetModel", "ProphetNetModel",
+    "T5Gemma2Encoder", "TimeSeriesTransformerModel", "VoxtralRealtimeTextModel",
+}  # fmt: skip
 """Models that their own default configuration, or two layers of it, does not make."""
 
 KINDS = {nn.Linear: "matrix", nn.Embedding: "adamw", nn.LayerNorm: "adamw"}

@@ -17,44 +17,29 @@ from nucleon.optim.matrices import axes
 from nucleon.optim.routing import fused
 
 WIDTH, HEADS, TOKENS = 64, 4, 8
+WIDTHS = ("hidden_size", "embed_dim", "n_embd", "d_model")
+COUNTS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
 SIZES = {
-    "hidden_size": WIDTH,
-    "embed_dim": WIDTH,
-    "n_embd": WIDTH,
-    "d_model": WIDTH,
+    **dict.fromkeys(WIDTHS, WIDTH),
+    **dict.fromkeys(COUNTS, HEADS),
     "intermediate_size": 96,
     "shared_intermediate_size": 96,
-    "num_attention_heads": HEADS,
-    "num_heads": HEADS,
-    "n_head": HEADS,
-    "n_heads": HEADS,
     "num_key_value_heads": 2,
     "attention_bias": False,
     "qk_layernorm": False,
 }
 CALLED = {
+    **dict.fromkeys(("d_model", "dim", "dim_out", "embed_dim", "nx"), WIDTH),
+    **dict.fromkeys(("hidden_size", "hidden_size_output"), WIDTH),
+    **dict.fromkeys(("num_heads", "num_attention_heads", "heads"), HEADS),
+    **dict.fromkeys(("layer_idx", "stage_idx", "window_size", "block_id", "index"), 0),
     "config": None,
-    "layer_idx": 0,
-    "stage_idx": 0,
-    "window_size": 0,
-    "d_model": WIDTH,
-    "dim": WIDTH,
-    "dim_out": WIDTH,
-    "embed_dim": WIDTH,
     "head_width": WIDTH // HEADS,
-    "hidden_size": WIDTH,
-    "hidden_size_output": WIDTH,
     "intermediate_size": 96,
-    "num_heads": HEADS,
-    "num_attention_heads": HEADS,
-    "heads": HEADS,
-    "nx": WIDTH,
     "n_positions": TOKENS,
     "initialize_mixer_weights": False,
     "num_fwd_mem_blocks": 1,
-    "block_id": 0,
     "hidden_act": "silu",
-    "index": 0,
 }
 """Arguments of the constructors beside a config."""
 OWN = {"FastSpeech2ConformerConvolutionModule": {"module_config": {"kernel_size": 7}}}
@@ -232,36 +217,29 @@ def cases(*maps):
     return pytest.mark.parametrize(("key", "options"), tried, ids=names)
 
 
+def effects_of(nothing, change=(), same=()):
+    """Return the maps to scale, {place: factor}, that leave nothing, make a change, or none."""
+    return {"nothing": nothing, "a change": change, "no change": same}
+
+
 def product(*factors):
     """Return the effects on a product, which is zero without one of its factors."""
-    return {"nothing": [{i: 0.0} for i in factors]}
+    return effects_of([{i: 0.0} for i in factors])
 
 
 EFFECTS = {
-    "q, k, v": {
-        "nothing": [{2: 0.0}],
-        "no change": [{0: 2.0, 1: 0.5}],
-        "a change": [{1: 0.0}, {0: 2.0}],
-    },
-    "q, v, k, in four parts": {
-        "nothing": [{1: 0.0}],
-        "no change": [{0: 2.0, 2: 0.5}],
-        "a change": [{2: 0.0}, {0: 2.0}],
-    },
-    "k, v": {"nothing": [{1: 0.0}], "a change": [{0: 0.0}]},
-    "q, k": {"no change": [{0: 2.0, 1: 0.5}], "a change": [{0: 2.0}]},
-    "x, gates": {"nothing": [{0: 0.0}], "a change": [{1: 0.0}]},  # gates of sigmoid(0)
-    "dt, B, C": {  # steps of softplus(0)
-        "nothing": [{1: 0.0}, {2: 0.0}],
-        "no change": [{1: 2.0, 2: 0.5}],
-        "a change": [{0: 0.0}],
-    },
+    "q, k, v": effects_of([{2: 0.0}], [{1: 0.0}, {0: 2.0}], [{0: 2.0, 1: 0.5}]),
+    "q, v, k, in four parts": effects_of([{1: 0.0}], [{2: 0.0}, {0: 2.0}], [{0: 2.0, 2: 0.5}]),
+    "k, v": effects_of([{1: 0.0}], [{0: 0.0}]),
+    "q, k": effects_of([], [{0: 2.0}], [{0: 2.0, 1: 0.5}]),
+    "x, gates": effects_of([{0: 0.0}], [{1: 0.0}]),  # gates of sigmoid(0)
+    # steps of softplus(0)
+    "dt, B, C": effects_of([{1: 0.0}, {2: 0.0}], [{0: 0.0}], [{1: 2.0, 2: 0.5}]),
     "z, x, B, C, dt": product(0, 1, 2, 3),  # dt at zero is a step of softplus(0)
     "B, C, x": product(0, 1, 2),
     "q, context, gates": product(0, 1, 2),
     **dict.fromkeys(("gate, up", "up, gate", "x, z", "x, z, row by row"), product(0, 1)),
 }
-"""Effects on the output of a module of scaled maps, {place: factor}."""
 CHANGED = {"dt, B, C": 0.01, "q, k": 0.0, "x, gates": 0.0}
 """Least size of a change, as a part of the largest output (0.1)."""
 UNCHANGED = {"dt, B, C": 1e-6, "q, k": 0.0}
@@ -279,20 +257,20 @@ def test_the_maps_are_where_forward_has_them(key, options):
         cut.tokens, cut.more = inputs(cut.module, cut.module.hidden_size)
     if key.startswith("MiniMaxM3"):  # gate·(up + 1)
         effects = product(0)
-    if hasattr(cut.module, "q_norm") and "a change" in effects:
+    if hasattr(cut.module, "q_norm") and effects["a change"]:
         effects["a change"] = [{1: 0.0}]
     if hasattr(cut.module, "b_layernorm"):
-        effects.pop("no change", None)
+        effects["no change"] = []
     assert len(cut.parts()) == len(named.partition(", in")[0].partition(", row")[0].split(", "))
     base = cut.out()
     largest = float(base.abs().max())
     assert largest > 0
-    for scales in effects.get("nothing", ()):
+    for scales in effects["nothing"]:
         assert not cut.out(scales).any(), scales
-    for scales in effects.get("no change", ()):
+    for scales in effects["no change"]:
         bound = UNCHANGED.get(named, 1e-4) * largest
         torch.testing.assert_close(cut.out(scales), base, rtol=0, atol=bound)
-    for scales in effects.get("a change", ()):
+    for scales in effects["a change"]:
         out = cut.out(scales)
         assert out.any() and (out - base).abs().max() > CHANGED.get(named, 0.1) * largest, scales
 

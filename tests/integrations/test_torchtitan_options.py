@@ -120,12 +120,10 @@ def by_torch(groups, factory):
     for name, param in model().named_parameters():
         if not name.startswith("layers"):
             group = next(g for g in groups if re.search(g.pattern, name))
-            kind = getattr(torch.optim, group.optimizer_name)
-            derived = kind(
-                [{"params": [param], **group.optimizer_kwargs}],
-                **factory.get(group.optimizer_name, {}),
-            )
-            result[name] = {option: derived.param_groups[0][option] for option in OPTIONS}
+            params = [{"params": [param], **group.optimizer_kwargs}]
+            options = factory.get(group.optimizer_name, {})
+            made = getattr(torch.optim, group.optimizer_name)(params, **options)
+            result[name] = {option: made.param_groups[0][option] for option in OPTIONS}
     return result
 
 

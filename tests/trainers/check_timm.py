@@ -18,9 +18,19 @@ WIDTH, HEADS, SIDE = 32, 4, 4
 TOKENS = SIDE * SIDE
 SIZES = {"dim": WIDTH, "num_heads": HEADS}
 BY_KEY = {"dim": WIDTH, "key_dim": 8, "num_heads": HEADS, "resolution": (SIDE, SIDE)}
+DOWN = {"in_dim": WIDTH, "out_dim": WIDTH, "key_dim": 8, "num_heads": HEADS}
+DOWN |= {"attn_ratio": 2.0, "resolution": (SIDE, SIDE)}
+BOTTLENECK = SIZES | {"feat_size": (SIDE, SIDE), "qk_ratio": 0.5}
+GLU = {"in_features": WIDTH, "hidden_features": 2 * WIDTH, "act_layer": torch.nn.SiLU}
+OUT = {"dim_out": WIDTH}
 POOL = {"in_features": WIDTH, "num_heads": HEADS}
 TOKENS_IN, MAP, GRID = (2, TOKENS, WIDTH), (2, WIDTH, SIDE, SIDE), (2, SIDE, SIDE, WIDTH)
 WINDOW = {**SIZES, "window_size": (SIDE, SIDE)}
+
+
+def no_position(q, v, size):
+    return 0.0
+
 
 MADE = {
     "attention.Attention.qkv": ("layers.attention", SIZES, TOKENS_IN),
@@ -43,43 +53,20 @@ MADE = {
     "WindowMultiHeadAttention.qkv": ("models.swin_transformer_v2_cr", WINDOW, TOKENS_IN),
     "CrossCovarianceAttn.qkv": ("models.edgenext", SIZES, TOKENS_IN),
     "EvaAttention.qkv": ("models.eva", {**SIZES, "scale_norm": False}, TOKENS_IN),
-    "MaskUnitAttention.qkv": (
-        "models.hiera",
-        {"dim": WIDTH, "dim_out": WIDTH, "heads": HEADS},
-        (2, TOKENS, WIDTH),
-    ),
-    "MultiScaleAttention.qkv": ("models.hieradet_sam2", {**SIZES, "dim_out": WIDTH}, GRID),
+    "MaskUnitAttention.qkv": ("models.hiera", OUT | {"dim": WIDTH, "heads": HEADS}, TOKENS_IN),
+    "MultiScaleAttention.qkv": ("models.hieradet_sam2", SIZES | OUT, GRID),
     "LocallyGroupedAttn.qkv": ("models.twins", {**SIZES, "ws": 2}, TOKENS_IN),
     "RelPosAttention.qkv": ("models.vision_transformer_relpos", SIZES, TOKENS_IN),
     "XCA.qkv": ("models.xcit", SIZES, TOKENS_IN),
-    "WindowAttentionGlobal.qkv": (
-        "models.gcvit",
-        {**WINDOW, "use_global": False},
-        TOKENS_IN,
-    ),
+    "WindowAttentionGlobal.qkv": ("models.gcvit", WINDOW | {"use_global": False}, TOKENS_IN),
     "Attention2d.qkv": ("models.maxxvit", {"dim": WIDTH, "dim_head": 8}, MAP),
     "AttentionCl.qkv": ("models.maxxvit", {"dim": WIDTH, "dim_head": 8}, GRID),
     "tiny_vit.Attention.qkv": ("models.tiny_vit", BY_KEY, TOKENS_IN),
     "levit.Attention.qkv": ("models.levit", BY_KEY, TOKENS_IN),
     "efficientformer.Attention.qkv": ("models.efficientformer", BY_KEY, TOKENS_IN),
-    "AttentionDownsample.kv": (
-        "models.levit",
-        {
-            "in_dim": WIDTH,
-            "out_dim": WIDTH,
-            "key_dim": 8,
-            "num_heads": HEADS,
-            "attn_ratio": 2.0,
-            "resolution": (SIDE, SIDE),
-        },
-        TOKENS_IN,
-    ),
+    "AttentionDownsample.kv": ("models.levit", DOWN, TOKENS_IN),
     "SHSA.qkv": ("models.shvit", {"dim": WIDTH, "qk_dim": 8, "pdim": 12}, MAP),
-    "BottleneckAttn.qkv": (
-        "layers.bottleneck_attn",
-        {**SIZES, "feat_size": (SIDE, SIDE), "qk_ratio": 0.5},
-        MAP,
-    ),
+    "BottleneckAttn.qkv": ("layers.bottleneck_attn", BOTTLENECK, MAP),
     "AttentionPoolLatent.kv": ("layers.attention_pool", POOL, TOKENS_IN),
     "pvt_v2.Attention.kv": ("models.pvt_v2", SIZES, TOKENS_IN),
     "GlobalSubSampleAttn.kv": ("models.twins", {**SIZES, "sr_ratio": 1}, TOKENS_IN),
@@ -87,16 +74,8 @@ MADE = {
     "ParallelScalingBlock.in_proj": ("models.vision_transformer", SIZES, TOKENS_IN),
     "DiffParallelScalingBlock.in_proj": ("models.vision_transformer", SIZES, TOKENS_IN),
     "mobilevit.LinearSelfAttention.qkv_proj": ("models.mobilevit", {"embed_dim": WIDTH}, MAP),
-    "GluMlp.fc1": (
-        "layers.mlp",
-        {"in_features": WIDTH, "hidden_features": 2 * WIDTH, "act_layer": torch.nn.SiLU},
-        TOKENS_IN,
-    ),
-    "FactorAttnConvRelPosEnc.qkv": (
-        "models.coat",
-        {**SIZES, "shared_crpe": lambda q, v, size: 0.0},
-        TOKENS_IN,
-    ),
+    "GluMlp.fc1": ("layers.mlp", GLU, TOKENS_IN),
+    "FactorAttnConvRelPosEnc.qkv": ("models.coat", SIZES | {"shared_crpe": no_position}, TOKENS_IN),
 }
 """File, options and shape of the input; `vision_transformer.Attention` is of an older timm."""
 KEYWORDS = {"size": (SIDE, SIDE), "feat_size": [SIDE, SIDE]}
