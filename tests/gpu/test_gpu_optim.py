@@ -111,23 +111,6 @@ def host_waits(call):
     return {name for name in inside if "Synchronize" in name} | copies
 
 
-@pytest.mark.parametrize("name", ["muon", "leon"])
-def test_a_compiled_step_is_the_plain_one(name):
-    """The compiler calls the step, and traces nothing of it."""
-    plain, compiled, traced = parameters("cuda"), parameters("cuda"), list[object]()
-    one, two = METHODS[name](plain, lr=LR), METHODS[name](compiled, lr=LR)
-    torch._dynamo.reset()
-    step = torch.compile(two.step, backend=lambda graph, _: traced.append(graph) or graph.forward)
-    for i in range(3):
-        give_gradients(plain, i)
-        give_gradients(compiled, i)
-        one.step()
-        step()
-    assert not traced
-    for a, b in zip(plain, compiled, strict=True):
-        assert torch.equal(a, b)
-
-
 FLOAT32 = {"method": "polar-express"}
 LEONS = {
     "default": FLOAT32,

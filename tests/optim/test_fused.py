@@ -208,23 +208,6 @@ def test_another_structure_makes_another_list(change):
     assert param.any()
 
 
-def test_a_frozen_parameter_enters_with_its_first_gradient_and_stays():
-    params = [torch.zeros(3, 4, requires_grad=required) for required in (True, False)]
-    optimizer = nucleon.Leon(params)
-    params[0].grad = torch.ones(3, 4)
-    optimizer.step()
-    assert [len(w.params) for w in optimizer._worklist.works] == [1]
-    params[1].grad = torch.ones(3, 4)
-    optimizer.step()
-    entered = optimizer._worklist
-    assert [len(w.params) for w in entered.works] == [2]
-    before = params[0].detach().clone()
-    params[0].grad = None
-    optimizer.step()
-    assert optimizer._worklist is entered
-    assert torch.equal(params[0], before) and params[1].any()
-
-
 def test_an_optimizer_is_gone_with_its_last_name():
     """Not when the collector comes: its moments, and on CUDA its graphs, are memory."""
     optimizer = nucleon.Leon([torch.zeros(3, 4, requires_grad=True)])

@@ -45,7 +45,7 @@ _tuned: dict[object, Any] = {}
 
 @triton.jit
 def matrix(table, index, each, size, TYPE: tl.constexpr, BYTES: tl.constexpr = 16):
-    """Matrix `index` of runs of `each`, `size` entries apart, by a table of where they begin.
+    """Return the pointer to matrix `index` of runs of `each`, `size` entries apart, by their table.
 
     All entries of the table are multiples of BYTES.
     """
@@ -55,7 +55,7 @@ def matrix(table, index, each, size, TYPE: tl.constexpr, BYTES: tl.constexpr = 1
 
 @triton.jit
 def _tile_of(x, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
-    """Tile (i, j) of a symmetric matrix, as float32; zero outside of it."""
+    """Return tile (i, j) of a symmetric matrix, as float32; zero outside of it."""
     if AT == "engine":
         entries = tl.reshape(x.load([batch, i * TILE, j * TILE]), (TILE, TILE))
     else:
@@ -67,7 +67,7 @@ def _tile_of(x, batch, i, j, rows, AT: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _store(x, value, batch, i, j, on_diagonal, rows, AT: tl.constexpr, TILE: tl.constexpr):
-    """Tile (i, j) of a symmetric matrix, and (j, i) with it unless both are one."""
+    """Store tile (i, j) of a symmetric matrix, and (j, i) unless both are one."""
     if AT == "engine":
         x.store([batch, i * TILE, j * TILE], tl.reshape(value, (1, TILE, TILE)))
         if not on_diagonal:
@@ -82,7 +82,7 @@ def _store(x, value, batch, i, j, on_diagonal, rows, AT: tl.constexpr, TILE: tl.
 
 @triton.jit
 def _place(t):
-    """(i, j) of number t of a lower triangle, row by row: t = i(i+1)/2 + j with j ≤ i."""
+    """Return (i, j) of number t of a lower triangle, row by row: t = i(i+1)/2 + j with j ≤ i."""
     i = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > t, i - 1, i)  # the root may be off by one either way
     i = tl.where((i + 1) * (i + 2) // 2 <= t, i + 1, i)
@@ -97,7 +97,7 @@ def _symmetric(
     HAS_NORMS: tl.constexpr, KIND: tl.constexpr, COPY_ENGINE: tl.constexpr,
     TABLE_BYTES: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one matrix, and its part of ‖out‖_F²."""
+    """Compute a tile of one matrix, and its part of ‖out‖_F²."""
     side = tl.cdiv(rows, TILE)
     parts = side * (side + 1) // 2
     batch = tl.program_id(0) // parts
@@ -318,7 +318,7 @@ def _squares(x, sums, size, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 def squares(x: Tensor) -> Tensor:
-    """‖X‖_F² of each contiguous (b, m, n), (b,) float64: torch would first copy X to float64."""
+    """Return ‖X‖_F² of contiguous (b, m, n), (b,) float64: torch would first copy X to float64."""
     sums = x.new_empty((x.shape[0], CHUNKS), dtype=torch.float64)
     with torch.cuda.device_of(x):
         _squares[(x.shape[0], CHUNKS)](x, sums, x[0].numel(), CHUNK, CHUNKS)
@@ -334,7 +334,7 @@ def _scaled_half(x, factor, out, size, CHUNK: tl.constexpr):
 
 
 def scaled_half(x: Tensor, factor: Tensor) -> Tensor:
-    """float16(factor·X), (b,) factors and contiguous (b, m, n), in one pass of wide loads."""
+    """Return float16(factor·X) for (b,) factors and contiguous (b, m, n), in one pass."""
     out, size = torch.empty_like(x, dtype=torch.float16), x[0].numel()
     with torch.cuda.device_of(x):
         _scaled_half[(triton.cdiv(size, 4 * CHUNK), x.shape[0])](x, factor, out, size, 4 * CHUNK)

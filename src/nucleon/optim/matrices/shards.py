@@ -116,7 +116,7 @@ def mesh_groups(param: "DTensor") -> list[dist.ProcessGroup]:
 
 
 def kind(param: Tensor) -> object:
-    """Return what tensors computed together share: how they are cut, and over which ranks."""
+    """Return the placements and mesh that tensors computed together share; None if plain."""
     return (param.placements, param.device_mesh) if sharded(param) else None
 
 

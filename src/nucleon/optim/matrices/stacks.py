@@ -38,7 +38,7 @@ class Piece:
         return self.stop - self.start
 
     def matrices(self, tensor: Tensor) -> Tensor:
-        """The piece of a tensor shaped like the parameter, as (count, rows, columns)."""
+        """Return the piece of a tensor shaped like the parameter, as (count, rows, columns)."""
         return _cut(self.block.matrices(tensor), self.start, self.stop)
 
     def region(self, tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The Triton kernels of AdamW's step over all parameters at once, see `adamw`; and of the average.
 
-A parameter is cut into chunks. Chunk c is number `numbers[c]` of the parameter `owners[c]`, and
-`rows` says where that lies: its weights, m, v, step, skipped, and the end of its weights. What lies
-at multiples of 4 entries is moved 4 at a time, else one by one; each program sees which.
+A parameter is cut into chunks. Chunk c is number `numbers[c]` of the parameter `owners[c]`; its row
+of `rows` has the addresses of weights, m, v, step and skipped, and the end of its weights. Chunks
+at multiples of 4 entries are moved 4 entries at a time, others one by one.
 """
 # A compile-time constant is declared as tl.constexpr and given as the value it holds.
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false, reportArgumentType=false
@@ -31,7 +31,7 @@ MISSING = tl.constexpr(2**62)
 
 @triton.jit
 def _place(chunk, rows, gradients, owners, numbers, WEIGHT: tl.constexpr, CHUNK: tl.constexpr):
-    """A chunk's parameter, with its row and gradient; the first entry, and how many are left."""
+    """Return the parameter of a chunk, its row and gradient, its first entry and those left."""
     owner = tl.load(owners + chunk).to(tl.int64)
     start = tl.load(numbers + chunk).to(tl.int64) * CHUNK
     row = rows + owner * FIELDS
@@ -41,7 +41,7 @@ def _place(chunk, rows, gradients, owners, numbers, WEIGHT: tl.constexpr, CHUNK:
 
 @triton.jit
 def _entries(address, start, TYPE: tl.constexpr, WIDTH: tl.constexpr):
-    """A pointer to entry `start` of what lies at an address, a multiple of WIDTH entries."""
+    """Return a pointer to entry `start` from an address, which is a multiple of WIDTH entries."""
     first = address.to(tl.pointer_type(TYPE))
     return tl.multiple_of(first, WIDTH * (TYPE.primitive_bitwidth // 8)) + start
 
@@ -53,7 +53,7 @@ def _aligned(address, TYPE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _overflows(gradient, start, left, TYPE: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
-    """1 if a square of the chunk is not finite in float32, else 0."""
+    """Return 1 if a square of the chunk is not finite in float32, else 0."""
     at = tl.arange(0, CHUNK)
     inside = at < left // WIDTH * WIDTH
     g = tl.load(_entries(gradient, start, TYPE, WIDTH) + at, mask=inside, other=0.0)
@@ -66,7 +66,7 @@ def look(
     rows, gradients, owners, numbers, counts, count,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """For counts (2, k): 1 where a gradient is there; 1 where it has no finite square."""
+    """Store counts (2, k): 1 for a parameter with a gradient; 1 if it has no finite square."""
     owner, _, gradient, start, left = _place(
         tl.program_id(0), rows, gradients, owners, numbers, WEIGHT, CHUNK
     )
@@ -86,9 +86,9 @@ def decide(
     rows, counts, factors, lr, count, log_beta1: tl.float64, log_beta2: tl.float64,
     decay: tl.float64, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Count the steps and what is skipped; then the factors (k, 4) of each parameter.
+    """Count steps and skipped gradients; store the factors (k, 4) of the parameters.
 
-    They are: is it taken, lr/(1−β₁ᵗ), √(1−β₂ᵗ), 1 − lr·decay; from float64, since at β₂ = 0.999
+    They are 1 if it is taken, lr/(1−β₁ᵗ), √(1−β₂ᵗ), 1 − lr·decay; from float64, since at β₂ = 0.999
     the first difference would lose four digits in float32.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -119,7 +119,7 @@ def _move(
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     GRADIENT_WIDTH: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """The step of a part of a chunk; each number is read once and written once."""
+    """Step a part of a chunk; each number is read once and written once."""
     at = tl.arange(0, PART)
     inside = at < left // WIDTH * WIDTH
     there = inside & (gradient != MISSING)  # it may be on another rank only
@@ -148,7 +148,7 @@ def update(
     rows, gradients, owners, numbers, factors, sign, blend, keep, enter, eps,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """The step of what is taken, the last first: `look` has left its gradient in the cache."""
+    """Step the taken parameters, the last first: `look` has left its gradient in the cache."""
     part = tl.num_programs(0) - 1 - tl.program_id(0)
     each: tl.constexpr = CHUNK // PART
     owner, row, gradient, start, left = _place(

@@ -29,7 +29,7 @@ TILE = tl.constexpr(64)
 
 @triton.jit
 def tile_of(m, n):
-    """The tile of this program: row and column numbers, and what of it is inside."""
+    """Return row and column numbers of the tile of this program, and the mask of its entries."""
     across = tl.cdiv(n, TILE)
     i = (tl.program_id(0) // across) * TILE + tl.arange(0, TILE)
     j = (tl.program_id(0) % across) * TILE + tl.arange(0, TILE)
@@ -38,7 +38,7 @@ def tile_of(m, n):
 
 @triton.jit
 def _along(k, stride, size, within, FOLDED: tl.constexpr):
-    """Offsets of the entries `k` of a side, see `addresses`."""
+    """Return the offsets of the entries `k` of a side, see `addresses`."""
     if FOLDED:
         offsets = (k // size).to(tl.int64) * stride + (k % size).to(tl.int64) * within
     else:
@@ -51,7 +51,7 @@ def entries(
     i, j, i_stride, j_stride, i_size, i_within, j_size, j_within,
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr,
 ):  # fmt: skip
-    """Offsets of a tile in tensors like the parameters, from the start of its matrix."""
+    """Return the offsets of a tile in tensors like the parameters, from the start of its matrix."""
     rows = _along(i, i_stride, i_size, i_within, I_FOLDED)
     return rows[:, None] + _along(j, j_stride, j_size, j_within, J_FOLDED)[None, :]
 
@@ -62,9 +62,9 @@ def moments(
     GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of G, of βĜ + G, and of S; and where it lies in Ĝ.
+    """Return a tile of G, of βĜ + G and of S, and the pointers to it in Ĝ.
 
-    What the dtype of Ĝ cannot hold makes S infinite.
+    S is infinite where the dtype of Ĝ cannot hold the new Ĝ.
     """
     here = matrix(gradients, batch, each, inner, GRADIENT, GRADIENT_BYTES) + at
     g = tl.load(here, mask=inside, other=0.0)
@@ -85,7 +85,7 @@ def sum_squares(
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr,
     MASKED: tl.constexpr, LOOKAHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Parts of ‖S‖_F², ‖G‖_F² and ‖Ĝ‖_F², float64: a float32 square may overflow."""
+    """Store parts of ‖S‖_F², ‖G‖_F² and ‖Ĝ‖_F², float64: a float32 square may overflow."""
     batch = tl.program_id(1)
     i, j, inside = tile_of(m, n)
     if MASKED:  # without a gradient there is no address to read
@@ -113,10 +113,10 @@ def verdict(
     batch, finite, faded, gradient2, total2, skipped, quiet, mask, each, longest, settled, falls,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Is a matrix taken, is its gradient entered, does it move; the rules are those of `rest`.
+    """Return whether a matrix is taken, its gradient entered, and the matrix moved, as in `rest`.
 
-    `gradient2` is ‖G‖_F², `total2` ‖Ĝ‖_F², `falls` log₂β₁. The counts of skipped and quiet steps
-    are brought up to date.
+    `gradient2` is ‖G‖_F², `total2` ‖Ĝ‖_F², `falls` log₂β₁. Updates the counts of skipped and quiet
+    steps.
     """
     there = batch >= 0  # all are
     if MASKED:
@@ -139,10 +139,10 @@ def measure(
     HAS_GRAM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
     TABLE_BYTES: tl.constexpr = 16,
 ):  # fmt: skip
-    """From the sums, for each matrix: is it taken, and the factors that bring it into float16.
+    """Decide from the sums which matrices are taken, and compute the factors into float16.
 
-    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. With so many `copies` of L;
-    as many columns of LZ are as large in the mean.
+    factors (6, b): on S, 1/‖[S L]‖_F, on G, its inverse, on M̂, on Ĝ. `copies` is how often L
+    counts: as many columns of LZ have its mean size.
     """
     batch, count = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -192,7 +192,7 @@ def advance(
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, GRADIENT: tl.constexpr, TOTAL: tl.constexpr,
     GRADIENT_BYTES: tl.constexpr, TOTAL_BYTES: tl.constexpr, HAS_GRAM: tl.constexpr,
 ):  # fmt: skip
-    """Ĝ ← βĜ + G where the matrix is taken; S and, for the Gram matrix, G in float16."""
+    """Update Ĝ ← βĜ + G of taken matrices; store S and, for the Gram matrix, G in float16."""
     batch, count = tl.program_id(1), tl.num_programs(1)
     i, j, inside = tile_of(m, n)
     ok = tl.load(taken + batch) != 0
@@ -228,9 +228,9 @@ def lengths(
     norms, r, taken, skipped, scale, length, floor, parts, m, each, spread, most, least,
     WATCHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """1/‖r‖_F and √(m/‖r‖_F)/spread of each matrix, from the parts of ‖r‖_F²; its first floor.
+    """Compute 1/‖r‖_F, √(m/‖r‖_F)/spread and the first floor from the parts of ‖r‖_F².
 
-    Where it is WATCHED, a Gram matrix whose state was not finite shows here; its weights stay.
+    With WATCHED, a matrix with a non-finite Gram matrix is skipped.
     """
     batch = tl.program_id(0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -259,7 +259,7 @@ def move(
     I_FOLDED: tl.constexpr, J_FOLDED: tl.constexpr, WEIGHT: tl.constexpr, BYTES: tl.constexpr,
     DECAYS: tl.constexpr, ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
-    """W ← W − rate·P − decay·W where the matrix is taken."""
+    """Update W ← W − rate·P − decay·W of taken matrices."""
     batch = tl.program_id(1)
     if tl.load(taken + batch) != 0:
         i, j, inside = tile_of(m, n)
@@ -296,7 +296,7 @@ def place(program: Program) -> dict[str, int | bool]:
 
 
 def reading(program: Program) -> dict[str, Any]:
-    """Return what G, Ĝ and S are read and summed by, as arguments of the kernels."""
+    """Return the arguments with which kernels read G, Ĝ and S."""
     hyper = program.hyper
     lead, extra = (hyper.momentum, 1.0) if hyper.lookahead else (1.0, 0.0)
     arguments = {"sign": hyper.sign, "momentum": hyper.momentum, "lead": lead, "extra": extra}

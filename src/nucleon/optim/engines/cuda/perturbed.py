@@ -49,7 +49,7 @@ _UNIT = tl.constexpr(2.0**-31)
 
 @triton.jit
 def _mix(z):
-    """splitmix64's finalizer of uint64."""
+    """Apply the finalizer of splitmix64 to uint64."""
     z = (z ^ (z >> _SHIFT0)) * _FACTOR0
     z = (z ^ (z >> _SHIFT1)) * _FACTOR1
     return z ^ (z >> _SHIFT2)
@@ -62,7 +62,7 @@ def _absorb(key, word):
 
 @triton.jit
 def _words(t, key, other):
-    """The int32 words number `t` of a key, as float32: halves of 64-bit words, low before high."""
+    """Return the int32 words number `t` of a key, as float32: halves of 64-bit words, low first."""
     w = (t // 2).to(tl.uint64)
     bits = _mix((w ^ key) * _GOLDEN + other)
     return tl.where(t % 2 == 0, bits, bits >> 32).to(tl.int32).to(tl.float32)
@@ -95,7 +95,7 @@ def draw(
 
 @triton.jit
 def _roots(gram, at, m, smoothing, shift):
-    """√Λ_ii of the rows `at`, and its inverse or 0."""
+    """Return √Λ_ii of the rows `at`, and its inverse or 0."""
     entry = tl.load(gram + at * (m + 1), mask=at < m, other=0.0)
     root = tl.sqrt_rn(tl.maximum(smoothing * (entry + shift), 0.0))
     root = tl.where(at < m, root, 0.0)
@@ -104,7 +104,7 @@ def _roots(gram, at, m, smoothing, shift):
 
 @triton.jit
 def _correlation(gram, at_i, at_j, inverse_i, inverse_j, m, smoothing, jitter):
-    """A block of Λ with its rows and columns over √Λ_ii, and 1 + jitter on the diagonal."""
+    """Return a block of Λ scaled to a unit diagonal, with 1 + jitter on it."""
     inside = (at_i < m)[:, None] & (at_j < m)[None, :]
     entry = tl.load(gram + at_i[:, None] * m + at_j[None, :], mask=inside, other=0.0)
     diagonal = at_i[:, None] == at_j[None, :]

@@ -12,7 +12,7 @@ from nucleon.linalg.half import spread_of
 from nucleon.optim.engines.cuda import addresses
 from nucleon.optim.engines.cuda.addresses import Layout, layout_of
 from nucleon.optim.engines.cuda.replay import Input, Replay
-from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices, Settings, State, facts_of
+from nucleon.optim.engines.work import Draws, Hyperparameters, Matrices, Settings, facts_of
 from nucleon.optim.polar_methods import chosen_method
 
 LARGEST = 2**35
@@ -102,17 +102,33 @@ class Launches:
         # The direction that other ranks are sent has the order of the axes, and so has noise.
         sent, moved = layout_of(stack), layout_of(stack, in_order=kernel == "perturbed")
         assert sent is not None and moved is not None and kernel  # or it has another engine
-        self.sent, self.moved, self.kernel = sent, moved, kernel
         method = chosen_method(settings.group, *stack.shape, param.device, param.dtype)
-        self.small = method != "half"
-        self.dtypes = (torch.float32,) if self.small else addresses.DTYPES
-        """Dtypes of gradients and totals; other gradients are copied."""
+        self._layouts = sent, moved
+        self._program = Program(
+            *sorted(stack.shape),
+            layout=moved,
+            kernel=kernel,
+            small=method != "half",
+            gradient=param.dtype,
+            total=param.dtype,
+            weight=param.dtype,
+            has_gram=work.optimizer.has_gram,
+            masked=False,
+            decays=False,
+            iterations=settings.group["iterations"],
+            hyper=settings[stack.kind],
+        )
+        """The program of the last step, but for alignments."""
         self.masked = False
         """True once a gradient was missing: then the kernels read the mask."""
         self.recording: Recording | None = None
         self._options: object = None
-        self._program: Program | None = None
-        self._entries: Sequence[tuple[State, str]] = ()
+        keys = {"gram": stack.gram_keys}
+        self._entries = [
+            (state, key)
+            for kind in self._program.states
+            for state, key in zip(work.states, keys.get(kind, repeat(kind)), strict=False)
+        ]
         """The entries of states that are in the table, each by its dictionary and key."""
         self._followed = addresses.Followed[list[int]]()
 
@@ -129,15 +145,27 @@ class Launches:
 
         `moves` says whether the step moves the weights, and no one else asks for the direction.
         """
-        strides = self.sent.strides
-        gradients, dtype = addresses.regular(gradients, work.params, strides, self.dtypes)
-        program = self._current(work, settings, dtype, masked, moves)
+        total, program = work.states[0]["total"].dtype, self._program
+        readable = (torch.float32,) if program.small else addresses.DTYPES
+        strides = program.layout.strides
+        gradients, dtype = addresses.regular(gradients, work.params, strides, readable)
+        options = {
+            "layout": self._layouts[moves],
+            "gradient": dtype,
+            "total": total,
+            "masked": masked,
+            "decays": bool(settings.group["weight_decay"]),
+            "hyper": settings[work.stack.kind],
+        }
+        if self._options != options:  # nearly always they are those of the last step
+            self._options = options
+            self._program = program = replace(program, **options)
         layout, weights = program.layout, work.params if moves else ()
         places = addresses.of_regular(layout, gradients)
         others = self._followed.get(
             ([state[key] for state, key in self._entries], weights),
             lambda: addresses.of_stack(
-                work.stack, layout, work.states, program.states, weights, self.dtypes
+                work.stack, layout, work.states, program.states, weights, readable
             ),
         )
         if places is None or others is None:
@@ -152,34 +180,3 @@ class Launches:
         if alignments != program.alignments:  # mostly they are equal, and a copy costs time
             program = replace(program, alignments=alignments)
         return program, places, gradients
-
-    def _current(
-        self, work: Matrices, settings: Settings, gradient: torch.dtype, masked: bool, moves: bool
-    ) -> Program:
-        """Return the program of aligned tensors: nearly always that of the last step."""
-        total, hyper = work.states[0]["total"].dtype, settings[work.stack.kind]
-        decays = bool(settings.group["weight_decay"])
-        options = (gradient, total, masked, moves, decays, hyper)
-        if self._program is None or self._options != options:
-            self._options = options
-            self._program = Program(
-                *sorted(work.stack.shape),
-                layout=self.moved if moves else self.sent,
-                kernel=self.kernel,
-                small=self.small,
-                gradient=gradient,
-                total=total,
-                weight=work.params[0].dtype,
-                has_gram=work.optimizer.has_gram,
-                masked=masked,
-                decays=decays,
-                iterations=settings.group["iterations"],
-                hyper=hyper,
-            )
-            keys = {"gram": work.stack.gram_keys}
-            self._entries = [
-                (state, key)
-                for kind in self._program.states
-                for state, key in zip(work.states, keys.get(kind, repeat(kind)), strict=False)
-            ]
-        return self._program
