@@ -29,7 +29,7 @@ def test_descend_is_the_optimizer_at_each_rate_on_each_instance(short):
     assert losses.shape == (7, 2, 2)
     for i, (r, rate) in itertools.product(seeds, enumerate(rates)):
         x = torch.nn.Parameter(start[i].clone())
-        optimizer = Leon([x], rate, 0.9, beta2=0.9, method="eigh", scale="none")
+        optimizer = Leon([x], rate, momentum=0.9, beta2=0.9, method="eigh", scale="none")
         single = fig_ripples.Ripples(problem.measurements[i])
         for t in range(7):
             optimizer.zero_grad()

@@ -51,7 +51,7 @@ def made(method: str, parameter: Tensor, rate: float, seed: int) -> Optimizer:
     """Return an optimizer of the figure."""
     make, options = METHODS[method]
     options = {**options, "seed": seed} if make is Pion else options
-    return make([parameter], rate, BETA, scale="none", **options)
+    return make([parameter], rate, momentum=BETA, scale="none", **options)
 
 
 def twin(method: str, shape: tuple[int, ...], seed: int) -> optimizers.OracleOptimizer:
