@@ -36,7 +36,7 @@ def with_options(change):
     """Construct an optimizer with change(β₁, options)."""
 
     def built(init, self, params, lr=0.02, momentum=0.95, **options):
-        init(self, params, lr, momentum, **options | change(momentum, options))
+        init(self, params, lr, momentum=momentum, **options | change(momentum, options))
 
     return built
 
@@ -60,7 +60,7 @@ fault("Leon forgets M̂ with β₁, not β₁²", "thm-leon", (nucleon.Leon, "__
 
 @fault("Muon's momentum is 1 − β₁", "fig-ripples", (nucleon.Muon, "__init__"))
 def muon_momentum(init, self, params, lr=0.02, momentum=0.95, **options):
-    init(self, params, lr, 1 - momentum, **options)
+    init(self, params, lr, momentum=1 - momentum, **options)
 
 
 @fault("Leon's floor is G², not G²β₁⁻²", "thm-leon", (reference, "smoothing_of"))
