@@ -193,7 +193,7 @@ def test_several_parameters_add_up():
     assert estimates.q_nuclear.value == pytest.approx(4.0, rel=1e-6)
     assert estimates.gradient_bounds == pytest.approx((1.0, 3.0), rel=1e-6)
     # 𝒢 = 2·1 + 2·3 = 8, and not 4 rows of the largest.
-    planned = plan("leon", rho=1.0, epsilon=0.5, loss_gap=1.0, estimates=estimates)
+    planned = plan("leon", rho=1.0, epsilon=0.5, **{**estimates.at(), "loss_gap": 1.0})
     assert planned.complexity.terms["gradient_bound"] == pytest.approx(160 * math.sqrt(2))
 
 
@@ -216,36 +216,20 @@ def test_estimates_refuse_what_they_cannot_do(loss, batches, options, word):
 
 ESTIMATES = Estimates(Interval(3.0, 2.5, 4.0), (1.0,), Interval(2.0, 1.0, 3), ((8, 16),))
 TARGET = {"rho": 1.0, "epsilon": 0.5}
-SHAPES = {"shapes": [(8, 16)]}
 
 
-def test_a_plan_from_estimates_has_both_ends():
-    planned = plan("leon", **TARGET, estimates=ESTIMATES)
-    assert planned.rounds == 576_000
+def test_estimates_are_arguments_of_a_plan_at_each_end():
+    low, value, high = (plan("leon", **TARGET, **ESTIMATES.at(e)) for e in ("low", "value", "high"))
     # 4000·‖Q‖_*²·ΔL/ε³ at the ends; G is the largest seen, at the upper end twice that.
-    assert planned.low.rounds == 200_000 and planned.high.rounds == 1_536_000
-    assert "200000 to 1536000" in planned.verdict
+    assert (low.rounds, value.rounds, high.rounds) == (200_000, 576_000, 1_536_000)
     stated = {"q_nuclear": 4.0, "loss_gap": 3.0, "gradient_bound": MARGIN * 1.0}
-    assert planned.high == plan("leon", **TARGET, **SHAPES, **stated)
-    for name in ("discount", "radius"):
-        assert getattr(planned.high, name) != getattr(planned.low, name)
-
-
-def test_what_is_given_is_not_estimated():
-    stated = {"q_nuclear": 3.0, "gradient_bound": 1.0}
-    planned = plan("leon", **TARGET, **stated, estimates=ESTIMATES)
-    assert planned.low.discount == planned.discount == planned.high.discount
-    assert (planned.low.rounds, planned.high.rounds) == (288_000, 864_000)
-    whole = plan("leon", **TARGET, **stated, loss_gap=2.0, estimates=ESTIMATES)
-    assert whole.low is None and whole == plan("leon", **TARGET, **SHAPES, **stated, loss_gap=2.0)
-    with pytest.raises(ValueError, match=r"loss_gap must be given or estimated.*estimate\("):
-        plan("leon", **TARGET, **SHAPES, **stated)
+    assert high == plan("leon", **TARGET, shapes=[(8, 16)], **stated)
 
 
 def test_lower_ends_below_zero_are_taken_for_what_they_can_be():
     wide = Estimates(Interval(3.0, -1.0, 7.0), (1.0,), Interval(2.0, -1.0, 5), ((8, 16),))
-    planned = plan("leon", **TARGET, estimates=wide)
-    assert planned.low.kind == "trivial" and planned.kind == "reachable"
+    assert plan("leon", **TARGET, **wide.at("low")).kind == "trivial"
+    assert plan("leon", **TARGET, **wide.at()).kind == "reachable"
 
 
 def test_an_interval_of_a_mean():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,7 +23,7 @@ MOST_ROUNDS = 10**12
 STANDARD_ERRORS = 3.0
 """Half the width of an `Interval`; for 16 runs or more it covers the mean 99 times of 100."""
 MARGIN = 2.0
-"""Factor on the largest gradient seen, which `plan` uses as its upper end."""
+"""Factor on the largest gradient seen, for the upper end of G."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,6 @@ class Plan:
     one so far out of reach that float64 cannot hold them."""
     bound: theory.ConversionBound | None = None
     """The bound of the proof at these γ and T, term by term, at most ε where it applies."""
-    low: "Plan | None" = None
-    """The plan at the lower ends of the estimates; None without estimates."""
-    high: "Plan | None" = None
-    """The plan at their upper ends, and G at `MARGIN` times the largest gradient seen."""
 
     @property
     def discount(self) -> float:
@@ -92,11 +88,10 @@ def plan(
     *,
     rho: float,
     epsilon: float,
-    q_nuclear: float | None = None,
-    loss_gap: float | None = None,
-    gradient_bound: float | Sequence[float] | None = None,
-    shapes: Sequence[tuple[int, int]] | None = None,
-    estimates: "Estimates | None" = None,
+    q_nuclear: float,
+    loss_gap: float,
+    gradient_bound: float | Sequence[float],
+    shapes: Sequence[tuple[int, int]],
 ) -> Plan:
     """Return γ, D and T of Theorem 5.2 (Pion) or 5.3 (Leon), and whether they mean anything.
 
@@ -106,64 +101,24 @@ def plan(
     The matrices share γ, D, T, the lengths s and τ, as they do in `O2NC`; the gap is the largest
     nuclear norm over the product of their balls, Σ_b‖·‖_*. C is 1 for Leon, and for Pion the
     largest (n′/(n′−m−1))^¼ at their padded widths n′; its theorem takes the mean over its noise as
-    exact. Arguments that are None come from `estimates`: the plan is that at the estimated values,
-    its `low` and `high` those at the ends of their intervals. No sample bounds G above: `high`
-    takes `MARGIN` times the largest gradient seen.
+    exact. `estimate` measures the numbers of a model.
 
     Args:
         optimizer: "leon" or "pion".
         rho: ρ, the radius of the (ρ, ε)-stationary point.
         epsilon: ε, its accuracy in the nuclear norm.
-        q_nuclear: Σ‖Q_b‖_* with E[G_tG_tᵀ] ⪯ Q_b² wherever the run may come (default: estimated).
-        loss_gap: ΔL = L(W_0) − inf L (default: estimated).
-        gradient_bound: G_b ≥ ‖G_t‖_op, one number for all matrices or one for each (default:
-            estimated).
-        shapes: (m, n) of each matrix, tall or wide (default: those of the estimates).
-        estimates: of a model, by `estimate`, for the arguments that are None (default None).
+        q_nuclear: Σ‖Q_b‖_* with E[G_tG_tᵀ] ⪯ Q_b² wherever the run may come.
+        loss_gap: ΔL = L(W_0) − inf L.
+        gradient_bound: G_b ≥ ‖G_t‖_op, one number for all matrices or one for each.
+        shapes: (m, n) of each matrix, tall or wide.
     """
     if optimizer not in get_args(Planned):
         raise ValueError(
             f"optimizer must be 'leon' or 'pion', got {optimizer!r}; Muon has no theorem to plan "
             f"with, since the regret of following the leader can be linear"
         )
-    if shapes is None and estimates is not None:
-        shapes = estimates.shapes
     if not shapes or any(not isinstance(s, Sequence) or len(s) != 2 for s in shapes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"shapes must name (m, n) of each matrix, got {shapes!r}; pass [(8, 16)]")
-    stated = {"q_nuclear": q_nuclear, "loss_gap": loss_gap, "gradient_bound": gradient_bound}
-    numbers: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
-    missing = tuple(name for name in stated if name not in numbers)
-    if not missing:
-        return _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **numbers)
-    if estimates is None:
-        raise ValueError(
-            f"{', '.join(missing)} must be given or estimated; pass estimates=estimate(params, "
-            f"closure, batches)"
-        )
-    low, value, high = (
-        _plan(optimizer, shapes, rho=rho, epsilon=epsilon, **{**estimates.at(end), **numbers})
-        for end in get_args(End)
-    )
-    ends = " to ".join(str(end.rounds) if end.complexity else end.kind for end in (low, high))
-    verdict = (
-        f"{value.verdict} Here {', '.join(missing)} are estimates at the present weights; at the "
-        f"ends of their intervals T is {ends}."
-    )
-    if "gradient_bound" in missing:
-        verdict += f" The upper end of G is {MARGIN:g} times the largest gradient seen."
-    return replace(value, verdict=verdict, low=low, high=high)
-
-
-def _plan(
-    optimizer: Planned,
-    shapes: Sequence[tuple[int, int]],
-    *,
-    rho: float,
-    epsilon: float,
-    q_nuclear: float,
-    loss_gap: float,
-    gradient_bound: float | Sequence[float],
-) -> Plan:
     sides = [sorted(_checks.count("every side of shapes", side) for side in s) for s in shapes]
     bounds = (
         gradient_bound if isinstance(gradient_bound, Sequence) else [gradient_bound] * len(sides)
@@ -240,14 +195,18 @@ class Estimates:
     shapes: tuple[tuple[int, int], ...]
     """(m, n) of each parameter."""
 
-    def at(self, end: "End") -> dict[str, Any]:
-        """Return the numbers at an end of their intervals, or at their values."""
+    def at(self, end: End = "value") -> dict[str, Any]:
+        """Return arguments of `plan`: the values, or the ends of their intervals.
+
+        No sample bounds G above: "high" has `MARGIN` times the largest gradient seen.
+        """
         factor = MARGIN if end == "high" else 1.0
         # Lower ends may be negative, the quantities not; a tiny ‖Q‖_* makes every target trivial.
         return {
             "q_nuclear": max(getattr(self.q_nuclear, end), 1e-300),
             "loss_gap": max(getattr(self.loss_gap, end), 0.0),
             "gradient_bound": [factor * bound for bound in self.gradient_bounds],
+            "shapes": self.shapes,
         }
 
 
@@ -258,7 +217,9 @@ def estimate(
     *,
     lower: float = 0.0,
 ) -> Estimates:
-    """Estimate Σ‖Q_b‖_*, G_b and ΔL of a model at its weights, for `plan(..., estimates=…)`.
+    """Estimate Σ‖Q_b‖_*, G_b and ΔL of a model at its weights.
+
+    `plan("leon", rho=…, epsilon=…, **estimate(…).at("high"))` plans with the upper ends.
 
     Σ‖Q_b‖_* and ΔL have intervals of ±3 standard errors over the batches; each G_b is the largest
     ‖G‖_op seen, with no upper end. The theorems need both along the whole run, of which the first
