@@ -142,9 +142,9 @@ class _Parameters(NamedTuple):
     """Free parameters of a batch of points: three matrices and the log-scales of L, S and c."""
 
     total: Tensor
-    """(b, m, n)."""
+    """T, (b, m, n)."""
     factor: Tensor
-    """(b, m, m): L is its Gram, up to scale."""
+    """A, (b, m, m)."""
     other: Tensor
     """(b, m, max(m, n)): the increment of L, or the direction in S."""
     scales: Tensor
@@ -159,23 +159,16 @@ class _Parameters(NamedTuple):
         unit = _SPREAD * torch.linspace(-1, 1, batch, dtype=torch.float64).reshape(1, -1, 1, 1)
         return cls(*matrices, torch.cat([2 * normal(2, batch, 1, 1), unit]))
 
-    @property
-    def unit(self) -> Tensor:
-        """c, (b, 1, 1)."""
-        return self.scales[2].exp()
+    def placed(self, *, relative: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return S = c·e^scale T, L = c·aaᵀ, a = e^{scale/2}A and c.
 
-    def root(self) -> Tensor:
-        """Return L = c·e^scale AAᵀ."""
-        factor = self.scaled_factor()
-        return self.unit * factor @ factor.mT
-
-    def scaled_factor(self) -> Tensor:
-        return (self.scales[0].clamp(max=_LARGEST) / 2).exp() * self.factor
-
-    def s(self, *, relative: bool) -> Tensor:
-        """Return S = c·e^scale T, with the scale of L on top of its own where `relative`."""
-        scale = self.scales[:2].sum(0) if relative else self.scales[1]
-        return self.unit * scale.clamp(max=_LARGEST).exp() * self.total
+        The scale of S is on top of that of L where `relative`.
+        """
+        root, total = self.scales[:2]
+        total = root + total if relative else total
+        unit, factor = self.scales[2].exp(), (root.clamp(max=_LARGEST) / 2).exp() * self.factor
+        s = unit * total.clamp(max=_LARGEST).exp() * self.total
+        return s, unit * factor @ factor.mT, factor, unit
 
 
 class _Stability(NamedTuple):
@@ -189,9 +182,9 @@ class _Stability(NamedTuple):
 
     @classmethod
     def of(cls, p: _Parameters) -> Self:
+        s, root, _, unit = p.placed(relative=False)
         b = p.other / torch.linalg.matrix_norm(p.other, keepdim=True)
-        larger = p.root() + p.unit * b @ b.mT
-        return cls(p.s(relative=False), p.root(), larger, p.unit[..., 0, 0])
+        return cls(s, root, root + unit * b @ b.mT, unit[..., 0, 0])
 
     def ratio(self, potential: Potential) -> Tensor:
         """Return (Ψ(S; L₂) − Ψ(S; L₁))/c, differentiable."""
@@ -216,10 +209,10 @@ class _Smoothness(NamedTuple):
 
     @classmethod
     def of(cls, p: _Parameters) -> Self:
+        s, root, factor, unit = p.placed(relative=True)
         e = p.other[..., : p.total.shape[-1]]
         e = e / torch.linalg.matrix_norm(e, keepdim=True)
-        direction = p.unit * p.scaled_factor() @ e
-        return cls(p.s(relative=True), p.root(), direction, p.unit[..., 0, 0])
+        return cls(s, root, unit * factor @ e, unit[..., 0, 0])
 
     def ratio(self, potential: Potential) -> Tensor:
         """Return (Ψ(X+D) − 2Ψ(X) + Ψ(X−D))/c, differentiable.
