@@ -60,7 +60,6 @@ class Metric(NamedTuple):
         linear: Tensor,
         ball: Ball,
         radius: float,
-        *,
         tolerance: float = 1e-8,
         max_iterations: int = 1000,
     ) -> Tensor:

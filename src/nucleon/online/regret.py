@@ -107,7 +107,7 @@ class Ledger:
     def tensors(self) -> dict[str, Tensor]:
         """Return everything needed to go on, by name."""
         counts = {"rounds": torch.tensor(self.rounds), "oblivious": torch.tensor(self.oblivious)}
-        return counts | {name: getattr(self, name) for name in _SUMS}
+        return counts | {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from the `tensors` of a ledger of the same shape, radius and discount."""
@@ -289,9 +289,6 @@ def game_shape(shape: Shape) -> Shape:
     for side in shape:
         _checks.count("every side of shape", side)
     return shape
-
-
-_SUMS = ("total", "gram", "loss", "largest", "outside")
 
 
 def _promise(action: Tensor) -> float:

@@ -20,6 +20,7 @@ all three: F(x) ≥ F(x_t) − g + ‖x − x_t‖²_H/(2η) on the ball is all 
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Unpack, final, get_args
 
 import torch
@@ -113,15 +114,16 @@ class _AdaGrad(Learner):
         root = Root(moment, 0.0, 0.5)
         return Metric(offset + root.values, root.vectors)
 
+    def _stated(self, theorem: Callable[..., Tensor], **options: Any) -> Tensor:
+        """Return a bound of Table 2 plus the gaps."""
+        game = {"ball": self.ball, "radius": self.radius, "eta": self.eta}
+        return (
+            theorem(self.moment, preconditioner=self.preconditioner, **game, **options) + self.gaps
+        )
+
     def _solve(self, linear: Tensor, metric: Metric) -> None:
         """Let the next action be the minimizer of ⟨linear, x⟩ + ½xᵀHx, and add its gap."""
-        x = metric.minimize(
-            linear,
-            self.ball,
-            self.radius,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
-        )
+        x = metric.minimize(linear, self.ball, self.radius, self.tolerance, self.max_iterations)
         slope = (linear + metric.apply(x)) / self.eta
         gap = (slope * x).sum(-1) + self.radius * dual_norm(slope, self.ball)
         self.center, self.gaps = x, self.gaps + gap.clamp(min=0)
@@ -132,7 +134,6 @@ class AdaGradOGD(_AdaGrad):
     """x_{t+1} = argmin ⟨g_t, x⟩ + ‖x − x_t‖²_{H_t}/(2η); it needs no bound on the gradients.
 
     Args:
-        shape: (1, d) or (d, 1), or (b, 1, d) for b games at once.
         delta: δ ≥ 0 in H_t (default 0.0, the pseudo-inverse).
         options: see `AdaGradOptions`; η is √2·D_p by default, D_p the radius of the ball in ℓ∞ for
             "diagonal", else in ℓ2.
@@ -142,27 +143,14 @@ class AdaGradOGD(_AdaGrad):
     theorem: ClassVar[str] = "Table 2, AdaGrad-OGD, and the projection's gaps"
 
     def __init__(
-        self,
-        shape: Shape,
-        *,
-        delta: float = 0.0,
-        **options: Unpack[AdaGradOptions],
+        self, shape: Shape, *, delta: float = 0.0, **options: Unpack[AdaGradOptions]
     ) -> None:
         self.delta = _checks.nonnegative("delta", delta)
         super().__init__(shape, **options)
 
     def bound(self) -> Tensor:
         """Return (R²/(2η) + η)·Tr H + δR₂²/(2η) + gaps, with the diameter R = 2D_p (Table 2)."""
-        exact = theory.adagrad_bound(
-            self.moment,
-            preconditioner=self.preconditioner,
-            update="ogd",
-            ball=self.ball,
-            radius=self.radius,
-            eta=self.eta,
-            delta=self.delta,
-        )
-        return exact + self.gaps
+        return self._stated(theory.adagrad_bound, update="ogd", delta=self.delta)
 
     def _default_eta(self) -> float:
         return math.sqrt(2) * self._reach
@@ -189,7 +177,6 @@ class AdaGradFTRL(_AdaGrad):
     - "proximal": δ = 0 and a regularizer centered at the actions played, for twice the constant.
 
     Args:
-        shape: (1, d) or (d, 1), or (b, 1, d) for b games at once.
         offset: see above (default "stated").
         delta: δ > 0 of "stated" (default 1.0).
         options: see `AdaGradOptions`; η is D_p/√2 by default, √2·D_p if proximal and D_p/2^{3/4} if
@@ -230,23 +217,11 @@ class AdaGradFTRL(_AdaGrad):
 
     def bound(self) -> Tensor:
         """Return the bound of Table 2 with δ and the excess, or of Remark B.1, plus the gaps."""
-        shared: dict[str, Any] = {
-            "preconditioner": self.preconditioner,
-            "ball": self.ball,
-            "radius": self.radius,
-            "eta": self.eta,
-        }
         if self.offset == "scale-free":
-            peak = self.peak.sum(-1)
-            return theory.scale_free_adagrad_bound(self.moment, peak=peak, **shared) + self.gaps
-        exact = theory.adagrad_bound(
-            self.moment,
-            update="proximal" if self.offset == "proximal" else "ftrl",
-            delta=self._delta(),
-            excess=self.excess,
-            **shared,
-        )
-        return exact + self.gaps
+            return self._stated(theory.scale_free_adagrad_bound, peak=self.peak.sum(-1))
+        update = "proximal" if self.offset == "proximal" else "ftrl"
+        delta, excess = self._delta(), self.excess
+        return self._stated(theory.adagrad_bound, update=update, delta=delta, excess=excess)
 
     def _default_eta(self) -> float:
         factor = {"scale-free": 2**-0.75, "proximal": math.sqrt(2)}
