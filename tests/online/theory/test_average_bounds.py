@@ -3,19 +3,8 @@
 import math
 
 import pytest
-import torch
 
 from nucleon.online import theory
-from nucleon.optim.average import share
-
-
-@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.3, 0.5])
-def test_the_weights_are_those_of_the_shares_of_the_optimizers(fraction):
-    weights = [1.0]
-    for t in range(2, 40):
-        part = share(fraction, torch.tensor(float(t), dtype=torch.float64)).item()
-        weights = [*(w * (1 - part) for w in weights), part]
-    torch.testing.assert_close(theory.average_weights(fraction, 39), torch.tensor(weights).double())
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.3, 0.5])

@@ -22,18 +22,6 @@ def test_law_of_tau_and_the_average_s_weights(rounds, discount):
     np.testing.assert_allclose(weights @ path, conversion.average(path, discount), rtol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    losses=st.lists(st.floats(-100, 100), min_size=2, max_size=12), discount=st.floats(0.05, 0.99)
-)
-def test_lemma_g2_is_an_identity(losses, discount):
-    left, right = theory.loss_decomposition(
-        torch.tensor(losses, dtype=torch.float64), discount=discount
-    )
-    assert left.item() == losses[-1] - losses[0]
-    assert right.item() == pytest.approx(left.item(), abs=1e-10)
-
-
 @pytest.mark.parametrize("discount", [0.5, 0.9, 0.99])
 def test_lemma_g3_by_monte_carlo(discount):
     # the worst case moves by D·Exp(1) in one direction; 2,000 paths, five standard errors
@@ -142,23 +130,6 @@ def test_the_plan_reaches_epsilon(rho, relative, q_nuclear, loss_gap, gradient_b
             assert reached.total <= epsilon * (1 + 1e-9)
         assert plan.trivial == (relative >= 1)
         assert plan.rounds >= max(plan.terms.values())
-
-
-def test_stationarity_bound_by_hand():
-    bound = theory.stationarity_bound(
-        loss_gap=2.0,
-        rho=1.0,
-        discount=0.6,
-        rounds=5,
-        q_nuclear=0.8,
-        gradient_bound=3.0,
-        rows=2,
-        regret_constant=2.0,
-    )
-    q, share = 0.8 / 0.8, (1 + 0.4 * 4) / 5  # √(1 − 0.36) = 0.8
-    assert bound.descent == pytest.approx(2 * 0.6 * 2 / (0.4 * 5))
-    assert bound.regret == pytest.approx(share * 2 * (q + 6 / 0.6))
-    assert bound.noise == pytest.approx(share * q)
 
 
 def test_conditions_are_named():
