@@ -1,6 +1,5 @@
 """One writer of whole files and one JSON for the package."""
 
-import ast
 import math
 import os
 import subprocess
@@ -9,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import nucleon
 from nucleon._files import to_json, write_whole
 from nucleon.claims import Progress, Settings
 from nucleon.cli.jobs import check
 from toys import toy
-
-SOURCE = Path(nucleon.__file__).parent
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
@@ -109,16 +105,3 @@ def test_after_a_rename_the_disk_holds_the_new_name(tmp_path, monkeypatch, write
 def test_json_has_words_for_what_it_has_no_numbers_for():
     value = {"a": [math.inf, -math.inf, (math.nan, 1.5)], "é": None}
     assert to_json(value) == '{"a": ["inf", "-inf", ["nan", 1.5]], "é": null}'
-
-
-def test_the_package_has_one_writer_and_one_encoder():
-    """`optim` speaks JSON to other ranks only."""
-    found = set[str]()
-    for path in SOURCE.rglob("*.py"):
-        name = path.relative_to(SOURCE).as_posix()
-        if name == "_files.py" or name.startswith("optim/"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in {"dumps", "fsync"}:
-                found.add(f"{name}:{node.lineno} {node.attr}")
-    assert found == set()

@@ -1,14 +1,11 @@
 """The built site: strict, searchable, and with every option of the optimizers in a table."""
 
-import functools
-import http.server
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -54,26 +51,10 @@ def test_formulas_are_not_taken_for_emphasis(site):
     assert not [words for words in emphasized if re.search(r"[‖_*⟨]|^op\b", words)]
 
 
-@pytest.fixture(scope="module")
-def served(site):
-    """The address of the site on a server of this machine."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=site)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-@pytest.mark.parametrize("place", ["disk", "server"])
-def test_the_search_finds_options_and_pages(site, served, place):
+def test_the_search_finds_options_and_pages_from_disk(site):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    start = site.as_uri() if place == "disk" else served
+    start = site.as_uri()
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})

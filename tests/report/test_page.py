@@ -74,18 +74,18 @@ def test_runs_of_one_id_are_told_apart_by_their_folders(some_runs, tmp_path):
 
 
 def test_find_takes_the_newest_run_of_each_id(some_runs, tmp_path):
-    newest = "20260102-000000-aaaaaaaa"
+    newest = "20260102-000000-000000-aaaaaaaa"
     places = (
-        "a/20260101-000000-bbbbbbbb",
+        "a/20260101-000000-000000-bbbbbbbb",
         f"a/{newest}",
-        f"b/{newest}-2",
+        f"b/{newest}",
         "a/.x.tmp",
         "mine",
         ".y",
     )
     for place in places:
         (tmp_path / place).mkdir(parents=True)
-    assert find(tmp_path) == [tmp_path / "a" / newest, tmp_path / "b" / f"{newest}-2"]
+    assert find(tmp_path) == [tmp_path / "a" / newest, tmp_path / "b" / newest]
     assert find(tmp_path / "a") == [tmp_path / "a" / newest]
     assert find(tmp_path / "absent") == []
     for place in ("mine", "a/.x.tmp", ".y"):  # drafts have a manifest before their name

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from nucleon.claims import Check, Claim, Figure, Result, Table
 
 SCHEMA = 3
 MANIFEST, RESULT, TRACE = "manifest.json", "result.json", "trace.jsonl"
-RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}(-\d+)?")
+RUN_NAME = re.compile(r"\d{8}-\d{6}-\d{6}-[0-9a-f]{8}")
 
 
 def _source() -> str:
@@ -100,7 +99,10 @@ def publish(
         for path in draw(figure, folder):
             flush(path)
     write_whole(folder / MANIFEST, to_json(manifest, indent=2) + "\n")
-    return _rename(folder, f"{started:%Y%m%d-%H%M%S}-{digest(trace.encode())[:8]}")
+    final = folder.with_name(f"{started:%Y%m%d-%H%M%S-%f}-{digest(trace.encode())[:8]}")
+    folder.rename(final)
+    flush(final.parent)
+    return final
 
 
 def identity() -> dict[str, object]:
@@ -112,19 +114,6 @@ def identity() -> dict[str, object]:
         "matplotlib": version("matplotlib"),
     }
     return {"versions": versions, "source": SOURCE}
-
-
-def _rename(folder: Path, name: str) -> Path:
-    names = chain((name,), (f"{name}-{n}" for n in count(2)))
-    free = next(p for p in map(folder.with_name, names) if not p.exists())
-    try:
-        folder.rename(free)
-    except OSError:
-        if not free.exists():
-            raise
-        return _rename(folder, name)  # another process took it in between
-    flush(free.parent)
-    return free
 
 
 def _machine() -> dict[str, object]:
