@@ -1,11 +1,12 @@
-"""Known classes of libraries: the layout of their fused weights and stacks of experts, as data.
+"""Weights that contain several maps, such as q, k and v.
 
-A weight is cut only if the class of its parent is in `KNOWN`, since libraries use one name for
-different layouts. All other weights are one matrix.
+A weight is cut into its maps only if the class of its parent is in `KNOWN`, since libraries use one
+name for different layouts. Others that contain several maps by their name are one matrix, with a
+warning that lists the layouts which their name and shape allow.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,19 +22,67 @@ def known(parent: nn.Module | None, name: str, rows: int, columns: int) -> tuple
     """Return the word of the output axis of `parent.name`, and its maps; None if not in `KNOWN`."""
     for package, file, base in bases(parent):
         table, kind = KNOWN.get(package, {}), f"{base}.{name}"
-        entry = table.get(f"{file}.{kind}") or table.get(kind)
-        if entry is None:
-            continue
-        layout, maps = entry
-        try:
-            if isinstance(layout, str):
-                layout = re.sub(r"[a-z_]{2,}", lambda name: str(number(parent, name[0])), layout)
-            word = simplified(layout if isinstance(layout, str) else layout(parent, rows, columns))
-            axes.parse(f"{word} c", (rows, columns))
-        except (AttributeError, TypeError, ValueError):
-            return None  # another version of the class
-        return word, maps
+        if entry := table.get(f"{file}.{kind}") or table.get(kind):
+            layout, maps = entry
+            word = _word(layout, parent, rows, columns)
+            return None if word is None else (word, maps)  # another version of the class
     return None
+
+
+def unknown(parent: nn.Module | None, name: str, rows: int, columns: int) -> dict[str, str] | None:
+    """Return the layouts that a name and a shape allow; None for a single map.
+
+    Args:
+        parent: the module that uses the map.
+        name: the name of the map there.
+        rows: the number of outputs.
+        columns: the number of inputs.
+
+    Returns:
+        {meaning: word of the output axis}.
+    """
+    if rows == getattr(parent, "head_dim", None):  # one head whose keys are its values
+        return None
+    layouts: Sequence[tuple[str, Layout]] | None = _maps(name)
+    if name in ("in_proj", "x_proj") and any(hasattr(parent, x) for x in ("dt_proj", "A_log")):
+        second = getattr(getattr(parent, "A_log", None), "ndim", 0) == 1
+        version = 2 if second and not hasattr(parent, "dt_proj") else 1
+        layouts = _MAMBA.get((name, version), ())
+    elif _MODULATION.search(type(parent).__name__) or _MODULATION.search(name):
+        if rows % columns or not 2 <= rows // columns <= 9:
+            return None
+        layouts = [("shifts, scales and gates one after the other", _as_wide)]
+    if layouts is None:
+        return None
+    words: dict[str, str] = {}
+    for meaning, layout in layouts:
+        if (word := _word(layout, parent, rows, columns)) is not None:
+            words.setdefault(meaning, word)
+    return words
+
+
+def named(name: str) -> bool:
+    """Return True if the name of a module indicates several maps."""
+    return _maps(name) is not None or _MODULATION.search(name) is not None
+
+
+def _maps(name: str) -> Sequence[tuple[str, Layout]] | None:
+    matched = (x for names, x in NAMED.items() if re.search(names, name, re.IGNORECASE))
+    return next(matched, None)
+
+
+def _word(layout: Layout, parent: Any, rows: int, columns: int) -> str | None:
+    """Return the word of a layout with its numbers; None if it does not fit the weight."""
+    try:
+        if isinstance(layout, str):
+            word = re.sub(r"[a-z_]{2,}", lambda name: str(number(parent, name[0])), layout)
+        else:
+            word = layout(parent, rows, columns)
+        word = simplified(word)
+        axes.parse(f"{word} c", (rows, columns))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return word
 
 
 def experts(module: nn.Module, name: str) -> tuple[str, str] | None:
@@ -141,6 +190,62 @@ def _of_torchtitan(parent: Any, rows: int, columns: int) -> str:
     size = parent.head_dim
     return f"(r {sections(parent.heads_per_kv * size, size, size)})"
 
+
+# ------------------------------------------------------------------- names in unknown classes
+
+_MODULATION = re.compile(r"ada_?(ptive_?)?(ln|layer_?norm|rms_?norm)", re.IGNORECASE)
+"""Layers that make the shifts, scales and gates of a norm from a condition, as in DiT."""
+
+
+def _fewer(parent: Any, rows: int, columns: int) -> str:
+    """Return q as wide as the input, then fewer k and v."""
+    pair = (rows - columns) // 2
+    return sections(columns, pair, pair) if columns < rows < 3 * columns else ""
+
+
+def _of_x_proj(parent: Any, rows: int, columns: int) -> str:
+    step = parent.dt_proj.in_features
+    return sections(step, (rows - step) // 2, (rows - step) // 2)
+
+
+def _of_in_proj(parent: Any, rows: int, columns: int) -> str:
+    inner, heads = parent.out_proj.in_features, len(parent.A_log)
+    state = (rows - 2 * inner - heads) // 2
+    return sections(inner, inner, state, state, heads)
+
+
+_MAMBA: Mapping[tuple[str, int], Sequence[tuple[str, Layout]]] = {
+    ("x_proj", 1): [("dt, B, C", _of_x_proj)],
+    ("in_proj", 1): [("x and z one after the other", "(b=2 r)")],
+    ("in_proj", 2): [("z, x, B, C, dt", _of_in_proj)],
+}
+"""Layouts of the projections of a state space, by name and version of Mamba."""
+
+NAMED: Mapping[str, Sequence[tuple[str, Layout]]] = {
+    r"qkv|query_key_value|queries_keys_values|w_pack|c_attn": [
+        ("q, k, v one after the other, as chunk cuts them", "(b=3 r)"),
+        ("q as wide as the input, then fewer k and v", _fewer),
+        ("head by head, in each q, k, v", "(r=heads b=3 r)"),
+    ],
+    r"gate_up|^w1[23]$": [
+        ("gate and up one after the other, as chunk cuts them", "(b=2 r)"),
+        ("gate and up row by row in turn, as x[..., ::2] takes one", "(r b=2)"),
+    ],
+    r"^(to_|linear_|w)?qk(_b)?(_proj|_linear|_points)?$": [
+        ("q, k one after the other, as chunk cuts them", "(b=2 r)"),
+        ("head by head, in each q, k", "(r r{qk_nope_head_dim,v_head_dim})"),
+        ("head by head, in each q, k", "(r=heads b=2 r)"),
+    ],
+    r"^(to_|linear_|w)?kv(_b)?(_proj|_linear|_points)?$|keys_values": [
+        ("k, v one after the other, as chunk cuts them", "(b=2 r)"),
+        ("head by head, in each k, v", "(r r{qk_nope_head_dim,v_head_dim})"),
+        ("head by head, in each k, v", "(r=kv_heads b=2 r)"),
+        ("head by head, in each k, v", "(r=heads b=2 r)"),
+    ],
+    r"^kv_a_proj_with_mqa$": [("latents, then rotary keys", "r{kv_lora_rank,qk_rope_head_dim}")],
+}
+"""Meanings and layouts by the name of a weight; the first name that matches, the first layout of a
+meaning that fits."""
 
 # ---------------------------------------------------------------------------- the known classes
 

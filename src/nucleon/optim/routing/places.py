@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from nucleon.optim.matrices.parameters import canonical, root_of
-from nucleon.optim.routing import ambiguous
+from nucleon.optim.routing import fused
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def parameters_of(model: nn.Module) -> Sequence[Parameter]:
         above, _, beside = outer.rpartition(".")
         parent = modules.get(outer) if user else None
         as_map = parent, called
-        if outer and ambiguous.named(beside) and not ambiguous.named(called):
+        if outer and fused.named(beside) and not fused.named(called):
             weights = [] if parent is None else [p for p in parent.parameters() if p.ndim > 1]
             if len(weights) == 1:
                 as_map = modules.get(above), beside

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from nucleon.optim.routing import ambiguous, fused
+from nucleon.optim.routing import fused
 from nucleon.optim.routing.places import Place, Role
 
 RoleOf = Callable[[Place], Role | None]
@@ -226,7 +226,7 @@ def _linear_map(place: Place, axes: str, rows: int, columns: int, kind: str) -> 
     if (entry := fused.known(parent, name, rows, columns)) is not None:
         word, maps = entry
         return Role("matrix", f"{kind}: {maps}", axes.format(word))
-    words = ambiguous.layouts(parent, name, rows, columns)
+    words = fused.unknown(parent, name, rows, columns)
     if words is None:
         return Role("matrix", kind, axes.format("r"))
     layouts = {meaning: axes.format(word) for meaning, word in words.items()}
