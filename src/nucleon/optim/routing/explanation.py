@@ -1,6 +1,5 @@
-"""Explanation of a routing: a table for people, notebooks and logs."""
+"""Explanation of a routing: a table for people and logs."""
 
-import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,6 @@ from nucleon.optim.engines.cuda import adamw as cuda_adamw
 from nucleon.optim.engines.cuda import engine as cuda
 from nucleon.optim.engines.work import HasDirection, State, facts_of
 from nucleon.optim.matrices import axes
-from nucleon.optim.matrices.axes import Block
 from nucleon.optim.matrices.parameters import ParameterInfo, blocks
 from nucleon.optim.polar_methods import chosen_method
 
@@ -37,14 +35,8 @@ class ParameterRow:
     optimizer: str
     """The optimizer, with the `method` that "auto" chooses for its matrices."""
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the row as text, in the order of HEADINGS."""
-        shape = "×".join(map(str, self.shape)) or "scalar"
-        state = size(self.state_bytes)
-        return self.name, shape, self.axes or "", self.route, self.optimizer, state, self.reason
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The rows of all parameters; prints as a table."""
 
@@ -79,38 +71,29 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, for JSON."""
         rows = [{**asdict(row), "shape": list(row.shape)} for row in self.rows]
-        return {
-            "optimizer": self.optimizer,
-            "parameters": rows,
-            "totals": self.totals,
-            "note": self.note,
-        }
+        totals, note = self.totals, self.note
+        return {"optimizer": self.optimizer, "parameters": rows, "totals": totals, "note": note}
 
     def __str__(self) -> str:
-        table = [HEADINGS, *(row.cells() for row in self.rows)]
+        table: list[tuple[str, ...]] = [HEADINGS]
+        for row in self.rows:
+            shape, state = "×".join(map(str, row.shape)) or "scalar", _size(row.state_bytes)
+            cells = (row.name, shape, row.axes or "", row.route, row.optimizer, state, row.reason)
+            table.append(cells)
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
             for cells in table
         ]
         lines.insert(1, "─" * max(map(len, lines)))
-        return "\n".join([*lines, "", *self._summary()])
-
-    def _summary(self) -> list[str]:
-        lines = [
+        sums = [
             f"{route}: {counted(t['parameters'], 'parameter')}, "
-            f"{counted(t['entries'], 'entry', 'entries')}, {size(t['state_bytes'])} of state"
+            f"{counted(t['entries'], 'entry', 'entries')}, {_size(t['state_bytes'])} of state"
             for route, t in self.totals.items()
         ]
-        return [*lines, self.note] if self.note else lines
+        return "\n".join([*lines, "", *sums, *([self.note] if self.note else [])])
 
-    def _repr_html_(self) -> str:
-        def line(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "".join(line(row.cells(), "td") for row in self.rows)
-        notes = "<br>".join(map(html.escape, self._summary()))
-        return f"<table>{line(HEADINGS, 'th')}{body}</table><p>{notes}</p>"
+    __repr__ = __str__  # in a notebook too
 
 
 def rows(
@@ -151,20 +134,18 @@ def _stepped_by(
     if spec is None:
         refusal = cuda_adamw.refusal(param) if param.is_cuda else None
         return f"adamw (torch: {refusal})" if refusal else "adamw"
-    texts = dict.fromkeys(_how(optimizer, group, param, block) for block in blocks(param, spec))
-    return ", ".join(texts)
-
-
-def _how(optimizer: HasDirection, group: Mapping[str, Any], param: Tensor, block: Block) -> str:
-    text = optimizer.name
-    if facts_of(optimizer).kernel is not None:
-        chosen = chosen_method(group, block.rows, block.columns, param.device, param.dtype)
-        text += f"/{chosen}"
-        if chosen == "coefficients":
-            most = largest(custom(group["coefficients"], group["iterations"]))
-            text += f" (‖P‖_op ≤ {math.ceil(1000 * most - 1e-6) / 1000:g})"
-    refusal = cuda.refusal(optimizer, group, param, block) if param.is_cuda else None
-    return f"{text} (torch: {refusal})" if refusal else text
+    texts: list[str] = []
+    for block in blocks(param, spec):
+        text = optimizer.name
+        if facts_of(optimizer).kernel is not None:
+            chosen = chosen_method(group, block.rows, block.columns, param.device, param.dtype)
+            text += f"/{chosen}"
+            if chosen == "coefficients":
+                most = largest(custom(group["coefficients"], group["iterations"]))
+                text += f" (‖P‖_op ≤ {math.ceil(1000 * most - 1e-6) / 1000:g})"
+        refusal = cuda.refusal(optimizer, group, param, block) if param.is_cuda else None
+        texts.append(f"{text} (torch: {refusal})" if refusal else text)
+    return ", ".join(dict.fromkeys(texts))
 
 
 def counted(count: int, one: str, many: str = "") -> str:
@@ -172,7 +153,7 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
-def size(count: int) -> str:
+def _size(count: int) -> str:
     """Return a number of bytes with a unit."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -5,9 +5,11 @@ output head, norms, biases and scalars to AdamW. Unknown parameters raise an err
 paste. An unknown layout of q, k, v, or a missing head, is one warning.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -17,7 +19,6 @@ from nucleon.optim.groups import warn
 from nucleon.optim.matrices import shards
 from nucleon.optim.matrices.parameters import blocks, globs
 from nucleon.optim.options import OF_ADAMW, Head, Overrides
-from nucleon.optim.routing import overrides as wishes
 from nucleon.optim.routing import roles
 from nucleon.optim.routing.explanation import ParameterRow
 from nucleon.optim.routing.heads import last_map, output_heads
@@ -25,6 +26,7 @@ from nucleon.optim.routing.places import Parameter, Role, parameters_of
 
 AUX_LR = 1e-3
 """Default learning rate of the parameters that go to AdamW."""
+ROUTES = ("matrix", "adamw", "frozen")
 NO_HEAD = 'no output head was found; pass head="NAME", a glob over module names, if there is one'
 GRAMMAR = (
     "Of axes, r are outputs, c inputs and b count matrices, see nucleon.optim.matrices.axes; "
@@ -94,7 +96,7 @@ def routed(
         matrix_options: the options that a matrix may have.
     """
     parameters = parameters_of(model)
-    wishes.apply(parameters, overrides)
+    _override(parameters, overrides)
     heads = output_heads(model, head)
     problems: list[str] = []
     unknown: list[Parameter] = []
@@ -165,9 +167,56 @@ def param_groups(
 
 def check_names(of: str, options_of: Mapping[str, Any], names: set[str], more: str = "") -> None:
     """Check that the options of `of` are known."""
-    wishes.check_mapping(of, options_of)
     if unknown := sorted(set(options_of) - names):
         raise options.unknown(of, unknown, names, more)
+
+
+# ------------------------------------------------------------------------- overrides
+
+
+def _override(parameters: Sequence[Parameter], overrides: Overrides | None) -> None:
+    """Write the overrides into each parameter; a later override replaces an earlier one."""
+    if isinstance(overrides, tuple):
+        for each in overrides:
+            _override(parameters, each)
+    elif callable(overrides):
+        for parameter in parameters:
+            for name, place in zip(parameter.names, parameter.places, strict=True):
+                override = overrides(name, place.module, cast(nn.Parameter, parameter.param))
+                if override is not None:
+                    parameter.options |= _options(f"what overrides return for {name!r}", override)
+    elif overrides is not None and not isinstance(overrides, Mapping):  # pyright: ignore
+        raise TypeError(f"overrides must be a function or a dict, got {overrides!r}")
+    else:
+        for glob, override in (overrides or {}).items():
+            options = _options(f"the override {glob!r}", override)
+            for parameter in _matched(parameters, glob):
+                parameter.options |= options
+
+
+def _options(name: str, override: object) -> Mapping[str, Any]:
+    options = {"route": override} if isinstance(override, str) else override
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{name} must be one of {ROUTES} or a dict, got {override!r}")
+    options = cast(Mapping[str, Any], options)
+    if "route" in options:
+        _checks.choice(f"the route of {name}", options["route"], ROUTES)
+    return options
+
+
+def _matched(parameters: Sequence[Parameter], glob: str) -> list[Parameter]:
+    """Return the parameters whose canonical name matches, else those whose wrapped name does."""
+    matched = [p for p in parameters if any(fnmatchcase(name, glob) for name in p.names)] or [
+        p for p in parameters if any(fnmatchcase(place.name, glob) for place in p.places)
+    ]
+    if not matched:
+        names = [name for p in parameters for name in p.names]
+        near = difflib.get_close_matches(glob, names, n=1, cutoff=0.0)
+        raise ValueError(
+            f"the override {glob!r} matches no parameter; it is a glob over the names of "
+            f"model.named_parameters(), such as {near[0] if near else 'head.weight'!r}"
+        )
+    return matched
 
 
 # ------------------------------------------------------------------------- for each parameter
