@@ -106,5 +106,5 @@ CLAIM = Claim(
         f"{SOLVED:g} where a solver is in between."
     ),
     measure=measure,
-    seconds=(60, 5),
+    seconds=(50, 3),
 )

@@ -217,5 +217,5 @@ CLAIM = Claim(
         f"grow with an exponent of at least {LINEAR:g}."
     ),
     measure=measure,
-    seconds=(20, 6),
+    seconds=(12, 4),
 )

@@ -181,5 +181,5 @@ CLAIM = Claim(
         f"on a few rounds, to {EXACT:g}, FTRL's to {SOLVED:g}."
     ),
     measure=measure,
-    seconds=(40, 7),
+    seconds=(10, 2),
 )

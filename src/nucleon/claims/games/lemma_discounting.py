@@ -86,5 +86,5 @@ CLAIM = Claim(
         f"arithmetic; without the second sum they differ by more than 0.1."
     ),
     measure=measure,
-    seconds=(4, 1),
+    seconds=(3, 1),
 )

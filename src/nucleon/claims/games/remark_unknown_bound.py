@@ -167,5 +167,5 @@ CLAIM = Claim(
         "passes its bound."
     ),
     measure=measure,
-    seconds=(20, 6),
+    seconds=(6, 3),
 )

@@ -213,5 +213,5 @@ CLAIM = Claim(
         f"to {beside.SOLVED:g}."
     ),
     measure=measure,
-    seconds=(40, 5),
+    seconds=(22, 3),
 )

@@ -217,5 +217,5 @@ CLAIM = Claim(
         f"reference's to {EXACT:g}, solved ones to {SOLVED:g}."
     ),
     measure=measure,
-    seconds=(70, 6),
+    seconds=(45, 4),
 )

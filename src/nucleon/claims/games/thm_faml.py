@@ -108,5 +108,5 @@ CLAIM = Claim(
         f"Actions, regrets and bounds of a few rounds are the reference's to {EXACT:g}."
     ),
     measure=measure,
-    seconds=(60, 4),
+    seconds=(32, 3),
 )

@@ -159,5 +159,5 @@ CLAIM = Claim(
         f"regrets and bounds of a few rounds are the reference's to {EXACT:g}."
     ),
     measure=measure,
-    seconds=(45, 6),
+    seconds=(30, 4),
 )

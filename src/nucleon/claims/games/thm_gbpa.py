@@ -122,5 +122,5 @@ CLAIM = Claim(
         f"{EXACT:g}, FTRL's to {SOLVED:g}."
     ),
     measure=measure,
-    seconds=(60, 9),
+    seconds=(35, 4),
 )
